@@ -417,6 +417,16 @@ def test_large_tensors_come_and_go_whole(loop_thread: LoopThread) -> None:
     loop_thread.call(rpc.close(0.5))
 
 
+@pytest.mark.parametrize("output", ["nope", "y"])
+def test_a_wrong_output_of_a_large_message_is_refused_before_its_tensors_are_stored(
+    stub: Stub, gateway: Gateway, output: str
+) -> None:
+    request = infer(id="i" * 20_000)
+    request.outputs.add(name=output).parameters["classification"].int64_param = -1
+    assert stub.refused("ModelInfer", request).code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not gateway.driver.stored
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -12,6 +12,7 @@ from sloop.serve.blocks import BlockReader, write_block
 from sloop.serve.dataflow import Assembly, Need, Source
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.sink import EdgeSink
+from sloop.serve.edge.steps import at_once
 from sloop.serve.messages import (
     Ask,
     AskReady,
@@ -114,6 +115,33 @@ def test_a_full_arena_refuses_and_freed_blocks_are_used_again(scene: Scene) -> N
     scene.sink.on_free(Free(submit.block))
     scene.submit(bytes(400_000))
     assert len(numbers) == 2
+
+
+def test_stored_tensors_that_are_not_submitted_are_freed(scene: Scene) -> None:
+    tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(bytes(400_000))}
+    for _ in range(5):
+        stored = at_once(scene.sink.store(tensors, "demo"))
+        assert scene.arena.held_bytes > 400_000
+        del stored
+        assert scene.arena.held_bytes == 0
+    stored = at_once(scene.sink.store(tensors, "demo"))
+    scene.sink.withdraw("demo")
+    with pytest.raises(KeyError):
+        scene.sink.submit(stored, application="demo", on_end=scene.ended.append)
+    del stored
+    gc.collect()
+    assert (scene.arena.held_bytes, scene.sent) == (0, [])
+
+
+def test_stored_tensors_that_are_submitted_stay_until_they_are_freed(scene: Scene) -> None:
+    tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(bytes(400_000))}
+    scene.sink.submit(at_once(scene.sink.store(tensors, "demo")), application="demo", on_end=scene.ended.append)
+    (submit,) = scene.sent
+    assert isinstance(submit, Submit)
+    assert isinstance(submit.block, Address)
+    assert scene.arena.held_bytes > 400_000
+    scene.sink.on_free(Free(submit.block))
+    assert scene.arena.held_bytes == 0
 
 
 def test_questions_are_answered_when_the_answer_comes(scene: Scene) -> None:

@@ -487,23 +487,22 @@ class Rpc:
 
     def _ModelInfer(self, request: Any, call: Call) -> None:  # noqa: ANN401
         model = self._model_for(request, call)
-        tensors = inputs_of(request, request.raw_input_contents, {}, model.validator)
-        self._submit(call, model, request, model.validator.complete(tensors))
+        tensors = model.validator.complete(inputs_of(request, request.raw_input_contents, {}, model.validator))
+        self._submit(call, model, asked_of(request, call, model), tensors)
 
     def _infer_in_steps(self, message: bytes | memoryview, call: Call) -> Steps[None]:
         """The same for a large message."""
         large = yield from inference(message)
         request = large.request
         model = self._model_for(request, call)
-        validator, version = model.validator, request.model_version
-        slo_ns, elapsed_ns = asked_budget_ns(request, call.metadata, call.remaining_ns(), model.slo_ns)
-        until_ns = call.began_ns + (model.slo_ns if slo_ns is None else slo_ns) - elapsed_ns
+        validator, asked = model.validator, asked_of(request, call, model)
+        until_ns = call.began_ns + (model.slo_ns if asked.slo_ns is None else asked.slo_ns) - asked.elapsed_ns
         typed = {} if large.raw else (yield from within(until_ns, typed_in_steps(large, validator)))
         tensors = validator.complete(inputs_of(request, large.raw, typed, validator))
         yield from within(until_ns, check_strings_in_steps(tensors))
         stored = yield from within(until_ns, self.service.sink.store(tensors, model.name))
-        self.service.model(model.name, version)  # it may have gone meanwhile
-        self._submit(call, model, request, stored)
+        self.service.model(model.name, asked.version)  # it may have gone meanwhile
+        self._submit(call, model, asked, stored)
 
     def _model_for(self, request: Any, call: Call) -> Model:  # noqa: ANN401
         """The model of an inference, whose message counts for its quota from now on."""
@@ -515,21 +514,19 @@ class Rpc:
             call.hold.take(size)
         return service.model(request.model_name, request.model_version)
 
-    def _submit(self, call: Call, model: Model, request: Any, tensors: Mapping[str, Tensor]) -> None:  # noqa: ANN401
-        names, classes = outputs_of(request, model.validator)
-        identity = identity_of(call.metadata.get(REQUEST_ID), call.metadata.get(TRACEPARENT), request.id)
-        slo_ns, elapsed_ns = asked_budget_ns(request, call.metadata, call.remaining_ns(), model.slo_ns)
+    def _submit(self, call: Call, model: Model, asked: "Asked", tensors: Mapping[str, Tensor]) -> None:
+        identity = identity_of(call.metadata.get(REQUEST_ID), call.metadata.get(TRACEPARENT), asked.id)
         sink = self.service.sink
         number = sink.submit(
             tensors,
             application=model.name,
-            version=request.model_version,
-            slo_ns=slo_ns,
-            elapsed_ns=elapsed_ns,
+            version=asked.version,
+            slo_ns=asked.slo_ns,
+            elapsed_ns=asked.elapsed_ns,
             began_ns=call.began_ns,
             request_id=identity.request_id,
             trace=identity.trace,
-            on_end=partial(self._end, call, model, request.id, names, classes),
+            on_end=partial(self._end, call, model, asked.id, asked.names, asked.classes),
         )
         if call.is_open:
             call.on_gone = partial(sink.cancel, number)
@@ -750,6 +747,27 @@ def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
             return value, at
         shift += 7
     raise bad("message", "it ends within a field", "send the whole message")
+
+
+class Asked(Struct):
+    """What a `ModelInferRequest` asks for, beside its tensors."""
+
+    id: str
+    version: str
+    slo_ns: int | None
+    """None if the model's own deadline holds."""
+    elapsed_ns: int
+    names: Sequence[str]
+    """Of the outputs to return."""
+    classes: Mapping[str, int]
+    """Of these, those to return as classes, with how many."""
+
+
+def asked_of(request: Any, call: Call, model: Model) -> Asked:  # noqa: ANN401
+    """What the message of a call asks for. Raises a 400 that names the field."""
+    slo_ns, elapsed_ns = asked_budget_ns(request, call.metadata, call.remaining_ns(), model.slo_ns)
+    names, classes = outputs_of(request, model.validator)
+    return Asked(request.id, request.model_version, slo_ns, elapsed_ns, names, classes)
 
 
 def asked_budget_ns(

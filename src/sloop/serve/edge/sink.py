@@ -34,10 +34,24 @@ class _Borrowed(weakref.ref["np.ndarray[Any, Any]"]):
 
 
 class _Stored(dict[str, Tensor]):
-    """The tensors of a request, which are in a block."""
+    """The tensors of a request, which are in a block. The block is freed with them unless `take` is called before."""
 
-    __slots__ = ("block",)
-    block: Block
+    __slots__ = ("_arena", "_block")
+
+    def __init__(self, tensors: Mapping[str, Tensor], block: Block, arena: Arena | None) -> None:
+        super().__init__(tensors)
+        self._block: Block | None = block
+        self._arena = arena
+
+    def take(self) -> Block:
+        """The block, which the caller then frees, or lets another process free."""
+        block, self._block = self._block, None
+        assert block is not None, "a request was submitted twice"
+        return block
+
+    def __del__(self) -> None:
+        if self._arena is not None and isinstance(self._block, Address):
+            self._arena.free(self._block)
 
 
 class _Offered:
@@ -100,7 +114,7 @@ class EdgeSink:
         """See `sloop.serve.protocols.RequestSink`. Raises a 503 if there is no room for the tensors."""
         offered = self._offered[application]
         if type(tensors) is _Stored:
-            block = tensors.block
+            block = tensors.take()
         else:
             try:
                 block = write_block([tensors[name] for name in offered.inputs], self._arena)
@@ -116,13 +130,12 @@ class EdgeSink:
 
     def store(self, tensors: Mapping[str, Tensor], application: str) -> Steps[Mapping[str, Tensor]]:
         """See `sloop.serve.protocols.RequestSink`. Raises a 503 if there is no room for the tensors."""
-        stored = _Stored(tensors)
+        inputs = [tensors[name] for name in self._offered[application].inputs]
         try:
-            inputs = [tensors[name] for name in self._offered[application].inputs]
-            stored.block = yield from write_block_in_steps(inputs, self._arena)
+            block = yield from write_block_in_steps(inputs, self._arena)
         except ArenaFull as error:
             raise _full(error) from None
-        return stored
+        return _Stored(tensors, block, self._arena)
 
     def cancel(self, request: RequestId) -> None:
         """See `sloop.serve.protocols.RequestSink`."""
