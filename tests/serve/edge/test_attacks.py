@@ -664,6 +664,24 @@ def test_a_request_that_has_waited_in_the_kernel_is_refused_without_a_connection
             assert edge.look(time.monotonic_ns) - begun_ns >= 40_000_000, "its wait there counts"
 
 
+@pytest.mark.parametrize("head", [HEAD + KEY + b"\r\ncontent-length: 10000000\r\n\r\n", LIVE.replace(b"GET", b"HEAD")])
+def test_what_is_refused_unread_gets_one_answer_and_what_follows_is_no_request(
+    edges: Callable[..., Edge], head: bytes
+) -> None:
+    """Neither a body that was announced, nor what a client sends after an answer to HEAD."""
+    edge = edges(requests_max=1)
+    edge.gateway.driver.respond = lambda _: None  # the first occupies the only place
+    with many(edge, 1, AUTHORISED), many(edge, 1, head) as (wire,):
+        edge.until(lambda: len(edge.server.deferred) == 1)
+        edge.look(lambda: next(iter(edge.server.deferred)).refuse_deferred())  # type: ignore[attr-defined]
+        wire.sendall(LIVE)
+        wire.shutdown(socket.SHUT_WR)
+        received = wire.makefile("rb")
+        answer = one_answer(received, has_body=not head.startswith(b"HEAD"))
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        assert received.read() == b""
+
+
 def test_requests_beyond_the_limit_wait_for_their_turn(edges: Callable[..., Edge]) -> None:
     edge = edges(requests_max=2)
     with many(edge, 30, post(BODY, KEY, b"x-slo-ms: 60000")) as wires:

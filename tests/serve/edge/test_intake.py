@@ -274,6 +274,42 @@ def test_only_a_whole_request_is_taken_for_one(body: bytes, extra: bytes, missin
 
 
 @pytest.mark.parametrize(
+    ("line", "fields", "body"),
+    [
+        (b"POST /a HTTP/1.1", b"content-length: 10000000", b""),
+        (b"POST /a HTTP/1.1", b"content-length: 00000020", b""),
+        (b"POST /a HTTP/1.1", b"content-length: 99999999999999999999", b""),
+        (b"POST /a HTTP/1.1", b"content-length:", b""),
+        (b"POST /a HTTP/1.1", b"content-length: 0x5", b""),
+        (b"POST /a HTTP/1.1", b"content-length : 5", b""),
+        (b"POST /a HTTP/1.1", b"content-length: 5, 5", b"12345"),
+        (b"POST /a HTTP/1.1", b"content-length: 5\r\nexpect: 100-continue", b"12345"),
+        (b"POST /a HTTP/1.1", b"content-length: 5\r\nupgrade: h2c\r\nconnection: upgrade", b"12345"),
+        (b"POST /a HTTP/1.1", b"content-length: 5\r\nConnection: close", b"12345"),
+        (b"POST /a HTTP/1.1", b"a: b\ncontent-length: 5", b""),
+        (b"POST /a HTTP/1.1", b"a: b\rcontent-length: 5", b""),
+        (b"POST /a HTTP/1.1", b"a: b\r\n content-length: 5", b""),
+        (b"POST /a HTTP/1.1", b"a: b\r\ncontent-length\0: 5", b""),
+        (b"POST /a HTTP/1.0", b"content-length: 5", b"12345"),
+        (b"HEAD /a HTTP/1.1", b"host: a", b""),
+        (b"GET /a HTTP/1.1", b"a:\r\n" * 3000 + b"host: a", b""),
+        (b"CONNECT a:80 HTTP/1.1", b"host: a", b""),
+        (b"\r\nPOST /a HTTP/1.1", b"content-length: 0", b""),
+    ],
+)
+def test_what_may_end_elsewhere_or_wants_another_answer_is_not_taken_for_whole(
+    line: bytes, fields: bytes, body: bytes
+) -> None:
+    assert not is_whole(line + b"\r\n" + fields + b"\r\n\r\n" + body)
+
+
+def test_a_whole_request_is_known_whatever_its_length_and_spelling() -> None:
+    assert is_whole(b"GET /v2/health/live?a=b HTTP/1.1\r\nHost: a:80\r\nAccept:\r\nConnection:keep-alive\r\n\r\n")
+    assert is_whole(b"POST / HTTP/1.1\r\nCONTENT-LENGTH:\t10000000 \r\n\r\n" + bytes(10**7))
+    assert is_whole(b"POST / HTTP/1.1\r\nx-name: \xe9\r\ncontent-length: 0000000000000000003\r\n\r\nabc")
+
+
+@pytest.mark.parametrize(
     ("data", "found"),
     [
         (b"POST /v2/models/a/infer?x=y HTTP/1.1\r\nX-SLO-ms:  70\r\n\r\n{}", ("/v2/models/a/infer", "70")),

@@ -364,7 +364,7 @@ class HttpConnection(ServerConnection):
                 self.abort()
         else:
             self._wait_for(None)
-            self._break(refusal)
+            self._break(refusal, "HEAD" if self._unread[:5] == b"HEAD " else "")
 
     def _defer(self) -> None:
         if self.transport is not None:
@@ -687,13 +687,14 @@ class HttpConnection(ServerConnection):
         self._is_advancing = False
         exchange.refuse(refusal)
 
-    def _break(self, refusal: Refusal) -> None:
+    def _break(self, refusal: Refusal, method: str = "") -> None:
         """Answer what cannot be parsed, or has not come, and end the connection."""
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
+            method = incoming.method
             incoming.drop()
         self._fields, self._broken = None, None
-        self._refuse_early(Exchange(self, "", {}, time.monotonic_ns()), refusal)
+        self._refuse_early(Exchange(self, method, {}, time.monotonic_ns()), refusal)
 
     def _end(self) -> None:
         """Close after the last answer has left; first read, for a while, what the client still sends, if it does."""
@@ -898,7 +899,7 @@ class HttpServer:
         connection or parsing."""
         try:
             data = sock.recv(GLANCE_BYTES, socket.MSG_PEEK)
-            if not data or waited_ns <= self.patience_ns(*target_of(data)):
+            if not data or data[:5] == b"HEAD " or waited_ns <= self.patience_ns(*target_of(data)):
                 return False
             sock.recv(ALL_GLANCE_BYTES)  # unread bytes would make closing a reset, which discards the answer
             sock.send(self.too_old_and_last)

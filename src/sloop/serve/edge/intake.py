@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from sloop.serve.edge.exchange import Buffer
+from sloop.serve.edge.exchange import LINE_BYTES_MAX, Buffer
 from sloop.units import NS_PER_MS, NS_PER_S
 
 TURN_NS: Final = 4 * NS_PER_MS
@@ -56,7 +56,15 @@ TOO_OLD: Final = "rejected: the server is overloaded; this request has waited to
 BLOCKED_S: Final = 0.002
 """How long to wait if as many requests are open as may be."""
 SLO_FIELD: Final = re.compile(rb"\r\nx-slo-ms:[ \t]*([0-9]{1,7})", re.IGNORECASE)
-LENGTH_FIELD: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,7})[ \t]*(?=\r\n)", re.IGNORECASE)
+LENGTH_FIELD: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,19})[ \t]*(?=\r\n)", re.IGNORECASE)
+LENGTH_NAME: Final = re.compile(rb"\r\ncontent-length", re.IGNORECASE)
+PLAIN_HEAD: Final = re.compile(rb"(?:GET|POST) [!-~]+ HTTP/1\.1(?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*)*")
+"""The head of a request as nearly all clients send it: with a method whose answer has a body, and nothing that parsers
+read differently."""
+DECIDES_MORE: Final = re.compile(
+    rb"\r\n(?:transfer-encoding|upgrade|expect|connection:(?![ \t]*keep-alive[ \t]*\r\n))", re.IGNORECASE
+)
+"""A header that decides, beside the length, where a request ends or whether the connection stays."""
 
 
 class Waiting(Protocol):
@@ -260,12 +268,18 @@ class Intake:
 
 
 def is_whole(data: Buffer) -> bool:
-    """Whether unparsed bytes are exactly one request, as far as can be told without a parser."""
+    """Whether unparsed bytes are exactly one request after whose refusal, with a body, the connection may stay. Without
+    a parser, this is said only of plain ones."""
     head, end, body = bytes(data).partition(b"\r\n\r\n")
-    if not end or b"\r\ntransfer-encoding" in head.lower():
+    if not end or len(head) > LINE_BYTES_MAX or PLAIN_HEAD.fullmatch(head) is None:
         return False
-    lengths = LENGTH_FIELD.findall(head + b"\r\n")
-    return len(lengths) <= 1 and len(body) == (int(lengths[0]) if lengths else 0)
+    head += b"\r\n"
+    if DECIDES_MORE.search(head):
+        return False
+    lengths = LENGTH_FIELD.findall(head)
+    if len(lengths) != len(LENGTH_NAME.findall(head)) or len(lengths) > 1:
+        return False
+    return len(body) == (int(lengths[0]) if lengths else 0)
 
 
 def target_of(data: Buffer) -> tuple[str, str]:
