@@ -631,6 +631,41 @@ async def test_at_the_end_calls_that_are_here_are_finished_and_the_others_refuse
     assert peer.wire.is_closed
 
 
+LATE_FRAMES = {
+    "its message": data(5, prefixed(b"m")),
+    "its reset": frame(RST_STREAM, 0, 5, bytes(4)),
+    "its window": frame(WINDOW_UPDATE, 0, 5, b"\0\0\0\1"),
+    "its trailers": frame(HEADERS, END_HEADERS | END_STREAM, 5, encode(("x-end", "1"))),
+    "much of its message": data(5, b"m", ends=False) * 1500,
+    "further calls and their messages": b"".join(head(number) + data(number, b"m") for number in range(7, 2000, 2)),
+}
+
+
+@pytest.mark.parametrize("what", LATE_FRAMES)
+@in_loop
+async def test_at_the_end_a_client_may_not_know_yet_that_further_calls_are_refused(what: str) -> None:
+    peer = Peer(Echo(is_slow=True))
+    peer.send(head(1) + data(1, prefixed(b"m")))
+    peer.send(head(3) + data(3, prefixed(bytes(9))[:7], ends=False))
+    peer.connection.leave()
+    peer.send(data(3, bytes(7)) + head(5) + LATE_FRAMES[what])
+    await peer.settle()
+    assert not peer.wire.is_closed
+    peer.handler.calls[0].reply([b"m"], OK)
+    assert peer.answers()[1][0] == prefixed(b"m")
+    assert (peer.handler.gone, peer.server.closed) == ([], {})
+
+
+@in_loop
+async def test_a_second_farewell_names_no_later_call() -> None:
+    peer = Peer(Echo(is_slow=True))
+    peer.send(head(1) + data(1, prefixed(b"m")))
+    peer.connection.leave()
+    peer.send(head(3) + frame(PING, 0, 0, b"x"))
+    last = [payload[:4] for kind, _, _, payload in peer.frames() if kind == GOAWAY]
+    assert last == [b"\0\0\0\1", b"\0\0\0\1"]
+
+
 @in_loop
 async def test_no_more_calls_are_open_than_agreed() -> None:
     peer = Peer(Echo(is_slow=True))

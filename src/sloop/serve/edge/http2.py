@@ -317,8 +317,8 @@ class Http2Connection(ServerConnection):
         """Whether a call has been answered."""
         self._is_greeted = self._is_leaving = self._is_over = self._is_lost = False
         self._is_paused = self._waits_for_turn = False
-        self._last = 0
-        """The number of the latest call."""
+        self._last = self._begun = 0
+        """The numbers of the latest call, and of the latest that was not turned away because the server shuts down."""
         self._block: tuple[int, int, bytearray] | None = None
         """The number, flags and beginning of a head that comes in several frames."""
         self._received = 0
@@ -444,6 +444,12 @@ class Http2Connection(ServerConnection):
                 f"this connection has used up its credit, last by: {what}; answered calls and time refill it",
             )
 
+    def _charge_refused(self) -> None:
+        """Pay for a frame of a call that has been refused, unless the client cannot know that yet: it may have sent
+        many such frames when the server shuts down, and the calls that are here are finished."""
+        if not self._is_leaving:
+            self._charge("frame")
+
     def charge_ns(self, spent_ns: int) -> None:
         """Pay for the time that a call has cost which was then refused."""
         self._credit -= min(spent_ns // NS_PER_CREDIT, TIME_COST_MAX)
@@ -485,11 +491,12 @@ class Http2Connection(ServerConnection):
                 raise Fault(PROTOCOL_ERROR, "a second HEADERS without END_STREAM")
             self._complete(call)
         elif number <= self._last:  # trailers of a call that has been refused
-            self._charge("frame")
+            self._charge_refused()
         elif self._is_leaving:
+            self._last = number
             self._write(frame(RST_STREAM, 0, number, struct.pack(">L", REFUSED_STREAM)))
         else:
-            self._last = number
+            self._last = self._begun = number
             self._begin(number, dict(fields), is_whole=bool(flags & END_STREAM))
 
     def _begin(self, number: int, head: dict[str, str], *, is_whole: bool) -> None:
@@ -531,7 +538,7 @@ class Http2Connection(ServerConnection):
         if call is None or call.has_ended:
             if number > self._last or not number:
                 raise Fault(PROTOCOL_ERROR, "DATA on an idle stream")
-            self._charge("frame")  # of a call that has been refused
+            self._charge_refused()
             return
         call.allowed -= size
         if call.allowed < 0:
@@ -599,7 +606,7 @@ class Http2Connection(ServerConnection):
             raise Fault(PROTOCOL_ERROR, "RST_STREAM on an idle stream")
         call = self.calls.get(number)
         if call is None:
-            self._charge("frame")
+            self._charge_refused()
             return
         is_young, has_ended = time.monotonic_ns() - call.began_ns < YOUNG_NS, call.has_ended
         self._give_up(call)
@@ -808,7 +815,7 @@ class Http2Connection(ServerConnection):
         if self._is_leaving or self._is_lost:
             return
         self._is_leaving = True
-        self._write(frame(GOAWAY, 0, 0, struct.pack(">LL", self._last, NO_ERROR)))
+        self._write(frame(GOAWAY, 0, 0, struct.pack(">LL", self._begun, NO_ERROR)))
         for call in [each for each in self.calls.values() if each.is_open and not each.has_ended]:
             what = "rejected: the server is shutting down"
             self.server.refuse(call, Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again in 1 s", retry_after_s=1))
@@ -825,7 +832,7 @@ class Http2Connection(ServerConnection):
         self._is_over = True
         self.server.closed[why] += 1
         _log.debug("connection closed: %s", why)
-        self._write(frame(GOAWAY, 0, 0, struct.pack(">LL", self._last, code) + why.encode()))
+        self._write(frame(GOAWAY, 0, 0, struct.pack(">LL", self._begun, code) + why.encode()))
         for call in list(self.calls.values()):
             self._give_up(call)
         self._rest = b""
