@@ -126,13 +126,22 @@ class Wire:
 class Peer:
     """A client of a connection without sockets."""
 
-    def __init__(self, handler: Any = None, *, room: int = 10 * LIMIT, greets: bool = True) -> None:
-        self.handler = handler or Echo()
-        self.bodies = BodyMemory(LIMIT, room)
-        self.server = Http2Server(self.handler, self.bodies, calls_max=2000)
+    def __init__(
+        self,
+        handler: Any = None,
+        *,
+        room: int = 10 * LIMIT,
+        greets: bool = True,
+        server: Http2Server | None = None,
+    ) -> None:
+        if server is None:
+            server = Http2Server(handler or Echo(), BodyMemory(LIMIT, room), calls_max=2000)
+            server.intake.start(asyncio.get_running_loop())
+            server.intake.turn_ns = 10**12  # calls are looked at at once, however busy the machine is
+        self.server: Http2Server = server
+        self.handler: Any = server.methods
+        self.bodies = server.bodies
         self.wire = Wire()
-        self.server.intake.start(asyncio.get_running_loop())
-        self.server.intake.turn_ns = 10**12  # calls are looked at at once, however busy the machine is
         self.connection = Http2Connection(self.server)
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]  # all of a transport that is used
         self.decoder = Decoder()
@@ -688,6 +697,40 @@ async def test_calls_without_a_message_make_room_for_others() -> None:
     peer.send(frame(RST_STREAM, 0, 3, bytes(4)) + frame(RST_STREAM, 0, 7, bytes(4)))
     assert not peer.server.arriving
     assert peer.server.open_calls == 1
+
+
+@in_loop
+async def test_calls_without_a_message_make_room_by_the_connection_that_has_most() -> None:
+    peer = Peer(Echo(is_slow=True))
+    peer.server.calls_max = 8
+    other = Peer(server=peer.server)
+    whole = prefixed(bytes(100_000))
+    peer.send(head(1) + data(1, whole[:1000], ends=False))
+    before = other.connection._credit
+    for number in range(1, 81, 2):
+        other.send(head(number))
+    assert other.connection._credit == before - 33 * http2.COSTS["reset"]
+    assert list(other.connection.calls) == list(range(67, 81, 2))
+    assert list(peer.connection.calls) == [1]
+    for number in range(81, 1000, 2):
+        if not other.wire.is_closed:
+            other.send(head(number))
+    assert other.ended_with() == ENHANCE_YOUR_CALM
+    assert (list(peer.server.arriving), peer.connection.arriving) == ([peer.connection.calls[1]], 1)
+    peer.connection.calls[1].allowed = 2**20
+    peer.send(data(1, whole[1000:]))
+    assert (peer.handler.messages, peer.connection.arriving) == ([whole[5:]], 0)
+
+
+@in_loop
+async def test_an_upload_that_makes_room_is_not_paid_for() -> None:
+    peer = Peer(Echo(is_slow=True))
+    peer.server.calls_max = 2
+    before = peer.connection._credit
+    for number in (1, 3, 5):
+        peer.send(head(number) + data(number, prefixed(bytes(100_000))[:10_000], ends=False))
+    assert list(peer.connection.calls) == [3, 5]
+    assert peer.connection._credit == before + http2.CREDIT_PER_ANSWER
 
 
 @in_loop

@@ -137,11 +137,11 @@ class Call:
     """One call, which must be answered once with `reply` or `refuse`."""
 
     __slots__ = (
-        "_connection",
         "_steps",
         "allowed",
         "began_ns",
         "bytes_max",
+        "connection",
         "has_ended",
         "hold",
         "is_open",
@@ -158,7 +158,7 @@ class Call:
     def __init__(self, connection: "Http2Connection", number: int, metadata: dict[str, str], window: int) -> None:
         self.began_ns = time.monotonic_ns()
         """When the head had arrived, in `time.monotonic_ns`."""
-        self._connection, self.number = connection, number
+        self.connection, self.number = connection, number
         self.metadata = metadata
         """Names are in lower case; of a repeated one, the last value. Bytes are shown as Latin-1."""
         self.hold = BodyReservation(connection.server.bodies)
@@ -188,6 +188,11 @@ class Call:
         """When the call came; 0 if nobody waits for its answer any more."""
         return self.began_ns if self.is_open else 0
 
+    @property
+    def lacks_message(self) -> bool:
+        """Whether the client was to send the message and has hardly begun."""
+        return self in self.connection.server.arriving and len(self.received) < SMALL_PART_BYTES
+
     def age_ns(self) -> int:
         """How long it has waited."""
         return time.monotonic_ns() - self.began_ns
@@ -195,7 +200,7 @@ class Call:
     @property
     def patience_ns(self) -> int:
         """How long it may wait until it is looked at."""
-        return self._connection.server.methods.patience_ns(self)
+        return self.connection.server.methods.patience_ns(self)
 
     def start(self) -> None:
         """Look at the message, which has come."""
@@ -216,20 +221,20 @@ class Call:
         received, self.received = self.received, b""
         message = memoryview(received)[PREFIX_BYTES:]
         is_large = len(message) > WINDOW
-        self._connection.server.methods.answer(self, message if is_large else bytes(message))
+        self.connection.server.methods.answer(self, message if is_large else bytes(message))
 
     def do(self, steps: Steps[None]) -> None:
         """Do work about the message as long as the client waits, and instead of what was being done about it."""
         self._steps = steps
-        later = self._connection.server.intake.go_on_later
+        later = self.connection.server.intake.go_on_later
         do_in_steps(steps, later, lambda: self.is_open and self._steps is steps, self._fail)
 
     def _fail(self, error: Exception, spent_ns: int) -> None:
         """Refuse the call for an exception; one that is no `Refusal` is a bug."""
-        server = self._connection.server
+        server = self.connection.server
         if isinstance(error, Refusal):
             server.refuse(self, error)
-            self._connection.charge_ns(spent_ns)
+            self.connection.charge_ns(spent_ns)
         else:
             _log.error("internal error while answering %s", quoted(self.path), exc_info=error)
             what = "failed: internal error of the server"
@@ -239,8 +244,8 @@ class Call:
         """Refuse the call, which has waited too long to be answered in time."""
         fix = "try again in 1 s, or send fewer requests"
         refusal = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, TOO_OLD, fix, retry_after_s=1)
-        self._connection.server.bodies.refused["age"] += 1
-        self._connection.server.refuse(self, refusal)
+        self.connection.server.bodies.refused["age"] += 1
+        self.connection.server.refuse(self, refusal)
 
     @property
     def path(self) -> str:
@@ -251,13 +256,13 @@ class Call:
         """Answer with a message, in parts that are sent without copying large ones, and the block of its trailers."""
         if self.is_open:
             self.is_open, self.on_gone = False, None
-            self._connection.send(self, message, trailers)
+            self.connection.send(self, message, trailers)
 
     def refuse(self, code: int, text: str, *trailers: Field) -> None:
         """Answer with an error, a code of gRPC."""
         if self.is_open:
             self.is_open, self.on_gone = False, None
-            self._connection.refuse(self, code, text, trailers)
+            self.connection.refuse(self, code, text, trailers)
 
     def remaining_ns(self) -> int | None:
         """What was left of the client's deadline when the call came; None if it has none. Raises a 400."""
@@ -307,6 +312,8 @@ class Http2Connection(ServerConnection):
         self.server = server
         self.calls: dict[int, Call] = {}
         """Those whose answer is not sent yet, by number, in order of arrival."""
+        self.arriving = 0
+        """How many of them have not sent their message."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         """The base class's, which is None as soon as the connection is lost."""
@@ -452,12 +459,21 @@ class Http2Connection(ServerConnection):
 
     def charge_ns(self, spent_ns: int) -> None:
         """Pay for the time that a call has cost which was then refused."""
-        self._credit -= min(spent_ns // NS_PER_CREDIT, TIME_COST_MAX)
-        if self._credit < 0:
-            self._fail(
-                ENHANCE_YOUR_CALM,
-                "this connection has used up its credit, last by: refused messages; answered calls and time refill it",
-            )
+        self._charge_later(min(spent_ns // NS_PER_CREDIT, TIME_COST_MAX), "refused messages")
+
+    def evict(self, call: Call, refusal: Refusal) -> None:
+        """Refuse a call whose message has not come, to make room for another one."""
+        lacked_message = call.lacks_message
+        self.server.refuse(call, refusal)
+        if lacked_message:
+            self._charge_later(COSTS["reset"], "calls without a message")
+
+    def _charge_later(self, cost: int, what: str) -> None:
+        """Pay for something outside the turn in which the connection's frames are handled."""
+        try:
+            self._pay(cost, what)
+        except Fault as fault:
+            self._fail(fault.code, str(fault))
 
     def _take_headers(self, flags: int, number: int, payload: bytes) -> None:
         if number % 2 == 0:
@@ -585,7 +601,7 @@ class Http2Connection(ServerConnection):
     def _complete(self, call: Call) -> None:
         """The client has sent all of a call."""
         call.has_ended = True
-        self.server.arriving.pop(call, None)
+        self.server.arrived(call)
         if not call.is_open:
             return
         try:
@@ -708,7 +724,7 @@ class Http2Connection(ServerConnection):
         """Send an error instead of an answer."""
         self._note(call, code, 0)
         said = quote(shortened(text, 2000), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
-        if code in LATE_OR_BUSY:  # which is not the client's fault
+        if code in LATE_OR_BUSY and not call.lacks_message:  # which is not the client's fault
             self._credit = min(CREDIT_MAX, self._credit + CREDIT_PER_ANSWER)
         if name := named(call.metadata.get(REQUEST_ID)):
             trailers = *trailers, (REQUEST_ID, name)
@@ -771,7 +787,7 @@ class Http2Connection(ServerConnection):
     def _forget(self, call: Call) -> None:
         del self.calls[call.number]
         self.server.open_calls -= 1
-        self.server.arriving.pop(call, None)
+        self.server.arrived(call)
         call.hold.drop()
         if not self.calls:
             self._quiet_since_s = self.server.idle[self] = time.monotonic()
@@ -908,7 +924,8 @@ class Http2Server:
 
     def admit(self, call: Call) -> None:
         """Let a call send its message. Raises a 503 if as many as may be are answered now; if as many are waited for,
-        the oldest of them is refused, because whoever wants an answer has sent the message by then."""
+        the oldest of the connection that has most of them is refused: whoever wants an answer has sent the message by
+        then, and calls that nobody means to send must not take the place of others' uploads."""
         being_answered = self.open_calls - len(self.arriving) - 1
         if being_answered >= self.calls_max:
             self.refused["calls"] += 1
@@ -923,8 +940,17 @@ class Http2Server:
             self.refused["arriving"] += 1
             what = f"rejected: the server waits for the messages of {len(self.arriving)} calls"
             slow = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "send the message with the call", retry_after_s=1)
-            self.refuse(next(iter(self.arriving)), slow)
-        self.arriving[call] = None
+            crowd = max(self.arriving, key=lambda each: each.connection.arriving)  # of equal ones, the oldest
+            crowd.connection.evict(crowd, slow)
+        if call.is_open:  # its connection may have paid its last credit
+            self.arriving[call] = None
+            call.connection.arriving += 1
+
+    def arrived(self, call: Call) -> None:
+        """Wait no longer for the message of a call."""
+        if call in self.arriving:
+            del self.arriving[call]
+            call.connection.arriving -= 1
 
     def too_large(self, call: Call, bytes_max: int) -> Refusal:
         """Count and return the refusal of a message that is longer than `bytes_max`."""
