@@ -28,6 +28,7 @@ BODY = json.dumps(
 ).encode()
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
 SMUGGLED = b"GET /v2/models/smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 
 
@@ -184,6 +185,12 @@ GOOD_HEADS = {
     "empty lines before": b"\r\n\r\n" + LIVE,
     "no host in HTTP/1.0": b"GET /v2/health/live HTTP/1.0\r\nconnection: keep-alive\r\n\r\n",
     "a wish for HTTP/2": b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+    "a wish and a length": b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"content-length: 2\r\n\r\n{}",
+    "a wish and chunks": b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n"
+    + UPGRADE
+    + CHUNKED
+    + b"2\r\n{}\r\n0\r\na: b\r\n\r\n",
+    "a wish and no body": b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"content-length: 0\r\n\r\n",
     "an empty value": b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\naccept:\r\n\r\n",
     "UTF-8 in a value": "GET /v2/health/live HTTP/1.1\r\nhost: x\r\nx: é\r\n\r\n".encode(),
     "a body with GET": b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
@@ -198,6 +205,48 @@ GOOD_HEADS = {
 def test_whatever_http_allows_is_read(gateway: Gateway, name: str, cut: int) -> None:
     found = converse(gateway, GOOD_HEADS[name] + LIVE, cut=cut)
     assert [(answer.status, answer.body) for answer in found] == [(200, b'{"live":true}')] * 2
+
+
+@pytest.mark.parametrize("cut", [0, 1, 1000])
+@pytest.mark.parametrize("form", ["length", "chunks", "gzip", "gzipped chunks"])
+def test_a_body_after_a_wish_for_another_protocol_is_a_body(gateway: Gateway, form: str, cut: int) -> None:
+    """As Java's client sends it; what stands in the body is no request."""
+    body = BODY[:-1] + b', "parameters": {"a": "' + b"\\r\\n".join([b"GET /v2/models/smuggled HTTP/1.1"] * 200) + b'"}}'
+    sent, fields = body, UPGRADE
+    if "gzip" in form:
+        sent, fields = gzip.compress(body, mtime=0), UPGRADE + b"content-encoding: gzip\r\n"
+    if "chunks" in form:
+        pieces = [sent[at : at + 100] for at in range(0, len(sent), 100)]
+        whole = (
+            HEAD + fields + CHUNKED + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in pieces) + b"0\r\n\r\n"
+        )
+    else:
+        whole = HEAD + fields + b"content-length: %d\r\n\r\n%b" % (len(sent), sent)
+    found = converse(gateway, (whole + LIVE) * 2, cut=cut)
+    assert [answer.status for answer in found] == [200] * 4
+    assert len(gateway.driver.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("framing", "statuses"),
+    [
+        (b"content-length: %d\r\n\r\n" % len(SMUGGLED) + SMUGGLED, [200]),
+        (CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED), [200]),
+        (b"content-length: 1000\r\n\r\n" + SMUGGLED, [400]),
+        (CHUNKED + b"ZZ\r\n" + SMUGGLED, [400]),
+        (b"content-length: 99999999\r\n\r\n" + SMUGGLED, [413]),
+        (b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + SMUGGLED, [501]),
+        (b"content-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}", [400]),
+        (b"expect: wonders\r\ncontent-length: 2\r\n\r\n{}" + SMUGGLED, [417]),
+    ],
+)
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_wish_for_another_protocol_smuggles_nothing(
+    gateway: Gateway, framing: bytes, statuses: list[int], cut: int
+) -> None:
+    head = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n" + UPGRADE
+    found = converse(gateway, head + framing, cut=cut, ends=True)
+    assert [answer.status for answer in found] == statuses
 
 
 def test_head_is_answered_like_get_without_a_body(gateway: Gateway) -> None:
@@ -323,6 +372,8 @@ def test_a_browser_may_use_it_if_told_so(for_browsers: Gateway, gateway: Gateway
         assert each.headers["access-control-allow-origin"] == "https://app.example"
         assert each.headers["vary"] == "origin"
     assert "x-slo-met" in served.headers["access-control-expose-headers"]
+    long = preflight[:-2] + UPGRADE + b"content-length: %d\r\n\r\n" % len(SMUGGLED) + SMUGGLED
+    assert [each.status for each in converse(for_browsers, long, ends=True)] == [413], "its body is no request"
     (without,) = converse(gateway, preflight, ends=True)
     assert without.status == 204
     assert "access-control-allow-origin" not in without.headers

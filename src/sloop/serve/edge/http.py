@@ -299,13 +299,21 @@ class HttpConnection(ServerConnection):
     def on_message_complete(self) -> None:
         exchange, self._incoming = self._incoming, None
         assert exchange is not None
-        if exchange.inflater is not None and exchange.refusal is None:
+        if exchange.inflater is not None and exchange.refusal is None and not self._has_stopped_early(exchange):
             try:
                 exchange.complete()
             except Refusal as refusal:
                 exchange.drop()
                 exchange.refusal = refusal.with_traceback(None)
         self._ready.append(exchange)
+
+    def _has_stopped_early(self, exchange: Exchange) -> bool:
+        """Whether the parser has stopped at the end of a head that asks for another protocol, with a body to come."""
+        assert self._parser is not None
+        headers = exchange.headers
+        return self._parser.should_upgrade() and (
+            "transfer-encoding" in headers or headers.get("content-length", "").strip("0") != ""
+        )
 
     # One request after another
 
@@ -491,7 +499,10 @@ class HttpConnection(ServerConnection):
             parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
             # The client would speak another protocol as well; it gets HTTP/1.1, as RFC 9110 7.8 allows.
+            has_body = self._has_stopped_early(self._ready[-1])
             self._parser = HttpRequestParser(self)
+            if has_body:
+                self._parse_body_of(self._ready.pop())
             rest = data[upgrade.args[0] :]
             self._server.unread_bytes += len(rest)
             self._unread = bytes(rest) + bytes(self._unread)
@@ -508,6 +519,15 @@ class HttpConnection(ServerConnection):
             self._head_bytes += len(data)
             if self._head_bytes + incoming.left_bytes > HEAD_BYTES_MAX - incoming.left_bytes * CHUNK_OVERHEAD:
                 self._broken = head_too_large()
+
+    def _parse_body_of(self, exchange: Exchange) -> None:
+        """Let a new parser go on with the body of a request: give it a head that announces the same body."""
+        parser = self._parser
+        assert parser is not None
+        length = exchange.headers.get("content-length")
+        framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+        parser.feed_data(f"POST / HTTP/1.1\r\n{framing}\r\n\r\n".encode())
+        self._incoming = exchange  # in place of the request with that head, which was refused, because it has no host
 
     def _advance(self) -> None:
         """Answer what is complete, then parse what waits."""
