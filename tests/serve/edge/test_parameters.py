@@ -2,8 +2,18 @@
 
 import pytest
 
+from sloop.serve.edge import parameters
 from sloop.serve.edge.inputs import InputValidator, read
-from sloop.serve.edge.parameters import MS_MAX, OF_OUTPUT, OF_REQUEST, PARAMETERS_MAX, budget_ns, check
+from sloop.serve.edge.parameters import (
+    COMPARED_MAX,
+    MS_MAX,
+    NAME_CHARS_MAX,
+    OF_OUTPUT,
+    OF_REQUEST,
+    PARAMETERS_MAX,
+    budget_ns,
+    check,
+)
 from sloop.serve.edge.refusal import Refusal
 from sloop.tensor import Port, Signature
 from sloop.units import ms
@@ -118,6 +128,17 @@ def test_parameters_of_ones_own_have_no_effect() -> None:
     check(own, OF_REQUEST, "parameters")
     with pytest.raises(Refusal, match=f"^parameters: {PARAMETERS_MAX + 1} parameters"):
         check({str(number): 1 for number in range(PARAMETERS_MAX + 1)}, OF_REQUEST, "parameters")
+
+
+def test_few_names_are_compared_and_all_that_cannot_be_honoured_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(parameters, "_near", lambda name, known: compared.append(name))
+    own: dict[str, object] = {"timeout": 1, "y" * (NAME_CHARS_MAX + 1): 1}
+    own |= {f"own_{number}": 1 for number in range(PARAMETERS_MAX - 3)}
+    check(own, OF_REQUEST, "parameters")
+    assert compared == [f"own_{number}" for number in range(COMPARED_MAX)]
+    with pytest.raises(Refusal, match=r"^parameters\.priority: 1 cannot be honoured"):
+        check(own | {"priority": 1}, OF_REQUEST, "parameters")
 
 
 def body(request: str = "", given: str = "", wanted: str = "") -> bytes:

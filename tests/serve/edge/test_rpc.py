@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -16,14 +18,26 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.app.application import Limits
+from sloop.serve.edge import parameters as parameters_module
 from sloop.serve.edge import rpc as rpc_module
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.hpack import encode
 from sloop.serve.edge.http2 import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.listener import Tls
+from sloop.serve.edge.parameters import COMPARED_MAX, PARAMETERS_MAX
 from sloop.serve.edge.refusal import Refusal
-from sloop.serve.edge.rpc import SERVICE, Rpc, check_fields, message_class
+from sloop.serve.edge.rpc import (
+    FIELDS_AT_ONCE,
+    SERVICE,
+    Rpc,
+    check_fields,
+    inference,
+    inputs_of,
+    message_class,
+    parameters_of,
+    varint_of,
+)
 from sloop.serve.edge.service import EXTENSIONS
 from sloop.serve.edge.steps import at_once
 from sloop.serve.protocols import ModelState, Readiness, RequestResult
@@ -381,6 +395,66 @@ def count_of(message: Any) -> int:
         else:
             total += 1
     return total
+
+
+@pytest.mark.parametrize(
+    ("part", "parts"),
+    [(b"\x78\x00" * 8000, 1), (b"", 8000)],
+    ids=["an input of many fields", "many inputs"],
+)
+def test_every_part_of_a_large_message_is_read_in_steps(part: bytes, parts: int) -> None:
+    message = (b"\x2a" + varint_of(len(part)) + part) * parts
+    counting = sum(1 for _ in check_fields(message, "ModelInferRequest"))
+    assert counting >= 8000 // FIELDS_AT_ONCE
+    assert sum(1 for _ in inference(message)) >= counting + parts // FIELDS_AT_ONCE + 8000 // FIELDS_AT_ONCE
+
+
+def test_what_is_too_long_beside_the_tensors_is_refused_before_it_is_copied() -> None:
+    name = b"\x0a" + varint_of(2**23) + bytes(2**23)
+    message = b"\x2a" + varint_of(len(name)) + name
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refusal, match="bytes beside the tensors") as caught:
+            at_once(inference(message))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert caught.value.status == 413
+
+
+def test_parameters_are_looked_at_only_of_inputs_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(parameters_module, "_near", lambda name, known: compared.append(name))
+    unknown, repeated = Infer(), Infer()
+    for request, name in ((unknown, "nope"), (repeated, "x")):
+        for _ in range(20):
+            given = request.inputs.add(name=name, datatype="FP32", shape=[1, 4])
+            given.contents.fp32_contents.extend([1, 2, 3, 4])
+            for number in range(20):
+                given.parameters[f"own_{number}"].int64_param = 1
+    with pytest.raises(Refusal, match=r"inputs\[0\].name: unknown input 'nope'"):
+        inputs_of(unknown, [], {}, InputValidator(SIGNATURE))
+    assert not compared
+    with pytest.raises(Refusal, match=r"inputs\[1\].name: input 'x' occurs twice"):
+        inputs_of(repeated, [], {}, InputValidator(SIGNATURE))
+    assert len(compared) == COMPARED_MAX
+    given = repeated.inputs[0]
+    monkeypatch.undo()
+    for number in range(20):
+        del given.parameters[f"own_{number}"]
+    given.parameters["binary_data_sise"].int64_param = 1
+    with pytest.raises(Refusal, match=r"inputs\[0\]\.parameters\.binary_data_sise: unknown"):
+        inputs_of(repeated, [], {}, InputValidator(SIGNATURE))
+
+
+def test_too_many_parameters_are_refused_before_they_are_read() -> None:
+    class Many(dict[str, object]):
+        def items(self) -> NoReturn:
+            pytest.fail("they are read")
+
+    message = SimpleNamespace(parameters=Many((str(number), None) for number in range(PARAMETERS_MAX + 1)))
+    with pytest.raises(Refusal, match=f"parameters: {PARAMETERS_MAX + 1} parameters"):
+        parameters_of(message, (), "parameters")
 
 
 def test_typed_contents_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from sloop.serve.edge.parameters import (
     Parameters,
     budget_ns,
     check,
+    check_count,
 )
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model
@@ -616,13 +617,14 @@ def inference(message: bytes | memoryview) -> Steps[Large]:
     """Parse a large `ModelInferRequest`, which contains no more than it may. Raises a `Refusal`."""
     yield from check_fields(message, f"{INFER}Request")
     view = memoryview(message)
-    found, rest, inputs = Large(None, [], {}), [], 0
+    found, inputs = Large(None, [], {}), 0
+    rest: list[bytes | memoryview] = []
     for place, (tag, begin, start, end) in enumerate(_fields(message, 0, len(message))):
         if tag == RAW_INPUT:
             found.raw.append(view[start:end])
         elif tag == INPUT:
-            tensor, contents = _without_contents(message, start, end)
-            rest.append(tensor)
+            parts, contents = yield from _without_contents(message, start, end)
+            rest += parts
             if contents:
                 found.contents[inputs] = contents
             inputs += 1
@@ -639,26 +641,31 @@ def inference(message: bytes | memoryview) -> Steps[Large]:
         if len(given.shape) > DIMENSIONS_MAX:
             fix = "the shape of an input is in the model's metadata"
             raise bad(f"inputs[{index}].shape", f"{len(given.shape)} dimensions", fix)
+        if not index % FIELDS_AT_ONCE:
+            yield
     return found
 
 
-def _without_contents(message: bytes | memoryview, start: int, end: int) -> tuple[bytes | memoryview, list[memoryview]]:
-    """An input as a field of its request, without its contents if it has many; and these."""
+def _without_contents(
+    message: bytes | memoryview, start: int, end: int
+) -> Steps[tuple[list[bytes | memoryview], list[memoryview]]]:
+    """The parts of an input as a field of its request, without its contents if it has many; and these."""
     view = memoryview(message)
     contents: list[memoryview] = []
-    rest = []
+    rest: list[bytes | memoryview] = []
+    at = start
     if end - start > CONTENTS_BYTES_MIN:
-        for tag, begin, inner, after in _fields(message, start, end):
+        for place, (tag, begin, inner, after) in enumerate(_fields(message, start, end), 1):
             if tag == CONTENTS_OF_INPUT:
                 contents.append(view[inner:after])
-            else:
-                rest.append(view[begin:after])
-    if not contents:
-        rest = [view[start:end]]
-    else:
-        rest.append(memoryview(b"\x2a\x00"))
-    whole = b"".join(rest)
-    return b"\x2a" + varint_of(len(whole)) + whole, contents
+                rest.append(view[at:begin])
+                at = after
+            if not place % FIELDS_AT_ONCE:
+                yield
+    rest.append(view[at:end])
+    if contents:
+        rest.append(b"\x2a\x00")
+    return [b"\x2a" + varint_of(sum(map(len, rest))), *rest], contents
 
 
 INPUT: Final = 0x2A
@@ -796,8 +803,6 @@ def inputs_of(
 ) -> dict[str, Tensor]:
     """The input tensors of a call by name. `raws` are its raw contents; `contents` its typed contents, by the position
     of their input, as far as they were converted before. Raises a 400 that names the field."""
-    for index, given in enumerate(request.inputs):
-        parameters_of(given, OF_INPUT, f"inputs[{index}].parameters")
     if raws and len(raws) != len(request.inputs):
         fix = "send one for each input, in the same order"
         raise bad("raw_input_contents", f"{len(raws)} for {len(request.inputs)} inputs", fix)
@@ -808,6 +813,7 @@ def inputs_of(
             count = validator.count(given.name, given.datatype, shape)
             if given.name in tensors:
                 raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
+            parameters_of(given, OF_INPUT, "parameters")
             if raws and given.HasField("contents"):
                 raise bad("contents", "the request has raw_input_contents as well", "send one of the two")
             if raws:
@@ -987,6 +993,7 @@ def parameters_of(message: Any, known: Collection[str], field: str) -> Parameter
     """The parameters of a message. Raises a 400 for one that cannot be honoured."""
     if not message.parameters:
         return {}
+    check_count(len(message.parameters), field)
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in message.parameters.items()}
     found = {name: None if choice is None else getattr(value, choice) for name, (value, choice) in chosen.items()}
     check(found, known, field)
