@@ -522,6 +522,61 @@ def test_a_pipeline_of_large_and_small_bodies_is_answered_in_order(edges: Callab
     assert [b"live" in answer.body for answer in found] == [False, True, False] * 3
 
 
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A clock by which each piece that is parsed takes as long as a turn may, and the turns in which pieces are."""
+    found: list[int] = []
+    turns = [0]
+    parse, go_on = module.HttpConnection._parse, Intake._go_on
+
+    def count(connection: module.HttpConnection, data: Any) -> None:
+        found.append(turns[0])
+        parse(connection, data)
+
+    def turn(intake: Intake) -> None:
+        turns[0] += 1
+        go_on(intake)
+
+    monkeypatch.setattr(module, "STEP_NS", -1, raising=False)
+    monkeypatch.setattr(module.HttpConnection, "_parse", count)
+    monkeypatch.setattr(Intake, "_go_on", turn)
+    return found
+
+
+TINY_CHUNKS = b"".join(b"1\r\n%c\r\n" % each for each in BODY + b" " * 20_000)
+"""Some 60 pieces."""
+
+
+def test_a_body_in_tiny_chunks_does_not_hold_others_up(edges: Callable[..., Edge], pieces: list[int]) -> None:
+    """However many have arrived, few are parsed in a turn; then what follows is, also if the client has ended."""
+    edge = edges()
+    sent = HEAD + KEY + b"\r\ntransfer-encoding: chunked\r\n\r\n" + TINY_CHUNKS + b"0\r\n\r\n" + LIVE
+    found = converse(edge.gateway, sent + AUTHORISED * 2)
+    assert [answer.status for answer in found] == [200] * 4
+    assert len(pieces) >= len(sent) // module.AHEAD_BYTES
+    assert max(Counter(pieces).values()) <= 2, "one when it arrives, one when it is its turn"
+
+
+@pytest.mark.parametrize(("end", "status"), [(b"0\r\n\r\n", 404), (b"", 400)])
+def test_who_ends_while_its_body_is_parsed_gets_its_answer(
+    edges: Callable[..., Edge], pieces: list[int], end: bytes, status: int
+) -> None:
+    edge = edges()
+    sent = HEAD.replace(b"demo", b"none") + KEY + b"\r\ntransfer-encoding: chunked\r\n\r\n" + TINY_CHUNKS + end
+    assert [answer.status for answer in converse(edge.gateway, sent, ends=True)] == [status]
+    edge.until(lambda: not edge.server.listener.connections)
+    assert edge.look(lambda: (edge.bodies.held_bytes, edge.server.unread_bytes)) == (0, 0)
+    assert len(pieces) >= 50
+
+
+def test_a_body_that_always_goes_on_has_an_end(edges: Callable[..., Edge], pieces: list[int]) -> None:
+    """Its time limit holds although more of it waits than is parsed in a turn."""
+    edge = edges(HttpSettings(body_s=0.0))
+    sent = HEAD + KEY + b"\r\ntransfer-encoding: chunked\r\n\r\n" + TINY_CHUNKS
+    assert [answer.status for answer in converse(edge.gateway, sent)] == [408]
+    assert len(pieces) <= 2
+
+
 def test_one_pipeline_does_not_hold_the_others_up(edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests have arrived on one connection, a turn of the loop takes up few of them."""
     edge = edges()

@@ -44,7 +44,7 @@ from sloop.serve.edge.identity import REQUEST_ID, named
 from sloop.serve.edge.intake import PAGE_PATIENCE_NS, TOO_OLD, Intake, is_whole, target_of
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, waited_in_kernel_ns
 from sloop.serve.edge.refusal import Refusal
-from sloop.serve.edge.steps import Later, Steps, do_in_steps
+from sloop.serve.edge.steps import STEP_NS, Later, Steps, do_in_steps
 from sloop.text import quoted
 from sloop.units import NS_PER_MS, NS_PER_S
 
@@ -206,6 +206,9 @@ class HttpConnection(ServerConnection):
 
     def eof_received(self) -> bool:
         """The client sends no more: it has gone, or its message is cut short."""
+        if self._waits_for_turn:  # which of the two is known when all has been parsed
+            self.later(self._end_after_turn)
+            return True
         if self._is_sending and self._answering is not None:
             self._answering.is_last = True
             return True
@@ -213,6 +216,10 @@ class HttpConnection(ServerConnection):
             self._break(Refusal(400, "the request ends before it is complete", "send as many bytes as announced"))
         self._lose()
         return False
+
+    def _end_after_turn(self) -> None:
+        if self.transport is not None and not self._is_lingering and not self.eof_received():
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -532,12 +539,13 @@ class HttpConnection(ServerConnection):
     def _advance(self) -> None:
         """Answer what is complete, then parse what waits."""
         self._is_advancing, self._has_taken = True, False
-        while self.transport is not None and self._is_next_done():
+        begun_ns = time.monotonic_ns()
+        while self.transport is not None and self._is_next_done(begun_ns):
             pass
         self._is_advancing = False
 
-    def _is_next_done(self) -> bool:
-        """Do what is next; False if the client, the server's work or the intake has to be awaited."""
+    def _is_next_done(self, begun_ns: int) -> bool:
+        """Do what is next; False if the client, the server's work, the intake or another turn has to be awaited."""
         if self._answering is not None:
             if self._answering.is_open or self._is_sending:
                 return False
@@ -551,7 +559,7 @@ class HttpConnection(ServerConnection):
         elif incoming is not None and incoming.refusal is not None and self._is_refused_early(incoming):
             self._refuse_early(incoming, incoming.refusal)
         elif self._unread:
-            if self._has_taken:
+            if self._has_taken or time.monotonic_ns() - begun_ns > STEP_NS:
                 self._parse_later()
                 return False
             self._parse_unread()
@@ -561,10 +569,14 @@ class HttpConnection(ServerConnection):
         return False
 
     def _parse_later(self) -> None:
-        """The client has sent further requests at once: they are taken up when it is this connection's turn."""
-        if not self._waits_for_turn:
-            self._waits_for_turn = True
+        """The client has sent further requests at once, or what takes long to parse, such as a body in tiny chunks:
+        this goes on when it is this connection's turn."""
+        if self._incoming is None and self._fields is None:
             self._wait_for(None)
+        else:
+            self._rest()  # else a client that always sends enough would have no time limit
+        if not self._waits_for_turn and self._unread:
+            self._waits_for_turn = True
             self._server.intake.go_on_later(self._parse_next)
 
     def _parse_next(self) -> None:
