@@ -595,6 +595,72 @@ async def test_a_client_that_does_not_read_is_not_written_to() -> None:
 
 
 @in_loop
+async def test_of_several_windows_in_one_frame_the_last_holds_and_is_applied_once() -> None:
+    changes: list[int] = []
+
+    class Noting(dict[int, Call]):
+        def values(self) -> Any:
+            changes.append(len(self))
+            return super().values()
+
+    peer = Peer(Echo(is_slow=True))
+    peer.send(head(1) + data(1, prefixed(b"m")))
+    call = peer.handler.calls[0]
+    peer.connection.calls = Noting(peer.connection.calls)
+    for last in (2000, 2000, 10):
+        sizes = [struct.pack(">HL", 4, size) for size in (*range(32), last)]
+        peer.send(frame(SETTINGS, 0, 0, b"".join(sizes)))
+        assert call.window == last
+    assert changes == [1, 1]
+    peer.send(head(3))
+    assert peer.connection.calls[3].window == 10
+
+
+@in_loop
+async def test_answers_are_not_sent_in_crumbs_for_nothing() -> None:
+    peer = Peer(Echo(is_slow=True))
+    peer.send(frame(SETTINGS, 0, 0, struct.pack(">HL", 4, 0)))
+    for number in range(1, 2001, 2):
+        peer.send(head(number) + data(number, prefixed(b"m")))
+        await peer.settle()
+    for call in list(peer.handler.calls):
+        call.reply([b"m"], OK)
+    peer.frames()
+    for size in range(1, 6):
+        if not peer.wire.is_closed:
+            peer.send(frame(SETTINGS, 0, 0, struct.pack(">HL", 4, size)))
+    frames = peer.frames()
+    assert sum(kind == DATA for kind, *_ in frames) == 2000
+    assert frames[-1][0] == GOAWAY
+
+
+@in_loop
+async def test_many_connections_are_looked_after_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "STEP_NS", 0)
+    peer, intake, attended = Peer(), Behind(), []
+    server = peer.server
+    server.intake = intake  # type: ignore[assignment]  # the part of it that is used
+    monkeypatch.setattr(Http2Connection, "attend", lambda self, now_s: attended.append(self))
+    connections = [Peer(server=server).connection for _ in range(2 * http2.SWEPT_AT_ONCE)]
+    lost = connections.pop()
+    for connection in (*connections, lost):
+        server.listener.connections[connection] = None
+    server._sweep()
+    assert attended == connections[: http2.SWEPT_AT_ONCE]
+    assert server._sweeper is None
+    lost.transport = None
+    while intake.pieces:
+        intake.pieces.pop()()
+    assert attended == connections
+    assert server._sweeper is not None
+    server._sweep()
+    server._is_closing = True
+    while intake.pieces:
+        intake.pieces.pop()()
+    assert len(attended) == len(connections) + http2.SWEPT_AT_ONCE
+
+
+@in_loop
 async def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Peer(Echo(is_slow=True))
     peer.send(head(1) + data(1, prefixed(bytes(9))[:7], ends=False))

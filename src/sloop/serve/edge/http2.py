@@ -82,6 +82,8 @@ STALL_S_MAX: Final = 60
 IDLE_S_MAX: Final = 600
 """How long a connection may be without calls: clients of gRPC keep one open for their next call."""
 SWEEP_S: Final = 1.0
+SWEPT_AT_ONCE: Final = 128
+"""Connections that are looked at in one step, which takes some 0.1 ms."""
 
 CREDIT_MAX: Final = 1000
 CREDIT_AT_FIRST: Final = 200
@@ -99,6 +101,8 @@ COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 25, "stream": 10, "message
 """What is paid from the credit of a connection: a new one survives 8 wrong keys, an old one 100 rapid resets."""
 HEAD_BYTES_PER_CREDIT: Final = 512
 """A head pays for its length, because decoding it takes up to 0.2 ms for so many bytes. Most heads are shorter."""
+UNSENT_PER_CREDIT: Final = 16
+"""A new size of the calls' windows pays for the answers of which it may let a part go: each takes some 5 us."""
 SMALL_BYTES: Final = 64
 """A frame with less data costs as much as it brings, unless it is the last of its message."""
 
@@ -642,15 +646,19 @@ class Http2Connection(ServerConnection):
         self._charge("settings")
         if flags & ACK:
             return
+        window = self._call_window
         for place, (key, value) in enumerate(struct.iter_unpack(">HL", payload)):
             if place > 32:
                 raise Fault(ENHANCE_YOUR_CALM, "too many settings")
             if key == INITIAL_WINDOW_SIZE:
                 if value > STREAM_WINDOW_MAX:
                     raise Fault(FLOW_CONTROL_ERROR, "a window of more than 31 bits")
-                for call in self.calls.values():
-                    call.window += value - self._call_window
-                self._call_window = value
+                window = value
+        if window != self._call_window:
+            self._pay(len(self._unsent) // UNSENT_PER_CREDIT, "settings")
+            for call in self.calls.values():
+                call.window += window - self._call_window
+            self._call_window = window
         self._write(frame(SETTINGS, ACK, 0))
         self._send_more()
 
@@ -894,6 +902,7 @@ class Http2Server:
         self.closed: Counter[str] = Counter()
         """Connections closed by the server, by the reason."""
         self._sweeper: asyncio.TimerHandle | None = None
+        self._is_closing = False
 
     def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, which this object then owns."""
@@ -904,13 +913,28 @@ class Http2Server:
         self._sweep()
 
     def _sweep(self) -> None:
+        """Attend to all connections, and do it again later."""
+        do_in_steps(self._attend(), self.intake.go_on_later, lambda: not self._is_closing, self._swept_not)
+
+    def _attend(self) -> Steps[None]:
         now_s = time.monotonic()
-        for connection in self._connections():
-            connection.attend(now_s)
+        for place, connection in enumerate(list(self.listener.connections), 1):
+            if isinstance(connection, Http2Connection) and connection.transport:
+                connection.attend(now_s)
+            if not place % SWEPT_AT_ONCE:
+                yield
+        self._sweep_later()
+
+    def _swept_not(self, error: Exception, _spent_ns: int) -> None:
+        _log.error("internal error while looking after connections", exc_info=error)
+        self._sweep_later()
+
+    def _sweep_later(self) -> None:
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     async def close(self, within_s: float) -> None:
         """Finish the calls that have arrived, for at most `within_s`, and close all connections."""
+        self._is_closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.listener.stop()
