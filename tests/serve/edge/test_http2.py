@@ -646,8 +646,7 @@ async def test_many_connections_are_looked_after_in_steps(monkeypatch: pytest.Mo
     for connection in (*connections, lost):
         server.listener.connections[connection] = None
     server._sweep()
-    assert attended == connections[: http2.SWEPT_AT_ONCE]
-    assert server._sweeper is None
+    assert (attended, server._sweeper) == (connections[: http2.SWEPT_AT_ONCE], None)
     lost.transport = None
     while intake.pieces:
         intake.pieces.pop()()
