@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sloop.serve.edge.http import HttpSettings
+from sloop.serve.edge.bodies import BodyMemory
+from sloop.serve.edge.http import HttpServer, HttpSettings
 from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
 from tests.serve.edge.raw import Answer, answers_to, converse, one_answer
 
@@ -292,6 +293,27 @@ def test_expect_is_answered_before_the_body(gateway: Gateway) -> None:
     assert [answer.status for answer in converse(gateway, old)] == [400], "HTTP/1.0 knows no provisional answers"
 
 
+@pytest.mark.parametrize(
+    "before", [LIVE, post(BODY), post(BODY) + LIVE * 200, b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"]
+)
+def test_expect_behind_other_requests_is_answered_after_them(gateway: Gateway, before: bytes) -> None:
+    with socket.create_connection((gateway.host, gateway.port), timeout=10) as wire:
+        wire.sendall(before + HEAD + b"content-length: 2\r\nexpect: 100-continue\r\n\r\n")
+        received = wire.makefile("rb")
+        for _ in range(before.count(b"HTTP/1.1")):
+            assert one_answer(received).status in (200, 404)
+        assert [received.readline(), received.readline()] == [b"HTTP/1.1 100 Continue\r\n", b"\r\n"]
+        wire.sendall(b"{}" + LIVE)
+        assert [one_answer(received).status for _ in range(2)] == [400, 200]
+
+
+def test_who_does_not_wait_for_an_answer_to_expect_gets_none(gateway: Gateway) -> None:
+    """Only the answers, however much of the body is here: `one_answer` would read a second 100 as one."""
+    expecting = post(BODY, b"expect: 100-continue")
+    found = converse(gateway, expecting + LIVE + expecting + LIVE)
+    assert [answer.status for answer in found] == [200] * 4
+
+
 def test_expect_of_a_refused_request_ends_the_connection(gateway: Gateway) -> None:
     """Nobody knows whether the client sends the body then, so what follows could be a body or a request."""
     found = converse(gateway, HEAD + b"content-length: 999999999999\r\nexpect: 100-continue\r\n\r\n" + SMUGGLED)
@@ -347,6 +369,19 @@ def test_a_large_answer_is_compressed_if_the_client_asks_for_it(gateway: Gateway
     connection.close()
     assert len(set(plain.values())) == 1
     assert len(plain["identity"]) > 16 * 1024
+
+
+@pytest.mark.parametrize(("size", "is_compressed"), [(2**14, False), (2**18, True), (2**18 + 1, False)])
+def test_answers_that_would_take_long_to_compress_are_not(
+    loop_thread: LoopThread, size: int, is_compressed: bool
+) -> None:
+    gateway, body = Gateway(FakeDriver()), b"1" * size
+    server = HttpServer(lambda exchange: exchange.reply(200, body), bodies=BodyMemory(1000), requests_max=8)
+    gateway.port = loop_thread.serve(server)
+    (answer,) = converse(gateway, LIVE[:-2] + b"accept-encoding: gzip\r\n\r\n")
+    assert ("content-encoding" in answer.headers) == is_compressed
+    assert (gzip.decompress(answer.body) if is_compressed else answer.body) == body
+    loop_thread.call(server.close(1.0))
 
 
 @pytest.fixture

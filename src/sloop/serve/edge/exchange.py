@@ -87,6 +87,8 @@ class Exchange(Struct, eq=False):
     """Whether the connection is closed after the answer."""
     is_old: bool = False
     """Whether the client speaks HTTP/1.0."""
+    awaits_continue: bool = False
+    """Whether its client waits for `100 Continue` before it sends the body."""
     refusal: Refusal | None = None
     """Why it will not be served; its body is discarded."""
     request_id: str = ""

@@ -67,7 +67,7 @@ GLANCE_BYTES: Final = 2048
 ALL_GLANCE_BYTES: Final = 2**18
 """How much of it is read and discarded then."""
 TEXT_BYTES_MIN: Final = 16 * 1024
-TEXT_BYTES_MAX: Final = 2**20
+TEXT_BYTES_MAX: Final = 2**18
 """The answers that are compressed if the client asks for it: below, it saves few packets; above, it takes too long."""
 CORS_EXPOSED: Final = "inference-header-content-length, retry-after, x-request-id, x-slo-met"
 CORS_PREFLIGHT: Final = (
@@ -285,7 +285,7 @@ class HttpConnection(ServerConnection):
             check_head(exchange, self._url, version)
             self._server.admit(exchange)
             if "expect" in fields and version == "1.1":
-                self._continue(exchange)
+                _check_expectation(exchange)
         except Refusal as refusal:
             exchange.drop()
             exchange.refusal = refusal.with_traceback(None)  # whose frames know the exchange: a cycle
@@ -624,6 +624,8 @@ class HttpConnection(ServerConnection):
         """Nothing is to be done before the client sends more."""
         server, incoming = self._server, self._incoming
         if incoming is not None:
+            if incoming.awaits_continue:
+                self._continue(incoming)
             self._wait_for(server.bodies_due)
             if time.monotonic_ns() - incoming.began_ns > server.settings.body_s * NS_PER_S:
                 self.expire()
@@ -635,19 +637,18 @@ class HttpConnection(ServerConnection):
         else:
             self._wait_for(server.idle)
 
+    def _continue(self, incoming: Exchange) -> None:
+        """Let a client that asks for permission send its body, unless it has begun to: all before is answered."""
+        incoming.awaits_continue = False
+        if self.transport is not None and incoming.refusal is None and not (incoming.body or self._unread):
+            self.transport.write(CONTINUE)
+
     def _wait_for(self, wait: dict[ServerConnection, float] | None) -> None:
         if self._wait is not None:
             self._wait.pop(self, None)
         self._wait = wait
         if wait is not None:
             wait[self] = self._server.now_s
-
-    def _continue(self, exchange: Exchange) -> None:
-        """Let a client that asks for permission send its body."""
-        if exchange.headers["expect"].lower() != "100-continue":
-            raise Refusal(417, f"expect: {exchange.headers['expect'][:40]!r} is not known", "omit this header")
-        if self._answering is None and not self._ready and self.transport is not None:
-            self.transport.write(CONTINUE)
 
     def _hold_back(self, data: bytes) -> None:
         """Keep what follows an unanswered request, or discard what follows the last answer."""
@@ -772,6 +773,14 @@ def _name_of(name: bytes) -> str:
     if len(NAMES) < NAMES_MAX:
         NAMES[name] = found
     return found
+
+
+def _check_expectation(exchange: Exchange) -> None:
+    """Note that a client asks for permission to send its body. Raises a 417 if it expects something else."""
+    expected = exchange.headers["expect"]
+    if expected.lower() != "100-continue":
+        raise Refusal(417, f"expect: {expected[:40]!r} is not known", "omit this header")
+    exchange.awaits_continue = True
 
 
 def _answer_too_large(size: int, limit: int) -> bytes:
