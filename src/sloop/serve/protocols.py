@@ -64,7 +64,7 @@ class RequestSink(Protocol):
 
     def store(self, tensors: Mapping[str, Tensor], application: str) -> Generator[None, None, Mapping[str, Tensor]]:
         """Copy large tensors to where `submit` needs them, in steps of a fraction of a millisecond. The result is to be
-        submitted instead of them, at once or not at all. If the steps are not finished, the copy is given up."""
+        submitted instead of them, once. If it is not, or the steps are not finished, the copy is given up."""
         ...
 
     def cancel(self, request: RequestId) -> None:

@@ -76,37 +76,49 @@ def _code() -> dict[tuple[int, int], int]:
 
 
 _CODE: Final = _code()
-_STEPS: Final[dict[tuple[int, int, int], tuple[bytes, int, int]]] = {}
-"""By the bits that remain of the byte before (their number and value) and the next byte: the bytes found and the bits
-that remain. Filled as needed; a remainder is the beginning of a code, so that there are at most 256 × 256."""
 
 
-def _step(bits: int, rest: int, byte: int) -> tuple[bytes, int, int]:
-    found = bytearray()
-    for shift in range(7, -1, -1):
-        bits, rest = bits + 1, rest << 1 | (byte >> shift & 1)
-        known = _CODE.get((bits, rest))
-        if known is not None:
-            if known == _END:
-                raise HpackError("a string contains the code of its end")
-            found.append(known)
-            bits = rest = 0
-    return bytes(found), bits, rest
+class _State(dict[int, tuple[bytes, "_State"]]):
+    """By the next byte, the bytes found and the state after it. Filled as needed."""
+
+    __slots__ = ("bits", "rest")
+
+    def __init__(self, bits: int, rest: int) -> None:
+        super().__init__()
+        self.bits, self.rest = bits, rest
+        """The number and value of the bits that remain of the byte before."""
+
+    def __missing__(self, byte: int) -> tuple[bytes, "_State"]:
+        found = bytearray()
+        bits, rest = self.bits, self.rest
+        for shift in range(7, -1, -1):
+            bits, rest = bits + 1, rest << 1 | (byte >> shift & 1)
+            known = _CODE.get((bits, rest))
+            if known is not None:
+                if known == _END:
+                    raise HpackError("a string contains the code of its end")
+                found.append(known)
+                bits = rest = 0
+        after = _STATES.get((bits, rest))
+        if after is None:
+            after = _STATES[bits, rest] = _State(bits, rest)
+        self[byte] = step = bytes(found), after
+        return step
+
+
+_START: Final = _State(0, 0)
+_STATES: Final = {(0, 0): _START}
+"""Those there have been. What remains of a byte is the beginning of a code, so that there are at most 256."""
 
 
 def unpacked(data: bytes) -> bytes:
     """The string that the Huffman-coded `data` stands for."""
     found: list[bytes] = []
-    bits = rest = 0
+    state = _START
     for byte in data:
-        key = bits, rest, byte
-        step = _STEPS.get(key)
-        if step is None:
-            step = _STEPS[key] = _step(*key)
-        part, bits, rest = step
-        if part:
-            found.append(part)
-    if bits > 7 or rest != (1 << bits) - 1:
+        part, state = state[byte]
+        found.append(part)
+    if state.bits > 7 or state.rest != (1 << state.bits) - 1:
         raise HpackError("a string is padded with something else than the beginning of its end")
     return b"".join(found)
 

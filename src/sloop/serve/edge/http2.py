@@ -100,7 +100,7 @@ YOUNG_NS: Final = 10 * NS_PER_MS
 COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 25, "stream": 10, "message": 50, "settings": 10, "frame": 1}
 """What is paid from the credit of a connection: a new one survives 8 wrong keys, an old one 100 rapid resets."""
 HEAD_BYTES_PER_CREDIT: Final = 512
-"""A head pays for its length, because decoding it takes up to 0.2 ms for so many bytes. Most heads are shorter."""
+"""A head pays for its length: decoding so many bytes takes up to 0.1 ms. Most heads are shorter."""
 UNSENT_PER_CREDIT: Final = 16
 """A new size of the calls' windows pays for the answers of which it may let a part go: each takes some 5 us."""
 SMALL_BYTES: Final = 64
