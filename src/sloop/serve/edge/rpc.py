@@ -803,17 +803,23 @@ def inputs_of(
 ) -> dict[str, Tensor]:
     """The input tensors of a call by name. `raws` are its raw contents; `contents` its typed contents, by the position
     of their input, as far as they were converted before. Raises a 400 that names the field."""
-    if raws and len(raws) != len(request.inputs):
-        fix = "send one for each input, in the same order"
-        raise bad("raw_input_contents", f"{len(raws)} for {len(request.inputs)} inputs", fix)
-    tensors: dict[str, Tensor] = {}
+    known: dict[str, tuple[tuple[int, ...], int]] = {}
     for index, given in enumerate(request.inputs):
         shape = tuple(given.shape)
         try:
             count = validator.count(given.name, given.datatype, shape)
-            if given.name in tensors:
+            if given.name in known:
                 raise bad("name", f"input {given.name!r} occurs twice", "send every input once")
             parameters_of(given, OF_INPUT, "parameters")
+        except Refusal as refusal:
+            raise refusal.within(f"inputs[{index}]") from None
+        known[given.name] = shape, count
+    if raws and len(raws) != len(request.inputs):
+        fix = "send one for each input, in the same order"
+        raise bad("raw_input_contents", f"{len(raws)} for {len(request.inputs)} inputs", fix)
+    tensors: dict[str, Tensor] = {}
+    for index, (given, (shape, count)) in enumerate(zip(request.inputs, known.values(), strict=True)):
+        try:
             if raws and given.HasField("contents"):
                 raise bad("contents", "the request has raw_input_contents as well", "send one of the two")
             if raws:
