@@ -48,6 +48,7 @@ from sloop.serve.edge.http2 import (
     frame,
 )
 from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.steps import Steps
 
 LIMIT = 2_000_000
 OK = encode(("grpc-status", "0"))
@@ -77,7 +78,10 @@ class Echo:
             raise Refusal(401, "wrong key")
         return LIMIT
 
-    def glance(self, call: Call, beginning: bytes) -> None:
+    def glance(self, beginning: bytes) -> Steps[None]:
+        if beginning[:4] == b"long":
+            for _ in range(5):
+                yield
         if beginning[:4] == b"evil":
             raise Refusal(413, "too much")
 
@@ -849,6 +853,26 @@ async def test_under_overload_what_has_waited_too_long_is_refused() -> None:
     assert {number: answer["grpc-status"] for number, (_, answer) in peer.answers().items()} == {1: "14", 3: "0"}
     assert (peer.server.open_calls, peer.bodies.held_bytes) == (0, 0)
     assert peer.bodies.refused == {"age": 1}
+
+
+@in_loop
+async def test_a_large_message_comes_no_faster_than_its_beginning_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "STEP_NS", 0)
+    peer, intake, message = Peer(), Behind(), prefixed(b"long" + bytes(200_000))
+    peer.server.intake = intake  # type: ignore[assignment]  # the part of it that is used
+    peer.send(head(1))
+    peer.frames()
+    sent = 0
+    for size in (20_000, 20_000, 20_000):
+        peer.send(data(1, message[sent : sent + size], ends=False))
+        sent += size
+    assert peer.frames() == [], "the client must wait"
+    while intake.pieces:
+        assert not peer.frames()
+        intake.pieces.pop(0)()
+    ((kind, _, number, window),) = peer.frames()
+    assert (kind, number) == (WINDOW_UPDATE, 1)
+    assert int.from_bytes(window, "big") == len(message) - WINDOW, "all of the rest"
 
 
 @in_loop

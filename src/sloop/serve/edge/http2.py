@@ -118,14 +118,14 @@ class Fault(Exception):
 
 
 class Methods(Protocol):
-    """Answers calls. The first three methods may raise a `Refusal`."""
+    """Answers calls. `begin`, `glance` and `answer` may raise a `Refusal`."""
 
     def begin(self, call: "Call") -> int:
         """The head of a call has come. Returns the size in bytes that its message may have."""
         ...
 
-    def glance(self, call: "Call", beginning: bytes) -> None:
-        """The first `GLANCE_BYTES` of a large message have come, or somewhat more."""
+    def glance(self, beginning: bytes) -> Steps[None]:
+        """Look at the first `GLANCE_BYTES` of a large message, or somewhat more, before the client may send all."""
         ...
 
     def answer(self, call: "Call", message: bytes | memoryview) -> None:
@@ -148,6 +148,7 @@ class Call:
         "connection",
         "has_ended",
         "hold",
+        "is_held_up",
         "is_open",
         "metadata",
         "number",
@@ -177,6 +178,8 @@ class Call:
         """The announced length of the message; negative until it has come."""
         self.allowed = WINDOW
         """How many bytes the client may send now."""
+        self.is_held_up = True
+        """Whether the client may send no more than that until the beginning of its message has been looked at."""
         self.has_ended = False
         """Whether the client has sent all it will."""
         self.window = window
@@ -596,7 +599,18 @@ class Http2Connection(ServerConnection):
         if missing < 0:
             raise bad("message", "the call has more than one", "send one message in each call")
         if have >= GLANCE_BYTES > have - len(data) and missing and not call.received[0]:
-            self.server.methods.glance(call, bytes(memoryview(call.received)[PREFIX_BYTES:]))
+            call.do(self._glance(call, bytes(memoryview(call.received)[PREFIX_BYTES:])))
+        elif call.received[0] or not call.is_held_up:
+            self._let_send(call)
+
+    def _glance(self, call: Call, beginning: bytes) -> Steps[None]:
+        yield from self.server.methods.glance(beginning)
+        call.is_held_up = False
+        self._let_send(call)
+
+    def _let_send(self, call: Call) -> None:
+        """Allow a call to send what is missing of its message, or much of it."""
+        missing = PREFIX_BYTES + call.size - len(call.received)
         wanted = min(missing, WINDOW_MAX)
         if call.allowed < min(missing, WINDOW_MAX // 2):
             self._write(frame(WINDOW_UPDATE, 0, call.number, struct.pack(">L", wanted - call.allowed)))

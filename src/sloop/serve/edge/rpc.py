@@ -372,9 +372,9 @@ class Rpc:
             raise Refusal(501, what, f"call /{SERVICE}/METHOD with one of {', '.join(METHODS)}")
         return self._infer_bytes_max if method == INFER else QUERY_BYTES_MAX
 
-    def glance(self, call: Call, beginning: bytes) -> None:
+    def glance(self, beginning: bytes) -> Steps[None]:
         """Refuse a large message that begins with more fields than it may have."""
-        call.do(check_fields(beginning, f"{INFER}Request", is_whole=False))
+        yield from check_fields(beginning, f"{INFER}Request", is_whole=False)
 
     def answer(self, call: Call, message: bytes | memoryview) -> None:
         """Answer a call whose message has come."""
