@@ -11,6 +11,7 @@ import struct
 import subprocess
 import time
 import tracemalloc
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import pytest
 from sloop.errors import InputError
 from sloop.serve.edge import http as module
 from sloop.serve.edge import listener as listening
+from sloop.serve.edge import steps
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
 from sloop.serve.edge.http import HttpServer, HttpSettings
@@ -36,6 +38,7 @@ from sloop.serve.edge.listener import (
     raise_descriptor_limit,
 )
 from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.steps import Steps
 from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
 from tests.serve.edge.raw import converse, one_answer
 from tests.serve.edge.test_framing import BODY, HEAD, LIVE, post
@@ -814,6 +817,42 @@ def test_a_request_leaves_no_cycle_however_long_it_stays(thread: LoopThread) -> 
 
     assert thread.call(scenario()) <= 0
     thread.call(server.close(0.2))
+
+
+class Large:
+    """What a large request holds."""
+
+    is_wanted, failures = True, 0
+
+    def read(self, end: str) -> Steps[None]:
+        yield
+        yield
+        if end == "refused":
+            raise Refusal(400, "no")
+
+    def fail(self, _error: Exception, _spent_ns: int) -> None:
+        self.failures += 1
+
+
+@pytest.mark.parametrize("end", ["read", "refused", "left"])
+def test_work_in_steps_leaves_no_cycle(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it holds, such as a body of megabytes, is free when it ends, and not at the next garbage collection."""
+    monkeypatch.setattr(steps, "STEP_NS", 0)
+    pieces: list[Callable[[], None]] = []
+    large = Large()
+    gone = weakref.ref(large)
+    gc.disable()
+    try:
+        steps.do_in_steps(large.read(end), pieces.append, lambda large=large: large.is_wanted, large.fail)
+        assert len(pieces) == 1, "it has begun"
+        large.is_wanted = end != "left"
+        while pieces:
+            pieces.pop()()
+        assert large.failures == (end == "refused")
+        del large
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 # TLS

@@ -30,25 +30,38 @@ def do_in_steps(
 ) -> None:
     """Do work for `STEP_NS` now, and then in each of its turns, as long as it is wanted. `fail` gets the exception that
     ends it, and the time in ns that it has taken."""
-    spent_ns = 0
+    _Work(steps, later, is_wanted, fail).go_on()
 
-    def go_on() -> None:
-        nonlocal spent_ns
-        if not is_wanted():
-            steps.close()
+
+class _Work:
+    """Work under way. No function that knows itself: what it holds would be freed by the garbage collector only."""
+
+    __slots__ = ("_fail", "_is_wanted", "_later", "_spent_ns", "_steps")
+
+    def __init__(
+        self,
+        steps: Steps[None],
+        later: Later,
+        is_wanted: Callable[[], bool],
+        fail: Callable[[Exception, int], None],
+    ) -> None:
+        self._steps, self._later, self._is_wanted, self._fail = steps, later, is_wanted, fail
+        self._spent_ns = 0
+
+    def go_on(self) -> None:
+        if not self._is_wanted():
+            self._steps.close()
             return
         begun_ns = time.monotonic_ns()
         try:
-            for _ in steps:
+            for _ in self._steps:
                 now_ns = time.monotonic_ns()
                 if now_ns - begun_ns >= STEP_NS:
-                    spent_ns += now_ns - begun_ns
-                    later(go_on)
+                    self._spent_ns += now_ns - begun_ns
+                    self._later(self.go_on)
                     return
         except Exception as error:
-            fail(error, spent_ns + time.monotonic_ns() - begun_ns)
-
-    go_on()
+            self._fail(error, self._spent_ns + time.monotonic_ns() - begun_ns)
 
 
 def within(until_ns: int, steps: Steps[T]) -> Steps[T]:
