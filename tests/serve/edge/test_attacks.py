@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -843,7 +844,7 @@ def test_work_in_steps_leaves_no_cycle(end: str, monkeypatch: pytest.MonkeyPatch
     gone = weakref.ref(large)
     gc.disable()
     try:
-        steps.do_in_steps(large.read(end), pieces.append, lambda large=large: large.is_wanted, large.fail)
+        steps.do_in_steps(large.read(end), pieces.append, partial(getattr, large, "is_wanted"), large.fail)
         assert len(pieces) == 1, "it has begun"
         large.is_wanted = end != "left"
         while pieces:
