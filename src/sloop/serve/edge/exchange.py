@@ -235,7 +235,8 @@ class Exchange(Struct, eq=False):
 
 def error_body(what: str, fix: str = "") -> bytes:
     """The protocol's error object. It is a single string, because clients display that."""
-    return msgspec.json.encode({"error": f"{what}; help: {fix}" if fix else what})
+    text = f"{what}; help: {fix}" if fix else what
+    return msgspec.json.encode({"error": text.encode("utf-8", "backslashreplace").decode()})
 
 
 STATUS_LINES: Final = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n" for each in HTTPStatus}
