@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import threading
 import time
 import tracemalloc
 import weakref
@@ -497,6 +498,24 @@ def test_sockets_of_clients_are_kept_alive(edges: Callable[..., Edge]) -> None:
 
 
 # Pipelines
+
+
+def test_large_bodies_wait_at_their_clients_for_their_turn(edges: Callable[..., Edge]) -> None:
+    edge = edges(bodies=BodyMemory(2**26, 2**26))
+    large = BODY[:-1] + b" " * 500_000 + b"}"
+    with ExitStack() as stack:
+        wires = [stack.enter_context(closing(edge.connect())) for _ in range(20)]
+        senders = [
+            threading.Thread(target=wire.sendall, args=(post(large, KEY, b"x-slo-ms: 60000"),)) for wire in wires
+        ]
+        for sender in senders:
+            sender.start()
+        answers = [one_answer(wire.makefile("rb")).status for wire in wires]
+        for sender in senders:
+            sender.join()
+    assert answers == [200] * 20
+    assert not edge.server.large.is_busy
+    assert edge.bodies.held_bytes == 0
 
 
 def test_pipelined_requests_are_parsed_a_few_at_a_time(edges: Callable[..., Edge]) -> None:

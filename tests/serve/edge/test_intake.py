@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.serve.edge import intake as module
-from sloop.serve.edge.intake import Intake, is_whole, target_of
+from sloop.serve.edge.exchange import Exchange
+from sloop.serve.edge.intake import ARRIVING_NS, READING_MAX, Intake, LargeIntake, announced_bytes, is_whole, target_of
 
 MS = 1_000_000
 DEADLINE_NS = 50 * MS
@@ -321,3 +322,98 @@ def test_a_whole_request_is_known_whatever_its_length_and_spelling() -> None:
 )
 def test_path_and_deadline_are_found_without_a_parser(data: bytes, found: tuple[str, str]) -> None:
     assert target_of(data) == found
+
+
+def test_while_there_is_no_room_it_looks_again_at_one_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = Edge()
+    run_on(edge.loop, monkeypatch)
+    has_room = [False]
+    intake = Intake(lambda: has_room[0])
+    intake.start(edge.loop)  # type: ignore[arg-type]
+    for _ in range(100):
+        assert intake.is_behind(edge.loop.now_ns)
+        intake.defer(Request(edge, edge.loop.now_ns, edge.loop.now_ns), is_page=False)
+        edge.loop.turn()
+        edge.loop.now_ns += MS // 100
+    assert len(edge.loop.timers) == 1
+    has_room[0] = True
+    while intake.has_waiting:
+        edge.loop.now_ns += MS
+        edge.loop.turn()
+    assert [outcome for _, outcome in edge.outcomes] == ["served"] * 100
+    assert not edge.loop.timers
+
+
+class Respondent:
+    address = ""
+
+    def later(self, piece: Callable[[], None]) -> None:
+        raise AssertionError
+
+    def answer(self, *_: object) -> None:
+        raise AssertionError
+
+
+def large(edge: Edge) -> Exchange:
+    return Exchange(Respondent(), "POST", {}, edge.loop.now_ns, held_bytes=2**20)
+
+
+def test_few_large_requests_come_and_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = Edge()
+    run_on(edge.loop, monkeypatch)
+    intake = LargeIntake(lambda: True)
+    intake.start(edge.loop)  # type: ignore[arg-type]
+    assert not intake.is_busy
+    slow = [large(edge) for _ in range(100)]
+    for each in slow:
+        assert not intake.is_behind(edge.loop.now_ns), "while none is read, all may come"
+        intake.expect(each)
+    edge.loop.now_ns += ARRIVING_NS + 1
+    edge.loop.turn()
+    first, *others = [large(edge) for _ in range(READING_MAX)]
+    intake.begin(first)
+    for each in others:
+        assert not intake.is_behind(edge.loop.now_ns), "slow clients are not waited for"
+        intake.expect(each)
+    assert intake.is_behind(edge.loop.now_ns)
+    assert [intake.is_expected(each) for each in (slow[0], first, *others)] == [False, False, *[True] * len(others)]
+    intake.defer(Request(edge, edge.loop.now_ns, edge.loop.now_ns), is_page=False)
+    edge.loop.turn()
+    assert not edge.outcomes
+    first.note_read()
+    first.drop()
+    while intake.has_waiting:
+        edge.loop.now_ns += MS
+        edge.loop.turn()
+    assert [outcome for _, outcome in edge.outcomes] == ["served"]
+    for each in (*others, *slow):
+        intake.begin(each)
+        each.drop()
+    assert not intake.is_busy
+
+
+def test_the_length_of_a_body_is_read_from_an_unparsed_head() -> None:
+    head = b"POST / HTTP/1.1\r\nhost: x\r\nContent-Length: 123456789\r\n\r\n"
+    assert announced_bytes(head + b"x" * 100) == 123_456_789
+    assert announced_bytes(memoryview(head)) == 123_456_789
+    assert announced_bytes(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n") == 0
+    assert announced_bytes(b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n") == 0
+
+
+def test_while_large_requests_are_read_refusing_has_its_share_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = Edge()
+    run_on(edge.loop, monkeypatch)
+    intake = LargeIntake(lambda: True)
+    intake.start(edge.loop)  # type: ignore[arg-type]
+    for _ in range(READING_MAX):
+        intake.begin(large(edge))
+    old_ns = edge.loop.now_ns
+    edge.loop.now_ns += DEADLINE_NS
+    for _ in range(5_000):
+        intake.defer(Request(edge, old_ns, old_ns), is_page=False)
+    begun_ns = edge.loop.now_ns
+    while edge.loop.now_ns < begun_ns + 100 * MS:
+        edge.loop.now_ns += MS // 10
+        edge.loop.turn()
+    refused_ns = REFUSE_NS * sum(outcome == "refused" for _, outcome in edge.outcomes)
+    assert 5 * MS <= refused_ns <= 12 * MS, "a tenth of the time"

@@ -93,6 +93,8 @@ class Exchange(Struct, eq=False):
     """Why it will not be served; its body is discarded."""
     request_id: str = ""
     """What the client calls the request, if that is known; see `name`."""
+    on_read: Callable[[], None] | None = None
+    """Called once when the body has been read, or need not be read."""
     on_gone: Callable[[], None] | None = None
     """Called if the client disconnects before the answer."""
     on_sent: Callable[[], None] | None = None
@@ -183,9 +185,17 @@ class Exchange(Struct, eq=False):
         if self.inflater is not None and self.packed is None and not self.inflater.eof:
             raise Refusal(400, "content-encoding: the compressed body ends too early", "send all of it")
 
+    def note_read(self) -> None:
+        """Call `on_read`, once."""
+        if self.on_read is not None:
+            on_read, self.on_read = self.on_read, None
+            on_read()
+
     def drop(self) -> None:
         """Forget the body and give back its room."""
         self.body, self.packed = b"", None
+        if self.on_read is not None:
+            self.note_read()
         if self.hold is not None:
             self.hold.drop()
             self.hold = None

@@ -41,7 +41,7 @@ from sloop.serve.edge.exchange import (
     malformed,
 )
 from sloop.serve.edge.identity import REQUEST_ID, named
-from sloop.serve.edge.intake import PAGE_PATIENCE_NS, TOO_OLD, Intake, is_whole, target_of
+from sloop.serve.edge.intake import PAGE_PATIENCE_NS, TOO_OLD, Intake, LargeIntake, announced_bytes, is_whole, target_of
 from sloop.serve.edge.listener import Listener, ServerConnection, Tls, waited_in_kernel_ns
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.steps import STEP_NS, Later, Steps, do_in_steps
@@ -135,6 +135,7 @@ class HttpConnection(ServerConnection):
         "_incoming",
         "_is_admitted",
         "_is_advancing",
+        "_is_large_admitted",
         "_is_lingering",
         "_is_sending",
         "_lingered_bytes",
@@ -176,8 +177,8 @@ class HttpConnection(ServerConnection):
         """Whether further requests wait for the turn of this connection."""
         self._has_taken = False
         """Whether a request was taken up since `_advance` began."""
-        self._is_admitted = False
-        """Whether the next request was deferred and is taken up now."""
+        self._is_admitted = self._is_large_admitted = False
+        """Whether the next request was deferred and is taken up now, before its body had been received or after."""
         self._lingered_bytes = self._unsent = 0
         self.sent_by_s = 0.0
 
@@ -200,7 +201,11 @@ class HttpConnection(ServerConnection):
                 self.waited_ns = 0
             if server.intake.is_behind(now_ns):
                 self._hold_back(data)
-                self._defer()
+                self._defer(server.intake)
+                return
+            if server.large.is_busy and announced_bytes(data) > LARGE_BYTES and server.large.is_behind(now_ns):
+                self._hold_back(data)
+                self._defer(server.large)
                 return
         self._feed(data)
 
@@ -351,15 +356,18 @@ class HttpConnection(ServerConnection):
         """How long the request that was deferred may wait."""
         if self._ready:
             exchange = self._ready[0]
-            return self._server.patience_ns(exchange.path, "")
-        return self._server.patience_ns(*target_of(self._unread))
+            own_ms = exchange.headers.get("x-slo-ms", "")
+            own_ms = own_ms if own_ms.isdecimal() and len(own_ms) < 8 else ""
+            return self._server.patience_ns(exchange.path, own_ms, self._server.large)
+        is_large = announced_bytes(self._unread) > LARGE_BYTES
+        return self._server.patience_ns(*target_of(self._unread), self._server.large if is_large else None)
 
     def start(self) -> None:
         """Take up the request that was deferred."""
         self._wait_for(None)
-        self._is_admitted = True
+        self._is_admitted, self._is_large_admitted = True, bool(self._ready)
         self._advance()
-        self._is_admitted = False
+        self._is_admitted = self._is_large_admitted = False
 
     def refuse_deferred(self) -> None:
         """Refuse the request that was deferred: without parsing it, if it has arrived whole."""
@@ -380,11 +388,14 @@ class HttpConnection(ServerConnection):
         else:
             self._wait_for(None)
             self._break(refusal, "HEAD" if self._unread[:5] == b"HEAD " else "")
+            if self._is_lingering and self.transport is not None:
+                self.transport.pause_reading()  # to receive the rest would cost far more than to refuse it
 
-    def _defer(self) -> None:
+    def _defer(self, intake: Intake) -> None:
+        """Let what has arrived wait until this intake calls `start` or `refuse_deferred`."""
         if self.transport is not None:
             self._wait_for(self._server.deferred)
-            self._server.intake.defer(self, is_page=not self._ready and self._unread[:4] == b"GET ")
+            intake.defer(self, is_page=not self._ready and self._unread[:4] == b"GET ")
 
     def answer(
         self,
@@ -396,9 +407,10 @@ class HttpConnection(ServerConnection):
     ) -> None:
         """Send the answer of a request, which `Exchange.reply` calls once."""
         server, transport = self._server, self.transport
-        if server.intake.has_waiting and exchange.taken_ns and status == HTTPStatus.OK:
-            server.intake.note_stay(time.monotonic_ns() - exchange.taken_ns)
         bytes_in = exchange.held_bytes
+        intake = server.intake if bytes_in <= LARGE_BYTES else server.large
+        if intake.has_waiting and exchange.taken_ns and status == HTTPStatus.OK:
+            intake.note_stay(time.monotonic_ns() - exchange.taken_ns)
         exchange.drop()
         if transport is None:
             return
@@ -597,9 +609,12 @@ class HttpConnection(ServerConnection):
     def _has_taken_up(self, exchange: Exchange) -> bool:
         """Answer a complete request, unless it must wait."""
         server = self._server
-        if exchange.refusal is None and not self._is_admitted and server.must_wait(exchange):
-            self._defer()
-            return False
+        if exchange.refusal is None and exchange.held_bytes > LARGE_BYTES:
+            large = server.large
+            if not (self._is_large_admitted or large.is_expected(exchange)) and large.is_behind(time.monotonic_ns()):
+                self._defer(large)
+                return False
+            server.large.begin(exchange)
         self._ready.popleft()
         self._answering, self._has_taken = exchange, True
         if self._is_admitted and exchange.method == "POST":
@@ -839,6 +854,8 @@ class HttpServer:
             protocols=("http/1.1",),
         )
         self.intake = Intake(lambda: self.open_requests < self.requests_max)
+        self.large = LargeIntake(lambda: self.open_requests < self.requests_max)
+        """Of requests whose body has been received and is so large that it is read in steps."""
         self.listener.is_behind = lambda: self.intake.has_waiting
         self.listener.is_overloaded = lambda: self.intake.is_overloaded
         self.listener.refuses = self.refuses
@@ -867,6 +884,7 @@ class HttpServer:
         """Serve on a listening socket (`listener.listen`), which this object then owns. Call it in the event loop."""
         self._loop = loop = asyncio.get_running_loop()
         self.intake.start(loop)
+        self.large.start(loop)
         self._sweep(loop)
         self.listener.start(sock)
 
@@ -907,6 +925,8 @@ class HttpServer:
         limit = exchange.limit_bytes = json_limit(headers, bodies)
         if size > limit:
             raise bodies.too_large(size, limit)
+        if size > LARGE_BYTES:
+            self.large.expect(exchange)
         if bodies.quotas and (quota := bodies.quota_of(exchange.path)) is not None:
             if quota.bytes_max and size > quota.bytes_max:
                 raise quota.full(0, size)
@@ -949,16 +969,12 @@ class HttpServer:
         self.bodies.refused["age"] += 1
         return True
 
-    def must_wait(self, exchange: Exchange) -> bool:
-        """Whether a request whose body took several turns to arrive must wait for its turn once more."""
-        return exchange.held_bytes > LARGE_BYTES and self.intake.is_behind(time.monotonic_ns())
-
-    def patience_ns(self, path: str, slo_ms: str) -> int:
+    def patience_ns(self, path: str, slo_ms: str, intake: Intake | None = None) -> int:
         """How long a deferred request may wait. `slo_ms` is its own deadline in whole ms, if it has one."""
         deadline_ns = self._deadline_ns(path)
         if deadline_ns is None:
             return PAGE_PATIENCE_NS
-        return self.intake.patience_ns(int(slo_ms) * NS_PER_MS if slo_ms else deadline_ns)
+        return (intake or self.intake).patience_ns(int(slo_ms) * NS_PER_MS if slo_ms else deadline_ns)
 
     def prepared(
         self,

@@ -196,7 +196,7 @@ class Call:
         return self.began_ns if self.is_open else 0
 
     @property
-    def lacks_message(self) -> bool:
+    def is_without_message(self) -> bool:
         """Whether the client was to send the message and has hardly begun."""
         return self in self.connection.server.arriving and len(self.received) < SMALL_PART_BYTES
 
@@ -470,7 +470,7 @@ class Http2Connection(ServerConnection):
 
     def evict(self, call: Call, refusal: Refusal) -> None:
         """Refuse a call whose message has not come, to make room for another one."""
-        lacked_message = call.lacks_message
+        lacked_message = call.is_without_message
         self.server.refuse(call, refusal)
         if lacked_message:
             self._charge_later(COSTS["reset"], "calls without a message")
@@ -746,7 +746,7 @@ class Http2Connection(ServerConnection):
         """Send an error instead of an answer."""
         self._note(call, code, 0)
         said = quote(shortened(text, 2000), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
-        if code in LATE_OR_BUSY and not call.lacks_message:  # which is not the client's fault
+        if code in LATE_OR_BUSY and not call.is_without_message:  # which is not the client's fault
             self._credit = min(CREDIT_MAX, self._credit + CREDIT_PER_ANSWER)
         if name := named(call.metadata.get(REQUEST_ID)):
             trailers = *trailers, (REQUEST_ID, name)

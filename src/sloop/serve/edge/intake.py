@@ -30,9 +30,10 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
-from sloop.serve.edge.exchange import LINE_BYTES_MAX, Buffer
+from sloop.serve.edge.exchange import LINE_BYTES_MAX, Buffer, Exchange
 from sloop.units import NS_PER_MS, NS_PER_S
 
 TURN_NS: Final = 4 * NS_PER_MS
@@ -52,6 +53,9 @@ PAGE_PATIENCE_NS: Final = NS_PER_S
 PATIENCE_SHARES: Final = 0.25, 0.5
 """The shares of its deadline that a request may wait to be taken up: at least, and at most."""
 STAY_GAIN: Final = 1 / 16
+READING_MAX: Final = 2
+"""Large requests that are read at a time."""
+ARRIVING_NS: Final = 100 * NS_PER_MS
 TOO_OLD: Final = "rejected: the server is overloaded; this request has waited too long to be answered in time"
 BLOCKED_S: Final = 0.002
 """How long to wait if as many requests are open as may be."""
@@ -104,7 +108,7 @@ class Intake:
         self._stale: deque[Waiting] = deque()
         self._pages: deque[Waiting] = deque()
         self._pieces: deque[Callable[[], None]] = deque()
-        self._is_turn = self._has_pieces = False
+        self._is_turn = self._is_blocked = self._has_pieces = False
         self._is_calm = True
         """Whether those that wait are taken up in their order, and what arrives waits behind them."""
         self._turn_ns = self._refused_ns = self._taken = 0
@@ -209,10 +213,20 @@ class Intake:
         self._refuse_stale()
         if self.has_waiting and not self._is_turn:
             assert self._loop is not None
-            if self._has_room():
+            if self._has_room() and (self._fresh or self._pages or not self._is_working()):
                 self._begin_turn(time.monotonic_ns())
-            else:
-                self._loop.call_later(BLOCKED_S, self._end_turn)
+            elif not self._is_blocked:
+                self._is_blocked = True
+                self._loop.call_later(BLOCKED_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_blocked = False
+        if not self._is_turn:
+            self._end_turn()
+
+    def _is_working(self) -> bool:
+        """Whether requests that were taken up need the time that refusing would take."""
+        return False
 
     def _take_up_pages(self, until_ns: int) -> None:
         while self._pages and self._has_room() and time.monotonic_ns() < until_ns:
@@ -255,7 +269,7 @@ class Intake:
         """Refuse what has waited too long: within the share of the CPU time, or as long as nothing else waits."""
         begun_ns = now_ns = time.thread_time_ns()  # where a quota holds this process, most time is not its own
         allowed_ns = self._allowed_ns + REFUSING_SHARE * (now_ns - self._refused_ns)
-        allowed_ns = min(allowed_ns, float(SLICE_NS)) if self._fresh else float(SLICE_NS)
+        allowed_ns = min(allowed_ns, float(SLICE_NS)) if self._fresh or self._is_working() else float(SLICE_NS)
         self._refused_ns = now_ns
         while self._stale and now_ns - begun_ns < allowed_ns:
             for _ in range(min(REFUSED_PER_LOOK, len(self._stale))):
@@ -265,6 +279,51 @@ class Intake:
                     found.refuse_deferred()
             now_ns = time.thread_time_ns()
         self._allowed_ns = allowed_ns - (now_ns - begun_ns)
+
+
+class LargeIntake(Intake):
+    """The same for requests so large that they are read in steps. While some are read, few others may come: all
+    together, each with an equal part of the time, would all be late. The others wait with their body at the client."""
+
+    def __init__(self, has_room: Callable[[], bool]) -> None:
+        super().__init__(lambda: self._open() < READING_MAX and has_room())
+        self._reading: set[int] = set()
+        """The requests that are being read, by identity."""
+        self._arriving: dict[int, int] = {}
+        """Those whose body may come now, and since when. Who takes longer than `ARRIVING_NS` is not waited for."""
+
+    def _open(self) -> int:
+        least_ns = time.monotonic_ns() - ARRIVING_NS
+        while self._arriving and next(iter(self._arriving.values())) < least_ns:
+            del self._arriving[next(iter(self._arriving))]
+        return len(self._reading) + len(self._arriving) if self._reading else 0
+
+    def _is_working(self) -> bool:
+        return bool(self._reading or self._arriving)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are such requests."""
+        return bool(self._reading or self._arriving or self.has_waiting)
+
+    def expect(self, exchange: Exchange) -> None:
+        """The head of a large request has been accepted."""
+        self._arriving[id(exchange)] = time.monotonic_ns()
+        exchange.on_read = partial(self._end, id(exchange))
+
+    def is_expected(self, exchange: Exchange) -> bool:
+        """Whether the body of a request has come so soon that it need not wait again."""
+        return id(exchange) in self._arriving
+
+    def begin(self, exchange: Exchange) -> None:
+        """A request is read from now on."""
+        self._arriving.pop(id(exchange), None)
+        self._reading.add(id(exchange))
+        exchange.on_read = partial(self._end, id(exchange))
+
+    def _end(self, number: int) -> None:
+        self._arriving.pop(number, None)
+        self._reading.discard(number)
 
 
 def is_whole(data: Buffer) -> bool:
@@ -280,6 +339,12 @@ def is_whole(data: Buffer) -> bool:
     if len(lengths) != len(LENGTH_NAME.findall(head)) or len(lengths) > 1:
         return False
     return len(body) == (int(lengths[0]) if lengths else 0)
+
+
+def announced_bytes(data: Buffer) -> int:
+    """The length of the body of an unparsed request, if it has one; otherwise 0."""
+    found = LENGTH_FIELD.search(data, 0, 16 * 1024)
+    return 0 if found is None else int(found[1])
 
 
 def target_of(data: Buffer) -> tuple[str, str]:

@@ -267,6 +267,8 @@ class Rest:
             identity = identity_of(headers.get(REQUEST_ID), headers.get(TRACEPARENT), id)
             exchange.request_id = identity.request_id
         exchange.body = b""
+        if exchange.on_read is not None:
+            exchange.note_read()
         slo_ns, elapsed_ns = _budget_ns(exchange, model, parameters)
         request = sink.submit(
             tensors,

@@ -515,7 +515,7 @@ class Rpc:
             call.hold.take(size)
         return service.model(request.model_name, request.model_version)
 
-    def _submit(self, call: Call, model: Model, asked: "Asked", tensors: Mapping[str, Tensor]) -> None:
+    def _submit(self, call: Call, model: Model, asked: "InferOptions", tensors: Mapping[str, Tensor]) -> None:
         identity = identity_of(call.metadata.get(REQUEST_ID), call.metadata.get(TRACEPARENT), asked.id)
         sink = self.service.sink
         number = sink.submit(
@@ -756,7 +756,7 @@ def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     raise bad("message", "it ends within a field", "send the whole message")
 
 
-class Asked(Struct):
+class InferOptions(Struct):
     """What a `ModelInferRequest` asks for, beside its tensors."""
 
     id: str
@@ -770,11 +770,11 @@ class Asked(Struct):
     """Of these, those to return as classes, with how many."""
 
 
-def asked_of(request: Any, call: Call, model: Model) -> Asked:  # noqa: ANN401
+def asked_of(request: Any, call: Call, model: Model) -> InferOptions:  # noqa: ANN401
     """What the message of a call asks for. Raises a 400 that names the field."""
     slo_ns, elapsed_ns = asked_budget_ns(request, call.metadata, call.remaining_ns(), model.slo_ns)
     names, classes = outputs_of(request, model.validator)
-    return Asked(request.id, request.model_version, slo_ns, elapsed_ns, names, classes)
+    return InferOptions(request.id, request.model_version, slo_ns, elapsed_ns, names, classes)
 
 
 def asked_budget_ns(

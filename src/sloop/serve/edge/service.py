@@ -264,7 +264,7 @@ def readiness_of(answer: bytes) -> Mapping[str, Readiness]:
     return _READINESS.decode(answer)
 
 
-def _begins_alike(one: str, other: str) -> int:
+def _prefix_length(one: str, other: str) -> int:
     """How many characters two names have in common at their beginning."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
@@ -276,7 +276,7 @@ def named(wrong: str, names: Iterable[str]) -> str:
         return "this server has no models"
     if len(known) <= NAMES_MAX:
         return f"this server has the model{'' if len(known) == 1 else 's'} {listed([repr(name) for name in known])}"
-    alike = nlargest(COMPARED_MAX, known, key=lambda name: _begins_alike(name, wrong))
-    near = get_close_matches(wrong, alike, n=NAMES_MAX) if len(wrong) <= 100 else []
+    similar = nlargest(COMPARED_MAX, known, key=lambda name: _prefix_length(name, wrong))
+    near = get_close_matches(wrong, similar, n=NAMES_MAX) if len(wrong) <= 100 else []
     nearest = f"did you mean {listed([repr(name) for name in near], 'or')}? " if near else ""
     return f"{nearest}GET /v2/models lists the {counted(len(known), 'model')} of this server"
