@@ -56,6 +56,7 @@ STAY_GAIN: Final = 1 / 16
 READING_MAX: Final = 2
 """Large requests that are read at a time."""
 ARRIVING_NS: Final = 100 * NS_PER_MS
+ARRIVED_BYTES_MIN: Final = 16 * 1024
 TOO_OLD: Final = "rejected: the server is overloaded; this request has waited too long to be answered in time"
 BLOCKED_S: Final = 0.002
 """How long to wait if as many requests are open as may be."""
@@ -282,21 +283,23 @@ class Intake:
 
 
 class LargeIntake(Intake):
-    """The same for requests so large that they are read in steps. While some are read, few others may come: all
-    together, each with an equal part of the time, would all be late. The others wait with their body at the client."""
+    """The same for requests so large that they are read in steps. Few come and are read at a time: all together, each
+    with an equal part of the time, would all be late. The others wait with their body at the client."""
 
     def __init__(self, has_room: Callable[[], bool]) -> None:
         super().__init__(lambda: self._open() < READING_MAX and has_room())
         self._reading: set[int] = set()
         """The requests that are being read, by identity."""
-        self._arriving: dict[int, int] = {}
-        """Those whose body may come now, and since when. Who takes longer than `ARRIVING_NS` is not waited for."""
+        self._arriving: dict[int, tuple[int, Exchange]] = {}
+        """Those whose body may come now, and since when. A client that takes longer than `ARRIVING_NS`, or has sent
+        hardly anything, is not waited for."""
 
     def _open(self) -> int:
         least_ns = time.monotonic_ns() - ARRIVING_NS
-        while self._arriving and next(iter(self._arriving.values())) < least_ns:
+        while self._arriving and next(iter(self._arriving.values()))[0] < least_ns:
             del self._arriving[next(iter(self._arriving))]
-        return len(self._reading) + len(self._arriving) if self._reading else 0
+        arriving = sum(exchange.held_bytes > ARRIVED_BYTES_MIN for _, exchange in self._arriving.values())
+        return len(self._reading) + arriving
 
     def _is_working(self) -> bool:
         return bool(self._reading or self._arriving)
@@ -308,7 +311,7 @@ class LargeIntake(Intake):
 
     def expect(self, exchange: Exchange) -> None:
         """The head of a large request has been accepted."""
-        self._arriving[id(exchange)] = time.monotonic_ns()
+        self._arriving[id(exchange)] = time.monotonic_ns(), exchange
         exchange.on_read = partial(self._end, id(exchange))
 
     def is_expected(self, exchange: Exchange) -> bool:
