@@ -52,7 +52,7 @@ def test_a_failure_is_shrunk_and_printed_with_the_command_that_plays_it_again() 
     out = io.StringIO()
     report(schedule_of(3), out, broken)
     said = out.getvalue()
-    assert said.startswith("seed 3 fails; its ")
+    assert said.startswith("seed 3 fails; leaving out ")
     assert len(re.findall(r"^ +\d+ +[\d.]+ ms ", said, re.MULTILINE)) == 2
     assert "Violation: both are there\n" in said
     assert said.endswith("reproduce with: python -m sloop.sim.soak --schedule 3 --only 7,90\n")

@@ -168,7 +168,8 @@ def test_a_wrong_key_is_refused_on_the_head(edges: Callable[..., Edge], length: 
 
 def test_all_bodies_together_are_bounded_and_free_their_room(edges: Callable[..., Edge]) -> None:
     edge = edges()
-    part = HEAD + KEY + b"\r\ninference-header-content-length: 2\r\ncontent-length: 2097153\r\n\r\n" + b"{" * 2**20
+    fields = (KEY, b"x-slo-ms: 60000", b"inference-header-content-length: 2", b"content-length: 2097153")
+    part = HEAD + b"\r\n".join(fields) + b"\r\n\r\n" + b"{" * 2**20
     with many(edge, 4, part):
         edge.until(lambda: edge.bodies.held_bytes == 2**22)
         assert [answer.status for answer in converse(edge.gateway, AUTHORISED)] == [503]

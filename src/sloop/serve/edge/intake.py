@@ -55,8 +55,9 @@ PATIENCE_SHARES: Final = 0.25, 0.5
 STAY_GAIN: Final = 1 / 16
 READING_MAX: Final = 2
 """Large requests that are read at a time."""
-ARRIVING_NS: Final = 100 * NS_PER_MS
-ARRIVED_BYTES_MIN: Final = 16 * 1024
+ARRIVING_NS: Final = 30 * NS_PER_MS
+ARRIVED_BYTES_MIN: Final = 48 * 1024
+"""A body of which so much has come so soon comes as fast as this process receives it, and not as fast as a network."""
 TOO_OLD: Final = "rejected: the server is overloaded; this request has waited too long to be answered in time"
 BLOCKED_S: Final = 0.002
 """How long to wait if as many requests are open as may be."""
@@ -291,8 +292,7 @@ class LargeIntake(Intake):
         self._reading: set[int] = set()
         """The requests that are being read, by identity."""
         self._arriving: dict[int, tuple[int, Exchange]] = {}
-        """Those whose body may come now, and since when. A client that takes longer than `ARRIVING_NS`, or has sent
-        hardly anything, is not waited for."""
+        """Those whose body may come now, and since when. Only those that come fast are waited for, and not for long."""
 
     def _open(self) -> int:
         least_ns = time.monotonic_ns() - ARRIVING_NS
