@@ -356,11 +356,11 @@ class HttpConnection(ServerConnection):
         """How long the request that was deferred may wait."""
         if self._ready:
             exchange = self._ready[0]
-            own_ms = exchange.headers.get("x-slo-ms", "")
-            own_ms = own_ms if own_ms.isdecimal() and len(own_ms) < 8 else ""
-            return self._server.patience_ns(exchange.path, own_ms, self._server.large)
+            return self._server.patience_ns(exchange.path, exchange.headers.get("x-slo-ms", ""), self._server.large)
         is_large = announced_bytes(self._unread) > LARGE_BYTES
-        return self._server.patience_ns(*target_of(self._unread), self._server.large if is_large else None)
+        return self._server.patience_ns(
+            *target_of(self._unread), self._server.large if is_large else self._server.intake
+        )
 
     def start(self) -> None:
         """Take up the request that was deferred."""
@@ -960,7 +960,7 @@ class HttpServer:
         connection or parsing."""
         try:
             data = sock.recv(GLANCE_BYTES, socket.MSG_PEEK)
-            if not data or data[:5] == b"HEAD " or waited_ns <= self.patience_ns(*target_of(data)):
+            if not data or data[:5] == b"HEAD " or waited_ns <= self.patience_ns(*target_of(data), self.intake):
                 return False
             sock.recv(ALL_GLANCE_BYTES)  # unread bytes would make closing a reset, which discards the answer
             sock.send(self.too_old_and_last)
@@ -969,12 +969,13 @@ class HttpServer:
         self.bodies.refused["age"] += 1
         return True
 
-    def patience_ns(self, path: str, slo_ms: str, intake: Intake | None = None) -> int:
-        """How long a deferred request may wait. `slo_ms` is its own deadline in whole ms, if it has one."""
+    def patience_ns(self, path: str, slo_ms: str, intake: Intake) -> int:
+        """How long a request may wait in this intake. Its own deadline, `slo_ms`, counts if it is in whole ms."""
         deadline_ns = self._deadline_ns(path)
         if deadline_ns is None:
             return PAGE_PATIENCE_NS
-        return (intake or self.intake).patience_ns(int(slo_ms) * NS_PER_MS if slo_ms else deadline_ns)
+        is_own = slo_ms.isdecimal() and len(slo_ms) < 8
+        return intake.patience_ns(int(slo_ms) * NS_PER_MS if is_own else deadline_ns)
 
     def prepared(
         self,

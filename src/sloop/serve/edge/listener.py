@@ -280,13 +280,13 @@ class Listener:
             bound = "connections"
         if bound:
             self.refused[bound] += 1
-            sock.close()
             most, option = self.connections_max, "--connections"
             if bound == "address":
                 most, option = self.each_address_max, "--connections-each"
             source = f" from {address}" if bound == "address" else ""
             refused = f"{self.refused[bound]} have been refused since the start, from all addresses"
             self._warn(f"too many connections{source}: {option} allows {most}; {refused}")
+            sock.close()
             return
         connection = self._factory()
         connection.address, connection.waited_ns = address, waited_ns

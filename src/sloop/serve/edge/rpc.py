@@ -527,30 +527,22 @@ class Rpc:
             began_ns=call.began_ns,
             request_id=identity.request_id,
             trace=identity.trace,
-            on_end=partial(self._end, call, model, asked.id, asked.names, asked.classes),
+            on_end=partial(self._end, call, model, asked),
         )
         if call.is_open:
             call.on_gone = partial(sink.cancel, number)
 
-    def _end(
-        self,
-        call: Call,
-        model: Model,
-        id: str,
-        names: Sequence[str],
-        classes: Mapping[str, int],
-        ended: RequestResult,
-    ) -> None:
+    def _end(self, call: Call, model: Model, asked: "InferOptions", ended: RequestResult) -> None:
         """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
         if not call.is_open:
             return
         try:
             if ended.outcome not in (Outcome.SERVED, Outcome.LATE):
                 raise refusal_of(ended)
-            if classes:
-                call.do(self._classify(call, model, id, names, classes, ended))
+            if asked.classes:
+                call.do(self._classify(call, model, asked, ended))
                 return
-            answer, raw = answer_of(model.name, id, names, ended.version, ended.outputs)
+            answer, raw = answer_of(model.name, asked.id, asked.names, ended.version, ended.outputs)
             reply(call, answer, (MET if ended.outcome is Outcome.SERVED else NOT_MET,), raw)
         except Refusal as refusal:
             self.server.refuse(call, refusal)
@@ -559,18 +551,10 @@ class Rpc:
             what = "failed: internal error of the server"
             self.server.refuse(call, Refusal(500, what, "see the server's log, and report it"))
 
-    def _classify(
-        self,
-        call: Call,
-        model: Model,
-        id: str,
-        names: Sequence[str],
-        classes: Mapping[str, int],
-        ended: RequestResult,
-    ) -> Steps[None]:
+    def _classify(self, call: Call, model: Model, asked: "InferOptions", ended: RequestResult) -> Steps[None]:
         """Answer an inference with classes."""
-        outputs = yield from classified(ended.outputs, classes, model)
-        answer, raw = answer_of(model.name, id, names, ended.version, outputs)
+        outputs = yield from classified(ended.outputs, asked.classes, model)
+        answer, raw = answer_of(model.name, asked.id, asked.names, ended.version, outputs)
         reply(call, answer, (MET if ended.outcome is Outcome.SERVED else NOT_MET,), raw)
 
 
