@@ -441,12 +441,16 @@ def attacked(name: str, target: Target) -> Iterator[None]:
 
 def memory_bytes(pid: int) -> int:
     """The memory of a process and all below it; what they share counts once."""
-    total = 0
+    return own_memory_bytes(pid) + sum(memory_bytes(child) for child, _ in children(pid))
+
+
+def own_memory_bytes(pid: int) -> int:
+    """The memory of a process, with its share of what it has in common with others."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
-                total = int(line.split()[1]) * 1024
-    return total + sum(memory_bytes(child) for child, _ in children(pid))
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 class Watch:

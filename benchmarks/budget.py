@@ -147,10 +147,10 @@ def threads(model: Path, folder: Path, seconds: float) -> tuple[float, list[tupl
             before = spent(pids)
             answers = ask(port, seconds)
             after = spent(pids)
+            names = {key: name_of(key, server.pid) for key in after}
         finally:
             server.terminate()
             server.wait(20)
-    names = {key: name_of(key, server.pid) for key in after}
     rows: dict[str, tuple[float, float]] = {}
     for key, (user_s, kernel_s) in after.items():
         user_0, kernel_0 = before.get(key, (0.0, 0.0))

@@ -32,7 +32,7 @@ import numpy as np
 from msgspec import Struct
 from scipy.stats import t as student
 
-from benchmarks.attacks import aborted, begun, connection, memory_bytes, prefixed
+from benchmarks.attacks import aborted, begun, connection, own_memory_bytes, prefixed
 from benchmarks.models import perceptron
 from benchmarks.notebook import arguments, children, publish, say, server_pid, table, workspace
 from sloop.demo.live import ServerReport, serving
@@ -52,6 +52,10 @@ CLIENTS: Final = 32
 FEATURES: Final = ["json", "binary", "grpc", "wrong", "unknown-model", "gone", "half", "reset"]
 SHARES: Final = (45, 20, 25, 3, 3, 2, 1, 1)
 """How many of a hundred requests are of each kind."""
+
+
+PROCESSES: Final = {b"serve.edge.process": "edge", b"serve.worker": "worker", b"\0serve\0": "deciding process"}
+"""What the command line of a process of the server has in it."""
 
 
 class Slope(Struct, frozen=True):
@@ -85,7 +89,8 @@ class Sample(Struct, frozen=True):
     """A look at the server and all its processes."""
 
     at_s: float
-    memory_bytes: int
+    memory_bytes: dict[str, int]
+    """By process."""
     descriptors: int
     processes: int
     log_bytes: int
@@ -98,15 +103,18 @@ def family(pid: int) -> list[int]:
 
 def look(pid: int, folder: Path) -> Sample:
     """A sample of the server now."""
-    pids, descriptors = family(pid), 0
+    pids, descriptors, memory = family(pid), 0, Counter[str]()
     for each in pids:
         with contextlib.suppress(OSError):
             descriptors += len(os.listdir(f"/proc/{each}/fd"))
+            command = Path(f"/proc/{each}/cmdline").read_bytes()
+            name = next((name for word, name in PROCESSES.items() if word in command), "other processes")
+            memory[name] += own_memory_bytes(each)
     log_bytes = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
             log_bytes += path.stat().st_size
-    return Sample(time.monotonic(), memory_bytes(pid), descriptors, len(pids), log_bytes)
+    return Sample(time.monotonic(), dict(memory), descriptors, len(pids), log_bytes)
 
 
 # The clients
@@ -224,8 +232,8 @@ EXPECTED: Final = {
 
 
 async def send(wires: Sequence[Wire], rate_rps: float, count: int, seed: int) -> Counter[str]:
-    """Make `count` requests of mixed kinds at a rate, each client one after the other; returns how many of each kind
-    came out as expected, or otherwise as what."""
+    """Make `count` requests of mixed kinds at a rate, or as many as fit into their time, each client one after the
+    other; returns how many of each kind came out as expected, or otherwise as what."""
     chance, found = random.Random(seed), Counter[str]()
     kinds = chance.choices(FEATURES, SHARES, k=count)
     due_s, gap_s = asyncio.get_running_loop().time(), 1 / rate_rps
@@ -233,7 +241,7 @@ async def send(wires: Sequence[Wire], rate_rps: float, count: int, seed: int) ->
 
     async def work(wire: Wire) -> None:
         nonlocal place
-        while place < count:
+        while place < count and asyncio.get_running_loop().time() < due_s + count * gap_s:
             mine, place = place, place + 1
             await asyncio.sleep(max(0.0, due_s + mine * gap_s - asyncio.get_running_loop().time()))
             try:
@@ -263,12 +271,13 @@ def run(where: ServerReport, folder: Path, given: Namespace) -> tuple[list[Sampl
     command = [sys.executable, "-m", "benchmarks.soak", "--sender", where.application, *numbers]
     samples: list[Sample] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE) as sender:
-        until_s = time.monotonic() + 2 * given.seconds + 60
+        until_s = time.monotonic() + given.seconds + 60
         while sender.poll() is None and time.monotonic() < until_s:
             samples.append(look(pid, folder))
             time.sleep(1)
             if len(samples) % 60 == 0:
-                say(f"{len(samples)} s: {samples[-1].memory_bytes >> 20} MiB, {samples[-1].descriptors} descriptors")
+                memory = ", ".join(f"{name} {each / 2**20:.1f}" for name, each in samples[-1].memory_bytes.items())
+                say(f"{len(samples)} s: MiB: {memory}; {samples[-1].descriptors} descriptors")
         sender.kill()
         assert sender.stdout is not None
         found = Counter(msgspec.json.decode(sender.stdout.read() or b"{}", type=dict[str, int]))
@@ -280,7 +289,11 @@ def rows_of(samples: Sequence[Sample]) -> list[tuple[object, ...]]:
     kept = samples[round(WARM_SHARE * len(samples)) : -1]  # in the last, the clients leave
     times_s = [sample.at_s for sample in kept]
     series = {
-        "memory, MiB": [sample.memory_bytes / 2**20 for sample in kept],
+        "memory, MiB": [sum(sample.memory_bytes.values()) / 2**20 for sample in kept],
+        **{
+            f"of it {name}": [sample.memory_bytes.get(name, 0) / 2**20 for sample in kept]
+            for name in sorted({name for sample in kept for name, size in sample.memory_bytes.items() if size})
+        },
         "descriptors": [float(sample.descriptors) for sample in kept],
         "processes": [float(sample.processes) for sample in kept],
     }
@@ -325,7 +338,7 @@ def main() -> None:
     outcomes = [(kind, found[kind], ", ".join(others[kind]) or "–") for kind in FEATURES]
     text = "\n\n".join(
         [
-            f"{given.rate:,.0f} requests/s for {took_s:,.0f} s ({total:,} requests, {total - right:,} with another "
+            f"{total / took_s:,.0f} requests/s for {took_s:,.0f} s ({total:,} requests, {total - right:,} with another "
             f"outcome than expected): **{'flat' if is_flat else 'not flat'}**. Growth is that of a line through the "
             f"samples after the first {100 * WARM_SHARE:g} %, an hour, with its 95 % confidence.",
             table(("", "median", "least", "most", "growth an hour", "flat"), rows),
