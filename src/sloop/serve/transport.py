@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from itertools import islice
 from struct import Struct as Layout
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -73,7 +73,13 @@ class FrameKind(IntEnum):
     SAVED = 17
     """From the planner: the payload is the state of its policies, or why it cannot be saved."""
     RECORDS = 18
-    """From and to an edge: the payload is a list of records, of one turn of the event loop."""
+    """From and to an edge or an agent: the payload is a list of records, of one turn of the event loop."""
+    ALIVE = 19
+    """Between machines: the sender lives."""
+    FETCH = 20
+    """To an agent: send the block whose address is the payload; `subject` is the number of this request."""
+    BLOCK = 21
+    """From an agent: the block of request `subject`; if `value` is negative, the payload says why there is none."""
 
 
 class Frame(Struct, frozen=True, gc=False):
@@ -144,6 +150,71 @@ def drop_sent(unsent: deque[memoryview], sent: int) -> None:
         unsent[0] = unsent[0][sent:]
 
 
+class FrameReader:
+    """Cuts what a stream brings into frames: `buffer` says where the next bytes belong, `fill` that they are there.
+
+    `on_frame` is called for every frame, and may call `stop`. A payload larger than the scratch buffer is received
+    where `room` says, which is by default memory of its own.
+    """
+
+    def __init__(self, on_frame: Callable[[Frame], None], room: Callable[[Head], memoryview] | None = None) -> None:
+        self._on_frame, self._room = on_frame, room or _room
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._filled = 0
+        self._head: Head | None = None
+        self._body = memoryview(b"")
+        self._body_filled = 0
+        self._stopped = False
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes belong."""
+        return self._scratch[self._filled :] if self._head is None else self._body[self._body_filled :]
+
+    def fill(self, count: int) -> None:
+        """So many bytes have come. Raises `ProtocolError` for what is no frame."""
+        head = self._head
+        if head is None:
+            self._filled += count
+            self._cut()
+            return
+        self._body_filled += count
+        if self._body_filled == head.payload_bytes:
+            frame = Frame(head.kind, head.subject, head.value, self._body)
+            self._head, self._body = None, memoryview(b"")
+            self._on_frame(frame)
+
+    def stop(self) -> None:
+        """Report no further frames."""
+        self._stopped = True
+
+    def _cut(self) -> None:
+        """Extract complete frames from the scratch buffer. A large payload gets a separate buffer."""
+        start = 0
+        while not self._stopped and self._filled - start >= HEADER.size:
+            head = unpack_head(self._scratch[start : self._filled])
+            at = start + HEADER.size
+            end = at + head.payload_bytes
+            if self._filled >= end:
+                payload = bytes(self._scratch[at:end])
+                start = end
+                self._on_frame(Frame(head.kind, head.subject, head.value, memoryview(payload)))
+            elif end - start > SCRATCH_BYTES:
+                self._head = head
+                self._body, self._body_filled = self._room(head), self._filled - at
+                self._body[: self._body_filled] = self._scratch[at : self._filled]
+                start = self._filled
+            else:
+                break
+        left = self._filled - start
+        if start and left:
+            self._scratch[:left] = self._scratch[start : self._filled]
+        self._filled = left
+
+
+def _room(head: Head) -> memoryview:
+    return memoryview(bytearray(head.payload_bytes))
+
+
 class ProcessLink:
     """The server's end of a child's socket, driven by the event loop.
 
@@ -159,14 +230,10 @@ class ProcessLink:
         on_frame: Callable[[Frame], None],
         on_end: Callable[[str], None],
     ) -> None:
-        self._loop, self._sock, self._on_frame, self._on_end = loop, sock, on_frame, on_end
+        self._loop, self._sock, self._on_end = loop, sock, on_end
         self._fd = sock.fileno()
         self._unsent: deque[memoryview] = deque()
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self._filled = 0
-        self._head: Head | None = None
-        self._body = memoryview(b"")
-        self._body_filled = 0
+        self._reader = FrameReader(on_frame)
         self._closed = False
         loop.add_reader(self._fd, self._on_readable)
 
@@ -195,6 +262,7 @@ class ProcessLink:
         if self._closed:
             return
         self._closed = True
+        self._reader.stop()
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._unsent.clear()
@@ -216,10 +284,8 @@ class ProcessLink:
             self._loop.remove_writer(self._fd)
 
     def _on_readable(self) -> None:
-        in_body = self._head is not None
-        target = self._body[self._body_filled :] if in_body else self._scratch[self._filled :]
         try:
-            count = self._sock.recv_into(target)
+            count = self._sock.recv_into(self._reader.buffer())
         except (BlockingIOError, InterruptedError):
             return
         except ConnectionResetError:
@@ -231,44 +297,9 @@ class ProcessLink:
             self._end(CLOSED)
             return
         try:
-            if in_body:
-                self._body_filled += count
-                self._finish_body()
-            else:
-                self._filled += count
-                self._cut_frames()
+            self._reader.fill(count)
         except ProtocolError as error:
             self._end(str(error))
-
-    def _finish_body(self) -> None:
-        head = self._head
-        if head is not None and self._body_filled == head.payload_bytes:
-            frame = Frame(head.kind, head.subject, head.value, self._body)
-            self._head, self._body = None, memoryview(b"")
-            self._on_frame(frame)
-
-    def _cut_frames(self) -> None:
-        """Extract complete frames from the scratch buffer. A large payload gets a separate buffer."""
-        start = 0
-        while not self._closed and self._filled - start >= HEADER.size:
-            head = unpack_head(self._scratch[start : self._filled])
-            at = start + HEADER.size
-            end = at + head.payload_bytes
-            if self._filled >= end:
-                payload = bytes(self._scratch[at:end])
-                start = end
-                self._on_frame(Frame(head.kind, head.subject, head.value, memoryview(payload)))
-            elif end - start > SCRATCH_BYTES:
-                self._head = head
-                self._body, self._body_filled = memoryview(bytearray(head.payload_bytes)), self._filled - at
-                self._body[: self._body_filled] = self._scratch[at : self._filled]
-                start = self._filled
-            else:
-                break
-        left = self._filled - start
-        if start and left:
-            self._scratch[:left] = self._scratch[start : self._filled]
-        self._filled = left
 
     def _end(self, why: str) -> None:
         if not self._closed:
@@ -276,8 +307,25 @@ class ProcessLink:
             self._on_end(why)
 
 
+class FrameLink(Protocol):
+    """A connection that carries frames, to a process on any machine. See `sloop.serve.network`."""
+
+    def attach(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]) -> None:
+        """Set who is told of frames and of the end, as for `ProcessLink`."""
+        ...
+
+    def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Buffer] = ()) -> None:
+        """See `ProcessLink.send`."""
+        ...
+
+    def close(self) -> None:
+        """See `ProcessLink.close`."""
+        ...
+
+
 class RecordLink:
-    """One end of an edge's socket: records in both directions, all those of one turn of the event loop in one frame.
+    """Records in both directions, all those of one turn of the event loop in one frame: over a socket between an edge
+    and the deciding process, or over a link to another machine.
 
     `on_record` is called for each record that comes, of the types of the union `comes`. `on_end` is called once, with
     the reason, when the peer closes the socket, violates the format, or sends what `on_record` refuses with a
@@ -288,7 +336,7 @@ class RecordLink:
     def __init__(
         self,
         loop: AbstractEventLoop,
-        sock: socket.socket,
+        sock: socket.socket | FrameLink,
         comes: Any,  # noqa: ANN401  # a union is no type
         on_record: Callable[[Any], None],
         on_end: Callable[[str], None],
@@ -299,7 +347,12 @@ class RecordLink:
         self._decode = msgspec.msgpack.Decoder(list[comes]).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._waiting: list[Struct] = []
-        self._link = ProcessLink(loop, sock, self._on_frame, on_end)
+        self._link: ProcessLink | FrameLink
+        if isinstance(sock, socket.socket):
+            self._link = ProcessLink(loop, sock, self._on_frame, on_end)
+        else:
+            self._link = sock
+            sock.attach(self._on_frame, on_end)
 
     def send(self, record: Struct) -> None:
         """Send a record at the end of this turn of the event loop."""
