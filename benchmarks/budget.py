@@ -76,7 +76,7 @@ async def steps(folder: Path) -> list[tuple[str, str, float]]:
     records = [Request(RequestId(n), now_ns, now_ns, now_ns + 10**9) for n in range(TOGETHER)]
     ends = [End(RequestId(n), Outcome.SERVED) for n in range(TOGETHER)]
     logged: list[Record] = [*records, StartBatch(BatchId(0), ReplicaId(0), "only", tuple(r.id for r in records)), *ends]
-    read_block = BlockReader(0).tensors
+    read_block = BlockReader({}).tensors
     told = [RequestEnded(n, Outcome.SERVED, "1", [answer]) for n in range(TOGETHER)]
 
     def decide() -> None:

@@ -162,20 +162,38 @@ def test_blocks_of_a_writer_that_has_ended_stay_until_they_are_free(arena: tuple
     memory[:5] = b"large"
     arenas.hold(block)
     arenas.abandon(held)
-    reader = ArenaReader(os.getpid())
+    reader = ArenaReader({0: os.getpid()})
     view = reader.read(block)
     assert bytes(view[:5]) == b"large"
     arenas.free(block)
     assert not len(arenas)
     assert bytes(view[:5]) == bytes(5), "its memory is given back although it is mapped"
     with pytest.raises(ValueError, match=r"closed|cannot be opened"):
-        ArenaReader(os.getpid()).read(block)
+        ArenaReader({0: os.getpid()}).read(block)
+
+
+def test_a_block_of_another_holder_is_freed_and_read_there() -> None:
+    ours, theirs, freed = Arenas(), Arenas(holder=3), list[Address]()
+    ours.add_holder(3, freed.append)
+    held = theirs.make(1 << 20, lambda _: None)
+    assert held is not None
+    block, memory = Arena(held.number, held.fd).allocate(5)
+    memory[:] = b"other"
+    assert block.holder == 3
+    ours.free(block)
+    assert freed == [block]
+    with pytest.raises(ValueError, match="held by process 3, which is not on this machine"):
+        ArenaReader({0: os.getpid()}).read(block)
+    assert bytes(ArenaReader({0: 1, 3: os.getpid()}).read(block)) == b"other"
+    ours.remove_holder(3)
+    ours.free(block)
+    assert freed == [block], "a holder that has gone is told nothing"
 
 
 def test_an_arena_cannot_be_written_by_its_readers_nor_made_smaller(arena: tuple[Arenas, HeldArena, Arena]) -> None:
     _, held, writer = arena
     block, _ = writer.allocate(10)
-    view = ArenaReader(os.getpid()).read(block)
+    view = ArenaReader({0: os.getpid()}).read(block)
     with pytest.raises(TypeError):
         view[0] = 1
     with pytest.raises(OSError, match="not permitted"):

@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Self
 
 from msgspec import Struct
@@ -98,6 +98,7 @@ used again, which takes as long as writing it."""
 ARENAS_READ_MAX: Final = 256
 """Arenas that a reader keeps open; those of processes that have ended are among them."""
 _FD_BITS: Final = 20
+_HOLDER_SHIFT: Final = 48
 
 
 class Address(Struct, frozen=True, array_like=True, gc=False):
@@ -106,6 +107,11 @@ class Address(Struct, frozen=True, array_like=True, gc=False):
     arena: int
     offset: int
     size: int
+
+    @property
+    def holder(self) -> int:
+        """Who holds the arena; see `Arenas`."""
+        return self.arena >> _HOLDER_SHIFT
 
 
 class ArenaFull(Exception):
@@ -244,12 +250,24 @@ class Arenas:
 
     A reader opens an arena through `/proc/PID/fd` of this process when it first needs it, rather than receiving its
     descriptor in a message: nobody must know who reads what, sockets stay plain, and the file can be opened for reading
-    only. An arena's number contains its descriptor, and a serial number because descriptors are used again.
+    only. An arena's number contains its descriptor, a serial number because descriptors are used again, and the number
+    of the process that holds it among those of the deployment: 0 for the deciding process, which frees the blocks of
+    all, others for the agents of nodes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, holder: int = 0) -> None:
         self._held: dict[int, HeldArena] = {}
-        self._serial = 0
+        self._holder, self._serial = holder, 0
+        self._others: dict[int, Callable[[Address], None]] = {}
+        """By holder, what frees blocks of arenas that another process holds."""
+
+    def add_holder(self, holder: int, free: Callable[[Address], None]) -> None:
+        """Free blocks of this holder, an agent, by telling it."""
+        self._others[holder] = free
+
+    def remove_holder(self, holder: int) -> None:
+        """A holder has gone, and its blocks with it."""
+        self._others.pop(holder, None)
 
     def make(self, size: int, on_free: Callable[[Address], None]) -> HeldArena | None:
         """A new arena of at most `size` bytes, which takes no memory before it is written. None where the operating
@@ -264,7 +282,7 @@ class Arenas:
         os.ftruncate(fd, -(-size // PAGE) * PAGE)
         # A reader would be killed if memory that it has mapped went away.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        made = HeldArena(self._serial << _FD_BITS | fd, fd, on_free)
+        made = HeldArena(self._holder << _HOLDER_SHIFT | self._serial << _FD_BITS | fd, fd, on_free)
         self._held[made.number] = made
         return made
 
@@ -274,6 +292,11 @@ class Arenas:
 
     def free(self, block: Address) -> None:
         """A block is no longer in use."""
+        if block.holder != self._holder:
+            free = self._others.get(block.holder)
+            if free is not None:
+                free(block)
+            return
         arena = self._held[block.arena]
         arena.blocks -= 1
         if arena.on_free is not None:
@@ -300,10 +323,10 @@ class Arenas:
 
 
 class ArenaReader:
-    """Reads the blocks of all arenas that the process `holder` holds."""
+    """Reads the blocks of all arenas that processes of this machine hold: `holders` has their process ids by number."""
 
-    def __init__(self, holder: int) -> None:
-        self._holder = holder
+    def __init__(self, holders: Mapping[int, int]) -> None:
+        self._holders = holders
         self._open: dict[int, memoryview] = {}
 
     def read(self, block: Address) -> memoryview:
@@ -317,9 +340,13 @@ class ArenaReader:
         return memory[block.offset : end]
 
     def _map(self, number: int) -> memoryview:
-        serial, descriptor = divmod(number, 1 << _FD_BITS)
+        holder, own = divmod(number, 1 << _HOLDER_SHIFT)
+        serial, descriptor = divmod(own, 1 << _FD_BITS)
+        pid = self._holders.get(holder)
+        if pid is None:
+            raise ValueError(f"arena {serial} is held by process {holder}, which is not on this machine")
         try:
-            fd = os.open(f"/proc/{self._holder}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise ValueError(f"arena {serial} cannot be opened: {error.strerror}") from error
         try:

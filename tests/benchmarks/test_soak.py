@@ -44,10 +44,13 @@ def test_growth_is_told_from_noise_and_steps_down() -> None:
 
 
 def test_the_table_has_a_row_for_each_quantity() -> None:
-    samples = [Sample(float(second), 100 * 2**20 + second * 2**18, 50, 3, second) for second in range(200)]
+    memory = [{"edge": 60 * 2**20 + second * 2**18, "worker": 40 * 2**20} for second in range(200)]
+    samples = [Sample(float(second), memory[second], 50, 3, second) for second in range(200)]
     rows = rows_of(samples)
     assert [(row[0], row[-1]) for row in rows] == [
         ("memory, MiB", False),
+        ("of it edge", False),
+        ("of it worker", True),
         ("descriptors", True),
         ("processes", True),
         ("state folder, MiB", None),
@@ -60,7 +63,7 @@ def test_it_sees_this_process(tmp_path: Path) -> None:
     sample = look(os.getpid(), tmp_path)
     assert sample.processes >= 1
     assert sample.descriptors >= 3
-    assert sample.memory_bytes > 2**20
+    assert sum(sample.memory_bytes.values()) > 2**20
     assert sample.at_s <= time.monotonic()
 
 

@@ -37,7 +37,7 @@ def run_of(requests: Sequence[Sequence[Tensor]]) -> Run:
 
 def tensors_in(blocks: Sequence[Block | None], holder: int = 0) -> list[list[Tensor]]:
     """The tensors of blocks; this process holds the arenas."""
-    reader = BlockReader(holder or os.getpid())
+    reader = BlockReader({0: holder or os.getpid()})
     return [reader.tensors(block) for block in blocks if block is not None]
 
 

@@ -99,7 +99,7 @@ def test_small_blocks_travel_within_frames_and_large_ones_are_in_the_arena(
     data = os.urandom(INLINE_BYTES_MAX)
     large = write_block([Tensor("UINT8", (3,), b"abc"), Tensor("UINT8", (INLINE_BYTES_MAX,), data)], arena)
     assert isinstance(large, Address)
-    first, second = BlockReader(os.getpid()).tensors(large)
+    first, second = BlockReader({0: os.getpid()}).tensors(large)
     assert (bytes(first.data), bytes(second.data)) == (b"abc", data)
     assert memoryview(second.data).readonly
     arena.free(large)
@@ -108,7 +108,7 @@ def test_small_blocks_travel_within_frames_and_large_ones_are_in_the_arena(
 
 def test_an_address_without_a_block_is_refused(arenas: tuple[Arenas, Arena, list[Address]]) -> None:
     _, arena, _ = arenas
-    reader = BlockReader(os.getpid())
+    reader = BlockReader({0: os.getpid()})
     for block in (
         Address(arena.number, 1 << 20, 8),
         Address(arena.number, -8, 8),

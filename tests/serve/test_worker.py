@@ -297,7 +297,7 @@ def test_a_worker_reports_what_outputs_decide_and_which_visits_do_not_fit() -> N
     assert isinstance(done.blocks[0], bytes)
     assert server.run(Run(2, [None, None])).faults.keys() == {0, 1}, "it does not fail as a whole, to be tried again"
     reading = Assembler(Assembly(((Source("find", 0, "row", "read"),),), (Need("find", "whole", ("read",)),)))
-    read = BlockReader(0).tensors
+    read = BlockReader({}).tensors
     parts = [reading.inputs("read", part, [done.blocks[0]], read)[0] for part in range(2)]
     assert [bytes(part.data) for part in parts] == [bytes([7]), bytes([9])]
     server.end()
@@ -307,7 +307,8 @@ def test_an_orphan_does_not_start() -> None:
     """Its parent, process 1 at best, is not who the arguments say."""
     ours, theirs = socket_pair()
     with ours, theirs:
-        arguments = [str(theirs.fileno()), str(os.getpid() + 1), "fake:sleep:0:0", "1", "0", "0", "-1"]
+        own = [str(theirs.fileno()), str(os.getpid() + 1)]
+        arguments = [*own, "fake:sleep:0:0", "1", "0", "0", "-1", f"0:{os.getpid()}"]
         ended = subprocess.run(
             [sys.executable, "-m", "sloop.serve.worker", *arguments],
             pass_fds=[theirs.fileno()],
@@ -319,7 +320,7 @@ def test_an_orphan_does_not_start() -> None:
 
 def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) -> None:
     ours, theirs = socket_pair()
-    arguments = [str(theirs.fileno()), str(os.getpid()), str(mlp), "1", "4", "0", "-1"]
+    arguments = [str(theirs.fileno()), str(os.getpid()), str(mlp), "1", "4", "0", "-1", f"0:{os.getpid()}"]
     command = [sys.executable, "-m", "sloop.serve.worker", *arguments]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
         ours.settimeout(10)

@@ -10,7 +10,7 @@ its shape and its size in bytes, which text does not have otherwise. Tables are 
 model mostly have the same.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from math import prod
 from struct import Struct as Layout
 from struct import error as LayoutError
@@ -176,10 +176,11 @@ def tensors_in(memory: bytes | memoryview) -> list[Tensor]:
 
 
 class BlockReader:
-    """Reads blocks, those in arenas through the process that holds them."""
+    """Reads blocks, those in arenas through the processes of this machine that hold them: `holders` has their process
+    ids by number (`sloop.shared_memory.Arenas`)."""
 
-    def __init__(self, holder: int) -> None:
-        self._arenas = ArenaReader(holder)
+    def __init__(self, holders: Mapping[int, int]) -> None:
+        self._arenas = ArenaReader(holders)
 
     def tensors(self, block: Block) -> list[Tensor]:
         """The tensors of a block. Raises `ProtocolError` if there is no such block, or if it is malformed."""

@@ -1,9 +1,9 @@
 """The worker process: it serves one replica, reading batches from its socket, running the model and answering with its
 outputs.
 
-A backend starts it as `python -m sloop.serve.worker FD PARENT MODEL THREADS PREPARED ARENA ARENA_FD`. It never outlives
-the server (`processes`), answers each batch once, reuses the memory of its inputs, and exits with a message when it
-receives a malformed frame.
+A backend starts it as `python -m sloop.serve.worker FD PARENT MODEL THREADS PREPARED ARENA ARENA_FD HOLDERS`. It never
+outlives the server (`processes`), answers each batch once, reuses the memory of its inputs, and exits with a message
+when it receives a malformed frame.
 
 A batch comes as blocks (`sloop.serve.blocks`). The worker assembles the inputs of each visit, runs visits with equal
 rows in one forward pass, and writes one block for each visit. What the outputs decide, how many parts go along each
@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -145,12 +145,12 @@ class Worker:
         prepared: int = 0,
         *,
         arena: Arena | None = None,
-        holder: int = 0,
+        holders: Mapping[int, int] | None = None,
     ) -> None:
         self._channel, self._model = channel, model
         self._threads, self._prepared = threads, prepared
         self._duty = 1.0
-        self._arena, self._reader = arena, BlockReader(holder or os.getpid())
+        self._arena, self._reader = arena, BlockReader(holders or {0: os.getpid()})
         self._memory = InputMemory()
         self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._runs = decoder(Run)
@@ -321,9 +321,19 @@ def _rows(tensors: Sequence[Tensor]) -> int:
     return tensors[0].shape[0] if tensors and tensors[0].shape else 1
 
 
+def parsed_holders(text: str) -> dict[int, int]:
+    """Process ids by number, as `shown_holders` writes them."""
+    return {int(number): int(pid) for number, _, pid in (each.partition(":") for each in text.split(","))}
+
+
+def shown_holders(holders: Mapping[int, int]) -> str:
+    """The processes that hold arenas which a worker reads, as an argument of its process."""
+    return ",".join(f"{number}:{pid}" for number, pid in holders.items())
+
+
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
-    fd, parent, model, threads, prepared, number, memory = arguments
+    fd, parent, model, threads, prepared, number, memory, holders = arguments
     begin(int(parent), (int(fd), int(memory)))
     arena = Arena(int(number), int(memory)) if int(memory) >= 0 else None
     with (
@@ -331,7 +341,7 @@ def main(arguments: Sequence[str]) -> None:
         contextlib.suppress(ConnectionError),
     ):  # the server has closed the socket
         channel = ProcessChannel(sock)
-        Worker(channel, model, int(threads), int(prepared), arena=arena, holder=int(parent)).serve()
+        Worker(channel, model, int(threads), int(prepared), arena=arena, holders=parsed_holders(holders)).serve()
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_a_small_request_is_within_its_record_in_the_models_order(scene: Scene) 
     (submit,) = scene.sent
     assert isinstance(submit, Submit)
     assert (submit.number, submit.application, submit.slo_ns, submit.began_ns) == (number, "demo", 7, 3)
-    found = BlockReader(os.getpid()).tensors(submit.block)
+    found = BlockReader({0: os.getpid()}).tensors(submit.block)
     assert [bytes(tensor.data) for tensor in found] == [b"abc", b"k"]
     scene.answer(number, b"xyz")
     assert scene.ended == [RequestResult(Outcome.SERVED, {"y": bytes_tensor(b"xyz")})]

@@ -48,7 +48,7 @@ from sloop.serve.transport import (
     ProtocolError,
     socket_pair,
 )
-from sloop.serve.worker import MILLIONTHS, STEPS
+from sloop.serve.worker import MILLIONTHS, STEPS, shown_holders
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
@@ -93,19 +93,21 @@ class LocalBackend:
     """Runs worker processes on this machine. Create it inside the running event loop.
 
     `servables` maps (stage, variant) to its model, `wirings` each stage to how its inputs are assembled; workers write
-    their outputs into `arenas`. `nodes` are those that the core may acquire, which are this machine
-    and therefore always there. Each worker prepares sessions for 1 to `threads_prepared` threads in
+    their outputs into `arenas`, and read those of `holders`, by default of this process. `nodes` are those that the
+    core may acquire, which are this machine and therefore always there. Each worker prepares sessions for 1 to
+    `threads_prepared` threads in
     the background, so that its first resize is as fast as later ones. Each session costs memory; if there are more
     counts than a runtime keeps, sessions are created when they are first needed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what stands around worker processes
         self,
         servables: Mapping[tuple[str, str], Servable],
         wirings: Mapping[str, StageWiring],
         actuator: CpuActuator,
         *,
         arenas: Arenas | None = None,
+        holders: Mapping[int, int] | None = None,
         nodes: Iterable[Node] = (),
         threads_prepared: int = 0,
         start_s_max: float = START_S_MAX,
@@ -113,6 +115,7 @@ class LocalBackend:
     ) -> None:
         self._servables, self._wirings, self._actuator = dict(servables), dict(wirings), actuator
         self._arenas = Arenas() if arenas is None else arenas
+        self._holders = shown_holders(holders or {0: os.getpid()})
         self._nodes = {node.name: node for node in nodes}
         self._threads_prepared, self._start_s_max = threads_prepared, start_s_max
         self._loop = loop or asyncio.get_running_loop()
@@ -232,7 +235,7 @@ class LocalBackend:
             replica.arena = arena = self._arenas.make(ARENA_BYTES, lambda block: self._free(replica, block))
             fds = [theirs.fileno(), *([arena.fd] if arena else [])]
             own = (theirs.fileno(), os.getpid(), replica.servable.model, expected.threads, self._threads_prepared)
-            arguments = (*own, *((arena.number, arena.fd) if arena else (0, -1)))
+            arguments = (*own, *((arena.number, arena.fd) if arena else (0, -1)), self._holders)
             replica.process = spawn("sloop.serve.worker", arguments, fds)
         signature = replica.servable.signature
         batchable = not replica.servable.obstacle and signature.has_rows

@@ -77,7 +77,7 @@ class EdgeSink:
     """
 
     def __init__(self, send: Callable[[FromEdge], None], arena: Arena | None, holder: int) -> None:
-        self._send, self._arena, self._reader = send, arena, BlockReader(holder)
+        self._send, self._arena, self._reader = send, arena, BlockReader({0: holder})
         self._offered: dict[str, _Offered] = {}
         self._waiting: dict[int, tuple[_Offered, Callable[[RequestResult], None]]] = {}
         self._asking: dict[int, Callable[[bytes], None]] = {}
