@@ -1,5 +1,6 @@
 """CPU quotas by control groups and by affinity."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -160,6 +161,32 @@ def test_version_2_delegates_the_controller_and_writes_cpu_max(proc: Path, tmp_p
     assert (folder / "7" / "cgroup.procs").read_text() == "7"
     assert groups.resize(7, 64) == Grant(CPUS_cgroup)
     assert groups.read(7) == CPUS_cgroup
+
+
+def test_version_2_moves_all_processes_of_its_group_into_a_leaf(
+    proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group with processes may not enable controllers for groups below it: cgroups(7), "no internal processes"."""
+    own, ended = tmp_path / "unified" / "app", "13"
+    inside = own / "cgroup.procs"
+    inside.write_text(f"11\n12\n{ended}\n")
+    write = Path.write_text
+    moved: list[str] = []
+
+    def kernel(path: Path, text: str) -> int:
+        if path == own / "cgroup.subtree_control" and inside.read_text().split() != [ended]:
+            raise OSError(errno.EBUSY, "busy")
+        if path.name == "cgroup.procs":
+            if text == ended:
+                raise OSError(errno.ESRCH, "no such process")
+            moved.append(text)
+            write(inside, inside.read_text().replace(f"{text}\n", ""))
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", kernel)
+    open_v2(proc)
+    assert moved == ["11", "12"]
+    assert (own / "cgroup.subtree_control").read_text() == "+cpu"
 
 
 def test_version_2_without_the_cpu_controller_is_refused(proc: Path, tmp_path: Path) -> None:

@@ -254,6 +254,7 @@ def test_an_edge_that_dies_under_load_loses_its_connections_and_nothing_else(ser
         client.join(30)
     assert outcomes.keys() <= {"200", "closed"}, outcomes
     assert outcomes["closed"] <= 3 * len(clients), "only what the dead edges had"
+    assert "\nsloop_edges_lost_total 3.0\n" in server.running.metrics.exposition().decode()
     arenas = server.running.edges._arenas
     until_s = time.monotonic() + 10
     while any(arena.blocks for arena in arenas._held.values()) or len(arenas) > 2:

@@ -107,8 +107,8 @@ class Cgroups:
 
     A short period matters: with the kernel's default of 100 ms, forward passes shorter than that take between half and
     twice their time. Version 2 needs the `cpu` controller delegated to the server's group (systemd: `Delegate=yes`).
-    There, a group with children may not hold processes itself, so the server moves into a leaf group. Version 1 needs a
-    writable `cpu` hierarchy.
+    There, a group with children may not hold processes itself, so the server moves into a leaf group, and with it all
+    processes of its group, such as its planner. Version 1 needs a writable `cpu` hierarchy.
     """
 
     def __init__(self, folder: Path, version: int, capacity_cores: float) -> None:
@@ -189,7 +189,7 @@ def open_v2(proc: Path) -> Cgroups:
             if error.errno != errno.EBUSY:
                 raise
             (folder / "server").mkdir(exist_ok=True)
-            (folder / "server" / "cgroup.procs").write_text(str(os.getpid()))
+            move_all(own, folder / "server")
             (own / "cgroup.subtree_control").write_text("+cpu")
         (folder / "cgroup.subtree_control").write_text("+cpu")
         _probe(folder, "cpu.max", f"{PERIOD_US} {PERIOD_US}")
@@ -211,6 +211,16 @@ def open_v1(proc: Path) -> Cgroups:
         remove_tree(folder)
         raise
     return Cgroups(folder, 1, float(len(usable_cpus())))
+
+
+def move_all(group: Path, into: Path) -> None:
+    """Move all processes of a group of version 2 into another one below it."""
+    for pid in (group / "cgroup.procs").read_text().split():
+        try:
+            (into / "cgroup.procs").write_text(pid)
+        except OSError as error:
+            if error.errno != errno.ESRCH:  # it has ended meanwhile
+                raise
 
 
 def own_group(proc: Path, version: int) -> Path:

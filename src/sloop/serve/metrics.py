@@ -188,7 +188,7 @@ class Texts(dict[bytes, list[bytes]]):
 class Metrics:
     """The Prometheus metrics of a server: of its run `state`, to which every record must be appended, and of its edges,
     whose `counts` the event log does not have. `turns` says for how long its loop was held, `lost` how many records or
-    lines its logs have lost, by log.
+    lines its logs have lost, by log, and `edges_lost` how many edges have died.
 
     `parts`, `nodes` and `build` are those of `DeploymentState`. Nobody reads the seconds of a server's run.
     """
@@ -200,6 +200,7 @@ class Metrics:
         *,
         turns: Callable[[], Turns] = Turns,
         lost: Callable[[], dict[str, int]] = dict,
+        edges_lost: Callable[[], int] = int,
         nodes: Iterable[Node] = (),
         build: Build | None = None,
     ) -> None:
@@ -211,7 +212,7 @@ class Metrics:
             on_second=self._bound_samples,
         )
         self._counts, self._counted = counts, EdgeCounts()
-        self._turns, self._lost = turns, lost
+        self._turns, self._lost, self._edges_lost = turns, lost, edges_lost
         self._records_max = RECORDS_MAX
         """With more versions than this, those that have ended are forgotten before the next scrape."""
         self._rows: dict[VersionRecord, VersionRows] = {}
@@ -519,7 +520,9 @@ class Metrics:
         answer_bytes.add_metric((), counts.unsent_bytes)
         connections = GaugeMetricFamily("sloop_connections", "Open connections of clients.")
         connections.add_metric((), counts.connections)
-        yield from (body_bytes, answer_bytes, connections)
+        edges_lost = CounterMetricFamily("sloop_edges_lost", "Edges that have died; each was replaced.")
+        edges_lost.add_metric((), self._edges_lost())
+        yield from (body_bytes, answer_bytes, connections, edges_lost)
         for name, about, label, found, always in (
             (
                 "sloop_bodies_refused",
