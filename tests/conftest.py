@@ -7,6 +7,8 @@ tests draw the same examples each time, so that a commit passes or fails alike o
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.hosts import why_no_hosts
+
 # Machines differ in speed: no test fails because one is slow.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("same", settings.get_profile("random"), derandomize=True, database=None)
@@ -18,3 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for test in items:
         if test.get_closest_marker("live"):
             test.add_marker(pytest.mark.xdist_group("live"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("needs_hosts") and (reason := why_no_hosts()):
+        pytest.skip(reason)
