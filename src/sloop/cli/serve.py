@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from sloop.app.application import Deployment, SystemChoice
 from sloop.app.load import EDGES_MAX
+from sloop.cli.agent import endpoint_of
 from sloop.cli.command import (
     FILE,
     FOLDER,
@@ -32,6 +33,7 @@ from sloop.errors import InputError
 from sloop.profile.examine import examine
 from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
 from sloop.profile.profile import FirstProfile, Profile, Sample
+from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.cpu_quota import confined
 from sloop.serve.deploy import COPIES
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
@@ -132,6 +134,50 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
     )
 
 
+def node_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options about other machines; `nodes_of` reads them."""
+    options = (
+        click.option(
+            "--backend",
+            type=click.Choice(["local", "ray", "agents"]),
+            default="local",
+            show_default=True,
+            help="Where replicas run: on this machine, on the nodes of a Ray cluster, or where `sloop agent` runs.",
+        ),
+        click.option(
+            "--address",
+            default="",
+            help="With --backend ray: the cluster's address, or auto for that of this machine [default: start one]. "
+            "With --backend agents: the address HOST:PORT at which this server waits for agents.",
+        ),
+        click.option(
+            "--token-file",
+            type=FILE,
+            metavar="FILE",
+            help="With --backend agents: the token of the deployment, which agents must know.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
+    """The settings of `node_options`."""
+    backend, address, token_file = given["backend"], given["address"], given["token_file"]
+    if backend == "local":
+        if address or token_file:
+            unused = "--address" if address else "--token-file"
+            raise click.UsageError(f"{unused} has no meaning with --backend local; add --backend ray or agents")
+        return None
+    if backend == "ray":
+        return NodeSettings(ray_address=address, token_file=token_file)
+    if not address or token_file is None:
+        missing = "--token-file" if address else "--address"
+        raise click.UsageError(f"--backend agents needs {missing}")
+    return NodeSettings(None, *endpoint_of(address), token_file)
+
+
 @command("serve", example=EXAMPLE)
 @click.argument("apps", nargs=-1, required=True, type=FILE)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all.")
@@ -229,6 +275,7 @@ def connections_of(given: Mapping[str, Any]) -> HttpSettings:
     help="Largest JSON in a body. Binary tensors do not count; --body-bytes limits the whole.",
 )
 @connection_options
+@node_options
 @click.option(
     "--repository",
     type=FOLDER,
@@ -267,7 +314,7 @@ def serve(
     json_body_bytes: int,
     repository: Path | None,
     drain_s: float,
-    **connections: Any,  # noqa: ANN401  # see connections_of
+    **others: Any,  # noqa: ANN401  # see connections_of and nodes_of
 ) -> None:
     """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, or one deployment file.
 
@@ -287,7 +334,8 @@ def serve(
         body_bytes_max=body_bytes,
         bodies_bytes_max=bodies_bytes or 0,
         json_bytes_max=json_body_bytes,
-        http=connections_of(connections),
+        http=connections_of(others),
+        nodes=nodes_of(others),
         state_folder=state,
         edges=edges,
         access_log=access_log,

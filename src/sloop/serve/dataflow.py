@@ -12,7 +12,7 @@ splits and joins tensors as the sources say. A stage that sends parts along an e
 outputs, which rows became parts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -23,6 +23,7 @@ from msgspec import Struct
 from sloop.app.graph import Edge, Graph
 from sloop.errors import InputError
 from sloop.serve.blocks import Block
+from sloop.shared_memory import Address
 from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor, row_starts
 
 APPLICATION = ""
@@ -76,6 +77,15 @@ class Need:
 
 GivenBlocks = Block | None | dict[int, Block]
 """The blocks of one need: for `parts` by part, otherwise one block. None if the request has not passed the stage."""
+
+
+def addresses_in(blocks: Iterable[GivenBlocks]) -> Iterator[Address]:
+    """The blocks in shared memory."""
+    for each in blocks:
+        if isinstance(each, Address):
+            yield each
+        elif isinstance(each, dict):
+            yield from addresses_in(each.values())
 
 
 @dataclass(frozen=True, slots=True)

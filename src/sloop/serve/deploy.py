@@ -33,7 +33,6 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.options import Value
 from sloop.profile.examine import examine
-from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import (
     ORDERS_MAX,
     Comparison,
@@ -56,7 +55,7 @@ from sloop.serve.insight import Insight
 from sloop.serve.messages import OfferModel
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
-from sloop.serve.protocols import ModelState, Servable
+from sloop.serve.protocols import Backend, ModelState, Servable
 from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, build, definition_of, set_up
 from sloop.tensor import Port, Signature
 from sloop.text import listed, quoted
@@ -319,7 +318,7 @@ class Deployer:
         deployment: Deployment,
         core: Core,
         driver: Driver,
-        backend: LocalBackend,
+        backend: Backend,
         planner: PlannerProcess,
         edges: Edges,
         insight: Insight,

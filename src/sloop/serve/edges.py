@@ -39,6 +39,7 @@ from sloop.serve.messages import (
     EdgeReady,
     Free,
     FromEdge,
+    Holders,
     OfferModel,
     Page,
     Release,
@@ -232,6 +233,7 @@ class Edges:
         self._is_within = is_within
         self.slots = [EdgeSlot(number, own) for number, own in enumerate(ports)]
         self.models: dict[str, OfferModel] = {}
+        self._holders = Holders({}, {})
         self.deaths = 0
         """Edges that have died."""
         self._past = EdgeCounts()
@@ -250,6 +252,11 @@ class Edges:
         """Offer a model no longer. Its open requests are finished."""
         if self.models.pop(name, None) is not None:
             self._tell(WithdrawModel(name))
+
+    def set_holders(self, holders: Holders) -> None:
+        """Let all know who holds the arenas of answers."""
+        self._holders = holders
+        self._tell(holders)
 
     def reload(self) -> None:
         """Let all read their keys and certificates again."""
@@ -333,6 +340,7 @@ class Edges:
                 self._replace(slot)
                 return
         assert slot.port is not None
+        slot.port.tell(self._holders)
         for model in self.models.values():
             slot.port.tell(self._shared(model))
 

@@ -276,4 +276,13 @@ class ReloadFiles(Struct, frozen=True, array_like=True, tag=8):
     """Read keys and certificates again."""
 
 
-ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadFiles
+class Holders(Struct, frozen=True, array_like=True, tag=9):
+    """Which agents hold arenas with answers, by their numbers (`sloop.shared_memory.Arenas`)."""
+
+    here: dict[int, int]
+    """The process ids of those on this machine."""
+    endpoints: dict[int, tuple[str, int]]
+    """Host and port at which each sends its blocks."""
+
+
+ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadFiles | Holders

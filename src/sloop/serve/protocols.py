@@ -14,6 +14,7 @@ from msgspec import Struct
 from sloop.core.views import PlanInput
 from sloop.events import Event, Finished, Planned
 from sloop.serve.blocks import Block
+from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import Question, RequestEnded, Run
 from sloop.tensor import Signature, Tensor
 from sloop.user_code import ModelFailure
@@ -160,6 +161,21 @@ class Backend(Protocol):
 
     def attach(self, listener: BackendListener) -> None:
         """Set the receiver of reports. Called once, before any other method."""
+        ...
+
+    async def open(self) -> None:
+        """Have all nodes that are always there. Raises `MachineError` if one is missing."""
+        ...
+
+    def learn(
+        self,
+        servables: Mapping[tuple[str, str], "Servable"],
+        wirings: Mapping[str, StageWiring],
+        *,
+        threads_prepared: int,
+    ) -> None:
+        """Know the models, by stage and variant, and the stages of one more application version. Each worker prepares
+        to run on 1 to `threads_prepared` threads."""
         ...
 
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:

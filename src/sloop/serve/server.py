@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Final
 
 import uvloop
+from msgspec import structs
 
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError
 from sloop.runlog.segments import FOLDER
+from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeProvider, NodeSettings
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import capacity_cores, detect
@@ -57,7 +59,7 @@ from sloop.serve.journal import Journal, LogLimits, Observed
 from sloop.serve.metrics import Metrics
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import return_large_memory
-from sloop.serve.protocols import Servable
+from sloop.serve.protocols import Backend, Servable
 from sloop.serve.spans import SpanProcess, SpanSettings
 from sloop.serve.stderr import lines_dropped
 from sloop.shared_memory import Arenas
@@ -152,6 +154,9 @@ class Settings:
     drain_s: float = 30.0
     """How long the server finishes open requests after SIGTERM."""
 
+    nodes: NodeSettings | None = None
+    """How the machines of the cluster are reached; None if this machine is all there is."""
+
     edges: int | None = None
     """Processes that accept connections and parse requests; 0: the deciding process does it. None: those of the
     deployment, or else one where there are two cores or more."""
@@ -191,7 +196,7 @@ class Serving:
     http_port: int
     grpc_port: int
     driver: Driver
-    backend: LocalBackend
+    backend: Backend
     planner: PlannerProcess
     metrics: Metrics
     insight: Insight
@@ -274,11 +279,15 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         journal = open_journal(setup, folder, settings.log, Observed(core, metrics.state, planner.save))
         recorders = (metrics.state,) if journal is None else (metrics.state, journal)
         arenas = Arenas()
-        backend = backend_of(setup, models, versions, arenas)
+        token = b"" if settings.nodes is None else settings.nodes.token()
+        backend = backend_of(setup, models, versions, arenas, settings.nodes, token)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
-        edges = Edges(driver, insight, arenas, settings.edge(deployment), ports, is_within=not count)
+        bounds = structs.replace(settings.edge(deployment), token=token.decode())
+        edges = Edges(driver, insight, arenas, bounds, ports, is_within=not count)
+        if isinstance(backend, AgentBackend):
+            backend.on_holders = edges.set_holders
         for application, served in zip(deployment.applications, versions, strict=True):
             edges.offer(offer_of(application, [served], insight.versions(application.name)))
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
@@ -287,6 +296,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
         stack.push_async_callback(edges.close)
         await edges.start()
+        await backend.open()
         driver.start()
         stack.push_async_callback(driver.drain, settings.drain_s)
         stack.callback(edges.drain)
@@ -310,18 +320,40 @@ def opened(settings: Settings, edges: int) -> Iterator[list[Ports]]:
                 sock.close()
 
 
-def backend_of(setup: Setup, models: Models, versions: Sequence[ServedVersion], arenas: Arenas) -> LocalBackend:
+def backend_of(
+    setup: Setup,
+    models: Models,
+    versions: Sequence[ServedVersion],
+    arenas: Arenas,
+    nodes: NodeSettings | None,
+    token: bytes,
+) -> Backend:
     """The backend of a deployment: its models and stages, on the nodes of its cluster."""
+    wirings = {stage: wiring for served in versions for stage, wiring in wirings_of(served).items()}
+    threads = max(threads_of(each.beliefs) for each in setup.applications)
+    cluster = setup.deployment.cluster
+    if nodes is not None:
+        return AgentBackend(
+            *(models, wirings, provider_of(nodes)),
+            arenas=arenas,
+            nodes=cluster,
+            endpoint=(nodes.host, nodes.port),
+            pid=os.getpid(),
+            token=token,
+            threads_prepared=threads,
+        )
     limits = detect()
     _log.info("cores of replicas are limited by %s", limits.why)
-    return LocalBackend(
-        models,
-        {stage: wiring for served in versions for stage, wiring in wirings_of(served).items()},
-        limits.actuator,
-        arenas=arenas,
-        nodes=setup.deployment.cluster,
-        threads_prepared=max(threads_of(each.beliefs) for each in setup.applications),
-    )
+    return LocalBackend(models, wirings, limits.actuator, arenas=arenas, nodes=cluster, threads_prepared=threads)
+
+
+def provider_of(nodes: NodeSettings) -> NodeProvider:
+    """Who provides the nodes."""
+    if nodes.ray_address is None:
+        return JoiningNodes()
+    from sloop.serve.backends.ray import RayNodes  # noqa: PLC0415  # only who asks for Ray needs it
+
+    return RayNodes(nodes.ray_address)
 
 
 def is_loopback(host: str) -> bool:
@@ -406,7 +438,8 @@ def written(journal: Journal | None, name: str, driver: Driver, spans: SpanSetti
 
 def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
     """Raise an error for what cannot be served as it is wanted; warn of what will be served badly."""
-    check_cores(setup.deployment)
+    if settings.nodes is None:
+        check_cores(setup.deployment)
     check_repository(settings.repository, keys)
     if settings.http.tls is not None:
         settings.http.tls.context()

@@ -127,6 +127,9 @@ class LocalBackend:
     def attach(self, listener: BackendListener) -> None:
         self._listener = listener
 
+    async def open(self) -> None:
+        """This machine is there."""
+
     def pid(self, replica: ReplicaId) -> int | None:
         """The process id of a replica, for monitoring and fault tests."""
         found = self._replicas.get(replica)
@@ -139,7 +142,6 @@ class LocalBackend:
         *,
         threads_prepared: int,
     ) -> None:
-        """Know the models and stages of one more application version."""
         self._servables |= servables
         self._wirings |= wirings
         self._threads_prepared = max(self._threads_prepared, threads_prepared)

@@ -35,6 +35,7 @@ from sloop.serve.messages import (
     EdgeReady,
     Free,
     FromEdge,
+    Holders,
     OfferModel,
     Page,
     ReloadFiles,
@@ -73,6 +74,8 @@ class EdgeSettings(Struct, frozen=True):
     """A path, `-` for stdout, or empty for none."""
     arena: int = 0
     """The number of its arena."""
+    token: str = ""
+    """Of the deployment, if answers may come from other machines."""
 
     def encode(self) -> bytes:
         """As bytes, for `decode`."""
@@ -95,7 +98,7 @@ class EdgeServer:
         self, settings: EdgeSettings, send: Callable[[FromEdge], None], arena: Arena | None, holder: int
     ) -> None:
         self._arena = arena
-        self.sink = EdgeSink(send, arena, holder)
+        self.sink = EdgeSink(send, arena, holder, settings.token.encode())
         bodies = BodyMemory(settings.body_bytes_max, settings.bodies_bytes_max, settings.json_bytes_max)
         self.keys = Keys(settings.api_key, settings.api_key_file)
         has_repository = settings.has_repository
@@ -128,6 +131,7 @@ class EdgeServer:
             WithdrawModel: self._withdraw,
             DrainEdge: lambda _: self.web.drain(),
             ReloadFiles: lambda _: self._reload(),
+            Holders: self.sink.set_holders,
         }
 
     def start(self, web: socket.socket, grpc: socket.socket) -> None:

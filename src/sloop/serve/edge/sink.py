@@ -5,19 +5,34 @@ answer from the blocks that the record names. It does not know whether the decid
 frame away. Nothing here waits: every answer comes by a callback.
 """
 
+import asyncio
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from asyncio import Task
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
 import numpy as np
 
 from sloop.serve.blocks import Block, BlockReader, tensors_in, write_block, write_block_in_steps
-from sloop.serve.dataflow import Assembler, GivenBlocks
+from sloop.serve.dataflow import Assembler, GivenBlocks, addresses_in
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.steps import Steps
-from sloop.serve.messages import Ask, Cancel, Free, FromEdge, OfferModel, Page, Question, Release, RequestEnded, Submit
+from sloop.serve.messages import (
+    Ask,
+    Cancel,
+    Free,
+    FromEdge,
+    Holders,
+    OfferModel,
+    Page,
+    Question,
+    Release,
+    RequestEnded,
+    Submit,
+)
+from sloop.serve.network import BlockClient
 from sloop.serve.protocols import RequestResult
 from sloop.shared_memory import Address, Arena, ArenaFull
 from sloop.tensor import Tensor
@@ -74,10 +89,17 @@ class EdgeSink:
     """Implements `RequestSink` and `Pages` of `sloop.serve.protocols` by records, which `send` passes on.
 
     `arena` is the edge's own; without one, tensors travel within the records. `holder` is the deciding process.
+    `token` is that of the deployment, if answers may come from other machines.
     """
 
-    def __init__(self, send: Callable[[FromEdge], None], arena: Arena | None, holder: int) -> None:
-        self._send, self._arena, self._reader = send, arena, BlockReader({0: holder})
+    def __init__(self, send: Callable[[FromEdge], None], arena: Arena | None, holder: int, token: bytes = b"") -> None:
+        self._send, self._arena = send, arena
+        self._holders = {0: holder}
+        """The processes of this machine that hold arenas."""
+        self._reader = BlockReader(self._holders)
+        self._elsewhere = BlockClient(token) if token else None
+        """Fetches the blocks of other machines."""
+        self._fetching: set[Task[None]] = set()
         self._offered: dict[str, _Offered] = {}
         self._waiting: dict[int, tuple[_Offered, Callable[[RequestResult], None]]] = {}
         self._asking: dict[int, Callable[[bytes], None]] = {}
@@ -157,6 +179,11 @@ class EdgeSink:
         if ended.outcome in ANSWERED:
             if offered is None:
                 self._release(ended.blocks)
+            elif self._elsewhere is not None and (far := self._far(ended.blocks)):
+                task = asyncio.create_task(self._bring(ended, offered, report, far))
+                self._fetching.add(task)
+                task.add_done_callback(self._fetching.discard)
+                return
             else:
                 outputs = offered.answers[ended.version].outputs(offered.outputs, ended.blocks, self._read)
         if report is not None:
@@ -172,6 +199,47 @@ class EdgeSink:
         then = self._asking.pop(page.number, None)
         if then is not None:
             then(page.body)
+
+    def set_holders(self, holders: Holders) -> None:
+        """Know who holds the arenas of answers."""
+        own = self._holders[0]
+        self._holders.clear()
+        self._holders.update({0: own, **holders.here})
+        if self._elsewhere is not None:
+            self._elsewhere.set_endpoints(holders.endpoints)
+
+    def _far(self, blocks: Iterable[GivenBlocks]) -> list[Address]:
+        """The blocks of an answer that are on other machines."""
+        return [block for block in addresses_in(blocks) if block.holder not in self._holders]
+
+    async def _bring(
+        self,
+        ended: RequestEnded,
+        offered: _Offered,
+        report: Callable[[RequestResult], None] | None,
+        far: list[Address],
+    ) -> None:
+        """Fetch blocks of other machines, then report the end of the request."""
+        assert self._elsewhere is not None
+        found = {block: memoryview(bytearray(block.size)) for block in far}
+        fetches = [self._elsewhere.fetch(block, memory) for block, memory in found.items()]
+        lost = [each for each in await asyncio.gather(*fetches, return_exceptions=True) if each is not None]
+        for block in far:
+            self._send(Release(block))
+        if report is None:
+            return
+        if lost:
+            self._release(block for block in addresses_in(ended.blocks) if block not in found)
+            why = f"its answer was lost with the node that had it ({lost[0]})"
+            report(RequestResult(Outcome.FAILED, {}, why, 0, ended.version))
+            return
+
+        def read(block: Block) -> list[Tensor]:
+            memory = found.get(block) if isinstance(block, Address) else None
+            return self._read(block) if memory is None else tensors_in(memory)
+
+        outputs = offered.answers[ended.version].outputs(offered.outputs, ended.blocks, read)
+        report(RequestResult(ended.outcome, outputs, ended.why, ended.retry_after_ns, ended.version))
 
     def _read(self, block: Block) -> list[Tensor]:
         """The tensors of a block, which is released when they and all their views are gone."""
@@ -189,9 +257,6 @@ class EdgeSink:
         del self._borrowed[block.arena, block.offset]
         self._send(Release(block))
 
-    def _release(self, blocks: list[GivenBlocks]) -> None:
-        for each in blocks:
-            if isinstance(each, dict):
-                self._release(list(each.values()))
-            elif isinstance(each, Address):
-                self._send(Release(each))
+    def _release(self, blocks: Iterable[GivenBlocks]) -> None:
+        for block in addresses_in(blocks):
+            self._send(Release(block))

@@ -1,0 +1,465 @@
+"""The agent of a node: it runs the worker processes of one machine for a deciding process on another.
+
+    sloop agent --join HOST:PORT --name NODE --token-file FILE
+
+The agent connects to the deciding process, which then orders it to start, resize and stop workers and to run batches;
+it does so with a `LocalBackend`, and passes the reports on. It takes no decisions.
+
+Tensors of small requests travel within the orders. Large blocks stay where they were written: before a batch runs, the
+agent fetches those that it reads from the agents of other machines into shared memory of its own, and it sends blocks
+of its machine to whoever asks with the deployment's token (`sloop.serve.network`).
+
+When the connection ends, or is silent, the deciding process counts the node as lost and may start its replicas
+elsewhere. The agent therefore stops all its workers before it connects again. It never answers a client, so a node that
+was cut off cannot answer a request twice.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+import sys
+from asyncio import Task
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import uvloop
+from msgspec import Struct
+
+from sloop import __version__
+from sloop.errors import MachineError
+from sloop.events import Event, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.blocks import ARENA_BYTES, Block
+from sloop.serve.cpu_quota import capacity_cores, detect
+from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
+from sloop.serve.messages import Run
+from sloop.serve.network import (
+    BlockClient,
+    BlockLost,
+    BlockServer,
+    Endpoint,
+    Listener,
+    NetworkLink,
+    Purpose,
+    connect,
+    machine,
+)
+from sloop.serve.processes import begin, return_large_memory
+from sloop.serve.protocols import Servable
+from sloop.serve.stderr import log_directly
+from sloop.serve.transport import ProtocolError, RecordLink
+from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas
+from sloop.user_code import ModelFailure
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+
+RETRY_S: Final = 0.5
+"""Between two attempts to connect."""
+GIVE_UP_S: Final = 60.0
+"""An agent ends that has found no deciding process for so long."""
+
+_log: Final = logging.getLogger("sloop.agent")
+
+
+# From an agent to the deciding process
+
+
+class AgentHello(Struct, frozen=True, array_like=True, tag=1):
+    """An agent introduces its node."""
+
+    name: str
+    version: str
+    """Of sloop; all machines run the same."""
+    pid: int
+    machine: str
+    """See `sloop.serve.network.machine`."""
+    endpoint: Endpoint
+    """Where it sends blocks."""
+    cores: float
+
+
+class Reported(Struct, frozen=True, array_like=True, tag=2):
+    """What has become of a replica."""
+
+    event: ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized
+
+
+class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """A batch has finished; see `sloop.serve.protocols.BackendListener`."""
+
+    batch: BatchId
+    replica: ReplicaId
+    service_ns: int
+    blocks: list[Block | None]
+    edge_counts: tuple[tuple[int, ...], ...] = ()
+    faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
+
+
+class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """The model has failed on a batch."""
+
+    batch: BatchId
+    replica: ReplicaId
+    failure: bytes
+    """A `ModelFailure`, encoded."""
+
+
+FromAgent = AgentHello | Reported | BatchFinished | BatchRaised
+
+
+# From the deciding process to an agent
+
+
+class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
+    """The agent's number among the processes that hold arenas, and those of its machine, by number with process id."""
+
+    holder: int
+    holders: dict[int, int]
+
+
+class LearnStages(Struct, frozen=True, array_like=True, tag=2):
+    """Models and stages whose replicas may be started."""
+
+    servables: list[tuple[str, str, Servable]]
+    """Stage, variant and model."""
+    wirings: dict[str, StageWiring]
+    threads_prepared: int
+
+
+class ForgetStages(Struct, frozen=True, array_like=True, tag=3):
+    """Stages of which nothing will be started again."""
+
+    stages: list[str]
+
+
+class StartWorker(Struct, frozen=True, array_like=True, tag=4):
+    """Start a replica."""
+
+    replica: ReplicaId
+    spec: ReplicaSpec
+
+
+class StopWorker(Struct, frozen=True, array_like=True, tag=5):
+    """Stop a replica."""
+
+    replica: ReplicaId
+
+
+class ResizeWorker(Struct, frozen=True, array_like=True, tag=6):
+    """Change the cores of a replica."""
+
+    replica: ReplicaId
+    cores: float
+
+
+class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """Run a batch."""
+
+    batch: BatchId
+    replica: ReplicaId
+    order: Run
+
+
+class FreeBlock(Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """A block of a worker of this agent is no longer needed."""
+
+    block: Address
+
+
+class Endpoints(Struct, frozen=True, array_like=True, tag=9):
+    """Who sends blocks, by their holders. An empty host is that of the deciding process."""
+
+    by_holder: dict[int, Endpoint]
+
+
+class CloseAgent(Struct, frozen=True, array_like=True, tag=10):
+    """Stop all workers and end."""
+
+    why: str = ""
+    """Why the agent cannot serve; empty if it is over."""
+
+
+ToAgent = (
+    AgentSetup
+    | LearnStages
+    | ForgetStages
+    | StartWorker
+    | StopWorker
+    | ResizeWorker
+    | RunBatch
+    | FreeBlock
+    | Endpoints
+    | CloseAgent
+)
+
+
+def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -> list[GivenBlocks]:
+    """The blocks, with copies in place of those that have one."""
+    found: list[GivenBlocks] = []
+    for each in blocks:
+        if isinstance(each, Address):
+            found.append(copies.get(each, each))
+        elif isinstance(each, dict):
+            found.append(
+                {
+                    part: copies.get(block, block) if isinstance(block, Address) else block
+                    for part, block in each.items()
+                }
+            )
+        else:
+            found.append(each)
+    return found
+
+
+class AgentSession:
+    """An agent from the `AgentSetup` that it gets to the end of its connection (`BackendListener` of its backend).
+    `joined` is the host of the deciding process."""
+
+    def __init__(self, setup: AgentSetup, send: Callable[[FromAgent], None], blocks: BlockClient, joined: str) -> None:
+        self._send, self._blocks, self._joined = send, blocks, joined
+        self._holders = {**setup.holders, setup.holder: os.getpid()}
+        self._arenas = Arenas(setup.holder)
+        held = self._arenas.make(ARENA_BYTES, lambda _: None)
+        self._arena = Arena(held.number, held.fd) if held is not None else None
+        """For copies of blocks of other machines."""
+        self._copies: dict[ReplicaId, list[Address]] = {}
+        """That the batch of a replica reads."""
+        self._fetching: dict[ReplicaId, Task[None]] = {}
+        self._reader = ArenaReader(self._holders)
+        limits = detect()
+        _log.info("cores of replicas are limited by %s", limits.why)
+        self._backend = LocalBackend({}, {}, limits.actuator, arenas=self._arenas, holders=self._holders)
+        self._backend.attach(self)
+        self._acts: dict[type, Callable[[Any], None]] = {
+            LearnStages: self._learn,
+            ForgetStages: lambda record: self._backend.forget(record.stages),
+            StartWorker: self._start,
+            StopWorker: lambda record: self._backend.stop(record.replica),
+            ResizeWorker: lambda record: self._backend.resize(record.replica, record.cores),
+            RunBatch: self._run,
+            FreeBlock: lambda record: self._arenas.free(record.block),
+            Endpoints: self._set_endpoints,
+        }
+
+    def read(self, block: Address) -> memoryview:
+        """The memory of a block of this machine. Raises `ValueError` if there is none."""
+        return self._reader.read(block)
+
+    def on_record(self, record: ToAgent) -> None:
+        """Do what the deciding process says."""
+        act = self._acts.get(type(record))
+        if act is None:
+            raise ProtocolError(f"an agent that was set up was sent a {type(record).__name__}")
+        act(record)
+
+    async def close(self) -> None:
+        """Stop all workers without reports."""
+        for task in self._fetching.values():
+            task.cancel()
+        self._blocks.close()
+        await self._backend.close()
+
+    def _learn(self, record: LearnStages) -> None:
+        servables = {(stage, variant): servable for stage, variant, servable in record.servables}
+        self._backend.learn(servables, record.wirings, threads_prepared=record.threads_prepared)
+
+    def _set_endpoints(self, record: Endpoints) -> None:
+        others = {
+            holder: (host or self._joined, port)
+            for holder, (host, port) in record.by_holder.items()
+            if holder not in self._holders
+        }
+        self._blocks.set_endpoints(others)
+
+    def _start(self, record: StartWorker) -> None:
+        self._backend.start(record.replica, record.spec)
+
+    # Batches
+
+    def _run(self, record: RunBatch) -> None:
+        order = record.order
+        foreign = {block for block in addresses_in(order.blocks) if block.holder not in self._holders}
+        if foreign:
+            self._fetching[record.replica] = asyncio.create_task(self._fetch_and_run(record, foreign))
+        else:
+            self._backend.run(record.batch, record.replica, order)
+
+    async def _fetch_and_run(self, record: RunBatch, foreign: Iterable[Address]) -> None:
+        """Copy blocks of other machines, then run the batch that reads them."""
+        copies: dict[Address, Address] = {}
+        try:
+            fetches = []
+            for block in foreign:
+                copies[block], memory = self._allocated(block.size)
+                fetches.append(self._blocks.fetch(block, memory))
+            results = await asyncio.gather(*fetches, return_exceptions=True)
+            lost = next((each for each in results if isinstance(each, BaseException)), None)
+            if lost is not None:
+                raise lost
+        except BaseException as error:
+            self._free_copies(copies.values())
+            if not isinstance(error, ArenaFull | BlockLost):
+                raise
+            self._fetching.pop(record.replica, None)
+            failure = ModelFailure("its tensors could not be brought to the node that runs it", str(error))
+            self._send(BatchRaised(record.batch, record.replica, failure.encode()))
+            return
+        del self._fetching[record.replica]
+        self._copies[record.replica] = list(copies.values())
+        order = Run(record.order.visits, replaced(record.order.blocks, copies), record.order.parts)
+        self._backend.run(record.batch, record.replica, order)
+
+    def _allocated(self, size: int) -> tuple[Address, memoryview]:
+        if self._arena is None:
+            raise ArenaFull("this machine has no memfd")
+        return self._arena.allocate(size)
+
+    def _drop_copies(self, replica: ReplicaId) -> None:
+        """The batch of a replica is over."""
+        task = self._fetching.pop(replica, None)
+        if task is not None:
+            task.cancel()  # which frees its copies when nothing is written into them any more
+        self._free_copies(self._copies.pop(replica, ()))
+
+    def _free_copies(self, copies: Iterable[Address]) -> None:
+        for copy in copies:
+            assert self._arena is not None
+            self._arena.free(copy)
+
+    # Reports of the backend
+
+    def on_event(self, event: Event) -> None:
+        """See `sloop.serve.protocols.BackendListener`."""
+        assert isinstance(event, ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized)
+        if isinstance(event, ReplicaLost | ReplicaStopped):
+            self._drop_copies(event.replica)
+        self._send(Reported(event))
+
+    def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
+        """See `sloop.serve.protocols.BackendListener`."""
+        self._drop_copies(event.replica)
+        found = BatchFinished(
+            event.batch, event.replica, event.service_ns, list(blocks), event.edge_counts, dict(faults)
+        )
+        self._send(found)
+
+    def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
+        """See `sloop.serve.protocols.BackendListener`."""
+        self._drop_copies(replica)
+        self._send(BatchRaised(batch, replica, failure.encode()))
+
+
+class Agent:
+    """Serves a deciding process at `join`, as the node `name`, until that says it is over."""
+
+    def __init__(
+        self,
+        join: Endpoint,
+        name: str,
+        token: bytes,
+        *,
+        host: str = "",
+        client_context: ssl.SSLContext | None = None,
+        server_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._join, self._name, self._token, self._host = join, name, token, host
+        self._client_context, self._server_context = client_context, server_context
+        self._is_over, self._refused = False, ""
+
+    async def serve(self) -> None:
+        """Connect, serve, and connect again when the connection was lost. Raises `MachineError` if there is no deciding
+        process for `GIVE_UP_S`, or if it sends this agent away."""
+        loop = asyncio.get_running_loop()
+        lost_s, is_trying = loop.time(), False
+        while not self._is_over:
+            try:
+                link = await connect(self._join, self._token, Purpose.AGENT, context=self._client_context)
+            except MachineError as error:
+                if loop.time() - lost_s > GIVE_UP_S:
+                    raise
+                if not is_trying:
+                    _log.warning("%s; trying again for %g s", error.what, GIVE_UP_S)
+                is_trying = True
+                await asyncio.sleep(RETRY_S)
+                continue
+            why = await self._session(link)
+            lost_s, is_trying = loop.time(), False
+            if not self._is_over:
+                _log.warning("the connection to the deciding process has ended: %s", why)
+        if self._refused:
+            raise MachineError(f"the deciding process sends this agent away: {self._refused}")
+
+    async def _session(self, link: NetworkLink) -> str:
+        """Serve over one connection; returns why it has ended."""
+        ended = asyncio.get_running_loop().create_future()
+        session: AgentSession | None = None
+
+        def on_end(why: str) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        def on_record(record: ToAgent) -> None:
+            nonlocal session
+            if isinstance(record, CloseAgent):
+                self._is_over, self._refused = True, record.why
+                on_end(record.why)
+            elif isinstance(record, AgentSetup) and session is None:
+                session = AgentSession(
+                    record, records.send, BlockClient(self._token, self._client_context), self._join[0]
+                )
+            elif session is not None and not ended.done():
+                session.on_record(record)
+            else:
+                raise ProtocolError(f"an agent was sent a {type(record).__name__} before its setup")
+
+        def read(block: Address) -> memoryview:
+            if session is None:
+                raise ValueError("this agent has no blocks yet")
+            return session.read(block)
+
+        records = RecordLink(asyncio.get_running_loop(), link, ToAgent, on_record, on_end)
+        server = BlockServer(read)
+        host = self._host or link.local_host
+        listener = await Listener.listen((host, 0), self._token, server.accept, self._server_context)
+        try:
+            link.beat()
+            where = (host, listener.port)
+            records.send(AgentHello(self._name, __version__, os.getpid(), machine(), where, capacity_cores()))
+            return str(await ended)
+        finally:
+            records.close()
+            await listener.close()
+            server.close()
+            if session is not None:
+                await session.close()
+
+
+async def serve_until_signal(agent: Agent, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set or the deciding process says that it is over."""
+    serving, stopping = asyncio.create_task(agent.serve()), asyncio.create_task(stop.wait())
+    done, pending = await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    if serving in done:
+        serving.result()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of an agent that another process keeps: the process id of that, where to connect to, the node's name
+    and the address of this machine; the token is read from stdin."""
+    parent, host, port, name, own_host = arguments
+    begin(int(parent), ())
+    log_directly()
+    token = sys.stdin.buffer.read()
+    return_large_memory()
+    uvloop.run(Agent((host, int(port)), name, token, host=own_host).serve())
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except MachineError as error:
+        sys.exit(str(error))

@@ -1,0 +1,526 @@
+"""Runs replicas on other machines, through the agent of each node (`sloop.serve.agent`).
+
+Agents connect to this process; what is ordered and reported travels over that connection, in the order in which it was
+said. How agents come to be, and what a replica must reserve before it starts, is the matter of a `NodeProvider`: Ray
+(`sloop.serve.backends.ray`), or somebody who runs `sloop agent` on each machine (`JoiningNodes`).
+
+When the connection of an agent ends or is silent, its node is lost: it is reported first, then each of its replicas.
+Nothing that the old connection might still bring counts. The agent stops its workers before it connects again; only
+then the node is ready, so that no core of it is given out twice.
+"""
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from sloop import __version__
+from sloop.errors import MachineError
+from sloop.events import (
+    Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    ReplicaLost,
+    ReplicaStopped,
+    Resized,
+)
+from sloop.serve.agent import (
+    AgentHello,
+    AgentSetup,
+    BatchFinished,
+    BatchRaised,
+    CloseAgent,
+    Endpoints,
+    ForgetStages,
+    FreeBlock,
+    FromAgent,
+    LearnStages,
+    Reported,
+    ResizeWorker,
+    RunBatch,
+    StartWorker,
+    StopWorker,
+)
+from sloop.serve.dataflow import StageWiring
+from sloop.serve.messages import Holders, Run
+from sloop.serve.network import BlockServer, Endpoint, Listener, NetworkLink, Purpose, machine, read_token
+from sloop.serve.protocols import BackendListener, Servable
+from sloop.serve.transport import ProtocolError, RecordLink
+from sloop.shared_memory import ArenaReader, Arenas
+from sloop.user_code import ModelFailure
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
+
+JOIN_S_MAX: Final = 120.0
+"""In which the agents of all nodes must connect when the server starts."""
+ACQUIRE_S_MAX: Final = 600.0
+"""In which the agent of a node on demand must connect."""
+CLOSE_S_MAX: Final = 5.0
+"""In which agents stop their workers at the end."""
+
+_log: Final = logging.getLogger("sloop.backend")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """How the server reaches the machines of its cluster."""
+
+    ray_address: str | None = None
+    """Ray provides them: the address of its cluster, `auto` for the one that runs here, empty to start one. None: the
+    agents are started by somebody else."""
+    host: str = ""
+    """The address of this machine that agents connect to; empty for the one that Ray knows, or else loopback."""
+    port: int = 0
+    token_file: Path | None = None
+    """What agents must know. None: a token that Ray passes on."""
+
+    def token(self) -> bytes:
+        """The token of the deployment, a new one without a file. Raises `InputError`."""
+        return read_token(self.token_file) if self.token_file is not None else secrets.token_hex(32).encode()
+
+
+class NodeProvider(Protocol):
+    """Provides nodes and what replicas need on them. All calls return at once; what takes time is reported by the
+    callback, with an empty text or with why it failed."""
+
+    async def host(self) -> str:
+        """The address of this machine for the others. Called first. Raises `MachineError` if there is no cluster."""
+        ...
+
+    async def open(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
+        """Have agents started on the nodes that are always there, which connect to `join`."""
+        ...
+
+    def acquire(self, node: Node, failed: Callable[[str], None]) -> None:
+        """Have an agent started on a node on demand. `failed` is called if there will be none."""
+        ...
+
+    def lost(self, node: Node) -> None:
+        """The agent of a node is not connected any more. Unless it was released, another one is wanted."""
+        ...
+
+    def release(self, node: Node, done: Callable[[], None]) -> None:
+        """Give back a node, whose agent has been told to end."""
+        ...
+
+    def reserve(self, replica: ReplicaId, spec: ReplicaSpec, then: Callable[[str], None]) -> None:
+        """Reserve what a replica needs on its node; again for one that grows."""
+        ...
+
+    def shrunk(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
+        """A replica needs less than it has reserved."""
+        ...
+
+    def unreserve(self, replica: ReplicaId) -> None:
+        """A replica has gone."""
+        ...
+
+    async def close(self) -> None:
+        """Give back everything."""
+        ...
+
+
+class JoiningNodes:
+    """A `NodeProvider` for machines on which somebody runs `sloop agent`."""
+
+    async def host(self) -> str:
+        """See `NodeProvider`."""
+        return "127.0.0.1"
+
+    async def open(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
+        """See `NodeProvider`."""
+        names = ", ".join(node.name for node in nodes)
+        _log.warning("waiting at %s:%d for the agents of %s", *join, names or "no nodes")
+
+    def acquire(self, node: Node, failed: Callable[[str], None]) -> None:
+        """See `NodeProvider`."""
+        _log.warning("waiting for the agent of %s", node.name)
+
+    def lost(self, node: Node) -> None:
+        """See `NodeProvider`."""
+
+    def release(self, node: Node, done: Callable[[], None]) -> None:
+        """See `NodeProvider`."""
+        done()
+
+    def reserve(self, replica: ReplicaId, spec: ReplicaSpec, then: Callable[[str], None]) -> None:
+        """See `NodeProvider`."""
+        then("")
+
+    def shrunk(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
+        """See `NodeProvider`."""
+
+    def unreserve(self, replica: ReplicaId) -> None:
+        """See `NodeProvider`."""
+
+    async def close(self) -> None:
+        """See `NodeProvider`."""
+
+
+class _ConnectedAgent:
+    """An agent, from its greeting to the end of its connection."""
+
+    def __init__(self, hello: AgentHello, holder: int, records: RecordLink) -> None:
+        self.hello, self.holder, self.records = hello, holder, records
+
+
+class _Placed(Struct):
+    """A replica, and where it is."""
+
+    spec: ReplicaSpec
+    agent: _ConnectedAgent
+    is_ordered: bool = False
+    """Whether its agent was told to start it; before, it waits for what it needs."""
+    cores_wanted: float | None = None
+    """Cores that it will get when they are reserved."""
+    has_shrunk: bool = False
+    """Whether it was told to do with fewer cores than are reserved."""
+
+
+class AgentBackend:
+    """Runs replicas on `nodes` (`sloop.serve.protocols.Backend`). Create it inside the running event loop.
+
+    `arenas` are those of this process, which also frees blocks of agents through them. `endpoint` is where agents
+    connect. `on_holders` is told of which processes hold arenas, for the edges.
+    """
+
+    def __init__(  # noqa: PLR0913  # what stands between a core and machines
+        self,
+        servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
+        provider: NodeProvider,
+        *,
+        arenas: Arenas,
+        nodes: Iterable[Node],
+        endpoint: Endpoint,
+        pid: int,
+        token: bytes,
+        context: ssl.SSLContext | None = None,
+        threads_prepared: int = 0,
+        join_s_max: float = JOIN_S_MAX,
+    ) -> None:
+        self._servables, self._wirings = dict(servables), dict(wirings)
+        self._threads_prepared = threads_prepared
+        self._provider, self._arenas, self._pid = provider, arenas, pid
+        self._nodes = {node.name: node for node in nodes}
+        self._endpoint, self._token, self._context, self._join_s_max = endpoint, token, context, join_s_max
+        self._loop = asyncio.get_running_loop()
+        self._server: Listener | None = None
+        self._agents: dict[str, _ConnectedAgent] = {}
+        """By node."""
+        self._joined = asyncio.Event()
+        self._left = asyncio.Event()
+        self._acquiring: dict[str, asyncio.TimerHandle] = {}
+        self._releasing: set[str] = set()
+        self._replicas: dict[ReplicaId, _Placed] = {}
+        self._holders = count(1)
+        self._blocks = BlockServer(ArenaReader({0: pid}).read)
+        self._listener: BackendListener | None = None
+        self._has_begun = False
+        self.on_holders: Callable[[Holders], None] = lambda _: None
+        self._acts: dict[type, Callable[[_ConnectedAgent, Any], None]] = {
+            Reported: self._on_reported,
+            BatchFinished: self._on_finished,
+            BatchRaised: self._on_raised,
+        }
+
+    @property
+    def port(self) -> int:
+        """Where agents connect."""
+        assert self._server is not None
+        return self._server.port
+
+    async def open(self) -> None:
+        host = self._endpoint[0] or await self._provider.host()
+        endpoint = host, self._endpoint[1]
+        self._server = await Listener.listen(endpoint, self._token, self._on_connection, self._context)
+        expected = [node for node in self._nodes.values() if not node.on_demand]
+        await self._provider.open(expected, (host, self.port), self._token)
+        try:
+            async with asyncio.timeout(self._join_s_max):
+                while missing := [node.name for node in expected if node.name not in self._agents]:
+                    self._joined.clear()
+                    await self._joined.wait()
+        except TimeoutError as error:
+            raise MachineError(
+                f"no agent of {', '.join(missing)} has connected within {self._join_s_max:g} s",
+                help="are these nodes there, with the same token, and can they reach this server's port?",
+            ) from error
+        self._has_begun = True
+
+    def attach(self, listener: BackendListener) -> None:
+        self._listener = listener
+
+    def learn(
+        self,
+        servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
+        *,
+        threads_prepared: int,
+    ) -> None:
+        self._servables |= servables
+        self._wirings |= wirings
+        self._threads_prepared = max(self._threads_prepared, threads_prepared)
+        for agent in self._agents.values():
+            self._teach(agent)
+
+    def forget(self, stages: Iterable[str]) -> None:
+        ended = frozenset(stages)
+        self._servables = {key: model for key, model in self._servables.items() if key[0] not in ended}
+        self._wirings = {stage: wiring for stage, wiring in self._wirings.items() if stage not in ended}
+        for agent in self._agents.values():
+            agent.records.send(ForgetStages(sorted(ended)))
+
+    # Nodes
+
+    def acquire(self, node: str) -> None:
+        self._releasing.discard(node)
+        self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node, "it did not come")
+        self._provider.acquire(self._nodes[node], lambda why: self._fail_acquiring(node, why))
+
+    def release(self, node: str) -> None:
+        self._cancel_acquiring(node)
+        self._releasing.add(node)
+        agent = self._agents.get(node)
+        if agent is not None:
+            agent.records.send(CloseAgent())
+        self._provider.release(self._nodes[node], lambda: self._released(node))
+
+    def _released(self, node: str) -> None:
+        if node in self._releasing:
+            self._releasing.discard(node)
+            agent = self._agents.get(node)
+            if agent is not None:
+                self._forget_agent(agent)
+            self._report(NodeReleased(node))
+
+    def _fail_acquiring(self, node: str, why: str) -> None:
+        if self._cancel_acquiring(node):
+            self._report(NodeLost(node, why))
+
+    def _cancel_acquiring(self, node: str) -> bool:
+        timer = self._acquiring.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
+
+    # Replicas
+
+    def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
+        agent = self._agents.get(spec.node or "")
+        if agent is None:
+            self._report(ReplicaLost(replica, f"node {spec.node} is not connected"))
+            return
+        self._replicas[replica] = _Placed(spec, agent)
+        self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
+
+    def stop(self, replica: ReplicaId) -> None:
+        placed = self._replicas.get(replica)
+        if placed is not None and placed.is_ordered:
+            placed.agent.records.send(StopWorker(replica))
+        else:
+            self._remove(replica)
+            self._report(ReplicaStopped(replica))
+
+    def resize(self, replica: ReplicaId, cores: float) -> None:
+        placed = self._replicas.get(replica)
+        if placed is None:
+            return  # its loss has been reported
+        if cores <= placed.spec.cores:
+            placed.spec, placed.cores_wanted, placed.has_shrunk = placed.spec.with_cores(cores), None, True
+            placed.agent.records.send(ResizeWorker(replica, cores))
+            return
+        placed.cores_wanted = cores
+        self._provider.reserve(replica, placed.spec.with_cores(cores), lambda why: self._grown(replica, cores, why))
+
+    def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
+        placed = self._replicas.get(replica)
+        if placed is not None:  # else its loss has been reported, which covers its batch
+            placed.agent.records.send(RunBatch(batch, replica, order))
+
+    async def close(self) -> None:
+        self._listener = None
+        for timer in self._acquiring.values():
+            timer.cancel()
+        for agent in self._agents.values():
+            agent.records.send(CloseAgent())
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                while self._agents:
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            _log.warning("agents have not ended: %s", ", ".join(self._agents))
+        if self._server is not None:
+            await self._server.close()
+        self._blocks.close()
+        for agent in list(self._agents.values()):
+            agent.records.close()
+        await self._provider.close()
+
+    def _reserved(self, replica: ReplicaId, why: str) -> None:
+        """What a replica needs is reserved, unless `why` says that it cannot be."""
+        placed = self._replicas.get(replica)
+        if placed is None or placed.is_ordered:
+            if placed is None:
+                self._provider.unreserve(replica)
+            return
+        if why:
+            self._remove(replica)
+            self._report(ReplicaLost(replica, why))
+        else:
+            placed.is_ordered = True
+            placed.agent.records.send(StartWorker(replica, placed.spec))
+
+    def _grown(self, replica: ReplicaId, cores: float, why: str) -> None:
+        placed = self._replicas.get(replica)
+        if placed is None:
+            self._provider.unreserve(replica)
+        elif placed.cores_wanted == cores:
+            placed.cores_wanted = None
+            if why:
+                _log.warning("replica %d keeps %g cores: %s", replica, placed.spec.cores, why)
+                self._report(Resized(replica, placed.spec.cores))
+            else:
+                placed.spec = placed.spec.with_cores(cores)
+                placed.agent.records.send(ResizeWorker(replica, cores))
+
+    def _remove(self, replica: ReplicaId) -> None:
+        if self._replicas.pop(replica, None) is not None:
+            self._provider.unreserve(replica)
+
+    # Agents
+
+    def _on_connection(self, link: NetworkLink) -> None:
+        """A process that knows the token has connected."""
+        if link.purpose is Purpose.BLOCKS:
+            self._blocks.accept(link)
+            return
+        agent: _ConnectedAgent | None = None
+
+        def on_record(record: FromAgent) -> None:
+            nonlocal agent
+            if isinstance(record, AgentHello) and agent is None:
+                agent = self._welcome(record, records)
+            elif agent is not None:
+                self._acts[type(record)](agent, record)
+            else:
+                raise ProtocolError("an agent reports before it has introduced itself")
+
+        def on_end(why: str) -> None:
+            if agent is not None:
+                self._on_end(agent, why)
+
+        records = RecordLink(self._loop, link, FromAgent, on_record, on_end)
+        link.beat()
+
+    def _welcome(self, hello: AgentHello, records: RecordLink) -> _ConnectedAgent | None:
+        """An agent introduces its node."""
+        node = self._nodes.get(hello.name)
+        why = self._objection(hello, node)
+        if why:
+            _log.error("the agent of %r (process %d) is sent away: %s", hello.name, hello.pid, why)
+            records.send(CloseAgent(why))
+            return None
+        assert node is not None
+        old = self._agents.get(hello.name)
+        if old is not None:
+            old.records.close()
+            self._on_end(old, "its agent has connected again")
+        agent = _ConnectedAgent(hello, next(self._holders), records)
+        self._agents[hello.name] = agent
+        self._arenas.add_holder(agent.holder, lambda block: records.send(FreeBlock(block)))
+        own = {0: self._pid} if hello.machine == machine() else {}
+        records.send(AgentSetup(agent.holder, own))
+        self._teach(agent)
+        self._tell_holders()
+        self._joined.set()
+        self._cancel_acquiring(hello.name)
+        _log.info("the agent of %s has connected: %g cores", hello.name, hello.cores)
+        if self._has_begun:
+            self._report(NodeReady(node))
+        return agent
+
+    def _objection(self, hello: AgentHello, node: Node | None) -> str:
+        """Why an agent cannot serve; empty if it can."""
+        if hello.version != __version__:
+            return f"it runs sloop {hello.version}, this server {__version__}"
+        if node is None:
+            return f"no node of the cluster has this name; there are {', '.join(self._nodes)}"
+        if node.cores > hello.cores:
+            return f"the node has {node.cores:g} cores by the cluster's description, the machine {hello.cores:g}"
+        return ""
+
+    def _on_end(self, agent: _ConnectedAgent, why: str) -> None:
+        """The connection of an agent has ended."""
+        if self._agents.get(agent.hello.name) is not agent:
+            return
+        name = agent.hello.name
+        is_expected = name in self._releasing or self._listener is None
+        self._forget_agent(agent)
+        if not is_expected:
+            _log.warning("node %s is lost: %s", name, why)
+            self._report(NodeLost(name, why))
+        for replica, placed in list(self._replicas.items()):
+            if placed.agent is agent:
+                self._remove(replica)
+                self._report(ReplicaLost(replica, f"node {name} is lost: {why}"))
+        if not is_expected:
+            self._provider.lost(self._nodes[name])
+
+    def _forget_agent(self, agent: _ConnectedAgent) -> None:
+        del self._agents[agent.hello.name]
+        self._arenas.remove_holder(agent.holder)
+        self._tell_holders()
+        self._left.set()
+
+    def _teach(self, agent: _ConnectedAgent) -> None:
+        servables = [(stage, variant, each) for (stage, variant), each in self._servables.items()]
+        agent.records.send(LearnStages(servables, self._wirings, self._threads_prepared))
+
+    def _tell_holders(self) -> None:
+        """Tell agents and edges who holds which arenas."""
+        endpoints = {agent.holder: agent.hello.endpoint for agent in self._agents.values()}
+        here = {agent.holder: agent.hello.pid for agent in self._agents.values() if agent.hello.machine == machine()}
+        beside = next((agent for agent in self._agents.values() if agent.holder in here), None)
+        # Blocks of this machine's edges are sent by an agent beside them, else by this process.
+        own = ("", self.port) if beside is None else beside.hello.endpoint
+        for agent in self._agents.values():
+            agent.records.send(Endpoints({**endpoints, 0: own}))
+        self.on_holders(Holders(here, endpoints))
+
+    # What agents report
+
+    def _on_reported(self, agent: _ConnectedAgent, record: Reported) -> None:
+        event = record.event
+        placed = self._replicas.get(event.replica)
+        if placed is None or placed.agent is not agent:
+            return
+        if isinstance(event, ReplicaLost | ReplicaStopped):
+            self._remove(event.replica)
+        elif isinstance(event, Resized) and placed.has_shrunk:
+            placed.has_shrunk = False
+            self._provider.shrunk(event.replica, placed.spec)
+        self._report(event)
+
+    def _on_finished(self, agent: _ConnectedAgent, record: BatchFinished) -> None:
+        event = Finished(
+            record.batch, record.replica, record.service_ns, record.edge_counts, tuple(sorted(record.faults))
+        )
+        if self._listener is not None:
+            self._listener.on_finished(event, record.blocks, record.faults)
+
+    def _on_raised(self, agent: _ConnectedAgent, record: BatchRaised) -> None:
+        if self._listener is not None:
+            self._listener.on_failed(record.batch, record.replica, ModelFailure.decode(record.failure))
+
+    def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
+        if self._listener is not None:
+            self._listener.on_event(event)
