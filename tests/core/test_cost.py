@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from sloop.actions import StartBatch, StartReplica
 from sloop.core import Core
 from sloop.events import WOKE, Finished, ReplicaReady
@@ -21,12 +23,15 @@ CALLS_A_REQUEST = 18
 INSTRUCTIONS_A_REQUEST = 850
 CALLS_A_BATCH_OF_EIGHT = 70
 CALLS_A_REPLICA = 70
+CALLS_A_NODE = 5
+"""Once, to set it up and to make its first view."""
 
 
-def warm(replicas: int, batch_max: int = 1) -> Scene:
-    """A core whose replicas are ready and idle."""
-    node = Node("n0", "local", cores=float(replicas), memory_bytes=10**9)
-    scene = Scene(plan_of(replicas, batch_max=batch_max), nodes=(node,))
+def warm(replicas: int, batch_max: int = 1, nodes: int = 1) -> Scene:
+    """A core whose replicas are ready and idle, on nodes that they fill."""
+    cores = replicas / nodes
+    own = tuple(Node(f"n{number}", "local", cores, memory_bytes=10**9) for number in range(nodes))
+    scene = Scene(plan_of(replicas, batch_max=batch_max), nodes=own)
     begin(scene.core)
     return scene
 
@@ -84,10 +89,22 @@ def test_starting_replicas_is_linear_in_them() -> None:
     assert (many - few) / 350 <= CALLS_A_REPLICA
 
 
-def test_a_tick_visits_replicas_only_to_make_their_views() -> None:
-    few, many = (calls_of(partial(warm(count).core.handle, s(1), WOKE)) for count in (4, 400))
-    views = Counter({name: count for name, count in many.items() if "view" in name or "<genexpr>" in name})
-    assert (many - views).total() <= few.total(), many - few
+def test_starting_a_replica_costs_the_same_on_many_nodes() -> None:
+    few, many = (calls_of(partial(warm, 200, nodes=count)).total() for count in (10, 200))
+    assert (many - few) / 190 <= CALLS_A_NODE
+
+
+@pytest.mark.parametrize("busy", [0, 3])
+def test_a_tick_costs_nothing_for_replicas_and_nodes_that_have_not_changed(busy: int) -> None:
+    def tick(replicas: int) -> Counter[str]:
+        core = warm(replicas, nodes=replicas).core
+        core.handle(s(1), WOKE)
+        for number in range(busy):
+            core.handle(ms(1_500), request(number, at_ms=1_500))
+        return calls_of(partial(core.handle, s(2), WOKE))
+
+    few, many = tick(10), tick(400)
+    assert many == few
 
 
 def test_memory_does_not_grow_with_requests() -> None:

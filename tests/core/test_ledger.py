@@ -1,12 +1,14 @@
 """What fits on a node, and that reservations free exactly what they took."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.core.ledger import Ledger, Reservation, could_hold, replicas_max, sites, why_impossible
-from sloop.core.views import DeviceView, NodeView
+from sloop.core.views import DeviceView, NodeView, Site
 from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
 from tests.core.scene import Belief
 
@@ -187,3 +189,54 @@ def test_the_ledger_never_refuses_a_site(taken: list[float], cores: float, share
     belief, spec = Belief(memory_bytes=30), spec_of(cores, share)
     has_site = bool(sites(spec, belief, ledger.views()))
     assert has_site is ledger.reserve(ReplicaId(99), Reservation.of(spec, belief, "n0", "gpu0"))
+
+
+def test_the_view_of_a_node_is_kept_until_the_node_changes() -> None:
+    ledger = Ledger([NODE, Node("n1", "x", 2, 100)])
+    before = ledger.views()
+    assert ledger.views() is before
+    ledger.reserve(ReplicaId(0), reservation(0.5))
+    after = ledger.views()
+    assert (after[0].free_cores, after[1] is before[1]) == (1.5, True)
+    ledger.set_state("n1", NodeState.LOST)
+    assert ledger.views()[0] is after[0]
+    assert ledger.views()[1].state is NodeState.LOST
+
+
+NAMED = [Node(f"n{n}", "x", 2 + n % 2, 100, (GPU,) * (n % 3 == 0), on_demand=n == 4) for n in range(8)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7), st.floats(0.1, 1.0)), max_size=30), st.booleans())
+def test_of_equal_nodes_the_first_stands_for_all(steps: list[tuple[int, int, float]], on_device: bool) -> None:
+    """Whatever happened before: each place is as good as one that is shown, and comes after it."""
+    ledger, wanted = Ledger(NAMED), spec_of(0.5, 0.4 if on_device else None)
+    for number, (id, node, cores) in enumerate(steps):
+        replica, at = ReplicaId(id), NAMED[node]
+        if replica in ledger.reservations:
+            ledger.release(replica)
+        elif number % 7 == 0:
+            ledger.set_state(at.name, NodeState.LOST if ledger.states[at.name] is NodeState.READY else NodeState.READY)
+        else:
+            share = round(cores, 1) if at.devices and number % 2 else None
+            taken = Reservation.of(spec_of(round(cores, 1), share), Belief(), at.name, "gpu0" if share else None)
+            ledger.reserve(replica, taken)
+        if number % 3 == 0:
+            ledger.views()
+
+    def worth(site: Site) -> tuple[NodeView, DeviceView | None]:
+        return replace(site.node, node=structs.replace(site.node.node, name="")), site.device
+
+    firsts: dict[tuple[NodeView, DeviceView | None], str] = {}
+    for site in ledger.sites(wanted, Belief()):
+        firsts.setdefault(worth(site), site.node.node.name)
+    shown = ledger.sites(wanted, Belief(), one_of_equal=True)
+    assert [(worth(site), site.node.node.name) for site in shown] == list(firsts.items())
+    assert ledger.sites(wanted, Belief()) == sites(wanted, Belief(), [ledger.view(node.name) for node in NAMED])
+
+
+def test_a_spec_that_names_its_node_has_a_place_only_there() -> None:
+    ledger = Ledger(NAMED)
+    for one_of_equal in (False, True):
+        found = ledger.sites(structs.replace(spec_of(1), node="n5"), Belief(), one_of_equal=one_of_equal)
+        assert [site.node.node.name for site in found] == ["n5"]
+        assert not ledger.sites(structs.replace(spec_of(1), node="n9"), Belief(), one_of_equal=one_of_equal)

@@ -8,10 +8,10 @@ from sloop.app.application import Application
 from sloop.app.graph import Each, When
 from sloop.core.ledger import Ledger
 from sloop.core.monitor import Monitor
-from sloop.core.state import ApplicationState, BatchLimits, Queue, Replica, StageState, State
+from sloop.core.state import ApplicationState, BatchLimits, Queue, Replica, RunningBatch, StageState, State
 from sloop.policies.order import Edf, Fifo
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import Group, Life, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan, Visit
+from sloop.vocabulary import BatchId, Group, Life, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan, Visit
 from tests.core.scene import Belief, Scene, graph
 
 
@@ -33,6 +33,23 @@ def test_idle_replicas_stay_sorted_however_they_come_and_go() -> None:
     assert [r.id for r in made.pool.idle] == [0, 1, 3, 4]
     made.pool.remove_idle(made.pool.replicas[ReplicaId(1)])
     assert [r.id for r in made.pool.idle] == [0, 3, 4]
+
+
+def test_the_view_of_a_replica_is_kept_until_the_replica_changes() -> None:
+    made = stage(4)
+    pool, replicas = made.pool, [made.pool.replicas[ReplicaId(id)] for id in range(4)]
+    before = pool.views()
+    assert pool.views() is before
+    pool.set_life(replicas[0], Life.READY)
+    pool.set_life(replicas[3], Life.DRAINING)
+    replicas[1].order_cores(2.0)
+    pool.running[ReplicaId(0)] = RunningBatch(BatchId(0), [visit(0)], 0, Slot(1.0), 1000, (0, 1))
+    first, second, third = pool.views()
+    assert (first.life, first.running, second.spec.cores) == (Life.READY, 1, 2.0)
+    assert third is before[2]
+    del pool.running[ReplicaId(0)]
+    pool.remove(replicas[1])
+    assert [(each.id, each.running) for each in pool.views()] == [(0, 0), (2, 0)]
 
 
 def test_each_waiting_visit_lengthens_the_queue_by_the_ready_replicas_share() -> None:

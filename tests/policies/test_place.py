@@ -1,6 +1,8 @@
 """Placement policies: which node a replica goes to, and which accelerator there."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sloop.core.ledger import sites
 from sloop.core.protocols import Place
@@ -56,3 +58,18 @@ def test_equal_places_go_to_the_first() -> None:
     for policy in (BestFit(), SpreadPlacement()):
         assert chosen(policy, 1, *nodes, accelerator="T4") == ("a", "x")
         assert chosen(policy, 1, *nodes) == ("a", "")
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([3, 4]), st.booleans()), min_size=1, max_size=9))
+def test_a_policy_that_ignores_names_chooses_the_same_among_the_first_of_equal_nodes(
+    free: list[tuple[int, int, bool]],
+) -> None:
+    nodes = [
+        make_node(f"n{n}", free_cores=own, cores=cores, on_demand=on_demand)
+        for n, (own, cores, on_demand) in enumerate(free)
+    ]
+    firsts = dict(reversed(list(zip(free, nodes, strict=True))))
+    shown = [node for node in nodes if node in firsts.values()]
+    for policy in (BestFit(), SpreadPlacement()):
+        assert policy.ignores_names
+        assert chosen(policy, 1, *shown) == chosen(policy, 1, *nodes)

@@ -1,12 +1,17 @@
 """Allocated cores and money of replicas and of whole nodes, against the same integrals by hand."""
 
+import math
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.runlog.cost import HELD_STATES, CostAccount, NodeAccount, NodeRow
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
+from tests.counting import calls_of
 
 SPEC = ReplicaSpec("s", "v", Slot(2.0, "x"), node="n")
 NODE = Node("n", "x", cores=8.0, memory_bytes=0, usd_per_h=3600.0)
@@ -88,6 +93,27 @@ def test_many_changes_leave_no_rounding_error(changes: list[tuple[int, int, floa
         account.release(now_ns, ReplicaId(replica))
     assert account.cores == 0.0  # exactly: cores are summed as integers
     assert abs(core_s(account) - by_hand) < 1e-3
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 8.0)), max_size=30))
+def test_the_price_is_the_exact_sum_of_the_replicas_prices(changes: list[tuple[int, float]]) -> None:
+    prices: dict[int, float] = {}
+    account = CostAccount({"n": structs.replace(NODE, usd_per_h=0.1)})
+    for replica, cores in changes:
+        account.allocate(0, ReplicaId(replica), SPEC, cores)
+        prices[replica] = 0.1 * min(1.0, cores / 8)
+    account.charge(s(3600))
+    assert account.usd == math.fsum(prices.values()) * s(3600) / NS_PER_S / 3600
+
+
+def test_a_start_costs_the_same_among_many_replicas() -> None:
+    def start(replicas: int) -> Counter[str]:
+        account = CostAccount({"n": NODE})
+        for replica in range(replicas):
+            account.allocate(0, ReplicaId(replica), SPEC, 1.0)
+        return calls_of(lambda: account.allocate(0, ReplicaId(replicas), SPEC, 1.0))
+
+    assert start(400) == start(4)
 
 
 # Whole nodes

@@ -118,7 +118,10 @@ def answer_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_requests(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DataPath, "lose", lambda self, now_ns, replica, *others, **options: setattr(replica, "batch", None))
+    def lose(self: DataPath, now_ns: int, replica: Any, *others: Any, **options: Any) -> None:
+        replica.stage.pool.running.pop(replica.id, None)
+
+    patch.setattr(DataPath, "lose", lose)
 
 
 def overbook(patch: pytest.MonkeyPatch) -> None:
@@ -127,8 +130,8 @@ def overbook(patch: pytest.MonkeyPatch) -> None:
         self._take(wanted, 1)
         return True
 
-    real = Ledger._view
-    patch.setattr(Ledger, "_view", lambda self, name: replace(real(self, name), free_cores=1e3))
+    real = Ledger.view
+    patch.setattr(Ledger, "view", lambda self, name: replace(real(self, name), free_cores=1e3))
     patch.setattr(Ledger, "reserve", reserve)
 
 
@@ -210,6 +213,17 @@ def release_no_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodePool, "release_unused", lambda *given: None)
 
 
+def show_an_old_replica(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReplicaPool, "note_change", lambda self, replica: None)
+
+
+def show_an_old_node(patch: pytest.MonkeyPatch) -> None:
+    def set_state(self: Ledger, node: str, state: NodeState) -> None:
+        self.states[node] = state
+
+    patch.setattr(Ledger, "set_state", set_state)
+
+
 def compare_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rollouts, "count", lambda *given: None)
 
@@ -228,6 +242,8 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     replace_nothing: "after 200 s and more, ",
     wait_for_ever: "after 200 s and more, ",
     release_no_node: "after 200 s and more, node-. is ready",
+    show_an_old_replica: "policies see",
+    show_an_old_node: "policies see",
     compare_for_ever: "compared",
 }
 """What is broken in the core, and what the schedules say of it."""

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from sloop.actions import Action, Decided, RequestPlan, ResizeReplica, StartReplica, StopReplica
 from sloop.core.difference import Difference, Resizes, diff
-from sloop.core.ledger import Reservation, sites
+from sloop.core.ledger import Reservation
 from sloop.core.nodes import NodePool
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
 from sloop.core.state import BUCKET_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
@@ -487,8 +487,7 @@ class ControlPath:
         pool = application.state.stages[target.stage].pool
         staying = [replica for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
         refused = {each.id for each in staying if not each.resizing and each.slot.cores != each.target_cores}
-        views = [replica.view() for replica in staying]
-        return diff(views, target, pool.present_rps, pool.rate_rps, refused)
+        return diff(pool.views(), target, pool.present_rps, pool.rate_rps, refused)
 
     def _advance(
         self,
@@ -559,8 +558,7 @@ class ControlPath:
                 slot = replica.spec.with_cores(cores).slot
                 shortage = Shortage(replica.spec.variant, slot, id, replica.target_cores, replica.node)
                 continue
-            replica.target_cores = cores
-            replica.resizing += 1
+            replica.order_cores(cores)
             out.append(ResizeReplica(id, cores))
         return shortage
 
@@ -587,8 +585,10 @@ class ControlPath:
             for id, replica in self._state.replicas.items()
             if replica.stage.application is stage.application or replica.life is Life.DRAINING
         }
-        views = self._state.ledger.without(own).views()
-        return any(sites(spec, stage.beliefs[spec.variant, spec.slot.hardware], views) for spec in set(specs))
+        left = self._state.ledger.without(own)
+        return any(
+            left.sites(spec, stage.beliefs[spec.variant, spec.slot.hardware], one_of_equal=True) for spec in set(specs)
+        )
 
     def _report(
         self,
@@ -614,10 +614,11 @@ class ControlPath:
         """Start one replica if a node has room; returns whether it did."""
         state = self._state
         belief = stage.beliefs[spec.variant, spec.slot.hardware]
-        found = sites(spec, belief, state.ledger.views())
+        place = stage.application.parts.policies.place
+        found = state.ledger.sites(spec, belief, one_of_equal=getattr(place, "ignores_names", False))
         if not found:
             return False
-        site = found[stage.application.parts.policies.place.choose(now_ns, spec, found)]
+        site = found[place.choose(now_ns, spec, found)]
         node, device = site.node.node.name, site.device.device.name if site.device else None
         id = ReplicaId(state.next_replica)
         reserved = state.ledger.reserve(id, Reservation.of(spec, belief, node, device))
@@ -644,23 +645,24 @@ class ControlPath:
         """Let the data path drop hopeless requests of stalled batches, and give up replicas whose batch has run for the
         response timeout."""
         self._watch_ns = now_ns + STALL_NS_MIN
-        stalled, given_up = list[Replica](), list[Replica]()
-        for replica in self._state.replicas.values():
-            batch = replica.batch
-            if batch is None or now_ns - batch.started_ns < WATCHED_NS_MIN:
-                continue
-            give_up_ns = replica.stage.give_up_ns(batch)
-            if now_ns >= give_up_ns:
-                given_up.append(replica)
-                continue
-            if now_ns >= batch.stalled_ns:
-                stalled.append(replica)
-            else:
-                give_up_ns = min(give_up_ns, batch.stalled_ns)
-            self._watch_ns = min(self._watch_ns, give_up_ns)
-        for replica in stalled:
-            self._watch_ns = min(self._watch_ns, self._expire(now_ns, replica, out))
-        for replica in given_up:
+        stalled, given_up = list[ReplicaId](), list[ReplicaId]()
+        for stage in [stage for each in self._applications.values() for stage in each.state.all_stages]:
+            for id, batch in stage.pool.running.items():
+                if now_ns - batch.started_ns < WATCHED_NS_MIN:
+                    continue
+                give_up_ns = stage.give_up_ns(batch)
+                if now_ns >= give_up_ns:
+                    given_up.append(id)
+                    continue
+                if now_ns >= batch.stalled_ns:
+                    stalled.append(id)
+                else:
+                    give_up_ns = min(give_up_ns, batch.stalled_ns)
+                self._watch_ns = min(self._watch_ns, give_up_ns)
+        for id in sorted(stalled):
+            self._watch_ns = min(self._watch_ns, self._expire(now_ns, self._state.replicas[id], out))
+        for id in sorted(given_up):
+            replica = self._state.replicas[id]
             assert replica.batch is not None
             ran = f"its batch has run for {in_s(now_ns - replica.batch.started_ns)}, longer than its response timeout"
             out.append(StopReplica(replica.id, ran))

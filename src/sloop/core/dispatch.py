@@ -98,25 +98,32 @@ class DataPath:
 
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer its requests or pass them on, and make the replica idle."""
-        replica = self._state.replicas.get(event.replica)
-        if replica is None or (batch := replica.batch) is None or batch.id != event.batch:
+        id = event.replica
+        replica = self._state.replicas.get(id)
+        if replica is None:
             return
         stage = replica.stage
+        pool = stage.pool
+        batch = pool.running.pop(id, None)  # as `_release` does, and below, as `_reuse` does
+        if batch is None or batch.id != event.batch:
+            if batch is not None:
+                pool.running[id] = batch
+            return
         visits = batch.visits
-        replica.batch = None  # as `_release` does, and below, as `_reuse` does
-        stage.monitor.finish(now_ns, len(visits), batch.millicores)
+        size = len(visits)
+        stage.monitor.finish(now_ns, size, batch.millicores)
         if self._is_graph or event.faults or stage.is_disturbed:
             self._finish_each(now_ns, replica, event, batch, out)
         else:
-            replica.service_rate.belief.observe(len(visits), batch.slot, now_ns - batch.started_ns)
+            replica.service_rate.belief.observe(size, batch.slot, now_ns - batch.started_ns)
             for visit in visits:
-                id = visit.request.id
+                request = visit.request.id
                 deadline_ns = visit.deadline_ns
-                out.append(End(id, SERVED) if now_ns <= deadline_ns else _answer(now_ns, id, deadline_ns))
+                out.append(End(request, SERVED) if now_ns <= deadline_ns else _answer(now_ns, request, deadline_ns))
         if replica.life is DRAINING:
-            out.append(StopReplica(replica.id, "drained"))
+            out.append(StopReplica(id, "drained"))
         else:
-            stage.pool.add_idle(replica)
+            pool.add_idle(replica)
 
     def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
         """The model raised an exception: try the two halves of the batch again; a request that was alone fails. The
@@ -175,7 +182,7 @@ class DataPath:
             else:
                 look_ns = min(look_ns, _next_look_ns(now_ns, visit))
         if ended and self._state.open_requests is None:
-            replica.batch = structs.replace(batch, ended=batch.ended | ended)
+            stage.pool.running[replica.id] = structs.replace(batch, ended=batch.ended | ended)
             stage.is_disturbed = True
         return max(look_ns, now_ns + SWEEP_NS_MIN)
 
@@ -216,9 +223,9 @@ class DataPath:
                     open_requests is not None and visit.request.id not in open_requests
                 ):
                     self._prune(now_ns, stage, limit, alone_ns, full_ns, "", out)
+                    if not visits:
+                        return FOREVER_NS
                     break
-            if not visits:
-                break
             if visits[0].group:
                 count = queue.group_size(limit)
             else:
@@ -239,7 +246,7 @@ class DataPath:
             batch = next(self._batch_ids)
             id = replica.id
             millicores = replica.millicores
-            replica.batch = RunningBatch(batch, taken, now_ns, replica.slot, millicores, costs_ns)
+            pool.running[id] = RunningBatch(batch, taken, now_ns, replica.slot, millicores, costs_ns)
             replica.batches += 1
             pool.last = id
             stage.monitor.start(now_ns, count, millicores)
@@ -285,9 +292,8 @@ class DataPath:
 
     def _release(self, now_ns: int, replica: Replica) -> RunningBatch:
         """Take the batch off a replica."""
-        batch = replica.batch
+        batch = replica.stage.pool.running.pop(replica.id, None)
         assert batch is not None, f"replica {replica.id} runs no batch"
-        replica.batch = None
         replica.stage.monitor.finish(now_ns, len(batch.visits), batch.millicores)
         return batch
 

@@ -7,12 +7,14 @@ A node is released, acquired, ready or lost (`NodeState`). Replicas are placed o
 a lost node stay until its replicas are reported lost.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import ClassVar
 
 from msgspec import Struct, structs
 
 from sloop.core.views import Belief, DeviceView, NodeView, Site
-from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
@@ -95,6 +97,10 @@ class _FreeDevice(Struct):
     clients: int
 
 
+def _view_of(device: Device, free: _FreeDevice) -> DeviceView:
+    return DeviceView(device, free.micro_share / MICRO, free.memory_bytes, free.clients)
+
+
 class _Free(Struct):
     """The free resources of a node."""
 
@@ -105,18 +111,42 @@ class _Free(Struct):
     """How many replicas have a reservation."""
 
 
+Likeness = tuple[Node, NodeState, float, int, tuple[DeviceView, ...]]
+"""What is equal for nodes that differ in nothing but their names: the node without its name, its state, and its free
+cores, memory and devices."""
+
+
 class Ledger:
-    """Reservations by replica. A reservation that does not fit is refused, never granted in part."""
+    """Reservations by replica. A reservation that does not fit is refused, never granted in part.
+
+    Views of nodes are kept until the node changes, so that a start costs the same on ten nodes as on a thousand.
+    """
+
+    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_positions", "_likenesses", "_alike")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: dict[str, Node] = {}
         self.states: dict[str, NodeState] = {}
         self.reservations: dict[ReplicaId, Reservation] = {}
-        self._views: dict[str, NodeView | None] = {}
-        """A cache; None for a node that has changed since its view was made. Few nodes change within a second."""
         self._free: dict[str, _Free] = {}
+        self.restored()
         for node in nodes:
             self.add(node, NodeState.RELEASED if node.on_demand else NodeState.READY)
+
+    def restored(self) -> None:
+        """Set what a snapshot does not have: all about views."""
+        self._changed: dict[str, None] = dict.fromkeys(self.nodes)
+        """The nodes that have changed since their view was made. A dict keeps them in order."""
+        self._views: list[NodeView] = []
+        """In the order in which the nodes were declared; out of date for those that have changed."""
+        self._all_views: tuple[NodeView, ...] | None = None
+        """`_views` as a tuple; None if it is to be made."""
+        self._positions: dict[str, int] = {}
+        """Where the view of each node is."""
+        self._likenesses: list[Likeness] = []
+        """By position, as the node was when its view was made."""
+        self._alike: dict[Likeness, list[int]] = {}
+        """The positions of equal nodes, ascending."""
 
     @classmethod
     def all_ready(cls, nodes: Iterable[Node]) -> "Ledger":
@@ -143,7 +173,7 @@ class Ledger:
         self.nodes[node.name] = node
         self.states[node.name] = state
         self._free[node.name] = _Free(millicores(node.cores), node.memory_bytes, devices)
-        self._views[node.name] = None
+        self._changed[node.name] = None
         for reservation in self.reservations.values():
             if reservation.node == node.name:
                 self._take(reservation, 1)
@@ -151,7 +181,7 @@ class Ledger:
     def set_state(self, node: str, state: NodeState) -> None:
         """Move a node to another state."""
         self.states[node] = state
-        self._views[node] = None
+        self._changed[node] = None
 
     def is_empty(self, node: str) -> bool:
         """Whether no replica has a reservation on the node."""
@@ -182,7 +212,7 @@ class Ledger:
 
     def place(self, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> bool:
         """Reserve room for a new replica at the first site that has it. Returns False if none has."""
-        found = sites(spec, belief, self.views())
+        found = self.sites(spec, belief, one_of_equal=True)
         if not found:
             return False
         device = found[0].device.device.name if found[0].device else None
@@ -201,7 +231,7 @@ class Ledger:
         free = self._free[reservation.node]
         if extra > free.millicores:
             return False
-        self._views[reservation.node] = None
+        self._changed[reservation.node] = None
         reservation.millicores += extra
         free.millicores -= extra
         return True
@@ -211,26 +241,59 @@ class Ledger:
         return millicores(cores) <= self.reservations[replica].millicores or self.resize(replica, cores)
 
     def views(self) -> tuple[NodeView, ...]:
-        """Every node with its free resources, in the order in which the nodes were declared."""
-        return tuple([view if view else self._view(name) for name, view in self._views.items()])
+        """Every node with its free resources, in the order in which the nodes were declared. The view of a node that
+        has not changed is the same object as before, and so is the tuple if none has."""
+        if self._changed:
+            self._update_views()
+        if self._all_views is None:
+            self._all_views = tuple(self._views)
+        return self._all_views
 
-    def _view(self, name: str) -> NodeView:
+    def sites(self, spec: ReplicaSpec, belief: Belief, *, one_of_equal: bool = False) -> list[Site]:
+        """Where one more replica of `spec` fits, in the order in which the nodes were declared (see `sites`). With
+        `one_of_equal`, of nodes that differ in nothing but their names only the first one."""
+        if self._changed:
+            self._update_views()
+        if spec.node is not None:
+            position = self._positions.get(spec.node)
+            return [] if position is None else sites(spec, belief, [self._views[position]])
+        if not one_of_equal:
+            return sites(spec, belief, self._views)
+        firsts = sorted([positions[0] for positions in self._alike.values()])
+        return sites(spec, belief, [self._views[position] for position in firsts])
+
+    def _update_views(self) -> None:
+        """Make the views of the nodes that have changed."""
+        views, likenesses, alike = self._views, self._likenesses, self._alike
+        for name in self._changed:
+            view = self.view(name)
+            nameless = structs.replace(view.node, name="")
+            likeness = (nameless, view.state, view.free_cores, view.free_memory_bytes, view.devices)
+            position = self._positions.get(name)
+            if position is None:
+                position = self._positions[name] = len(views)
+                views.append(view)
+                likenesses.append(likeness)
+            else:
+                before = likenesses[position]
+                positions = alike[before]
+                del positions[bisect_left(positions, position)]
+                if not positions:
+                    del alike[before]
+                views[position], likenesses[position] = view, likeness
+            insort(alike.setdefault(likeness, []), position)
+        self._changed.clear()
+        self._all_views = None
+
+    def view(self, name: str) -> NodeView:
+        """A node as it is now."""
         free, node = self._free[name], self.nodes[name]
-        devices = [(device, free.devices[device.name]) for device in node.devices]
-        self._views[name] = view = NodeView(
-            node=node,
-            free_cores=free.millicores / MILLI,
-            free_memory_bytes=free.memory_bytes,
-            devices=tuple(
-                DeviceView(device, own.micro_share / MICRO, own.memory_bytes, own.clients) for device, own in devices
-            ),
-            state=self.states[name],
-        )
-        return view
+        devices = free.devices and tuple([_view_of(device, free.devices[device.name]) for device in node.devices])
+        return NodeView(node, free.millicores / MILLI, free.memory_bytes, devices or (), self.states[name])
 
     def _take(self, reservation: Reservation, sign: int) -> None:
         free = self._free[reservation.node]
-        self._views[reservation.node] = None
+        self._changed[reservation.node] = None
         free.replicas += sign
         free.millicores -= sign * reservation.millicores
         free.memory_bytes -= sign * reservation.memory_bytes

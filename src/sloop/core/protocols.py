@@ -109,10 +109,16 @@ class Admit(Protocol):
 
 
 class Place(Protocol):
-    """Which node, and which accelerator of it, a new replica goes to."""
+    """Which node, and which accelerator of it, a new replica goes to.
+
+    A policy may say `ignores_names = True` if its choice does not depend on the names of nodes, and equal places go to
+    the first one. Of nodes that differ in nothing but their names, it is then shown only the first one, so that a start
+    costs the same on ten equal nodes as on a thousand.
+    """
 
     def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
-        """An index into `sites`, which are all places with room for `spec`; there is at least one."""
+        """An index into `sites`, which are all places with room for `spec`, in the order in which the nodes were
+        declared; there is at least one."""
         ...
 
 

@@ -19,6 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from msgspec import Struct, structs
 
@@ -315,7 +316,6 @@ class Replica:
     resizing: int = 0
     """Resizes that are ordered and not yet in effect. While there are any, the largest core count ordered stays
     reserved."""
-    batch: RunningBatch | None = None
     batches: int = 0
     """Batches it has been sent so far."""
 
@@ -324,6 +324,11 @@ class Replica:
         self.target_cores = self.slot.cores
         self.service_rate = self.stage.pool.service_rate(self.spec.variant, self.slot)
         self.millicores = self.service_rate.millicores
+
+    @property
+    def batch(self) -> RunningBatch | None:
+        """The batch that it runs."""
+        return self.stage.pool.running.get(self.id)
 
     @property
     def cores(self) -> float:
@@ -345,12 +350,18 @@ class Replica:
         """Whether it stops or shrinks, so that other replicas soon have room."""
         return self.life is Life.DRAINING or (self.resizing > 0 and self.target_cores < self.slot.cores)
 
+    def order_cores(self, cores: float) -> None:
+        """A resize is ordered."""
+        self.target_cores = cores
+        self.resizing += 1
+        self.stage.pool.note_change(self)
+
     def view(self) -> ReplicaView:
         """The replica as policies see it, with the cores last ordered."""
-        spec = self.spec
+        spec, batch = self.spec, self.batch
         if spec.slot.cores != self.target_cores:
             spec = spec.with_cores(self.target_cores)
-        running = len(self.batch.visits) if self.batch else 0
+        running = len(batch.visits) if batch else 0
         return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device)
 
 
@@ -358,18 +369,33 @@ class ReplicaPool:
     """The replicas of one stage, which of them are idle, and how much they can serve together.
 
     Every replica is counted in its `ServiceRate` under its state; `idle` holds exactly the ready replicas without a
-    batch.
+    batch. Views of replicas are kept, so that a control tick costs nothing for those that have not changed.
     """
+
+    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_seen_running")
 
     def __init__(self, beliefs: Mapping[BeliefKey, Belief], limits: BatchLimits) -> None:
         self._beliefs = beliefs
         self._limits = limits
         self._rates: dict[tuple[str, Slot], ServiceRate] = {}
         self.replicas: dict[ReplicaId, Replica] = {}
+        self.running: dict[ReplicaId, RunningBatch] = {}
+        """The batches that run, by replica."""
         self.idle: deque[Replica] = deque()
         """Sorted by id, so that route policies choose from the same sequence whatever the order of events."""
         self.last = ReplicaId(-1)
         """The replica the route policy chose last."""
+        self.restored()
+
+    def restored(self) -> None:
+        """Set what a snapshot does not have: all about views."""
+        self._changed: dict[ReplicaId, None] = dict.fromkeys(self.replicas)
+        """Replicas that have changed since their view was made, in another way than by their batch."""
+        self._views: dict[ReplicaId, ReplicaView] = {}
+        """Without draining replicas; out of date for those that have changed."""
+        self._all_views: tuple[ReplicaView, ...] = ()
+        self._seen_running: list[ReplicaId] = []
+        """The replicas that ran a batch when the views were made."""
 
     @property
     def rates(self) -> Iterable[ServiceRate]:
@@ -384,6 +410,7 @@ class ReplicaPool:
     def add(self, replica: Replica) -> None:
         """Add a replica whose start was ordered."""
         self.replicas[replica.id] = replica
+        self._changed[replica.id] = None
         replica.service_rate.count(replica.life, 1)
 
     def set_life(self, replica: Replica, life: Life) -> None:
@@ -391,6 +418,7 @@ class ReplicaPool:
         replica.service_rate.count(replica.life, -1)
         replica.life = life
         replica.service_rate.count(life, 1)
+        self._changed[replica.id] = None
 
     def set_cores(self, replica: Replica, cores: float) -> None:
         """Move a replica to another number of cores."""
@@ -406,14 +434,38 @@ class ReplicaPool:
             self.remove_idle(replica)
         del self.replicas[replica.id]
         replica.service_rate.count(replica.life, -1)
+        self._changed[replica.id] = None
+
+    def note_change(self, replica: Replica) -> None:
+        """A replica has changed in what its view shows."""
+        self._changed[replica.id] = None
+
+    def views(self) -> tuple[ReplicaView, ...]:
+        """All replicas but the draining ones as policies see them, in the order in which they were started. The view of
+        a replica that has not changed is the same object as before, and so is the tuple if none has."""
+        changed = self._changed
+        changed.update(dict.fromkeys(self._seen_running))
+        self._seen_running = list(self.running)
+        changed.update(dict.fromkeys(self._seen_running))
+        views, is_new = self._views, False
+        for id in changed:
+            replica = self.replicas.get(id)
+            if replica is None or replica.life is Life.DRAINING:
+                is_new |= views.pop(id, None) is not None
+            elif (view := replica.view()) != views.get(id):
+                views[id], is_new = view, True
+        changed.clear()
+        if is_new:
+            self._all_views = tuple(views.values())
+        return self._all_views
 
     def add_idle(self, replica: Replica) -> None:
         """Add a ready replica without a batch to `idle`."""
         idle, id = self.idle, replica.id
-        if not idle or id > idle[-1].id:
-            idle.append(replica)
-        elif id < idle[0].id:
+        if not idle or id < idle[0].id:
             idle.appendleft(replica)
+        elif id > idle[-1].id:
+            idle.append(replica)
         else:
             idle.insert(bisect_left(idle, id, key=_id_of), replica)
 
@@ -573,8 +625,7 @@ class StageState:
     def recover(self) -> None:
         """A batch has finished: the stage works."""
         self.backoff.reset()
-        batches = [replica.batch for replica in self.pool.replicas.values()]
-        self.is_disturbed = any(batch is not None and batch.ended for batch in batches)
+        self.is_disturbed = any(batch.ended for batch in self.pool.running.values())
 
     def give_up_ns(self, batch: RunningBatch) -> int:
         """When the replica of a batch is given up if the batch has not finished: after the declared response timeout;
@@ -591,7 +642,7 @@ class StageState:
             slo_ns=slo_ns,
             after=self.after,
             beliefs=self.beliefs,
-            replicas=tuple(r.view() for r in self.pool.replicas.values() if r.life is not Life.DRAINING),
+            replicas=self.pool.views(),
             queue=tuple(self.queue.visits),
             running=self.monitor.running,
             buckets=tuple(self.monitor.buckets),

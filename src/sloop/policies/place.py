@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sloop.core.views import Site
 from sloop.vocabulary import ReplicaSpec
@@ -15,6 +16,8 @@ class BestFit:
     that can be given back. Fails for interference: it packs replicas onto one machine (see `SpreadPlacement`).
     """
 
+    ignores_names: ClassVar[bool] = True
+
     def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
         return min(range(len(sites)), key=lambda index: (sites[index].node.node.on_demand, *_free(sites[index])))
 
@@ -27,6 +30,8 @@ class SpreadPlacement:
     costs the fewest replicas. Fails for fragmentation: many half-empty nodes, none with room for a large replica (see
     `BestFit`).
     """
+
+    ignores_names: ClassVar[bool] = True
 
     def choose(self, now_ns: int, spec: ReplicaSpec, sites: Sequence[Site]) -> int:
         def room(index: int) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ always there is held from the start, except while it is lost.
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
@@ -20,6 +20,8 @@ from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
 
 MICROCORES: Final = 1_000_000
 """Cores are summed as integer millionths, so that a thousand resizes leave no rounding error behind."""
+PARTS: Final = 1 << 1074
+"""Every float is a whole number of parts of 1 / 2**1074, so that prices are added and subtracted without rounding."""
 HELD_STATES: Final = frozenset({NodeState.ACQUIRING, NodeState.READY, NodeState.RELEASING})
 """The states in which a node costs money."""
 
@@ -39,6 +41,8 @@ class CostAccount:
     """All allocations of a run and their integrals up to `charged_ns`. `nodes`, by name, have the prices; nodes may be
     added to it later."""
 
+    NOT_IN_SNAPSHOT: ClassVar = ("_usd_parts",)
+
     def __init__(self, nodes: Mapping[str, Node] | None = None) -> None:
         self.charged_ns = 0
         self.microcores: dict[str, int] = {}
@@ -51,8 +55,15 @@ class CostAccount:
         """Per kind of hardware, the integral of the allocated microcores over time."""
         self._nodes = nodes if nodes is not None else {}
         self._allocations: dict[ReplicaId, Allocation] = {}
+        self._usd_parts = 0
+        """The price of all replicas, in `PARTS`."""
         self._usd_per_h = 0.0
+        """The same, rounded once."""
         self._usd_per_h_ns = 0.0
+
+    def restored(self) -> None:
+        """Set what a snapshot does not have."""
+        self._usd_parts = sum(_parts(each.usd_per_h) for each in self._allocations.values())
 
     @property
     def cores(self) -> float:
@@ -86,7 +97,7 @@ class CostAccount:
         made = Allocation(spec, round(cores * MICROCORES), self._price_usd_per_h(spec, cores))
         self._allocations[replica] = made
         self._add(spec, made.microcores)
-        self._usd_per_h = self._total_usd_per_h()
+        self._add_price(_parts(made.usd_per_h))
 
     def grow(self, now_ns: int, replica: ReplicaId, cores: float) -> None:
         """`replica` was ordered to get `cores`: if that is more than it has, charge them from `now_ns` on."""
@@ -100,7 +111,7 @@ class CostAccount:
         found = self._allocations.pop(replica, None)
         if found is not None:
             self._add(found.spec, -found.microcores)
-            self._usd_per_h = self._total_usd_per_h()
+            self._add_price(-_parts(found.usd_per_h))
 
     def _add(self, spec: ReplicaSpec, microcores: int) -> None:
         stage, hardware = spec.stage, spec.slot.hardware
@@ -117,9 +128,18 @@ class CostAccount:
         of_devices = spec.slot.share / len(node.devices) if spec.device and node.devices else 0.0
         return node.usd_per_h * min(1.0, max(of_cores, of_devices))
 
-    def _total_usd_per_h(self) -> float:
-        """The price of all replicas; recomputed at each change, because adding and subtracting floats would drift."""
-        return math.fsum(found.usd_per_h for found in self._allocations.values())
+    def _add_price(self, parts: int) -> None:
+        if parts:
+            self._usd_parts += parts
+            self._usd_per_h = self._usd_parts / PARTS
+
+
+def _parts(usd_per_h: float) -> int:
+    """A price in `PARTS`, exactly."""
+    if not usd_per_h:
+        return 0
+    numerator, denominator = usd_per_h.as_integer_ratio()
+    return numerator * (PARTS // denominator)
 
 
 class NodeRecord(Struct):

@@ -819,6 +819,9 @@ class Audit:
             return f"it counts {counted} waiting, running, busy and ready, where there are {found}"
         if len(stage.pool.idle) != idle:
             return f"{len(stage.pool.idle)} replicas count as idle, {idle} are"
+        seen = tuple([each.view() for each in stage.pool.replicas.values() if each.life is not Life.DRAINING])
+        if stage.pool.views() != seen:
+            return f"policies see {stage.pool.views()}, where there are {seen}"
         return ""
 
     def _wrong_deadline(self, visits: Sequence[Visit], has_paths: bool) -> str:
@@ -848,7 +851,8 @@ def _fail(now_ns: int, event: Event, what: str) -> None:
 
 
 def wrong_ledger(core: Core) -> str:
-    """Whether reservations are those of the replicas that exist, and what is free is the rest; empty if so."""
+    """Whether reservations are those of the replicas that exist, what is free is the rest, and policies see it; empty
+    if so."""
     state = core.state
     ledger = state.ledger
     if ledger.reservations.keys() != state.replicas.keys():
@@ -860,7 +864,8 @@ def wrong_ledger(core: Core) -> str:
         free = ledger.free_millicores(name)
         if free < 0 or free + used[name] != millicores(node.cores):
             return f"{name} has {node.cores:g} cores, of which {used[name]} m are reserved and {free} m free"
-    return ""
+    views = tuple([ledger.view(name) for name in ledger.nodes])
+    return f"policies see {ledger.views()}, where there are {views}" if ledger.views() != views else ""
 
 
 def unfinished(core: Core, opened: OpenRequests) -> str:
