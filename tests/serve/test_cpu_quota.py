@@ -23,6 +23,7 @@ from sloop.serve.cpu_quota import (
     open_v1,
     open_v2,
     own_group,
+    prefix,
     quota,
     quota_above,
     remove_stale,
@@ -217,12 +218,16 @@ def test_the_tightest_quota_above_counts(proc: Path, tmp_path: Path) -> None:
     assert quota_above(proc) == 1.5
 
 
-def test_trees_of_dead_servers_are_removed(tmp_path: Path) -> None:
-    for name in ("sloop-1/10", "sloop-2/20", "sloop-other", "unrelated"):
-        (tmp_path / "groups" / name).mkdir(parents=True)
+def test_trees_of_dead_servers_are_removed_but_not_those_of_other_containers(tmp_path: Path) -> None:
     (tmp_path / "proc" / "2").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "ns" / "pid").touch()
+    own = prefix(tmp_path / "proc")
+    for name in (f"{own}1/10", f"{own}2/20", f"{own}other", "sloop-7-1/10", "unrelated"):
+        (tmp_path / "groups" / name).mkdir(parents=True)
     remove_stale(tmp_path / "groups", tmp_path / "proc")
-    assert sorted(path.name for path in (tmp_path / "groups").iterdir()) == ["sloop-2", "sloop-other", "unrelated"]
+    left = {f"{own}2", f"{own}other", "sloop-7-1", "unrelated"}
+    assert {path.name for path in (tmp_path / "groups").iterdir()} == left
 
 
 @pytest.fixture
@@ -290,7 +295,7 @@ def test_with_control_groups_a_quota_holds_and_nothing_is_left_behind(
     actuator.close()
     with confined(sleeper_confined.pid, 0.5):
         group = Path(f"/proc/{sleeper_confined.pid}/cgroup").read_text()
-        assert f"sloop-{os.getpid()}/{sleeper_confined.pid}" in group
+        assert f"{prefix(Path('/proc'))}{os.getpid()}/{sleeper_confined.pid}" in group
         assert sleeper_confined.stdin is not None
         sleeper_confined.stdin.write(b"\n")
         sleeper_confined.stdin.flush()

@@ -180,7 +180,7 @@ def open_v2(proc: Path) -> Cgroups:
     if "cpu" not in (own / "cgroup.controllers").read_text().split():
         raise OSError(errno.ENODEV, "the cpu controller is not available", str(own))
     remove_stale(own, proc)
-    folder = own / f"{PREFIX}{os.getpid()}"
+    folder = own / f"{prefix(proc)}{os.getpid()}"
     folder.mkdir(exist_ok=True)
     try:
         try:
@@ -203,7 +203,7 @@ def open_v1(proc: Path) -> Cgroups:
     """Create our groups below the server's own in the `cpu` hierarchy. Raises `OSError` without the right to do so."""
     own = own_group(proc, 1)
     remove_stale(own, proc)
-    folder = own / f"{PREFIX}{os.getpid()}"
+    folder = own / f"{prefix(proc)}{os.getpid()}"
     folder.mkdir(exist_ok=True)
     try:
         _probe(folder, "cpu.cfs_period_us", str(PERIOD_US))
@@ -257,10 +257,20 @@ def quota_above(proc: Path) -> float:
     return tightest
 
 
+def prefix(proc: Path) -> str:
+    """How the groups of servers begin that share our process ids. Agents in containers may share control groups with
+    others that do not."""
+    try:
+        return f"{PREFIX}{(proc / 'self' / 'ns' / 'pid').stat().st_ino}-"
+    except OSError:
+        return PREFIX
+
+
 def remove_stale(own: Path, proc: Path) -> None:
     """Remove the groups of servers that no longer run."""
-    for folder in own.glob(f"{PREFIX}*"):
-        pid = folder.name.removeprefix(PREFIX)
+    ours = prefix(proc)
+    for folder in own.glob(f"{ours}*"):
+        pid = folder.name.removeprefix(ours)
         if pid.isdigit() and not (proc / pid).exists():
             remove_tree(folder)
 
