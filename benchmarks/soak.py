@@ -38,7 +38,7 @@ from benchmarks.notebook import arguments, children, publish, say, server_pid, t
 from sloop.demo.live import ServerReport, serving
 from sloop.demo.run import dump_yaml
 from sloop.serve.edge.hpack import Decoder
-from sloop.serve.edge.http2 import DATA, END_STREAM, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame
+from sloop.serve.edge.http2 import DATA, END_STREAM, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame
 from sloop.serve.edge.rpc import message_class
 
 WIDTH: Final = 64
@@ -184,6 +184,8 @@ class Wire:
             while True:
                 high, low, kind, flags, number = FRAME.unpack(await reader.readexactly(FRAME.size))
                 payload = await reader.readexactly((high << 16) + low)
+                if kind == DATA:  # the connection's window is not given back with its calls
+                    writer.write(frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", len(payload))))
                 if kind == HEADERS:
                     fields = dict(self._decoder.decode(payload))
                     if number == self._number and flags & END_STREAM:
