@@ -23,7 +23,6 @@ from sloop.serve.stores import (
     StoredFile,
     StoreError,
     Watch,
-    is_url,
 )
 from tests.serve.bad_store import BadStore, Served
 
@@ -130,11 +129,6 @@ def test_files_beside_a_model_keep_the_query() -> None:
     file = source.file("sub/w 1.bin")
     assert (file.location, file.user) == ("https://h/models/sub/w%201.bin?sas=1", "me:x")
     assert ModelSource.of("/srv/m.onnx").file("w.bin").location == "/srv/w.bin"
-
-
-def test_urls_are_told_from_paths() -> None:
-    assert is_url("https://h/m.onnx")
-    assert not is_url("./https/m.onnx")
 
 
 # Reading

@@ -638,7 +638,7 @@ def test_a_disk_that_really_is_full(store: BadStore, small_disk: Path) -> None:
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match="cannot be kept in"):
-        ModelFolder(tmp_path / "file" / "cache", 1)
+        ModelFolder(tmp_path / "file" / "cache", 1).prepare()
 
 
 def test_damaged_models_are_fetched_again(store: BadStore, folder: Path) -> None:
@@ -659,7 +659,7 @@ def test_what_a_crash_left_goes(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT)
     path = fetched(folder, f"{store.url}/m.bin")
     (path.parents[1]).rename(folder / f"half{weights.GONE}")
-    ModelFolder(folder, 10)
+    ModelFolder(folder, 10).prepare()
     assert left_in(folder) == []
 
 
@@ -768,8 +768,8 @@ def test_models_that_another_process_uses_stay(
 def test_a_process_that_stands_still_is_not_waited_for_without_end(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT)
     shelf = ModelFolder(folder, 10**9)
-    key = hashlib.sha256(f"{store.url}/m.bin".encode()).hexdigest()[:16]
-    lock = shelf.lock_of(key)
+    shelf.prepare()
+    lock = shelf.lock_of(ModelSource.of(f"{store.url}/m.bin").key)
     assert lock is not None
     patience = replace(QUICK, hang_s=0.1, stall_s=0.05)
     assert "another process has been fetching it" in str(refused(folder, f"{store.url}/m.bin", patience=patience))
@@ -785,6 +785,7 @@ class Shelf:
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self.now_ns = 10**18
         self.folder = ModelFolder(folder, budget_bytes, self.clock)
+        self.folder.prepare()
         self.pins: dict[str, list[int]] = {}
 
     def clock(self) -> int:

@@ -26,6 +26,7 @@ KINDS: Final = ("binary", "bool", "float", "int", "map", "null", "seq", "str", "
 TAGS: Final = frozenset(f"tag:yaml.org,2002:{kind}" for kind in KINDS)
 MERGE: Final = "tag:yaml.org,2002:merge"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def read_yaml(path: Path) -> Value:
@@ -81,6 +82,11 @@ def existing_file(value: Value, folder: Path, noun: str = "file") -> Path:
     if not found:
         value.fail(f"no {noun} {text!r} in {str(folder)!r}", "relative paths start at the folder of this file")
     return path
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is a URL rather than a path."""
+    return SCHEME.match(text) is not None
 
 
 def read_name(value: Value) -> str:

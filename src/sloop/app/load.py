@@ -5,7 +5,7 @@ for profiles, and to check that named files exist. `sloop.systems` reads the par
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor, log10
 from pathlib import Path as FilePath
@@ -20,7 +20,7 @@ from sloop.app.application import (
     SystemChoice,
     accelerators_in,
 )
-from sloop.app.document import check_unique, existing_file, read_name, read_yaml
+from sloop.app.document import BYTES_MAX, check_unique, existing_file, is_url, read_name, read_yaml
 from sloop.app.hardware import local, read_cluster
 from sloop.app.scenario import Change, NetworkTruth, Scenario, Truth
 from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_stages
@@ -65,17 +65,24 @@ SLO_STEPS: Final = (1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0)
 
 Source = str | FilePath | Mapping[str, object]
 """The path of a file, or its content as a mapping."""
+Models = Mapping[str, FilePath]
+"""By URL, the models that have been fetched. A model of another URL is an error."""
+NO_MODELS: Final[Models] = {}
 
 
 def load_application(
-    source: Source, *, folder: FilePath | None = None, cluster: Sequence[Node] | None = None
+    source: Source,
+    *,
+    folder: FilePath | None = None,
+    cluster: Sequence[Node] | None = None,
+    models: Models = NO_MODELS,
 ) -> Application:
     """The application in a file or a mapping, which may also be a scenario; all keys of the scenario are checked.
 
     Relative paths start at `folder`, by default the folder of the file. `cluster` is the cluster of the deployment that
     the application joins; the keys of a scenario have no effect then.
     """
-    document, base = _document(source, folder)
+    document, base = _document(source, folder, models)
     fields = document.mapping()
     if "applications" in fields:
         what = "a deployment of several applications; one application is needed here"
@@ -87,14 +94,16 @@ def load_application(
     return read_application(document, base)
 
 
-def load_deployment(sources: Source | Sequence[Source], *, folder: FilePath | None = None) -> Deployment:
+def load_deployment(
+    sources: Source | Sequence[Source], *, folder: FilePath | None = None, models: Models = NO_MODELS
+) -> Deployment:
     """The deployment in a file or a mapping, or the deployment of several applications side by side. A single
     application is a deployment as well."""
     if isinstance(sources, str | FilePath | Mapping):
         sources = (sources,)
-    documents = [_document(source, folder) for source in sources]
+    documents = [_document(source, folder, models) for source in sources]
     if len(documents) == 1:
-        return read_deployment(*documents[0])
+        return read_deployment(*documents[0], models)
     members = [_Member(document, base) for document, base in documents]
     for member in members:
         fields = member.document.mapping()
@@ -104,18 +113,79 @@ def load_deployment(sources: Source | Sequence[Source], *, folder: FilePath | No
     return _deployment(members, Deployment(_joined_name(members), (), SystemChoice("")), None)
 
 
-def load_scenario(source: Source, *, folder: FilePath | None = None) -> Scenario:
+def load_scenario(source: Source, *, folder: FilePath | None = None, models: Models = NO_MODELS) -> Scenario:
     """The scenario in a file or a mapping. InputError also if it has no traces."""
-    return read_scenario(*_document(source, folder))
+    return read_scenario(*_document(source, folder, models), models)
 
 
-def _document(source: Source, folder: FilePath | None) -> tuple[Value, FilePath]:
+def _document(source: Source, folder: FilePath | None, models: Models = NO_MODELS) -> tuple[Value, FilePath]:
     if isinstance(source, Mapping):
-        return as_value(source), folder or FilePath()
+        return _with_models(as_value(source), models), folder or FilePath()
     path = FilePath(source)
     if is_model(path):
         return _model_document(path), FilePath()
-    return read_yaml(path), folder or path.parent
+    return _with_models(read_yaml(path), models), folder or path.parent
+
+
+# Models at URLs
+
+
+def model_urls(sources: Sequence[Source], *, folder: FilePath | None = None) -> dict[str, Value]:
+    """The URLs that applications, or those of a deployment, name as models, each with the first place that does.
+    InputError if a file cannot be read; what else is wrong with it shows when it is loaded."""
+    found: dict[str, Value] = {}
+    for source in sources:
+        if _has_no_url(source):
+            continue
+        document, base = _document(source, folder)
+        fields = document.content if isinstance(document.content, Mapping) else {}
+        members = [document]
+        if "applications" in fields:
+            members = [_member(each, base).document for each in document.mapping()["applications"].elements()]
+        for value in (value for member in members for value in _models_in(member)):
+            if is_url(value.text()):
+                found.setdefault(value.text(), value)
+    return found
+
+
+def _has_no_url(source: Source) -> bool:
+    """Whether a file needs no second look, which takes as long as loading it: it has no URL, and names no files."""
+    if isinstance(source, Mapping):
+        return False
+    try:
+        with open(source, "rb") as file:
+            raw = file.read(BYTES_MAX)
+    except (OSError, ValueError):
+        return False
+    return is_model(FilePath(source)) or (b"://" not in raw and b"applications" not in raw)
+
+
+def _models_in(document: Value) -> Iterator[Value]:
+    """The names of models in the stages of an application; nothing where it is not as it should be."""
+    for stage in _values_in(document, "stages"):
+        for value in (stage, *_values_in(stage, "variants")):
+            if isinstance(value.content, Mapping) and isinstance(value.content.get("model"), str):
+                yield value.under("model", value.content["model"])
+
+
+def _values_in(value: Value, key: str) -> list[Value]:
+    content = value.content.get(key) if isinstance(value.content, Mapping) else None
+    return value.under(key, content).elements() if isinstance(content, list | tuple) else []
+
+
+def _with_models(document: Value, models: Models) -> Value:
+    """The document of an application with the paths of the models that have been fetched instead of their URLs."""
+    found = {value.path: str(models[url]) for value in _models_in(document) if (url := value.text()) in models}
+    return replace(document, content=_with_texts(document, found)) if found else document
+
+
+def _with_texts(value: Value, texts: Mapping[str, str]) -> object:
+    """The content of a value with other texts at some keys."""
+    if isinstance(value.content, Mapping):
+        return {key: _with_texts(value.under(key, content), texts) for key, content in value.content.items()}
+    if isinstance(value.content, list | tuple):
+        return [_with_texts(value.under(place, content), texts) for place, content in enumerate(value.content)]
+    return texts.get(value.path, value.content)
 
 
 # Model files
@@ -188,7 +258,7 @@ class _Member:
         return self.instead.get("name") or self.document.mapping().get("name", self.document)
 
 
-def read_deployment(document: Value, folder: FilePath) -> Deployment:
+def read_deployment(document: Value, folder: FilePath, models: Models = NO_MODELS) -> Deployment:
     """The deployment in `document`, which may declare a single application. Its relative paths start at `folder`."""
     fields = document.mapping()
     if "applications" not in fields:
@@ -208,14 +278,14 @@ def read_deployment(document: Value, folder: FilePath) -> Deployment:
         lines=document.lines,
     )
     cluster = DeclaredCluster(read_cluster(fields["cluster"]), fields["cluster"]) if "cluster" in fields else None
-    return _deployment([_member(each, folder) for each in values], given, cluster)
+    return _deployment([_member(each, folder, models) for each in values], given, cluster)
 
 
-def _member(value: Value, folder: FilePath) -> _Member:
+def _member(value: Value, folder: FilePath, models: Models = NO_MODELS) -> _Member:
     """An application as a deployment names it: a file, a mapping with `file`, or the application itself."""
     if isinstance(value.content, Mapping) and "stages" in value.content:
         value.mapping(APPLICATION_KEYS)
-        return _Member(value, folder)
+        return _Member(_with_models(value, models), folder)
     fields = value.mapping(("file", "name", *SHARED_KEYS)) if isinstance(value.content, Mapping) else {"file": value}
     if "file" not in fields:
         value.fail("an application needs 'file' or 'stages'", "name its file: `- file: ./app.yaml`")
@@ -225,7 +295,7 @@ def _member(value: Value, folder: FilePath) -> _Member:
         itself = value.file and path == FilePath(value.file).resolve()
         what = "a deployment cannot list itself" if itself else f"{path.name} is a deployment, not an application"
         fields["file"].fail(what, "list files of single applications")
-    return _Member(document, path.parent, fields)
+    return _Member(_with_models(document, models), path.parent, fields)
 
 
 def _deployment(members: Sequence[_Member], given: Deployment, cluster: DeclaredCluster | None) -> Deployment:
@@ -357,9 +427,9 @@ def _system_name(value: Value, folder: FilePath) -> str:
 # Scenarios
 
 
-def read_scenario(document: Value, folder: FilePath) -> Scenario:
+def read_scenario(document: Value, folder: FilePath, models: Models = NO_MODELS) -> Scenario:
     """The scenario in `document`, whose relative paths start at `folder`."""
-    deployment = read_deployment(document, folder)
+    deployment = read_deployment(document, folder, models)
     fields = document.mapping()
     duration_s = fields["duration_s"].number(above=0, most=1e8) if "duration_s" in fields else 60.0
     changes = _changes(fields["changes"], folder, deployment, duration_s) if "changes" in fields else ()

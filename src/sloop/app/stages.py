@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from sloop.app.application import Stage, Variant, find_cycle
-from sloop.app.document import check_unique, existing_file, read_name
+from sloop.app.document import check_unique, existing_file, is_url, read_name
 from sloop.app.graph import PARTS_MAX, Each, When, are_exclusive
 from sloop.app.hardware import Kinds, accelerators_of, known_kinds
 from sloop.errors import InputError
@@ -100,7 +100,7 @@ def _variant(value: Value, name: str, folder: FilePath, kinds: Kinds) -> Variant
         value.fail(
             f"{name!r} has neither a 'model' (an ONNX or Python file) nor a 'profile'", "add 'model: ./FILE.onnx'"
         )
-    model = existing_file(fields["model"], folder, "model file") if "model" in fields else None
+    model = _model(fields["model"], folder) if "model" in fields else None
     files: dict[str, str] = {}
     profile: Profile | None = None
     if "profile" in fields:
@@ -120,6 +120,13 @@ def _variant(value: Value, name: str, folder: FilePath, kinds: Kinds) -> Variant
     accuracy = fields["accuracy"].number(least=0, most=100) if "accuracy" in fields else None
     files = {hardware: file for hardware, file in files.items() if file}
     return Variant(name, str(model) if model else None, accuracy, profile, profiles, files)
+
+
+def _model(value: Value, folder: FilePath) -> FilePath:
+    if is_url(value.text()):
+        help = "fetch it with `sloop pull`; a new version of a running server needs the path that this prints"
+        value.fail("this model is not on this machine", help)
+    return existing_file(value, folder, "model file")
 
 
 # Profiles

@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "serve": ("sloop.cli.serve", "Serve applications over HTTP and gRPC, within their deadlines."),
     "agent": ("sloop.cli.agent", "Run replicas on this machine for a server on another."),
     "deploy": ("sloop.cli.deploy", "Add, replace or remove applications of a running server."),
+    "pull": ("sloop.cli.pull", "Fetch the models that applications name by URL."),
     "profile": ("sloop.cli.profile", "Measure the latency of a model on this machine, by batch size and cores."),
     "plan": ("sloop.cli.plan", "Show what an application needs at a request rate, and what that costs."),
     "simulate": ("sloop.cli.simulate", "Simulate a scenario, under one system or several."),

@@ -4,6 +4,7 @@ With `--json` a command prints one object on stdout and nothing else; progress a
 the place, the problem and the fix. Exit codes: 0 success, 1 failure, 2 wrong usage (from click).
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,13 +23,15 @@ from rich.text import Text
 
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.document import parse_yaml
-from sloop.app.load import is_model_application, load_deployment, load_scenario, with_deadline
+from sloop.app.load import Models, is_model_application, load_deployment, load_scenario, model_urls, with_deadline
 from sloop.app.stages import SLO_MS_MAX
 from sloop.errors import InputError, SloopError
 from sloop.profile.examine import ExaminedModel, examine
 from sloop.profile.model import row_shapes
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
+from sloop.serve.stores import ModelSource
+from sloop.serve.weights import ModelFolder
 from sloop.systems.system import is_system_file
 from sloop.text import counted, listed
 from sloop.workload.link import Link, link_from, read_link
@@ -39,6 +42,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 JSON: Final = "sloop.cli.json"
 """Key of click's `meta`: whether `--json` was given."""
+MODELS_VARIABLE: Final = "SLOOP_MODELS_CACHE"
 PROGRESS_AFTER_S: Final = 2.0
 """Seconds before a progress bar is drawn: a bar that appears and vanishes says nothing."""
 TRACE_HELP: Final = (
@@ -167,7 +171,7 @@ def trace_at(
         return trace_from(parse_yaml(source, "TRACE"), seed=seed, duration_s=duration_s, folder=Path())
     if not source.endswith((".yaml", ".yml")):
         return trace_from({"file": source}, seed=seed, duration_s=duration_s, folder=Path())
-    scenario = load_scenario(source)
+    scenario = load_scenario(source, models=cached_models([Path(source)]))
     names = tuple(scenario.traces)
     if len(names) == 1:
         application = names[0]
@@ -272,9 +276,32 @@ def counts(text: str) -> tuple[int, ...]:
         raise click.BadParameter(f"{text!r} is not a list of whole numbers; write 1,2,4") from None
 
 
-def loaded(apps: Sequence[Path], slo_ms: float | None) -> Deployment:
-    """The deployment of the files in APP..., which may be application files or models; or one deployment file."""
-    deployment = load_deployment(apps)
+def models_folder(folder: Path | None = None) -> Path:
+    """The folder of the cache of models: `folder`, or that of the environment, or the usual one."""
+    if folder is not None:
+        return folder
+    if given := os.environ.get(MODELS_VARIABLE):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sloop" / "models"
+
+
+def cached_models(apps: Sequence[Path]) -> dict[str, Path]:
+    """By URL, the models in the cache that the files in APP... name; no store is asked, and nothing is written."""
+    found: dict[str, Path] = {}
+    for url, value in model_urls(apps).items():
+        try:
+            copy = ModelFolder(models_folder(), 0).copy_of(ModelSource.of(url))
+        except InputError as error:
+            value.fail(error.what, error.help)
+        if copy is not None:
+            found[url] = copy.path
+    return found
+
+
+def loaded(apps: Sequence[Path], slo_ms: float | None, models: Models | None = None) -> Deployment:
+    """The deployment of the files in APP..., which may be application files or models; or one deployment file. `models`
+    are those that were fetched [default: what is in the cache]."""
+    deployment = load_deployment(apps, models=cached_models(apps) if models is None else models)
     if slo_ms is not None and not any(map(is_model_application, deployment.applications)):
         raise click.UsageError("--slo-ms is the deadline of model files; an application file declares its own.")
     return deployment

@@ -11,8 +11,8 @@ import click
 from click.core import ParameterSource
 
 from sloop.app.application import Deployment, SystemChoice
-from sloop.app.load import EDGES_MAX
-from sloop.cli.agent import endpoint_of
+from sloop.app.load import EDGES_MAX, model_urls
+from sloop.cli.agent import endpoint_of, node_tls_of
 from sloop.cli.command import (
     FILE,
     FOLDER,
@@ -29,6 +29,7 @@ from sloop.cli.command import (
     slo_option,
     with_deadlines,
 )
+from sloop.cli.pull import CacheChoice, fetched_models, models_options
 from sloop.errors import InputError
 from sloop.profile.examine import examine
 from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
@@ -156,6 +157,17 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             metavar="FILE",
             help="With --backend agents: the token of the deployment, which agents must know.",
         ),
+        click.option(
+            "--agents-tls-cert",
+            type=FILE,
+            metavar="FILE",
+            help="Certificate of this machine (PEM); all connections between the machines then need TLS, on both "
+            "sides. With --backend ray these three files must be on every node, under the same paths.",
+        ),
+        click.option("--agents-tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM)."),
+        click.option(
+            "--agents-tls-ca", type=FILE, metavar="FILE", help="Authority that has issued the machines' certificates."
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -165,17 +177,20 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
 def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     """The settings of `node_options`."""
     backend, address, token_file = given["backend"], given["address"], given["token_file"]
+    names = ("address", "token_file", "agents_tls_cert", "agents_tls_key", "agents_tls_ca")
     if backend == "local":
-        if address or token_file:
-            unused = "--address" if address else "--token-file"
-            raise click.UsageError(f"{unused} has no meaning with --backend local; add --backend ray or agents")
+        unused = next((name for name in names if given[name]), "")
+        if unused:
+            option = f"--{unused.replace('_', '-')}"
+            raise click.UsageError(f"{option} has no meaning with --backend local; add --backend ray or agents")
         return None
+    tls = node_tls_of(given, "--agents-tls")
     if backend == "ray":
-        return NodeSettings(ray_address=address, token_file=token_file)
+        return NodeSettings(ray_address=address, token_file=token_file, tls=tls)
     if not address or token_file is None:
         missing = "--token-file" if address else "--address"
         raise click.UsageError(f"--backend agents needs {missing}")
-    return NodeSettings(None, *endpoint_of(address), token_file)
+    return NodeSettings(None, *endpoint_of(address), token_file, tls)
 
 
 @command("serve", example=EXAMPLE)
@@ -187,6 +202,7 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 @slo_option
 @click.option("--no-profile", is_flag=True, help="Refuse a model without a profile instead of measuring it first.")
 @shape_option
+@models_options
 @click.option(
     "--api-key",
     envvar=KEY_VARIABLE,
@@ -298,6 +314,9 @@ def serve(
     slo_ms: float | None,
     no_profile: bool,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    models_cache: Path | None,
+    models_bytes: int,
+    models_tokens: Path | None,
     api_key: str,
     api_key_file: Path | None,
     state: Path | None,
@@ -328,7 +347,8 @@ def serve(
     context = click.get_current_context()
     if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
         _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")
-    deployment = loaded(apps, slo_ms)
+    models = fetched_models(model_urls(apps), CacheChoice(models_cache, models_bytes, models_tokens))
+    deployment = loaded(apps, slo_ms, models)
     settings = Settings(
         *(host, http_port, grpc_port, api_key, api_key_file),
         body_bytes_max=body_bytes,

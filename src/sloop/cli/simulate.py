@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
-from sloop.cli.command import FILE, CommandOutput, command, progress, table
+from sloop.cli.command import FILE, CommandOutput, cached_models, command, progress, table
 from sloop.report import tables
 from sloop.report.tables import Table
 from sloop.runlog.summary import RunRow
@@ -51,7 +51,7 @@ def simulate(
     scenario: Path, names: str | None, seed: int | None, log: Path | None, recorded: Path | None, check: bool
 ) -> CommandOutput:
     """Simulate the scenario in SCENARIO. Every system gets the same requests and the same random draws."""
-    world = load_scenario(scenario)
+    world = load_scenario(scenario, models=cached_models([scenario]))
     chosen = chosen_systems(world, [name.strip() for name in names.split(",")] if names else [])
     rows: list[RunRow] = []
     with progress("simulating", total=len(chosen)) as advance:

@@ -10,6 +10,7 @@ know what happens to the bytes: `sloop.serve.weights` keeps them.
 """
 
 import contextlib
+import hashlib
 import http.client
 import io
 import os
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsplit
 
+from sloop.app.document import SCHEME
 from sloop.errors import InputError, MachineError
 from sloop.text import counted, quoted, shortened
 
@@ -38,7 +40,6 @@ NAME_CHARS_MAX: Final = 200
 LATE_VALIDATOR_S: Final = 60
 """Last-Modified proves that a file is the same only if it was this old when it was read: the date has whole seconds."""
 
-SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -113,6 +114,11 @@ class ModelSource:
         return cls(str(_model_in(path)), digest.lower())
 
     @property
+    def key(self) -> str:
+        """What tells this location from others, in names of files."""
+        return hashlib.sha256(self.location.encode()).hexdigest()[:16]
+
+    @property
     def scheme(self) -> str:
         """`http`, `https` or `file`; the key of `STORES`."""
         scheme = SCHEME.match(self.location)
@@ -150,11 +156,6 @@ class StoredFile:
         return _label(self.location)
 
     __str__ = __repr__
-
-
-def is_url(text: str) -> bool:
-    """Whether a text is a URL rather than a path."""
-    return SCHEME.match(text) is not None
 
 
 def _label(location: str) -> str:

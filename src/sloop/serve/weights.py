@@ -152,13 +152,16 @@ class ModelFolder:
     def __init__(self, folder: Path, budget_bytes: int, clock: Clock = time.time_ns) -> None:
         self.folder, self.budget_bytes, self._clock = folder.absolute(), budget_bytes, clock
         self._boot = _boot()
+
+    def prepare(self) -> None:
+        """Make the folder, and delete what deletions that were interrupted have left. MachineError if it cannot be."""
         try:
             (self.folder / "locks").mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked():
                 for gone in self.folder.glob(f"*{GONE}"):
                     shutil.rmtree(gone, ignore_errors=True)
         except OSError as error:
-            what = f"the cache of models cannot be kept in {str(folder)!r}: {error.strerror or error}"
+            what = f"the cache of models cannot be kept in {str(self.folder)!r}: {error.strerror or error}"
             raise MachineError(what, help="give another folder") from error
 
     # What is there
@@ -168,6 +171,11 @@ class ModelFolder:
         rows = [row for each in self._folders(ENTRY_NAME, key) if (row := _read_model(each)) is not None]
         return sorted(rows, key=lambda row: (_used_ns(row.folder), row.folder.name), reverse=True)
 
+    def copy_of(self, source: ModelSource) -> CachedModel | None:
+        """The copy that was used last of a model, without asking the store whether it still has this version."""
+        models = [row for row in self.models(source.key) if source.sha256 in ("", row.record.files[0].sha256)]
+        return models[0] if models else None
+
     def used_bytes(self) -> int:
         """What models and transfers have, or have reserved."""
         return sum(map(_size_of_entry, self._folders(ENTRY_NAME))) + sum(map(_size_of_part, self._folders(PART_NAME)))
@@ -175,7 +183,7 @@ class ModelFolder:
     def _folders(self, pattern: re.Pattern[str], key: str = "") -> list[Path]:
         try:
             names = os.listdir(self.folder)
-        except FileNotFoundError:
+        except OSError:  # there is no such folder yet
             return []
         matches = [match for name in sorted(names) if (match := pattern.fullmatch(name))]
         return [self.folder / match[0] for match in matches if not key or match["key"] == key]
@@ -422,7 +430,7 @@ class _Transfer:
 
     def __init__(self, source: ModelSource, folder: ModelFolder, store: Store, watch: Watch, report: Progress) -> None:
         self._source, self._folder, self._store, self._watch, self._report = source, folder, store, watch, report
-        self._key = hashlib.sha256(source.location.encode()).hexdigest()[:16]
+        self._key = source.key
         self._name = re.sub(r"[^A-Za-z0-9._]+", "-", source.name.removesuffix(".onnx"))[:40]
         self._checksums: dict[str, str] = {source.name: source.sha256} if source.sha256 else {}
         self._has_manifest: bool | None = None
@@ -744,6 +752,7 @@ class WeightsCache:
     ) -> None:
         """MachineError if there can be no such folder."""
         self.models = ModelFolder(folder, budget_bytes, clock)
+        self.models.prepare()
         self._stores = {**{scheme: make() for scheme, make in STORES.items()}, **(stores or {})}
         self._patience = patience or Patience()
         self._slots = asyncio.Semaphore(transfers_max)
