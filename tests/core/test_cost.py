@@ -107,6 +107,24 @@ def test_a_tick_costs_nothing_for_replicas_and_nodes_that_have_not_changed(busy:
     assert many == few
 
 
+def test_a_tick_costs_nothing_for_batches_that_were_looked_at_before() -> None:
+    """Batches of a minute run on all replicas; they cannot be stalled yet."""
+
+    def tick(replicas: int) -> Counter[str]:
+        scene = warm(replicas)
+        scene.beliefs["only", "a", ""].times = 5_000.0
+        core = scene.core
+        core.handle(s(1), WOKE)
+        for number in range(replicas):
+            core.handle(ms(1_500), request(number, at_ms=1_500, slo_ms=600_000))
+        assert len(core.state.applications[""].stages["only"].pool.running) == replicas
+        core.handle(s(2), WOKE)
+        core.handle(s(3), WOKE)
+        return calls_of(partial(core.handle, s(4), WOKE))
+
+    assert tick(400) == tick(10)
+
+
 def test_memory_does_not_grow_with_requests() -> None:
     """One request a second for longer than any window, then for as long again."""
     scene, blocks = warm(1), []

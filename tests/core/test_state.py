@@ -4,15 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloop.actions import StartBatch
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
 from sloop.core.ledger import Ledger
 from sloop.core.monitor import Monitor
 from sloop.core.state import ApplicationState, BatchLimits, Queue, Replica, RunningBatch, StageState, State
+from sloop.events import Finished
 from sloop.policies.order import Edf, Fifo
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Group, Life, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan, Visit
-from tests.core.scene import Belief, Scene, graph
+from tests.core.scene import Belief, Scene, graph, plan_of, request
 
 
 def stage(replicas: int) -> StageState:
@@ -50,6 +52,19 @@ def test_the_view_of_a_replica_is_kept_until_the_replica_changes() -> None:
     del pool.running[ReplicaId(0)]
     pool.remove(replicas[1])
     assert [(each.id, each.running) for each in pool.views()] == [(0, 0), (2, 0)]
+
+
+def test_running_batches_stay_in_order_of_their_begin() -> None:
+    """A replica reports a batch again that has long finished: what it runs now runs on."""
+    scene = Scene(plan_of(2))
+    scene.warm_up()
+    (first, second) = [each for id in (0, 1) for each in scene.act(10 + id, request(id, at_ms=10 + id))]
+    assert isinstance(first, StartBatch)
+    assert isinstance(second, StartBatch)
+    running = scene.core.state.applications[""].stages["only"].pool.running
+    before = list(running)
+    assert scene.act(20, Finished(BatchId(99), first.replica, 1)) == []
+    assert list(scene.core.state.applications[""].stages["only"].pool.running) == before == [0, 1]
 
 
 def test_each_waiting_visit_lengthens_the_queue_by_the_ready_replicas_share() -> None:

@@ -644,21 +644,28 @@ class ControlPath:
     def _watch_batches(self, now_ns: int, out: list[Action]) -> None:
         """Let the data path drop hopeless requests of stalled batches, and give up replicas whose batch has run for the
         response timeout."""
-        self._watch_ns = now_ns + STALL_NS_MIN
+        self._watch_ns = next_ns = now_ns + STALL_NS_MIN
         stalled, given_up = list[ReplicaId](), list[ReplicaId]()
+        until_ns = now_ns - WATCHED_NS_MIN
         for stage in [stage for each in self._applications.values() for stage in each.state.all_stages]:
-            for id, batch in stage.pool.running.items():
-                if now_ns - batch.started_ns < WATCHED_NS_MIN:
+            since_ns, stage.watched_ns = stage.watched_ns, until_ns
+            if stage.look_ns < next_ns:
+                since_ns, stage.look_ns = -1, FOREVER_NS
+            for id, batch in reversed(stage.pool.running.items()):
+                if batch.started_ns > until_ns:
                     continue
-                give_up_ns = stage.give_up_ns(batch)
+                if batch.started_ns <= since_ns:
+                    break
+                give_up_ns, stalled_ns = stage.give_up_ns(batch), batch.stalled_ns
+                look_ns = min(give_up_ns, stalled_ns)
                 if now_ns >= give_up_ns:
                     given_up.append(id)
                     continue
-                if now_ns >= batch.stalled_ns:
+                if now_ns >= stalled_ns:
                     stalled.append(id)
-                else:
-                    give_up_ns = min(give_up_ns, batch.stalled_ns)
-                self._watch_ns = min(self._watch_ns, give_up_ns)
+                    look_ns = give_up_ns
+                self._watch_ns = min(self._watch_ns, look_ns)
+                stage.look_ns = min(stage.look_ns, stalled_ns, look_ns)
         for id in sorted(stalled):
             self._watch_ns = min(self._watch_ns, self._expire(now_ns, self._state.replicas[id], out))
         for id in sorted(given_up):

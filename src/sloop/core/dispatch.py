@@ -107,7 +107,7 @@ class DataPath:
         batch = pool.running.pop(id, None)  # as `_release` does, and below, as `_reuse` does
         if batch is None or batch.id != event.batch:
             if batch is not None:
-                pool.running[id] = batch
+                pool.put_back(id, batch)
             return
         visits = batch.visits
         size = len(visits)

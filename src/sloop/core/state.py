@@ -380,7 +380,7 @@ class ReplicaPool:
         self._rates: dict[tuple[str, Slot], ServiceRate] = {}
         self.replicas: dict[ReplicaId, Replica] = {}
         self.running: dict[ReplicaId, RunningBatch] = {}
-        """The batches that run, by replica."""
+        """The batches that run, by replica, in the order in which they began."""
         self.idle: deque[Replica] = deque()
         """Sorted by id, so that route policies choose from the same sequence whatever the order of events."""
         self.last = ReplicaId(-1)
@@ -394,8 +394,8 @@ class ReplicaPool:
         self._views: dict[ReplicaId, ReplicaView] = {}
         """Without draining replicas; out of date for those that have changed."""
         self._all_views: tuple[ReplicaView, ...] = ()
-        self._seen_running: list[ReplicaId] = []
-        """The replicas that ran a batch when the views were made."""
+        self._seen_running: dict[ReplicaId, RunningBatch] = {}
+        """The batches that ran when the views were made."""
 
     @property
     def rates(self) -> Iterable[ServiceRate]:
@@ -436,6 +436,11 @@ class ReplicaPool:
         replica.service_rate.count(replica.life, -1)
         self._changed[replica.id] = None
 
+    def put_back(self, id: ReplicaId, batch: RunningBatch) -> None:
+        """A batch was taken out of `running` by mistake: it runs on."""
+        self.running[id] = batch
+        self.running = dict(sorted(self.running.items(), key=lambda item: item[1].id))
+
     def note_change(self, replica: Replica) -> None:
         """A replica has changed in what its view shows."""
         self._changed[replica.id] = None
@@ -443,11 +448,12 @@ class ReplicaPool:
     def views(self) -> tuple[ReplicaView, ...]:
         """All replicas but the draining ones as policies see them, in the order in which they were started. The view of
         a replica that has not changed is the same object as before, and so is the tuple if none has."""
-        changed = self._changed
-        changed.update(dict.fromkeys(self._seen_running))
-        self._seen_running = list(self.running)
-        changed.update(dict.fromkeys(self._seen_running))
-        views, is_new = self._views, False
+        changed, views, is_new = self._changed, self._views, False
+        before, running = self._seen_running, self.running
+        if before or running:
+            changed.update([(id, None) for id in before if id not in running])
+            changed.update([(id, None) for id, batch in running.items() if before.get(id) is not batch])
+            self._seen_running = running.copy()
         for id in changed:
             replica = self.replicas.get(id)
             if replica is None or replica.life is Life.DRAINING:
@@ -594,6 +600,10 @@ class StageState:
         self.runs_for_parts = False
         self.response_timeout_ns = 0
         """The response timeout that the stage declares; 0 for the default."""
+        self.watched_ns = -1
+        """The control path has looked at all running batches that began up to this instant, and looks at none of them
+        again before `look_ns`, when the first of them is stalled or given up."""
+        self.look_ns = FOREVER_NS
         self.is_disturbed = False
         """Whether a replica was lost since a batch last finished, or a batch runs whose requests have ended in part. If
         so, the data path calls `recover` when a batch finishes."""
