@@ -17,9 +17,11 @@ import ipaddress
 import itertools
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +42,13 @@ PROGRAMS: Final = ("ip", "bridge", "tc", "unshare", "nsenter", "mount")
 KINDS: Final = {"net": "--net", "uts": "--uts", "ipc": "--ipc", "pid_for_children": "--pid", "mnt": "--mount-proc"}
 """Namespaces of a host: names in /proc/PID/ns, in the order in which they are entered, and options of unshare(1)."""
 CLONE_FS: Final = 0x200
+HEALTH: Final = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Ray's head takes a killed node for dead after 3 s instead of 15 s, and one that hangs after about 18 s."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _counter: Final = itertools.count()
@@ -366,3 +375,69 @@ def why_no_hosts() -> str:
     except (MachineError, OSError, AssertionError) as error:
         return f"no hosts: {str(error).splitlines()[0]}"
     return ""
+
+
+class RayCluster:
+    """Ray on hosts: the head in the first, one node in each other. `with Hosts(3) as hosts, RayCluster(hosts) as ray:`
+
+    Ray prints messages about nodes to the driver's `sys.stdout` even with `log_to_driver=False`."""
+
+    PORT: Final = 6379
+    FOLDER: Final = "/dev/shm/ray"
+    """Of sockets and logs, in each host its own; ends with the host. Short, for paths of sockets have 107 bytes."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        *,
+        cpus: int = 1,
+        object_store_bytes: int = 100_000_000,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`cpus` and `object_store_bytes`: of each node. `env`: added to the environment of every Ray process."""
+        self._hosts = hosts
+        self.address = f"{hosts[0].address}:{self.PORT}"
+        self._options = [
+            f"--temp-dir={self.FOLDER}",
+            f"--num-cpus={cpus}",
+            f"--object-store-memory={object_store_bytes}",
+        ]
+        self._options += ["--disable-usage-stats", "--include-log-monitor=false"]
+        self._env = {**HEALTH, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **(env or {})}
+        self.env = {**self._env, "RAY_ADDRESS": self.address}
+        """Of drivers: with it, `ray.init()` finds the cluster, if the driver runs in one of the hosts."""
+
+    def __enter__(self) -> Self:
+        head = ["--head", f"--port={self.PORT}", "--include-dashboard=false", "--no-monitor"]
+        self._wait([self._start(self._hosts[0], head)])
+        self.start_nodes(list(self._hosts)[1:])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all processes of all hosts, those of drivers too."""
+        for host in self._hosts:
+            host.kill()
+
+    def start_nodes(self, hosts: Sequence[Host]) -> None:
+        """Starts a node in each of these hosts, which has none (any more), and waits until the head knows them."""
+        self._wait([self._start(host, [f"--address={self.address}"]) for host in hosts])
+
+    def run(self, program: str, *arguments: str, host: Host | None = None) -> Process:
+        """Starts Python code as a driver, in the first host if none is given. Its stdout is a pipe."""
+        argv = [sys.executable, "-c", program, *arguments]
+        return (host or self._hosts[0]).run(argv, env=self.env, stdout=subprocess.PIPE)
+
+    def output(self, program: str, *arguments: str, timeout_s: float = WAIT_S) -> str:
+        """Runs Python code as a driver in the first host to its end and returns its stdout."""
+        return self._hosts[0].output([sys.executable, "-c", program, *arguments], env=self.env, timeout_s=timeout_s)
+
+    def _start(self, host: Host, options: Sequence[str]) -> Process:
+        argv = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={host.address}"]
+        argv += [*options, *self._options]
+        return host.run(argv, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def _wait(self, starting: Sequence[Process]) -> None:
+        """`ray start` ends when the head knows the node, and leaves the node's processes behind."""
+        for process in starting:
+            out, _ = process.communicate(timeout=2 * WAIT_S)
+            assert process.returncode == 0, f"Ray does not start: {out.decode()}"

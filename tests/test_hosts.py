@@ -1,6 +1,7 @@
 """Hosts for tests: separate from each other, joined by a network that can be slow or broken, and gone afterwards."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -8,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from sloop.errors import MachineError
 from tests import hosts as module
-from tests.hosts import WAIT_S, Host, Hosts, Process, is_running
+from tests.hosts import WAIT_S, Host, Hosts, Process, RayCluster, is_running
 
 pytestmark = [pytest.mark.live, pytest.mark.needs_hosts]
 
@@ -307,3 +309,33 @@ def refused(*_: object) -> Process:
     """unshare(1) where it has no rights."""
     script = "echo 'unshare failed: Operation not permitted' >&2"
     return subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+PINNED = """
+import json, ray, sys, time
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+answers, sys.stdout = sys.stdout, sys.stderr  # Ray prints there too
+ray.init(log_to_driver=False)
+@ray.remote
+def address():
+    return ray.util.get_node_ip_address()
+def addresses(alive):
+    return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"] == alive}
+pinned = {where: NodeAffinitySchedulingStrategy(node, soft=False) for where, node in addresses(True).items()}
+tasks = {where: address.options(scheduling_strategy=pin).remote() for where, pin in pinned.items()}
+print(json.dumps({where: ray.get(task) for where, task in tasks.items()}), file=answers, flush=True)
+while not addresses(False):
+    time.sleep(0.05)
+print(json.dumps([*addresses(False)]), file=answers)
+"""
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+@pytest.mark.timeout(600)
+def test_ray_runs_tasks_on_each_host_and_sees_a_killed_one() -> None:
+    with Hosts(3) as hosts, RayCluster(hosts) as ray:
+        driver = ray.run(PINNED)
+        assert driver.stdout
+        assert json.loads(driver.stdout.readline()) == {host.address: host.address for host in hosts}
+        hosts[2].kill()
+        assert json.loads(driver.stdout.read()) == [hosts[2].address]
