@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.counting import calls_of
 from tests.serve.path import Deciding, Way
 
-CALLS_A_REQUEST = 94
+CALLS_A_REQUEST = 77
 DECIDING_CALLS_A_REQUEST = 45
 REQUESTS = 32
 

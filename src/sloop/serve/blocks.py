@@ -59,6 +59,8 @@ class BlockLayout(Struct, frozen=True, gc=False):
     kinds: tuple[Kind, ...]
     places: tuple[tuple[int, int, bytes], ...]
     """For each tensor its start, its end, and the padding that follows it."""
+    parts: tuple[tuple[str, Shape, int, int], ...]
+    """For each tensor its datatype, its shape, its start and its end."""
     size: int
 
 
@@ -77,26 +79,29 @@ def layout_of(kinds: tuple[Kind, ...]) -> BlockLayout:
 
 
 def _made(kinds: tuple[Kind, ...]) -> BlockLayout:
-    parts = [
+    entries = [
         _TENSOR.pack(CODE_OF[name], len(shape), size) + _DIMS[len(shape)].pack(*shape) for name, shape, size in kinds
     ]
-    bare = _HEAD.size + sum(map(len, parts))
+    bare = _HEAD.size + sum(map(len, entries))
     at = -(-bare // ALIGNMENT) * ALIGNMENT
     if at > TABLE_BYTES_MAX:
         raise ProtocolError(f"the shapes of {len(kinds)} tensors take {at} B, more than {TABLE_BYTES_MAX}")
-    table = b"".join((_HEAD.pack(at, len(kinds)), *parts, bytes(at - bare)))
+    table = b"".join((_HEAD.pack(at, len(kinds)), *entries, bytes(at - bare)))
     places: list[tuple[int, int, bytes]] = []
     for place, (_, _, size) in enumerate(kinds):
         padding = 0 if place == len(kinds) - 1 else -size % ALIGNMENT
         places.append((at, at + size, bytes(padding)))
         at += size + padding
-    return BlockLayout(table, kinds, tuple(places), at)
+    parts = [(name, shape, start, end) for (name, shape, _), (start, end, _) in zip(kinds, places, strict=True)]
+    return BlockLayout(table, kinds, tuple(places), tuple(parts), at)
 
 
 def read_layout(memory: bytes | memoryview) -> BlockLayout:
     """The layout of a block. Raises `ProtocolError` if its table is malformed or its tensors exceed its memory."""
     size = int.from_bytes(memory[:4], "little")
-    table = bytes(memory[:size])
+    table = memory[:size]
+    if type(table) is not bytes:
+        table = bytes(table)
     found = _of_table.get(table)
     if found is None:
         if len(_of_table) >= TABLES_MAX:
@@ -135,9 +140,11 @@ def write_block(tensors: Sequence[Tensor], arena: Arena | None) -> Block:
     """
     layout = layout_of(tuple([(tensor.datatype, tensor.shape, len(tensor.data)) for tensor in tensors]))
     if arena is None or layout.size <= INLINE_BYTES_MAX:
+        if len(tensors) == 1:
+            return layout.table + tensors[0].data
         parts: list[bytes | bytearray | memoryview] = [layout.table]
-        for tensor, (_, _, padding) in zip(tensors, layout.places, strict=True):
-            parts += (tensor.data, padding)
+        for place, tensor in enumerate(tensors):
+            parts += (tensor.data, layout.places[place][2])
         return b"".join(parts)
     block, memory = arena.allocate(layout.size)
     memory[: len(layout.table)] = layout.table
@@ -166,13 +173,11 @@ def write_block_in_steps(tensors: Sequence[Tensor], arena: Arena | None) -> Gene
 
 
 def tensors_in(memory: bytes | memoryview) -> list[Tensor]:
-    """The tensors of a block, as views of its memory. Raises `ProtocolError` for a malformed block."""
+    """The tensors of a block, as views of its memory, or copied if it is small. Raises `ProtocolError` for a malformed
+    block."""
     layout = read_layout(memory)
-    view = memoryview(memory)
-    return [
-        Tensor(datatype, shape, view[start:end])
-        for (datatype, shape, _), (start, end, _) in zip(layout.kinds, layout.places, strict=True)
-    ]
+    view = memory if type(memory) is bytes and len(memory) <= INLINE_BYTES_MAX else memoryview(memory)
+    return [Tensor(datatype, shape, view[start:end]) for datatype, shape, start, end in layout.parts]
 
 
 class BlockReader:

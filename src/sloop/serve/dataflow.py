@@ -598,8 +598,7 @@ class Assembler:
         of parts whose rows cannot be joined."""
         if self._direct is not None and None not in blocks:
             tensors = [read(block) for block in blocks]  # type: ignore[arg-type]  # none is missing or split
-            found = zip(names, self._direct, strict=True)
-            return {name: tensors[need][position] for name, (need, position) in found}
+            return {names[place]: tensors[need][position] for place, (need, position) in enumerate(self._direct)}
         answers = list(zip(names, self._sources, strict=True))
         return RequestTensors.read(self._needs, 0, blocks, read).outputs(answers)
 

@@ -454,7 +454,7 @@ def test_too_many_parameters_are_refused_before_they_are_read() -> None:
 
     message = SimpleNamespace(parameters=Many((str(number), None) for number in range(PARAMETERS_MAX + 1)))
     with pytest.raises(Refusal, match=f"parameters: {PARAMETERS_MAX + 1} parameters"):
-        parameters_of(message, (), "parameters")
+        parameters_of(message, frozenset(), "parameters")
 
 
 def test_typed_contents_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

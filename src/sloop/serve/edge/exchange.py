@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from sloop.serve.edge.bodies import BodyMemory, BodyReservation
-from sloop.serve.edge.identity import REQUEST_ID, named
+from sloop.serve.edge.identity import REQUEST_ID, TRACEPARENT, named
 from sloop.serve.edge.refusal import Refusal, bad
 from sloop.serve.edge.steps import Later, Steps
 from sloop.text import quoted
@@ -26,6 +26,16 @@ BINARY_HEADER: Final = "inference-header-content-length"
 HEAD_BYTES_MAX: Final = 32 * 1024
 LINE_BYTES_MAX: Final = 8 * 1024
 LENGTH_DIGITS_MAX: Final = 15
+HEAD_END: Final = b"\r\n\r\n"
+KNOWN_HEADS_MAX: Final = 512
+KNOWN_HEAD_BYTES_MAX: Final = 1024
+KNOWN_FIELDS_MAX: Final = 32
+"""Heads that need not be parsed again: how many are kept, and how large they may be."""
+KEPT_METHODS: Final = frozenset(("GET", "HEAD", "POST"))
+NOT_KEPT: Final = frozenset(
+    (REQUEST_ID, TRACEPARENT, "content-encoding", "expect", "transfer-encoding", "upgrade", "x-elapsed-ms")
+)
+"""Headers of heads that are not kept: they decide how the body is received, or differ from one request to the next."""
 INFLATERS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Encodings of bodies, and zlib's number for their format."""
 INFLATED_BYTES: Final = 64 * 1024
@@ -62,7 +72,8 @@ class Exchange(Struct, eq=False):
     connection: Respondent
     method: str
     headers: dict[str, str]
-    """By lower-case name: `headers.get("x-slo-ms")`. The values of a repeated header are joined by commas."""
+    """By lower-case name: `headers.get("x-slo-ms")`. The values of a repeated header are joined by commas. Requests
+    with the same head share them."""
     began_ns: int
     """When the first byte of the request arrived, in `time.monotonic_ns`."""
     taken_ns: int = 0
@@ -286,6 +297,53 @@ def check_head(exchange: Exchange, url: bytes, version: str) -> None:
         if version == "1.0":
             raise Refusal(400, "transfer-encoding in HTTP/1.0", "send content-length, or HTTP/1.1")
     exchange.path, exchange.query_string = PATHS.get(url) or split_target(url, exchange.method)
+
+
+class KnownHead(Struct, frozen=True, gc=False):
+    """What was found in a head, and follows from its bytes alone. See `Exchange`."""
+
+    method: str
+    headers: dict[str, str]
+    path: str
+    query_string: str
+    body_bytes: int
+    limit_bytes: int
+
+
+class KnownHeads:
+    """The heads that clients send again and again, byte for byte, so that they are not parsed again.
+
+    Only a head is kept that was accepted, whose message ends where `content-length` says, and after which the
+    connection stays. Whatever depends on more than the head, such as whether a key is valid, is checked each time.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, KnownHead] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def find(self, data: bytes) -> KnownHead | None:
+        """What is known of a request, if `data` is all of it and nothing else."""
+        size = data.find(HEAD_END, 0, KNOWN_HEAD_BYTES_MAX) + len(HEAD_END)
+        found = self._found.get(data[:size])
+        return found if found is not None and found.body_bytes == len(data) - size else None
+
+    def learn(self, data: bytes, exchange: Exchange) -> None:
+        """Keep the head of a request. `data` is all of it and nothing else, as the parser has found."""
+        headers, size = exchange.headers, data.find(HEAD_END, 0, KNOWN_HEAD_BYTES_MAX) + len(HEAD_END)
+        if exchange.method not in KEPT_METHODS or len(headers) > KNOWN_FIELDS_MAX or not NOT_KEPT.isdisjoint(headers):
+            return
+        if exchange.refusal is not None or exchange.is_last or exchange.is_old:
+            return
+        body_bytes = int(headers.get("content-length", "0"))
+        if size < len(HEAD_END) or body_bytes != len(data) - size:  # the parser has found its end elsewhere
+            return
+        if len(self._found) >= KNOWN_HEADS_MAX:
+            self._found.clear()
+        self._found[data[:size]] = KnownHead(
+            exchange.method, headers, exchange.path, exchange.query_string, body_bytes, exchange.limit_bytes
+        )
 
 
 PATHS: Final[dict[bytes, tuple[str, str]]] = {}

@@ -31,6 +31,7 @@ from sloop.serve.edge.exchange import (
     Buffer,
     Exchange,
     Fields,
+    KnownHeads,
     accepts_gzip,
     check_head,
     error_body,
@@ -202,6 +203,9 @@ class HttpConnection(ServerConnection):
             if server.intake.is_behind(now_ns):
                 self._hold_back(data)
                 self._defer(server.intake)
+                return
+            if self._knows(data):
+                self._take_up_only()
                 return
             if server.large.is_busy and announced_bytes(data) > LARGE_BYTES and server.large.is_behind(now_ns):
                 self._hold_back(data)
@@ -409,7 +413,7 @@ class HttpConnection(ServerConnection):
         server, transport = self._server, self.transport
         bytes_in = exchange.held_bytes
         intake = server.intake if bytes_in <= LARGE_BYTES else server.large
-        if intake.has_waiting and exchange.taken_ns and status == HTTPStatus.OK:
+        if exchange.taken_ns and status == HTTPStatus.OK and intake.has_waiting:
             intake.note_stay(time.monotonic_ns() - exchange.taken_ns)
         exchange.drop()
         if transport is None:
@@ -514,6 +518,7 @@ class HttpConnection(ServerConnection):
     def _parse(self, data: Buffer) -> None:
         parser = self._parser
         assert parser is not None
+        is_start = self._fields is None and self._incoming is None
         try:
             parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
@@ -538,6 +543,35 @@ class HttpConnection(ServerConnection):
             self._head_bytes += len(data)
             if self._head_bytes + incoming.left_bytes > HEAD_BYTES_MAX - incoming.left_bytes * CHUNK_OVERHEAD:
                 self._broken = head_too_large()
+        elif is_start and len(self._ready) == 1 and type(data) is bytes:
+            self._server.known_heads.learn(data, self._ready[0])
+
+    def _knows(self, data: bytes) -> bool:
+        """Whether these bytes are one request whose head is known; it is then ready, and no parser has seen it."""
+        server = self._server
+        known = server.known_heads.find(data)
+        if known is None:
+            return False
+        exchange = Exchange(
+            self,
+            known.method,
+            known.headers,
+            self._began_ns,
+            path=known.path,
+            query_string=known.query_string,
+            limit_bytes=known.limit_bytes,
+            left_bytes=known.body_bytes,
+        )
+        try:
+            server.admit_known(exchange)
+            if known.body_bytes:
+                exchange.receive(data[-known.body_bytes :], server.bodies)
+        except Refusal as refusal:
+            exchange.drop()
+            exchange.refusal = refusal.with_traceback(None)
+        exchange.left_bytes = 0
+        self._ready.append(exchange)
+        return True
 
     def _parse_body_of(self, exchange: Exchange) -> None:
         """Let a new parser go on with the body of a request: give it a head that announces the same body."""
@@ -600,9 +634,11 @@ class HttpConnection(ServerConnection):
     def _parse_unread(self) -> None:
         data = self._unread[: self._parsed_at_once()]
         self._release_unread(len(data))
-        if self._incoming is None and self._fields is None and not self._is_admitted:
+        is_start = self._incoming is None and self._fields is None
+        if is_start and not self._is_admitted:
             self._began_ns = time.monotonic_ns()
-        self._parse(data)
+        if not (is_start and type(data) is bytes and self._knows(data)):
+            self._parse(data)
         if len(self._unread) < UNREAD_BYTES_MAX and self.transport is not None and not self.transport.is_reading():
             self.transport.resume_reading()
 
@@ -826,6 +862,7 @@ class HttpServer:
     ) -> None:
         self._answer, self._authorise, self._deadline_ns = answer, authorise, deadline_ns
         self.bodies, self.requests_max, self.settings = bodies, requests_max, settings
+        self.known_heads = KnownHeads()
         self.open_requests = 0
         """Requests that are complete and whose answer has not left."""
         self.unread_bytes = self.unsent_bytes = 0
@@ -927,12 +964,8 @@ class HttpServer:
             raise bodies.too_large(size, limit)
         if size > LARGE_BYTES:
             self.large.expect(exchange)
-        if bodies.quotas and (quota := bodies.quota_of(exchange.path)) is not None:
-            if quota.bytes_max and size > quota.bytes_max:
-                raise quota.full(0, size)
-            exchange.hold = hold = BodyReservation(bodies)
-            hold.limit(quota)
-            hold.take(0)
+        if bodies.quotas:
+            self._reserve(exchange, size)
         coding = headers.get("content-encoding")
         if coding is not None and coding.lower() != "identity":
             window_bits = INFLATERS.get(coding.lower())
@@ -940,6 +973,23 @@ class HttpServer:
                 what = f"content-encoding: {quoted(coding)} is not supported"
                 raise Refusal(415, what, "send the body as it is, or with gzip or deflate")
             exchange.inflater = zlib.decompressobj(window_bits)
+
+    def admit_known(self, exchange: Exchange) -> None:
+        """Decide the same on a head that has been admitted before, so that its bytes need no further look."""
+        self._authorise(exchange)
+        if self.bodies.quotas and "content-length" in exchange.headers:
+            self._reserve(exchange, exchange.left_bytes)
+
+    def _reserve(self, exchange: Exchange, size: int) -> None:
+        """Let the body of a request count against the quota of its model. Raises a `Refusal` if that has no room."""
+        quota = self.bodies.quota_of(exchange.path)
+        if quota is None:
+            return
+        if quota.bytes_max and size > quota.bytes_max:
+            raise quota.full(0, size)
+        exchange.hold = hold = BodyReservation(self.bodies)
+        hold.limit(quota)
+        hold.take(0)
 
     def answer(self, exchange: Exchange) -> None:
         """Answer a complete request, now or later."""

@@ -64,6 +64,7 @@ from sloop.tensor import (
 )
 from sloop.text import quoted
 
+Buffer = bytes | bytearray | memoryview
 ARRAY_CODES: Final = {
     "UINT8": "B",
     "UINT16": "H",
@@ -82,6 +83,8 @@ NAMED_FLOATS: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 """How numbers that are not finite are written in JSON."""
 JOINED_BYTES_MAX: Final = 64 * 1024
 """Larger binary outputs are sent from where they are; smaller ones are copied, so that they leave with the head."""
+COPIED_BYTES_MAX: Final = 4 * 1024
+"""Parts of bodies up to this size are copied, which takes less time than to make views of them."""
 LISTED_BYTES_MAX: Final = 16 * 1024
 """Larger outputs are written in steps: their JSON takes more than half a millisecond."""
 LISTS_MAX: Final = 1024
@@ -107,7 +110,8 @@ class InputValidator:
         self.datatypes = {port.name: port.datatype for port in signature.outputs}
         """Of the outputs."""
         self.plain = {port.name: False for port in signature.outputs}
-        """The outputs of a request that does not select any: all outputs, none of them binary."""
+        self.binary = dict.fromkeys(self.plain, True)
+        """The outputs of a request that does not select any: all outputs, none or all of them binary."""
         self._counting = [port.name for port in signature.inputs if port.shape[:1] == (-1,)]
         self._found_right: dict[tuple[str, str, tuple[int, ...]], int] = {}
 
@@ -181,7 +185,7 @@ class InputValidator:
         return count
 
 
-def check_raw(datatype: str, shape: tuple[int, ...], data: memoryview | bytes, field: str) -> None:
+def check_raw(datatype: str, shape: tuple[int, ...], data: Buffer, field: str) -> None:
     """Check that raw bytes have the length that type and shape require. A large BYTES tensor is left to
     `check_strings_in_steps`."""
     count = prod(shape)
@@ -302,7 +306,7 @@ def unpack(tensor: Tensor) -> list[Any]:
     """Convert a tensor to a flat list for JSON. Raises `UnicodeDecodeError` if a string is not UTF-8."""
     code = ARRAY_CODES.get(tensor.datatype)
     if code is not None:
-        return list(memoryview(tensor.data).cast("B").cast(code))  # type: ignore[call-overload]  # a valid format code
+        return memoryview(tensor.data).cast("B").cast(code).tolist()  # type: ignore[call-overload, no-any-return]  # a valid format code
     if tensor.datatype == "BYTES":
         return [str(element, "utf-8") for element in split_strings(tensor.data)]
     if tensor.datatype == "BF16":
@@ -376,7 +380,6 @@ NO_MARKS: Final[Mapping[str, str]] = {}
 _DECODER: Final = msgspec.json.Decoder(InferObject)
 _ENCODER: Final = msgspec.json.Encoder()
 T = TypeVar("T")
-Buffer = bytes | bytearray | memoryview
 
 
 def decoded(content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", *, has_words: bool | None = None) -> T:
@@ -421,7 +424,7 @@ class Asked(Struct, gc=False):
 
     request: InferObject
     outline: Outline
-    tail: memoryview | None
+    tail: Buffer | None
     """The binary tensors after the JSON."""
 
 
@@ -477,7 +480,7 @@ def _pack_lists(asked: Asked, validator: InputValidator) -> Steps[dict[int, byte
     return packed
 
 
-def split(body: Text, header_length: str) -> tuple[memoryview, memoryview]:
+def split(body: Text, header_length: str) -> tuple[Buffer, Buffer]:
     """Split a body into its JSON and the binary tensors after it."""
     field = "Inference-Header-Content-Length"
     if not (header_length.isascii() and header_length.isdigit()):
@@ -485,13 +488,13 @@ def split(body: Text, header_length: str) -> tuple[memoryview, memoryview]:
     length = int(header_length)
     if length > len(body):
         raise bad(field, f"{length} exceeds the body's {len(body)} bytes", "send the complete body")
-    view = memoryview(body)
+    view = body if len(body) <= COPIED_BYTES_MAX else memoryview(body)
     return view[:length], view[length:]
 
 
 def read_inputs(
     inputs: list[InputObject],
-    tail: memoryview | None,
+    tail: Buffer | None,
     validator: InputValidator,
     packed: Mapping[int, bytearray] = NOTHING_PACKED,
 ) -> dict[str, Tensor]:
@@ -523,7 +526,7 @@ def read_inputs(
     return tensors
 
 
-def binary(given: InputObject, tail: memoryview | None, at: int) -> memoryview:
+def binary(given: InputObject, tail: Buffer | None, at: int) -> Buffer:
     """The next `parameters.binary_data_size` bytes after the JSON."""
     field = f"parameters.{BINARY_SIZE}"
     size = given.parameters and given.parameters[BINARY_SIZE]
@@ -548,7 +551,7 @@ def read_outputs(
         return validator.plain, NO_CLASSES
     default = flag(parameters, BINARY_OUTPUT, "parameters")
     if not outputs:
-        return dict.fromkeys(validator.plain, default), NO_CLASSES
+        return validator.binary if default else validator.plain, NO_CLASSES
     wanted: dict[str, bool] = {}
     counts: dict[str, int] = {}
     for index, output in enumerate(outputs):

@@ -7,7 +7,7 @@ Every request is answered, and every answer that is not a success is `{"error": 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -30,7 +30,7 @@ from sloop.serve.edge.inputs import (
 )
 from sloop.serve.edge.lists import REST_BYTES_MAX
 from sloop.serve.edge.openapi import describe
-from sloop.serve.edge.parameters import ELAPSED, SLO, TIMEOUT, budget_ns
+from sloop.serve.edge.parameters import ELAPSED, OF_BUDGET, SLO, TIMEOUT, budget_ns
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
 from sloop.serve.edge.service import InferenceService, Model, readiness_of
 from sloop.serve.edge.steps import LARGE_BYTES, Steps, do_in_steps, within
@@ -51,8 +51,8 @@ from sloop.tensor import Port, Tensor
 from sloop.text import quoted
 from sloop.vocabulary import Outcome
 
-MET: Final = ("x-slo-met", "true")
-NOT_MET: Final = ("x-slo-met", "false")
+MET: Final = (("x-slo-met", "true"),)
+NOT_MET: Final = (("x-slo-met", "false"),)
 EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 OCTETS: Final = "application/octet-stream"
 VERSIONS: Final = "versions/"
@@ -86,6 +86,7 @@ class ChangeRequest(msgspec.Struct):
 _INDEX: Final = msgspec.json.Decoder(IndexRequest)
 _CHANGE: Final = msgspec.json.Decoder(ChangeRequest)
 
+T = TypeVar("T")
 Page = Callable[[Exchange], None]
 ModelPage = Callable[[Exchange, Model, str], None]
 """Answers a request about a model, or about a version of it; the version is empty if the path has none."""
@@ -208,8 +209,8 @@ class Rest:
             do_in_steps_for(exchange, self._infer_in_steps(exchange, model, version))
             return
         wanted = read(exchange.body, exchange.headers.get(HEADER_LENGTH), model.validator)
-        write_answer = partial(_write, exchange, model, wanted)
-        self._submit(exchange, model, version, wanted.tensors, wanted.parameters, write_answer, wanted.id)
+        on_end = partial(_end, _write, exchange, model, wanted)
+        self._submit(exchange, model, version, wanted.tensors, wanted.parameters, on_end, wanted.id)
 
     def _infer_in_steps(self, exchange: Exchange, model: Model, version: str) -> Steps[None]:
         """The same for a large body."""
@@ -222,8 +223,8 @@ class Rest:
         del asked
         tensors = yield from within(until_ns, self._store(model, version, wanted.tensors))
         wanted.tensors = {}  # of which there is a copy now
-        write_answer = partial(_write, exchange, model, wanted)
-        self._submit(exchange, model, version, tensors, wanted.parameters, write_answer, wanted.id)
+        on_end = partial(_end, _write, exchange, model, wanted)
+        self._submit(exchange, model, version, tensors, wanted.parameters, on_end, wanted.id)
 
     def _store(self, model: Model, version: str, tensors: Mapping[str, Tensor]) -> Steps[Mapping[str, Tensor]]:
         """Store the tensors of a large request. Raises a 404 if the model has gone meanwhile."""
@@ -239,7 +240,7 @@ class Rest:
             do_in_steps_for(exchange, self._predict_in_steps(exchange, model, version))
             return
         wanted = v1.read(exchange.body, model.validator)
-        self._submit(exchange, model, version, wanted.tensors, {}, partial(_write_v1, exchange, wanted))
+        self._submit(exchange, model, version, wanted.tensors, {}, partial(_end, _write_v1, exchange, model, wanted))
 
     def _predict_in_steps(self, exchange: Exchange, model: Model, version: str) -> Steps[None]:
         """The same for a large body."""
@@ -249,7 +250,7 @@ class Rest:
         del body
         tensors = yield from within(until_ns, self._store(model, version, wanted.tensors))
         wanted.tensors = {}
-        self._submit(exchange, model, version, tensors, {}, partial(_write_v1, exchange, wanted))
+        self._submit(exchange, model, version, tensors, {}, partial(_end, _write_v1, exchange, model, wanted))
 
     def _submit(
         self,
@@ -258,7 +259,7 @@ class Rest:
         version: str,
         tensors: Mapping[str, Tensor],
         parameters: Mapping[str, object],
-        write_answer: Callable[[RequestResult], None],
+        on_end: Callable[[RequestResult], None],
         id: object = "",
     ) -> None:
         sink, headers = self.service.sink, exchange.headers
@@ -279,22 +280,10 @@ class Rest:
             began_ns=exchange.began_ns,
             request_id=identity.request_id,
             trace=identity.trace,
-            on_end=partial(self._end, exchange, write_answer),
+            on_end=on_end,
         )
         if exchange.is_open:
             exchange.on_gone = partial(sink.cancel, request)
-
-    def _end(self, exchange: Exchange, write_answer: Callable[[RequestResult], None], ended: RequestResult) -> None:
-        """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
-        if not exchange.is_open:
-            return
-        try:
-            outcome = ended.outcome
-            if outcome is not Outcome.SERVED and outcome is not Outcome.LATE:
-                raise refusal_of(ended)
-            write_answer(ended)
-        except Exception as error:
-            exchange.refuse_for(error)
 
     def _server(self, exchange: Exchange) -> None:
         say(
@@ -449,12 +438,33 @@ def _deadline_ns(exchange: Exchange, model: Model, parameters: Mapping[str, obje
 def _budget_ns(exchange: Exchange, model: Model, parameters: Mapping[str, object]) -> tuple[int | None, int]:
     """(slo_ns, elapsed_ns) of a request from its headers and its parameters."""
     headers = exchange.headers
+    if SLO not in headers and ELAPSED not in headers and OF_BUDGET.isdisjoint(parameters):
+        return None, 0
     return budget_ns(
         headers.get(SLO, parameters.get(SLO)),
         headers.get(ELAPSED, parameters.get(ELAPSED)),
         timeout=parameters.get(TIMEOUT),
         own_ns=model.slo_ns,
     )
+
+
+def _end(
+    write_answer: Callable[[Exchange, Model, T, RequestResult], None],
+    exchange: Exchange,
+    model: Model,
+    wanted: T,
+    ended: RequestResult,
+) -> None:
+    """Answer an inference; if that fails, answer an error, because the client would otherwise wait for ever."""
+    if not exchange.is_open:
+        return
+    try:
+        outcome = ended.outcome
+        if outcome is not Outcome.SERVED and outcome is not Outcome.LATE:
+            raise refusal_of(ended)
+        write_answer(exchange, model, wanted, ended)
+    except Exception as error:
+        exchange.refuse_for(error)
 
 
 def _write(exchange: Exchange, model: Model, wanted: ParsedRequest, ended: RequestResult) -> None:
@@ -474,12 +484,12 @@ def _write_in_steps(exchange: Exchange, model: Model, wanted: ParsedRequest, end
 def _reply(exchange: Exchange, outcome: Outcome, body: Buffer | Sequence[Buffer], json_bytes: int | None) -> None:
     met = MET if outcome is Outcome.SERVED else NOT_MET
     if json_bytes is None:
-        exchange.reply(200, body, headers=(met,))
+        exchange.reply(200, body, headers=met)
     else:
-        exchange.reply(200, body, content_type=OCTETS, headers=(met, (HEADER_LENGTH, str(json_bytes))))
+        exchange.reply(200, body, content_type=OCTETS, headers=(*met, (HEADER_LENGTH, str(json_bytes))))
 
 
-def _write_v1(exchange: Exchange, wanted: v1.Prediction, ended: RequestResult) -> None:
+def _write_v1(exchange: Exchange, _model: Model, wanted: v1.Prediction, ended: RequestResult) -> None:
     """Answer an inference of V1."""
     if are_large(ended.outputs):
         do_in_steps_for(exchange, _write_v1_in_steps(exchange, wanted, ended))

@@ -8,7 +8,7 @@ Inference Protocol v2, "GRPC".
 import json
 import logging
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -979,7 +979,7 @@ def _from_varints(
     return data
 
 
-def parameters_of(message: Any, known: Collection[str], field: str) -> Parameters:  # noqa: ANN401
+def parameters_of(message: Any, known: frozenset[str], field: str) -> Parameters:  # noqa: ANN401
     """The parameters of a message. Raises a 400 for one that cannot be honoured."""
     if not message.parameters:
         return {}

@@ -146,8 +146,7 @@ class EdgeSink:
         self._waiting[number] = offered, on_end
         began_ns = time.monotonic_ns() if began_ns is None else began_ns
         rows = tensors[offered.inputs[0]].shape[0] if offered.has_rows else 1
-        rest = (version, slo_ns, elapsed_ns, request_id, trace, rows)
-        self._send(Submit(number, application, block, began_ns, *rest))
+        self._send(Submit(number, application, block, began_ns, version, slo_ns, elapsed_ns, request_id, trace, rows))
         return RequestId(number)
 
     def store(self, tensors: Mapping[str, Tensor], application: str) -> Steps[Mapping[str, Tensor]]:
