@@ -1,5 +1,6 @@
 """Stores over real sockets: what they answer, and what a user is told when they answer something else."""
 
+import os
 import shutil
 import socket
 import ssl
@@ -472,6 +473,17 @@ def test_folders(tmp_path: Path) -> None:
     for bad, says in ((tmp_path / "n", "no such file"), (tmp_path, "a folder"), (path / "x", "no such file")):
         with pytest.raises(SloopError, match=says):
             read(str(bad), reader)
+
+
+def test_files_that_are_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_bytes(CONTENT)
+    download = FolderStore().open(StoredFile(str(path)), Watch())
+    assert download.read() == CONTENT
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(InterruptedTransferError, match="it is being written"):
+        download.read()
+    download.close()
 
 
 def test_silence_of_the_operating_system_is_seen() -> None:

@@ -373,6 +373,26 @@ def test_a_whole_file_that_was_not_yet_a_model(store: BadStore, folder: Path, mo
     assert store.sent_bytes["/m.bin"] == len(CONTENT)
 
 
+def test_a_process_that_ends_before_a_new_version_comes(
+    store: BadStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an older version has left must not pass for the beginning of the new one."""
+    store.files["/m.bin"] = Served(CONTENT, drops=[100_000] * 3, ranges=False)
+    refused(folder, f"{store.url}/m.bin")
+    store.files["/m.bin"] = Served(OTHER)
+    reserve = ModelFolder.reserve
+
+    def ends(*arguments: Any) -> None:
+        reserve(*arguments)
+        raise RuntimeError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ModelFolder, "reserve", ends)
+        with pytest.raises(RuntimeError):
+            fetched(folder, f"{store.url}/m.bin")
+    assert fetched(folder, f"{store.url}/m.bin").read_bytes() == OTHER
+
+
 @pytest.mark.parametrize(
     ("served", "says"),
     [
@@ -639,6 +659,21 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match="cannot be kept in"):
         ModelFolder(tmp_path / "file" / "cache", 1).prepare()
+
+
+def test_a_folder_that_goes(store: BadStore, folder: Path) -> None:
+    store.files["/m.bin"] = Served(CONTENT)
+
+    def replace_by_file() -> None:
+        shutil.rmtree(folder)
+        folder.touch()
+
+    async def scene(cache: WeightsCache) -> None:
+        replace_by_file()
+        with pytest.raises(MachineError, match="cannot be kept in"):
+            await cache.fetch(ModelSource.of(f"{store.url}/m.bin"))
+
+    play(folder, scene)
 
 
 def test_damaged_models_are_fetched_again(store: BadStore, folder: Path) -> None:

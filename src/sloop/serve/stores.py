@@ -379,7 +379,11 @@ class FolderDownload:
 
     def read(self) -> bytes:
         with self._watch.asking(), _folder_errors(self._file):
-            return self._opened.read(CHUNK_BYTES)
+            chunk = self._opened.read(CHUNK_BYTES)
+            if not chunk and _version_of(os.fstat(self._opened.fileno())) != self.version:
+                what = f"{self._file}: it is being written"
+                raise InterruptedTransferError(what, "fetch it when it is complete; write it elsewhere and rename it")
+            return chunk
 
     def close(self) -> None:
         self._opened.close()

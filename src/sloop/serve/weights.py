@@ -68,6 +68,7 @@ GROWTH_BYTES: Final = 16 << 20
 """How much room at a time is made for a file of unknown length."""
 PROGRESS_BYTES: Final = 64 << 10
 """A try that brought fewer bytes than this beyond the earlier ones made no progress."""
+REPORT_S: Final = 0.05
 FILES_MAX: Final = 10_000
 """The most files of one model: large models are exported with a file for each tensor."""
 ENTRY_NAME: Final = re.compile(r".*-(?P<key>[0-9a-f]{16})-[0-9a-f]{16}")
@@ -437,15 +438,19 @@ class _Transfer:
         self._part = Path()
         self._state = TransferState()
         self._before_bytes = 0  # of the files that have come already
+        self._reported_s = 0.0
 
     def run(self) -> tuple[CachedModel, int]:
         """The model with a lock that protects it. SloopError or StoppedTransferError if it cannot be had."""
-        lock = self._lock()
         try:
-            found = self._cached()
-            return found or self._fetch()
-        finally:
-            os.close(lock)
+            lock = self._lock()
+            try:
+                return self._cached() or self._fetch()
+            finally:
+                os.close(lock)
+        except OSError as error:
+            what = f"the cache of models cannot be kept in {str(self._folder.folder)!r}: {error.strerror or error}"
+            raise MachineError(what, help="check the disk, or give another folder") from error
 
     def _lock(self) -> int:
         """Wait until nobody else fetches from this location; MachineError if that makes no progress."""
@@ -616,6 +621,8 @@ class _Transfer:
             if not download.has_end and not wanted:
                 what = "the store does not announce its length, so a broken connection would look like its end"
                 raise StoreError(what, where=str(file), help="add #sha256=… to the URL", status=502)
+            if not download.start:  # before the state says of which version the file is
+                path.unlink(missing_ok=True)
             self._state.files[name] = Partial(download.version, download.total_bytes, download.is_resumable)
             self._reserve(download.total_bytes or 0)
             with path.open("r+b" if download.start else "wb") as out:
@@ -648,6 +655,7 @@ class _Transfer:
             out.write(chunk)
             digest.update(chunk)
             self._tell(size)
+        self._reported_s = 0.0
         if total is not None and size < total:
             what = f"{file}: the connection ended after {size:,} of {total:,} bytes"
             raise InterruptedTransferError(what, "check the store and the network")
@@ -655,6 +663,11 @@ class _Transfer:
         return size
 
     def _tell(self, size_bytes: int) -> None:
+        """Report progress, but not so often that it would keep the event loop busy."""
+        now_s = time.monotonic()
+        if now_s - self._reported_s < REPORT_S:
+            return
+        self._reported_s = now_s
         sizes = [partial.size_bytes for partial in self._state.files.values()]
         known = [size for size in sizes if size is not None]
         self._report(self._before_bytes + size_bytes, sum(known) if len(known) == len(sizes) else None)
