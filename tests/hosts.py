@@ -71,10 +71,23 @@ def _configure(program: str, lines: Sequence[str], network_of: int | None = None
 
 def is_running(pid: int) -> bool:
     """Whether there is such a process, and not only what its parent still has to read."""
+    return _state(f"/proc/{pid}") not in "ZX"
+
+
+def _is_stopped(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return False
+        return True
+    return all(_state(f"/proc/{pid}/task/{thread}") in "TtZX" for thread in threads)
+
+
+def _state(folder: str) -> str:
+    """The letter of proc_pid_stat(5)."""
+    try:
+        return Path(folder, "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def _new_namespaces(options: Sequence[str], setup: str = "") -> Process:
@@ -171,8 +184,12 @@ class Host:
     def pause(self) -> None:
         """Stops all its processes where they are; the network still acknowledges what arrives for them."""
         paused: set[int] = set()
+        give_up = time.monotonic() + WAIT_S
         while new := set(self.pids()) - paused:  # until none has started another meanwhile
             self._signal(new, signal.SIGSTOP)
+            while not all(map(_is_stopped, new)):  # a thread runs on until another one has taken the signal
+                assert time.monotonic() < give_up, f"{self.name}: processes {new} do not stop"
+                time.sleep(0.001)
             paused |= new
 
     def resume(self) -> None:
