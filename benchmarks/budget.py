@@ -1,9 +1,13 @@
 """CPU time of a small request: per step in edge and deciding process, then per thread of a whole server.
 
     python -m benchmarks.budget [--seconds 5]
+    python -m benchmarks.budget --bound-only     # only what one CPU can decide for, printed and not published
 
 The steps are those of tests/serve/path.py: the real edge, driver, core and log between a connection and a backend
 that take no time, with 32 requests at once. The threads are those of `sloop serve` with 64 connections.
+
+What one CPU can decide for: the deciding process, pinned to one CPU, takes the recorded frames of several edges and of
+several workers, and encodes what it tells them; only the sockets are left out.
 """
 
 import asyncio
@@ -30,12 +34,14 @@ from sloop.serve.edge.inputs import read, write
 from sloop.serve.messages import FromEdge, RequestEnded, decoder, encode
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
-from tests.serve.path import ANSWER, BODY, Way
+from tests.serve.path import ANSWER, BODY, Deciding, Way
 
 TOGETHER = 32
 ROUNDS = 300
 TRIES = 7
 CONNECTIONS = 64
+EDGES, REPLICAS = (1, 4, 16), (8, 64, 512)
+BATCH = 8
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -68,7 +74,7 @@ async def steps(folder: Path) -> list[tuple[str, str, float]]:
     whole = await timed_walk(lambda: way.walk(TOGETHER))
     ingress = await timed_walk(lambda: way.walk(TOGETHER, at_once=True))
     frame = way.recorded(TOGETHER, first=1)
-    deciding = await timed_walk(lambda: way.decide(frame, TOGETHER))
+    deciding = await timed_walk(lambda: way.decide([frame], TOGETHER))
     wanted = read(BODY, None, way.validator)
     tensors, output = list(wanted.tensors.values()), Tensor("FP32", (1, ANSWER), bytes(4 * ANSWER))
     answer = write_block([output], None)
@@ -118,6 +124,49 @@ async def steps(folder: Path) -> list[tuple[str, str, float]]:
     ]
     await way.close()
     return rows
+
+
+async def bound_us(folder: Path, edges: int, replicas: int, batch_max: int) -> float:
+    """CPU time of the deciding process for one request, in µs, if `TOGETHER` come at a time, spread over the edges, and
+    batches have up to `batch_max` requests."""
+    deciding = Deciding(folder, edges=edges, replicas=replicas, batch_max=batch_max)
+    await deciding.warm_up()
+    each = TOGETHER // edges
+    frames = [deciding.recorded(each, first=1 + edge * each) for edge in range(edges)]
+    try:
+        return await timed_walk(lambda: deciding.decide(frames, TOGETHER))
+    finally:
+        await deciding.close()
+
+
+def bounds(folder: Path) -> list[tuple[object, ...]]:
+    """By numbers of edges and replicas: CPU time of a request in µs and requests per second of one CPU, with batches of
+    one request and of up to `BATCH`."""
+    rows: list[tuple[object, ...]] = []
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cpus)})
+    try:
+        for edges in EDGES:
+            for replicas in REPLICAS:
+                say(f"{edges} edges, {replicas} replicas")
+                (folder / f"{edges}-{replicas}").mkdir()
+                found = [
+                    uvloop.run(bound_us(folder / f"{edges}-{replicas}", edges, replicas, most)) for most in (1, BATCH)
+                ]
+                rows.append((edges, replicas, found[0], round(1e6 / found[0]), found[1], round(1e6 / found[1])))
+    finally:
+        os.sched_setaffinity(0, cpus)
+    return rows
+
+
+def bound_table(folder: Path) -> str:
+    """What one CPU can decide for, as a table with its meaning."""
+    columns = ("edges", "replicas", "µs, batches of 1", "requests/s", f"µs, batches of {BATCH}", "requests/s")
+    return (
+        "The deciding process alone on one CPU: it decodes the recorded frames of so many edges, together "
+        f"{TOGETHER} requests in a turn of its loop, decides, encodes orders for workers, decodes reports, logs "
+        "and counts, and encodes the answers; sockets are left out:\n\n" + table(columns, bounds(folder))
+    )
 
 
 def threads(model: Path, folder: Path, seconds: float) -> tuple[float, list[tuple[str, float, float]]]:
@@ -212,7 +261,12 @@ def name_of(key: tuple[int, int], server: int) -> str:
 def main() -> None:
     """Measure and publish."""
     parser = arguments(__doc__, seconds=5.0, quick=2.0)
+    parser.add_argument("--bound-only", action="store_true", help="only print what one CPU can decide for")
     options = parser.parse_args()
+    if options.bound_only:
+        with workspace(options.keep) as folder:
+            sys.stdout.write(bound_table(folder) + "\n")
+        return
     with workspace(options.keep) as folder:
         say("the steps")
         (folder / "state").mkdir(exist_ok=True)
@@ -221,6 +275,8 @@ def main() -> None:
         _, bare_us = http_servers.measure("bare httptools", options.seconds)
         say("the threads")
         rps, rows = threads(mlp(folder).path, folder, options.seconds)
+        say("what one CPU can decide for")
+        bound = bound_table(folder)
     deciding_us = next(cost for where, name, cost in parts if where == "deciding" and name.startswith("**"))
     text = (
         "A JSON request of 16 numbers to a small model, µs of CPU each. Step by step, connection and worker taking no "
@@ -232,6 +288,7 @@ def main() -> None:
         + f"Thread by thread in a whole server that gave {rps:,.0f} answers/s at {CONNECTIONS} connections, two "
         "cores shared with the client (a busy neighbour makes the same instructions dearer):\n\n"
         + table(("thread", "user µs", "kernel µs"), rows)
+        + f"\n\n{bound}"
     )
     publish("budget", "What a request costs", text, write=not options.no_write)
 

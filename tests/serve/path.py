@@ -6,6 +6,7 @@ The wire hands over a body and takes an answer; the backend echoes at the next t
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,17 @@ from sloop.serve.edge.rest import Rest
 from sloop.serve.edges import EdgePort, edge_within
 from sloop.serve.insight import Insight
 from sloop.serve.journal import Journal
-from sloop.serve.messages import FromEdge, Run, Submit, ToEdge
+from sloop.serve.messages import BatchDone, FromEdge, RequestEnded, Run, Submit, ToEdge
 from sloop.serve.metrics import Metrics
 from sloop.serve.planner import PlannerProcess
 from sloop.serve.protocols import BackendListener
+from sloop.serve.transport import FrameKind, pack_head
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
 from sloop.systems.setup import build, set_up
 from sloop.tensor import Port, Signature, Tensor
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+from sloop.units import s
+from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec
 from tests.serve.graphs import graph_of
 from tests.serve.rig import EDGE
 
@@ -66,11 +69,21 @@ APPLICATION = {
 }
 
 
+SLO_NS = s(86_400)
+"""Of recorded requests, which are sent again and again."""
+
 HEAD = (
     "POST /v2/models/path/infer HTTP/1.1\r\nhost: localhost\r\nuser-agent: test\r\naccept: */*\r\n"
     "content-type: application/json\r\ncontent-length: %d\r\n\r\n"
 )
 REQUEST = (HEAD % len(BODY)).encode() + BODY
+
+
+def many(replicas: int, batch_max: int) -> dict[str, Any]:
+    """The application with so many replicas."""
+    node = {"hardware": "custom", "count": 1, "cores": replicas, "memory_bytes": 1 << 40}
+    system = {"name": "static", "replicas": replicas, "batch_max": batch_max}
+    return APPLICATION | {"system": system, "cluster": {"nodes": [node]}}
 
 
 class Wire(asyncio.Transport):
@@ -93,10 +106,16 @@ class Wire(asyncio.Transport):
 
 
 class Echo:
-    """A backend whose replicas are ready, and whose batches are done, at the next turn of the loop."""
+    """A backend whose replicas are ready, and whose batches are done, at the next turn of the loop. With `framed`, what
+    workers are told is encoded, and what they report is decoded, as if they were processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, framed: bool = False) -> None:
         self._reporter: BackendListener | None = None
+        self._framed = framed
+        self._done = msgspec.msgpack.Decoder(BatchDone).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._reports: dict[int, bytes] = {}
+        """What a worker reports of so many visits."""
 
     def attach(self, listener: BackendListener) -> None:
         self._reporter = listener
@@ -109,6 +128,8 @@ class Echo:
     def resize(self, replica: ReplicaId, cores: float) -> None: ...
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
+        if self._framed:
+            assert pack_head(FrameKind.RUN, batch, 0, len(self._encode(order)))
         asyncio.get_running_loop().call_soon(self._finish, batch, replica, order)
 
     def acquire(self, node: str) -> None: ...
@@ -125,15 +146,23 @@ class Echo:
 
     def _finish(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         assert self._reporter is not None
-        self._reporter.on_finished(Finished(batch, replica, 1), [OUTPUT] * order.visits, {})
+        if not self._framed:
+            self._reporter.on_finished(Finished(batch, replica, 1), [OUTPUT] * order.visits, {})
+            return
+        report = self._reports.get(order.visits)
+        if report is None:
+            self._reports[order.visits] = report = self._encode(BatchDone([OUTPUT] * order.visits))
+        done = self._done(report)
+        self._reporter.on_finished(Finished(batch, replica, 1), done.blocks, done.faults)
 
 
 class Deciding:
     """The deciding process alone: what edges send comes as recorded frames, what they are told is encoded and counted.
-    Make it inside a running event loop."""
+    With `replicas`, a worker takes one request at a time, or `batch_max`, and its frames are recorded as well. Make it
+    inside a running event loop."""
 
-    def __init__(self, folder: Path) -> None:
-        application = load_application(APPLICATION)
+    def __init__(self, folder: Path, *, edges: int = 1, replicas: int = 0, batch_max: int = 1) -> None:
+        application = load_application(many(replicas, batch_max) if replicas else APPLICATION)
         setup = set_up(application)
         wiring = wire(graph_of({"only": ()}), {("only", "v"): MODEL}, rows_max=64)
         served = ServedVersion("path", "path", "1", application.slo_ns, wiring)
@@ -142,7 +171,9 @@ class Deciding:
         metrics = Metrics(setup.parts(), nodes=application.cluster, build=build)
         self.recorders: Sequence[Recorder] = (metrics.state, journal)
         planner = PlannerProcess(asyncio.get_running_loop())
-        self.driver = Driver(self.core, Echo(), [served], planner=planner, recorders=self.recorders)
+        backend = Echo(framed=replicas > 0)
+        self._replicas = replicas
+        self.driver = Driver(self.core, backend, [served], planner=planner, recorders=self.recorders)
         insight = Insight(
             self.core,
             metrics,
@@ -152,41 +183,48 @@ class Deciding:
             answered_rows=self.driver.answered_rows,
         )
         self.insight, self.offer = insight, offer_of(application, [served], ["1"])
-        self._port = EdgePort(self.driver, insight, Arenas(), self._tell)
-        self._told: list[Struct] = []
+        self._told: list[list[Struct]] = [[] for _ in range(edges)]
+        self._ports = [EdgePort(self.driver, insight, Arenas(), partial(self._tell, told)) for told in self._told]
         self._ends = 0
         self._decode = msgspec.msgpack.Decoder(list[FromEdge]).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def _tell(self, record: ToEdge) -> None:
-        if not self._told:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._told.append(record)
+    def _tell(self, told: list[Struct], record: ToEdge) -> None:
+        if not told:
+            asyncio.get_running_loop().call_soon(self._flush, told)
+        told.append(record)
 
-    def _flush(self) -> None:
-        told, self._told = self._told, []
+    def _flush(self, told: list[Struct]) -> None:
         assert self._encode(told)
+        last = told[-1]
+        assert isinstance(last, RequestEnded)
+        assert last.outcome is Outcome.SERVED, last.why
         self._ends += len(told)
+        told.clear()
 
     def recorded(self, count: int, first: int = 0) -> bytes:
-        """The frame of so many small requests."""
+        """The frame of so many small requests, which may be sent for a day."""
         block = write_block([Tensor("FP32", (1, WIDTH), bytes(4 * WIDTH))], None)
         began_ns = time.monotonic_ns()
-        return self._encode([Submit(first + number, "path", block, began_ns) for number in range(count)])
+        submits = [Submit(first + number, "path", block, began_ns, slo_ns=SLO_NS) for number in range(count)]
+        return self._encode(submits)
 
-    async def decide(self, frame: bytes, count: int) -> None:
-        """Do what `count` requests of a frame want, to their ends."""
+    async def decide(self, frames: Sequence[bytes], count: int) -> None:
+        """Do what `count` requests want, to their ends; each frame is of another edge."""
         wanted = self._ends + count
-        for record in self._decode(frame):
-            self._port.on_record(record)
+        for port, frame in zip(self._ports, frames, strict=True):
+            for record in self._decode(frame):
+                port.on_record(record)
         while self._ends < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     async def warm_up(self) -> None:
-        """The first plan is made and its replica ready."""
+        """The first plan is made and its replicas are ready."""
         self.driver.start()
         for _ in range(5):
             await asyncio.sleep(0)
+        states = [each.life for each in self.core.state.replicas.values()]
+        assert states == [Life.READY] * max(1, self._replicas), f"{len(states)} replicas"
 
     async def close(self) -> None:
         """Stop, and close the log."""

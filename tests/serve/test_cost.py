@@ -9,11 +9,15 @@ import gc
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.counting import calls_of
 from tests.serve.path import Deciding, Way
 
 CALLS_A_REQUEST = 77
 DECIDING_CALLS_A_REQUEST = 45
+CALLS_A_FRAME = 8
+"""For one more edge whose requests come at the same time."""
 REQUESTS = 32
 
 
@@ -40,7 +44,7 @@ def decided(folder: Path, rounds: int) -> Counter[str]:
         deciding = Deciding(folder)
         await deciding.warm_up()
         for number in range(rounds):
-            await deciding.decide(deciding.recorded(REQUESTS, first=1 + number * REQUESTS), REQUESTS)
+            await deciding.decide([deciding.recorded(REQUESTS, first=1 + number * REQUESTS)], REQUESTS)
         await deciding.close()
 
     return calls_of(lambda: asyncio.run(main()))
@@ -50,6 +54,29 @@ def test_a_request_costs_the_deciding_process_few_calls(tmp_path: Path) -> None:
     few, many = decided(tmp_path, 1), decided(tmp_path, 11)
     calls = (many - few).total() / (10 * REQUESTS)
     assert calls <= DECIDING_CALLS_A_REQUEST, (many - few).most_common(40)
+
+
+@pytest.mark.parametrize(("edges", "replicas"), [(4, 32), (1, 256)])
+def test_many_edges_and_workers_cost_the_deciding_process_little_more(
+    tmp_path: Path, edges: int, replicas: int
+) -> None:
+    """Each request is a batch of its own."""
+
+    def calls(edges: int, replicas: int) -> float:
+        async def main(rounds: int) -> None:
+            deciding, each = Deciding(tmp_path, edges=edges, replicas=replicas), REQUESTS // edges
+            await deciding.warm_up()
+            for _ in range(rounds):
+                await deciding.decide(
+                    [deciding.recorded(each, first=1 + edge * each) for edge in range(edges)], REQUESTS
+                )
+            await deciding.close()
+
+        few, many = calls_of(lambda: asyncio.run(main(1))), calls_of(lambda: asyncio.run(main(11)))
+        return (many - few).total() / (10 * REQUESTS)
+
+    found, least = calls(edges, replicas), calls(1, 32)
+    assert found <= least + CALLS_A_FRAME * (edges - 1) / REQUESTS + 1, (found, least)
 
 
 def test_a_request_costs_few_calls(tmp_path: Path) -> None:
