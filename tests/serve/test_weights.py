@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -349,8 +350,8 @@ def test_resumed_parts_that_do_not_fit_together(store: BadStore, folder: Path) -
 def test_a_length_that_changes_within_a_version(store: BadStore, folder: Path) -> None:
     store.files["/m.bin"] = Served(CONTENT, etag='"same"', drops=[100_000] * 3, ranges=False)
     refused(folder, f"{store.url}/m.bin")
-    store.files["/m.bin"] = Served(CONTENT[:-1], etag='"same"')
-    assert fetched(folder, f"{store.url}/m.bin").read_bytes() == CONTENT[:-1]
+    store.files["/m.bin"] = Served(OTHER[:-1], etag='"same"')
+    assert fetched(folder, f"{store.url}/m.bin").read_bytes() == OTHER[:-1]
 
 
 def test_files_of_another_boot_are_not_resumed(store: BadStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -674,6 +675,17 @@ def test_a_folder_that_goes(store: BadStore, folder: Path) -> None:
             await cache.fetch(ModelSource.of(f"{store.url}/m.bin"))
 
     play(folder, scene)
+
+
+def test_a_model_that_goes_while_it_is_pinned(store: BadStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process deletes it after its file was opened, and before it was locked."""
+    store.files["/m.bin"] = Served(CONTENT)
+    model = fetched(folder, f"{store.url}/m.bin").parents[1]
+    shelf = ModelFolder(folder, 10**9)
+    with monkeypatch.context() as racing:
+        racing.setattr(fcntl, "flock", lambda *_: model.rename(folder / "gone"))
+        assert shelf.pin(model) is None
+    assert not shelf.models()
 
 
 def test_damaged_models_are_fetched_again(store: BadStore, folder: Path) -> None:

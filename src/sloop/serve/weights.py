@@ -137,8 +137,8 @@ class CachedModel(Struct, frozen=True):
 class _Evictable(Struct, frozen=True):
     """A folder that makes room when it goes, and the lock that permits it."""
 
-    is_model: bool
     used_ns: int
+    """Of what a transfer has left: 0, so that it goes first."""
     folder: Path
     size_bytes: int
     lock: int
@@ -300,7 +300,7 @@ class ModelFolder:
             if fixed + size_bytes > self.budget_bytes:
                 reason = f"{what} has at least {size_bytes:,} bytes; {budget}, of which {fixed:,} are in use"
                 raise MachineError(reason, help="give the cache more bytes, or stop something that uses its models")
-            for row in sorted(rows, key=lambda row: (row.is_model, row.used_ns, row.folder.name)):
+            for row in sorted(rows, key=lambda row: (row.used_ns, row.folder.name)):
                 if used + size_bytes <= self.budget_bytes:
                     break
                 self._remove(row.folder)
@@ -316,12 +316,12 @@ class ModelFolder:
         for folder in self._folders(ENTRY_NAME):
             lock = _locked_file(folder / USED, exclusive=True)
             if lock is not None:
-                rows.append(_Evictable(True, _used_ns(folder), folder, _size_of_entry(folder), lock))
+                rows.append(_Evictable(_used_ns(folder), folder, _size_of_entry(folder), lock))
         for folder in self._folders(PART_NAME):
             match = PART_NAME.fullmatch(folder.name)
             lock = self.lock_of(match["key"]) if match and folder != part else None
             if lock is not None:
-                rows.append(_Evictable(False, 0, folder, _size_of_part(folder), lock))
+                rows.append(_Evictable(0, folder, _size_of_part(folder), lock))
         return rows
 
     def _remove(self, folder: Path) -> None:
