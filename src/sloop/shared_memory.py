@@ -310,6 +310,11 @@ class Arenas:
         if not arena.blocks and arena.number in self._held:
             self._close(arena)
 
+    def close(self) -> None:
+        """Close all arenas, whether blocks of them are in use or not."""
+        for arena in list(self._held.values()):
+            self._close(arena)
+
     def __len__(self) -> int:
         return len(self._held)
 

@@ -2,16 +2,19 @@
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import uvloop
 
 from sloop.cli.command import FILE, command
 from sloop.serve.agent import Agent, serve_until_signal
-from sloop.serve.network import read_token
+from sloop.serve.network import NodeTls, read_token
 from sloop.serve.processes import return_large_memory
 from sloop.serve.stderr import never_waiting
+from sloop.text import listed
 
 EXAMPLE = "sloop agent --join 10.0.0.1:9000 --name local-1 --token-file /etc/sloop/token"
 
@@ -24,6 +27,21 @@ def endpoint_of(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def node_tls_of(given: Mapping[str, Any], prefix: str) -> NodeTls | None:
+    """The files of the options PREFIX-cert, PREFIX-key and PREFIX-ca. Wrong use if some are missing, InputError if they
+    cannot be used."""
+    options = [f"{prefix}-{kind}" for kind in ("cert", "key", "ca")]
+    files = [given[option.removeprefix("--").replace("-", "_")] for option in options]
+    if not any(files):
+        return None
+    missing = [option for option, file in zip(options, files, strict=True) if file is None]
+    if missing:
+        raise click.UsageError(f"{missing[0]} is missing: TLS between machines needs {listed(options)}")
+    tls = NodeTls(*(file.absolute() for file in files))
+    tls.client_context()
+    return tls
+
+
 @command("agent", example=EXAMPLE)
 @click.option("--join", required=True, metavar="HOST:PORT", help="Where the server waits for agents.")
 @click.option("--name", required=True, help="Name of this node in the server's cluster, such as local-1.")
@@ -33,14 +51,20 @@ def endpoint_of(text: str) -> tuple[str, int]:
 @click.option(
     "--host", default="", help="Address of this machine for other agents [default: the one it connects from]."
 )
+@click.option(
+    "--tls-cert", type=FILE, metavar="FILE", help="Certificate of this machine (PEM), if the server was given one."
+)
+@click.option("--tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM).")
+@click.option("--tls-ca", type=FILE, metavar="FILE", help="Authority that has issued the machines' certificates.")
 @never_waiting()
-def agent(join: str, name: str, token_file: Path, host: str) -> None:
+def agent(join: str, name: str, token_file: Path, host: str, **files: Any) -> None:  # noqa: ANN401  # see node_tls_of
     """Run replicas on this machine for the server at --join, until it ends or SIGTERM.
 
     The server orders what runs here; models must be readable under the same paths as on the server. If the connection
     is lost, the agent stops its replicas and connects again for a minute.
     """
-    made = Agent(endpoint_of(join), name, read_token(token_file), host=host)
+    tls = node_tls_of(files, "--tls")
+    made = Agent(endpoint_of(join), name, read_token(token_file), host=host, tls=tls)
 
     async def main() -> None:
         stop = asyncio.Event()

@@ -16,19 +16,21 @@ was cut off cannot answer a request twice.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import ssl
 import sys
 from asyncio import Task
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 from msgspec import Struct
 
 from sloop import __version__
-from sloop.errors import MachineError
+from sloop.errors import MachineError, SloopError
 from sloop.events import Event, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import ARENA_BYTES, Block
@@ -40,8 +42,9 @@ from sloop.serve.network import (
     BlockLost,
     BlockServer,
     Endpoint,
-    Listener,
     NetworkLink,
+    NodeListener,
+    NodeTls,
     Purpose,
     connect,
     machine,
@@ -79,7 +82,7 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=1):
     cores: float
 
 
-class Reported(Struct, frozen=True, array_like=True, tag=2):
+class AgentReport(Struct, frozen=True, array_like=True, tag=2):
     """What has become of a replica."""
 
     event: ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized
@@ -105,7 +108,7 @@ class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """A `ModelFailure`, encoded."""
 
 
-FromAgent = AgentHello | Reported | BatchFinished | BatchRaised
+FromAgent = AgentHello | AgentReport | BatchFinished | BatchRaised
 
 
 # From the deciding process to an agent
@@ -226,6 +229,8 @@ class AgentSession:
         self._copies: dict[ReplicaId, list[Address]] = {}
         """That the batch of a replica reads."""
         self._fetching: dict[ReplicaId, Task[None]] = {}
+        self._replicas: set[ReplicaId] = set()
+        """That have not ended."""
         self._reader = ArenaReader(self._holders)
         limits = detect()
         _log.info("cores of replicas are limited by %s", limits.why)
@@ -255,10 +260,11 @@ class AgentSession:
 
     async def close(self) -> None:
         """Stop all workers without reports."""
-        for task in self._fetching.values():
-            task.cancel()
+        for fetching in self._fetching.values():
+            fetching.cancel()
         self._blocks.close()
         await self._backend.close()
+        self._arenas.close()
 
     def _learn(self, record: LearnStages) -> None:
         servables = {(stage, variant): servable for stage, variant, servable in record.servables}
@@ -273,12 +279,15 @@ class AgentSession:
         self._blocks.set_endpoints(others)
 
     def _start(self, record: StartWorker) -> None:
+        self._replicas.add(record.replica)
         self._backend.start(record.replica, record.spec)
 
     # Batches
 
     def _run(self, record: RunBatch) -> None:
         order = record.order
+        if record.replica not in self._replicas:
+            return  # its end has been reported, which covers its batch
         foreign = {block for block in addresses_in(order.blocks) if block.holder not in self._holders}
         if foreign:
             self._fetching[record.replica] = asyncio.create_task(self._fetch_and_run(record, foreign))
@@ -317,9 +326,9 @@ class AgentSession:
 
     def _drop_copies(self, replica: ReplicaId) -> None:
         """The batch of a replica is over."""
-        task = self._fetching.pop(replica, None)
-        if task is not None:
-            task.cancel()  # which frees its copies when nothing is written into them any more
+        fetching = self._fetching.pop(replica, None)
+        if fetching is not None:
+            fetching.cancel()  # which frees its copies when nothing is written into them any more
         self._free_copies(self._copies.pop(replica, ()))
 
     def _free_copies(self, copies: Iterable[Address]) -> None:
@@ -334,7 +343,8 @@ class AgentSession:
         assert isinstance(event, ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized)
         if isinstance(event, ReplicaLost | ReplicaStopped):
             self._drop_copies(event.replica)
-        self._send(Reported(event))
+            self._replicas.discard(event.replica)
+        self._send(AgentReport(event))
 
     def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
@@ -360,11 +370,9 @@ class Agent:
         token: bytes,
         *,
         host: str = "",
-        client_context: ssl.SSLContext | None = None,
-        server_context: ssl.SSLContext | None = None,
+        tls: NodeTls | None = None,
     ) -> None:
-        self._join, self._name, self._token, self._host = join, name, token, host
-        self._client_context, self._server_context = client_context, server_context
+        self._join, self._name, self._token, self._host, self._tls = join, name, token, host, tls
         self._is_over, self._refused = False, ""
 
     async def serve(self) -> None:
@@ -374,7 +382,8 @@ class Agent:
         lost_s, is_trying = loop.time(), False
         while not self._is_over:
             try:
-                link = await connect(self._join, self._token, Purpose.AGENT, context=self._client_context)
+                context = self._tls.client_context() if self._tls is not None else None
+                link = await connect(self._join, self._token, Purpose.AGENT, context=context)
             except MachineError as error:
                 if loop.time() - lost_s > GIVE_UP_S:
                     raise
@@ -383,15 +392,16 @@ class Agent:
                 is_trying = True
                 await asyncio.sleep(RETRY_S)
                 continue
-            why = await self._session(link)
+            why = await self._session(link, context)
+            gc.collect()  # what was mapped of shared memory keeps its files open
             lost_s, is_trying = loop.time(), False
             if not self._is_over:
                 _log.warning("the connection to the deciding process has ended: %s", why)
         if self._refused:
             raise MachineError(f"the deciding process sends this agent away: {self._refused}")
 
-    async def _session(self, link: NetworkLink) -> str:
-        """Serve over one connection; returns why it has ended."""
+    async def _session(self, link: NetworkLink, context: ssl.SSLContext | None) -> str:
+        """Serve over one connection; returns why it has ended. `context` is for connections to others."""
         ended = asyncio.get_running_loop().create_future()
         session: AgentSession | None = None
 
@@ -405,9 +415,7 @@ class Agent:
                 self._is_over, self._refused = True, record.why
                 on_end(record.why)
             elif isinstance(record, AgentSetup) and session is None:
-                session = AgentSession(
-                    record, records.send, BlockClient(self._token, self._client_context), self._join[0]
-                )
+                session = AgentSession(record, records.send, BlockClient(self._token, context), self._join[0])
             elif session is not None and not ended.done():
                 session.on_record(record)
             else:
@@ -421,9 +429,10 @@ class Agent:
         records = RecordLink(asyncio.get_running_loop(), link, ToAgent, on_record, on_end)
         server = BlockServer(read)
         host = self._host or link.local_host
-        listener = await Listener.listen((host, 0), self._token, server.accept, self._server_context)
+        own = self._tls.server_context() if self._tls is not None else None
+        listener = await NodeListener.listen((host, 0), self._token, server.accept, own)
         try:
-            link.beat()
+            link.keep_alive()
             where = (host, listener.port)
             records.send(AgentHello(self._name, __version__, os.getpid(), machine(), where, capacity_cores()))
             return str(await ended)
@@ -433,33 +442,35 @@ class Agent:
             server.close()
             if session is not None:
                 await session.close()
+                session = None  # which the link refers to
 
 
 async def serve_until_signal(agent: Agent, stop: asyncio.Event) -> None:
     """Serve until `stop` is set or the deciding process says that it is over."""
     serving, stopping = asyncio.create_task(agent.serve()), asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
+    for other in pending:
+        other.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await task
+            await other
     if serving in done:
         serving.result()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Entry point of an agent that another process keeps: the process id of that, where to connect to, the node's name
-    and the address of this machine; the token is read from stdin."""
-    parent, host, port, name, own_host = arguments
+    and the address of this machine, then the paths of `NodeTls`, if there are; the token is read from stdin."""
+    parent, host, port, name, own_host, *files = arguments
+    tls = NodeTls(*map(Path, files)) if files else None
     begin(int(parent), ())
     log_directly()
     token = sys.stdin.buffer.read()
     return_large_memory()
-    uvloop.run(Agent((host, int(port)), name, token, host=own_host).serve())
+    uvloop.run(Agent((host, int(port)), name, token, host=own_host, tls=tls).serve())
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except MachineError as error:
+    except SloopError as error:
         sys.exit(str(error))

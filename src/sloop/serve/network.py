@@ -10,15 +10,21 @@ holds for one connection. Without TLS what follows can be read, and changed, by 
 
 After that both sides send frames (`sloop.serve.transport`). A link that beats says every `BEAT_S` that it lives, and
 ends when it has heard nothing for `SILENT_S`: a machine that was cut off would otherwise be noticed after minutes.
+
+With TLS (`NodeTls`) each side also shows a certificate of the deployment's authority before any of this. Names in
+certificates are not compared: machines are known by address, and the token says who belongs to the deployment.
 """
 
 import asyncio
 import hmac
+import logging
 import os
 import secrets
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, cast
@@ -27,7 +33,17 @@ import msgspec
 
 from sloop.errors import InputError, MachineError
 from sloop.serve.messages import encode
-from sloop.serve.transport import CLOSED, Frame, FrameKind, FrameReader, Head, ProtocolError, pack_head
+from sloop.serve.transport import (
+    CLOSED,
+    PAYLOAD_BYTES_MAX,
+    SCRATCH_BYTES,
+    Frame,
+    FrameKind,
+    FrameReader,
+    Head,
+    ProtocolError,
+    pack_head,
+)
 from sloop.shared_memory import Address, Buffer
 
 MAGIC: Final = b"sloop\x01"
@@ -37,15 +53,71 @@ DIGEST_BYTES: Final = 32
 TOKEN_BYTES_MIN: Final = 16
 HANDSHAKE_S_MAX: Final = 5.0
 STRANGERS_MAX: Final = 64
-"""Connections that have not proved themselves; a further one is closed."""
+"""Connections that have not proved themselves; the oldest is closed for a further one."""
 BEAT_S: Final = 0.5
 SILENT_S: Final = 2.0
+STALLED_S_MAX: Final = 30.0
+"""A link that beats ends when the other end takes nothing of what waits for it for so long."""
+UNSENT_BYTES_MAX: Final = 256 << 20
+"""A link ends when more waits for the other end."""
+RECORDS_BYTES_MAX: Final = 256 << 20
+"""Of one frame of records, which hold the small tensors of one turn of the event loop."""
 FETCH_S_MAX: Final = 10.0
 """In which a block must come from another machine."""
+PART_BYTES: Final = 1 << 20
+"""Of a block, which are passed to a connection at a time."""
+REQUESTS_MAX: Final = 1 << 16
+"""For blocks, that one connection may have waiting."""
+REQUEST_BYTES_MAX: Final = 1024
+CLOSE_S_MAX: Final = 5.0
+"""In which what is unsent must leave a connection that is closed."""
+ACCEPTS_MAX: Final = 4
+"""Connections accepted in one turn of the event loop, so that a flood of them does not hold it."""
+PAUSE_S: Final = 0.2
+"""How long accepting pauses if no further connection can be accepted."""
+LOG_S: Final = 10.0
+"""Between two messages about refused connections."""
 BACKLOG: Final = 128
 
 Endpoint = tuple[str, int]
 """Host and port."""
+
+_log: Final = logging.getLogger("sloop.network")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTls:
+    """PEM files with which the machines of a deployment check each other: the certificate and the key of this one, and
+    the authority that has issued the certificates of all."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+    def server_context(self) -> ssl.SSLContext:
+        """For the side that listens. Raises `InputError` for a file that cannot be used."""
+        return self._filled(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+    def client_context(self) -> ssl.SSLContext:
+        """For the side that connects. Raises `InputError` for a file that cannot be used."""
+        return self._filled(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+    def _filled(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        fix = "give PEM files that exist: this machine's certificate, its unencrypted key, and the authority of all"
+        try:
+            context.load_cert_chain(self.cert, self.key, password=str)  # else OpenSSL asks on the terminal
+        except (ssl.SSLError, OSError) as error:
+            what = f"not a certificate and its key: {error.strerror or error}"
+            raise InputError(what, where=f"{self.cert}, {self.key}", help=fix) from error
+        try:
+            context.load_verify_locations(self.ca)
+        except (ssl.SSLError, OSError) as error:
+            what = f"not the certificate of an authority: {error.strerror or error}"
+            raise InputError(what, where=str(self.ca), help=fix) from error
+        return context
 
 
 class Purpose(IntEnum):
@@ -88,8 +160,14 @@ class NetworkLink(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_s = 0.0
-        self.is_open = self._is_closed = False
+        self._heard_s = self._awake_s = 0.0
+        self._congested_s = 0.0
+        """Since when more waits for the other end than it takes at once."""
+        self._owed = 0
+        """Bytes that are missing in the frame that was begun."""
+        self.on_drained: Callable[[], None] = lambda: None
+        """Called when the other end has taken most of what waited for it."""
+        self.is_open = self._is_closed = self.is_congested = False
 
     # What others call
 
@@ -100,23 +178,50 @@ class NetworkLink(asyncio.BufferedProtocol):
             self._loop.call_soon(on_end, CLOSED)
 
     def send(self, kind: FrameKind, subject: int = 0, value: int = 0, payload: Sequence[Buffer] = ()) -> None:
-        """See `sloop.serve.transport.FrameLink`. What cannot be sent at once is kept, without a copy."""
+        """See `sloop.serve.transport.FrameLink`. What cannot be sent at once is kept; if that is more than
+        `UNSENT_BYTES_MAX`, the link ends."""
         transport = self._transport
         if transport is None or self._is_closed:
             return
+        assert not self._owed, "a frame within another one"
         size = sum(map(len, payload))
         transport.writelines([pack_head(kind, subject, value, size), *payload])
+        unsent = transport.get_write_buffer_size()
+        if unsent > UNSENT_BYTES_MAX:
+            self._loop.call_soon(self._end, f"it does not read: {unsent} B wait for it")
+
+    def begin(self, kind: FrameKind, subject: int, payload_bytes: int) -> None:
+        """Send the head of a frame, whose payload then follows in parts."""
+        self._owed = payload_bytes
+        if self._transport is not None and not self._is_closed:
+            self._transport.write(pack_head(kind, subject, 0, payload_bytes))
+
+    def send_part(self, part: memoryview) -> None:
+        """Send the next part of the payload of the frame that was begun."""
+        self._owed -= len(part)
+        if self._transport is not None and not self._is_closed:
+            self._transport.write(part)
+
+    def allow(self, payload_bytes_max: int) -> None:
+        """Bound the payloads that come."""
+        self._reader.payload_bytes_max = payload_bytes_max
 
     def close(self) -> None:
-        """See `sloop.serve.transport.FrameLink`."""
+        """See `sloop.serve.transport.FrameLink`. What was sent before has `CLOSE_S_MAX` to leave."""
         if self._is_closed:
             return
         self._is_closed = True
         self._reader.stop()
         if self._timer is not None:
             self._timer.cancel()
-        if self._transport is not None:
-            self._transport.close() if self.is_open else self._transport.abort()
+        transport = self._transport
+        if transport is None:
+            return
+        if self.is_open and not self._owed:
+            self._timer = self._loop.call_later(CLOSE_S_MAX, transport.abort)
+            transport.close()
+        else:
+            transport.abort()
 
     @property
     def local_host(self) -> str:
@@ -124,10 +229,10 @@ class NetworkLink(asyncio.BufferedProtocol):
         assert self._transport is not None
         return str(self._transport.get_extra_info("sockname")[0])
 
-    def beat(self) -> None:
+    def keep_alive(self) -> None:
         """From now on say that this end lives, and notice when the other end does not."""
-        self._heard_s = self._loop.time()
-        self._beat()
+        self._heard_s = self._awake_s = self._loop.time()
+        self._keep_alive()
 
     # What the transport calls
 
@@ -139,12 +244,15 @@ class NetworkLink(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._transport.set_write_buffer_limits(high=PART_BYTES // 2)
         self.peer = str((transport.get_extra_info("peername") or ("",))[0])
         self._timer = self._loop.call_later(HANDSHAKE_S_MAX, self._end, f"no greeting within {HANDSHAKE_S_MAX:g} s")
         if not self._is_client:
             self._transport.write(MAGIC + self._nonce)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._is_closed:
+            return memoryview(bytearray(SCRATCH_BYTES))  # what TLS still brings at its end; nobody reads it
         return self._reader.buffer() if self.is_open else self._expected[self._arrived :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -164,8 +272,18 @@ class NetworkLink(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         return False
 
+    def pause_writing(self) -> None:
+        self.is_congested, self._congested_s = True, self._loop.time()
+
+    def resume_writing(self) -> None:
+        self.is_congested = False
+        if not self._is_closed:
+            self.on_drained()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(CLOSED)
+        if self._is_closed and self._timer is not None:
+            self._timer.cancel()
+        self._end(f"TLS: {exc.reason}" if isinstance(exc, ssl.SSLError) and exc.reason else CLOSED)
         self._transport = None
 
     # The handshake
@@ -208,13 +326,21 @@ class NetworkLink(asyncio.BufferedProtocol):
         if frame.kind is not FrameKind.ALIVE:
             self._on_frame(frame)
 
-    def _beat(self) -> None:
-        silent_s = self._loop.time() - self._heard_s
+    def _keep_alive(self) -> None:
+        now_s = self._loop.time()
+        # While this process itself stood still, what came was not read: that is no silence of the other end.
+        self._heard_s += max(0.0, now_s - self._awake_s - BEAT_S)
+        self._awake_s = now_s
+        silent_s = now_s - self._heard_s
         if silent_s > SILENT_S:
             self._end(f"it has been silent for {silent_s:.1f} s")
             return
-        self.send(FrameKind.ALIVE)
-        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        if self.is_congested and now_s - self._congested_s > STALLED_S_MAX:
+            self._end(f"it has taken nothing for {STALLED_S_MAX:g} s")
+            return
+        if not self._owed:
+            self.send(FrameKind.ALIVE)
+        self._timer = self._loop.call_later(BEAT_S, self._keep_alive)
 
     def _end(self, why: str) -> None:
         if self._is_closed:
@@ -235,15 +361,22 @@ def _digest(token: bytes, label: bytes, text: bytes) -> bytes:
     return hmac.digest(token, label + text, "sha256")
 
 
-class Listener:
+class NodeListener:
     """Accepts connections of processes that know the token, and passes them to `accept`. Create it by `listen`."""
 
-    def __init__(self, token: bytes, accept: Callable[[NetworkLink], None]) -> None:
-        self._token, self._accept = token, accept
-        self._strangers: set[NetworkLink] = set()
-        self._server: asyncio.Server | None = None
+    def __init__(
+        self, sock: socket.socket, token: bytes, accept: Callable[[NetworkLink], None], context: ssl.SSLContext | None
+    ) -> None:
+        self._socket, self._token, self._to_accept, self._context = sock, token, accept, context
+        self._loop = asyncio.get_running_loop()
+        self._strangers: dict[NetworkLink, asyncio.Task[None]] = {}
+        """The oldest first, with what opens them."""
+        self._resuming: asyncio.TimerHandle | None = None
+        self._logged_s = float("-inf")
+        self._is_closed = False
         self.refused: int = 0
         """Connections that have not proved themselves."""
+        self._resume()
 
     @classmethod
     async def listen(
@@ -252,49 +385,93 @@ class Listener:
         token: bytes,
         accept: Callable[[NetworkLink], None],
         context: ssl.SSLContext | None = None,
-    ) -> "Listener":
+    ) -> "NodeListener":
         """Listen on an address; port 0 selects a free one. Raises `MachineError` if that is not possible."""
-        made = cls(token, accept)
+        sock = socket.socket(socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            made._server = await asyncio.get_running_loop().create_server(
-                made._stranger, *endpoint, ssl=context, backlog=BACKLOG
-            )
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setblocking(False)
+            sock.bind(endpoint)
+            sock.listen(BACKLOG)
         except OSError as error:
-            where = f"{endpoint[0]}:{endpoint[1]}"
-            raise MachineError(f"cannot listen on {where}: {error}", help="is that an address of this host?") from error
-        return made
+            sock.close()
+            where, why = f"{endpoint[0]}:{endpoint[1]}", error.strerror or error
+            raise MachineError(f"cannot listen on {where}: {why}", help="is that an address of this host?") from error
+        return cls(sock, token, accept, context)
 
     @property
     def port(self) -> int:
         """The port that was chosen."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
     async def close(self) -> None:
         """Accept no more connections; those that were accepted stay."""
-        if self._server is not None:
-            self._server.close()
-        for link in list(self._strangers):
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._resuming is not None:
+            self._resuming.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for link, opening in self._strangers.items():
             link.close()
+            opening.cancel()
+        self._strangers.clear()
 
-    def _stranger(self) -> NetworkLink:
-        link = NetworkLink(self._token, self._welcome)
+    def _resume(self) -> None:
+        self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def _on_readable(self) -> None:
+        for _ in range(ACCEPTS_MAX):
+            try:
+                sock, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptor is left
+                self._warn(f"cannot accept a connection: {error.strerror}")
+                self._loop.remove_reader(self._socket.fileno())
+                self._resuming = self._loop.call_later(PAUSE_S, self._resume)
+                return
+            sock.setblocking(False)
+            self._on_stranger(sock, str(address[0]))
+
+    def _on_stranger(self, sock: socket.socket, address: str) -> None:
         if len(self._strangers) >= STRANGERS_MAX:
-            oldest = next(iter(self._strangers))
-            self._forget(oldest)
+            oldest, opening = next(iter(self._strangers.items()))
+            self._refuse(oldest, f"more than {STRANGERS_MAX} have not proved that they belong here")
             oldest.close()
-        self._strangers.add(link)
-        link.attach(lambda _: None, lambda _: self._forget(link))
-        return link
+            opening.cancel()
+        link = NetworkLink(self._token, self._welcome)
+        link.peer = address
+        link.attach(lambda _: None, lambda why: self._refuse(link, why))
+        self._strangers[link] = self._loop.create_task(self._open(sock, link))
 
-    def _forget(self, link: NetworkLink) -> None:
-        self._strangers.discard(link)
-        self.refused += 1
+    async def _open(self, sock: socket.socket, link: NetworkLink) -> None:
+        within_s = None if self._context is None else HANDSHAKE_S_MAX
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: link, sock, ssl=self._context, ssl_handshake_timeout=within_s
+            )
+        except (OSError, EOFError) as error:  # no handshake of TLS, or the other end has gone
+            self._refuse(link, f"TLS: {getattr(error, 'reason', None) or error}")
+
+    def _refuse(self, link: NetworkLink, why: str) -> None:
+        """A stranger has gone, or has shown that it does not belong here."""
+        if self._strangers.pop(link, None) is not None:
+            self.refused += 1
+            self._warn(f"a connection from {link.peer} is refused: {why}; {self.refused} since the start")
+
+    def _warn(self, what: str) -> None:
+        """Log at most once in `LOG_S`: strangers may cause this thousands of times a second."""
+        now_s = self._loop.time()
+        if now_s - self._logged_s >= LOG_S:
+            self._logged_s = now_s
+            _log.warning("%s", what)
 
     def _welcome(self, link: NetworkLink) -> None:
-        self._strangers.discard(link)
+        self._strangers.pop(link, None)
         link.attach(lambda _: None, lambda _: None)
-        self._accept(link)
+        self._to_accept(link)
 
 
 async def connect(
@@ -315,23 +492,28 @@ async def connect(
 
     def on_end(why: str) -> None:
         if not opened.done():
-            hint = "; it does not know the token that was given here, perhaps" if why == CLOSED else ""
-            opened.set_exception(MachineError(f"{where}: {why}{hint}", help="compare address and token file"))
+            known = "certificate or token" if context is not None else "token"
+            hint = f"; it does not know the {known} that was given here, perhaps" if why == CLOSED else ""
+            opened.set_exception(MachineError(f"{where}: {why}{hint}", help="compare address, token file and TLS"))
 
-    def make() -> NetworkLink:
-        link = NetworkLink(token, on_open, purpose=purpose, room=room)
-        link.attach(lambda _: None, on_end)
-        return link
-
+    link = NetworkLink(token, on_open, purpose=purpose, room=room)
+    link.attach(lambda _: None, on_end)
+    is_open = False
     try:
         async with asyncio.timeout(HANDSHAKE_S_MAX):
-            await asyncio.get_running_loop().create_connection(make, *endpoint, ssl=context)
-            return cast(NetworkLink, await opened)
-    except (OSError, TimeoutError) as error:
-        why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+            await asyncio.get_running_loop().create_connection(lambda: link, *endpoint, ssl=context)
+            await opened
+        is_open = True
+        return link
+    except (OSError, TimeoutError, ValueError, OverflowError) as error:  # the latter for what is no address
+        why = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
         raise MachineError(
             f"{where} cannot be reached: {why}", help="is the server there, and the port open?"
         ) from error
+    finally:
+        if not is_open:
+            link.close()
+            opened.cancel()
 
 
 def read_token(path: Path) -> bytes:
@@ -371,12 +553,16 @@ class BlockServer:
     def __init__(self, read: Callable[[Address], memoryview]) -> None:
         self._read = read
         self._links: set[NetworkLink] = set()
-        self._decoder = msgspec.msgpack.Decoder(Address)
 
     def accept(self, link: NetworkLink) -> None:
         """Serve one more connection."""
+        if link.purpose is not Purpose.BLOCKS:
+            link.close()
+            return
         self._links.add(link)
-        link.attach(lambda frame: self._on_frame(link, frame), lambda _: self._links.discard(link))
+        link.allow(REQUEST_BYTES_MAX)
+        link.attach(BlockRequests(link, self._read).on_frame, lambda _: self._links.discard(link))
+        link.keep_alive()
 
     def close(self) -> None:
         """End all connections."""
@@ -384,22 +570,68 @@ class BlockServer:
             link.close()
         self._links.clear()
 
-    def _on_frame(self, link: NetworkLink, frame: Frame) -> None:
+
+class BlockRequests:
+    """The requests for blocks of one connection. They are answered one after another, in parts and only as fast as the
+    other end reads: blocks that wait take no memory."""
+
+    def __init__(self, link: NetworkLink, read: Callable[[Address], memoryview]) -> None:
+        self._link, self._read = link, read
+        self._loop = asyncio.get_running_loop()
+        self._decoder = msgspec.msgpack.Decoder(Address)
+        self._waiting: deque[tuple[int, Address]] = deque()
+        self._left = memoryview(b"")
+        """What is not yet sent of the current block."""
+        self._is_due = False
+        link.on_drained = self._answer
+
+    def on_frame(self, frame: Frame) -> None:
+        """One more request."""
         if frame.kind is not FrameKind.FETCH:
             raise ProtocolError(f"a {frame.kind.name} frame instead of a request for a block")
+        if len(self._waiting) >= REQUESTS_MAX:
+            raise ProtocolError(f"more than {REQUESTS_MAX} requests for blocks")
         try:
-            memory = self._read(self._decoder.decode(frame.payload))
-        except (ValueError, msgspec.DecodeError) as error:
-            link.send(FrameKind.BLOCK, frame.subject, -1, [str(error).encode()])
+            self._waiting.append((frame.subject, self._decoder.decode(frame.payload)))
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"a request for a block cannot be read: {error}") from error
+        if not self._is_due:
+            self._answer()
+
+    def _answer(self) -> None:
+        """Send the next part, or the beginning of the next block; further ones in later turns of the event loop."""
+        self._is_due = False
+        if self._link.is_congested:
+            return  # `on_drained` continues
+        if self._left:
+            part, self._left = self._left[:PART_BYTES], self._left[PART_BYTES:]
+            self._link.send_part(part)
+        elif self._waiting:
+            self._begin(*self._waiting.popleft())
+        if (self._left or self._waiting) and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._answer)
+
+    def _begin(self, number: int, block: Address) -> None:
+        try:
+            memory = self._read(block)
+        except ValueError as error:
+            self._link.send(FrameKind.BLOCK, number, -1, [str(error).encode()[:REQUEST_BYTES_MAX]])
+            return
+        if len(memory) <= PART_BYTES:
+            self._link.send(FrameKind.BLOCK, number, 0, [memory])
         else:
-            link.send(FrameKind.BLOCK, frame.subject, 0, [memory])
+            self._link.begin(FrameKind.BLOCK, number, len(memory))
+            self._left = memory
 
 
 class _Fetch:
-    """A block that is under way."""
+    """A block that is under way. One that was given up has no memory any more."""
 
     def __init__(self, memory: memoryview, done: "asyncio.Future[None]") -> None:
-        self.memory, self.done = memory, done
+        self.memory: memoryview | None = memory
+        self.size = len(memory)
+        self.done = done
 
 
 class _Peer:
@@ -409,29 +641,34 @@ class _Peer:
         self._client, self.endpoint = client, endpoint
         self._link: NetworkLink | None = None
         self._opening = asyncio.Lock()
-        self._under_way: dict[int, _Fetch] = {}
+        self._pending: dict[int, _Fetch] = {}
         self._receiving: _Fetch | None = None
         """Into whose memory the link writes what comes."""
         self._last = 0
+        self._is_closed = False
 
     async def fetch(self, block: Address, memory: memoryview) -> None:
         """Receive a block into `memory`."""
         link = await self._opened()
         self._last = number = self._last + 1
-        fetch = self._under_way[number] = _Fetch(memory, asyncio.get_running_loop().create_future())
+        fetch = self._pending[number] = _Fetch(memory, asyncio.get_running_loop().create_future())
         try:
             link.send(FrameKind.FETCH, number, payload=[encode(block)])
             await fetch.done
         except BaseException:
-            self._under_way.pop(number, None)
+            fetch.memory = None
             if self._receiving is fetch:
-                self.close()  # else it would write into memory that others use
+                self._restart()  # else it would write into memory that others use
             raise
 
     def close(self) -> None:
+        self._is_closed = True
+        self._restart()
+
+    def _restart(self) -> None:
+        """End the connection; the next fetch opens another one."""
         if self._link is not None:
             self._link.close()
-        self._receiving = None
         self._fail(CLOSED)
 
     async def _opened(self) -> NetworkLink:
@@ -439,37 +676,44 @@ class _Peer:
             if self._link is None:
                 token, context = self._client.token, self._client.context
                 link = await connect(self.endpoint, token, Purpose.BLOCKS, context=context, room=self._room)
-                link.attach(self._on_frame, self._fail)
+                if self._is_closed:
+                    link.close()
+                    raise BlockLost("its machine has gone")
                 self._link = link
+                link.attach(self._on_frame, self._fail)
+                link.keep_alive()
             return self._link
 
     def _room(self, head: Head) -> memoryview:
-        fetch = self._under_way.get(head.subject)
-        if head.kind is FrameKind.BLOCK and fetch is not None and len(fetch.memory) == head.payload_bytes:
-            self._receiving = fetch
-            return fetch.memory
-        return memoryview(bytearray(head.payload_bytes))  # given up meanwhile, or an error
+        fetch = self._pending.get(head.subject)
+        if head.kind is not FrameKind.BLOCK or fetch is None or fetch.size != head.payload_bytes:
+            raise ProtocolError(f"{head.payload_bytes} B that nobody has asked for")
+        if fetch.memory is None:
+            return memoryview(bytearray(head.payload_bytes))  # given up meanwhile
+        self._receiving = fetch
+        return fetch.memory
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.kind is not FrameKind.BLOCK:
-            raise ProtocolError(f"a {frame.kind.name} frame instead of a block")
+        fetch = self._pending.pop(frame.subject, None)
+        if frame.kind is not FrameKind.BLOCK or fetch is None:
+            raise ProtocolError(f"a {frame.kind.name} frame that nobody has asked for")
         self._receiving = None
-        fetch = self._under_way.pop(frame.subject, None)
-        if fetch is None or fetch.done.done():
+        memory, fetch.memory = fetch.memory, None
+        if memory is None or fetch.done.done():
             return
         if frame.value < 0:
             fetch.done.set_exception(BlockLost(str(frame.payload, "utf-8", "replace")))
-        elif len(frame.payload) != len(fetch.memory):
-            fetch.done.set_exception(BlockLost(f"a block of {len(fetch.memory)} B came as {len(frame.payload)} B"))
+        elif len(frame.payload) != fetch.size:
+            fetch.done.set_exception(BlockLost(f"a block of {fetch.size} B came as {len(frame.payload)} B"))
         else:
-            if frame.payload is not fetch.memory:  # a small one, which came with others
-                fetch.memory[:] = frame.payload
+            if frame.payload is not memory:  # a small one, which came with others
+                memory[:] = frame.payload
             fetch.done.set_result(None)
 
     def _fail(self, why: str) -> None:
-        self._link = None
-        under_way, self._under_way = self._under_way, {}
-        for fetch in under_way.values():
+        self._link = self._receiving = None
+        pending, self._pending = self._pending, {}
+        for fetch in pending.values():
             if not fetch.done.done():
                 fetch.done.set_exception(BlockLost(why))
 
@@ -497,6 +741,8 @@ class BlockClient:
         peer = self._peers.get(block.holder)
         if peer is None:
             raise BlockLost("its machine has gone")
+        if block.size > PAYLOAD_BYTES_MAX:
+            raise BlockLost(f"it has {block.size} B, more than {PAYLOAD_BYTES_MAX}")
         try:
             async with asyncio.timeout(FETCH_S_MAX):
                 await peer.fetch(block, memory)

@@ -284,7 +284,8 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
-        bounds = structs.replace(settings.edge(deployment), token=token.decode())
+        node_tls = settings.nodes.tls if settings.nodes is not None else None
+        bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)
         edges = Edges(driver, insight, arenas, bounds, ports, is_within=not count)
         if isinstance(backend, AgentBackend):
             backend.on_holders = edges.set_holders
@@ -340,6 +341,7 @@ def backend_of(
             endpoint=(nodes.host, nodes.port),
             pid=os.getpid(),
             token=token,
+            tls=nodes.tls,
             threads_prepared=threads,
         )
     limits = detect()
@@ -353,7 +355,7 @@ def provider_of(nodes: NodeSettings) -> NodeProvider:
         return JoiningNodes()
     from sloop.serve.backends.ray import RayNodes  # noqa: PLC0415  # only who asks for Ray needs it
 
-    return RayNodes(nodes.ray_address)
+    return RayNodes(nodes.ray_address, nodes.tls)
 
 
 def is_loopback(host: str) -> bool:
@@ -440,6 +442,8 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
     """Raise an error for what cannot be served as it is wanted; warn of what will be served badly."""
     if settings.nodes is None:
         check_cores(setup.deployment)
+    elif settings.nodes.tls is not None:
+        settings.nodes.tls.server_context()
     check_repository(settings.repository, keys)
     if settings.http.tls is not None:
         settings.http.tls.context()

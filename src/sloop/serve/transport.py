@@ -154,11 +154,12 @@ class FrameReader:
     """Cuts what a stream brings into frames: `buffer` says where the next bytes belong, `fill` that they are there.
 
     `on_frame` is called for every frame, and may call `stop`. A payload larger than the scratch buffer is received
-    where `room` says, which is by default memory of its own.
+    where `room` says, which is by default memory of its own; none may have more than `payload_bytes_max`.
     """
 
     def __init__(self, on_frame: Callable[[Frame], None], room: Callable[[Head], memoryview] | None = None) -> None:
         self._on_frame, self._room = on_frame, room or _room
+        self.payload_bytes_max = PAYLOAD_BYTES_MAX
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._filled = 0
         self._head: Head | None = None
@@ -184,14 +185,17 @@ class FrameReader:
             self._on_frame(frame)
 
     def stop(self) -> None:
-        """Report no further frames."""
+        """Report no further frames, and write into no memory of others."""
         self._stopped = True
+        self._head, self._body = None, memoryview(b"")
 
     def _cut(self) -> None:
         """Extract complete frames from the scratch buffer. A large payload gets a separate buffer."""
         start = 0
         while not self._stopped and self._filled - start >= HEADER.size:
             head = unpack_head(self._scratch[start : self._filled])
+            if head.payload_bytes > self.payload_bytes_max:
+                raise ProtocolError(f"a frame announces {head.payload_bytes} B, more than {self.payload_bytes_max}")
             at = start + HEADER.size
             end = at + head.payload_bytes
             if self._filled >= end:
@@ -375,12 +379,18 @@ class RecordLink:
         try:
             if frame.kind is not FrameKind.RECORDS:
                 raise ProtocolError(f"a {frame.kind.name} frame instead of records")
-            for record in self._decode(frame.payload):
+            for record in self._decoded(frame.payload):
                 self._on_record(record)
-        except (ProtocolError, msgspec.DecodeError) as error:
+        except ProtocolError as error:
             self._link.close()
             self._on_end(str(error))
         self._note_turn(began_ns)
+
+    def _decoded(self, payload: memoryview) -> list[Any]:
+        try:
+            return self._decode(payload)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also wrong UTF-8, and lists in lists
+            raise ProtocolError(str(error)) from error
 
 
 class ProcessChannel:

@@ -12,10 +12,11 @@ then the node is ready, so that no core of it is given out twice.
 import asyncio
 import logging
 import secrets
-import ssl
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from math import ceil
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -29,11 +30,13 @@ from sloop.events import (
     NodeReady,
     NodeReleased,
     ReplicaLost,
+    ReplicaProgressed,
     ReplicaStopped,
     Resized,
 )
 from sloop.serve.agent import (
     AgentHello,
+    AgentReport,
     AgentSetup,
     BatchFinished,
     BatchRaised,
@@ -43,18 +46,29 @@ from sloop.serve.agent import (
     FreeBlock,
     FromAgent,
     LearnStages,
-    Reported,
     ResizeWorker,
     RunBatch,
     StartWorker,
     StopWorker,
 )
+from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import Holders, Run
-from sloop.serve.network import BlockServer, Endpoint, Listener, NetworkLink, Purpose, machine, read_token
+from sloop.serve.network import (
+    RECORDS_BYTES_MAX,
+    BlockServer,
+    Endpoint,
+    NetworkLink,
+    NodeListener,
+    NodeTls,
+    Purpose,
+    machine,
+    read_token,
+)
 from sloop.serve.protocols import BackendListener, Servable
 from sloop.serve.transport import ProtocolError, RecordLink
-from sloop.shared_memory import ArenaReader, Arenas
+from sloop.serve.worker import STEPS
+from sloop.shared_memory import Address, ArenaReader, Arenas
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
 
@@ -64,6 +78,12 @@ ACQUIRE_S_MAX: Final = 600.0
 """In which the agent of a node on demand must connect."""
 CLOSE_S_MAX: Final = 5.0
 """In which agents stop their workers at the end."""
+HELLO_S_MAX: Final = 5.0
+"""In which an agent must introduce itself."""
+LEAVE_S_MAX: Final = 5.0
+"""In which an agent that was told to end, or sent away, must close its connection."""
+TEXT_CHARS_MAX: Final = 100_000
+"""Of what an agent says about a failure."""
 
 _log: Final = logging.getLogger("sloop.backend")
 
@@ -80,6 +100,8 @@ class NodeSettings:
     port: int = 0
     token_file: Path | None = None
     """What agents must know. None: a token that Ray passes on."""
+    tls: NodeTls | None = None
+    """How machines check each other; None: connections between them are not encrypted."""
 
     def token(self) -> bytes:
         """The token of the deployment, a new one without a file. Raises `InputError`."""
@@ -169,9 +191,26 @@ class _ConnectedAgent:
 
     def __init__(self, hello: AgentHello, holder: int, records: RecordLink) -> None:
         self.hello, self.holder, self.records = hello, holder, records
+        self.blocks: set[tuple[int, int]] = set()
+        """Its blocks that are in use, by arena and offset."""
+
+    def hold(self, block: Address) -> None:
+        """A block of this agent is in use. Raises `ProtocolError` if it cannot be one."""
+        place = block.arena, block.offset
+        if block.holder != self.holder or place in self.blocks:
+            why = "is in use already" if place in self.blocks else "is not in an arena of this agent"
+            raise ProtocolError(f"{block} {why}")
+        if not (block.offset >= 0 and 0 < block.size <= ARENA_BYTES - block.offset):
+            raise ProtocolError(f"{block} is in no arena")
+        self.blocks.add(place)
+
+    def free(self, block: Address) -> None:
+        """A block of this agent is not in use any more."""
+        self.blocks.discard((block.arena, block.offset))
+        self.records.send(FreeBlock(block))
 
 
-class _Placed(Struct):
+class _PlacedReplica(Struct):
     """A replica, and where it is."""
 
     spec: ReplicaSpec
@@ -182,6 +221,10 @@ class _Placed(Struct):
     """Cores that it will get when they are reserved."""
     has_shrunk: bool = False
     """Whether it was told to do with fewer cores than are reserved."""
+    batch: BatchId | None = None
+    """What it runs, of so many visits, since when (`time.monotonic_ns`)."""
+    visits: int = 0
+    began_ns: int = 0
 
 
 class AgentBackend:
@@ -202,7 +245,7 @@ class AgentBackend:
         endpoint: Endpoint,
         pid: int,
         token: bytes,
-        context: ssl.SSLContext | None = None,
+        tls: NodeTls | None = None,
         threads_prepared: int = 0,
         join_s_max: float = JOIN_S_MAX,
     ) -> None:
@@ -210,23 +253,23 @@ class AgentBackend:
         self._threads_prepared = threads_prepared
         self._provider, self._arenas, self._pid = provider, arenas, pid
         self._nodes = {node.name: node for node in nodes}
-        self._endpoint, self._token, self._context, self._join_s_max = endpoint, token, context, join_s_max
+        self._endpoint, self._token, self._tls, self._join_s_max = endpoint, token, tls, join_s_max
         self._loop = asyncio.get_running_loop()
-        self._server: Listener | None = None
+        self._server: NodeListener | None = None
         self._agents: dict[str, _ConnectedAgent] = {}
         """By node."""
         self._joined = asyncio.Event()
         self._left = asyncio.Event()
         self._acquiring: dict[str, asyncio.TimerHandle] = {}
         self._releasing: set[str] = set()
-        self._replicas: dict[ReplicaId, _Placed] = {}
+        self._replicas: dict[ReplicaId, _PlacedReplica] = {}
         self._holders = count(1)
         self._blocks = BlockServer(ArenaReader({0: pid}).read)
         self._listener: BackendListener | None = None
         self._has_begun = False
         self.on_holders: Callable[[Holders], None] = lambda _: None
         self._acts: dict[type, Callable[[_ConnectedAgent, Any], None]] = {
-            Reported: self._on_reported,
+            AgentReport: self._on_reported,
             BatchFinished: self._on_finished,
             BatchRaised: self._on_raised,
         }
@@ -240,7 +283,8 @@ class AgentBackend:
     async def open(self) -> None:
         host = self._endpoint[0] or await self._provider.host()
         endpoint = host, self._endpoint[1]
-        self._server = await Listener.listen(endpoint, self._token, self._on_connection, self._context)
+        context = self._tls.server_context() if self._tls is not None else None
+        self._server = await NodeListener.listen(endpoint, self._token, self._on_connection, context)
         expected = [node for node in self._nodes.values() if not node.on_demand]
         await self._provider.open(expected, (host, self.port), self._token)
         try:
@@ -282,6 +326,9 @@ class AgentBackend:
 
     def acquire(self, node: str) -> None:
         self._releasing.discard(node)
+        if node in self._agents:  # somebody has started it before it was wanted
+            self._report(NodeReady(self._nodes[node]))
+            return
         self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node, "it did not come")
         self._provider.acquire(self._nodes[node], lambda why: self._fail_acquiring(node, why))
 
@@ -318,7 +365,7 @@ class AgentBackend:
         if agent is None:
             self._report(ReplicaLost(replica, f"node {spec.node} is not connected"))
             return
-        self._replicas[replica] = _Placed(spec, agent)
+        self._replicas[replica] = _PlacedReplica(spec, agent)
         self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
 
     def stop(self, replica: ReplicaId) -> None:
@@ -343,6 +390,7 @@ class AgentBackend:
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         placed = self._replicas.get(replica)
         if placed is not None:  # else its loss has been reported, which covers its batch
+            placed.batch, placed.visits, placed.began_ns = batch, order.visits, time.monotonic_ns()
             placed.agent.records.send(RunBatch(batch, replica, order))
 
     async def close(self) -> None:
@@ -404,30 +452,39 @@ class AgentBackend:
             self._blocks.accept(link)
             return
         agent: _ConnectedAgent | None = None
+        has_introduced = False
 
         def on_record(record: FromAgent) -> None:
-            nonlocal agent
-            if isinstance(record, AgentHello) and agent is None:
+            nonlocal agent, has_introduced
+            if isinstance(record, AgentHello):
+                if has_introduced:
+                    raise ProtocolError("an agent introduces itself twice")
+                has_introduced = True
+                timer.cancel()
                 agent = self._welcome(record, records)
-            elif agent is not None:
-                self._acts[type(record)](agent, record)
-            else:
+            elif not has_introduced:
                 raise ProtocolError("an agent reports before it has introduced itself")
+            elif agent is not None and self._agents.get(agent.hello.name) is agent:  # else it is to end
+                self._acts[type(record)](agent, record)
 
         def on_end(why: str) -> None:
+            timer.cancel()
             if agent is not None:
                 self._on_end(agent, why)
 
+        link.allow(RECORDS_BYTES_MAX)
         records = RecordLink(self._loop, link, FromAgent, on_record, on_end)
-        link.beat()
+        timer = self._loop.call_later(HELLO_S_MAX, records.close)
+        link.keep_alive()
 
     def _welcome(self, hello: AgentHello, records: RecordLink) -> _ConnectedAgent | None:
         """An agent introduces its node."""
         node = self._nodes.get(hello.name)
         why = self._objection(hello, node)
         if why:
-            _log.error("the agent of %r (process %d) is sent away: %s", hello.name, hello.pid, why)
+            _log.error("the agent of %r (process %d) is sent away: %s", hello.name[:100], hello.pid, why)
             records.send(CloseAgent(why))
+            self._loop.call_later(LEAVE_S_MAX, records.close)
             return None
         assert node is not None
         old = self._agents.get(hello.name)
@@ -436,7 +493,7 @@ class AgentBackend:
             self._on_end(old, "its agent has connected again")
         agent = _ConnectedAgent(hello, next(self._holders), records)
         self._agents[hello.name] = agent
-        self._arenas.add_holder(agent.holder, lambda block: records.send(FreeBlock(block)))
+        self._arenas.add_holder(agent.holder, agent.free)
         own = {0: self._pid} if hello.machine == machine() else {}
         records.send(AgentSetup(agent.holder, own))
         self._teach(agent)
@@ -451,10 +508,16 @@ class AgentBackend:
     def _objection(self, hello: AgentHello, node: Node | None) -> str:
         """Why an agent cannot serve; empty if it can."""
         if hello.version != __version__:
-            return f"it runs sloop {hello.version}, this server {__version__}"
+            return f"it runs sloop {hello.version[:100]}, this server {__version__}"
         if node is None:
             return f"no node of the cluster has this name; there are {', '.join(self._nodes)}"
-        if node.cores > hello.cores:
+        old = self._agents.get(hello.name)
+        if old is not None and (old.hello.machine, old.hello.pid) != (hello.machine, hello.pid):
+            return f"another agent has this name, at {old.hello.endpoint[0]} (process {old.hello.pid})"
+        host, port = hello.endpoint
+        if not (0 < len(host) <= 255 and 0 < port < 65536):
+            return f"it sends blocks at {host[:255]!r}:{port}, which is no address"
+        if not node.cores <= hello.cores:
             return f"the node has {node.cores:g} cores by the cluster's description, the machine {hello.cores:g}"
         return ""
 
@@ -478,6 +541,7 @@ class AgentBackend:
     def _forget_agent(self, agent: _ConnectedAgent) -> None:
         del self._agents[agent.hello.name]
         self._arenas.remove_holder(agent.holder)
+        self._loop.call_later(LEAVE_S_MAX, agent.records.close)
         self._tell_holders()
         self._left.set()
 
@@ -496,30 +560,66 @@ class AgentBackend:
             agent.records.send(Endpoints({**endpoints, 0: own}))
         self.on_holders(Holders(here, endpoints))
 
-    # What agents report
+    # What agents report. What no agent can have to say raises a `ProtocolError`, which ends its connection.
 
-    def _on_reported(self, agent: _ConnectedAgent, record: Reported) -> None:
+    def _on_reported(self, agent: _ConnectedAgent, record: AgentReport) -> None:
         event = record.event
         placed = self._replicas.get(event.replica)
-        if placed is None or placed.agent is not agent:
-            return
-        if isinstance(event, ReplicaLost | ReplicaStopped):
+        if placed is None:
+            return  # it was ordered to stop when it had ended already
+        if placed.agent is not agent or not placed.is_ordered:
+            raise ProtocolError(f"replica {event.replica} is not on this node")
+        if isinstance(event, ReplicaProgressed) and event.step not in STEPS:
+            raise ProtocolError(f"{event.step[:100]!r} is no step of a start")
+        if isinstance(event, ReplicaLost):
             self._remove(event.replica)
-        elif isinstance(event, Resized) and placed.has_shrunk:
-            placed.has_shrunk = False
-            self._provider.shrunk(event.replica, placed.spec)
+            event = ReplicaLost(event.replica, event.error[:TEXT_CHARS_MAX])
+        elif isinstance(event, ReplicaStopped):
+            self._remove(event.replica)
+        elif isinstance(event, Resized):
+            most = max(1, ceil(self._nodes[agent.hello.name].cores))
+            if not 0 < event.cores <= most:
+                raise ProtocolError(f"replica {event.replica} has {event.cores:g} cores on a node of {most}")
+            if placed.has_shrunk:
+                placed.has_shrunk = False
+                self._provider.shrunk(event.replica, placed.spec)
         self._report(event)
 
     def _on_finished(self, agent: _ConnectedAgent, record: BatchFinished) -> None:
-        event = Finished(
-            record.batch, record.replica, record.service_ns, record.edge_counts, tuple(sorted(record.faults))
-        )
+        placed = self._ended(agent, record.batch, record.replica)
+        blocks, faults = record.blocks, record.faults
+        if len(blocks) != placed.visits or {at for at, block in enumerate(blocks) if block is None} != faults.keys():
+            raise ProtocolError(f"{len(blocks)} blocks and {len(faults)} faults for {placed.visits} visits")
+        wiring = self._wirings.get(placed.spec.stage)
+        decisions = wiring.decisions if wiring is not None else ()
+        for counts in record.edge_counts:
+            if counts and (len(counts) != len(decisions) or min(counts) < 0):
+                raise ProtocolError(f"counts {counts} for {len(decisions)} edges of stage {placed.spec.stage}")
+        if len(record.edge_counts) not in (0, placed.visits) or record.service_ns < 0:
+            raise ProtocolError(f"{len(record.edge_counts)} counts, {record.service_ns} ns for {placed.visits} visits")
+        for block in blocks:
+            if isinstance(block, Address):
+                agent.hold(block)
+        # A clock of the node that runs fast, or stands wrong, makes no batch longer than it can have been.
+        service_ns = min(record.service_ns, time.monotonic_ns() - placed.began_ns)
+        event = Finished(record.batch, record.replica, service_ns, record.edge_counts, tuple(sorted(faults)))
         if self._listener is not None:
-            self._listener.on_finished(event, record.blocks, record.faults)
+            texts = {at: why[:TEXT_CHARS_MAX] for at, why in faults.items()}
+            self._listener.on_finished(event, blocks, texts)
 
     def _on_raised(self, agent: _ConnectedAgent, record: BatchRaised) -> None:
+        self._ended(agent, record.batch, record.replica)
         if self._listener is not None:
-            self._listener.on_failed(record.batch, record.replica, ModelFailure.decode(record.failure))
+            failure = ModelFailure.decode(record.failure[:TEXT_CHARS_MAX])
+            self._listener.on_failed(record.batch, record.replica, failure)
+
+    def _ended(self, agent: _ConnectedAgent, batch: BatchId, replica: ReplicaId) -> _PlacedReplica:
+        """The batch of a replica is over; it must be the one that it runs."""
+        placed = self._replicas.get(replica)
+        if placed is None or placed.agent is not agent or placed.batch != batch:
+            raise ProtocolError(f"batch {batch} does not run on replica {replica} of this node")
+        placed.batch = None
+        return placed
 
     def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
         if self._listener is not None:

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 
 from sloop.errors import MachineError
-from sloop.serve.network import Endpoint
+from sloop.serve.network import Endpoint, NodeTls
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink, socket_pair
@@ -72,7 +72,9 @@ class Want(Struct, frozen=True, array_like=True, tag=2):
 
     nodes: list[Node]
     join: Endpoint
-    token: str
+    token: bytes
+    tls: list[str] = []  # msgspec creates a new list for each instance
+    """Paths of certificate, key and authority on every node; none: connections are not encrypted."""
 
 
 class Reserve(Struct, frozen=True, array_like=True, tag=3):
@@ -131,16 +133,18 @@ def resources_of(spec: ReplicaSpec) -> dict[str, float]:
 
 
 class RayNodes:
-    """A `NodeProvider`: nodes of the Ray cluster at `address`. Create it inside the running event loop."""
+    """A `NodeProvider`: nodes of the Ray cluster at `address`. The files of `tls` must be on each of them, under these
+    paths. Create it inside the running event loop."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: NodeTls | None = None) -> None:
         self._address = address
+        self._tls = [str(tls.cert), str(tls.key), str(tls.ca)] if tls is not None else []
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._link: RecordLink | None = None
         self._joined: asyncio.Future[str] = self._loop.create_future()
         self._wanted: dict[str, Node] = {}
-        self._where: tuple[Endpoint, str] = (("", 0), "")
+        self._where: tuple[Endpoint, bytes] = (("", 0), b"")
         self._waiting: dict[ReplicaId, tuple[dict[str, float], Callable[[str], None]]] = {}
         self._held: dict[ReplicaId, Reserve] = {}
         self._is_closing = False
@@ -160,7 +164,7 @@ class RayNodes:
     async def open(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
         """See `NodeProvider`."""
         self._wanted = {node.name: node for node in nodes}
-        self._where = join, token.decode()
+        self._where = join, token
         self._want()
 
     def acquire(self, node: Node, failed: Callable[[str], None]) -> None:
@@ -221,7 +225,7 @@ class RayNodes:
             self._link.send(record)
 
     def _want(self) -> None:
-        self._send(Want(list(self._wanted.values()), *self._where))
+        self._send(Want(list(self._wanted.values()), *self._where, self._tls))
 
     def _on_record(self, record: FromRay) -> None:
         if isinstance(record, Joined):
@@ -325,9 +329,9 @@ class RayProcess:
             self._spawn(self._close())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        running = asyncio.create_task(coroutine)
+        self._tasks.add(running)
+        running.add_done_callback(self._tasks.discard)
 
     async def _call(self, call: Callable[..., T], *arguments: object) -> T:
         return await self._loop.run_in_executor(self._calls, call, *arguments)
@@ -399,7 +403,7 @@ class RayProcess:
         _take(left[key], size)
         address = str(alive[key]["NodeManagerAddress"])
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(key, soft=False)
-        run = hashlib.sha256(want.token.encode()).hexdigest()[:12]
+        run = hashlib.sha256(want.token).hexdigest()[:12]
         actor = (
             self._ray.remote(AgentKeeper)
             .options(
@@ -411,7 +415,7 @@ class RayProcess:
                 max_concurrency=4,
                 scheduling_strategy=strategy,
             )
-            .remote((*want.join, node.name, address), want.token.encode())
+            .remote((*want.join, node.name, address, *want.tls), want.token)
         )
         self._kept[node.name] = _Kept(node, key, actor, actor.wait.remote())
         _log.info("the agent of %s starts on Ray's node %s", node.name, address)
@@ -435,7 +439,8 @@ class RayProcess:
         if sizes == self._asked:
             return
         autoscaler: Any = importlib.import_module("ray.autoscaler.sdk")
-        autoscaler.request_resources(bundles=[{key: _whole(amount) for key, amount in size.items()} for size in sizes])
+        bundles = [{key: _whole(quantity) for key, quantity in size.items()} for size in sizes]
+        autoscaler.request_resources(bundles=bundles)
         self._asked = sizes
 
     # Reservations
@@ -456,9 +461,9 @@ class RayProcess:
         """Add a placement group for what is missing. Returns why that is not possible."""
         groups = self._groups.setdefault(order.replica, [])
         missing = {
-            key: amount - sum(size.get(key, 0.0) for _, size in groups) for key, amount in order.resources.items()
+            key: quantity - sum(size.get(key, 0.0) for _, size in groups) for key, quantity in order.resources.items()
         }
-        missing = {key: round(amount, 4) for key, amount in missing.items() if amount > 1e-4}
+        missing = {key: round(quantity, 4) for key, quantity in missing.items() if quantity > 1e-4}
         kept = self._kept.get(order.node)
         if not missing:
             return ""
@@ -472,8 +477,8 @@ class RayProcess:
             groups.append((group, missing))
             return ""
         self._ray.util.remove_placement_group(group)
-        amounts = ", ".join(f"{amount:g} {key}" for key, amount in missing.items())
-        return f"Ray has no {amounts} left on {order.node} ({address}): does something else run there?"
+        quantities = ", ".join(f"{quantity:g} {key}" for key, quantity in missing.items())
+        return f"Ray has no {quantities} left on {order.node} ({address}): does something else run there?"
 
     async def _unreserve(self, order: Unreserve) -> None:
         async with self._turn(order.replica):
@@ -486,7 +491,7 @@ class RayProcess:
         groups = self._groups.get(order.replica, [])
         for place in reversed(range(len(groups))):
             rest = [size for other, (_, size) in enumerate(groups) if other != place]
-            if all(sum(size.get(key, 0.0) for size in rest) >= amount for key, amount in order.keep.items()):
+            if all(sum(size.get(key, 0.0) for size in rest) >= quantity for key, quantity in order.keep.items()):
                 group, _ = groups.pop(place)
                 self._ray.util.remove_placement_group(group)
         if not groups:
@@ -527,17 +532,17 @@ def _size_of(node: Node) -> dict[str, float]:
 
 
 def _has(resources: Mapping[str, float], size: Mapping[str, float]) -> bool:
-    return all(resources.get(key, 0.0) >= amount for key, amount in size.items())
+    return all(resources.get(key, 0.0) >= quantity for key, quantity in size.items())
 
 
 def _take(resources: dict[str, float], size: Mapping[str, float]) -> None:
-    for key, amount in size.items():
-        resources[key] = resources.get(key, 0.0) - amount
+    for key, quantity in size.items():
+        resources[key] = resources.get(key, 0.0) - quantity
 
 
-def _whole(amount: float) -> int:
+def _whole(quantity: float) -> int:
     """Ray's autoscaler counts whole resources."""
-    return -int(-amount // 1)
+    return -int(-quantity // 1)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -43,6 +43,7 @@ from sloop.serve.messages import (
     ToEdge,
     WithdrawModel,
 )
+from sloop.serve.network import NodeTls
 from sloop.serve.processes import begin, return_large_memory
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink
@@ -74,8 +75,10 @@ class EdgeSettings(Struct, frozen=True):
     """A path, `-` for stdout, or empty for none."""
     arena: int = 0
     """The number of its arena."""
-    token: str = ""
+    token: bytes = b""
     """Of the deployment, if answers may come from other machines."""
+    node_tls: NodeTls | None = None
+    """How machines check each other."""
 
     def encode(self) -> bytes:
         """As bytes, for `decode`."""
@@ -98,7 +101,7 @@ class EdgeServer:
         self, settings: EdgeSettings, send: Callable[[FromEdge], None], arena: Arena | None, holder: int
     ) -> None:
         self._arena = arena
-        self.sink = EdgeSink(send, arena, holder, settings.token.encode())
+        self.sink = EdgeSink(send, arena, holder, settings.token, settings.node_tls)
         bodies = BodyMemory(settings.body_bytes_max, settings.bodies_bytes_max, settings.json_bytes_max)
         self.keys = Keys(settings.api_key, settings.api_key_file)
         has_repository = settings.has_repository

@@ -9,7 +9,7 @@ import asyncio
 import time
 import weakref
 from asyncio import Task
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -32,13 +32,17 @@ from sloop.serve.messages import (
     RequestEnded,
     Submit,
 )
-from sloop.serve.network import BlockClient
+from sloop.serve.network import BlockClient, NodeTls
 from sloop.serve.protocols import RequestResult
+from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address, Arena, ArenaFull
 from sloop.tensor import Tensor
 from sloop.vocabulary import Outcome, RequestId
 
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
+NOTHING: Final[Mapping[str, Tensor]] = {}
+UNREADABLE: Final = (ProtocolError, ValueError, LookupError)
+"""What the answer of an agent can bring that has died, or is broken."""
 
 
 class _Borrowed(weakref.ref["np.ndarray[Any, Any]"]):
@@ -69,6 +73,23 @@ class _Stored(dict[str, Tensor]):
             self._arena.free(self._block)
 
 
+class _Fetched:
+    """Blocks of an answer that were on other machines, or why one of them is lost."""
+
+    def __init__(self, blocks: dict[Address, memoryview | None]) -> None:
+        self.blocks = blocks
+        self.lost = ""
+
+    def reader(self, near: Callable[[Block], list[Tensor]]) -> Callable[[Block], list[Tensor]]:
+        """Reads these blocks, and by `near` all others."""
+
+        def read(block: Block) -> list[Tensor]:
+            memory = self.blocks.get(block) if isinstance(block, Address) else None
+            return near(block) if memory is None else tensors_in(memory)
+
+        return read
+
+
 class _Offered:
     """What it takes to send requests to a model and to read its answers."""
 
@@ -89,15 +110,23 @@ class EdgeSink:
     """Implements `RequestSink` and `Pages` of `sloop.serve.protocols` by records, which `send` passes on.
 
     `arena` is the edge's own; without one, tensors travel within the records. `holder` is the deciding process.
-    `token` is that of the deployment, if answers may come from other machines.
+    `token` is that of the deployment, if answers may come from other machines, and `tls` how these are checked.
     """
 
-    def __init__(self, send: Callable[[FromEdge], None], arena: Arena | None, holder: int, token: bytes = b"") -> None:
+    def __init__(
+        self,
+        send: Callable[[FromEdge], None],
+        arena: Arena | None,
+        holder: int,
+        token: bytes = b"",
+        tls: NodeTls | None = None,
+    ) -> None:
         self._send, self._arena = send, arena
         self._holders = {0: holder}
         """The processes of this machine that hold arenas."""
         self._reader = BlockReader(self._holders)
-        self._elsewhere = BlockClient(token) if token else None
+        context = tls.client_context() if tls is not None else None
+        self._elsewhere = BlockClient(token, context) if token else None
         """Fetches the blocks of other machines."""
         self._fetching: set[Task[None]] = set()
         self._offered: dict[str, _Offered] = {}
@@ -171,22 +200,35 @@ class EdgeSink:
 
     # Records of the deciding process
 
-    def on_end(self, ended: RequestEnded) -> None:
-        """Report the end of a request. Of one that was cancelled meanwhile, the answer is released."""
-        offered, report = self._waiting.pop(ended.number, (None, None))
-        outputs: Mapping[str, Tensor] = {}
-        if ended.outcome in ANSWERED:
-            if offered is None:
-                self._release(ended.blocks)
-            elif self._elsewhere is not None and (far := self._far(ended.blocks)):
-                task = asyncio.create_task(self._bring(ended, offered, report, far))
-                self._fetching.add(task)
-                task.add_done_callback(self._fetching.discard)
+    def on_end(self, ended: RequestEnded, fetched: _Fetched | None = None) -> None:
+        """Report the end of a request. Of one that was cancelled meanwhile, the answer is released. Blocks of other
+        machines are `fetched` before."""
+        outcome, why, outputs = ended.outcome, ended.why, NOTHING
+        if fetched is None and self._elsewhere is not None and outcome in ANSWERED and ended.number in self._waiting:
+            far = [block for block in addresses_in(ended.blocks) if block.holder not in self._holders]
+            if far:
+                fetching = asyncio.create_task(self._bring(ended, far))
+                self._fetching.add(fetching)
+                fetching.add_done_callback(self._fetching.discard)
                 return
+        offered, report = self._waiting.pop(ended.number, (None, None))
+        if outcome in ANSWERED:
+            lost = fetched.lost if fetched is not None else ""
+            if offered is None or lost:
+                self._release(ended.blocks, fetched.blocks if fetched is not None else ())
             else:
-                outputs = offered.answers[ended.version].outputs(offered.outputs, ended.blocks, self._read)
+                read = self._read if fetched is None else fetched.reader(self._read)
+                try:
+                    outputs = offered.answers[ended.version].outputs(offered.outputs, ended.blocks, read)
+                except UNREADABLE as error:
+                    # What was read is released when the error has gone, and with it the arrays that it refers to.
+                    read_already = [each.block for each in self._borrowed.values()]
+                    self._release(ended.blocks, [*read_already, *(fetched.blocks if fetched is not None else ())])
+                    lost = str(error)
+            if lost:
+                outcome, why = Outcome.FAILED, f"its answer was lost with the node that had it ({lost})"
         if report is not None:
-            report(RequestResult(ended.outcome, outputs, ended.why, ended.retry_after_ns, ended.version))
+            report(RequestResult(outcome, outputs, why, ended.retry_after_ns, ended.version))
 
     def on_free(self, record: Free) -> None:
         """Use the memory of a block again."""
@@ -207,38 +249,22 @@ class EdgeSink:
         if self._elsewhere is not None:
             self._elsewhere.set_endpoints(holders.endpoints)
 
-    def _far(self, blocks: Iterable[GivenBlocks]) -> list[Address]:
-        """The blocks of an answer that are on other machines."""
-        return [block for block in addresses_in(blocks) if block.holder not in self._holders]
-
-    async def _bring(
-        self,
-        ended: RequestEnded,
-        offered: _Offered,
-        report: Callable[[RequestResult], None] | None,
-        far: list[Address],
-    ) -> None:
-        """Fetch blocks of other machines, then report the end of the request."""
+    async def _bring(self, ended: RequestEnded, far: Iterable[Address]) -> None:
+        """Fetch blocks of other machines, then report the end of the request, unless it is cancelled meanwhile."""
         assert self._elsewhere is not None
-        found = {block: memoryview(bytearray(block.size)) for block in far}
-        fetches = [self._elsewhere.fetch(block, memory) for block, memory in found.items()]
-        lost = [each for each in await asyncio.gather(*fetches, return_exceptions=True) if each is not None]
-        for block in far:
+        fetched = _Fetched(dict.fromkeys(far))
+        try:
+            for block in fetched.blocks:
+                fetched.blocks[block] = memoryview(bytearray(block.size))
+        except MemoryError:
+            fetched.lost = f"there is no memory for {block.size} B"
+        else:
+            fetches = [self._elsewhere.fetch(block, memory) for block, memory in fetched.blocks.items() if memory]
+            lost = [each for each in await asyncio.gather(*fetches, return_exceptions=True) if each is not None]
+            fetched.lost = (str(lost[0]) or repr(lost[0])) if lost else ""
+        for block in fetched.blocks:
             self._send(Release(block))
-        if report is None:
-            return
-        if lost:
-            self._release(block for block in addresses_in(ended.blocks) if block not in found)
-            why = f"its answer was lost with the node that had it ({lost[0]})"
-            report(RequestResult(Outcome.FAILED, {}, why, 0, ended.version))
-            return
-
-        def read(block: Block) -> list[Tensor]:
-            memory = found.get(block) if isinstance(block, Address) else None
-            return self._read(block) if memory is None else tensors_in(memory)
-
-        outputs = offered.answers[ended.version].outputs(offered.outputs, ended.blocks, read)
-        report(RequestResult(ended.outcome, outputs, ended.why, ended.retry_after_ns, ended.version))
+        self.on_end(ended, fetched)
 
     def _read(self, block: Block) -> list[Tensor]:
         """The tensors of a block, which is released when they and all their views are gone."""
@@ -256,6 +282,7 @@ class EdgeSink:
         del self._borrowed[block.arena, block.offset]
         self._send(Release(block))
 
-    def _release(self, blocks: Iterable[GivenBlocks]) -> None:
-        for block in addresses_in(blocks):
-            self._send(Release(block))
+    def _release(self, blocks: Iterable[GivenBlocks], but: Collection[Address] = ()) -> None:
+        for block in dict.fromkeys(addresses_in(blocks)):
+            if block not in but:
+                self._send(Release(block))
