@@ -1,0 +1,415 @@
+"""A server whose replicas run on other hosts, disturbed on purpose: every request is answered once and rightly, or its
+client sees an error; afterwards all is as before. Figures are printed (`pytest -s`)."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from sloop.serve.network import SILENT_S
+from tests.hosts import WAIT_S, Host, Hosts, is_running
+from tests.serve.fleet import LOST, Fleet, Load, kill, memory_files, running, tell, until, workers
+
+pytestmark = [pytest.mark.live, pytest.mark.needs_hosts]
+
+APP = """
+name: mlp
+slo_ms: 1000
+stages:
+  - name: mlp
+    model: model.py
+    profile: {latency_ms: {form: quadratic, alpha: 0, beta: 0.1, gamma: 10}, max_batch: 4}
+system: {name: static, replicas: 2, cores: 1, route: round_robin}
+cluster: {nodes: [{hardware: local, count: 2, cores: 1}]}
+"""
+MODEL = """
+import time
+
+class Model:
+    inputs = {"x": ("FP32", (-1, 4))}
+    outputs = {"y": ("FP32", (-1, 4))}
+    joins_rows = True
+
+    def __init__(self, threads):
+        pass
+
+    def run(self, x):
+        time.sleep(0.01)
+        return 2 * x + 1
+
+    def example(self, rows):
+        import numpy
+        return numpy.ones((rows, 4), numpy.float32)
+"""
+"""Takes so long that both replicas run a batch most of the time, and no core."""
+GRAPH = """
+name: pair
+slo_ms: 5000
+stages:
+  - name: double
+    model: double.py
+    profile: {latency_ms: {form: quadratic, alpha: 0, beta: 1, gamma: 5}, max_batch: 2}
+  - name: add
+    model: add.py
+    after: [double]
+    profile: {latency_ms: {form: quadratic, alpha: 0, beta: 1, gamma: 60}, max_batch: 2}
+system: {name: static, replicas: 1, cores: 1}
+cluster: {nodes: [{hardware: local, count: 2, cores: 1}]}
+"""
+PART = """
+import time
+
+class Model:
+    inputs = {"%s": ("FP32", (-1, 150_000))}
+    outputs = {"%s": ("FP32", (-1, 150_000))}
+    joins_rows = True
+
+    def __init__(self, threads):
+        pass
+
+    def run(self, x):
+        time.sleep(%s)
+        return %s
+"""
+"""Takes and gives 600 kB per request. The second one is slow, so that requests wait between the two."""
+WIDTH = 150_000
+NODES = {"local-0": 1, "local-1": 2}
+"""The number of the host of each node."""
+CAUGHT = (200, 503, 504)
+"""What clients may get while replicas are lost: no connection of theirs is."""
+
+
+class Deployment:
+    """A server on host 0 and agents on hosts 1 and 2, with a replica each; host 3 is spare."""
+
+    def __init__(self, hosts: Hosts, folder: Path, app: str, models: Mapping[str, str]) -> None:
+        self.hosts = hosts
+        for name, text in models.items():
+            (folder / name).write_text(text)
+        self.fleet = Fleet(list(hosts), folder, app)
+
+    @property
+    def agent_hosts(self) -> list[Host]:
+        return [self.hosts[number] for number in NODES.values()]
+
+    def restore(self) -> None:
+        """Have everything as at the beginning, with both replicas ready, whatever a test has left."""
+        for host in self.hosts:
+            host.heal()
+            host.slow(None)
+            host.resume()
+        server = self.fleet.server
+        if server is None or server.poll() is not None:
+            self.fleet.start_server()
+        for name, number in NODES.items():
+            agent = self.fleet.agents.get(name)
+            if agent is None or agent.poll() is not None:
+                self.fleet.start_agent(name, self.hosts[number])
+        self.fleet.until_ready(2)
+
+    def host_of(self, node: str) -> Host:
+        return self.hosts[NODES[node]]
+
+    def load(self, rate_rps: float = 100) -> Load:
+        return Load(self.fleet.address, "mlp", lambda x: 2 * x + 1, rate_rps=rate_rps)
+
+    def report(self, what: str, load: Load, fault_s: float, back_s: float | None = None) -> None:
+        """Prints what a fault has cost."""
+        back = "" if back_s is None else f"; both replicas after {back_s:.1f} s"
+        start_s = self.fleet.cold_start_s()
+        tell(
+            f"{what}: {load.describe()}; only 200 after {load.disturbed_s(fault_s):.2f} s{back}; "
+            f"slowest answer {load.slowest_ms():.0f} ms; a cold start takes {start_s:.2f} s"
+        )
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with Hosts(4) as hosts:
+        made = Deployment(hosts, tmp_path_factory.mktemp("deployment"), APP, {"model.py": MODEL})
+        try:
+            yield made
+        finally:
+            made.fleet.stop()
+
+
+@pytest.fixture
+def deployment(deployed: Deployment) -> Deployment:
+    deployed.restore()
+    return deployed
+
+
+def test_a_killed_worker_costs_no_request(deployment: Deployment) -> None:
+    with deployment.load() as load:
+        load.go_on(0.7)
+        fault_s = time.monotonic()
+        kill(workers(deployment.hosts[1]))
+        until(lambda: len(deployment.fleet.ready()) < 2, "the loss is seen")
+        back_s = deployment.fleet.until_ready(2)
+        load.until_steady()
+    deployment.report("worker killed", load, fault_s, back_s)
+    load.check(CAUGHT)
+
+
+def test_the_workers_of_a_killed_agent_die_and_the_next_agent_joins(deployment: Deployment) -> None:
+    host, fleet = deployment.hosts[1], deployment.fleet
+    own = workers(host)
+    assert len(own) == 1
+    with deployment.load() as load:
+        load.go_on(0.7)
+        fault_s = time.monotonic()
+        fleet.agents["local-0"].kill()
+        until(lambda: not any(map(is_running, own)), "its workers die with it")
+        until(lambda: fleet.nodes()["local-0"] == "lost", "the node is lost")
+        load.until_steady()
+        fleet.start_agent("local-0", host)
+        back_s = fleet.until_ready(2)
+        load.until_steady()
+    deployment.report("agent killed, another one started", load, fault_s, back_s)
+    load.check(CAUGHT)
+
+
+def test_a_killed_node_is_replaced_by_another_one(deployment: Deployment) -> None:
+    fleet, spare = deployment.fleet, deployment.hosts[3]
+    with deployment.load() as load:
+        load.go_on(0.7)
+        fault_s = time.monotonic()
+        deployment.hosts[2].kill()
+        fleet.start_agent("local-1", spare)
+        until(lambda: len(fleet.ready()) < 2, "the loss is seen")
+        back_s = fleet.until_ready(2)
+        load.until_steady()
+    deployment.report("node killed, another one joins", load, fault_s, back_s)
+    assert len(workers(spare)) == 1
+    load.check(CAUGHT)
+    spare.kill()
+
+
+class Cores:
+    """Watches that no host runs more workers at the same time than its node has cores, which is one."""
+
+    def __init__(self, hosts: list[Host]) -> None:
+        self._hosts, self.most = hosts, 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.03):
+            self.most = max(self.most, *(len(workers(host)) for host in self._hosts))
+
+    def __enter__(self) -> "Cores":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def test_a_node_that_is_cut_off_stops_its_workers_and_comes_back(deployment: Deployment) -> None:
+    fleet, host = deployment.fleet, deployment.hosts[2]
+    before = fleet.ready()
+    with Cores(deployment.agent_hosts) as cores, deployment.load() as load:
+        load.go_on(0.7)
+        fault_s = time.monotonic()
+        host.cut()
+        stopped_s = until(lambda: not workers(host), "the node that is cut off stops its workers")
+        lost_s = stopped_s + until(lambda: "lost" in fleet.nodes().values(), "the node is lost")
+        load.until_steady()
+        host.heal()
+        back_s = fleet.until_ready(2)
+        load.until_steady()
+    tell(f"its workers stopped after {stopped_s:.1f} s; the server has noticed after at most {lost_s:.1f} s")
+    deployment.report("node cut off and healed", load, fault_s, back_s)
+    assert len(set(fleet.ready()) - set(before)) == 1  # one replica is another one
+    assert set(fleet.ready().values()) == set(NODES)
+    assert cores.most == 1
+    load.check(CAUGHT)
+
+
+@pytest.mark.parametrize("how", ["cut", "paused"])
+def test_what_is_shorter_than_the_silence_that_counts_costs_nothing(deployment: Deployment, how: str) -> None:
+    fleet, host = deployment.fleet, deployment.hosts[1]
+    before = fleet.ready()
+    with deployment.load() as load:
+        load.go_on(0.5)
+        fault_s = time.monotonic()
+        (host.cut if how == "cut" else host.pause)()
+        load.go_on(SILENT_S / 4)
+        (host.heal if how == "cut" else host.resume)()
+        load.until_steady()
+    deployment.report(f"node {how} for {SILENT_S / 4:g} s", load, fault_s)
+    assert fleet.ready() == before
+    load.check(CAUGHT)
+
+
+def test_a_node_that_stood_still_stops_its_workers_before_it_comes_back(deployment: Deployment) -> None:
+    fleet, host = deployment.fleet, deployment.hosts[1]
+    before = fleet.ready()
+    with Cores(deployment.agent_hosts) as cores, deployment.load() as load:
+        load.go_on(0.5)
+        fault_s = time.monotonic()
+        host.pause()
+        until(lambda: "lost" in fleet.nodes().values(), "the node is lost")
+        load.until_steady()
+        host.resume()
+        back_s = fleet.until_ready(2)
+        load.until_steady()
+    deployment.report("node paused and resumed", load, fault_s, back_s)
+    assert len(set(fleet.ready()) - set(before)) == 1
+    assert cores.most == 1
+    load.check(CAUGHT)
+
+
+@pytest.mark.parametrize("how", ["link", "processes"])
+def test_a_slow_node_gets_fewer_requests(deployment: Deployment, how: str) -> None:
+    """Its link takes 16 kbit/s, or its processes stand still for most of the time."""
+    fleet, host = deployment.fleet, deployment.hosts[1]
+    before = fleet.ready()
+    is_over = threading.Event()
+
+    def hold_up() -> None:
+        while not is_over.wait(0.02):
+            host.pause()
+            is_over.wait(0.2)
+            host.resume()
+
+    thread = threading.Thread(target=hold_up)
+    with deployment.load() as load:
+        load.go_on(0.5)
+        fault_s = time.monotonic()
+        host.slow(16e3) if how == "link" else thread.start()
+        load.go_on(2.5)
+        slow = [each for each in load.asked if each.sent_s > fault_s + 1 and each.ended_s]
+        is_over.set()
+        thread.join() if how != "link" else host.slow(None)
+        load.until_steady()
+    deployment.report(f"slow {how}", load, fault_s)
+    spent = sorted(1e3 * (each.ended_s - each.sent_s) for each in slow)
+    quantiles = [spent[int(len(spent) * part)] for part in (0.5, 0.9, 0.99)]
+    tell("after the first second: median, p90, p99 of {:.0f}, {:.0f}, {:.0f} ms".format(*quantiles))
+    assert sum(each.ends == [200] for each in slow) > 0.9 * len(slow)
+    assert fleet.ready() == before
+    load.check(CAUGHT)
+
+
+def test_a_killed_edge_costs_its_connections_only(deployment: Deployment) -> None:
+    fleet, host = deployment.fleet, deployment.hosts[0]
+    before = fleet.ready()
+    with deployment.load() as load:
+        load.go_on(0.7)
+        fault_s = time.monotonic()
+        kill(running(host, "sloop.serve.edge.process"))
+        load.until_steady()
+    deployment.report("edge killed", load, fault_s)
+    assert fleet.ready() == before
+    load.check((200, LOST))
+
+
+def test_agents_end_with_the_server_that_is_told_to_stop(deployment: Deployment) -> None:
+    fleet = deployment.fleet
+    assert fleet.server is not None
+    with deployment.load() as load:
+        load.go_on(0.5)
+        fault_s = time.monotonic()
+        fleet.server.send_signal(signal.SIGTERM)
+        assert fleet.server.wait(WAIT_S) == 0, fleet.log()
+        assert [agent.wait(WAIT_S) for agent in fleet.agents.values()] == [0, 0], fleet.log("local-0")
+        ended_s = time.monotonic() - fault_s
+    tell(f"server told to stop: {load.describe()}; all has ended after {ended_s:.1f} s")
+    assert not any(workers(host) for host in deployment.hosts)
+    load.check((200, 503, LOST))
+
+
+def test_agents_wait_for_another_server_when_theirs_is_killed(deployment: Deployment) -> None:
+    fleet = deployment.fleet
+    assert fleet.server is not None
+    agents = list(fleet.agents.values())
+    with deployment.load() as load:
+        load.go_on(0.5)
+        fault_s = time.monotonic()
+        fleet.server.kill()
+        fleet.server.wait(WAIT_S)
+        fleet.start_server()
+        stopped_s = until(lambda: not any(workers(host) for host in deployment.agent_hosts), "workers are stopped")
+        back_s = fleet.until_ready(2)
+        load.until_steady()
+    tell(f"workers stopped after {stopped_s:.2f} s")
+    deployment.report("server killed, another one started", load, fault_s, back_s)
+    assert [agent.poll() for agent in agents] == [None, None]
+    load.check((200, 503, 504, LOST))
+
+
+# Large tensors
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Two stages on two hosts, between which 600 kB per request travel."""
+    parts = {"double.py": PART % ("x", "y", 0.005, "2 * x"), "add.py": PART % ("y", "z", 0.06, "x + 1")}
+    with Hosts(4) as hosts:
+        made = Deployment(hosts, tmp_path_factory.mktemp("graph"), GRAPH, parts)
+        try:
+            made.restore()
+            yield made
+        finally:
+            made.fleet.stop()
+
+
+def large(graph: Deployment) -> Load:
+    """Four requests together, so that some wait between the stages."""
+    return Load(graph.fleet.address, "pair", lambda x: 2 * x + 1, rate_rps=16, width=WIDTH, together=4)
+
+
+def queued(fleet: Fleet, stage: str) -> int:
+    """How many requests wait at a stage."""
+    return sum(
+        each["queued"] for app in fleet.state()["applications"] for each in app["stages"] if each["name"] == stage
+    )
+
+
+def test_large_tensors_travel_from_host_to_host_and_leave_no_memory(graph: Deployment) -> None:
+    fleet = graph.fleet
+    graph.restore()
+    assert sorted(fleet.ready().values()) == ["local-0", "local-1"]
+    with large(graph) as load:
+        load.go_on(4)
+    spent = sorted(1e3 * (each.ended_s - each.sent_s) for each in load.asked)
+    through = len(load.asked) * WIDTH * 4
+    held = {host.name: sum(memory_files(host.pids()).values()) / 1e6 for host in graph.hosts}
+    tell(f"600 kB over two hosts: {load.describe()}; median {spent[len(spent) // 2]:.0f} ms, p99 {spent[-2]:.0f} ms")
+    tell(f"{through / 1e6:.0f} MB came in; shared memory afterwards, in MB: {held}")
+    load.check([200])
+    assert fleet.metric("sloop_body_bytes") == 0
+    assert fleet.metric("sloop_answer_bytes") == 0
+    assert sum(held.values()) < through / 1e6 / 3  # freed blocks that are used again
+
+
+@pytest.mark.parametrize("how", ["cut off", "killed"])
+def test_requests_whose_tensors_are_lost_with_a_node_fail_and_no_other_does(graph: Deployment, how: str) -> None:
+    """The node with the first stage has the only copy of what the second one reads."""
+    fleet = graph.fleet
+    graph.restore()
+    (name,) = (node for stage, node in fleet.stages() if stage == "double")
+    host = graph.host_of(name)
+    with large(graph) as load:
+        load.go_on(1)
+        until(lambda: queued(fleet, "add"), "a request waits between the stages")
+        fault_s = time.monotonic()
+        (host.kill if how == "killed" else host.cut)()
+        until(lambda: fleet.nodes()[name] == "lost", "the node is lost")
+        host.heal()
+        if how == "killed":
+            fleet.start_agent(name, host)
+        back_s = fleet.until_ready(2)
+        load.until_steady(10)
+    graph.report(f"node with a large tensor {how}", load, fault_s, back_s)
+    tell(str(dict(load.bodies)))
+    load.check()
+    assert load.counts()[500]
+    assert all("tensors" in body for body in load.bodies if body.startswith('{"error":"failed'))
+    agents = [running(host, "sloop agent") for host in graph.agent_hosts]
+    assert [len(memory_files(pids)) for pids in agents] == [2, 2], fleet.log(name)  # its own arena and its worker's
