@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,25 +65,21 @@ def models_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@dataclass(frozen=True, slots=True)
-class CacheChoice:
-    """Where models are kept, how many bytes of them, and the file of tokens."""
+def cache_of(given: Mapping[str, Any]) -> Callable[[], WeightsCache]:
+    """What makes the cache of `models_options`; its folder is made with it."""
 
-    folder: Path | None
-    size_bytes: int
-    tokens: Path | None
+    def make() -> WeightsCache:
+        web = HttpStore(token_file=given["models_tokens"])
+        folder = models_folder(given["models_cache"])
+        return WeightsCache(folder, given["models_bytes"], stores={"http": web, "https": web})
 
-    def cache(self) -> WeightsCache:
-        web = HttpStore(token_file=self.tokens)
-        return WeightsCache(models_folder(self.folder), self.size_bytes, stores={"http": web, "https": web})
+    return make
 
 
 @command("pull", example=EXAMPLE, notes=NOTES)
 @click.argument("apps", nargs=-1, required=True, metavar="APP|URL...")
 @models_options
-def pull(
-    apps: tuple[str, ...], models_cache: Path | None, models_bytes: int, models_tokens: Path | None
-) -> CommandOutput:
+def pull(apps: tuple[str, ...], **models: Any) -> CommandOutput:  # noqa: ANN401  # see cache_of
     """Fetch the models that the files APP... name by URL, or those at URL..., and print where they are.
 
     `sloop serve` does the same before it serves. A model that is there is not fetched again unless the store has
@@ -92,22 +87,21 @@ def pull(
     """
     urls = {text: Value(text) for text in apps if is_url(text)}
     urls |= model_urls([Path(text) for text in apps if not is_url(text)])
-    choice = CacheChoice(models_cache, models_bytes, models_tokens)
-    found = fetched_models(urls, choice)
+    found = fetched_models(urls, cache_of(models))
     sources = {text: str(ModelSource.of(text)) for text in urls}
     rows = [{"source": sources[text], "path": str(path)} for text, path in found.items()]
     lines = [facts([(row["source"], row["path"]) for row in rows])] if rows else []
     return CommandOutput({"models": rows}, lines or ["no application names a model by URL: there is nothing to fetch"])
 
 
-def fetched_models(urls: Mapping[str, Value], choice: CacheChoice) -> dict[str, Path]:
+def fetched_models(urls: Mapping[str, Value], make_cache: Callable[[], WeightsCache]) -> dict[str, Path]:
     """By URL, the model on this machine, fetched now if it is not there; it stays as long as this process runs.
     InputError and MachineError as for `WeightsCache.fetch`, and InputError for what is no model."""
     sources = {text: _source(value) for text, value in urls.items()}
     if not sources:
         return {}
     with progress(f"fetching {counted(len(sources), 'model')}", total=1.0) as advance:
-        return asyncio.run(_fetch(sources, choice.cache(), advance))
+        return asyncio.run(_fetch(sources, make_cache(), advance))
 
 
 def _source(value: Value) -> ModelSource:

@@ -29,7 +29,7 @@ from sloop.cli.command import (
     slo_option,
     with_deadlines,
 )
-from sloop.cli.pull import CacheChoice, fetched_models, models_options
+from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.errors import InputError
 from sloop.profile.examine import examine
 from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
@@ -314,9 +314,6 @@ def serve(
     slo_ms: float | None,
     no_profile: bool,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    models_cache: Path | None,
-    models_bytes: int,
-    models_tokens: Path | None,
     api_key: str,
     api_key_file: Path | None,
     state: Path | None,
@@ -333,7 +330,7 @@ def serve(
     json_body_bytes: int,
     repository: Path | None,
     drain_s: float,
-    **others: Any,  # noqa: ANN401  # see connections_of and nodes_of
+    **others: Any,  # noqa: ANN401  # see connections_of, nodes_of and cache_of
 ) -> None:
     """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, or one deployment file.
 
@@ -347,7 +344,7 @@ def serve(
     context = click.get_current_context()
     if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
         _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")
-    models = fetched_models(model_urls(apps), CacheChoice(models_cache, models_bytes, models_tokens))
+    models = fetched_models(model_urls(apps), cache_of(others))
     deployment = loaded(apps, slo_ms, models)
     settings = Settings(
         *(host, http_port, grpc_port, api_key, api_key_file),
