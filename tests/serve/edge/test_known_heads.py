@@ -14,7 +14,7 @@ from sloop.app.application import Limits
 from sloop.serve.edge import http
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import KNOWN_FIELDS_MAX, KNOWN_HEAD_BYTES_MAX, KNOWN_HEADS_MAX, Exchange
-from sloop.serve.edge.http import HttpConnection, HttpServer
+from sloop.serve.edge.http import LOOKED_UP, UNKNOWN_HEADS, HttpConnection, HttpServer
 from sloop.serve.edge.refusal import Refusal
 from tests.serve.edge.fakes import FakeDriver, Gateway, make_service, web_server
 
@@ -195,8 +195,27 @@ def test_heads_that_change_or_decide_more_or_do_not_stand_alone_are_not_kept(req
 
 def test_few_heads_are_kept() -> None:
     server = echo()
-    asyncio.run(sent(server, (post(b"", b"x: %d" % number) for number in range(KNOWN_HEADS_MAX + 10))))
+
+    async def main() -> None:
+        for number in range(KNOWN_HEADS_MAX + 10):
+            await sent(server, [post(b"", b"x: %d" % number)])
+
+    asyncio.run(main())
     assert len(server.known_heads) == 10
+
+
+def test_a_client_whose_heads_all_differ_does_not_pay_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, server = parsed(monkeypatch), echo()
+    others = [post(b"", b"x: %d" % number) for number in range(UNKNOWN_HEADS)]
+    same = post(b"12345")
+
+    async def main() -> None:
+        await sent(server, [same])
+        await sent(server, [*others[:LOOKED_UP], same, *others[LOOKED_UP + 1 :], same, same])
+
+    asyncio.run(main())
+    assert seen == [same, *others[:LOOKED_UP], same, *others[LOOKED_UP + 1 :]], "at last it is looked up again"
+    assert len(server.known_heads) == 1 + LOOKED_UP
 
 
 def test_keys_are_checked_and_counted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

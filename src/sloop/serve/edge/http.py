@@ -57,6 +57,10 @@ ALL_UNREAD_BYTES_MAX: Final = 64 * 2**20
 """Unparsed bytes on all connections together; beyond it, connections that add to them are closed."""
 LARGE_BYTES: Final = 32 * 1024
 """A request of this size takes so long to read that it waits for its turn once more when its body is here."""
+UNKNOWN_HEADS: Final = 64
+LOOKED_UP: Final = 8
+"""Of so many heads in a row that were not known, so many are looked up and kept: a client whose heads all differ,
+because each request has an id, need not pay for both."""
 LINGER_S: Final = 2.0
 """Seconds in which the rest of a refused body is read and discarded; else many clients would see a connection error
 instead of the answer."""
@@ -143,6 +147,7 @@ class HttpConnection(ServerConnection):
         "_parser",
         "_ready",
         "_server",
+        "_unknown",
         "_unread",
         "_unsent",
         "_url",
@@ -162,6 +167,8 @@ class HttpConnection(ServerConnection):
         """The headers of the request whose head is being received."""
         self._url = b""
         self._head_bytes = 0
+        self._unknown = 0
+        """How many heads were parsed since the last one that was known."""
         self._began_ns = 0
         self._incoming: Exchange | None = None
         """The request whose body is being received."""
@@ -284,6 +291,7 @@ class HttpConnection(ServerConnection):
             self, METHODS.get(method) or method.decode("ascii"), fields, self._began_ns
         )
         self._fields = None
+        self._unknown += 1
         try:
             # A connection that stays without saying so is HTTP/1.1; else the version is looked up, which costs more.
             exchange.is_last = is_last = not parser.should_keep_alive()
@@ -518,7 +526,7 @@ class HttpConnection(ServerConnection):
     def _parse(self, data: Buffer) -> None:
         parser = self._parser
         assert parser is not None
-        is_start = self._fields is None and self._incoming is None
+        is_kept = self._fields is None and self._incoming is None and self._unknown % UNKNOWN_HEADS < LOOKED_UP
         try:
             parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
@@ -543,15 +551,16 @@ class HttpConnection(ServerConnection):
             self._head_bytes += len(data)
             if self._head_bytes + incoming.left_bytes > HEAD_BYTES_MAX - incoming.left_bytes * CHUNK_OVERHEAD:
                 self._broken = head_too_large()
-        elif is_start and len(self._ready) == 1 and type(data) is bytes:
+        elif is_kept and len(self._ready) == 1 and type(data) is bytes:
             self._server.known_heads.learn(data, self._ready[0])
 
     def _knows(self, data: bytes) -> bool:
         """Whether these bytes are one request whose head is known; it is then ready, and no parser has seen it."""
         server = self._server
-        known = server.known_heads.find(data)
+        known = server.known_heads.find(data) if self._unknown % UNKNOWN_HEADS < LOOKED_UP else None
         if known is None:
             return False
+        self._unknown = 0
         exchange = Exchange(
             self,
             known.method,
