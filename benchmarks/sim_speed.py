@@ -2,6 +2,7 @@
 
     python -m benchmarks.sim_speed [--quick] [--rounds 5]
     python -m benchmarks.sim_speed --command-only            # only `sloop simulate` as users run it against SimPy
+    python -m benchmarks.sim_speed --scale-only [--quick]    # only 10,000 replicas on 1,000 nodes against SimPy
 
 All simulators simulate two queues (`benchmarks.simulators`): M/M/8, and four servers with batches of up to 8 requests
 of two priorities. Each run is a process that measures its own processor time, from building the model to the last
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks.notebook import ROOT, arguments, publish, say, table
 from benchmarks.peers.environments import python_of
@@ -39,6 +40,8 @@ LONG: Final = 1_000_000
 """Runs of this many requests are made once."""
 MIB: Final = 2**20
 RUN_S_MAX: Final = 900
+SCALE_RPS: Final = 500
+SCALE_S: Final = 3_600.0
 
 
 class Simulator(NamedTuple):
@@ -150,6 +153,67 @@ def commands(requests: int, seed: int) -> list[Command]:
             ours("`sloop simulate --log`", "--json", "--log", log),
             simpy(),
         ]
+
+
+def scale_cases() -> dict[str, dict[str, Any]]:
+    """Scenarios of `SCALE_RPS` requests per second, by name; all of one stage in batches of one."""
+
+    def case(nodes: int, service_ms: float, **system: object) -> dict[str, Any]:
+        latency_ms = {"form": "quadratic", "alpha": 0.0, "beta": 0.0, "gamma": service_ms}
+        profile = {"latency_ms": latency_ms, "max_batch": 1, "max_cores": 1}
+        return {
+            "name": "scale",
+            "slo_ms": 40 * service_ms,
+            "stages": [{"name": "only", "variants": [{"name": "a", "profile": profile}]}],
+            "system": system,
+            "cluster": {"nodes": [{"hardware": "custom", "count": nodes, "cores": 10, "memory_bytes": 10**9}]},
+            "trace": {"kind": "poisson", "rate": SCALE_RPS},
+            "truth": {"service": {"ratio": 1.0, "shape": "exponential"}},
+        }
+
+    static = {"name": "static", "drop": "never", "order": "fifo", "batch_max": 1}
+    return {
+        "8 replicas": case(1, 10, **static, replicas=8),
+        "10,000 replicas on 1,000 nodes, 5 of them busy": case(1_000, 10, **static, replicas=10_000),
+        "10,000 replicas on 1,000 nodes, 8,000 of them busy": case(1_000, 16_000, **static, replicas=10_000),
+        "fa2 on 1,000 nodes, which plans for some 14 replicas": case(1_000, 20, name="fa2"),
+    }
+
+
+def scale(duration_s: float, rounds: int, seed: int) -> str:
+    """A table of whole processes: `sloop simulate` of many replicas, and SimPy's M/M/8 with as many requests. The
+    smallest run, of a second, tells what it takes to start."""
+    requests, found = round(duration_s * SCALE_RPS), dict[str, list[Command]]()
+    with TemporaryDirectory(prefix="sloop-bench-") as name:
+        file = Path(name) / "scale.yaml"
+
+        def ours(case: dict[str, Any], length_s: float, seed: int) -> float:
+            file.write_text(json.dumps(case | {"duration_s": length_s, "seed": seed}))
+            return process_s([sys.executable, "-m", "sloop", "simulate", str(file), "--json"])
+
+        simpy = [str(python_of(PEERS)), "-m", "benchmarks.simulators.simpy_models", "--style", "resource"]
+        for number in range(rounds):
+            for label, case in scale_cases().items():
+                say(f"round {number + 1} of {rounds}: {label}")
+                made = Command(label, *(ours(case, length_s, seed + number) for length_s in (duration_s, 1.0)))
+                found.setdefault(label, []).append(made)
+            say(f"round {number + 1} of {rounds}: SimPy")
+            theirs = Command(
+                RESOURCE.name, *(process_s([*simpy, "--requests", str(count)]) for count in (requests, SCALE_RPS))
+            )
+            found.setdefault(RESOURCE.name, []).append(theirs)
+    rows: list[tuple[object, ...]] = []
+    for label, runs in found.items():
+        ratios = [run.total_s / theirs.total_s for run, theirs in zip(runs, found[RESOURCE.name], strict=True)]
+        total_s, start_s = median(run.total_s for run in runs), median(run.start_s for run in runs)
+        spread = f"{min(ratios):.2f} … {max(ratios):.2f}"
+        rows.append((label, total_s, start_s, 1e6 * (total_s - start_s) / requests, median(ratios), spread))
+    columns = ("command", "processor s", "of it for the first second", "µs a request", "times SimPy's", "in the rounds")
+    return (
+        f"Many replicas: {duration_s:,.0f} s of a trace of {SCALE_RPS} requests/s, {requests:,} requests, and SimPy's "
+        f"M/M/8 with as many. Whole processes, start included, medians of {rounds} rounds in which each ran once; "
+        "10,000 replicas are asked to take at most 3 times as long as SimPy:\n\n" + table(columns, rows)
+    )
 
 
 def process_s(command: Sequence[str]) -> float:
@@ -294,7 +358,11 @@ def main() -> None:
     parser.add_argument(
         "--command-only", action="store_true", help="only print how fast `sloop simulate` is as users run it"
     )
+    parser.add_argument("--scale-only", action="store_true", help="only print how fast it is with 10,000 replicas")
     given = parser.parse_args()
+    if given.scale_only:
+        sys.stdout.write(scale(SCALE_S / 30 if given.quick else SCALE_S, min(given.rounds, 3), given.seed) + "\n")
+        return
     if given.command_only:
         sys.stdout.write(as_users_run_it(given.requests, 2 if given.quick else given.rounds, given.seed)[0] + "\n")
         return
@@ -353,6 +421,7 @@ def measured(given: argparse.Namespace) -> tuple[str, list[Figure]]:
         f"Whole processes, M/M/8, {requests:,} requests; a run of one request tells what it takes to start:",
         whole,
     ]
+    parts.append(scale(SCALE_S / 30 if given.quick else SCALE_S, min(rounds, 2), given.seed))
     ratio = ratios[MANY_SERVERS, RESOURCE.name]
     assert isinstance(ratio, float)
     parts.insert(1, requirements(ratio, as_commands["`sloop simulate`"], ours_long, ours_wide))

@@ -377,7 +377,7 @@ class ReplicaPool:
     batch. Views of replicas are kept, so that a control tick costs nothing for those that have not changed.
     """
 
-    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_seen_running")
+    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_seen_running", "_seen_batch")
 
     def __init__(self, beliefs: Mapping[BeliefKey, Belief], limits: BatchLimits) -> None:
         self._beliefs = beliefs
@@ -401,6 +401,8 @@ class ReplicaPool:
         self._all_views: tuple[ReplicaView, ...] = ()
         self._seen_running: dict[ReplicaId, RunningBatch] = {}
         """The batches that ran when the views were made."""
+        self._seen_batch = BatchId(-1)
+        """The last of them to begin."""
 
     @property
     def rates(self) -> Iterable[ServiceRate]:
@@ -456,9 +458,14 @@ class ReplicaPool:
         changed, views, is_new = self._changed, self._views, False
         before, running = self._seen_running, self.running
         if before or running:
-            changed.update([(id, None) for id in before if id not in running])
-            changed.update([(id, None) for id, batch in running.items() if before.get(id) is not batch])
+            changed.update(dict.fromkeys(before.keys() - running.keys()))
+            for id, batch in reversed(running.items()):  # the newest first
+                if batch.id <= self._seen_batch:
+                    break
+                changed[id] = None
             self._seen_running = running.copy()
+            if running:
+                self._seen_batch = next(reversed(running.values())).id
         for id in changed:
             replica = self.replicas.get(id)
             if replica is None or replica.life is Life.DRAINING:
