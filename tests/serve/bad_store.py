@@ -136,12 +136,12 @@ class BadStore:
             else:
                 step_now = step
             piece = body[place : min(place + step_now, end)]
+            self.sent_bytes[path] = self.sent_bytes.get(path, 0) + len(piece)  # before the client can have read it
             if file.chunked:
                 connection.sendall(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             else:
                 connection.sendall(piece)
             place += len(piece)
-            self.sent_bytes[path] = self.sent_bytes.get(path, 0) + len(piece)
             if file.drip_s and self._ends.wait(file.drip_s):
                 return
         if file.stalls is not None:
