@@ -694,9 +694,10 @@ class _Peer:
         return fetch.memory
 
     def _on_frame(self, frame: Frame) -> None:
-        fetch = self._pending.pop(frame.subject, None)
+        fetch = self._pending.get(frame.subject)
         if frame.kind is not FrameKind.BLOCK or fetch is None:
             raise ProtocolError(f"a {frame.kind.name} frame that nobody has asked for")
+        del self._pending[frame.subject]
         self._receiving = None
         memory, fetch.memory = fetch.memory, None
         if memory is None or fetch.done.done():
