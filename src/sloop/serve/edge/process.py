@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,7 +126,7 @@ class EdgeServer:
         self._access = AccessLog(settings.access_log) if settings.access_log else None
         self.web.access = self.rpc.server.access = self._access
         self._allocated_bytes = 0
-        self._acts: dict[type, Callable[[Any], None]] = {
+        self.acts: Mapping[type, Callable[[Any], None]] = {
             RequestEnded: self.sink.on_end,
             Free: self.sink.on_free,
             Page: self.sink.on_page,
@@ -136,6 +136,7 @@ class EdgeServer:
             ReloadFiles: lambda _: self._reload(),
             Holders: self.sink.set_holders,
         }
+        """What to do for each kind of record."""
 
     def start(self, web: socket.socket, grpc: socket.socket) -> None:
         """Accept connections on two listening sockets, which this object then owns. Call it in the event loop."""
@@ -144,7 +145,7 @@ class EdgeServer:
 
     def on_record(self, record: ToEdge) -> None:
         """Do what the deciding process says."""
-        self._acts[type(record)](record)
+        self.acts[type(record)](record)
 
     async def close(self) -> None:
         """Give clients a moment to send what is under way and to take their answers, then close all connections."""
@@ -205,6 +206,10 @@ class EdgeProcess:
         self._ended = asyncio.Event()
         self._link = RecordLink(loop, sock, ToEdge, self._on_record, self._on_end)
         self._server = EdgeServer(settings, self._link.send, arena, holder)
+        self._acts: Mapping[type, Callable[[Any], None]] = {
+            **self._server.acts,
+            CloseEdge: lambda _: self._ended.set(),
+        }
 
     async def serve(self, web: socket.socket, grpc: socket.socket) -> None:
         """Serve until the deciding process says that it is over, or closes the socket."""
@@ -218,10 +223,7 @@ class EdgeProcess:
         self._link.close()
 
     def _on_record(self, record: ToEdge) -> None:
-        if isinstance(record, CloseEdge):
-            self._ended.set()
-        else:
-            self._server.on_record(record)
+        self._acts[type(record)](record)
 
     def _on_end(self, why: str) -> None:
         """The deciding process has gone: nothing can be answered any more."""
