@@ -22,6 +22,7 @@ from sloop.profile.profile import LatencyTable, Profile, Sample, load_profile
 from sloop.serve.edge.http import HttpSettings
 from sloop.serve.processes import spawn
 from sloop.serve.server import Settings
+from tests.cli.conftest import SERVED
 from tests.systems.test_replay import logged
 
 
@@ -38,6 +39,21 @@ def test_it_says_where_it_listens_and_leaves_when_told(server: "subprocess.Popen
     assert (model.parent / where["log"]).exists()
     (limits,) = [line for line in said.splitlines() if "cores of replicas are limited by" in line]
     assert "cgroup v" in limits or "affinity" in limits
+
+
+@pytest.mark.live
+def test_it_leaves_when_told_while_it_still_waits_for_agents(model: Path) -> None:
+    (model.parent / "tiny.yaml").write_text(SERVED + "cluster: {nodes: [{hardware: local, count: 1, cores: 1}]}\n")
+    (model.parent / "token").write_text("0123456789abcdef")
+    nodes = "--backend agents --address 127.0.0.1:0 --token-file token --http-port 0 --grpc-port 0"
+    command = [sys.executable, "-m", "sloop", "serve", "tiny.yaml", *nodes.split()]
+    with subprocess.Popen(command, cwd=model.parent, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        said = next(line for line in waiting.stderr if "waiting at" in line)
+        assert "for the agents of local-0" in said
+        waiting.send_signal(signal.SIGTERM)
+        assert waiting.wait(30) == 0  # agents have two minutes to come
+        assert "stopping before the start is over" in waiting.stderr.read()
 
 
 def test_an_application_without_models_is_refused(app: Path) -> None:

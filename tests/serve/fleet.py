@@ -10,7 +10,7 @@ import threading
 import time
 from asyncio import AbstractEventLoop
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -30,6 +30,28 @@ HUNG_S: Final = 20.0
 """A request without an answer for so long hangs; no deadline or time-out of the server is longer."""
 LOST: Final = "connection lost"
 HUNG: Final = "hung"
+CAUGHT: Final = (200, 503, 504)
+"""What clients may get while replicas are lost: no connection of theirs is."""
+MODEL: Final = """
+import time
+
+class Model:
+    inputs = {"x": ("FP32", (-1, 4))}
+    outputs = {"y": ("FP32", (-1, 4))}
+    joins_rows = True
+
+    def __init__(self, threads):
+        pass
+
+    def run(self, x):
+        time.sleep(0.01)
+        return 2 * x + 1
+
+    def example(self, rows):
+        import numpy
+        return numpy.ones((rows, 4), numpy.float32)
+"""
+"""Takes so long that both replicas run a batch most of the time, and no core."""
 
 Values = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -81,8 +103,25 @@ def memory_files(pids: Iterable[int]) -> dict[tuple[int, int], int]:
 class Fleet:
     """A server on the first host, and agents on others, by the names of their nodes. Logs are in `folder`."""
 
-    def __init__(self, hosts: Sequence[Host], folder: Path, app: str, options: Sequence[str] = ()) -> None:
-        self.hosts, self.folder, self._options = hosts, folder, options
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        folder: Path,
+        app: str,
+        backend: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`backend`: options of the server about its machines, if they are not those for agents that join by
+        themselves. `env` is added to the environment of all processes."""
+        self.hosts, self.folder, self._env = hosts, folder, env
+        self._backend = backend or [
+            "--backend",
+            "agents",
+            "--address",
+            f"{self.address}:{JOIN}",
+            "--token-file",
+            "token",
+        ]
         (folder / "app.yaml").write_text(app)
         (folder / "token").write_text(TOKEN)
         self.server: Process | None = None
@@ -93,14 +132,13 @@ class Fleet:
     def address(self) -> str:
         return self.hosts[0].address
 
-    @property
-    def backend(self) -> list[str]:
-        """Options of the server about its machines."""
-        return ["--backend", "agents", "--address", f"{self.address}:{JOIN}", "--token-file", "token"]
-
-    def start_server(self) -> Process:
-        arguments = ["app.yaml", "--host", "0.0.0.0", "--http-port", str(HTTP), "--state", "state"]
-        self.server = self._run(self.hosts[0], "server", ["serve", *arguments, *self.backend, *self._options])
+    def start_server(
+        self, backend: Sequence[str] = (), app: str = "app.yaml", env: Mapping[str, str] | None = None
+    ) -> Process:
+        """`backend`, `app`, `env`: others than usual, for this time."""
+        arguments = [app, "--host", "0.0.0.0", "--http-port", str(HTTP), "--state", "state"]
+        options = ["serve", *arguments, *(backend or self._backend)]
+        self.server = self._run(self.hosts[0], "server", options, env)
         return self.server
 
     def start_agent(self, name: str, host: Host) -> Process:
@@ -108,10 +146,10 @@ class Fleet:
         self.agents[name] = process = self._run(host, name, ["agent", *where, "--name", name])
         return process
 
-    def _run(self, host: Host, name: str, arguments: Sequence[str]) -> Process:
+    def _run(self, host: Host, name: str, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
         with (self.folder / f"{name}.log").open("ab") as log:
             argv = [sys.executable, "-P", "-m", "sloop", *arguments]
-            return host.run(argv, cwd=self.folder, stdout=log, stderr=log)
+            return host.run(argv, env=env or self._env, cwd=self.folder, stdout=log, stderr=log)
 
     def log(self, name: str = "server") -> str:
         """What a process has written."""
@@ -212,7 +250,10 @@ class _Connection(asyncio.Protocol):
     def send(self, asked: Asked, content: bytes) -> None:
         assert self.transport is not None
         self.asked = asked
-        self.transport.write(content)
+        if self.is_open:
+            self.transport.write(content)
+        else:  # it was lost at once
+            self._on_end(self, LOST, b"", 0)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

@@ -11,7 +11,7 @@ import pytest
 
 from sloop.serve.network import SILENT_S
 from tests.hosts import WAIT_S, Host, Hosts, is_running
-from tests.serve.fleet import LOST, Fleet, Load, kill, memory_files, running, tell, until, workers
+from tests.serve.fleet import CAUGHT, LOST, MODEL, Fleet, Load, kill, memory_files, running, tell, until, workers
 
 pytestmark = [pytest.mark.live, pytest.mark.needs_hosts]
 
@@ -25,26 +25,6 @@ stages:
 system: {name: static, replicas: 2, cores: 1, route: round_robin}
 cluster: {nodes: [{hardware: local, count: 2, cores: 1}]}
 """
-MODEL = """
-import time
-
-class Model:
-    inputs = {"x": ("FP32", (-1, 4))}
-    outputs = {"y": ("FP32", (-1, 4))}
-    joins_rows = True
-
-    def __init__(self, threads):
-        pass
-
-    def run(self, x):
-        time.sleep(0.01)
-        return 2 * x + 1
-
-    def example(self, rows):
-        import numpy
-        return numpy.ones((rows, 4), numpy.float32)
-"""
-"""Takes so long that both replicas run a batch most of the time, and no core."""
 GRAPH = """
 name: pair
 slo_ms: 5000
@@ -78,8 +58,6 @@ class Model:
 WIDTH = 150_000
 NODES = {"local-0": 1, "local-1": 2}
 """The number of the host of each node."""
-CAUGHT = (200, 503, 504)
-"""What clients may get while replicas are lost: no connection of theirs is."""
 
 
 class Deployment:

@@ -222,20 +222,33 @@ def serve(
     models = models_of(setup, settings.folder_of(setup.deployment))
 
     async def main() -> None:
-        stop_requested = asyncio.Event()
+        stop_requested, is_starting = asyncio.Event(), True
         loop = asyncio.get_running_loop()
 
+        async def run() -> None:
+            nonlocal is_starting
+            async with serving(setup, models, settings) as server:
+                is_starting = False
+                loop.add_signal_handler(signal.SIGHUP, server.edges.reload)
+                on_start(server)
+                await stop_requested.wait()
+
         def stop(number: int) -> None:
-            _log.warning("draining; a second signal stops the server at once")
+            what = "stopping before the start is over" if is_starting else "draining"
+            _log.warning("%s; a second signal stops the server at once", what)
             loop.remove_signal_handler(number)
             stop_requested.set()
+            if is_starting:  # it may wait for other machines
+                running.cancel()
 
+        running = asyncio.create_task(run())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
-        async with serving(setup, models, settings) as server:
-            loop.add_signal_handler(signal.SIGHUP, server.edges.reload)
-            on_start(server)
-            await stop_requested.wait()
+        try:
+            await running
+        except asyncio.CancelledError:
+            if not (is_starting and stop_requested.is_set()):
+                raise
 
     sys.setswitchinterval(SWITCH_S)
     return_large_memory()

@@ -36,6 +36,7 @@ from sloop.serve.network import Endpoint, NodeTls
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink, socket_pair
+from sloop.text import counted
 from sloop.vocabulary import Node, ReplicaId, ReplicaSpec
 
 NAMESPACE: Final = "sloop"
@@ -43,6 +44,8 @@ POLL_S: Final = 1.0
 """How often Ray is asked which nodes there are."""
 OPEN_S_MAX: Final = 60.0
 """In which Ray must have been joined, or started."""
+REACH_S_MAX: Final = 5.0
+"""In which what listens at the cluster's address must accept a connection."""
 RESERVE_S_MAX: Final = 20.0
 """In which Ray must have what a replica needs. Longer waits are told as a failed start, which the core repeats."""
 RESTART_S: Final = 2.0
@@ -247,7 +250,7 @@ class RayNodes:
         self._link = None
         if self._process is not None:
             self._process.poll()
-        if self._is_closing:
+        if self._is_closing or (self._joined.done() and self._joined.exception() is not None):
             return
         if not self._joined.done():
             what = "the process that speaks with Ray has ended at its start"
@@ -313,6 +316,8 @@ class RayProcess:
         self._turns: dict[ReplicaId, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
+        self._without_room: set[str] = set()
+        """Nodes for which Ray has none, as was told."""
         self._asked: list[dict[str, float]] = []
         """What the autoscaler was asked for last."""
 
@@ -343,6 +348,8 @@ class RayProcess:
             host = await self._call(self._joined, address)
         except MachineError as error:
             self._link.send(JoinFailed(error.what, error.help))
+            self._link.flush()
+            self.ended.set()
             return
         self._link.send(Joined(host))
         while not self._is_closing:
@@ -360,6 +367,7 @@ class RayProcess:
             fix = "pip install 'sloop-serve[ray]', on every node of the cluster"
             raise MachineError(f"Ray is not installed: {error}", help=fix) from error
         self._ray = ray
+        _check_reachable(address)
         own = {} if address else {"include_dashboard": False, "_node_ip_address": ray.util.get_node_ip_address()}
         try:
             ray.init(
@@ -398,7 +406,15 @@ class RayProcess:
         size = _size_of(node)
         found = [key for key, resources in left.items() if _has(resources, size)]
         if not found:
+            if node.name not in self._without_room:
+                self._without_room.add(node.name)
+                most = max((resources.get("CPU", 0.0) for resources in left.values()), default=0.0)
+                _log.warning(
+                    "no node of Ray has %s left for %s, one of %s has at most %g CPU; waiting for another node",
+                    *(_quantities(size), node.name, counted(len(left), "node"), most),
+                )
             return
+        self._without_room.discard(node.name)
         key = min(found, key=lambda each: (left[each].get("CPU", 0.0), each))
         _take(left[key], size)
         address = str(alive[key]["NodeManagerAddress"])
@@ -477,8 +493,7 @@ class RayProcess:
             groups.append((group, missing))
             return ""
         self._ray.util.remove_placement_group(group)
-        quantities = ", ".join(f"{quantity:g} {key}" for key, quantity in missing.items())
-        return f"Ray has no {quantities} left on {order.node} ({address}): does something else run there?"
+        return f"Ray has no {_quantities(missing)} left on {order.node} ({address}): does something else run there?"
 
     async def _unreserve(self, order: Unreserve) -> None:
         async with self._turn(order.replica):
@@ -524,6 +539,22 @@ def _unjoined(address: str, error: Exception) -> MachineError:
         fix = "start one there with `ray start --head`, or leave --address out to start one on this machine"
         return MachineError(f"no Ray cluster can be joined at {address}: {what}", help=fix)
     return MachineError(f"Ray cannot be started on this machine: {what}", help="see Ray's logs in /tmp/ray")
+
+
+def _check_reachable(address: str) -> None:
+    """Raise `MachineError` if nothing listens at HOST:PORT: Ray itself would try for more than a minute. Other kinds of
+    addresses are not looked at."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S_MAX).close()
+    except (OSError, OverflowError) as error:
+        raise _unjoined(address, error) from error
+
+
+def _quantities(size: Mapping[str, float]) -> str:
+    return ", ".join(f"{quantity:g} {key}" for key, quantity in size.items())
 
 
 def _size_of(node: Node) -> dict[str, float]:

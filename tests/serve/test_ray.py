@@ -1,0 +1,227 @@
+"""A server on a Ray cluster of three hosts: what it reserves and starts there, what is left afterwards, and what
+happens when parts of it die. Figures are printed (`pytest -s`)."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.hosts import WAIT_S, Host, Hosts, RayCluster
+from tests.serve.fleet import CAUGHT, MODEL, Fleet, Load, kill, running, tell, until, workers
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.needs_hosts,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
+]
+
+APP = """
+name: mlp
+slo_ms: 1000
+stages:
+  - name: mlp
+    model: model.py
+    profile:
+      latency_ms: {form: amdahl, gamma: 40, epsilon: 1, delta: 0, eta: 1}
+      max_batch: 2
+      max_cores: 2
+system: {name: sponge, criterion: steady, cores: [1, 2]}
+cluster: {nodes: [{hardware: local, count: 2, cores: 2}]}
+"""
+"""By its profile, a core serves some 25 requests per second; in truth the model only sleeps."""
+FEW_RPS, MANY_RPS = 8, 40
+HUGE = APP.replace("cores: 2}]", "cores: 64}]")
+WATCH: Final = """
+import json, ray, sys
+answers, sys.stdout = sys.stdout, sys.stderr  # Ray prints there too
+ray.init(log_to_driver=False)
+for _ in sys.stdin:
+    table = ray.util.placement_group_table().values()
+    groups = [each for each in table if each["state"] != "REMOVED"]
+    found = {
+        "groups": [sum(bundle.get("CPU", 0) for bundle in each["bundles"].values()) for each in groups],
+        "actors": [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)],
+        "alive": [each["NodeManagerAddress"] for each in ray.nodes() if each["Alive"]],
+    }
+    print(json.dumps(found), file=answers, flush=True)
+"""
+
+
+class RayFleet:
+    """A Ray cluster of three hosts with two CPUs each, and a server whose cluster is two of them."""
+
+    def __init__(self, hosts: Hosts, ray: RayCluster, folder: Path) -> None:
+        self.hosts, self.ray = hosts, ray
+        for name, text in (("model.py", MODEL), ("huge.yaml", HUGE)):
+            (folder / name).write_text(text)
+        self.fleet = Fleet(list(hosts), folder, APP, self.backend(ray.address), ray.env)
+        self._watch = hosts[0].run(
+            [sys.executable, "-c", WATCH],
+            env=ray.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def backend(self, address: str) -> list[str]:
+        return ["--backend", "ray", "--address", address]
+
+    def restore(self) -> None:
+        """Have the server running with one replica, and all of Ray's nodes."""
+        missing = [host for host in self.hosts if host.address not in self.seen()["alive"]]
+        self.ray.start_nodes(missing)
+        server = self.fleet.server
+        if server is None or server.poll() is not None:
+            self.fleet.start_server()
+        self.fleet.until_ready(1)
+
+    def seen(self) -> dict[str, Any]:
+        """What Ray says: CPUs of placement groups, names of actors, addresses of nodes."""
+        assert self._watch.stdin
+        assert self._watch.stdout
+        self._watch.stdin.write(b"\n")
+        self._watch.stdin.flush()
+        found: dict[str, Any] = json.loads(self._watch.stdout.readline())
+        return found
+
+    def host_of_replica(self) -> Host:
+        """Where the only replica runs."""
+        (found,) = [host for host in self.hosts if workers(host)]
+        return found
+
+    def load(self, rate_rps: float = FEW_RPS) -> Load:
+        return Load(self.fleet.address, "mlp", lambda x: 2 * x + 1, rate_rps=rate_rps)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayFleet]:
+    with Hosts(3) as hosts, RayCluster(hosts, cpus=2) as ray:
+        yield RayFleet(hosts, ray, tmp_path_factory.mktemp("ray"))
+
+
+@pytest.fixture
+def served(started: RayFleet) -> RayFleet:
+    started.restore()
+    return started
+
+
+def test_cores_of_replicas_are_reserved_in_ray(served: RayFleet) -> None:
+    until(lambda: served.seen()["groups"] == [1], "one group of one core")
+    with served.load(MANY_RPS) as load:
+        grown_s = until(lambda: sorted(served.seen()["groups"]) == [1, 1], "the replica grows by a second group")
+        load.until_steady()
+    load.check([200])
+    with served.load() as load:
+        shrunk_s = until(lambda: served.seen()["groups"] == [1], "a group is given back")
+        load.until_steady(10)
+    load.check([200])
+    assert len(served.seen()["actors"]) == 2
+    tell(f"a second core was reserved after {grown_s:.1f} s, given back after {shrunk_s:.1f} s")
+
+
+def test_a_killed_agent_is_replaced_by_its_actor(served: RayFleet) -> None:
+    fleet, host = served.fleet, served.host_of_replica()
+    with served.load() as load:
+        load.go_on(1)
+        fault_s = time.monotonic()
+        kill(running(host, "sloop.serve.agent"))
+        until(lambda: "lost" in fleet.nodes().values(), "the node is lost")
+        back_s = fleet.until_ready(1)
+        load.until_steady(10)
+        whole_s = until(lambda: set(fleet.nodes().values()) == {"ready"}, "another agent") + back_s
+    tell(
+        f"agent killed: {load.describe()}; only 200 after {load.disturbed_s(fault_s):.1f} s, another agent after "
+        f"{whole_s:.1f} s; a cold start takes {fleet.cold_start_s():.1f} s"
+    )
+    load.check(CAUGHT)
+    until(lambda: served.seen()["groups"] == [1], "only the reservation of the replica that runs")
+
+
+def test_replicas_of_a_killed_node_of_ray_start_elsewhere(served: RayFleet) -> None:
+    fleet = served.fleet
+    names = [name for name in fleet.nodes() if running_agent(served, name) is not served.hosts[0]]
+    host = running_agent(served, names[0])
+    with served.load() as load:
+        load.go_on(1)
+        fault_s = time.monotonic()
+        host.kill()
+        until(lambda: "lost" in fleet.nodes().values(), "the node is lost")
+        fleet.until_ready(1)
+        load.until_steady(10)
+        until(lambda: set(fleet.nodes().values()) == {"ready"}, "an agent on the third node of Ray")
+        whole_s = time.monotonic() - fault_s
+    tell(
+        f"a node of Ray killed: {load.describe()}; only 200 after {load.disturbed_s(fault_s):.1f} s, all nodes there "
+        f"again after {whole_s:.1f} s; a cold start takes {fleet.cold_start_s():.1f} s"
+    )
+    load.check(CAUGHT)
+    until(lambda: served.seen()["groups"] == [1], "only the reservation of the replica that runs")
+
+
+def running_agent(served: RayFleet, name: str) -> Host:
+    """The host where the agent of a node runs."""
+    (found,) = [host for host in served.hosts if running(host, f" {name} ")]
+    return found
+
+
+def test_nothing_is_left_in_ray_when_the_server_has_ended(served: RayFleet) -> None:
+    assert served.fleet.server is not None
+    began_s = time.monotonic()
+    served.fleet.server.terminate()
+    assert served.fleet.server.wait(WAIT_S) == 0, served.fleet.log()
+    tell(f"the server ended after {time.monotonic() - began_s:.1f} s")
+    until(lambda: [served.seen()[what] for what in ("groups", "actors")] == [[], []], "no groups, no actors")
+    until(lambda: not any(running(host, "sloop.serve") for host in served.hosts), "no processes")
+
+
+# What cannot be served
+
+
+def ended(served: RayFleet, backend: list[str], **others: Any) -> tuple[str, float]:
+    """What a server says that cannot start, and after how many seconds it has ended."""
+    fleet, said = served.fleet, served.fleet.log()
+    if fleet.server is not None and fleet.server.poll() is None:
+        fleet.server.terminate()
+        fleet.server.wait(WAIT_S)
+    began_s = time.monotonic()
+    server = fleet.start_server(backend, **others)
+    assert server.wait(3 * WAIT_S) == 1
+    return fleet.log()[len(said) :], time.monotonic() - began_s
+
+
+def test_an_address_without_a_cluster_is_told(started: RayFleet) -> None:
+    said, after_s = ended(started, started.backend(f"{started.hosts[0].address}:6399"))
+    tell(f"no cluster there, after {after_s:.0f} s: {said}")
+    assert "no Ray cluster can be joined at" in said
+    assert "ray start --head" in said
+    assert after_s < 2 * WAIT_S
+
+
+def test_a_cluster_that_does_not_know_the_token_is_told(started: RayFleet) -> None:
+    wrong = {**started.ray.env, "RAY_AUTH_TOKEN": "0" * 64}
+    said, after_s = ended(started, started.backend(started.ray.address), env=wrong)
+    tell(f"another token, after {after_s:.0f} s: {said}")
+    assert "token" in said
+    assert after_s < 2 * WAIT_S
+
+
+def test_nodes_that_ray_cannot_have_are_told_and_the_server_can_be_stopped(started: RayFleet) -> None:
+    fleet, said = started.fleet, len(started.fleet.log())
+    if fleet.server is not None and fleet.server.poll() is None:
+        fleet.server.terminate()
+        fleet.server.wait(WAIT_S)
+    server = fleet.start_server(app="huge.yaml")
+    until(lambda: "no node of Ray has 64 CPU left for local-0" in fleet.log()[said:], "it is told")
+    began_s = time.monotonic()
+    server.terminate()
+    server.wait(WAIT_S)
+    tell(f"stopped during its start after {time.monotonic() - began_s:.1f} s: {fleet.log()[said:]}")
+    assert server.returncode == 0
