@@ -10,6 +10,7 @@ import click
 import uvloop
 
 from sloop.cli.command import FILE, command
+from sloop.cli.pull import cache_of, models_options
 from sloop.serve.agent import Agent, serve_until_signal
 from sloop.serve.network import NodeTls, read_token
 from sloop.serve.processes import return_large_memory
@@ -56,15 +57,17 @@ def node_tls_of(given: Mapping[str, Any], prefix: str) -> NodeTls | None:
 )
 @click.option("--tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM).")
 @click.option("--tls-ca", type=FILE, metavar="FILE", help="Authority that has issued the machines' certificates.")
+@models_options
 @never_waiting()
-def agent(join: str, name: str, token_file: Path, host: str, **files: Any) -> None:  # noqa: ANN401  # see node_tls_of
+def agent(join: str, name: str, token_file: Path, host: str, **others: Any) -> None:  # noqa: ANN401  # see node_tls_of and cache_of
     """Run replicas on this machine for the server at --join, until it ends or SIGTERM.
 
-    The server orders what runs here; models must be readable under the same paths as on the server. If the connection
-    is lost, the agent stops its replicas and connects again for a minute.
+    The server orders what runs here. Models that applications name by URL are fetched into a cache; others must be
+    readable under the same paths as on the server. If the connection is lost, the agent stops its replicas and connects
+    again for a minute.
     """
-    tls = node_tls_of(files, "--tls")
-    made = Agent(endpoint_of(join), name, read_token(token_file), host=host, tls=tls)
+    tls = node_tls_of(others, "--tls")
+    made = Agent(endpoint_of(join), name, read_token(token_file), host=host, tls=tls, make_cache=cache_of(others))
 
     async def main() -> None:
         stop = asyncio.Event()

@@ -4,7 +4,6 @@ With `--json` a command prints one object on stdout and nothing else; progress a
 the place, the problem and the fix. Exit codes: 0 success, 1 failure, 2 wrong usage (from click).
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ from sloop.profile.model import row_shapes
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
 from sloop.serve.stores import ModelSource
-from sloop.serve.weights import ModelFolder
+from sloop.serve.weights import ModelFolder, usual_folder
 from sloop.systems.system import is_system_file
 from sloop.text import counted, listed
 from sloop.workload.link import Link, link_from, read_link
@@ -42,7 +41,6 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 JSON: Final = "sloop.cli.json"
 """Key of click's `meta`: whether `--json` was given."""
-MODELS_VARIABLE: Final = "SLOOP_MODELS_CACHE"
 PROGRESS_AFTER_S: Final = 2.0
 """Seconds before a progress bar is drawn: a bar that appears and vanishes says nothing."""
 TRACE_HELP: Final = (
@@ -277,12 +275,8 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def models_folder(folder: Path | None = None) -> Path:
-    """The folder of the cache of models: `folder`, or that of the environment, or the usual one."""
-    if folder is not None:
-        return folder
-    if given := os.environ.get(MODELS_VARIABLE):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sloop" / "models"
+    """The folder of the cache of models: `folder`, or the usual one."""
+    return usual_folder() if folder is None else folder
 
 
 def cached_models(apps: Sequence[Path]) -> dict[str, Path]:

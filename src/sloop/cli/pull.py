@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -12,7 +12,6 @@ from sloop.app.load import model_urls
 from sloop.cli.command import (
     FILE,
     FOLDER,
-    MODELS_VARIABLE,
     CommandOutput,
     ProgressUpdate,
     command,
@@ -24,7 +23,7 @@ from sloop.errors import SloopError
 from sloop.options import Value
 from sloop.profile.model import is_model, is_python
 from sloop.serve.stores import HttpStore, ModelSource
-from sloop.serve.weights import WeightsCache
+from sloop.serve.weights import MODELS_BYTES, MODELS_VARIABLE, WeightsCache
 from sloop.text import counted
 
 EXAMPLE = """
@@ -34,7 +33,6 @@ sloop pull app.yaml --models-tokens /etc/sloop/tokens
 """
 NOTES = """With #sha256=HEX at the end of a URL, or a file `NAME.onnx.sha256` beside the model, the content is verified.
 The files of weights of an ONNX model are fetched with it. Requests do not go through a proxy."""
-MODELS_BYTES: Final = 32 << 30
 
 
 def models_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvloop
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop import __version__
 from sloop.errors import MachineError, SloopError
@@ -52,7 +52,9 @@ from sloop.serve.network import (
 from sloop.serve.processes import begin, return_large_memory
 from sloop.serve.protocols import Servable
 from sloop.serve.stderr import log_directly
+from sloop.serve.stores import ModelSource
 from sloop.serve.transport import ProtocolError, RecordLink
+from sloop.serve.weights import MODELS_BYTES, WeightsCache, usual_folder
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
@@ -219,8 +221,25 @@ class AgentSession:
     """An agent from the `AgentSetup` that it gets to the end of its connection (`BackendListener` of its backend).
     `joined` is the host of the deciding process."""
 
-    def __init__(self, setup: AgentSetup, send: Callable[[FromAgent], None], blocks: BlockClient, joined: str) -> None:
+    def __init__(
+        self,
+        setup: AgentSetup,
+        send: Callable[[FromAgent], None],
+        blocks: BlockClient,
+        joined: str,
+        make_cache: Callable[[], WeightsCache],
+    ) -> None:
         self._send, self._blocks, self._joined = send, blocks, joined
+        self._is_beside = 0 in setup.holders
+        """Whether the deciding process is on this machine, with its files."""
+        self._make_cache = make_cache
+        self._cache: WeightsCache | None = None
+        """Of the models that come from elsewhere; made when the first one does."""
+        self._servables: dict[tuple[str, str], Servable] = {}
+        self._bringing: dict[ReplicaId, Task[None]] = {}
+        """Replicas whose model is being fetched."""
+        self._models: dict[ReplicaId, Path] = {}
+        """The fetched models that replicas use."""
         self._holders = {**setup.holders, setup.holder: os.getpid()}
         self._arenas = Arenas(setup.holder)
         held = self._arenas.make(ARENA_BYTES, lambda _: None)
@@ -238,9 +257,9 @@ class AgentSession:
         self._backend.attach(self)
         self._acts: dict[type, Callable[[Any], None]] = {
             LearnStages: self._learn,
-            ForgetStages: lambda record: self._backend.forget(record.stages),
+            ForgetStages: self._forget,
             StartWorker: self._start,
-            StopWorker: lambda record: self._backend.stop(record.replica),
+            StopWorker: self._stop,
             ResizeWorker: lambda record: self._backend.resize(record.replica, record.cores),
             RunBatch: self._run,
             FreeBlock: lambda record: self._arenas.free(record.block),
@@ -260,15 +279,23 @@ class AgentSession:
 
     async def close(self) -> None:
         """Stop all workers without reports."""
-        for fetching in self._fetching.values():
+        for fetching in (*self._fetching.values(), *self._bringing.values()):
             fetching.cancel()
         self._blocks.close()
         await self._backend.close()
+        if self._cache is not None:
+            await self._cache.close()
         self._arenas.close()
 
     def _learn(self, record: LearnStages) -> None:
         servables = {(stage, variant): servable for stage, variant, servable in record.servables}
+        self._servables |= servables
         self._backend.learn(servables, record.wirings, threads_prepared=record.threads_prepared)
+
+    def _forget(self, record: ForgetStages) -> None:
+        ended = frozenset(record.stages)
+        self._servables = {key: each for key, each in self._servables.items() if key[0] not in ended}
+        self._backend.forget(ended)
 
     def _set_endpoints(self, record: Endpoints) -> None:
         others = {
@@ -278,9 +305,48 @@ class AgentSession:
         }
         self._blocks.set_endpoints(others)
 
+    # Replicas
+
     def _start(self, record: StartWorker) -> None:
         self._replicas.add(record.replica)
-        self._backend.start(record.replica, record.spec)
+        servable = self._servables.get((record.spec.stage, record.spec.variant))
+        if servable is not None and not self._is_beside and servable.source:
+            self._bringing[record.replica] = asyncio.create_task(self._bring_and_start(record, servable))
+        elif servable is not None and _is_missing(servable.model):
+            fix = "put it where all nodes can read it under this path, or name it by URL"
+            self.on_event(ReplicaLost(record.replica, f"{servable.model} is not on this node: {fix}"))
+        else:
+            self._backend.start(record.replica, record.spec)
+
+    async def _bring_and_start(self, record: StartWorker, servable: Servable) -> None:
+        """Have the model of a replica on this machine, then start it."""
+        replica, spec = record.replica, record.spec
+        self._send(AgentReport(ReplicaProgressed(replica, "fetching")))
+        try:
+            self._cache = self._cache or self._make_cache()
+            model = await self._cache.fetch(ModelSource.of(servable.source), pin=True)
+        except SloopError as error:
+            del self._bringing[replica]
+            self.on_event(ReplicaLost(replica, error.what))
+            return
+        del self._bringing[replica]
+        self._models[replica] = model
+        own = structs.replace(servable, model=str(model))
+        self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
+        self._backend.start(replica, spec)
+
+    def _stop(self, record: StopWorker) -> None:
+        bringing = self._bringing.pop(record.replica, None)
+        if bringing is None:
+            self._backend.stop(record.replica)
+        else:
+            bringing.cancel()
+            self.on_event(ReplicaStopped(record.replica))
+
+    def _release_model(self, replica: ReplicaId) -> None:
+        model = self._models.pop(replica, None)
+        if model is not None and self._cache is not None:
+            self._cache.release(model)
 
     # Batches
 
@@ -343,6 +409,7 @@ class AgentSession:
         assert isinstance(event, ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized)
         if isinstance(event, ReplicaLost | ReplicaStopped):
             self._drop_copies(event.replica)
+            self._release_model(event.replica)
             self._replicas.discard(event.replica)
         self._send(AgentReport(event))
 
@@ -360,6 +427,16 @@ class AgentSession:
         self._send(BatchRaised(batch, replica, failure.encode()))
 
 
+def _is_missing(model: str) -> bool:
+    """Whether a model is a file that is not there."""
+    return not model.startswith("fake:") and not Path(model).exists()
+
+
+def usual_cache() -> WeightsCache:
+    """The cache of models of this machine."""
+    return WeightsCache(usual_folder(), MODELS_BYTES)
+
+
 class Agent:
     """Serves a deciding process at `join`, as the node `name`, until that says it is over."""
 
@@ -371,7 +448,9 @@ class Agent:
         *,
         host: str = "",
         tls: NodeTls | None = None,
+        make_cache: Callable[[], WeightsCache] = usual_cache,
     ) -> None:
+        self._make_cache = make_cache
         self._join, self._name, self._token, self._host, self._tls = join, name, token, host, tls
         self._is_over, self._refused = False, ""
 
@@ -415,7 +494,8 @@ class Agent:
                 self._is_over, self._refused = True, record.why
                 on_end(record.why)
             elif isinstance(record, AgentSetup) and session is None:
-                session = AgentSession(record, records.send, BlockClient(self._token, context), self._join[0])
+                blocks = BlockClient(self._token, context)
+                session = AgentSession(record, records.send, blocks, self._join[0], self._make_cache)
             elif session is not None and not ended.done():
                 session.on_record(record)
             else:

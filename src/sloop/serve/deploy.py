@@ -56,6 +56,7 @@ from sloop.serve.messages import OfferModel
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.protocols import Backend, ModelState, Servable
+from sloop.serve.weights import source_of
 from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, build, definition_of, set_up
 from sloop.tensor import Port, Signature
 from sloop.text import listed, quoted
@@ -113,7 +114,7 @@ def servables_of(application: Application, folder: Path | None = None) -> dict[t
             shapes = next((profile.shapes for profile in profiles if profile.shapes), None)
             known = examine(Path(variant.model), shapes, folder=folder and folder / COPIES)
             found[stage.name, variant.name] = Servable(
-                known.file, known.signature, known.obstacle, known.labels, known.notes
+                known.file, known.signature, known.obstacle, known.labels, known.notes, source_of(Path(known.file))
             )
     return found
 

@@ -122,6 +122,8 @@ class Servable(Struct, frozen=True):
     """The classes of the columns of an output, where the model says them."""
     notes: tuple[str, ...] = ()
     """What a user should know of this model before it serves."""
+    source: str = ""
+    """The URL that it was fetched from, with its checksum; empty if it was not."""
 
 
 class EdgeClient(Protocol):

@@ -73,6 +73,9 @@ FILES_MAX: Final = 10_000
 """The most files of one model: large models are exported with a file for each tensor."""
 ENTRY_NAME: Final = re.compile(r".*-(?P<key>[0-9a-f]{16})-[0-9a-f]{16}")
 PART_NAME: Final = re.compile(r".*-(?P<key>[0-9a-f]{16})\.part")
+MODELS_VARIABLE: Final = "SLOOP_MODELS_CACHE"
+MODELS_BYTES: Final = 32 << 30
+"""The budget of the cache unless another one is given."""
 FILES, USED, ENTRY, STATE, GONE = "files", "used", "entry.json", "state.json", ".gone"
 
 Progress = Callable[[int, int | None], None]
@@ -357,6 +360,22 @@ def _locked_file(path: Path, *, exclusive: bool, make: bool = True) -> int | Non
         raise
     os.close(fd)
     return None
+
+
+def usual_folder() -> Path:
+    """The folder of the cache unless another one is named: that of the environment, or one in the user's cache."""
+    if given := os.environ.get(MODELS_VARIABLE):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sloop" / "models"
+
+
+def source_of(path: Path) -> str:
+    """Where a model in the cache was fetched, with its checksum, so that others get the same; empty for another
+    file."""
+    model = _read_model(path.parent.parent) if path.parent.name == FILES else None
+    if model is None or model.path != path:
+        return ""
+    return f"{model.record.source}#sha256={model.record.files[0].sha256}"
 
 
 def _read_model(folder: Path) -> CachedModel | None:
