@@ -14,15 +14,19 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from sloop.cli import agent as agents
 from sloop.cli import main
 from sloop.cli import profile as module
 from sloop.cli import serve as serving
 from sloop.errors import MachineError
 from sloop.profile.profile import LatencyTable, Profile, Sample, load_profile
+from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.edge.http import HttpSettings
+from sloop.serve.network import NodeTls
 from sloop.serve.processes import spawn
 from sloop.serve.server import Settings
 from tests.cli.conftest import SERVED
+from tests.serve.edge.test_attacks import make_certificate
 from tests.systems.test_replay import logged
 
 
@@ -88,6 +92,55 @@ def test_tls_that_cannot_work_is_told_before_anything_starts(app: Path, options:
     result = CliRunner().invoke(main, ["serve", str(app), *options])
     assert result.exit_code == 1
     assert told in result.stderr
+
+
+NODES = ["--backend", "agents", "--address", "10.0.0.1:9000", "--token-file", "token"]
+MACHINES = ["cert", "key", "ca"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (["--agents-tls-cert", "a.pem"], 2, "--agents-tls-cert has no meaning with --backend local"),
+        ([*NODES, "--agents-tls-cert", "a.pem"], 2, "--agents-tls-key is missing"),
+        ([*NODES, *(f"--agents-tls-{kind}=none.pem" for kind in MACHINES)], 1, "none.pem: not a certificate"),
+        (["--backend", "agents"], 2, "--backend agents needs --address"),
+        ([*NODES[:4]], 2, "--backend agents needs --token-file"),
+        ([*NODES[:3], "here", *NODES[4:]], 2, "'here' is no address"),
+    ],
+)
+def test_mistakes_about_other_machines_are_told(app: Path, options: list[str], code: int, told: str) -> None:
+    result = CliRunner().invoke(main, ["serve", str(app), *options])
+    assert (result.exit_code, told in " ".join(result.stderr.split())) == (code, True), result.stderr
+
+
+def test_files_of_tls_between_machines_reach_server_and_agent(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificate(tmp_path, "authority")
+    make_certificate(tmp_path, "node", issuer="authority")
+    (tmp_path / "token").write_text("0123456789abcdef")
+    monkeypatch.chdir(tmp_path)
+    files = [
+        f"-tls-{kind}={name}" for kind, name in zip(MACHINES, ("node.pem", "node.key", "authority.pem"), strict=True)
+    ]
+    expected = NodeTls(tmp_path / "node.pem", tmp_path / "node.key", tmp_path / "authority.pem")
+    seen: list[object] = []
+    monkeypatch.setattr(serving, "serve_until_stopped", lambda _, settings, **__: seen.append(settings.nodes))
+    result = CliRunner().invoke(main, ["serve", str(app), *NODES, *(f"--agents{file}" for file in files)])
+    assert result.exit_code == 0, result.stderr
+    result = CliRunner().invoke(main, ["serve", str(app), "--backend", "ray", *(f"--agents{file}" for file in files)])
+    assert result.exit_code == 0, result.stderr
+    token = Path("token")
+    assert seen == [NodeSettings(None, "10.0.0.1", 9000, token, expected), NodeSettings("", tls=expected)]
+    made: list[object] = []
+    monkeypatch.setattr(agents, "Agent", lambda *_, **others: made.append(others["tls"]))
+    monkeypatch.setattr("uvloop.run", lambda main: main.close())
+    join = ["agent", "--join", "10.0.0.1:9000", "--name", "one", "--token-file", "token"]
+    result = CliRunner().invoke(main, [*join, *(f"-{file}" for file in files)])
+    assert (result.exit_code, made) == (0, [expected]), result.stderr
+    result = CliRunner().invoke(main, [*join, "--tls-ca", "authority.pem"])
+    assert (result.exit_code, "--tls-cert is missing" in result.stderr) == (2, True)
 
 
 def test_keys_come_from_a_file_and_user_code_does_not_see_the_one_of_the_environment(

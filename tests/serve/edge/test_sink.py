@@ -1,8 +1,10 @@
 """An edge's way to the deciding process, which is a list of records here."""
 
+import asyncio
 import gc
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from sloop.serve.messages import (
     RequestEnded,
     Submit,
 )
+from sloop.serve.network import BlockLost
 from sloop.serve.protocols import RequestResult
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Port, Signature, Tensor
@@ -164,3 +167,90 @@ def test_a_request_ends_without_outputs_if_it_failed_or_its_model_was_withdrawn(
         RequestResult(Outcome.REJECTED, {}, "full", 9),
         RequestResult(Outcome.SERVED, {"y": bytes_tensor(b"y")}),
     ]
+
+
+def test_a_broken_answer_fails_its_request_alone(scene: Scene) -> None:
+    """An agent of this machine that has died, or is broken, must not end the edge."""
+    far_number = 9 << 48
+    for number, blocks in (
+        (scene.submit(b"a"), [Address(7, 0, 100)]),
+        (scene.submit(b"b"), [Address(far_number, 0, 100)]),
+        (scene.submit(b"c"), [b"no table"]),
+        (scene.submit(b"d"), [write_block([], None)]),
+    ):
+        scene.sink.on_end(RequestEnded(number, Outcome.SERVED, "1", list(blocks)))
+    gc.collect()
+    assert [(each.outcome, bool(each.outputs)) for each in scene.ended] == [(Outcome.FAILED, False)] * 4
+    assert all("was lost with the node that had it" in each.why for each in scene.ended)
+    released = [each.block for each in scene.sent if isinstance(each, Release)]
+    assert released == [Address(7, 0, 100), Address(far_number, 0, 100)]
+    broken, memory = scene.worker.allocate(1 << 15)
+    memory[:] = b"\xff" * (1 << 15)
+    scene.sink.on_end(RequestEnded(scene.submit(b"e"), Outcome.SERVED, "1", [broken]))
+    gc.collect()
+    assert scene.sent[-1] == Release(broken), "once"
+    scene.answer(scene.submit(b"f"), b"y" * 9000)
+    assert [each.outcome for each in scene.ended[4:]] == [Outcome.FAILED, Outcome.SERVED]
+
+
+def test_answers_of_other_machines_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they come, are lost, or their client has gone meanwhile: each block is released once."""
+    holder = 9 << 48
+    contents: dict[int, bytes] = {}
+    for place in (1, 2, 3):
+        content = write_block([bytes_tensor(bytes([place]) * 100)], None)
+        assert isinstance(content, bytes)
+        contents[place] = content
+    blocks = {place: Address(holder, place << 32, len(content)) for place, content in contents.items()}
+
+    async def main() -> None:
+        held = asyncio.Event()
+
+        async def fetch(block: Address, memory: memoryview) -> None:
+            if block == blocks[3]:
+                raise BlockLost("its machine has gone")
+            await held.wait()
+            memory[:] = contents[block.offset >> 32]
+
+        sent: list[FromEdge] = []
+        sink = EdgeSink(sent.append, None, os.getpid(), b"token of the deployment")
+        monkeypatch.setattr(sink._elsewhere, "fetch", fetch)
+        sink.offer(OFFER)
+        ended: dict[int, RequestResult] = {}
+        tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(b"x")}
+        for place in (1, 2, 3):
+            number = sink.submit(tensors, application="demo", on_end=partial(ended.__setitem__, place))
+            sink.on_end(RequestEnded(number, Outcome.SERVED, "1", [blocks[place]]))
+            if place == 2:
+                sink.cancel(number)
+        assert sink.open_requests == 2
+        for _ in range(5):
+            await asyncio.sleep(0)
+        held.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert {place: each.outcome for place, each in ended.items()} == {1: Outcome.SERVED, 3: Outcome.FAILED}
+        assert bytes(ended[1].outputs["y"].data) == b"\x01" * 100
+        assert "its machine has gone" in ended[3].why
+        released = [each.block for each in sent if isinstance(each, Release)]
+        assert sorted(released, key=lambda block: block.offset) == list(blocks.values())
+        assert sink.open_requests == 0
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_needs_more_memory_than_there_is_fails() -> None:
+    async def main() -> None:
+        sent: list[FromEdge] = []
+        sink = EdgeSink(sent.append, None, os.getpid(), b"token of the deployment")
+        sink.offer(OFFER)
+        ended: list[RequestResult] = []
+        tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(b"x")}
+        number = sink.submit(tensors, application="demo", on_end=ended.append)
+        sink.on_end(RequestEnded(number, Outcome.SERVED, "1", [Address(9 << 48, 0, 1 << 60)]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [each.outcome for each in ended] == [Outcome.FAILED]
+        assert "no memory" in ended[0].why
+
+    asyncio.run(main())
