@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,26 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from sloop.errors import InputError, MachineError, SloopError
+from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped
 from sloop.serve import weights
+from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, LearnStages, StartWorker, StopWorker
+from sloop.serve.network import BlockClient
+from sloop.serve.protocols import Servable
 from sloop.serve.stores import FolderStore, ModelSource, Patience, StoredFile, StoreError, Watch
-from sloop.serve.weights import FILES, CachedModel, EntryRecord, FileRecord, ModelFolder, TransferState, WeightsCache
+from sloop.serve.weights import (
+    FILES,
+    CachedModel,
+    EntryRecord,
+    FileRecord,
+    ModelFolder,
+    TransferState,
+    WeightsCache,
+    source_of,
+)
+from sloop.tensor import Port, Signature
+from sloop.vocabulary import ReplicaId, ReplicaSpec, Slot
 from tests.serve.bad_store import BadStore, Served
+from tests.serve.rig import wirings_of
 
 pytestmark = pytest.mark.live
 CONTENT = bytes(range(256)) * 1000
@@ -912,3 +928,81 @@ def test_least_recently_used_models_go_first(budget: int, steps: list[tuple[str,
             for each in locks:
                 os.close(each)
         shutil.rmtree(place)
+
+
+# Agents
+
+
+class HeardSession(AgentSession):
+    """An agent on another machine than the deciding process, and what it reports."""
+
+    def __init__(self, folder: Path, servables: Mapping[tuple[str, str], Servable]) -> None:
+        self.caches: list[WeightsCache] = []
+        self.said: list[Any] = []
+        super().__init__(AgentSetup(1, {}), self.said.append, BlockClient(b"token"), "127.0.0.1", self._made)
+        self._folder = folder
+        taught = [(*key, servable) for key, servable in servables.items()]
+        self.on_record(LearnStages(taught, wirings_of(servables), 1))
+
+    def _made(self) -> WeightsCache:
+        self.caches.append(WeightsCache(self._folder, 10**9, patience=QUICK))
+        return self.caches[-1]
+
+    def start(self, number: int, variant: str) -> None:
+        self.on_record(StartWorker(ReplicaId(number), ReplicaSpec("stage", variant, Slot(1))))
+
+    def events(self, kind: type) -> list[Any]:
+        return [each.event for each in self.said if isinstance(each.event, kind)]
+
+
+def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, folder: Path, mlp: Path) -> None:
+    content = mlp.read_bytes()
+    store.files["/mlp.onnx"] = Served(content)
+    url = f"{store.url}/mlp.onnx#sha256={hashlib.sha256(content).hexdigest()}"
+    signature = Signature((Port("x", "FP32", (-1, 4)),), (Port("y", "FP32", (-1, 3)),))
+    servables = {
+        ("stage", "away"): Servable("/not/here.onnx", signature, source=url),
+        ("stage", "missing"): Servable("/not/here.onnx", signature),
+    }
+
+    async def main() -> None:
+        session = HeardSession(folder, servables)
+        for number, variant in enumerate(("away", "away", "missing", "away")):
+            session.start(number, variant)
+        session.on_record(StopWorker(ReplicaId(3)))
+        assert session.said[-1] == AgentReport(ReplicaStopped(ReplicaId(3))), "while its model is being fetched"
+        await until(lambda: len(session.events(ReplicaReady)) == 2)
+        steps = [event.step for event in session.events(ReplicaProgressed) if event.replica == 0]
+        assert steps == ["fetching", "spawning", "loading", "warming"]
+        (lost,) = session.events(ReplicaLost)
+        assert lost.error.startswith("/not/here.onnx is not on this node: put it where all nodes can read it")
+        (cache,) = session.caches
+        (model,) = cache.models.models()
+        assert source_of(model.path) == url
+        assert source_of(mlp) == ""
+        part = cache.models.part("other.onnx", "0" * 16)
+        with pytest.raises(MachineError, match="are in use"):
+            cache.models.reserve(part, TransferState(), 10**9, "a model")  # it is in use
+        for number in range(2):
+            session.on_record(StopWorker(ReplicaId(number)))
+        await until(lambda: len(session.events(ReplicaStopped)) == 3)
+        cache.models.reserve(part, TransferState(), 10**9, "a model")
+        assert not cache.models.models(), "nobody used it any more"
+        await session.close()
+
+    asyncio.run(main())
+    assert len(store.asked("/mlp.onnx")) == 1
+
+
+def test_a_model_that_an_agent_cannot_fetch_costs_the_replica_only(store: BadStore, folder: Path) -> None:
+    servable = Servable("/not/here.onnx", Signature((), ()), source=f"{store.url}/none.onnx")
+
+    async def main() -> None:
+        session = HeardSession(folder, {("stage", "away"): servable})
+        session.start(0, "away")
+        await until(lambda: bool(session.events(ReplicaLost)))
+        assert "none.onnx" in session.said[-1].event.error
+        assert "404" in session.said[-1].event.error
+        await session.close()
+
+    asyncio.run(main())
