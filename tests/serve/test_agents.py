@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import io
 import math
 import os
 import random
@@ -36,14 +37,17 @@ from sloop.serve.agent import (
     BatchFinished,
     BatchRaised,
     CloseAgent,
+    Endpoints,
     FreeBlock,
     FromAgent,
     RunBatch,
     StartWorker,
+    StopWorker,
     ToAgent,
 )
 from sloop.serve.backends import agents
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
+from sloop.serve.backends.ray import RayNodes, Want
 from sloop.serve.blocks import Block, tensors_in, write_block
 from sloop.serve.messages import Run
 from sloop.serve.network import BlockClient, NetworkLink, NodeTls, Purpose, connect
@@ -523,5 +527,53 @@ def test_a_failure_of_a_model_is_passed_on() -> None:
             )
             failed = await here.ear.hear(BatchFailed)
             assert failed == BatchFailed(BATCH, A, "the model raised KeyError", "KeyError: 7")
+
+    play(scene)
+
+
+def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
+    async def scene() -> None:
+        sent: list[FromAgent] = []
+        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), HOST, module.usual_cache)
+        session.on_record(Endpoints({9: (HOST, 1)}))
+        session.on_record(StopWorker(A))
+        session.on_record(RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))
+        await asyncio.sleep(0.05)
+        assert sent == [AgentReport(ReplicaStopped(A))], "no batch of it can be lost any more"
+        await session.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("files", [[], ["/n/cert.pem", "/n/key.pem", "/n/ca.pem"]])
+def test_an_agent_that_ray_starts_gets_its_files_and_any_token(
+    monkeypatch: pytest.MonkeyPatch, files: list[str]
+) -> None:
+    made: list[Any] = []
+
+    class Made:
+        def __init__(self, *arguments: object, **others: object) -> None:
+            made.append((arguments, others))
+
+        async def serve(self) -> None: ...
+
+    token = bytes(range(200, 232))
+    for name in ("begin", "log_directly", "return_large_memory"):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(module, "Agent", Made)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(token)))
+    module.main(["7", "10.0.0.1", "9000", "one", "10.0.0.2", *files])
+    ((arguments, others),) = made
+    assert arguments == (("10.0.0.1", 9000), "one", token)
+    assert (others["host"], others["tls"]) == ("10.0.0.2", NodeTls(*map(Path, files)) if files else None)
+
+
+def test_ray_passes_files_and_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        nodes = RayNodes("", NodeTls(Path("/n/cert.pem"), Path("/n/key.pem"), Path("/n/ca.pem")))
+        sent: list[object] = []
+        monkeypatch.setattr(nodes, "_send", sent.append)
+        await nodes.open(NODES[:1], (HOST, 9), b"\xff" * 32)
+        assert sent == [Want(NODES[:1], (HOST, 9), b"\xff" * 32, ["/n/cert.pem", "/n/key.pem", "/n/ca.pem"])]
 
     play(scene)
