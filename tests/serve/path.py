@@ -5,7 +5,7 @@ The wire hands over a body and takes an answer; the backend echoes at the next t
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from sloop.app.load import load_application
 from sloop.events import Event, Finished, ReplicaReady
 from sloop.runlog import Recorder
 from sloop.serve.blocks import write_block
-from sloop.serve.dataflow import wire
+from sloop.serve.dataflow import StageWiring, wire
 from sloop.serve.deploy import offer_of
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.bodies import BodyMemory
@@ -30,7 +30,7 @@ from sloop.serve.journal import Journal
 from sloop.serve.messages import BatchDone, FromEdge, RequestEnded, Run, Submit, ToEdge
 from sloop.serve.metrics import Metrics
 from sloop.serve.planner import PlannerProcess
-from sloop.serve.protocols import BackendListener
+from sloop.serve.protocols import BackendListener, Servable
 from sloop.serve.transport import FrameKind, pack_head
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
@@ -137,6 +137,16 @@ class Echo:
     def release(self, node: str) -> None: ...
 
     def forget(self, stages: Iterable[str]) -> None: ...
+
+    async def open(self) -> None: ...
+
+    def learn(
+        self,
+        servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
+        *,
+        threads_prepared: int,
+    ) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -21,6 +21,7 @@ from sloop.app.load import load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve import control
+from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import (
     Comparison,
     Deploy,
@@ -155,7 +156,9 @@ def test_a_model_is_replaced_and_no_request_is_lost(thread: LoopThread, tmp_path
         while len(versions(running)) > 1 and time.monotonic() < deadline_s:
             time.sleep(0.05)
         assert versions(running) == [("demo", "3", "serving", 1.0)]
-        stages = {stage for stage, _ in running.server.backend._servables}
+        backend = running.server.backend
+        assert isinstance(backend, LocalBackend)
+        stages = {stage for stage, _ in backend._servables}
         assert stages == {"demo@3/s0"}, "the models of retired versions are forgotten"
 
 

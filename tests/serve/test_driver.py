@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -40,10 +40,10 @@ from sloop.events import (
 )
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.blocks import Block
-from sloop.serve.dataflow import APPLICATION, Decision, Source, Wiring, wire
+from sloop.serve.dataflow import APPLICATION, Decision, Source, StageWiring, Wiring, wire
 from sloop.serve.driver import FAILURE_LINES_MAX, TRACE_S, TURN_BOUNDS_NS, Driver, FailureLog, ServedVersion, Turns
 from sloop.serve.messages import RequestEnded, Run
-from sloop.serve.protocols import BackendListener, EdgeClient
+from sloop.serve.protocols import BackendListener, EdgeClient, Servable
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
 from sloop.units import FOREVER_NS, ms, s
@@ -106,6 +106,16 @@ class Notes:
 
     async def close(self) -> None:
         self.orders.append(("close",))
+
+    async def open(self) -> None: ...
+
+    def learn(
+        self,
+        servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
+        *,
+        threads_prepared: int,
+    ) -> None: ...
 
     def acquire(self, node: str) -> None:
         self.orders.append(("acquire", node))

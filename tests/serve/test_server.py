@@ -25,6 +25,7 @@ from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import Header, read_log
 from sloop.runlog.segments import segments_in
+from sloop.serve.backends.local import LocalBackend
 from sloop.serve.edge.hpack import encode
 from sloop.serve.edge.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 from sloop.serve.edge.rpc import SERVICE
@@ -328,7 +329,9 @@ def test_a_killed_worker_costs_no_request(thread: LoopThread, tmp_path: Path, ml
     for each in threads:
         each.start()
     replica = json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"][0]["stages"][0]["replicas"][0]["id"]
-    pid = running.server.backend.pid(replica)
+    backend = running.server.backend
+    assert isinstance(backend, LocalBackend)
+    pid = backend.pid(replica)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     for each in threads:
