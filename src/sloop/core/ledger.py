@@ -122,7 +122,7 @@ class Ledger:
     Views of nodes are kept until the node changes, so that a start costs the same on ten nodes as on a thousand.
     """
 
-    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_positions", "_likenesses", "_alike")
+    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_positions", "_likenesses", "_positions_of")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: dict[str, Node] = {}
@@ -145,7 +145,7 @@ class Ledger:
         """Where the view of each node is."""
         self._likenesses: list[Likeness] = []
         """By position, as the node was when its view was made."""
-        self._alike: dict[Likeness, list[int]] = {}
+        self._positions_of: dict[Likeness, list[int]] = {}
         """The positions of equal nodes, ascending."""
 
     @classmethod
@@ -259,12 +259,12 @@ class Ledger:
             return [] if position is None else sites(spec, belief, [self._views[position]])
         if not one_of_equal:
             return sites(spec, belief, self._views)
-        firsts = sorted([positions[0] for positions in self._alike.values()])
+        firsts = sorted([positions[0] for positions in self._positions_of.values()])
         return sites(spec, belief, [self._views[position] for position in firsts])
 
     def _update_views(self) -> None:
         """Make the views of the nodes that have changed."""
-        views, likenesses, alike = self._views, self._likenesses, self._alike
+        views, likenesses, positions_of = self._views, self._likenesses, self._positions_of
         for name in self._changed:
             view = self.view(name)
             nameless = structs.replace(view.node, name="")
@@ -276,12 +276,12 @@ class Ledger:
                 likenesses.append(likeness)
             else:
                 before = likenesses[position]
-                positions = alike[before]
+                positions = positions_of[before]
                 del positions[bisect_left(positions, position)]
                 if not positions:
-                    del alike[before]
+                    del positions_of[before]
                 views[position], likenesses[position] = view, likeness
-            insort(alike.setdefault(likeness, []), position)
+            insort(positions_of.setdefault(likeness, []), position)
         self._changed.clear()
         self._all_views = None
 

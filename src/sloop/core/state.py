@@ -446,7 +446,7 @@ class ReplicaPool:
     def put_back(self, id: ReplicaId, batch: RunningBatch) -> None:
         """A batch was taken out of `running` by mistake: it runs on."""
         self.running[id] = batch
-        self.running = dict(sorted(self.running.items(), key=lambda item: item[1].id))
+        self.running = dict(sorted(self.running.items(), key=lambda each: each[1].id))
 
     def note_change(self, replica: Replica) -> None:
         """A replica has changed in what its view shows."""
