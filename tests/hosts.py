@@ -425,8 +425,7 @@ class RayCluster:
         """Of drivers: with it, `ray.init()` finds the cluster, if the driver runs in one of the hosts."""
 
     def __enter__(self) -> Self:
-        head = ["--head", f"--port={self.PORT}", "--include-dashboard=false", "--no-monitor"]
-        self._wait([self._start(self._hosts[0], head)])
+        self.start_head()
         self.start_nodes(list(self._hosts)[1:])
         return self
 
@@ -434,6 +433,11 @@ class RayCluster:
         """Ends all processes of all hosts, those of drivers too."""
         for host in self._hosts:
             host.kill()
+
+    def start_head(self) -> None:
+        """Starts the head in the first host, which has none (any more). It knows nothing of what was before."""
+        head = ["--head", f"--port={self.PORT}", "--include-dashboard=false", "--no-monitor"]
+        self._wait([self._start(self._hosts[0], head)])
 
     def start_nodes(self, hosts: Sequence[Host]) -> None:
         """Starts a node in each of these hosts, which has none (any more), and waits until the head knows them."""

@@ -150,6 +150,8 @@ class RayNodes:
         self._where: tuple[Endpoint, bytes] = (("", 0), b"")
         self._waiting: dict[ReplicaId, tuple[dict[str, float], Callable[[str], None]]] = {}
         self._held: dict[ReplicaId, Reserve] = {}
+        self._is_away = False
+        """Whether the cluster cannot be joined again, as was told."""
         self._is_closing = False
 
     async def host(self) -> str:
@@ -234,11 +236,15 @@ class RayNodes:
         if isinstance(record, Joined):
             if not self._joined.done():
                 self._joined.set_result(record.host)
+            else:
+                _log.warning("Ray was joined again")
+            self._is_away = False
         elif isinstance(record, JoinFailed):
             if not self._joined.done():
                 self._joined.set_exception(MachineError(record.what, help=record.help))
-            else:
-                _log.error("Ray cannot be joined again: %s", record.what)
+            elif not self._is_away:
+                _log.error("Ray cannot be joined again: %s; trying every few seconds", record.what)
+                self._is_away = True
         else:
             resources, then = self._waiting.get(record.replica, ({}, None))
             if then is not None and resources == record.resources:
@@ -256,7 +262,8 @@ class RayNodes:
             what = "the process that speaks with Ray has ended at its start"
             self._joined.set_exception(MachineError(what, help="see the messages above"))
             return
-        _log.error("the process that speaks with Ray has ended (%s); another one starts", why)
+        if not self._is_away:
+            _log.error("the process that speaks with Ray has ended (%s); another one starts", why)
         self._loop.call_later(RESTART_S, self._restart)
 
     def _restart(self) -> None:
@@ -536,7 +543,10 @@ def _unjoined(address: str, error: Exception) -> MachineError:
         fix = "install the same versions of Ray and Python here and in the cluster"
         return MachineError(f"the Ray cluster has other versions: {what}", help=fix)
     if address:
-        fix = "start one there with `ray start --head`, or leave --address out to start one on this machine"
+        fix = (
+            "start one there with `ray start --head`, give this server its token if it has one (RAY_AUTH_MODE=token, "
+            "RAY_AUTH_TOKEN), or leave --address out to start one on this machine"
+        )
         return MachineError(f"no Ray cluster can be joined at {address}: {what}", help=fix)
     return MachineError(f"Ray cannot be started on this machine: {what}", help="see Ray's logs in /tmp/ray")
 
