@@ -1,11 +1,15 @@
-"""What it costs that workers are on another machine: requests with a worker beside the edge, and over a network.
+"""What it costs that workers are on another machine, and whether requests meet their deadlines there as well.
 
-    python -m benchmarks.machines [--rounds 3] [--mbit-s 200]
+    python -m benchmarks.machines [--rounds 3] [--mbit-s 200] [--parts cost,attainment]
 
-Two hosts are built out of network namespaces on this machine (`tests/hosts.py`; needs root), and share its cores. The
-first has server and client. The worker runs beside the server as its child (local), beside it under an agent, or under
-an agent on the other host; the three take turns. All requests are sent in a closed loop: small ones, and tensors of
-600 kB over a link that `--mbit-s` limits, where the link's time is what the tensor alone would take.
+Hosts are built out of network namespaces on this machine (`tests/hosts.py`; needs root), and share its cores.
+
+**Cost.** The first host has server and client. The worker runs beside the server as its child (local), beside it under
+an agent, or under an agent on another host; the three take turns. All requests are sent in a closed loop: small ones,
+and tensors of 600 kB over a link that `--mbit-s` limits, where the link's time is what the tensor alone would take.
+
+**Attainment.** One application with one system and one trace is served by the local backend, and by Ray on three hosts,
+in turn, and simulated. The rate is one at which the simulator foresees that 85 to 98 % of the requests are in time.
 """
 
 import asyncio
@@ -14,20 +18,22 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 from urllib.request import urlopen
 
 import numpy as np
+import yaml
 from msgspec import Struct
 
+from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.peers.models import mlp, pool
 from sloop.demo.run import dump_yaml
-from tests.hosts import Host, Hosts
+from tests.hosts import Host, Hosts, RayCluster
 
 PLACES: Final = ("local", "agent beside", "agent on the other host")
 TOKEN: Final = "0123456789abcdef0123456789abcdef"
@@ -36,6 +42,10 @@ JOIN: Final = 9400
 START_S_MAX: Final = 120
 CONNECTIONS: Final = {"small": 32, "large": 4}
 SLOOP: Final = [sys.executable, "-m", "sloop"]
+ATTAINED: Final = 0.92
+"""The attainment that the simulator is to foresee."""
+DEADLINES: Final = 10
+"""The deadline is so many times the shortest forward pass."""
 
 
 class Result(Struct):
@@ -171,6 +181,102 @@ def run(folder: Path, given: Namespace) -> dict[tuple[str, str, int], list[Resul
     return found
 
 
+# Attainment
+
+
+def sloop(*words: object) -> dict[str, Any]:
+    """What a command prints as JSON."""
+    done = subprocess.run([*SLOOP, *map(str, words), "--json"], capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def foreseen(scenario: Path, seeds: int = 3) -> float:
+    """The simulated attainment, the median over seeds."""
+    runs = [sloop("simulate", scenario, "--seed", seed)["runs"][0] for seed in range(seeds)]
+    return float(median(each["attainment"] for each in runs))
+
+
+def scenario_of(folder: Path, model: Path, slo_ms: int, rate_rps: float, seconds: float) -> Path:
+    """Two replicas of half a core, one on each of two nodes, and Poisson arrivals."""
+    path = folder / "attainment.yaml"
+    dump_yaml(
+        path,
+        {
+            "name": "same",
+            "slo_ms": slo_ms,
+            "stages": [{"name": "classify", "model": str(model)}],
+            "system": {"name": "static", "replicas": 2, "cores": 0.5},
+            "cluster": {"nodes": [{"hardware": "local", "count": 2, "cores": 0.5}]},
+            "trace": {"kind": "poisson", "rate": round(rate_rps, 1)},
+            "duration_s": seconds,
+        },
+    )
+    return path
+
+
+def found_scenario(folder: Path, seconds: float) -> Path:
+    """A scenario at whose rate the simulator foresees about nine of ten in time."""
+    model = small(folder, "squeezenet", 64)
+    say("profiling the model")
+    profile = sloop("profile", model)
+    slo_ms = round(DEADLINES * min(each["p50_ms"] for each in profile["samples"] if each["batch"] == 1))
+    low, high = 1.0, 2000.0
+    for _ in range(12):
+        rate = (low * high) ** 0.5
+        if foreseen(scenario_of(folder, model, slo_ms, rate, seconds), 1) > ATTAINED:
+            low = rate
+        else:
+            high = rate
+    return scenario_of(folder, model, slo_ms, low, seconds)
+
+
+def attained(host: Host, scenario: Path, options: Sequence[str], env: Mapping[str, str], seed: int) -> dict[str, Any]:
+    """Serve the scenario on a host, send its requests, and count what was in time."""
+    state = scenario.parent / f"state-{'ray' if options else 'local'}"
+    command = [*SLOOP, "serve", str(scenario), "--http-port", str(PORT), "--state", str(state), *options]
+    with (scenario.parent / "server.txt").open("w") as words:
+        server = host.run(command, env=env, stdout=subprocess.DEVNULL, stderr=words)
+        try:
+            _until_ready(host)
+            slo_ms = yaml.safe_load(scenario.read_text())["slo_ms"]
+            load = [*SLOOP, "load", f"http://127.0.0.1:{PORT}", "--trace", str(scenario), "--slo-ms", str(slo_ms)]
+            return dict(json.loads(host.output([*load, "--seed", str(seed), "--json"], timeout_s=600)))
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def attainment(folder: Path, given: Namespace) -> str:
+    """The table of one application on the local backend, on Ray, and simulated."""
+    scenario = found_scenario(folder, given.trace_s)
+    with Hosts(3) as hosts, RayCluster(hosts) as ray:
+        kinds: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
+            "local": ((), {}),
+            "Ray, three hosts": (("--backend", "ray", "--address", ray.address), ray.env),
+        }
+        found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+        for number in range(given.runs):
+            for kind, (options, env) in kinds.items():
+                result = attained(hosts[0], scenario, options, env, number)
+                say(f"{kind}, run {number}: {result['attainment']:.1%}")
+                found[kind].append(result)
+    rows: list[tuple[object, ...]] = []
+    for kind, results in found.items():
+        values = [100 * each["attainment"] for each in results]
+        p99 = median(each["p99_ms"] for each in results)
+        rows.append((kind, median(values), min(values), max(values), p99))
+    simulated = [sloop("simulate", scenario, "--seed", seed)["runs"][0] for seed in range(given.runs)]
+    values = [100 * each["attainment"] for each in simulated]
+    rows.append(("simulated", median(values), min(values), max(values), median(each["p99_ms"] for each in simulated)))
+    declared = yaml.safe_load(scenario.read_text())
+    about = (
+        f"SqueezeNet for 64 × 64 pixels on two replicas of half a core, {declared['trace']['rate']:g} requests/s for "
+        f"{given.trace_s:g} s, deadline {declared['slo_ms']} ms; {given.runs} runs of each, in turn; the same arrivals "
+        "in each round."
+    )
+    return f"{about}\n\n{table(('', 'in time, %: median', 'least', 'most', 'p99 ms'), rows)}"
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--client"]:
         result = asyncio.run(ask(sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
@@ -180,9 +286,19 @@ def main() -> None:
     parser = arguments(__doc__, seconds=6, quick=2)
     parser.add_argument("--rounds", type=int, default=3, help="how often each place is measured (default 3)")
     parser.add_argument("--mbit-s", type=float, default=200.0, help="of the link, for large tensors (default 200)")
+    parser.add_argument("--parts", default="cost,attainment", help="what to measure (default cost,attainment)")
+    parser.add_argument("--runs", type=int, default=5, help="of each backend, for the attainment (default 5)")
+    parser.add_argument("--trace-s", type=float, default=30.0, help="seconds of each of these (default 30)")
     given = parser.parse_args()
+    parts = given.parts.split(",")
     with workspace(given.keep) as folder:
-        found = run(folder, given)
+        texts = [cost_text(run(folder, given), given)] if "cost" in parts else []
+        texts += [attainment(folder, given)] if "attainment" in parts else []
+    publish("machines", "Workers on other machines", "\n\n".join(texts), write=not given.no_write)
+
+
+def cost_text(found: Mapping[tuple[str, str, int], list[Result]], given: Namespace) -> str:
+    """The tables of what distance costs."""
     link_ms = 3 * 224 * 224 * 4 * 8 / given.mbit_s / 1e3
     rows: dict[str, list[tuple[object, ...]]] = {"small": [], "large": []}
     for (name, place, connections), results in found.items():
@@ -194,7 +310,7 @@ def main() -> None:
             last = 1e3 / rate / link_ms if place == PLACES[-1] else None
         rows[name].append((place, connections, rate, p50, last, sum(each.wrong for each in results)))
     columns = ("worker", "connections", "answers/s", "p50 ms")
-    text = "\n\n".join(
+    return "\n\n".join(
         [
             f"Medians of {given.rounds} rounds of {given.seconds:g} s; the places take turns. The worker has one core.",
             "Small requests (16 numbers, JSON):",
@@ -203,7 +319,6 @@ def main() -> None:
             table((*columns, "time for each over the link's", "wrong"), rows["large"]),
         ]
     )
-    publish("machines", "Workers on other machines", text, write=not given.no_write)
 
 
 if __name__ == "__main__":
