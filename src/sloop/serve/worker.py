@@ -322,11 +322,11 @@ def _rows(tensors: Sequence[Tensor]) -> int:
 
 
 def parsed_holders(text: str) -> dict[int, int]:
-    """Process ids by number, as `shown_holders` writes them."""
+    """Process ids by number, as `holders_argument` writes them."""
     return {int(number): int(pid) for number, _, pid in (each.partition(":") for each in text.split(","))}
 
 
-def shown_holders(holders: Mapping[int, int]) -> str:
+def holders_argument(holders: Mapping[int, int]) -> str:
     """The processes that hold arenas which a worker reads, as an argument of its process."""
     return ",".join(f"{number}:{pid}" for number, pid in holders.items())
 

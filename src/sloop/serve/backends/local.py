@@ -48,7 +48,7 @@ from sloop.serve.transport import (
     ProtocolError,
     socket_pair,
 )
-from sloop.serve.worker import MILLIONTHS, STEPS, shown_holders
+from sloop.serve.worker import MILLIONTHS, STEPS, holders_argument
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
@@ -115,7 +115,7 @@ class LocalBackend:
     ) -> None:
         self._servables, self._wirings, self._actuator = dict(servables), dict(wirings), actuator
         self._arenas = Arenas() if arenas is None else arenas
-        self._holders = shown_holders(holders or {0: os.getpid()})
+        self._holders = holders_argument(holders or {0: os.getpid()})
         self._nodes = {node.name: node for node in nodes}
         self._threads_prepared, self._start_s_max = threads_prepared, start_s_max
         self._loop = loop or asyncio.get_running_loop()
