@@ -325,9 +325,12 @@ class AgentSession:
         try:
             self._cache = self._cache or self._make_cache()
             model = await self._cache.fetch(ModelSource.of(servable.source), pin=True)
-        except SloopError as error:
+        except Exception as error:
+            if not isinstance(error, SloopError):
+                _log.exception("the model of replica %d cannot be fetched", replica)
             del self._bringing[replica]
-            self.on_event(ReplicaLost(replica, error.what))
+            why = error.what if isinstance(error, SloopError) else f"its model cannot be fetched: {error}"
+            self.on_event(ReplicaLost(replica, why))
             return
         del self._bringing[replica]
         self._models[replica] = model
