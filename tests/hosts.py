@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Self, TypeVar
 
 from sloop.errors import MachineError
+from sloop.serve.cpu_quota import PREFIX, own_group, remove_tree
 
 T = TypeVar("T")
 Stream = int | IO[Any] | None
@@ -118,6 +119,8 @@ class Host:
         self._first = _new_namespaces([*KINDS.values(), "--fork", "--kill-child"], setup)
         self._first_pid = 0
         self._switch_pid = 0
+        self._groups = ""
+        """What the control groups are called that its agents have made."""
         self._shaped = False
         self._started: list[Process] = []
 
@@ -235,6 +238,7 @@ class Host:
         """After the switch has a port for this host. `network`: lines of `ip`."""
         self._switch_pid = switch_pid
         (self._first_pid,) = self.pids()
+        self._groups = f"{PREFIX}{os.stat(f'/proc/{self._first_pid}/ns/pid').st_ino}-*"
         _configure("ip", network, self._first.pid)
 
     def _end(self) -> None:
@@ -245,6 +249,10 @@ class Host:
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
+        for version in (1, 2) if self._groups else ():  # a server that was killed has left its own
+            with contextlib.suppress(OSError):
+                for folder in own_group(Path("/proc"), version).glob(self._groups):
+                    remove_tree(folder)
 
 
 def _shape(device: str, bits_per_s: float | None) -> str:

@@ -164,7 +164,8 @@ def test_replicas_of_a_killed_node_of_ray_start_elsewhere(served: RayFleet) -> N
         whole_s = time.monotonic() - fault_s
     tell(
         f"a node of Ray killed: {load.describe()}; only 200 after {load.disturbed_s(fault_s):.1f} s, all nodes there "
-        f"again after {whole_s:.1f} s; slowest answer {load.slowest_ms():.0f} ms, a cold start {fleet.cold_start_s():.1f} s"
+        f"again after {whole_s:.1f} s; slowest answer {load.slowest_ms():.0f} ms; a cold start takes "
+        f"{fleet.cold_start_s():.1f} s"
     )
     load.check(CAUGHT)
     until(lambda: served.seen()["groups"] == [1], "only the reservation of the replica that runs")
