@@ -366,6 +366,24 @@ def test_large_tensors_travel_from_host_to_host_and_leave_no_memory(graph: Deplo
     assert sum(held.values()) < through / 1e6 / 3  # freed blocks that are used again
 
 
+@pytest.mark.parametrize("name", NODES)
+def test_large_tensors_of_an_agent_beside_the_server_and_one_elsewhere(graph: Deployment, name: str) -> None:
+    """Host 0 then has both the memory of the edge and that of a worker; the other agent fetches from either."""
+    fleet, here = graph.fleet, graph.hosts[0]
+    graph.restore()
+    fleet.agents[name].terminate()
+    assert fleet.agents[name].wait(WAIT_S) == 0
+    fleet.start_agent(name, here)
+    until(lambda: workers(here), "a worker beside the server")
+    fleet.until_ready(2)
+    with large(graph) as load:
+        load.until_steady(10)
+    tell(f"{name} beside the server: {load.describe()}; slowest answer {load.slowest_ms():.0f} ms")
+    load.check([200])
+    fleet.agents[name].terminate()
+    assert fleet.agents[name].wait(WAIT_S) == 0
+
+
 @pytest.mark.parametrize("how", ["cut off", "killed"])
 def test_requests_whose_tensors_are_lost_with_a_node_fail_and_no_other_does(graph: Deployment, how: str) -> None:
     """The node with the first stage has the only copy of what the second one reads."""
