@@ -454,6 +454,37 @@ def test_sigterm_ends_whatever_clients_do(tmp_path: Path, mlp: Path) -> None:
             process.stdout.close()
 
 
+def test_a_server_whose_core_fails_answers_and_ends(tmp_path: Path, mlp: Path) -> None:
+    """Whoever supervises it starts another one."""
+    broken = """
+from sloop.core import Core
+from sloop.vocabulary import Request
+handle = Core.handle
+def fail(self, now_ns, event, *rest):
+    assert not isinstance(event, Request), "a bug"
+    return handle(self, now_ns, event, *rest)
+Core.handle = fail
+"""
+    command = [sys.executable, "-c", broken + SCRIPT, json.dumps(document(mlp)), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        wait_until_ready(port)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", "/v2/models/demo/infer", json.dumps(infer_body(2)))
+        answer = connection.getresponse()
+        assert answer.status == 500
+        assert b"core has failed" in answer.read()
+        connection.close()
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "the core has failed: AssertionError('a bug')" in said
+    finally:
+        process.kill()
+        process.wait(10)
+
+
 def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Path, mlp: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, json.dumps(document(mlp)), str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

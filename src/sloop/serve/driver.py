@@ -280,6 +280,8 @@ class Driver:
         self._stopped_why = ""
         self.crash: Exception | None = None
         """The exception of a core that failed, which is a bug. Every request is then answered as failed."""
+        self.crashed = asyncio.Event()
+        """Set when the core has failed."""
         self.on_rollout: Callable[[Rollout], None] = lambda _: None
         """Called for every `Rollout`, after the driver has followed it."""
         backend.attach(self)
@@ -459,6 +461,7 @@ class Driver:
         except Exception as error:  # a bug in the core; every request must still be answered
             _log.exception("the core failed; no further request is served")
             self.crash = error
+            self.crashed.set()
             self._end_all(f"the server's core has failed: {error!r}")
         finally:
             self._is_delivering = False

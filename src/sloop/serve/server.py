@@ -213,7 +213,8 @@ def serve(
     choice: SystemChoice | None = None,
     on_start: Callable[[Serving], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `on_start` is called when the ports are open.
+    """Serve until SIGTERM or SIGINT, then drain. `on_start` is called when the ports are open. A server whose core has
+    failed ends at once, so that whoever supervises it can start another.
 
     Raises `InputError` for an application that cannot be served, and `MachineError` for what the machine does not
     allow.
@@ -231,7 +232,13 @@ def serve(
                 is_starting = False
                 loop.add_signal_handler(signal.SIGHUP, server.edges.reload)
                 on_start(server)
+                watching = asyncio.create_task(server.driver.crashed.wait())
+                watching.add_done_callback(lambda _: stop_requested.set())
                 await stop_requested.wait()
+                watching.cancel()
+            if server.driver.crash is not None:
+                what = f"the core has failed: {server.driver.crash!r}"
+                raise MachineError(what, help="a bug of sloop: report the traceback above, with the event log")
 
         def stop(number: int) -> None:
             what = "stopping before the start is over" if is_starting else "draining"
