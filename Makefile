@@ -5,7 +5,7 @@ READY := .venv/.ready
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
+.PHONY: help test test-hosts coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -16,8 +16,11 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-test: $(READY) ## every test, tests of live servers one after another
-	$(BIN)/pytest -n 2 --dist loadgroup $(FLAGS)
+test: $(READY) ## every test but those of test-hosts; tests of live servers one after another
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not needs_hosts" $(FLAGS)
+
+test-hosts: $(READY) ## several hosts out of namespaces, and Ray on them; needs root, skipped without
+	$(BIN)/pytest -n 1 --dist loadgroup -m needs_hosts $(FLAGS)
 
 PURE := tests/app tests/core tests/policies tests/runlog tests/solvers tests/systems tests/workload
 
@@ -39,7 +42,7 @@ types: $(READY) ## mypy, strict, tests included
 contracts: $(READY) ## the house: which floor may import which
 	$(BIN)/lint-imports
 
-check: lint types contracts test ## everything that continuous integration runs
+check: lint types contracts test test-hosts ## everything that continuous integration runs
 
 reproduce: $(READY) ## the published experiments, beside what we measure
 	$(BIN)/sloop reproduce all $(FLAGS)
