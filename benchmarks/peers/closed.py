@@ -1,5 +1,6 @@
 """Closed loops with one model: throughput, latency, CPU and memory of all servers in one run."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from sloop.report.plots import Figure, Panel, Series
 WARM_S: Final = 1.0
 SLO_MS: Final = 1000.0
 MEBI: Final = 2**20
+WORD_ENDS: Final = re.compile(r", | |(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""Where the names of servers are broken below narrow bars."""
 
 
 class Plan(Struct, frozen=True):
@@ -161,7 +164,7 @@ def bars(found: ClosedLoopResults, plan: Plan, *, name: str, title: str) -> Figu
     panels = tuple(
         Panel(
             y_label=f"answers/s, {count} conn.",
-            ticks=tuple(one.replace(", ", "\n") for one in labels),
+            ticks=tuple(WORD_ENDS.sub("\n", one) for one in labels),
             series=(Series(_count(count), places, tuple(found.rps(one, count) or 0.0 for one in labels), "bars"),),
         )
         for count in plan.connections
