@@ -235,7 +235,6 @@ class AgentSession:
         self._make_cache = make_cache
         self._cache: WeightsCache | None = None
         """Of the models that come from elsewhere; made when the first one does."""
-        self._servables: dict[tuple[str, str], Servable] = {}
         self._bringing: dict[ReplicaId, Task[None]] = {}
         """Replicas whose model is being fetched."""
         self._models: dict[ReplicaId, Path] = {}
@@ -257,7 +256,7 @@ class AgentSession:
         self._backend.attach(self)
         self._acts: dict[type, Callable[[Any], None]] = {
             LearnStages: self._learn,
-            ForgetStages: self._forget,
+            ForgetStages: lambda record: self._backend.forget(record.stages),
             StartWorker: self._start,
             StopWorker: self._stop,
             ResizeWorker: lambda record: self._backend.resize(record.replica, record.cores),
@@ -289,13 +288,7 @@ class AgentSession:
 
     def _learn(self, record: LearnStages) -> None:
         servables = {(stage, variant): servable for stage, variant, servable in record.servables}
-        self._servables |= servables
         self._backend.learn(servables, record.wirings, threads_prepared=record.threads_prepared)
-
-    def _forget(self, record: ForgetStages) -> None:
-        ended = frozenset(record.stages)
-        self._servables = {key: each for key, each in self._servables.items() if key[0] not in ended}
-        self._backend.forget(ended)
 
     def _set_endpoints(self, record: Endpoints) -> None:
         others = {
@@ -309,7 +302,7 @@ class AgentSession:
 
     def _start(self, record: StartWorker) -> None:
         self._replicas.add(record.replica)
-        servable = self._servables.get((record.spec.stage, record.spec.variant))
+        servable = self._backend.servable(record.spec.stage, record.spec.variant)
         if servable is not None and not self._is_beside and servable.source:
             self._bringing[record.replica] = asyncio.create_task(self._bring_and_start(record, servable))
         elif servable is not None and _is_missing(servable.model):

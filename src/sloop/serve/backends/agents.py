@@ -51,6 +51,7 @@ from sloop.serve.agent import (
     StartWorker,
     StopWorker,
 )
+from sloop.serve.backends import KnownStages
 from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import Holders, Run
@@ -227,7 +228,7 @@ class _PlacedReplica(Struct):
     began_ns: int = 0
 
 
-class AgentBackend:
+class AgentBackend(KnownStages):
     """Runs replicas on `nodes` (`sloop.serve.protocols.Backend`). Create it inside the running event loop.
 
     `arenas` are those of this process, which also frees blocks of agents through them. `endpoint` is where agents
@@ -249,8 +250,7 @@ class AgentBackend:
         threads_prepared: int = 0,
         join_s_max: float = JOIN_S_MAX,
     ) -> None:
-        self._servables, self._wirings = dict(servables), dict(wirings)
-        self._threads_prepared = threads_prepared
+        super().__init__(servables, wirings, threads_prepared)
         self._provider, self._arenas, self._pid = provider, arenas, pid
         self._nodes = {node.name: node for node in nodes}
         self._endpoint, self._token, self._tls, self._join_s_max = endpoint, token, tls, join_s_max
@@ -309,18 +309,15 @@ class AgentBackend:
         *,
         threads_prepared: int,
     ) -> None:
-        self._servables |= servables
-        self._wirings |= wirings
-        self._threads_prepared = max(self._threads_prepared, threads_prepared)
+        super().learn(servables, wirings, threads_prepared=threads_prepared)
         for agent in self._agents.values():
             self._teach(agent)
 
     def forget(self, stages: Iterable[str]) -> None:
-        ended = frozenset(stages)
-        self._servables = {key: model for key, model in self._servables.items() if key[0] not in ended}
-        self._wirings = {stage: wiring for stage, wiring in self._wirings.items() if stage not in ended}
+        ended = sorted(stages)
+        super().forget(ended)
         for agent in self._agents.values():
-            agent.records.send(ForgetStages(sorted(ended)))
+            agent.records.send(ForgetStages(ended))
 
     # Nodes
 

@@ -34,6 +34,7 @@ from sloop.events import (
     ReplicaStopped,
     Resized,
 )
+from sloop.serve.backends import KnownStages
 from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant
 from sloop.serve.dataflow import StageWiring
@@ -89,15 +90,14 @@ class _Replica:
         self.error = ""
 
 
-class LocalBackend:
+class LocalBackend(KnownStages):
     """Runs worker processes on this machine. Create it inside the running event loop.
 
     `servables` maps (stage, variant) to its model, `wirings` each stage to how its inputs are assembled; workers write
     their outputs into `arenas`, and read those of `holders`, by default of this process. `nodes` are those that the
     core may acquire, which are this machine and therefore always there. Each worker prepares sessions for 1 to
-    `threads_prepared` threads in
-    the background, so that its first resize is as fast as later ones. Each session costs memory; if there are more
-    counts than a runtime keeps, sessions are created when they are first needed.
+    `threads_prepared` threads in the background, so that its first resize is as fast as later ones. Each session costs
+    memory; if there are more counts than a runtime keeps, sessions are created when they are first needed.
     """
 
     def __init__(  # noqa: PLR0913  # what stands around worker processes
@@ -113,11 +113,12 @@ class LocalBackend:
         start_s_max: float = START_S_MAX,
         loop: AbstractEventLoop | None = None,
     ) -> None:
-        self._servables, self._wirings, self._actuator = dict(servables), dict(wirings), actuator
+        super().__init__(servables, wirings, threads_prepared)
+        self._actuator = actuator
         self._arenas = Arenas() if arenas is None else arenas
         self._holders = holders_argument(holders or {0: os.getpid()})
         self._nodes = {node.name: node for node in nodes}
-        self._threads_prepared, self._start_s_max = threads_prepared, start_s_max
+        self._start_s_max = start_s_max
         self._loop = loop or asyncio.get_running_loop()
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._listener: BackendListener | None = None
@@ -134,22 +135,6 @@ class LocalBackend:
         """The process id of a replica, for monitoring and fault tests."""
         found = self._replicas.get(replica)
         return found.process.pid if found and found.process else None
-
-    def learn(
-        self,
-        servables: Mapping[tuple[str, str], Servable],
-        wirings: Mapping[str, StageWiring],
-        *,
-        threads_prepared: int,
-    ) -> None:
-        self._servables |= servables
-        self._wirings |= wirings
-        self._threads_prepared = max(self._threads_prepared, threads_prepared)
-
-    def forget(self, stages: Iterable[str]) -> None:
-        ended = frozenset(stages)
-        self._servables = {key: model for key, model in self._servables.items() if key[0] not in ended}
-        self._wirings = {stage: wiring for stage, wiring in self._wirings.items() if stage not in ended}
 
     def acquire(self, node: str) -> None:
         self._report(NodeReady(self._nodes[node]))
