@@ -1,0 +1,143 @@
+"""Which switch and pipeline computes what: layers on leaves, neurons on pipelines; what that costs in memory and time.
+
+A group is a layer with weights and what follows it without (ReLU, pooling, flatten). Each group has leaf switches of
+its own, as many as its memory needs; layers are never on spines or upper tiers, so that all copies of a multicast
+cross equally many links. The first leaf extracts features. Neurons of a layer are split evenly over the pipelines of
+its leaves, which need not talk to each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal
+
+import numpy as np
+
+from sloop.errors import InputError
+from sloop.innet.network import Convolution, Layer, Network, Shape
+from sloop.options import check_range
+from sloop.text import listed
+
+Routing = Literal["two-tier", "three-tier"]
+LINKS: Final = {"two-tier": 2, "three-tier": 4}
+"""Links that a packet crosses from one leaf to the next."""
+
+
+class NoCapacity(InputError):
+    """A network does not fit onto a fabric; the message names the layer, what it needs, and what there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """Programmable switches in a Clos, and how quick they are. The defaults are a Tofino 2's as the papers give them,
+    or ours where they do not."""
+
+    leaves: int = 8
+    pipelines: int = 4
+    units: int = 4
+    """Pipelines over which a layer is split: 4, or 16 where a layer has four switches."""
+    memory_bytes: int = 200_000_000
+    """Weights and activations that one leaf can hold."""
+    routing: Routing = "two-tier"
+    payload_bytes: int = 64
+    """Activations, one byte each, in one packet."""
+    slots: int = 8
+    """Inferences at the same time; a power of two."""
+    products_per_pass: int = 5
+    """Products that a packet computes in one pass through a pipeline; more recirculate."""
+    packets_per_s: float = 1.5e9
+    """Of one pipeline."""
+    pass_ns: float = 400.0
+    """One pass through a pipeline."""
+    link_ns: float = 500.0
+    """One link and the switch between."""
+    clones: int = 1
+    """Copies of a packet that share its products."""
+    clones_windows: bool = True
+    """Whether the feature extractor makes windows by clones that double each pass, or one packet recirculates."""
+    sends_windows: bool = True
+    """Whether the first convolution receives whole windows if they fit into a packet, as in NetNN, or always the input
+    in segments of `payload_bytes`, as in the paper before it."""
+
+    def __post_init__(self) -> None:
+        """InputError if a number is out of range."""
+        for key, most in (("leaves", 4096), ("pipelines", 64), ("units", 64), ("clones", 4096)):
+            check_range(key, getattr(self, key), least=1, most=most)
+        check_range("products_per_pass", self.products_per_pass, least=1)
+        check_range("payload_bytes", self.payload_bytes, least=1, most=255)
+        check_range("memory_bytes", self.memory_bytes, least=1)
+        for key in ("packets_per_s", "pass_ns", "link_ns"):
+            check_range(key, getattr(self, key), above=0)
+        check_range("slots", self.slots, least=1, most=2**16)
+        if self.slots & (self.slots - 1):
+            raise InputError(f"slots is {self.slots}", where="fabric", help="give a power of two")
+        if self.routing not in LINKS:
+            raise InputError(f"unknown routing {self.routing!r}", where="fabric", help=f"give {listed([*LINKS], 'or')}")
+
+
+@dataclass(frozen=True)
+class LayerPlacement:
+    """Where a layer is. `leaves` are numbered from 0; the feature extractor has leaf 0."""
+
+    name: str
+    leaves: tuple[int, ...]
+    units: tuple[tuple[int, int], ...]
+    """Leaf and pipeline of each unit."""
+    neurons_per_unit: int
+    """With padding: the last units may compute neurons of weight 0."""
+    memory_bytes: int
+    """Weights, biases and the outputs after pooling, one byte each."""
+
+
+def memory_bytes(layer: Layer, shape: Shape) -> int:
+    """Weights, biases and outputs after pooling, a byte each, as the paper counts them."""
+    return int(layer.weights.size + layer.bias.size + np.prod(layer.output_shape(shape)))
+
+
+def split(neurons: int, units: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Neurons per unit with padding, and for each unit its first neuron and the one after its last."""
+    base = -(-neurons // units)
+    bounds = [min(neurons, unit * base) for unit in range(units + 1)]
+    return base, tuple(pairwise(bounds))
+
+
+def place(network: Network, fabric: Fabric) -> tuple[LayerPlacement, ...]:
+    """Layers on leaves, in order, from leaf 1. NoCapacity if a layer or the network does not fit."""
+    placements, leaf = [], 1
+    for at, (layer, shape) in enumerate(zip(network.layers, network.shapes, strict=False)):
+        needed = memory_bytes(layer, shape)
+        count = max(-(-needed // fabric.memory_bytes), -(-fabric.units // fabric.pipelines))
+        is_last = at == len(network.layers) - 1
+        units = 1 if is_last and layer.neurons == 1 else count * min(fabric.pipelines, fabric.units)
+        if -(-needed // fabric.memory_bytes) > layer.neurons:
+            raise NoCapacity(
+                f"it needs {needed:,} bytes, and a leaf has {fabric.memory_bytes:,}; its {layer.neurons} neurons are "
+                "too few to split it so often",
+                where=f"layer {layer.name!r}",
+                help="use a smaller layer, or switches with more memory",
+            )
+        count = 1 if units == 1 else count
+        leaves = tuple(range(leaf, leaf + count))
+        leaf += count
+        ports = tuple((leaves[unit * count // units], unit % fabric.pipelines) for unit in range(units))
+        placements.append(LayerPlacement(layer.name, leaves, ports, split(layer.neurons, units)[0], needed))
+    if leaf > fabric.leaves:
+        first = next(each for each in placements if each.leaves[-1] >= fabric.leaves)
+        raise NoCapacity(
+            f"the network needs {leaf} leaves, the fabric has {fabric.leaves} (one for features, then "
+            f"{listed([f'{len(each.leaves)} for {each.name}' for each in placements])})",
+            where=f"layer {first.name!r}",
+            help="use a fabric with more leaves, or a smaller network",
+        )
+    return tuple(placements)
+
+
+def products_per_window(layer: Layer, units: int) -> int:
+    """Products that one unit computes for one window of a convolution."""
+    assert isinstance(layer, Convolution)
+    return int(layer.weights[0].size) * split(layer.neurons, units)[0]
+
+
+def groups_of(placements: Sequence[LayerPlacement]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each layer, the multicast group of the packets to it: all of its pipelines."""
+    return tuple(each.units for each in placements)
