@@ -19,6 +19,7 @@ from sloop.shared_memory import (
     Arenas,
     FreeRanges,
     HeldArena,
+    RelayedArenas,
     SharedMemory,
     offsets,
     write_tensors,
@@ -188,6 +189,49 @@ def test_a_block_of_another_holder_is_freed_and_read_there() -> None:
     ours.remove_holder(3)
     ours.free(block)
     assert freed == [block], "a holder that has gone is told nothing"
+
+
+def test_an_arena_of_another_process_is_found_with_the_one_that_relays_it() -> None:
+    theirs, relayed = Arenas(holder=3), RelayedArenas(5)
+    held = theirs.make(1 << 20, lambda _: None)
+    assert held is not None
+    block, memory = Arena(held.number, held.fd).allocate(5)
+    memory[:] = b"other"
+    assert relayed.relay(block) is None, "nobody has said where it is"
+    relayed.set_holders({3: os.getpid()})
+    found = relayed.relay(block)
+    assert found is not None
+    assert (found.holder, found.offset, found.size) == (5, block.offset, block.size)
+    assert relayed.relay(block) == found
+    assert bytes(ArenaReader({5: os.getpid()}).read(found)) == b"other"
+    relayed.set_holders({4: os.getpid()})
+    with pytest.raises(ValueError, match=r"closed|cannot be opened"):
+        ArenaReader({5: os.getpid()}).read(found)
+    relayed.set_holders({3: os.getpid()})
+    theirs.close()
+    assert relayed.relay(block) is None
+    relayed.set_holders({3: 1 << 22})  # no process has this id
+    assert relayed.relay(block) is None
+    relayed.close()
+
+
+def test_an_arena_can_have_another_holder_and_none_has_the_number_of_one_of_before() -> None:
+    arenas = Arenas()
+    held, other = arenas.make(1 << 20, lambda _: None), Arenas().make(1 << 20, lambda _: None)
+    assert held is not None
+    assert other is not None
+    arena = Arena(held.number, held.fd)
+    before, memory = arena.allocate(5)
+    memory[:] = b"hello"
+    arena.set_holder(7)
+    after = Address(arena.number, before.offset, before.size)
+    assert (before.holder, after.holder) == (0, 7)
+    assert bytes(ArenaReader({7: os.getpid()}).read(after)) == b"hello"
+    arena.free(before)
+    # The next process that holds arenas may use the same descriptor: the numbers differ all the same.
+    assert (held.number ^ other.number) & ~((1 << 20) - 1)
+    os.close(other.fd)
+    arenas.close()
 
 
 def test_an_arena_cannot_be_written_by_its_readers_nor_made_smaller(arena: tuple[Arenas, HeldArena, Arena]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import secrets
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Self
@@ -98,7 +99,8 @@ used again, which takes as long as writing it."""
 ARENAS_READ_MAX: Final = 256
 """Arenas that a reader keeps open; those of processes that have ended are among them."""
 _FD_BITS: Final = 20
-_HOLDER_SHIFT: Final = 48
+_SERIAL_BITS: Final = 28
+_HOLDER_SHIFT: Final = _FD_BITS + _SERIAL_BITS
 
 
 class Address(Struct, frozen=True, array_like=True, gc=False):
@@ -185,6 +187,10 @@ class Arena:
         """Offsets of freed blocks that still have memory, by size."""
         self._kept_bytes = 0
 
+    def set_holder(self, holder: int) -> None:
+        """The process that holds the arena is called `holder` now. Addresses of before name its former number."""
+        self.number = _numbered(self.number, holder)
+
     def allocate(self, size: int) -> tuple[Address, memoryview]:
         """A block, and its memory to write. Raises `ArenaFull`."""
         pages = -(-size // PAGE) * PAGE
@@ -257,7 +263,8 @@ class Arenas:
 
     def __init__(self, holder: int = 0) -> None:
         self._held: dict[int, HeldArena] = {}
-        self._holder, self._serial = holder, 0
+        # A reader must not take an arena for one of a former server, or of another process that had this number.
+        self._holder, self._serial = holder, secrets.randbits(_SERIAL_BITS - 1)
         self._others: dict[int, Callable[[Address], None]] = {}
         """By holder, what frees blocks of arenas that another process holds."""
 
@@ -345,18 +352,12 @@ class ArenaReader:
         return memory[block.offset : end]
 
     def _map(self, number: int) -> memoryview:
-        holder, own = divmod(number, 1 << _HOLDER_SHIFT)
-        serial, descriptor = divmod(own, 1 << _FD_BITS)
+        holder = number >> _HOLDER_SHIFT
         pid = self._holders.get(holder)
         if pid is None:
-            raise ValueError(f"arena {serial} is held by process {holder}, which is not on this machine")
+            raise ValueError(f"arena {number:#x} is held by process {holder}, which is not on this machine")
+        fd = _opened(number, pid)
         try:
-            fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ValueError(f"arena {serial} cannot be opened: {error.strerror}") from error
-        try:
-            if os.readlink(f"/proc/self/fd/{fd}").partition(" ")[0] != f"/memfd:{_name(serial)}":
-                raise ValueError(f"arena {serial} is closed")
             memory = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))
         finally:
             os.close(fd)
@@ -364,6 +365,65 @@ class ArenaReader:
             del self._open[next(iter(self._open))]
         self._open[number] = memory
         return memory
+
+
+class RelayedArenas:
+    """Arenas of other processes of this machine, which this process opens so that its children find them with it: a
+    child knows its process id from the start, those of others come and go. It is called `holder`."""
+
+    def __init__(self, holder: int) -> None:
+        self._holder = holder
+        self._pids: dict[int, int] = {}
+        self._opened: dict[int, tuple[int, int]] = {}
+        """By the number of an arena, the one that it has here, and its descriptor."""
+
+    def set_holders(self, pids: Mapping[int, int]) -> None:
+        """Which processes hold arenas, by number; those whose memory this process may not read are left out."""
+        self._pids = readable(pids)
+        for number in [number for number in self._opened if number >> _HOLDER_SHIFT not in self._pids]:
+            os.close(self._opened.pop(number)[1])
+
+    def relay(self, block: Address) -> Address | None:
+        """The block as children find it; None if its arena is not that of one of these processes."""
+        found = self._opened.get(block.arena)
+        if found is None:
+            pid = self._pids.get(block.holder)
+            if pid is None:
+                return None
+            try:
+                fd = _opened(block.arena, pid)
+            except ValueError:
+                return None
+            own = _numbered(block.arena, self._holder) & -(1 << _FD_BITS) | fd
+            found = self._opened[block.arena] = own, fd
+        return Address(found[0], block.offset, block.size)
+
+    def close(self) -> None:
+        """Close all; what children have mapped stays."""
+        self.set_holders({})
+
+
+def readable(pids: Mapping[int, int]) -> dict[int, int]:
+    """Those of these processes whose memory this one may open; it may not if they belong to another user."""
+    return {number: pid for number, pid in pids.items() if os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK)}
+
+
+def _opened(number: int, pid: int) -> int:
+    """A descriptor, for reading, of an arena that a process holds. Raises `ValueError` if it holds no such arena."""
+    serial, descriptor = divmod(number & (1 << _HOLDER_SHIFT) - 1, 1 << _FD_BITS)
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ValueError(f"arena {serial} cannot be opened: {error.strerror}") from error
+    if os.readlink(f"/proc/self/fd/{fd}").partition(" ")[0] != f"/memfd:{_name(serial)}":
+        os.close(fd)
+        raise ValueError(f"arena {serial} is closed")
+    return fd
+
+
+def _numbered(number: int, holder: int) -> int:
+    """The number of an arena, with another holder."""
+    return holder << _HOLDER_SHIFT | number & (1 << _HOLDER_SHIFT) - 1
 
 
 def _name(serial: int) -> str:

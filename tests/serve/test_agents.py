@@ -50,7 +50,7 @@ from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.backends.ray import RayNodes, Want
 from sloop.serve.blocks import Block, tensors_in, write_block
 from sloop.serve.messages import Run
-from sloop.serve.network import BlockClient, NetworkLink, NodeTls, Purpose, connect
+from sloop.serve.network import BlockClient, HolderTable, NetworkLink, NodeTls, Purpose, connect
 from sloop.serve.protocols import Servable
 from sloop.serve.transport import FrameKind, RecordLink, pack_head
 from sloop.shared_memory import Address, Arena, Arenas
@@ -108,8 +108,8 @@ class BlockEar(Ear):
 class Fleet:
     """A backend, what it reports, and fake agents."""
 
-    def __init__(self, backend: AgentBackend, arenas: Arenas) -> None:
-        self.backend, self.arenas = backend, arenas
+    def __init__(self, backend: AgentBackend, arenas: Arenas, holders: HolderTable) -> None:
+        self.backend, self.arenas, self.holders = backend, arenas, holders
         self.ear = BlockEar()
         backend.attach(self.ear)
         self.agents: list[FakeAgent] = []
@@ -150,7 +150,7 @@ def finished(blocks: Sequence[Block | None] = (b"x", b"y"), **others: Any) -> Ba
 
 @asynccontextmanager
 async def fleet(tls: NodeTls | None = None) -> AsyncIterator[Fleet]:
-    arenas = Arenas()
+    arenas, holders = Arenas(), HolderTable()
     backend = AgentBackend(
         *(SERVABLES, wirings_of(SERVABLES), JoiningNodes()),
         arenas=arenas,
@@ -159,8 +159,9 @@ async def fleet(tls: NodeTls | None = None) -> AsyncIterator[Fleet]:
         pid=os.getpid(),
         token=TOKEN,
         tls=tls,
+        holders=holders,
     )
-    made = Fleet(backend, arenas)
+    made = Fleet(backend, arenas, holders)
     await backend.open()
     try:
         yield made
@@ -479,8 +480,6 @@ def test_blocks_travel_to_an_agent_and_back(
             assert held is not None
             arena = Arena(held.number, held.fd)
             serving = asyncio.create_task(Agent((HOST, here.backend.port), "one", TOKEN, tls=other).serve())
-            holders: list[dict[int, tuple[str, int]]] = []
-            here.backend.on_holders = lambda record: holders.append(record.endpoints)
             for time in (1, 2):
                 await here.ear.hear(NodeReady, count=time)
                 here.backend.start(ReplicaId(time), spec("one"))
@@ -494,7 +493,7 @@ def test_blocks_travel_to_an_agent_and_back(
                 (result,) = here.ear.blocks
                 assert isinstance(result, Address)
                 client = BlockClient(TOKEN, tls.client_context() if tls is not None else None)
-                client.set_endpoints(holders[-1])
+                client.set_endpoints(here.holders.endpoints())
                 memory = memoryview(bytearray(result.size))
                 await client.fetch(result, memory)
                 assert bytes(tensors_in(memory)[0].data) == content

@@ -55,7 +55,7 @@ from sloop.serve.stderr import log_directly
 from sloop.serve.stores import ModelSource
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.weights import MODELS_BYTES, WeightsCache, usual_folder
-from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas
+from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 
@@ -176,6 +176,8 @@ class Endpoints(Struct, frozen=True, array_like=True, tag=9):
     """Who sends blocks, by their holders. An empty host is that of the deciding process."""
 
     by_holder: dict[int, Endpoint]
+    edges: dict[int, int] = {}  # msgspec creates a new dict for each instance
+    """Edges of the agent's machine that hold arenas, with their process ids."""
 
 
 class CloseAgent(Struct, frozen=True, array_like=True, tag=10):
@@ -244,6 +246,8 @@ class AgentSession:
         held = self._arenas.make(ARENA_BYTES, lambda _: None)
         self._arena = Arena(held.number, held.fd) if held is not None else None
         """For copies of blocks of other machines."""
+        self._beside = RelayedArenas(setup.holder)
+        """Of edges on this machine."""
         self._copies: dict[ReplicaId, list[Address]] = {}
         """That the batch of a replica reads."""
         self._fetching: dict[ReplicaId, Task[None]] = {}
@@ -284,6 +288,7 @@ class AgentSession:
         await self._backend.close()
         if self._cache is not None:
             await self._cache.close()
+        self._beside.close()
         self._arenas.close()
 
     def _learn(self, record: LearnStages) -> None:
@@ -297,6 +302,7 @@ class AgentSession:
             if holder not in self._holders
         }
         self._blocks.set_endpoints(others)
+        self._beside.set_holders(record.edges)
 
     # Replicas
 
@@ -352,6 +358,11 @@ class AgentSession:
             return  # its end has been reported, which covers its batch
         foreign = {block for block in addresses_in(order.blocks) if block.holder not in self._holders}
         if foreign:
+            relayed = {block: own for block in foreign if (own := self._beside.relay(block)) is not None}
+            order = Run(order.visits, replaced(order.blocks, relayed), order.parts)
+            foreign.difference_update(relayed)
+        if foreign:
+            record = RunBatch(record.batch, record.replica, order)
             self._fetching[record.replica] = asyncio.create_task(self._fetch_and_run(record, foreign))
         else:
             self._backend.run(record.batch, record.replica, order)

@@ -10,7 +10,7 @@ its shape and its size in bytes, which text does not have otherwise. Tables are 
 model mostly have the same.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from math import prod
 from struct import Struct as Layout
 from struct import error as LayoutError
@@ -178,6 +178,32 @@ def tensors_in(memory: bytes | memoryview) -> list[Tensor]:
     layout = read_layout(memory)
     view = memory if type(memory) is bytes and len(memory) <= INLINE_BYTES_MAX else memoryview(memory)
     return [Tensor(datatype, shape, view[start:end]) for datatype, shape, start, end in layout.parts]
+
+
+class FarBlocks:
+    """The blocks of a process on another machine that are in use, as the deciding process knows them. `on_free` tells
+    their owner, which is called `holder`, that it may use the memory of a block again."""
+
+    def __init__(self, holder: int, on_free: Callable[[Address], None]) -> None:
+        self._holder, self._on_free = holder, on_free
+        self._places: set[tuple[int, int]] = set()
+        """Arena and offset of each."""
+
+    def hold(self, block: Address) -> None:
+        """A block is in use. Raises `ProtocolError` if it cannot be one of this process, or is in use already."""
+        place = block.arena, block.offset
+        if block.holder != self._holder:
+            raise ProtocolError(f"{block} is in no arena of the process that names it")
+        if place in self._places:
+            raise ProtocolError(f"{block} is in use already")
+        if not (block.offset >= 0 and 0 < block.size <= ARENA_BYTES - block.offset):
+            raise ProtocolError(f"{block} is in no arena")
+        self._places.add(place)
+
+    def free(self, block: Address) -> None:
+        """A block is in use no longer."""
+        self._places.discard((block.arena, block.offset))
+        self._on_free(block)
 
 
 class BlockReader:

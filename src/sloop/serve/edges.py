@@ -49,6 +49,7 @@ from sloop.serve.messages import (
     ToEdge,
     WithdrawModel,
 )
+from sloop.serve.network import HolderTable, machine
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import Pages
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
@@ -218,9 +219,12 @@ class Edges:
         ports: Sequence[Ports],
         *,
         is_within: bool = False,
+        holders: HolderTable | None = None,
         loop: AbstractEventLoop | None = None,
     ) -> None:
         self._driver, self._pages, self._arenas = driver, pages, arenas
+        self._table = holders or HolderTable()
+        self._table.on_change.append(self._tell_holders)
         self._loop = loop or asyncio.get_running_loop()
         count = len(ports)
         all_bytes = max(1, settings.bodies_bytes_max // count)
@@ -233,7 +237,6 @@ class Edges:
         self._is_within = is_within
         self.slots = [EdgeSlot(number, own) for number, own in enumerate(ports)]
         self.models: dict[str, OfferModel] = {}
-        self._holders = Holders({}, {})
         self.deaths = 0
         """Edges that have died."""
         self._past = EdgeCounts()
@@ -252,11 +255,6 @@ class Edges:
         """Offer a model no longer. Its open requests are finished."""
         if self.models.pop(name, None) is not None:
             self._tell(WithdrawModel(name))
-
-    def set_holders(self, holders: Holders) -> None:
-        """Let all know who holds the arenas of answers."""
-        self._holders = holders
-        self._tell(holders)
 
     def reload(self) -> None:
         """Let all read their keys and certificates again."""
@@ -319,6 +317,17 @@ class Edges:
             if slot.port is not None:
                 slot.port.tell(record)
 
+    def _tell_holders(self) -> None:
+        """Let all know who holds the arenas of answers."""
+        here = self._holders_on(machine())
+        for slot in self.slots:
+            if slot.port is not None:
+                slot.port.tell(here)
+
+    def _holders_on(self, place: str) -> Holders:
+        """The same, as edges of one machine must know it."""
+        return Holders(self._table.on(place, edges=False), self._table.endpoints())
+
     def _shared(self, model: OfferModel) -> OfferModel:
         """The model as one edge offers it: with its share of the limits."""
         count, limits = len(self.slots), model.limits
@@ -340,7 +349,7 @@ class Edges:
                 self._replace(slot)
                 return
         assert slot.port is not None
-        slot.port.tell(self._holders)
+        slot.port.tell(self._holders_on(machine()))
         for model in self.models.values():
             slot.port.tell(self._shared(model))
 

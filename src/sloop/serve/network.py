@@ -26,10 +26,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import cycle
 from pathlib import Path
 from typing import Final, cast
 
 import msgspec
+from msgspec import Struct
 
 from sloop.errors import InputError, MachineError
 from sloop.serve.messages import encode
@@ -78,6 +80,8 @@ PAUSE_S: Final = 0.2
 LOG_S: Final = 10.0
 """Between two messages about refused connections."""
 BACKLOG: Final = 128
+HOLDERS_MAX: Final = 0x7FFF
+"""The highest number of a process that holds arenas."""
 
 Endpoint = tuple[str, int]
 """Host and port."""
@@ -126,7 +130,9 @@ class Purpose(IntEnum):
     AGENT = 1
     """An agent's connection to the deciding process."""
     BLOCKS = 2
-    """Blocks are fetched from an agent."""
+    """Blocks are fetched, from an agent or an edge."""
+    EDGE = 3
+    """The connection of an edge to the deciding process."""
 
 
 class NetworkLink(asyncio.BufferedProtocol):
@@ -543,6 +549,57 @@ def machine() -> str:
     return "/".join((boot, *map(str, spaces)))
 
 
+class ArenaHolder(Struct, frozen=True):
+    """A process that holds arenas, other than the deciding process."""
+
+    number: int
+    """In the addresses of its blocks (`sloop.shared_memory.Arenas`)."""
+    machine: str
+    """See `machine`."""
+    pid: int
+    endpoint: Endpoint
+    """Where it sends blocks."""
+    is_edge: bool = False
+    """Otherwise it is an agent."""
+
+
+class HolderTable:
+    """The processes that hold arenas, besides the deciding process: agents, and edges of other machines. Those who must
+    know of them are told by `on_change`."""
+
+    def __init__(self) -> None:
+        self._numbers = cycle(range(1, HOLDERS_MAX + 1))
+        self._known: dict[int, ArenaHolder] = {}
+        self.on_change: list[Callable[[], None]] = []
+
+    def number(self) -> int:
+        """A number for one more. None that is known has it, and for long none has had it."""
+        return next(number for number in self._numbers if number not in self._known)
+
+    def add(self, holder: ArenaHolder) -> None:
+        """One more holds arenas."""
+        self._known[holder.number] = holder
+        self._note()
+
+    def remove(self, number: int) -> None:
+        """One has gone, and its blocks with it."""
+        if self._known.pop(number, None) is not None:
+            self._note()
+
+    def endpoints(self) -> dict[int, Endpoint]:
+        """Where each sends blocks."""
+        return {number: each.endpoint for number, each in self._known.items()}
+
+    def on(self, place: str, *, edges: bool) -> dict[int, int]:
+        """The process ids of the edges, or of the agents, of one machine."""
+        found = [each for each in self._known.values() if each.machine == place and each.is_edge == edges]
+        return {each.number: each.pid for each in found}
+
+    def _note(self) -> None:
+        for tell in self.on_change:
+            tell()
+
+
 class BlockLost(Exception):
     """A block cannot be fetched: its machine has gone, or does not answer."""
 
@@ -635,7 +692,7 @@ class _Fetch:
 
 
 class _Peer:
-    """The connection to the agent of one machine."""
+    """The connection to the process of another machine that sends its blocks."""
 
     def __init__(self, client: "BlockClient", endpoint: Endpoint) -> None:
         self._client, self.endpoint = client, endpoint
@@ -720,7 +777,8 @@ class _Peer:
 
 
 class BlockClient:
-    """Fetches blocks from the agents of other machines; one connection to each, opened when it is first needed."""
+    """Fetches blocks from agents and edges of other machines; one connection to each, opened when it is first
+    needed."""
 
     def __init__(self, token: bytes, context: ssl.SSLContext | None = None) -> None:
         self.token, self.context = token, context
@@ -728,7 +786,7 @@ class BlockClient:
         """By holder."""
 
     def set_endpoints(self, endpoints: Mapping[int, Endpoint]) -> None:
-        """Where the agents are, by the holders whose blocks they send. Connections to others are closed."""
+        """Where blocks are sent, by their holders. Connections to others are closed."""
         for holder, peer in list(self._peers.items()):
             if endpoints.get(holder) != peer.endpoint:
                 del self._peers[holder]

@@ -57,6 +57,7 @@ from sloop.serve.edges import Edges, Ports, open_ports
 from sloop.serve.insight import Insight
 from sloop.serve.journal import Journal, LogLimits, Observed
 from sloop.serve.metrics import Metrics
+from sloop.serve.network import HolderTable
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import return_large_memory
 from sloop.serve.protocols import Backend, Servable
@@ -300,15 +301,14 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         recorders = (metrics.state,) if journal is None else (metrics.state, journal)
         arenas = Arenas()
         token = b"" if settings.nodes is None else settings.nodes.token()
-        backend = backend_of(setup, models, versions, arenas, settings.nodes, token)
+        holders = HolderTable()
+        backend = backend_of(setup, models, versions, arenas, settings.nodes, token, holders)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
         node_tls = settings.nodes.tls if settings.nodes is not None else None
         bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)
-        edges = Edges(driver, insight, arenas, bounds, ports, is_within=not count)
-        if isinstance(backend, AgentBackend):
-            backend.on_holders = edges.set_holders
+        edges = Edges(driver, insight, arenas, bounds, ports, is_within=not count, holders=holders)
         for application, served in zip(deployment.applications, versions, strict=True):
             edges.offer(offer_of(application, [served], insight.versions(application.name)))
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
@@ -348,6 +348,7 @@ def backend_of(
     arenas: Arenas,
     nodes: NodeSettings | None,
     token: bytes,
+    holders: HolderTable,
 ) -> Backend:
     """The backend of a deployment: its models and stages, on the nodes of its cluster."""
     wirings = {stage: wiring for served in versions for stage, wiring in wirings_of(served).items()}
@@ -363,6 +364,7 @@ def backend_of(
             token=token,
             tls=nodes.tls,
             threads_prepared=threads,
+            holders=holders,
         )
     limits = detect()
     _log.info("cores of replicas are limited by %s", limits.why)

@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -52,13 +51,15 @@ from sloop.serve.agent import (
     StopWorker,
 )
 from sloop.serve.backends import KnownStages
-from sloop.serve.blocks import ARENA_BYTES
+from sloop.serve.blocks import FarBlocks
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import Holders, Run
+from sloop.serve.messages import Run
 from sloop.serve.network import (
     RECORDS_BYTES_MAX,
+    ArenaHolder,
     BlockServer,
     Endpoint,
+    HolderTable,
     NetworkLink,
     NodeListener,
     NodeTls,
@@ -192,23 +193,8 @@ class _ConnectedAgent:
 
     def __init__(self, hello: AgentHello, holder: int, records: RecordLink) -> None:
         self.hello, self.holder, self.records = hello, holder, records
-        self.blocks: set[tuple[int, int]] = set()
-        """Its blocks that are in use, by arena and offset."""
-
-    def hold(self, block: Address) -> None:
-        """A block of this agent is in use. Raises `ProtocolError` if it cannot be one."""
-        place = block.arena, block.offset
-        if block.holder != self.holder or place in self.blocks:
-            why = "is in use already" if place in self.blocks else "is not in an arena of this agent"
-            raise ProtocolError(f"{block} {why}")
-        if not (block.offset >= 0 and 0 < block.size <= ARENA_BYTES - block.offset):
-            raise ProtocolError(f"{block} is in no arena")
-        self.blocks.add(place)
-
-    def free(self, block: Address) -> None:
-        """A block of this agent is not in use any more."""
-        self.blocks.discard((block.arena, block.offset))
-        self.records.send(FreeBlock(block))
+        self.blocks = FarBlocks(holder, lambda block: records.send(FreeBlock(block)))
+        """Its blocks that are in use."""
 
 
 class _PlacedReplica(Struct):
@@ -232,7 +218,7 @@ class AgentBackend(KnownStages):
     """Runs replicas on `nodes` (`sloop.serve.protocols.Backend`). Create it inside the running event loop.
 
     `arenas` are those of this process, which also frees blocks of agents through them. `endpoint` is where agents
-    connect. `on_holders` is told of which processes hold arenas, for the edges.
+    connect, and edges of other machines, which are passed to `on_edge`. `holders` has all who hold arenas.
     """
 
     def __init__(  # noqa: PLR0913  # what stands between a core and machines
@@ -249,6 +235,7 @@ class AgentBackend(KnownStages):
         tls: NodeTls | None = None,
         threads_prepared: int = 0,
         join_s_max: float = JOIN_S_MAX,
+        holders: HolderTable | None = None,
     ) -> None:
         super().__init__(servables, wirings, threads_prepared)
         self._provider, self._arenas, self._pid = provider, arenas, pid
@@ -263,11 +250,12 @@ class AgentBackend(KnownStages):
         self._acquiring: dict[str, asyncio.TimerHandle] = {}
         self._releasing: set[str] = set()
         self._replicas: dict[ReplicaId, _PlacedReplica] = {}
-        self._holders = count(1)
+        self._holders = holders or HolderTable()
+        self._holders.on_change.append(self._tell_endpoints)
         self._blocks = BlockServer(ArenaReader({0: pid}).read)
         self._listener: BackendListener | None = None
         self._has_begun = False
-        self.on_holders: Callable[[Holders], None] = lambda _: None
+        self.on_edge: Callable[[NetworkLink], None] = lambda link: link.close()
         self._acts: dict[type, Callable[[_ConnectedAgent, Any], None]] = {
             AgentReport: self._on_reported,
             BatchFinished: self._on_finished,
@@ -448,6 +436,9 @@ class AgentBackend(KnownStages):
         if link.purpose is Purpose.BLOCKS:
             self._blocks.accept(link)
             return
+        if link.purpose is Purpose.EDGE:
+            self.on_edge(link)
+            return
         agent: _ConnectedAgent | None = None
         has_introduced = False
 
@@ -488,13 +479,13 @@ class AgentBackend(KnownStages):
         if old is not None:
             old.records.close()
             self._on_end(old, "its agent has connected again")
-        agent = _ConnectedAgent(hello, next(self._holders), records)
+        agent = _ConnectedAgent(hello, self._holders.number(), records)
         self._agents[hello.name] = agent
-        self._arenas.add_holder(agent.holder, agent.free)
+        self._arenas.add_holder(agent.holder, agent.blocks.free)
         own = {0: self._pid} if hello.machine == machine() else {}
         records.send(AgentSetup(agent.holder, own))
         self._teach(agent)
-        self._tell_holders()
+        self._holders.add(ArenaHolder(agent.holder, hello.machine, hello.pid, hello.endpoint))
         self._joined.set()
         self._cancel_acquiring(hello.name)
         _log.info("the agent of %s has connected: %g cores", hello.name, hello.cores)
@@ -539,23 +530,22 @@ class AgentBackend(KnownStages):
         del self._agents[agent.hello.name]
         self._arenas.remove_holder(agent.holder)
         self._loop.call_later(LEAVE_S_MAX, agent.records.close)
-        self._tell_holders()
+        self._holders.remove(agent.holder)
         self._left.set()
 
     def _teach(self, agent: _ConnectedAgent) -> None:
         servables = [(stage, variant, each) for (stage, variant), each in self._servables.items()]
         agent.records.send(LearnStages(servables, self._wirings, self._threads_prepared))
 
-    def _tell_holders(self) -> None:
-        """Tell agents and edges who holds which arenas."""
-        endpoints = {agent.holder: agent.hello.endpoint for agent in self._agents.values()}
-        here = {agent.holder: agent.hello.pid for agent in self._agents.values() if agent.hello.machine == machine()}
-        beside = next((agent for agent in self._agents.values() if agent.holder in here), None)
+    def _tell_endpoints(self) -> None:
+        """Tell agents who holds which arenas."""
+        endpoints = self._holders.endpoints()
+        beside = next(iter(self._holders.on(machine(), edges=False)), None)
         # Blocks of this machine's edges are sent by an agent beside them, else by this process.
-        own = ("", self.port) if beside is None else beside.hello.endpoint
+        own = ("", self.port) if beside is None else endpoints[beside]
         for agent in self._agents.values():
-            agent.records.send(Endpoints({**endpoints, 0: own}))
-        self.on_holders(Holders(here, endpoints))
+            edges = self._holders.on(agent.hello.machine, edges=True)
+            agent.records.send(Endpoints({**endpoints, 0: own}, edges))
 
     # What agents report. What no agent can have to say raises a `ProtocolError`, which ends its connection.
 
@@ -596,7 +586,7 @@ class AgentBackend(KnownStages):
             raise ProtocolError(f"{len(record.edge_counts)} counts, {record.service_ns} ns for {placed.visits} visits")
         for block in blocks:
             if isinstance(block, Address):
-                agent.hold(block)
+                agent.blocks.hold(block)
         # A clock of the node that runs fast, or stands wrong, makes no batch longer than it can have been.
         service_ns = min(record.service_ns, time.monotonic_ns() - placed.began_ns)
         event = Finished(record.batch, record.replica, service_ns, record.edge_counts, tuple(sorted(faults)))
