@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sloop.errors import InputError, MachineError
+from sloop.onnx_file import write_onnx
 from sloop.profile.examine import examine, free_batch
 from sloop.profile.model import open_session, read_signature, row_shapes
-from sloop.profile.onnx_file import write_onnx
 from sloop.tensor import Port
 
 onnx = pytest.importorskip("onnx")

@@ -285,21 +285,20 @@ class Network:
 
     def run(self, rows: ArrayLike) -> Ints:
         """Logits, one row for each row: the reference. InputError as `check_rows`."""
-        return self.activations(rows)[-1]
+        given = self.check_rows(rows)
+        found = np.empty((len(given), self.classes), np.int64)
+        for start in range(0, len(given), ROWS_AT_ONCE):
+            chunk = given[start : start + ROWS_AT_ONCE]
+            found[start : start + len(chunk)] = reduce(lambda current, step: step(current), self._steps, chunk)
+        return found
 
     def activations(self, rows: ArrayLike) -> list[Ints]:
         """The integers after each layer, n × (position, channel), the last the logits. InputError as `check_rows`."""
-        given = self.check_rows(rows)
-        chunks = [given[start : start + ROWS_AT_ONCE] for start in range(0, max(len(given), 1), ROWS_AT_ONCE)]
-        outputs = [self._activations(chunk) for chunk in chunks]
-        return [np.concatenate(each).astype(np.int64) for each in zip(*outputs, strict=True)]
-
-    def _activations(self, rows: Ints) -> list[NDArray[Any]]:
-        current: NDArray[Any] = rows
+        current: NDArray[Any] = self.check_rows(rows)
         found = []
         for step in self._steps:
             current = step(current)
-            found.append(current)
+            found.append(current.astype(np.int64))
         return found
 
     @cached_property

@@ -25,6 +25,7 @@ import numpy as np
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError, SloopError
+from sloop.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
 from sloop.profile.model import (
     OnnxSession,
     OpenDimension,
@@ -40,7 +41,6 @@ from sloop.profile.model import (
     signature_of,
     synthesise,
 )
-from sloop.profile.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
 from sloop.profile.profile import digest_of_model
 from sloop.tensor import Signature, floats_of
 from sloop.text import listed

@@ -367,7 +367,7 @@ class FirstProfile(NamedTuple):
 def digest_of_model(path: Path) -> str:
     """What tells a model from other versions of it: the digest of its file, or, of an ONNX model whose weights lie in
     other files, of all of them together."""
-    from sloop.profile.onnx_file import external_files  # noqa: PLC0415  # it needs protobuf
+    from sloop.onnx_file import external_files  # noqa: PLC0415  # it needs protobuf
 
     own = digest(path)
     try:

@@ -43,7 +43,7 @@ import msgspec
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError, SloopError
-from sloop.profile.onnx_file import external_files
+from sloop.onnx_file import external_files
 from sloop.serve.stores import (
     CHUNK_BYTES,
     NAME_CHARS_MAX,

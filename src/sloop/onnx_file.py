@@ -18,6 +18,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
+from numpy.typing import NDArray
 
 from sloop.errors import InputError, MachineError
 
@@ -31,16 +32,18 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
         ("value_info", "Value[]", 13),
     ),
     "Node": (
-        *(("input", "string[]", 1), ("output", "string[]", 2), ("op_type", "string", 4)),
+        *(("input", "string[]", 1), ("output", "string[]", 2), ("name", "string", 3), ("op_type", "string", 4)),
         *(("attribute", "Attribute[]", 5), ("domain", "string", 7)),
     ),
     "Attribute": (
-        *(("name", "string", 1), ("t", "Tensor", 5), ("g", "Graph", 6), ("ints", "int64[]", 8)),
+        *(("name", "string", 1), ("f", "float", 2), ("i", "int64", 3), ("s", "bytes", 4), ("t", "Tensor", 5)),
+        *(("g", "Graph", 6), ("ints", "int64[]", 8)),
         *(("strings", "bytes[]", 9), ("graphs", "Graph[]", 11)),
     ),
     "Tensor": (
-        *(("dims", "int64[]", 1), ("data_type", "int32", 2), ("int64_data", "int64[]", 7), ("name", "string", 8)),
-        *(("raw_data", "bytes", 9), ("external_data", "Entry[]", 13), ("data_location", "int32", 14)),
+        *(("dims", "int64[]", 1), ("data_type", "int32", 2), ("float_data", "float[]", 4)),
+        *(("int64_data", "int64[]", 7), ("name", "string", 8), ("raw_data", "bytes", 9)),
+        *(("double_data", "double[]", 10), ("external_data", "Entry[]", 13), ("data_location", "int32", 14)),
     ),
     "Value": (("name", "string", 1), ("type", "Type", 2)),
     "Type": (("tensor_type", "TensorType", 1), ("sequence_type", "Other", 4)),
@@ -54,9 +57,12 @@ _SCALARS: Final = {
     "bytes": FieldDescriptorProto.TYPE_BYTES,
     "int32": FieldDescriptorProto.TYPE_INT32,
     "int64": FieldDescriptorProto.TYPE_INT64,
+    "float": FieldDescriptorProto.TYPE_FLOAT,
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
 }
 FLOAT: Final = 1
 INT64: Final = 7
+DOUBLE: Final = 11
 """Element types of tensors."""
 EXTERNAL: Final = 1
 """The `data_location` of a tensor that lies in another file."""
@@ -93,10 +99,32 @@ _Model: Final = _describe()
 def read_onnx(path: Path) -> Any:  # noqa: ANN401  # a message, whose fields have no static types
     """The message in an ONNX file; weights in other files are not read. InputError if there is none in it."""
     try:
-        model = _Model.FromString(path.read_bytes())
-    except (OSError, DecodeError) as error:
+        return parse_onnx(path.read_bytes(), str(path))
+    except OSError as error:
         raise InputError("not an ONNX model, or truncated", where=str(path), help="export it again") from error
-    return model
+
+
+def parse_onnx(content: bytes, where: str) -> Any:  # noqa: ANN401
+    """The message in the bytes of an ONNX file. InputError at `where` if there is none in them."""
+    try:
+        return _Model.FromString(content)
+    except DecodeError as error:
+        raise InputError("not an ONNX model, or truncated", where=where, help="export it again") from error
+
+
+def array_in(tensor: Any) -> NDArray[Any]:  # noqa: ANN401
+    """The values of a tensor of floats or 64-bit integers. InputError for other types and for values in other files."""
+    where = f"tensor {tensor.name!r}"
+    kinds = {FLOAT: ("<f4", "float_data"), DOUBLE: ("<f8", "double_data"), INT64: ("<i8", "int64_data")}
+    if tensor.data_location == EXTERNAL or tensor.data_type not in kinds:
+        what = "its values lie in another file" if tensor.data_location == EXTERNAL else "its values are no floats"
+        raise InputError(what, where=where, help="export the model as one file with float weights")
+    dtype, field = kinds[tensor.data_type]
+    try:
+        values = np.frombuffer(tensor.raw_data, dtype) if tensor.raw_data else np.array(getattr(tensor, field), dtype)
+        return values.reshape(tuple(tensor.dims))
+    except ValueError as error:
+        raise InputError("its values do not fill its shape", where=where, help="export the model again") from error
 
 
 def write_onnx(model: Message, path: Path) -> None:
