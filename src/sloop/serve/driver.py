@@ -295,6 +295,11 @@ class Driver:
         return time.monotonic_ns() - self._zero_ns
 
     @property
+    def zero_ns(self) -> int:
+        """When the driver was created (`time.monotonic_ns`)."""
+        return self._zero_ns
+
+    @property
     def open_requests(self) -> int:
         """The number of requests that have been submitted and not answered."""
         return len(self._open)

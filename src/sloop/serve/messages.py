@@ -211,7 +211,31 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in one | other}
 
 
-FromEdge = Submit | Cancel | Release | Ask | EdgeReady | EdgeCounts
+class EdgeHello(Struct, frozen=True, array_like=True, tag=7):
+    """An edge on another machine introduces itself: the first record of its connection."""
+
+    version: str
+    """Of sloop; all machines run the same."""
+    pid: int
+    machine: str
+    """See `sloop.serve.network.machine`."""
+    endpoint: tuple[str, int]
+    """Host and port at which it sends its blocks."""
+    sent_ns: int
+    """See `EdgeClock`."""
+
+
+class EdgeClock(Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """What the clock of the edge's machine shows (`time.monotonic_ns`). Sent about every second."""
+
+    sent_ns: int
+
+
+class EdgeEnds(Struct, frozen=True, array_like=True, tag=9):
+    """The edge ends because it was told to, and has answered what it had accepted."""
+
+
+FromEdge = Submit | Cancel | Release | Ask | EdgeReady | EdgeCounts | EdgeHello | EdgeClock | EdgeEnds
 
 
 # From the deciding process to an edge
@@ -271,6 +295,9 @@ class DrainEdge(Struct, frozen=True, array_like=True, tag=6):
 class CloseEdge(Struct, frozen=True, array_like=True, tag=7):
     """Give clients a moment to take their answers, then end."""
 
+    why: str = ""
+    """Why an edge that has introduced itself cannot serve; empty if it is over."""
+
 
 class ReloadFiles(Struct, frozen=True, array_like=True, tag=8):
     """Read keys and certificates again."""
@@ -285,4 +312,21 @@ class Holders(Struct, frozen=True, array_like=True, tag=9):
     """Host and port at which each sends its blocks."""
 
 
-ToEdge = RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadFiles | Holders
+class EdgeSetup(Struct, frozen=True, array_like=True, tag=10):
+    """The answer to an `EdgeHello`: the edge's bounds, which are as those of the server's own edges, and the models."""
+
+    holder: int
+    """The edge's number among the processes that hold arenas."""
+    needs_key: bool
+    """Whether the server's own edges demand a key of clients; then this one must do so too, and otherwise not."""
+    has_repository: bool
+    body_bytes_max: int
+    bodies_bytes_max: int
+    json_bytes_max: int
+    requests_max: int
+    models: list[OfferModel]
+
+
+ToEdge = (
+    RequestEnded | Free | Page | OfferModel | WithdrawModel | DrainEdge | CloseEdge | ReloadFiles | Holders | EdgeSetup
+)

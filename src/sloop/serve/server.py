@@ -309,6 +309,8 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         node_tls = settings.nodes.tls if settings.nodes is not None else None
         bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)
         edges = Edges(driver, insight, arenas, bounds, ports, is_within=not count, holders=holders)
+        if isinstance(backend, AgentBackend):
+            backend.on_edge = edges.accept
         for application, served in zip(deployment.applications, versions, strict=True):
             edges.offer(offer_of(application, [served], insight.versions(application.name)))
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
