@@ -25,11 +25,16 @@ from sloop.errors import InputError, MachineError
 PACKAGE: Final = "onnx"
 # message → ((field, type, number), …); a type in capitals is another message, "[]" repeats
 _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
-    "Model": (("graph", "Graph", 7), ("metadata_props", "Entry[]", 14)),
+    "Model": (
+        *(("ir_version", "int64", 1), ("producer_name", "string", 2), ("producer_version", "string", 3)),
+        *(("domain", "string", 4), ("model_version", "int64", 5), ("graph", "Graph", 7)),
+        *(("opset_import", "Other[]", 8), ("metadata_props", "Entry[]", 14), ("functions", "Function[]", 25)),
+    ),
     "Entry": (("key", "string", 1), ("value", "string", 2)),
+    "Function": (("name", "string", 1), ("domain", "string", 10)),
     "Graph": (
-        *(("node", "Node[]", 1), ("initializer", "Tensor[]", 5), ("input", "Value[]", 11), ("output", "Value[]", 12)),
-        ("value_info", "Value[]", 13),
+        *(("node", "Node[]", 1), ("name", "string", 2), ("initializer", "Tensor[]", 5), ("input", "Value[]", 11)),
+        *(("output", "Value[]", 12), ("value_info", "Value[]", 13), ("sparse_initializer", "Sparse[]", 15)),
     ),
     "Node": (
         *(("input", "string[]", 1), ("output", "string[]", 2), ("name", "string", 3), ("op_type", "string", 4)),
@@ -38,13 +43,14 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     "Attribute": (
         *(("name", "string", 1), ("f", "float", 2), ("i", "int64", 3), ("s", "bytes", 4), ("t", "Tensor", 5)),
         *(("g", "Graph", 6), ("ints", "int64[]", 8)),
-        *(("strings", "bytes[]", 9), ("graphs", "Graph[]", 11)),
+        *(("strings", "bytes[]", 9), ("tensors", "Tensor[]", 10), ("graphs", "Graph[]", 11)),
     ),
     "Tensor": (
         *(("dims", "int64[]", 1), ("data_type", "int32", 2), ("float_data", "float[]", 4)),
-        *(("int64_data", "int64[]", 7), ("name", "string", 8), ("raw_data", "bytes", 9)),
+        *(("string_data", "bytes[]", 6), ("int64_data", "int64[]", 7), ("name", "string", 8), ("raw_data", "bytes", 9)),
         *(("double_data", "double[]", 10), ("external_data", "Entry[]", 13), ("data_location", "int32", 14)),
     ),
+    "Sparse": (("values", "Tensor", 1), ("indices", "Tensor", 2)),
     "Value": (("name", "string", 1), ("type", "Type", 2)),
     "Type": (("tensor_type", "TensorType", 1), ("sequence_type", "Other", 4)),
     "TensorType": (("elem_type", "int32", 1), ("shape", "Shape", 2)),
@@ -117,7 +123,8 @@ def array_in(tensor: Any) -> NDArray[Any]:  # noqa: ANN401
     where = f"tensor {tensor.name!r}"
     kinds = {FLOAT: ("<f4", "float_data"), DOUBLE: ("<f8", "double_data"), INT64: ("<i8", "int64_data")}
     if tensor.data_location == EXTERNAL or tensor.data_type not in kinds:
-        what = "its values lie in another file" if tensor.data_location == EXTERNAL else "its values are no floats"
+        is_elsewhere = tensor.data_location == EXTERNAL
+        what = "its values lie in another file" if is_elsewhere else "its values are neither floats nor 64-bit integers"
         raise InputError(what, where=where, help="export the model as one file with float weights")
     dtype, field = kinds[tensor.data_type]
     try:
