@@ -52,6 +52,16 @@ class StartReplica(Struct, frozen=True, gc=False, tag="start_replica"):
     spec: ReplicaSpec
 
 
+class AdoptReplica(Struct, frozen=True, gc=False, tag="adopt_replica"):
+    """A replica that an earlier core has started (`KeptReplica`) is this one from now on. If it is not of use, a
+    `StopReplica` follows."""
+
+    replica: ReplicaId
+    number: int
+    spec: ReplicaSpec
+    is_ready: bool
+
+
 class StopReplica(Struct, frozen=True, gc=False, tag="stop_replica"):
     """Stop a replica. It is idle, unless the core stops it because its batch is stuck. The driver answers with
     `ReplicaStopped`."""
@@ -129,6 +139,7 @@ Action = (
     StartBatch
     | End
     | StartReplica
+    | AdoptReplica
     | StopReplica
     | ResizeReplica
     | AcquireNode

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from sloop.vocabulary import BatchId, Canary, Node, Plan, ReplicaId, Request, RequestId
+from sloop.vocabulary import BatchId, Canary, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId
 
 V = TypeVar("V")
 
@@ -83,10 +83,23 @@ class Resized(Struct, frozen=True, gc=False, tag="resized"):
     cores: float
 
 
-class NodeReady(Struct, frozen=True, tag="node_ready"):
+class KeptReplica(Struct, frozen=True, gc=False):
+    """A replica that an earlier core has started on a node, and that still runs there."""
+
+    number: int
+    """By which the driver knows it; unique on the node."""
+    spec: ReplicaSpec
+    """With the cores in effect."""
+    is_ready: bool
+    """Whether it can take a batch; otherwise it still starts, or finishes a batch that nobody waits for."""
+
+
+class NodeReady(Struct, frozen=True, tag="node_ready", omit_defaults=True):
     """A node can hold replicas: it was acquired, repaired, or has joined the cluster."""
 
     node: Node
+    kept: tuple[KeptReplica, ...] = ()
+    """What runs on it already. The core answers with `AdoptReplica` for each."""
 
 
 class NodeLost(Struct, frozen=True, gc=False, tag="node_lost"):

@@ -198,7 +198,7 @@ class Core:
         """
         out: list[Action] = []
         if now_ns >= self.wake_ns:
-            self._wake(now_ns, out)
+            self._wake(now_ns, event, out)
         kind = type(event)
         self._steps[kind](now_ns, event, out)
         if more_at_this_instant:
@@ -231,8 +231,11 @@ class Core:
             self._rollouts.count(out)
         return out
 
-    def _wake(self, now_ns: int, out: list[Action]) -> None:
-        """Run the control tick and the queue sweeps that are due."""
+    def _wake(self, now_ns: int, event: Event, out: list[Action]) -> None:
+        """Run the control tick and the queue sweeps that are due. The first tick, which plans, follows what is said of
+        nodes: they may have replicas already, or be lost."""
+        if not self._control.has_begun and isinstance(event, NodeReady | NodeLost):
+            return
         if now_ns >= self._control.wake_ns:
             self._control.tick(now_ns, out)
             if not self._is_plain:

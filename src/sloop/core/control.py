@@ -13,17 +13,27 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.actions import Action, Decided, RequestPlan, ResizeReplica, StartReplica, StopReplica
+from sloop.actions import Action, AdoptReplica, Decided, RequestPlan, ResizeReplica, StartReplica, StopReplica
 from sloop.core.difference import Difference, Resizes, diff
-from sloop.core.ledger import Reservation
+from sloop.core.ledger import Reservation, why_unfit
 from sloop.core.nodes import NodePool
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
 from sloop.core.state import BUCKET_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Traffic
-from sloop.events import NodeLost, NodeReady, NodeReleased, Planned, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import (
+    KeptReplica,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    Planned,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+)
 from sloop.text import in_s
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import Life, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Life, Node, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 WAKE_NS_MIN = ms(100)
 """The shortest time between two plans that are made because a request waits at a stage without replicas."""
@@ -35,6 +45,10 @@ they stall."""
 QUIET_NS = s(360)
 """An application that has had no request for this long, and was planned since, is not planned again until the next one:
 its plan would stay as it is. The longest memory of a policy is HPA's: five minutes, after a window of up to one."""
+
+MEASURE_NS = s(60)
+"""A core that has adopted replicas stops and shrinks none for so long: its policies have seen no traffic yet, and would
+plan for none. Kubernetes' HPA, too, begins with the replicas that it finds, and keeps them for its window."""
 
 PLANNER_NS_MAX = s(30)
 """If a plan takes longer than this, the next one is requested anyway: the planner may have died."""
@@ -106,6 +120,8 @@ class ControlledApplication:
     """The replicas of the plan that could not be started, for lack of room or too soon after a loss."""
     noted_ns: int = 0
     """Its buckets that began before this have been looked at for requests."""
+    keeps_until_ns: int = 0
+    """Until when no replica that is ready is stopped or shrunk, because some were adopted; 0: no such time."""
 
     @property
     def is_stranded(self) -> bool:
@@ -119,6 +135,11 @@ class ControlledApplication:
             if stage.queue.visits and self.progress is PlanProgress.NO_ROOM and not stage.pool.replicas:
                 return True
         return False
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether its traffic is still being measured anew, so that it keeps what was adopted."""
+        return self.keeps_until_ns > 0 and not self.is_resting and not self.is_frozen
 
     @property
     def weight(self) -> float:
@@ -187,6 +208,8 @@ class ControlPath:
         self.traffic: Callable[[ApplicationState], Traffic] = own_traffic
         """The requests that an application version is to be planned for, before its share is taken."""
         self.wake_ns = 0
+        self.has_begun = False
+        """Whether there has been a tick."""
 
     def add(self, application: ApplicationState, now_ns: int) -> ControlledApplication:
         """Plan for one more application version from now on. The others are planned again with it, so that it gets its
@@ -219,6 +242,7 @@ class ControlPath:
 
     def tick(self, now_ns: int, out: list[Action]) -> None:
         """Close buckets, look after stalled batches, make plans if it is time, work towards the plans."""
+        self.has_begun = True
         for application in self._applications.values():
             application.state.roll(now_ns)
             application.note_activity(now_ns)
@@ -238,7 +262,10 @@ class ControlPath:
         unplaced: dict[ReplicaSpec, Belief] = {}
         bucket_ns, next_plan_ns = BUCKET_NS_MAX, FOREVER_NS
         for application in self._applications.values():
-            if application.progress in BLOCKED and application.compared_ns != now_ns:
+            if 0 < application.keeps_until_ns <= now_ns:
+                application.keeps_until_ns = 0
+                again.append(application)
+            elif application.progress in BLOCKED and application.compared_ns != now_ns:
                 again.append(application)
             bucket_ns = min(bucket_ns, application.state.ingress.bucket_ns)
             if application.next_plan_ns > now_ns:  # others wait for the answer of the planner
@@ -282,7 +309,7 @@ class ControlPath:
             application.is_resting = True
             why = f"no request for {in_s(quiet_ns)}: it rests without replicas until the next one"
             out.append(Decided("rest", why, application=state.key))
-            self._adopt(now_ns, {state.key: no_replicas(state, why)}, out)
+            self._enforce(now_ns, {state.key: no_replicas(state, why)}, out)
             return False
         if quiet_ns <= QUIET_NS + state.parts.policies.scale.period_ns or len(self._applications) == 1:
             return True
@@ -296,7 +323,7 @@ class ControlPath:
 
     def retire(self, now_ns: int, key: str, out: list[Action]) -> None:
         """Stop all replicas of a frozen version that has no requests left."""
-        self._adopt(now_ns, {key: no_replicas(self._applications[key].state, "it retires")}, out)
+        self._enforce(now_ns, {key: no_replicas(self._applications[key].state, "it retires")}, out)
 
     # Events of replicas
 
@@ -305,9 +332,12 @@ class ControlPath:
         replica = self._state.replicas.get(event.replica)
         if replica is None or replica.life is not Life.STARTING:
             return
+        self._make_ready(now_ns, replica)
+        self._advance_all(now_ns, replica, out)
+
+    def _make_ready(self, now_ns: int, replica: Replica) -> None:
         self._state.set_life(now_ns, replica, Life.READY)
         replica.stage.pool.add_idle(replica)
-        self._advance_all(now_ns, replica, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
         """A replica died: try its batch again, and replace the replica unless it was draining. Its batch is to blame
@@ -368,9 +398,40 @@ class ControlPath:
     # Events of nodes
 
     def node_ready(self, now_ns: int, event: NodeReady, out: list[Action]) -> None:
-        """A node can take replicas."""
+        """A node can take replicas, and has those that were kept."""
         self._nodes.ready(event.node, now_ns)
+        for kept in event.kept:
+            self._adopt(now_ns, event.node, kept, out)
         self._compare(now_ns, list(self._applications.values()), out)
+
+    def _adopt(self, now_ns: int, node: Node, kept: KeptReplica, out: list[Action]) -> None:
+        """Take over a replica that an earlier core has started. One that is of no use is told to stop; it has what it
+        reserves until it has stopped."""
+        state, spec = self._state, kept.spec
+        id = ReplicaId(state.next_replica)
+        state.next_replica += 1
+        out.append(AdoptReplica(id, kept.number, spec, kept.is_ready))
+        stage = next(
+            (each.stages[spec.stage] for each in state.applications.values() if spec.stage in each.stages), None
+        )
+        belief = stage.beliefs.get((spec.variant, spec.slot.hardware)) if stage is not None else None
+        if stage is None or belief is None:
+            out.append(StopReplica(id, "no application has such a replica"))
+            return
+        why = why_unfit(spec, node)
+        reservation = Reservation.of(spec, belief, node.name, spec.device)
+        if not state.ledger.reserve(id, reservation):
+            why = why or f"{node.name} has no room for it"
+            state.ledger.force(id, reservation)
+        wanted = structs.replace(spec, node=None, device=None)
+        state.replicas[id] = replica = Replica(id, wanted, stage, now_ns, node.name, spec.device)
+        stage.pool.add(replica)
+        if why:
+            self._stop(now_ns, stage, [id], why, out)
+            return
+        if kept.is_ready:
+            self._make_ready(now_ns, replica)
+        self._applications[stage.application.key].keeps_until_ns = now_ns + MEASURE_NS
 
     def node_lost(self, now_ns: int, event: NodeLost, out: list[Action]) -> None:
         """A node has failed; its replicas are reported separately."""
@@ -436,9 +497,9 @@ class ControlPath:
             application.planned_share = view.share
             if view.key in planned.plans:
                 plans[view.key] = planned.plans[view.key]
-        self._adopt(now_ns, plans, out)
+        self._enforce(now_ns, plans, out)
 
-    def _adopt(self, now_ns: int, plans: Mapping[str, Plan], out: list[Action]) -> None:
+    def _enforce(self, now_ns: int, plans: Mapping[str, Plan], out: list[Action]) -> None:
         """Put the plans in force, and work towards those that are new targets."""
         changed: list[ControlledApplication] = []
         for key, plan in plans.items():
@@ -487,7 +548,10 @@ class ControlPath:
         pool = application.state.stages[target.stage].pool
         staying = [replica for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
         refused = {each.id for each in staying if not each.resizing and each.slot.cores != each.target_cores}
-        return diff(pool.views(), target, pool.present_rps, pool.rate_rps, refused)
+        found = diff(pool.views(), target, pool.present_rps, pool.rate_rps, refused)
+        if not application.keeps_all:
+            return found
+        return found.keeping({each.id for each in staying if each.life is Life.READY})
 
     def _advance(
         self,

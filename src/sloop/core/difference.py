@@ -1,7 +1,7 @@
 """What leads a stage to its plan: `diff` compares its replicas with the plan, and says what to resize, start, stop."""
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sloop.core.ledger import millicores
 from sloop.core.views import ReplicaView
@@ -34,6 +34,16 @@ class Difference:
     def holds(self) -> bool:
         """Whether any replica is kept, or kept large, until others are ready."""
         return bool(self.hold or self.hold_shrink)
+
+    def keeping(self, kept: Container[ReplicaId]) -> "Difference":
+        """The same, but these replicas are kept, and as large as they are."""
+        return replace(
+            self,
+            shrink=tuple(each for each in self.shrink if each[0] not in kept),
+            hold_shrink=tuple(each for each in self.shrink if each[0] in kept) + self.hold_shrink,
+            stop=tuple(id for id in self.stop if id not in kept),
+            hold=tuple(id for id in self.stop if id in kept) + self.hold,
+        )
 
 
 def diff(

@@ -210,6 +210,11 @@ class Ledger:
         self._take(wanted, 1)
         return True
 
+    def force(self, replica: ReplicaId, taken: Reservation) -> None:
+        """Reserve what a replica has already, whether there is room or not: less than nothing may then be free."""
+        self.reservations[replica] = taken
+        self._take(taken, 1)
+
     def place(self, replica: ReplicaId, spec: ReplicaSpec, belief: Belief) -> bool:
         """Reserve room for a new replica at the first site that has it. Returns False if none has."""
         found = self.sites(spec, belief, one_of_equal=True)
@@ -343,6 +348,17 @@ def could_hold(node: Node, spec: ReplicaSpec, belief: Belief) -> bool:
     return (
         spec.node in (None, node.name) and replicas_max(structs.replace(node, devices=devices), spec.slot, belief) > 0
     )
+
+
+def why_unfit(spec: ReplicaSpec, node: Node) -> str:
+    """Why a replica cannot be on the node, whatever is free: it is of another kind, or has no such accelerator. Empty
+    if it can."""
+    if spec.node != node.name or spec.slot.hardware not in ("", node.hardware):
+        return f"{node.name} is of hardware {node.hardware!r}, not {spec.slot.hardware!r}"
+    kinds = {each.name: each.kind for each in node.devices}
+    if spec.slot.accelerator != (kinds.get(spec.device, "?") if spec.device is not None else ""):
+        return f"{node.name} has no device {spec.device!r} of kind {spec.slot.accelerator!r}"
+    return ""
 
 
 def why_impossible(spec: ReplicaSpec, nodes: Sequence[Node]) -> str:

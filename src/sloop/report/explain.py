@@ -12,7 +12,17 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.actions import Assigned, Decided, End, RequestPlan, Rollout, StartBatch, StopReplica, VersionState
+from sloop.actions import (
+    AdoptReplica,
+    Assigned,
+    Decided,
+    End,
+    RequestPlan,
+    Rollout,
+    StartBatch,
+    StopReplica,
+    VersionState,
+)
 from sloop.app.graph import Graph
 from sloop.app.hardware import LOCAL
 from sloop.core.planner import cores_by_hardware
@@ -466,6 +476,9 @@ class _Follower:
         elif isinstance(record, ReplicaReady):
             if self._state.run_of_replica(record.replica) is self._run:
                 self._add(now_ns, f"while it waited, replica {record.replica} became ready")
+        elif isinstance(record, AdoptReplica):
+            if self._state.run_of_replica(record.replica) is self._run:
+                self._add(now_ns, f"while it waited, replica {record.replica} was taken over from an earlier server")
         elif isinstance(record, NodeReady):
             self._add(now_ns, f"while it waited, node {record.node.name} became ready")
         elif isinstance(record, Rollout) and record.application == self._version.application:

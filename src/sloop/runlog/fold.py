@@ -27,6 +27,7 @@ from msgspec import Struct, field, structs
 
 from sloop.actions import (
     AcquireNode,
+    AdoptReplica,
     Assigned,
     Decided,
     End,
@@ -193,7 +194,7 @@ class ReplicaRecord(Struct):
     wanted_cores: float
     """Cores as last ordered."""
     order_ns: int
-    """When it was ordered."""
+    """When it was ordered; -1 if an earlier server did that."""
     since_ns: int
     """When it entered its `life`."""
     life: Life = Life.STARTING
@@ -284,6 +285,7 @@ class RunState:
         self.resize_ns: defaultdict[str, Samples[int]] = defaultdict(_samples)
         """By stage, the times in ns from the order of a resize to its effect."""
         self.failed_batches, self.lost_replicas = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        self.adopted_replicas = Counter[tuple[str, str]]()
         self.failed_tries: Counter[tuple[str, str, str]] = Counter()
         """Visits that came to nothing, by stage, variant, and whether the model `raised` or the `worker` was lost."""
         self.on_second: Callable[[], None] | None = None
@@ -300,6 +302,7 @@ class RunState:
         self._rare: Mapping[type, Callable[[int, Any], None]] = {
             BatchFailed: self._fail_batch,
             StartReplica: self._start_replica,
+            AdoptReplica: self._adopt_replica,
             ReplicaProgressed: self._progress,
             ReplicaReady: self._ready,
             ResizeReplica: self._order_resize,
@@ -509,12 +512,20 @@ class RunState:
     # Replicas
 
     def _start_replica(self, now_ns: int, start: StartReplica) -> None:
-        spec = start.spec
         self.cold_starts += 1
-        self.cost.allocate(now_ns, start.replica, spec, spec.cores)
-        self.replicas[start.replica] = ReplicaRecord(
-            start.replica, spec, self._group(spec, spec.slot), spec.cores, spec.cores, now_ns, now_ns
-        )
+        self._add_replica(now_ns, start.replica, start.spec, now_ns)
+
+    def _adopt_replica(self, now_ns: int, adopted: AdoptReplica) -> None:
+        made = self._add_replica(now_ns, adopted.replica, adopted.spec, -1)
+        self.adopted_replicas[made.group.key] += 1
+        if adopted.is_ready:
+            made.life = Life.READY
+
+    def _add_replica(self, now_ns: int, id: ReplicaId, spec: ReplicaSpec, order_ns: int) -> ReplicaRecord:
+        self.cost.allocate(now_ns, id, spec, spec.cores)
+        made = ReplicaRecord(id, spec, self._group(spec, spec.slot), spec.cores, spec.cores, order_ns, now_ns)
+        self.replicas[id] = made
+        return made
 
     def _group(self, spec: ReplicaSpec, slot: Slot) -> BatchGroup:
         key = spec.stage, spec.variant, slot
@@ -538,7 +549,8 @@ class RunState:
         replica = self.replicas.get(event.replica)
         if replica is not None and replica.life is Life.STARTING:
             self._end_step(now_ns, replica)
-            self.cold_start_ns[(*replica.group.key, COLD_START)].append(now_ns - replica.order_ns)
+            if replica.order_ns >= 0:
+                self.cold_start_ns[(*replica.group.key, COLD_START)].append(now_ns - replica.order_ns)
             replica.life, replica.since_ns = Life.READY, now_ns
 
     def _order_resize(self, now_ns: int, order: ResizeReplica) -> None:
@@ -802,6 +814,7 @@ class DeploymentState:
             End: self._end,
             Unlogged: self._count_unlogged,
             StartReplica: self._start_replica,
+            AdoptReplica: self._start_replica,
             **dict.fromkeys(_ABOUT_REPLICAS, self._pass_on),
         }
         self._plain: RunState | None = None
@@ -956,7 +969,7 @@ class DeploymentState:
             if record.replica not in run.replicas:
                 del self._run_of_replica[record.replica]
 
-    def _start_replica(self, now_ns: int, start: StartReplica) -> None:
+    def _start_replica(self, now_ns: int, start: StartReplica | AdoptReplica) -> None:
         run = self._run_of_stage.get(start.spec.stage)
         if run is not None:
             self._run_of_replica[start.replica] = run

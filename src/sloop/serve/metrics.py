@@ -441,6 +441,9 @@ class Metrics:
         replicas = GaugeMetricFamily("sloop_replicas", "Replicas by life.", labels=(*GROUP, "life"))
         failed = CounterMetricFamily("sloop_batches_failed", "Batches on which the model raised.", labels=VARIANT)
         lost = CounterMetricFamily("sloop_replicas_lost", "Replicas that went without being asked.", labels=VARIANT)
+        adopted = CounterMetricFamily(
+            "sloop_replicas_adopted", "Replicas that were taken over from an earlier server.", labels=VARIANT
+        )
         tries = CounterMetricFamily(
             "sloop_request_tries_failed",
             "Tries of requests that came to nothing: the model raised, or its worker was lost or stuck.",
@@ -455,12 +458,16 @@ class Metrics:
             for key, counts in sorted(lives.items()):
                 for life in Life:
                     replicas.add_metric((*key, life), counts[life])
-            for family, found in ((failed, run.failed_batches), (lost, run.lost_replicas)):
+            for family, found in (
+                (failed, run.failed_batches),
+                (lost, run.lost_replicas),
+                (adopted, run.adopted_replicas),
+            ):
                 for (name, variant), count in found.items():
                     family.add_metric((*rows.stages[name], variant), count)
             for (name, variant, reason), count in run.failed_tries.items():
                 tries.add_metric((*rows.stages[name], variant, reason), count)
-        yield from (replicas, failed, lost, tries)
+        yield from (replicas, failed, lost, adopted, tries)
 
     def _limit_families(self, model: str) -> Iterator[Metric]:
         held = GaugeMetricFamily(

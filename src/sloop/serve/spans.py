@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from sloop.actions import End, StartBatch, StartReplica
+from sloop.actions import AdoptReplica, End, StartBatch, StartReplica
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, ReplicaLost
 from sloop.runlog import Header, Record
@@ -108,7 +108,7 @@ class RequestSpans:
             self._start(now_ns, record)
         elif isinstance(record, Finished | BatchFailed | ReplicaLost):
             self._finish(now_ns, record)
-        elif isinstance(record, StartReplica):
+        elif isinstance(record, StartReplica | AdoptReplica):
             self._specs[record.replica] = record.spec
         elif isinstance(record, End):
             found = self._open.pop(record.request, None)

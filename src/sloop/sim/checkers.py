@@ -20,6 +20,7 @@ from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
+    AdoptReplica,
     Assigned,
     Decided,
     End,
@@ -39,6 +40,7 @@ from sloop.events import (
     Cancelled,
     Deployed,
     Finished,
+    KeptReplica,
     NodeLost,
     NodeReady,
     NodeReleased,
@@ -510,6 +512,10 @@ class Checkers:
         """Keys of versions whose policy could not plan."""
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
+        self._kept: dict[int, KeptReplica] = {}
+        """What a node has kept that became ready in this step, and is not adopted yet."""
+        self._adopted: list[ReplicaId] = []
+        """In this step."""
         self._done: list[CheckedRequest] = []
         """Requests that finished their last stage in this step, and must be answered in it."""
         self._started: list[tuple[str, int]] = []
@@ -531,6 +537,7 @@ class Checkers:
             StartBatch: self._start_batch,
             End: self._end,
             StartReplica: self._start_replica,
+            AdoptReplica: self._adopt_replica,
             StopReplica: self._stop_replica,
             ResizeReplica: self._resize_replica,
             AcquireNode: self._acquire_node,
@@ -611,6 +618,8 @@ class Checkers:
         state = self._state
         if self._unassigned is not None:
             self._settle()
+        if self._kept or self._adopted:
+            self._check_adopted()
         state.step += 1
         if not self._done and not self._started:
             return
@@ -858,9 +867,7 @@ class Checkers:
             self._check_node(replica.spec)
 
     def _start_replica(self, order: StartReplica) -> None:
-        if order.replica <= self._last_replica:
-            self._fail(f"replica {order.replica} after replica {self._last_replica}")
-        self._last_replica = order.replica
+        self._number(order.replica)
         version, node = self._state.stages.get(order.spec.stage), self._state.nodes.get(order.spec.node or "")
         if version is None or version.state is VersionState.RETIRED:
             self._fail("a replica for a stage of no application version")
@@ -869,11 +876,46 @@ class Checkers:
         misfit = node.misfit(order.spec)
         if misfit:
             self._fail(misfit)
+        self._begin_replica(order)
+
+    def _number(self, id: ReplicaId) -> None:
+        if id <= self._last_replica:
+            self._fail(f"replica {id} after replica {self._last_replica}")
+        self._last_replica = id
+
+    def _adopt_replica(self, order: AdoptReplica) -> None:
+        """A replica that a node has kept is taken over once, and told to stop in the same step if it is of no use."""
+        self._number(order.replica)
+        kept = self._kept.pop(order.number, None)
+        if kept is None or (kept.spec, kept.is_ready) != (order.spec, order.is_ready):
+            self._fail("a replica is adopted that was not kept, or is another one")
+        self._begin_replica(order)
+        self._state.replicas[order.replica].ready = order.is_ready
+        self._adopted.append(order.replica)
+
+    def _begin_replica(self, order: StartReplica | AdoptReplica) -> None:
         replica = self._state.start(order.replica, order.spec)
         profile = self._profiles.get(profile_key(order.spec))
         replica.size_max = profile.max_batch if profile is not None else 0
         self._limit(replica)
-        self._check_node(order.spec)
+        if isinstance(order, StartReplica):
+            self._check_node(order.spec)
+
+    def _check_adopted(self) -> None:
+        """At the end of a step: all that was kept is adopted, and what cannot stay was told to stop."""
+        adopted, self._adopted = self._adopted, []
+        if self._kept:
+            self._fail(f"kept replicas {list(self._kept)} are neither adopted nor stopped")
+        for id in adopted:
+            replica = self._state.replicas.get(id)
+            if replica is None or replica.stopping:
+                continue
+            version, node = self._state.stages.get(replica.spec.stage), self._state.nodes.get(replica.spec.node or "")
+            if version is None or version.state is VersionState.RETIRED or node is None:
+                self._fail(f"replica {id} is adopted, for a stage of no application version or on no node")
+            misfit = node.misfit(replica.spec) or node.excess(self._profiles)
+            if misfit:
+                self._fail(f"replica {id} is adopted: {misfit}")
 
     def _stop_replica(self, order: StopReplica) -> None:
         replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
@@ -907,6 +949,7 @@ class Checkers:
             node = self._state.nodes[event.node.name] = CheckedNode(event.node)
         node.node, node.state = event.node, NodeState.READY
         node.charge(self._now_ns)
+        self._kept = {kept.number: kept for kept in event.kept}
 
     def _node_lost(self, event: NodeLost) -> None:
         node = self._state.nodes.get(event.node)
