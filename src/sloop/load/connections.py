@@ -327,8 +327,8 @@ class Connections:
         self._open: dict[int, Connection] = {}
         self._idle: list[Connection] = []
         self._waiting: deque[Outgoing] = deque()
-        """Requests that wait for the next connection that opens or becomes idle; at most as many as may still be
-        opened."""
+        """Requests that wait for a connection of their own to open; at most as many as may still be opened. None is
+        sent on one that becomes idle, as clients that are independent cannot: old requests would get all of these."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._unanswered: deque[tuple[int, Connection, Outgoing]] = deque()
         """Open requests in the order of their timeouts, which is the order of sending."""
@@ -379,10 +379,7 @@ class Connections:
 
     def release(self, connection: Connection) -> None:
         """A connection has become idle."""
-        if self._waiting:
-            self._dispatch(connection, self._waiting.popleft())
-        else:
-            self._idle.append(connection)
+        self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
         """A connection was closed."""
@@ -446,4 +443,7 @@ class Connections:
             return  # closed by the line above, or already by the server
         self._open[id(connection)] = connection
         connection.idle_since_ns = time.monotonic_ns()
-        self.release(connection)
+        if self._waiting:
+            self._dispatch(connection, self._waiting.popleft())
+        else:
+            self.release(connection)

@@ -254,8 +254,7 @@ class _Run:
 
     def report(self, outgoing: Outgoing, done_ns: int, ending: Ending, answer: Response | None) -> None:
         slo_met = -1 if answer is None or answer.slo_met is None else int(answer.slo_met)
-        # A request that was never sent has no send time; the time when it was queued keeps its lag meaningful.
-        sent_ns = (outgoing.sent_ns or outgoing.handed_ns) - self.start_ns
+        sent_ns = outgoing.handed_ns - self.start_ns  # until a connection is open, the client waits for the server
         status = 0 if answer is None else answer.status
         self._records.write(outgoing.number, sent_ns, done_ns - self.start_ns, status, ending, slo_met)
         if self._target.keep is not None and answer is not None and status == ANSWERED_STATUS:

@@ -747,6 +747,28 @@ def test_a_request_that_has_waited_in_the_kernel_is_refused_without_a_connection
             assert edge.look(time.monotonic_ns) - begun_ns >= 40_000_000, "its wait there counts"
 
 
+def test_without_overload_what_waited_in_the_kernel_beyond_its_deadline_is_not_served(
+    edges: Callable[..., Edge],
+) -> None:
+    """Thousands of clients that gave up while the server was overloaded are not worked for afterwards."""
+    edge = edges()
+    listener, driver = edge.server.listener, edge.gateway.driver
+    edge.look(lambda: edge.thread.loop.remove_reader(listener._socket.fileno()))  # type: ignore[union-attr]
+    late, patient = post(BODY, KEY, b"x-slo-ms: 2"), post(BODY, KEY, b"x-slo-ms: 60000")
+    with many(edge, 3, late):
+        pass  # they have left
+    with many(edge, 1, late) as (stays,), many(edge, 1, patient) as (young,):
+        time.sleep(0.05)
+        edge.look(listener._resume)
+        assert one_answer(young.makefile("rb")).status == 200
+        received = stays.makefile("rb")
+        answer = one_answer(received)
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        assert received.read() == b""
+    assert edge.bodies.refused["age"] == 4
+    assert len(driver.seen) == 1
+
+
 @pytest.mark.parametrize("head", [HEAD + KEY + b"\r\ncontent-length: 10000000\r\n\r\n", LIVE.replace(b"GET", b"HEAD")])
 def test_what_is_refused_unread_gets_one_answer_and_what_follows_is_no_request(
     edges: Callable[..., Edge], head: bytes

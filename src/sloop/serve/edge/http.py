@@ -42,8 +42,8 @@ from sloop.serve.edge.exchange import (
     malformed,
 )
 from sloop.serve.edge.identity import REQUEST_ID, named
-from sloop.serve.edge.intake import PAGE_PATIENCE_NS, TOO_OLD, Intake, LargeIntake, announced_bytes, is_whole, target_of
-from sloop.serve.edge.listener import Listener, ServerConnection, Tls, waited_in_kernel_ns
+from sloop.serve.edge.intake import PAGE_DEADLINE_NS, TOO_OLD, Intake, LargeIntake, announced_bytes, is_whole, target_of
+from sloop.serve.edge.listener import Listener, ServerConnection, Tls, client_has_left, waited_in_kernel_ns
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.steps import STEP_NS, Later, Steps, do_in_steps
 from sloop.text import quoted
@@ -902,7 +902,6 @@ class HttpServer:
         self.intake = Intake(lambda: self.open_requests < self.requests_max)
         self.large = LargeIntake(lambda: self.open_requests < self.requests_max)
         """Of requests whose body has been received and is so large that it is read in steps."""
-        self.listener.is_behind = lambda: self.intake.has_waiting
         self.listener.is_overloaded = lambda: self.intake.is_overloaded
         self.listener.refuses = self.refuses
         self.cors: Fields = ()
@@ -1016,25 +1015,33 @@ class HttpServer:
 
     def refuses(self, sock: socket.socket, waited_ns: int) -> bool:
         """Refuse the request on a new connection, if it has waited too long in the kernel, without opening the
-        connection or parsing."""
+        connection or parsing. Without overload, that is as long as its deadline."""
         try:
             data = sock.recv(GLANCE_BYTES, socket.MSG_PEEK)
-            if not data or data[:5] == b"HEAD " or waited_ns <= self.patience_ns(*target_of(data), self.intake):
+            if not data or data[:5] == b"HEAD ":
                 return False
-            sock.recv(ALL_GLANCE_BYTES)  # unread bytes would make closing a reset, which discards the answer
-            sock.send(self.too_old_and_last)
+            deadline_ns = self._deadline_of(*target_of(data))
+            if waited_ns <= (self.intake.patience_ns(deadline_ns) if self.intake.has_waiting else deadline_ns):
+                return False
+            if not client_has_left(sock):
+                sock.recv(ALL_GLANCE_BYTES)  # unread bytes would make closing a reset, which discards the answer
+                sock.send(self.too_old_and_last)
         except OSError:
             return False
         self.bodies.refused["age"] += 1
         return True
 
     def patience_ns(self, path: str, slo_ms: str, intake: Intake) -> int:
-        """How long a request may wait in this intake. Its own deadline, `slo_ms`, counts if it is in whole ms."""
+        """How long a request may wait in this intake."""
+        return intake.patience_ns(self._deadline_of(path, slo_ms))
+
+    def _deadline_of(self, path: str, slo_ms: str) -> int:
+        """The deadline of a request in ns. Its own, `slo_ms`, counts if it is in whole ms."""
         deadline_ns = self._deadline_ns(path)
         if deadline_ns is None:
-            return PAGE_PATIENCE_NS
+            return PAGE_DEADLINE_NS
         is_own = slo_ms.isdecimal() and len(slo_ms) < 8
-        return intake.patience_ns(int(slo_ms) * NS_PER_MS if is_own else deadline_ns)
+        return int(slo_ms) * NS_PER_MS if is_own else deadline_ns
 
     def prepared(
         self,

@@ -49,7 +49,8 @@ REFUSED_PER_LOOK: Final = 4
 """The clock of CPU time, which costs a system call, is read once for so many refusals."""
 PAGES_SHARE: Final = 0.25
 """The share of a slice for requests that are not inference, such as those for health and metrics."""
-PAGE_PATIENCE_NS: Final = NS_PER_S
+PAGE_DEADLINE_NS: Final = 2 * NS_PER_S
+"""Of requests that are not inference."""
 PATIENCE_SHARES: Final = 0.25, 0.5
 """The shares of its deadline that a request may wait to be taken up: at least, and at most."""
 STAY_GAIN: Final = 1 / 16

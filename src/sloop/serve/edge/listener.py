@@ -178,13 +178,11 @@ class Listener:
         """Connections closed at once, by the bound that they exceeded: `connections`, `address` or `descriptors`."""
         self.made_room = 0
         """Idle connections that were closed for new ones."""
-        self.is_behind: Callable[[], bool] = lambda: False
-        """Whether requests of those that are here wait."""
         self.is_overloaded: Callable[[], bool] = lambda: False
         """Whether those that are here have more to do than can be done, so that accepting has its share only."""
         self.refuses: Callable[[socket.socket, int], bool] = lambda _sock, _waited_ns: False
-        """While it is behind, called with a connection whose first bytes have waited so long: True if it was answered
-        with a refusal, and need not be opened."""
+        """Called with a connection whose first bytes have waited so long: True if it was answered with a refusal, and
+        need not be opened."""
         self._accepting_ns, self._allowed_ns = 0, 0.0
         self._opening: dict[asyncio.Task[None], float] = {}
         """TLS handshakes, the oldest first, by when they began."""
@@ -241,7 +239,7 @@ class Listener:
                 self._emptied.set()
 
     def _accept(self) -> None:
-        is_behind, is_overloaded = self.is_behind(), self.is_overloaded()
+        is_overloaded = self.is_overloaded()
         begun_ns = time.thread_time_ns()
         allowed_ns = self._allowed_ns + ACCEPTING_SHARE * (begun_ns - self._accepting_ns)
         self._accepting_ns, self._allowed_ns = begun_ns, min(allowed_ns, ACCEPTS_MAX * OPENING_NS)
@@ -262,8 +260,8 @@ class Listener:
                 self._pause()
                 break
             sock.setblocking(False)
-            waited_ns = waited_in_kernel_ns(sock) if is_behind else 0
-            if is_behind and self._context is None and self.refuses(sock, waited_ns):
+            waited_ns = waited_in_kernel_ns(sock)
+            if waited_ns and self._context is None and self.refuses(sock, waited_ns):
                 sock.close()
             else:
                 self._admit(sock, str(address[0]), waited_ns)
@@ -420,6 +418,13 @@ def waited_in_kernel_ns(sock: socket.socket) -> int:
     return int.from_bytes(info[LAST_RECEIVED : LAST_RECEIVED + 4], sys.byteorder) * NS_PER_MS
 
 
+def client_has_left(sock: socket.socket) -> bool:
+    """Whether the client has closed the connection, or at least sends no more."""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED
+
+
+ESTABLISHED: Final = 1
+"""The state of an open connection, `tcpi_state`, the first of `struct tcp_info`."""
 LAST_RECEIVED: Final = 52
 """Where `tcpi_last_data_recv` stands in Linux's `struct tcp_info`."""
 
