@@ -14,6 +14,7 @@ from sloop import __version__
 COMMANDS: Final = {
     "serve": ("sloop.cli.serve", "Serve applications over HTTP and gRPC, within their deadlines."),
     "agent": ("sloop.cli.agent", "Run replicas on this machine for a server on another."),
+    "edge": ("sloop.cli.edge", "Accept requests on this machine for a server on another."),
     "deploy": ("sloop.cli.deploy", "Add, replace or remove applications of a running server."),
     "pull": ("sloop.cli.pull", "Fetch the models that applications name by URL."),
     "profile": ("sloop.cli.profile", "Measure the latency of a model on this machine, by batch size and cores."),

@@ -95,13 +95,20 @@ def _path(kind: type, text: object) -> Any:  # noqa: ANN401  # msgspec's signatu
 
 
 class EdgeServer:
-    """One edge. `send` passes records to the deciding process, whose process id is `holder`."""
+    """One edge. `send` passes records to the deciding process, whose process id is `holder`; `sink` is another way to
+    it."""
 
     def __init__(
-        self, settings: EdgeSettings, send: Callable[[FromEdge], None], arena: Arena | None, holder: int
+        self,
+        settings: EdgeSettings,
+        send: Callable[[FromEdge], None],
+        arena: Arena | None,
+        holder: int,
+        *,
+        sink: EdgeSink | None = None,
     ) -> None:
         self._arena = arena
-        self.sink = EdgeSink(send, arena, holder, settings.token, settings.node_tls)
+        self.sink = sink or EdgeSink(send, arena, holder, settings.token, settings.node_tls)
         bodies = BodyMemory(settings.body_bytes_max, settings.bodies_bytes_max, settings.json_bytes_max)
         self.keys = Keys(settings.api_key, settings.api_key_file)
         has_repository = settings.has_repository
@@ -146,6 +153,11 @@ class EdgeServer:
     def on_record(self, record: ToEdge) -> None:
         """Do what the deciding process says."""
         self.acts[type(record)](record)
+
+    async def drain(self, within_s: float) -> None:
+        """Accept no more connections, and finish what clients have sent, within so many seconds."""
+        self.web.drain()
+        await asyncio.gather(self.web.listener.close(within_s), self.rpc.close(within_s))
 
     async def close(self) -> None:
         """Give clients a moment to send what is under way and to take their answers, then close all connections."""

@@ -73,7 +73,7 @@ class _Stored(dict[str, Tensor]):
             self._arena.free(self._block)
 
 
-class _Fetched:
+class Fetched:
     """Blocks of an answer that were on other machines, or why one of them is lost."""
 
     def __init__(self, blocks: dict[Address, memoryview | None]) -> None:
@@ -90,10 +90,11 @@ class _Fetched:
         return read
 
 
-class _Offered:
+class OfferedModel:
     """What it takes to send requests to a model and to read its answers."""
 
     def __init__(self, offer: OfferModel) -> None:
+        self.signature, self.slo_ns = offer.signature, offer.slo_ns
         self.inputs = [port.name for port in offer.signature.inputs]
         self.outputs = [port.name for port in offer.signature.outputs]
         self.has_rows = offer.signature.has_rows
@@ -122,15 +123,17 @@ class EdgeSink:
         tls: NodeTls | None = None,
     ) -> None:
         self._send, self._arena = send, arena
-        self._holders = {0: holder}
+        self._own = {0: holder}
+        """Of those who hold arenas, the one that holds this edge's."""
+        self._holders = dict(self._own)
         """The processes of this machine that hold arenas."""
         self._reader = BlockReader(self._holders)
         context = tls.client_context() if tls is not None else None
         self._elsewhere = BlockClient(token, context) if token else None
         """Fetches the blocks of other machines."""
         self._fetching: set[Task[None]] = set()
-        self._offered: dict[str, _Offered] = {}
-        self._waiting: dict[int, tuple[_Offered, Callable[[RequestResult], None]]] = {}
+        self._offered: dict[str, OfferedModel] = {}
+        self._waiting: dict[int, tuple[OfferedModel, Callable[[RequestResult], None]]] = {}
         self._asking: dict[int, Callable[[bytes], None]] = {}
         self._borrowed: dict[tuple[int, int], _Borrowed] = {}
         """By arena and offset, the blocks of answers that have not left."""
@@ -143,7 +146,7 @@ class EdgeSink:
 
     def offer(self, model: OfferModel) -> None:
         """Know a model, or what has changed about it."""
-        self._offered[model.name] = _Offered(model)
+        self._offered[model.name] = OfferedModel(model)
 
     def withdraw(self, name: str) -> None:
         """Forget a model. Its open requests are finished."""
@@ -196,11 +199,15 @@ class EdgeSink:
         """See `sloop.serve.protocols.Pages`."""
         self._last = number = self._last + 1
         self._asking[number] = then
-        self._send(Ask(number, question))
+        try:
+            self._send(Ask(number, question))
+        except Refusal:
+            del self._asking[number]
+            raise
 
     # Records of the deciding process
 
-    def on_end(self, ended: RequestEnded, fetched: _Fetched | None = None) -> None:
+    def on_end(self, ended: RequestEnded, fetched: Fetched | None = None) -> None:
         """Report the end of a request. Of one that was cancelled meanwhile, the answer is released. Blocks of other
         machines are `fetched` before."""
         outcome, why, outputs = ended.outcome, ended.why, NOTHING
@@ -243,16 +250,15 @@ class EdgeSink:
 
     def set_holders(self, holders: Holders) -> None:
         """Know who holds the arenas of answers."""
-        own = self._holders[0]
         self._holders.clear()
-        self._holders.update({0: own, **holders.here})
+        self._holders.update({**self._own, **holders.here})
         if self._elsewhere is not None:
             self._elsewhere.set_endpoints(holders.endpoints)
 
     async def _bring(self, ended: RequestEnded, far: Iterable[Address]) -> None:
         """Fetch blocks of other machines, then report the end of the request, unless it is cancelled meanwhile."""
         assert self._elsewhere is not None
-        fetched = _Fetched(dict.fromkeys(far))
+        fetched = Fetched(dict.fromkeys(far))
         try:
             for block in fetched.blocks:
                 fetched.blocks[block] = memoryview(bytearray(block.size))

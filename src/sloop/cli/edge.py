@@ -1,0 +1,157 @@
+"""`sloop edge`: faces clients on this machine for a server on another."""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+from click.core import ParameterSource
+
+from sloop.cli.agent import endpoint_of, node_tls_of
+from sloop.cli.command import FILE, CommandOutput, Number, command, print_output
+from sloop.cli.serve import KEY_VARIABLE, PORT, connection_options, connections_of
+from sloop.serve.edge.access import AccessLog
+from sloop.serve.edge.bodies import ALL_BYTES_MAX, JSON_BYTES_MAX
+from sloop.serve.edge.joining import JoiningEdge, JoinSettings
+from sloop.serve.edge.listener import listen, raise_descriptor_limit
+from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
+from sloop.serve.edge.service import Keys
+from sloop.serve.network import read_token
+from sloop.serve.processes import return_large_memory
+from sloop.serve.server import is_loopback
+from sloop.serve.stderr import never_waiting
+
+EXAMPLE = """
+sloop edge --join 10.0.0.1:9000 --token-file /etc/sloop/token --host 0.0.0.0 --api-key-file /etc/sloop/keys
+"""
+_log = logging.getLogger("sloop.cli")
+
+
+def join_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options about the deciding process; `joining_of` reads them."""
+    options = (
+        click.option("--join", required=True, metavar="HOST:PORT", help="Where the server waits for agents and edges."),
+        click.option(
+            "--token-file",
+            required=True,
+            type=FILE,
+            metavar="FILE",
+            help="The token of the deployment, which both must know.",
+        ),
+        click.option(
+            "--agents-host",
+            default="",
+            metavar="HOST",
+            help="Address of this machine for agents, which fetch tensors [default: the one it connects from].",
+        ),
+        click.option(
+            "--agents-tls-cert",
+            type=FILE,
+            metavar="FILE",
+            help="Certificate of this machine for server and agents (PEM), if the server was given one.",
+        ),
+        click.option("--agents-tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM)."),
+        click.option(
+            "--agents-tls-ca", type=FILE, metavar="FILE", help="Authority that has issued the machines' certificates."
+        ),
+        click.option(
+            "--drain-s",
+            type=Number(min=0),
+            default=30.0,
+            show_default=True,
+            help="Seconds to finish open requests after SIGTERM before they fail.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def joining_of(given: dict[str, Any]) -> JoinSettings:
+    """The settings of `join_options`."""
+    tls = node_tls_of(given, "--agents-tls")
+    token = read_token(given["token_file"])
+    return JoinSettings(endpoint_of(given["join"]), token, tls, given["agents_host"], given["drain_s"])
+
+
+@command("edge", example=EXAMPLE)
+@join_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all.")
+@click.option("--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one.")
+@click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="Port for gRPC; 0 chooses a free one.")
+@click.option(
+    "--api-key",
+    envvar=KEY_VARIABLE,
+    default="",
+    help="Accept only requests with this key. Others can read it in the process list; prefer --api-key-file. "
+    f"[env: {KEY_VARIABLE}]",
+)
+@click.option(
+    "--api-key-file",
+    type=FILE,
+    metavar="FILE",
+    help="Accept only requests with a key of this file: one per line, as KEY or NAME KEY. It is read again when it "
+    "changes, and on SIGHUP. The server must demand keys too.",
+)
+@click.option(
+    "--access-log",
+    default="",
+    metavar="FILE",
+    help="Write a line of JSON for each answer to FILE; - writes to stdout. [default: none]",
+)
+@connection_options
+@never_waiting()
+def edge(
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    api_key: str,
+    api_key_file: Path | None,
+    access_log: str,
+    **others: Any,  # noqa: ANN401  # see connections_of and joining_of
+) -> None:
+    """Accept requests of clients on this machine for the server at --join, until it ends or SIGTERM.
+
+    The server must run with --backend agents or ray; it decides where each request runs and how many there may be at a
+    time. If it cannot be reached, requests wait within their deadlines, and the edge connects again for a minute.
+    """
+    if click.get_current_context().get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
+        _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")
+    given, keys = joining_of(others), Keys(api_key, api_key_file)
+    if access_log:
+        AccessLog(access_log).close()
+    settings = EdgeSettings(
+        *(connections_of(others), ALL_BYTES_MAX, ALL_BYTES_MAX, JSON_BYTES_MAX, 1, api_key, api_key_file),
+        access_log=access_log,
+    )
+    if not (keys.is_required or is_loopback(host)):
+        _log.warning("listening on %s without an API key: everybody who can connect is served", host)
+    context, scheme = click.get_current_context(), "http" if settings.http.tls is None else "https"
+
+    async def main() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        with closing(listen(host, http_port)) as web, closing(listen(host, grpc_port)) as grpc:
+            places = [f"{host}:{sock.getsockname()[1]}" for sock in (web, grpc)]
+
+            def on_start() -> None:
+                found = {"http": f"{scheme}://{places[0]}", "grpc": places[1]}
+                with context.scope(cleanup=False):
+                    print_output(CommandOutput(found, [f"serving at {found['http']} and grpc://{found['grpc']}"]))
+
+            made = JoiningEdge(given, settings, (web, grpc), on_start)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(signal.SIGHUP, made.reload)
+            await made.serve(stop)
+
+    raise_descriptor_limit()
+    return_large_memory()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_MIN, *gc.get_threshold()[1:])
+    uvloop.run(main())

@@ -1,0 +1,503 @@
+"""An edge on another machine than the deciding process: `sloop edge --join HOST:PORT --token-file FILE`.
+
+It is the same `EdgeServer` as an edge of the server, with the same records over a connection between machines
+(`sloop.serve.network`). The bounds of requests come from the server, keys and certificates from this machine. Tensors
+stay in an arena here, from which agents fetch them; answers are fetched from agents.
+
+The connection may end, because the network or the deciding process did. The edge then keeps its ports, its clients'
+connections and all requests that have not ended, and connects again, to the same deciding process or to another one,
+which has forgotten it: it submits those requests again, with their age (`FarSink`). So each is answered once, and all
+that is lost is time. A request whose deadline passes meanwhile is answered with 503.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from sloop import __version__
+from sloop.errors import InputError, MachineError
+from sloop.serve.agent import GIVE_UP_S, RETRY_S
+from sloop.serve.blocks import ARENA_BYTES, Block, BlockReader, tensors_in
+from sloop.serve.dataflow import GivenBlocks, addresses_in
+from sloop.serve.edge.process import COUNT_S, EdgeServer, EdgeSettings
+from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.sink import EdgeSink, Fetched
+from sloop.serve.messages import (
+    Ask,
+    AskModels,
+    AskReady,
+    Cancel,
+    CloseEdge,
+    EdgeClock,
+    EdgeCounts,
+    EdgeEnds,
+    EdgeHello,
+    EdgeReady,
+    EdgeSetup,
+    Free,
+    FromEdge,
+    Holders,
+    OfferModel,
+    Page,
+    Release,
+    ReloadFiles,
+    RequestEnded,
+    Submit,
+    ToEdge,
+    WithdrawModel,
+)
+from sloop.serve.network import (
+    FETCH_S_MAX,
+    BlockServer,
+    Endpoint,
+    NetworkLink,
+    NodeListener,
+    NodeTls,
+    Purpose,
+    connect,
+    machine,
+)
+from sloop.serve.protocols import ModelState, Readiness
+from sloop.serve.transport import ProtocolError, RecordLink
+from sloop.shared_memory import Address, Arena, ArenaReader, Arenas, readable
+from sloop.tensor import Tensor
+from sloop.text import counted
+from sloop.units import NS_PER_S
+from sloop.vocabulary import Outcome
+
+AWAY: Final = "the deciding process is away"
+LOOK_S: Final = 0.05
+"""How often an edge without a deciding process looks for requests whose deadline has passed."""
+CLOCK_S: Final = 0.5
+"""How often an edge says what its clock shows."""
+
+_log: Final = logging.getLogger("sloop.edge")
+
+
+class FarSink(EdgeSink):
+    """An edge's way to a deciding process on another machine, which may be away for a while.
+
+    A request is kept until it has ended. `join` begins a connection and submits all of them again; nothing that the one
+    before has brought, or still brings, counts any more. What it may have made others read stays in memory for
+    `FETCH_S_MAX` longer: whoever reads it then does so in vain, but must not read what belongs to somebody else.
+    """
+
+    def __init__(self, arena: Arena | None, token: bytes, tls: NodeTls | None, loop: AbstractEventLoop) -> None:
+        super().__init__(self._pass_on, arena, os.getpid(), token, tls)
+        self._own = {}
+        self._loop = loop
+        self._records: RecordLink | None = None
+        """The connection; None while the deciding process is away."""
+        self._submitted: dict[int, Submit] = {}
+        """Requests that have not ended."""
+        self._asked: dict[int, Ask] = {}
+        self._lent: dict[int, int] = {}
+        """By offset, the blocks that were submitted and are not free yet, with the number of their request."""
+        self._former: dict[int, float] = {}
+        """Until when (`loop.time`) they may be read for a connection that has ended."""
+        self._looking: TimerHandle | None = None
+        self.ended_alone = 0
+        """Requests that ended here because there was no deciding process."""
+        self._copied: set[Address] = set()
+        """Blocks of the answer that is being read, which are still to be released."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether there is no deciding process."""
+        return self._records is None
+
+    def join(self, records: RecordLink, holder: int) -> None:
+        """A deciding process, which has just said what it offers, calls this process `holder`."""
+        self._own = {holder: os.getpid()}
+        self._holders.clear()
+        self._holders.update(self._own)
+        self._reader = BlockReader(self._holders)
+        if self._arena is not None:
+            self._arena.set_holder(holder)
+        self._records = records
+        for number, record in list(self._submitted.items()):
+            offered, report = self._waiting[number]
+            now = self._offered.get(record.application)
+            if now is not None and now.signature != offered.signature:
+                self._end(number, "the model was replaced by one with other inputs or outputs")
+                continue
+            self._waiting[number] = now or offered, report
+            self._submit_now(record)
+        for question in self._asked.values():
+            records.send(question)
+
+    def lose(self) -> None:
+        """The connection has ended."""
+        self._records = None
+        for fetching in self._fetching:
+            fetching.cancel()
+        until_s = self._loop.time() + FETCH_S_MAX
+        for offset, number in list(self._lent.items()):
+            self._former[offset] = until_s
+            if number not in self._submitted:
+                self._take_back(offset)
+        for question in list(self._asked.values()):
+            if isinstance(question.question, AskReady | AskModels):
+                self._answer(question)
+        self._end_late()
+
+    def end_all(self, why: str) -> None:
+        """Refuse all requests that wait."""
+        for number in list(self._submitted):
+            self._end(number, why)
+
+    # Of the edge
+
+    def _pass_on(self, record: FromEdge) -> None:
+        """Send a record, or keep it until there is somebody to send it to."""
+        if isinstance(record, Submit):
+            self._submitted[record.number] = record
+            if isinstance(record.block, Address):
+                self._lent[record.block.offset] = record.number
+            if self._records is not None:
+                self._submit_now(record)
+            return
+        if isinstance(record, Cancel):
+            cancelled = self._submitted.pop(record.number, None)
+            if self._records is None and cancelled is not None:
+                self._drop(cancelled.block)
+        elif isinstance(record, Ask):
+            if self._records is None:
+                self._answer(record)
+                return
+            self._asked[record.number] = record
+        if self._records is not None:
+            self._records.send(record)
+
+    def _submit_now(self, record: Submit) -> None:
+        block = record.block
+        assert self._records is not None
+        if isinstance(block, Address):
+            assert self._arena is not None
+            if block.arena != self._arena.number:  # it was written when the arena had another holder
+                record = structs.replace(record, block=Address(self._arena.number, block.offset, block.size))
+        self._records.send(record)
+
+    def _answer(self, record: Ask) -> None:
+        """Answer a question without the deciding process. Raises a 503 if that is not possible."""
+        question = record.question
+        if isinstance(question, AskReady):
+            body = AWAY.encode()
+        elif isinstance(question, AskModels):
+            names = [question.model] if question.model else list(self._offered)
+            body = msgspec.json.encode({name: Readiness(ModelState.STARTING, AWAY) for name in names})
+        else:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, AWAY, "try again in 1 s", retry_after_s=1)
+        self.on_page(Page(record.number, body))
+
+    # Of the deciding process
+
+    def on_end(self, ended: RequestEnded, fetched: Fetched | None = None) -> None:
+        try:
+            super().on_end(ended, fetched)
+        finally:
+            if ended.number not in self._waiting:
+                self._submitted.pop(ended.number, None)
+        for block in self._copied:
+            self._pass_on(Release(block))
+        self._copied.clear()
+
+    def on_free(self, record: Free) -> None:
+        self._take_back(record.block.offset)
+
+    def on_page(self, page: Page) -> None:
+        self._asked.pop(page.number, None)
+        super().on_page(page)
+
+    def set_holders(self, holders: Holders) -> None:
+        """See `EdgeSink`. Of processes of this machine whose memory it may not read, the edge fetches blocks."""
+        super().set_holders(Holders(readable(holders.here), holders.endpoints))
+
+    def _read(self, block: Block) -> list[Tensor]:
+        """Copies a block: when the deciding process has gone, an agent may use its memory again, but a client may still
+        be reading the answer."""
+        if isinstance(block, bytes):
+            return tensors_in(block)
+        try:
+            copy = bytes(self._reader.memory(block))
+        except MemoryError as error:
+            raise ProtocolError(f"there is no memory for {block.size} B") from error
+        self._copied.add(block)
+        return tensors_in(copy)
+
+    def _release(self, blocks: Iterable[GivenBlocks], but: Collection[Address] = ()) -> None:
+        self._copied.difference_update(addresses_in(blocks))
+        super()._release(blocks, but)
+
+    # Requests and blocks without a deciding process
+
+    def _end_late(self) -> None:
+        """End the requests whose deadline has passed, as long as the deciding process is away."""
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._records is not None:
+            return
+        now_ns = time.monotonic_ns()
+        for number, record in list(self._submitted.items()):
+            slo_ns = record.slo_ns or self._waiting[number][0].slo_ns
+            if record.began_ns - record.elapsed_ns + slo_ns <= now_ns:
+                self._end(number, AWAY)
+        self._looking = self._loop.call_later(LOOK_S, self._end_late)
+
+    def _end(self, number: int, why: str) -> None:
+        """Refuse a request that waits; the client may send it again."""
+        record = self._submitted[number]
+        self.ended_alone += 1
+        self._drop(record.block)
+        self.on_end(RequestEnded(number, Outcome.REJECTED, record.version, [], why, NS_PER_S))
+
+    def _drop(self, block: Block) -> None:
+        """The tensors of a request are needed no longer, and no deciding process knows of them."""
+        if isinstance(block, Address):
+            self._take_back(block.offset)
+
+    def _take_back(self, offset: int) -> None:
+        """Use the memory of a block again, when nobody reads it for a former connection."""
+        if self._lent.pop(offset, None) is None:
+            return
+        left_s = self._former.pop(offset, 0.0) - self._loop.time()
+        if left_s > 0:
+            self._loop.call_later(left_s, self._free, offset)
+        else:
+            self._free(offset)
+
+    def _free(self, offset: int) -> None:
+        assert self._arena is not None
+        self._arena.free(Address(self._arena.number, offset, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """Where an edge finds its deciding process, and how others find the edge."""
+
+    join: Endpoint
+    token: bytes
+    tls: NodeTls | None = None
+    """How machines check each other."""
+    host: str = ""
+    """The address of this machine for agents; empty for the one that it connects from."""
+    drain_s: float = 30.0
+    """How long it finishes open requests when it is told to stop."""
+
+
+class JoiningEdge:
+    """Serves on two listening sockets, for HTTP and gRPC, for the deciding process at `given.join`. `settings` are
+    those of this machine; the server's bounds take the place of theirs. `on_start` is called when it serves."""
+
+    def __init__(
+        self,
+        given: JoinSettings,
+        settings: EdgeSettings,
+        ports: tuple[socket.socket, socket.socket],
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._given, self._ports, self._on_start = given, ports, on_start
+        self._settings = structs.replace(settings, token=given.token, node_tls=given.tls)
+        self._loop = asyncio.get_running_loop()
+        self._held = Arenas().make(ARENA_BYTES, lambda _: None)
+        arena = Arena(self._held.number, self._held.fd) if self._held is not None else None
+        self._arena = arena
+        self._sink = FarSink(arena, given.token, given.tls, self._loop)
+        self._server: EdgeServer | None = None
+        """Since the deciding process has said what its bounds are."""
+        self._records: RecordLink | None = None
+        self._reader = ArenaReader({})
+        self._blocks = BlockServer(self._read)
+        self._is_over, self._refused = False, ""
+        self._acts: Mapping[type, Callable[[Any], None]] = {}
+
+    def _read(self, block: Address) -> memoryview:
+        """The memory of a block that somebody wants."""
+        return self._reader.read(block)
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Serve until the server says that it is over, or `stop` is set; then drain. Raises `MachineError` if there is
+        no deciding process for `GIVE_UP_S` or if it sends this edge away, and `InputError` if their keys differ."""
+        serving, stopping = self._loop.create_task(self._serve()), self._loop.create_task(stop.wait())
+        try:
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                await self._drain(serving)
+                self._is_over = True
+            for task in (serving, stopping):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+        finally:
+            self._sink.end_all(AWAY)
+            if self._server is not None:
+                await self._server.close()
+            if self._records is not None:
+                self._leave(self._records)
+
+    def reload(self) -> None:
+        """Read keys and certificates of clients again (SIGHUP)."""
+        if self._server is not None:
+            self._acts[ReloadFiles](ReloadFiles())
+
+    async def _drain(self, serving: "asyncio.Task[None]") -> None:
+        """Finish what clients have sent, as long as there is a deciding process or hope for one."""
+        if self._server is None:
+            return
+        draining = self._loop.create_task(self._server.drain(self._given.drain_s))
+        await asyncio.wait((draining, serving), return_when=asyncio.FIRST_COMPLETED)
+        self._sink.end_all("this edge stops")
+        await draining
+
+    def _leave(self, records: RecordLink) -> None:
+        """Tell the deciding process that nothing is lost."""
+        if self._server is not None:
+            records.send(self._counts())
+        records.send(EdgeEnds())
+        records.flush()
+        records.close()
+
+    async def _serve(self) -> None:
+        """Connect, serve, and connect again when the connection was lost."""
+        given = self._given
+        context = given.tls.client_context() if given.tls is not None else None
+        listener: NodeListener | None = None
+        lost_s, is_trying = self._loop.time(), False
+        try:
+            while not self._is_over:
+                try:
+                    link = await connect(given.join, given.token, Purpose.EDGE, context=context)
+                except MachineError as error:
+                    if self._loop.time() - lost_s > GIVE_UP_S:
+                        raise
+                    if not is_trying:
+                        _log.warning("%s; trying again for %g s", error.what, GIVE_UP_S)
+                    is_trying = True
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if listener is None:
+                    own = given.tls.server_context() if given.tls is not None else None
+                    where = given.host or link.local_host, 0
+                    listener = await NodeListener.listen(where, given.token, self._blocks.accept, own)
+                why = await self._session(link, (given.host or link.local_host, listener.port))
+                lost_s, is_trying = self._loop.time(), False
+                if not self._is_over:
+                    waiting = counted(self._sink.open_requests, "request")
+                    _log.warning("the connection to the deciding process has ended: %s; %s waiting", why, waiting)
+        finally:
+            if listener is not None:
+                await listener.close()
+            self._blocks.close()
+        if self._refused:
+            raise MachineError(f"the deciding process sends this edge away: {self._refused}")
+
+    async def _session(self, link: NetworkLink, endpoint: Endpoint) -> str:
+        """Serve over one connection; returns why it has ended."""
+        ended: asyncio.Future[str] = self._loop.create_future()
+
+        def on_end(why: str) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        def on_record(record: ToEdge) -> None:
+            if ended.done():
+                return
+            if isinstance(record, CloseEdge):
+                self._is_over, self._refused = True, record.why
+                on_end(record.why)
+            elif isinstance(record, EdgeSetup) and self._records is None:
+                try:
+                    self._set_up(record, records)
+                except InputError as error:
+                    ended.set_exception(error)
+            elif self._records is None:
+                raise ProtocolError(f"an edge was sent a {type(record).__name__} before its setup")
+            elif type(record) in self._acts:
+                self._acts[type(record)](record)
+            else:
+                raise ProtocolError(f"an edge that was set up was sent a {type(record).__name__}")
+
+        records = RecordLink(self._loop, link, ToEdge, on_record, on_end)
+        link.keep_alive()
+        records.send(EdgeHello(__version__, os.getpid(), machine(), endpoint, time.monotonic_ns()))
+        try:
+            return await ended
+        finally:
+            if not self._is_over or self._refused or self._records is None:
+                records.close()
+                self._records = None
+                self._sink.lose()
+
+    def _set_up(self, setup: EdgeSetup, records: RecordLink) -> None:
+        """A deciding process says what this edge may hold and what it offers. Raises `InputError`."""
+        settings = structs.replace(
+            self._settings,
+            has_repository=setup.has_repository,
+            body_bytes_max=setup.body_bytes_max,
+            bodies_bytes_max=setup.bodies_bytes_max,
+            json_bytes_max=setup.json_bytes_max,
+            requests_max=setup.requests_max,
+        )
+        check_keys(settings, setup)
+        is_first = self._server is None
+        if self._server is None:
+            self._server = EdgeServer(settings, lambda _: None, self._arena, os.getpid(), sink=self._sink)
+            self._acts = self._server.acts
+        elif settings != self._settings:
+            _log.warning(
+                "the server has other bounds than the one before; this edge keeps its own until it is restarted"
+            )
+        self._settings, self._server.web.is_draining = settings, False  # the one before may have begun to stop
+        names = {model.name for model in setup.models}
+        for name in [name for name in self._server.service.models if name not in names]:
+            self._acts[WithdrawModel](WithdrawModel(name))
+        for model in setup.models:
+            self._acts[OfferModel](model)
+        self._reader = ArenaReader({setup.holder: os.getpid()})
+        self._records = records
+        self._sink.join(records, setup.holder)
+        if is_first:
+            self._server.start(*self._ports)
+            self._tell_clock(0.0)
+            self._on_start()
+        records.send(EdgeReady())
+
+    def _counts(self) -> EdgeCounts:
+        assert self._server is not None
+        counts = self._server.counts()
+        counts.refused["away"] = self._sink.ended_alone
+        return counts
+
+    def _tell_clock(self, since_s: float) -> None:
+        """Say what the clock shows, and about every `COUNT_S` what was counted."""
+        assert self._server is not None
+        since_s += CLOCK_S
+        if since_s >= COUNT_S:
+            counts, since_s = self._counts(), 0.0
+            if self._records is not None:
+                self._records.send(counts)
+        if self._records is not None:
+            self._records.send(EdgeClock(time.monotonic_ns()))
+        self._loop.call_later(CLOCK_S, self._tell_clock, since_s)
+
+
+def check_keys(settings: EdgeSettings, setup: EdgeSetup) -> None:
+    """Raise `InputError` unless this edge demands keys of clients if, and only if, the server's own edges do."""
+    has_key = bool(settings.api_key or settings.api_key_file)
+    if setup.needs_key and not has_key:
+        what = "the server demands a key of clients, this edge has none to compare with"
+        raise InputError(what, where="--api-key-file", help="give this edge the keys of its clients")
+    if has_key and not setup.needs_key:
+        what = "this edge demands a key of clients, the server's own edges do not"
+        raise InputError(what, where="--api-key-file", help="give the server a key file too, or leave this one out")
