@@ -332,12 +332,9 @@ class ControlPath:
         replica = self._state.replicas.get(event.replica)
         if replica is None or replica.life is not Life.STARTING:
             return
-        self._make_ready(now_ns, replica)
-        self._advance_all(now_ns, replica, out)
-
-    def _make_ready(self, now_ns: int, replica: Replica) -> None:
         self._state.set_life(now_ns, replica, Life.READY)
         replica.stage.pool.add_idle(replica)
+        self._advance_all(now_ns, replica, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
         """A replica died: try its batch again, and replace the replica unless it was draining. Its batch is to blame
@@ -430,7 +427,8 @@ class ControlPath:
             self._stop(now_ns, stage, [id], why, out)
             return
         if kept.is_ready:
-            self._make_ready(now_ns, replica)
+            state.set_life(now_ns, replica, Life.READY)
+            stage.pool.add_idle(replica)
         self._applications[stage.application.key].keeps_until_ns = now_ns + MEASURE_NS
 
     def node_lost(self, now_ns: int, event: NodeLost, out: list[Action]) -> None:

@@ -284,17 +284,15 @@ class RunState:
         """By stage, variant and step."""
         self.resize_ns: defaultdict[str, Samples[int]] = defaultdict(_samples)
         """By stage, the times in ns from the order of a resize to its effect."""
-        self.failed_batches, self.lost_replicas = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        self.adopted_replicas = Counter[tuple[str, str]]()
+        counters = (Counter[tuple[str, str]]() for _ in range(3))
+        self.failed_batches, self.lost_replicas, self.adopted_replicas = counters
         self.failed_tries: Counter[tuple[str, str, str]] = Counter()
         """Visits that came to nothing, by stage, variant, and whether the model `raised` or the `worker` was lost."""
         self.on_second: Callable[[], None] | None = None
         """Called at the first record after the end of a second, so that a consumer can empty the samples."""
         self._only = next(iter(self.stages.values())) if len(self.stages) == 1 else None
         self._keeps_routes, self._keeps_service = kept.routes, kept.service
-        self._second = SecondRecord(0)
-        self._second_end_ns = _BEFORE_NS
-        self._charged = 0
+        self._second, self._second_end_ns, self._charged = SecondRecord(0), _BEFORE_NS, 0
         self._charged_by_kind: tuple[int, ...] = ()
         """Microcores × ns up to the current second: of all replicas, and by kind of hardware if there are several."""
         self._resized: set[BatchId] = set()
