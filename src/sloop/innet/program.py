@@ -32,7 +32,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sloop.errors import InputError
 from sloop.innet.mapper import Fabric, LayerPlacement, NoCapacity, place, split
@@ -72,6 +72,8 @@ class LayerProgram:
     """Requantisation; of no use in the last layer."""
     sources: int
     """Units that send to this layer."""
+    channels: int
+    """Cells of one position of the input: `sources` · `width`, but for the first layer, whose input is a row."""
     width: int
     """Cells of one source for one position."""
     parts: int
@@ -163,7 +165,7 @@ class Program:
         """Packets of one inference that the units of each layer receive together."""
         return tuple(layer.messages * len(layer.units) for layer in self.layers)
 
-    def check_rows(self, rows: NDArray[np.integer]) -> Ints:
+    def check_rows(self, rows: ArrayLike) -> Ints:
         """Rows as n × inputs, as the user gives them. InputError if one has another length or a value out of range."""
         found = np.asarray(rows)
         found = found.reshape(len(found), -1) if found.ndim > 1 else found.reshape(1, -1)
@@ -182,7 +184,7 @@ class Program:
             )
         return found.astype(np.int64)
 
-    def messages_of(self, rows: NDArray[np.integer]) -> Ints:
+    def messages_of(self, rows: ArrayLike) -> Ints:
         """The values of all messages to the first layer: n × messages × values, 0 after the end of a shorter message.
         InputError as `check_rows`."""
         checked = self.check_rows(rows)
@@ -274,6 +276,7 @@ def _first_layer(
         is_last=is_last,
         shift=layer.shift,
         sources=1,
+        channels=shape[2],
         width=width,
         parts=1,
         starts=starts,
@@ -312,6 +315,7 @@ def _later_layer(
         is_last=is_last,
         shift=layer.shift,
         sources=sources,
+        channels=channels,
         width=width,
         parts=-(-width // fabric.payload_bytes),
         starts=starts,
