@@ -334,6 +334,21 @@ def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # 
         raise _unusable(path, str(error)) from error
 
 
+def inferred_types(content: bytes, path: Path) -> dict[str, tuple[str, tuple[int | str | None, ...]]]:
+    """The outputs of an ONNX model that is given as bytes, with the types and shapes that ONNX Runtime infers: its name
+    of the type, and for each dimension a size, a name, or None. `path` is where the model comes from. InputError if
+    ONNX Runtime cannot load it."""
+    ort = _runtime()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # as in `open_session`
+        raise _unusable(path, str(error)) from error
+    return {made.name: (made.type, tuple(made.shape)) for made in session.get_outputs()}
+
+
 def runtime_reason(error: Exception | str, chars_max: int = 160) -> str:
     """What ONNX Runtime says of an error, without the places in its own source, in one line."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]

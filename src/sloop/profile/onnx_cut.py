@@ -1,0 +1,713 @@
+"""Cuts ONNX models at layer boundaries into pieces, each a valid model of its own, which run one after the other.
+
+A piece takes the tensors that its nodes read and that were made before it, and gives those that are read after it. The
+tensors of a boundary are all that cross it: also those of skip connections, and inputs of the whole model that a later
+piece reads. Whoever runs the pieces keeps the tensors by name and hands every piece its own (`run_pieces`). What needs
+no input (weights, constants, what is computed from them alone) crosses no boundary: each piece has its own copy.
+
+Types of tensors, which a file need not state, are inferred by ONNX Runtime from the graph without its large weights, so
+the `onnx` package is not needed; a tensor of unknown rank is declared without a shape, which ONNX Runtime takes.
+Weights that lie in other files are copied into one file for each piece.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import numpy as np
+from google.protobuf.message import EncodeError
+from msgspec import Struct
+
+from sloop.errors import InputError, MachineError
+from sloop.onnx_file import EXTERNAL, LOCATION, read_onnx, write_onnx
+from sloop.profile.model import DATATYPES, Array, Session, inferred_types
+from sloop.tensor import ITEM_BYTES, Port
+from sloop.text import listed
+
+STATED_BYTES_MAX: Final = 1024
+"""Larger weights are left out when types are inferred; smaller ones may be shapes, on which types depend."""
+REACH: Final = 12
+"""A boundary between blocks is crossed by no more tensors than any within this many layers with weights before it, or
+after it. The longest unit with branches in the usual networks (InceptionV3's) has nine."""
+ALIGNMENT: Final = 64
+COPY_BYTES: Final = 1 << 24
+ELEMENT_BITS: Final[Mapping[int, int]] = {
+    **{1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16},
+    **{17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2},
+}
+"""`TensorProto.DataType` → bits of one element; text (8) has no fixed size."""
+NOT_WEIGHTS: Final = {7, 8, 9}
+"""Types of tables and masks (INT64, text, BOOL): a layer that reads only these has no weights."""
+RANDOM: Final = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+"""Operators whose result is new each time: two copies would disagree."""
+
+
+class ModelPiece(Struct, frozen=True):
+    """A file with consecutive layers of a model."""
+
+    file: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    """What later pieces read of it, and outputs of the whole model."""
+    crossing: tuple[str, ...]
+    """All tensors that cross its end, its own and older ones; of the last piece, the outputs of the whole model."""
+    layers: tuple[str, ...]
+    """The names of its nodes that compute from inputs."""
+    operators: tuple[str, ...]
+    param_bytes: int
+    """Its weights; those that other pieces read as well count in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GraphNode:
+    """A node of the graph: what it reads, also from inside its own graphs, and what it makes."""
+
+    place: int
+    proto: Any
+    reads: frozenset[str]
+    makes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its own name, else that of its first output: exporters may leave names out."""
+        return self.proto.name or self.makes[0]
+
+
+class TensorType(NamedTuple):
+    """What ONNX Runtime infers of a tensor: its name of the type, and the shape; None if not even the rank is known."""
+
+    kind: str
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass
+class LayerGraph:
+    """The graph of an ONNX model, to be cut. Nodes that lead to no output, and constants, count as no layers."""
+
+    path: Path
+    model: Any = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "LayerGraph":
+        """InputError if the file is no ONNX model, or has nothing that could be cut."""
+        found = cls(path, read_onnx(path))
+        if not found.layers:
+            raise found.error("it has no layers that compute from its inputs", "there is nothing to cut")
+        return found
+
+    def error(self, what: str, help: str) -> InputError:
+        """An error about this file."""
+        return InputError(what, where=str(self.path), help=help)
+
+    @cached_property
+    def weights(self) -> dict[str, Any]:
+        """Initializers by name."""
+        return {tensor.name: tensor for tensor in self.model.graph.initializer}
+
+    @cached_property
+    def sparse(self) -> dict[str, Any]:
+        """Sparse initializers by name."""
+        return {tensor.values.name: tensor for tensor in self.model.graph.sparse_initializer}
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Inputs of the whole model; not the initializers that old files list as inputs too."""
+        names = [port.name for port in self.model.graph.input]
+        return tuple(name for name in names if name not in self.weights and name not in self.sparse)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Outputs of the whole model, in its order."""
+        return tuple(port.name for port in self.model.graph.output)
+
+    @cached_property
+    def nodes(self) -> tuple[_GraphNode, ...]:
+        """All nodes in topological order: that of the file, as far as it is one. InputError for a tensor that nothing
+        makes, or a cycle."""
+        waiting = [
+            _GraphNode(place, proto, _reads(proto), tuple(filter(None, proto.output)))
+            for place, proto in enumerate(self.model.graph.node)
+        ]
+        known = {*self.inputs, *self.weights, *self.sparse}
+        found: list[_GraphNode] = []
+        while waiting:
+            ready, late = [], []
+            for node in waiting:
+                if node.reads <= known:
+                    ready.append(node)
+                    known.update(node.makes)
+                else:
+                    late.append(node)
+            if not ready:
+                unmade = sorted(late[0].reads - known)[0]
+                made = any(unmade in node.makes for node in late)
+                what = f"node {late[0].name!r} reads {unmade!r}, " + ("a cycle" if made else "which nothing makes")
+                raise self.error(what, "export it again; check it with `python -m onnx.checker FILE`")
+            found += ready
+            waiting = late
+        missing = next((name for name in self.outputs if name not in known), None)
+        if missing is not None:
+            raise self.error(f"nothing makes its output {missing!r}", "export it again")
+        return tuple(found)
+
+    @cached_property
+    def _constants(self) -> dict[str, _GraphNode]:
+        """Tensors that are computed from weights alone, with their nodes."""
+        functions = {(function.domain, function.name) for function in self.model.functions}
+        found: dict[str, _GraphNode] = {}
+        for node in self.nodes:
+            fixed = all(name in found or name in self.weights or name in self.sparse for name in node.reads)
+            is_function = (node.proto.domain, node.proto.op_type) in functions  # it may draw random numbers inside
+            if fixed and node.proto.op_type not in RANDOM and not is_function:
+                found.update(dict.fromkeys(node.makes, node))
+        return found
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the tensor is the same for all inputs."""
+        return name in self.weights or name in self.sparse or name in self._constants
+
+    @cached_property
+    def layers(self) -> tuple[_GraphNode, ...]:
+        """The nodes that compute outputs from inputs, in order."""
+        wanted = set(self.outputs)
+        found = []
+        for node in reversed(self.nodes):
+            if wanted.intersection(node.makes):
+                wanted |= node.reads
+                if node.makes[0] not in self._constants:
+                    found.append(node)
+        return tuple(reversed(found))
+
+    @cached_property
+    def _made_at(self) -> dict[str, int]:
+        """Tensor → the layer, by its number, that makes it; -1 for inputs of the whole model."""
+        found = dict.fromkeys(self.inputs, -1)
+        for number, layer in enumerate(self.layers):
+            found.update(dict.fromkeys(layer.makes, number))
+        return found
+
+    @cached_property
+    def _read_at(self) -> dict[str, set[int]]:
+        """Tensor that is computed from inputs → the layers that read it."""
+        found: dict[str, set[int]] = {}
+        for number, layer in enumerate(self.layers):
+            for name in layer.reads:
+                if not self.is_constant(name):
+                    found.setdefault(name, set()).add(number)
+        return found
+
+    def crossing(self, front: frozenset[int]) -> tuple[str, ...]:
+        """The tensors that cross the end of these first layers, in the order in which they are made: made before it and
+        read after it, or outputs of the whole model."""
+        found = [
+            (made, name)
+            for name, made in self._made_at.items()
+            if (made < 0 or made in front)
+            and (self._read_at.get(name, set()) - front or (name in self.outputs and made >= 0))
+        ]
+        return tuple(name for _, name in sorted(found, key=lambda each: each[0]))
+
+    @cached_property
+    def types(self) -> dict[str, TensorType]:
+        """The types of all tensors that could cross a boundary, and of computed weights. InputError if ONNX Runtime
+        cannot load the graph."""
+        names = [
+            *(name for layer in self.layers for name in layer.makes),
+            *(name for name in self._constants if any(name in layer.reads for layer in self.layers)),
+        ]
+        found = {name: TensorType(kind, shape) for name, (kind, shape) in self._infer(names).items()}
+        for port in self.model.graph.input:
+            if port.name in self.inputs:
+                found[port.name] = _declared_type(port)
+        # ONNX Runtime gives an empty shape for a single value, and where it knows none: it knows the rank of the first.
+        unclear = [
+            name
+            for name, each in found.items()
+            if not each.shape and each.kind in DATATYPES and name not in self.inputs
+        ]
+        ranks = self._infer(unclear, ranks=True) if unclear else {}
+        for name in unclear:
+            if ranks[name][1] != (0,):
+                found[name] = TensorType(found[name].kind, None)
+        return found
+
+    def _infer(
+        self, names: Sequence[str], *, ranks: bool = False
+    ) -> dict[str, tuple[str, tuple[int | str | None, ...]]]:
+        """What ONNX Runtime infers of these tensors; with `ranks` of their shapes, which are tensors themselves."""
+        probe = _without_graph(self.model)
+        graph = probe.graph
+        graph.CopyFrom(self._part_of(self.nodes, small=True))
+        for name in self.inputs:
+            graph.input.add().CopyFrom(self._declared[name])
+        stated = set() if ranks else set(names)
+        graph.value_info.extend(value for value in self.model.graph.value_info if value.name not in stated)
+        for name in dict.fromkeys(names):
+            if ranks:
+                graph.node.add(op_type="Shape", input=[name], output=[f"{name}/rank"])
+            graph.output.add(name=f"{name}/rank" if ranks else name)
+        found = inferred_types(probe.SerializeToString(), self.path)
+        return {name.removesuffix("/rank") if ranks else name: given for name, given in found.items()}
+
+    @cached_property
+    def _declared(self) -> dict[str, Any]:
+        return {port.name: port for port in (*self.model.graph.input, *self.model.graph.output)}
+
+    def port(self, name: str) -> Port:
+        """A tensor that crosses a boundary. InputError if it is no tensor, but a sequence or a mapping."""
+        kind, shape = self.types[name]
+        if kind not in DATATYPES:
+            what = f"{name!r} is of type {kind}; only tensors can pass from one piece to the next"
+            raise self.error(what, "cut before it is made, or after it is last read")
+        return Port(name, DATATYPES[kind], tuple(size if isinstance(size, int) else -1 for size in shape or ()))
+
+    # Where to cut
+
+    def front_after(self, name: str) -> frozenset[int]:
+        """The layers up to the one of this name, or that makes the tensor of this name. InputError if there is no such
+        layer, or nothing would follow."""
+        number = next((place for place, layer in enumerate(self.layers) if name == layer.proto.name), None)
+        if number is None:
+            number = self._made_at.get(name)
+        if number is None or number < 0:
+            raise self.error(f"it cannot be cut after {name!r}: {self._why_not(name)}", self._names_help())
+        if number == len(self.layers) - 1:
+            raise self.error(f"it cannot be cut after {name!r}: no layer follows", self._names_help())
+        return frozenset(range(number + 1))
+
+    def front_of(self, tensors: Sequence[str]) -> frozenset[int]:
+        """The layers that make exactly these tensors, which must be all that cross the cut. InputError, naming it, for
+        a tensor that would be left dangling."""
+        for name in tensors:
+            if self._made_at.get(name, -1) < 0:
+                raise self.error(f"it cannot be cut at {name!r}: {self._why_not(name)}", self._names_help())
+        wanted, front = set(tensors), set[int]()
+        for number in range(len(self.layers) - 1, -1, -1):
+            if wanted.intersection(self.layers[number].makes):
+                front.add(number)
+                wanted |= self.layers[number].reads
+        whole = frozenset(front)
+        if len(whole) == len(self.layers):
+            raise self.error(f"it cannot be cut at {listed(tensors)}: no layer follows", self._names_help())
+        for name in self.crossing(whole):
+            if name not in tensors and self._made_at[name] >= 0 and name not in self.outputs:
+                reader = self.layers[min(self._read_at[name] - whole)].name
+                what = f"a cut at {listed([repr(each) for each in tensors])} leaves {name!r} dangling"
+                raise self.error(f"{what}: layer {reader!r} behind the cut reads it", f"name {name!r} as well")
+        return whole
+
+    def _why_not(self, name: str) -> str:
+        if name in self.inputs:
+            return "it is an input"
+        if self.is_constant(name) or any(name == node.proto.name for node in self._constants.values()):
+            return "it is constant, and computed in each piece that needs it"
+        inner = {made for node in self.nodes for made in _made_inside(node.proto)}
+        if name in inner:
+            return "it lies inside the graph of another node (If, Loop, Scan), which is one layer"
+        known = any(name in (node.proto.name, *node.makes) for node in self.nodes)
+        return "no output depends on it" if known else "the graph has no such layer or tensor"
+
+    def _names_help(self) -> str:
+        names = [self.layers[place - 1].name for place in self.boundaries()][:6]
+        if not names:
+            return "every cut of this model would cross more tensors than its neighbours; see `python -m onnx.printer`"
+        return f"for example after {listed([repr(name) for name in names], 'or')}"
+
+    def _has_weights(self, layer: _GraphNode) -> bool:
+        """Whether it reads weights with at least two sizes above one; scales, biases and slopes have only one."""
+        for name in layer.reads:
+            tensor = self.weights.get(name)
+            shape: Sequence[int | str | None] | None
+            if tensor is not None:
+                shape = tensor.dims
+                fits = tensor.data_type not in NOT_WEIGHTS
+            elif name in self._constants:
+                kind, shape = self.types[name]
+                fits = ELEMENT_TYPES.get(kind, 7) not in NOT_WEIGHTS
+            else:
+                continue
+            if fits and sum(isinstance(size, int) and size > 1 for size in shape or ()) >= 2:
+                return True
+        return any(name in self.sparse for name in layer.reads)
+
+    def boundaries(self) -> tuple[int, ...]:
+        """Where the blocks end: numbers of layers before each boundary, ascending.
+
+        A block is a layer with weights and the layers after it that have none, or a whole unit with branches: a
+        boundary is crossed by no more tensors than those within `REACH` layers with weights before it, or after it, so
+        that residual units stay whole, and a tensor that all decoder layers read (a mask, the encoder's result) forbids
+        nothing. Only tensors cross it, no sequences.
+        """
+        crossed = self._crossed()
+        weighty = [number for number, layer in enumerate(self.layers) if self._has_weights(layer)]
+        starts, ends = [0, *(number + 1 for number in weighty)], [*weighty, len(self.layers)]
+        gaps = [range(start, end + 1) for start, end in zip(starts, ends, strict=True)]
+        least = [min(crossed[place] for place in gap) for gap in gaps]
+        found = []
+        for index in range(1, len(gaps) - 1):
+            earlier, later = min(least[max(0, index - REACH) : index]), min(least[index + 1 : index + 1 + REACH])
+            if least[index] <= max(earlier, later):
+                place = max(place for place in gaps[index] if crossed[place] == least[index])
+                if all(self.types[name].kind in DATATYPES for name in self.crossing(frozenset(range(place)))):
+                    found.append(place)
+        return tuple(found)
+
+    def _crossed(self) -> list[int]:
+        """How many tensors cross the boundary after each number of layers; at both ends, one."""
+        counts = [0] * (len(self.layers) + 1)
+        for name, readers in self._read_at.items():
+            for place in range(self._made_at[name] + 1, max(readers) + 1):
+                counts[place] += 1
+        counts[0] = counts[-1] = 1
+        return counts
+
+    # Weights
+
+    def _weights_behind(self, name: str) -> Iterator[tuple[str, int]]:
+        """The weights from which a constant tensor comes, with their bytes."""
+        if name in self.weights:
+            yield name, tensor_bytes(self.weights[name])
+        elif name in self.sparse:
+            yield name, tensor_bytes(self.sparse[name].values) + tensor_bytes(self.sparse[name].indices)
+        elif name in self._constants:
+            node = self._constants[name]
+            if node.proto.op_type == "ConstantOfShape":  # weights without values, as in test data
+                port = self.port(name) if name in self.types else None  # one behind another constant has no known size
+                is_known = port is not None and min(port.shape, default=0) >= 0
+                yield name, ITEM_BYTES.get(port.datatype, 0) * math.prod(port.shape) if port and is_known else 0
+                return
+            yield name, sum(tensor_bytes(each.t) for each in node.proto.attribute if each.HasField("t"))
+            for other in node.reads:
+                yield from self._weights_behind(other)
+
+    def param_bytes(self, layers: Sequence[_GraphNode]) -> int:
+        """Bytes of all weights that these layers read, each once."""
+        return sum(
+            dict(found for layer in layers for name in layer.reads for found in self._weights_behind(name)).values()
+        )
+
+    # Pieces
+
+    def _part_of(self, nodes: Sequence[_GraphNode], *, small: bool = False, extra: Sequence[str] = ()) -> Any:  # noqa: ANN401
+        """A graph of these nodes and the weights they read; `small`: large weights are inputs instead."""
+        made = _without_graph(self.model).graph
+        made.name = self.model.graph.name or "piece"
+        wanted = set(extra)
+        for node in nodes:
+            made.node.add().CopyFrom(node.proto)
+            wanted |= node.reads
+        for name, tensor in self.weights.items():
+            if name not in wanted:
+                continue
+            if small and (tensor.data_location == EXTERNAL or tensor_bytes(tensor) > STATED_BYTES_MAX):
+                _declare(made.input.add(name=name), tensor.data_type, tensor.dims)
+                continue
+            made.initializer.add().CopyFrom(tensor)
+            if self.model.ir_version < 4:
+                _declare(made.input.add(name=name), tensor.data_type, tensor.dims)
+        for name, tensor in self.sparse.items():
+            if name in wanted:
+                made.sparse_initializer.add().CopyFrom(tensor)
+        return made
+
+    def _with_constants(self, layers: Sequence[_GraphNode], outputs: Sequence[str]) -> list[_GraphNode]:
+        """The layers, and the nodes that compute the constants they read, in order."""
+        wanted = {*outputs, *(name for layer in layers for name in layer.reads)}
+        chosen = {layer.place for layer in layers}
+        for node in reversed(self.nodes):
+            if node.makes[0] in self._constants and wanted.intersection(node.makes):
+                chosen.add(node.place)
+                wanted |= node.reads
+        return [node for node in self.nodes if node.place in chosen]
+
+    def pieces(self, fronts: Sequence[frozenset[int]], folder: Path) -> tuple[ModelPiece, ...]:
+        """Write the pieces between these boundaries into `folder` (it must exist), named after the model.
+
+        InputError if the boundaries do not follow each other, something else than a tensor crosses one, or a weights
+        file is away or too short; MachineError if a file cannot be written. No file is left behind then.
+        """
+        ends = [*fronts, frozenset(range(len(self.layers)))]
+        written: list[Path] = []
+        pieces: list[ModelPiece] = []
+        try:
+            before: frozenset[int] = frozenset()
+            for number, front in enumerate(ends):
+                if not before < front:
+                    inner, outer = (self.layers[max(each, default=0)].name for each in (before, front))
+                    what = f"the cuts after {inner!r} and {outer!r} do not follow each other"
+                    raise self.error(what, "give them in the order of the graph, and each once")
+                file = folder / f"{self.path.stem}.{number + 1}-of-{len(ends)}.onnx"
+                written += [file, data_file(file)]
+                pieces.append(self._piece(before, front, file))
+                before = front
+        except BaseException:
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
+        return tuple(pieces)
+
+    def _piece(self, before: frozenset[int], front: frozenset[int], file: Path) -> ModelPiece:
+        layers = [self.layers[number] for number in sorted(front - before)]
+        own = {name for layer in layers for name in layer.makes}
+        read = {name for layer in layers for name in layer.reads if not self.is_constant(name)} - own
+        is_last = len(front) == len(self.layers)
+        constant = [name for name in self.outputs if self.is_constant(name)] if is_last else []
+        inputs = tuple(self.port(name) for name in self._made_at if name in read)
+        crossing = self.outputs if is_last else self.crossing(front)
+        outputs = tuple(self.port(name) for name in crossing if name in own)
+        piece = _without_graph(self.model)
+        graph = piece.graph
+        graph.CopyFrom(self._part_of(self._with_constants(layers, constant), extra=constant))
+        for port, target in (*((port, graph.input) for port in inputs), *((port, graph.output) for port in outputs)):
+            self._state(port, target.add(name=port.name))
+        for name in constant:
+            graph.output.add().CopyFrom(self._declared[name])
+        kept = {name for node in graph.node for name in node.output} - {port.name for port in outputs}
+        graph.value_info.extend(value for value in self.model.graph.value_info if value.name in kept)
+        for name in self.crossing(front):
+            self.port(name)  # refuse sequences that only pass by
+        with _ExternalWeights(self, file) as external:
+            for tensor in tensors_of(graph):
+                external.move(tensor)
+        try:
+            write_onnx(piece, file)
+        except EncodeError as error:
+            help_text = "save the model with its weights in another file (save_as_external_data)"
+            raise self.error(f"piece {file.name} exceeds the 2 GiB of an ONNX file", help_text) from error
+        return ModelPiece(
+            str(file),
+            inputs,
+            outputs,
+            crossing,
+            tuple(layer.name for layer in layers),
+            tuple(layer.proto.op_type for layer in layers),
+            self.param_bytes(layers),
+        )
+
+    def _state(self, port: Port, value: Any) -> None:  # noqa: ANN401
+        """Write a tensor's type: the file's own words for it, if it has them, so that open sizes keep their names."""
+        known = self._declared.get(port.name) or next(
+            (each for each in self.model.graph.value_info if each.name == port.name), None
+        )
+        if known is not None and known.type.tensor_type.HasField("shape"):
+            value.CopyFrom(known)
+        else:
+            found = self.types[port.name]
+            _declare(value, ELEMENT_TYPES[found.kind], found.shape)
+
+
+ELEMENT_TYPES: Final[Mapping[str, int]] = {
+    **{"tensor(float)": 1, "tensor(uint8)": 2, "tensor(int8)": 3, "tensor(uint16)": 4, "tensor(int16)": 5},
+    **{"tensor(int32)": 6, "tensor(int64)": 7, "tensor(string)": 8, "tensor(bool)": 9, "tensor(float16)": 10},
+    **{"tensor(double)": 11, "tensor(uint32)": 12, "tensor(uint64)": 13, "tensor(bfloat16)": 16},
+}
+"""ONNX Runtime's type names → `TensorProto.DataType`."""
+
+
+def cut_model(path: Path, cuts: Sequence[str | Sequence[str]] | None, folder: Path) -> tuple[ModelPiece, ...]:
+    """Cut the model at `path` into pieces, written to `folder`.
+
+    A cut that is a name lies after the layer of this name, or after the one that makes the tensor of this name; all
+    tensors that cross it are found. A cut that is a list of tensors must name all of them. None cuts at each boundary
+    between blocks (`LayerGraph.boundaries`). InputError for a model that cannot be cut, or not there; MachineError if a
+    piece cannot be written. No file is left behind then.
+    """
+    graph = LayerGraph.read(path)
+    if cuts is None:
+        fronts = [frozenset(range(place)) for place in graph.boundaries()]
+    else:
+        fronts = [graph.front_after(cut) if isinstance(cut, str) else graph.front_of(cut) for cut in cuts]
+    return graph.pieces(fronts, folder)
+
+
+def run_pieces(
+    pieces: Sequence[tuple[ModelPiece, Session]], feed: Mapping[str, Array], outputs: Sequence[str]
+) -> list[Array]:
+    """Run the pieces one after the other on inputs of the whole model; its outputs, in the order of `outputs`."""
+    known = dict(feed)
+    for piece, session in pieces:
+        made = session.run({port.name: known[port.name] for port in piece.inputs})
+        known.update(zip((port.name for port in session.signature.outputs), made, strict=True))
+    return [known[name] for name in outputs]
+
+
+def difference(found: Sequence[Array], expected: Sequence[Array]) -> float:
+    """The largest difference of two results, relative to the largest value of each output; inf where shapes, integers
+    or text differ."""
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return math.inf
+        if other.dtype.kind != "f":
+            worst = max(worst, 0.0 if np.array_equal(one, other) else math.inf)
+        elif other.size:
+            odd = ~(np.isfinite(one) & np.isfinite(other))
+            if not np.array_equal(one[odd], other[odd], equal_nan=True):
+                return math.inf
+            exact = other[~odd].astype(np.float64)
+            apart = np.abs(one[~odd] - exact).max(initial=0.0)
+            worst = max(worst, float(apart) / (float(np.abs(exact).max(initial=0.0)) or 1.0))
+    return worst
+
+
+# Weights in other files
+
+
+def data_file(piece: Path) -> Path:
+    """Where the weights of a piece lie if those of its model lie in other files."""
+    return piece.with_name(f"{piece.name}.data")
+
+
+class _ExternalWeights:
+    """Copies weights from the files of a model into the one file of a piece, which is made when the first is copied."""
+
+    def __init__(self, graph: LayerGraph, piece: Path) -> None:
+        self._graph, self._target = graph, data_file(piece)
+        self._out: BinaryIO | None = None
+        self._end = 0
+
+    def __enter__(self) -> "_ExternalWeights":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._out is not None:
+            self._out.close()
+
+    def move(self, tensor: Any) -> None:  # noqa: ANN401
+        """Copy one tensor, and let it name its new place. Nothing if it lies in the model's own file."""
+        if tensor.data_location != EXTERNAL:
+            return
+        stated = {entry.key: entry.value for entry in tensor.external_data}
+        source, start, size = self._place_of(tensor, stated)
+        try:
+            if self._out is None:
+                self._out = self._target.open("wb")
+            self._out.write(bytes(-self._end % ALIGNMENT))
+            self._end += -self._end % ALIGNMENT
+            with source.open("rb") as file:
+                file.seek(start)
+                left = size
+                while left:
+                    block = file.read(min(left, COPY_BYTES))
+                    if not block:
+                        raise self._graph.error(f"{source.name} became shorter while it was read", "try again")
+                    self._out.write(block)
+                    left -= len(block)
+        except OSError as error:
+            what = f"cannot copy weights to {str(self._target)!r}: {error.strerror}"
+            raise MachineError(what, help="free some disk space, or give another folder") from error
+        del tensor.external_data[:]
+        for key, value in ((LOCATION, self._target.name), ("offset", self._end), ("length", size)):
+            tensor.external_data.add(key=key, value=str(value))
+        self._end += size
+
+    def _place_of(self, tensor: Any, stated: Mapping[str, str]) -> tuple[Path, int, int]:  # noqa: ANN401
+        """The file, the first byte and the number of bytes of a tensor. InputError if they are not there."""
+        name = stated.get(LOCATION, "")
+        folder = self._graph.path.parent
+        source = folder / name
+        if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+            what = f"the weights {tensor.name!r} lie in {name!r}, outside the model's folder"
+            raise self._graph.error(what, "put the weights beside the model and save it again")
+        if not source.is_file():
+            raise self._graph.error(f"its weights file {name!r} is not there", "put it beside the model")
+        try:
+            start = int(stated.get("offset") or 0)
+            size = int(stated.get("length") or 0) or tensor_bytes(tensor)
+        except ValueError:
+            raise self._graph.error(f"the place of the weights {tensor.name!r} is no number", "save it again") from None
+        there = source.stat().st_size
+        if start < 0 or size < 0 or start + size > there:
+            what = f"the weights {tensor.name!r} are bytes {start} to {start + size} of {name!r}, which has {there}"
+            raise self._graph.error(what, "the file is truncated: copy it again")
+        return source, start, size
+
+
+def tensor_bytes(tensor: Any) -> int:  # noqa: ANN401
+    """Bytes of a tensor's elements."""
+    if tensor.data_type in ELEMENT_BITS:
+        count: int = math.prod(tensor.dims)
+        return -(-count * ELEMENT_BITS[tensor.data_type] // 8)
+    return sum(map(len, tensor.string_data))
+
+
+# Messages
+
+
+def _reads(proto: Any) -> frozenset[str]:  # noqa: ANN401
+    """The tensors that a node reads, also those that its inner graphs take from outside."""
+    found = set(filter(None, proto.input))
+    for graph in _inner_graphs(proto):
+        inside = {tensor.name for tensor in graph.initializer} | {port.name for port in graph.input}
+        inside |= {tensor.values.name for tensor in graph.sparse_initializer}
+        for node in graph.node:
+            found |= _reads(node) - inside
+            inside.update(node.output)
+        found |= {port.name for port in graph.output} - inside
+    return frozenset(found)
+
+
+def _made_inside(proto: Any) -> Iterator[str]:  # noqa: ANN401
+    for graph in _inner_graphs(proto):
+        for node in graph.node:
+            yield from (node.name, *node.output)
+            yield from _made_inside(node)
+
+
+def _inner_graphs(proto: Any) -> Iterator[Any]:  # noqa: ANN401
+    for attribute in proto.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def tensors_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401
+    """The weights of a graph, those of its inner graphs, and the tensors in its constants."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for inner in _inner_graphs(node):
+            yield from tensors_of(inner)
+
+
+def _without_graph(model: Any) -> Any:  # noqa: ANN401
+    """A copy of a model's message without its graph, whose weights may be large."""
+    made = type(model)()
+    for described, value in model.ListFields():
+        if described.name == "graph":
+            continue
+        if isinstance(value, int | str):
+            setattr(made, described.name, value)
+        else:
+            getattr(made, described.name).MergeFrom(value)
+    return made
+
+
+def _declare(value: Any, element: int, shape: Sequence[int | str | None] | None) -> None:  # noqa: ANN401
+    kind = value.type.tensor_type
+    kind.elem_type = element
+    if shape is None:
+        return
+    kind.shape.SetInParent()
+    for size in shape:
+        dimension = kind.shape.dim.add()
+        if isinstance(size, int):
+            dimension.dim_value = size
+        elif size is not None:
+            dimension.dim_param = size
+
+
+def _declared_type(port: Any) -> TensorType:  # noqa: ANN401
+    kind = port.type.tensor_type
+    name = next((name for name, element in ELEMENT_TYPES.items() if element == kind.elem_type), "no tensor")
+    if not kind.HasField("shape"):
+        return TensorType(name, None)
+    return TensorType(
+        name, tuple(each.dim_value if each.HasField("dim_value") else each.dim_param or None for each in kind.shape.dim)
+    )

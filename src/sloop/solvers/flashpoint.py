@@ -1,0 +1,379 @@
+"""Flashpoint's partition problem: into how many pieces, and where, to cut a model whose pieces start side by side.
+
+Several devices each load one piece of consecutive layers and serve as a pipeline, so that the first answer comes after
+the longest piece has started instead of the whole model. Functions of numbers, after San Juan, "Flashpoint" (thesis,
+Waterloo 2023), chapter 4, with the corrections of our specification, sections 2.3 to 2.5 and 5.1. Seconds and bytes.
+
+For a plan with p pieces: C is the longest cold start of a piece, E the longest execution, N the longest and IN the sum
+of all transfers between pieces, I = execution of the whole + IN, and B = max(E, N) the slowest station of the pipeline.
+Of x requests that wait, P devices make g = ⌊P/p⌋ pipelines, and the x-th is answered after C + B (⌈x/g⌉ - 1) + I.
+
+`sloop profile --layers` proposes cuts with it (`sloop.systems.planning.layers`). The system `flashpoint` of issue 13,
+which comes next, takes its plans from `plan_table`, and `reproduce flashpoint` compares them with those of
+`thesis_plan`, `fewest_pieces` and `filled_pieces`.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import inf
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+WAITING_MAX: Final = 3000
+"""X, the longest queue that the thesis saw with its baselines."""
+
+
+@dataclass(frozen=True)
+class PieceCosts:
+    """What each layer costs, in order, and each boundary between two layers."""
+
+    cold_s: tuple[float, ...]
+    exec_s: tuple[float, ...]
+    transfer_s: tuple[float, ...]
+    """One fewer than layers."""
+    memory_bytes: tuple[float, ...] = ()
+    """Empty if it does not matter."""
+    memory_bytes_max: float = inf
+    """What one piece may take at most."""
+
+    def __post_init__(self) -> None:
+        count = len(self.cold_s)
+        assert len(self.exec_s) == count == len(self.transfer_s) + 1, "a cost for each layer and boundary"
+        assert len(self.memory_bytes) in (0, count)
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return len(self.cold_s)
+
+    @cached_property
+    def exec_whole_s(self) -> float:
+        """I(1)."""
+        return sum(self.exec_s)
+
+    @cached_property
+    def _sums(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        memory = self.memory_bytes or (0.0,) * self.layers
+        cold, execution, bytes_ = (tuple(accumulate(each, initial=0.0)) for each in (self.cold_s, self.exec_s, memory))
+        return cold, execution, bytes_
+
+    def cold(self, first: int, end: int) -> float:
+        """Seconds to start the layers from `first` up to before `end`."""
+        return self._sums[0][end] - self._sums[0][first]
+
+    def exec(self, first: int, end: int) -> float:
+        """Seconds to run these layers."""
+        return self._sums[1][end] - self._sums[1][first]
+
+    def memory(self, first: int, end: int) -> float:
+        """Bytes of these layers."""
+        return self._sums[2][end] - self._sums[2][first]
+
+    def fits(self, first: int, end: int) -> bool:
+        """Whether one device can hold these layers."""
+        return self.memory(first, end) <= self.memory_bytes_max
+
+    def plan(self, cuts: Sequence[int]) -> "PiecePlan":
+        """The plan that cuts before these layers, ascending."""
+        pieces = list(pairwise((0, *cuts, self.layers)))
+        transfers = [self.transfer_s[cut - 1] for cut in cuts]
+        return PiecePlan(
+            tuple(cuts),
+            max(self.cold(*piece) for piece in pieces),
+            max(*(self.exec(*piece) for piece in pieces), *transfers, 0.0),
+            sum(transfers),
+            self.exec_whole_s,
+        )
+
+
+class PiecePlan(NamedTuple):
+    """A model in pieces. Equal plans have equal cuts."""
+
+    cuts: tuple[int, ...]
+    """Numbers of layers before each cut, ascending; none for the whole model."""
+    cold_s: float
+    """C: until all pieces have started, side by side."""
+    slowest_s: float
+    """B: execution of a piece, or transfer, whichever is longest."""
+    transfers_s: float
+    """IN."""
+    exec_whole_s: float
+    """I(1)."""
+
+    @property
+    def pieces(self) -> int:
+        """p."""
+        return len(self.cuts) + 1
+
+    @property
+    def request_s(self) -> float:
+        """I(p): one request through the idle pipeline."""
+        return self.exec_whole_s + self.transfers_s
+
+    def line_s(self, requests: int) -> float:
+        """L(p, x): until the last of x requests has passed a pipeline that has started."""
+        return self.slowest_s * (requests - 1) + self.request_s
+
+    def last_s(self, requests: int, devices: int) -> float:
+        """T(p, x, P): until the last of x waiting requests is answered, on as many pipelines as fit the devices."""
+        return self.cold_s + self.slowest_s * (-(-requests // (devices // self.pieces)) - 1) + self.request_s
+
+    def mean_s(self, requests: int, devices: int, *, is_pipeline: bool = True, shared_download_s: float = 0.0) -> float:
+        """The mean of `last_s` over the 1st to the x-th request.
+
+        Without `is_pipeline` a request enters when the one before has left. `shared_download_s` is the time of one copy
+        of the model over a link that all pieces of all pipelines share; `cold_s` is then without download.
+        """
+        groups = devices // self.pieces
+        station_s = self.slowest_s if is_pipeline else self.request_s
+        waiting = rounds_before(requests, groups) / requests
+        return self.cold_s + groups * shared_download_s + self.request_s + station_s * waiting
+
+
+def rounds_before(requests: int, groups: int) -> int:
+    """S: the sum over x requests of ⌈y/g⌉ - 1, how many each finds before it in one of g equal pipelines."""
+    whole, rest = divmod(requests, groups)
+    return groups * whole * (whole - 1) // 2 + rest * whole
+
+
+# The exact solver
+
+
+class _Row(NamedTuple):
+    """Ways to cut the first layers into some pieces, that no other beats: a column for each figure."""
+
+    cold_s: NDArray[np.float64]
+    slowest_s: NDArray[np.float64]
+    transfers_s: NDArray[np.float64]
+    cuts: list[tuple[int, ...]]
+
+
+def plan_fronts(costs: PieceCosts, pieces_max: int | None = None) -> list[list[PiecePlan]]:
+    """For each number of pieces from 1, the plans that no other beats in C, B and IN together; empty where none fits
+    the memory. Of equal plans the one with the earliest cuts stays. They serve every queue and every number of devices,
+    for neither occurs in them."""
+    count = costs.layers
+    rows = {
+        end: _Row(np.array([costs.cold(0, end)]), np.array([costs.exec(0, end)]), np.zeros(1), [()])
+        for end in range(1, count + 1)
+        if costs.fits(0, end)
+    }
+    fronts = [_plans(costs, rows.get(count))]
+    for pieces in range(2, min(pieces_max or count, count) + 1):
+        extended = {end: _extended(costs, rows, end) for end in range(pieces, count + 1)}
+        rows = {end: row for end, row in extended.items() if row is not None}
+        fronts.append(_plans(costs, rows.get(count)))
+    return fronts
+
+
+def _plans(costs: PieceCosts, row: _Row | None) -> list[PiecePlan]:
+    if row is None:
+        return []
+    columns = zip(row.cuts, row.cold_s.tolist(), row.slowest_s.tolist(), row.transfers_s.tolist(), strict=True)
+    return [PiecePlan(*figures, costs.exec_whole_s) for figures in columns]
+
+
+def _extended(costs: PieceCosts, rows: dict[int, _Row], end: int) -> _Row | None:
+    """The ways to cut the first `end` layers into one piece more than `rows` have."""
+    starts = [start for start in rows if start < end and costs.fits(start, end)]
+    if not starts:
+        return None
+    cold_s = np.concatenate([np.maximum(rows[start].cold_s, costs.cold(start, end)) for start in starts])
+    slowest_s = np.concatenate(
+        [
+            np.maximum(rows[start].slowest_s, max(costs.exec(start, end), costs.transfer_s[start - 1]))
+            for start in starts
+        ]
+    )
+    transfers_s = np.concatenate([rows[start].transfers_s + costs.transfer_s[start - 1] for start in starts])
+    origins = [(start, place) for start in starts for place in range(len(rows[start].cuts))]
+    order = np.lexsort((transfers_s, slowest_s, cold_s)).tolist()
+    figures = list(zip(cold_s.tolist(), slowest_s.tolist(), transfers_s.tolist(), strict=True))
+    kept: list[int] = []
+    cuts: list[tuple[int, ...]] = []
+    # Of what was kept, the pairs (B, IN) that no other beats: B ascending, IN descending.
+    slowest: list[float] = []
+    transfers: list[float] = []
+    for place in order:
+        start, label = origins[place]
+        _, slow_s, moved_s = figures[place]
+        beside = bisect_right(slowest, slow_s)
+        if beside and transfers[beside - 1] <= moved_s:
+            if kept and figures[kept[-1]] == figures[place]:
+                cuts[-1] = min(cuts[-1], (*rows[start].cuts[label], start))
+            continue
+        first = last = bisect_left(slowest, slow_s)
+        while last < len(slowest) and transfers[last] >= moved_s:
+            last += 1
+        slowest[first:last], transfers[first:last] = [slow_s], [moved_s]
+        kept.append(place)
+        cuts.append((*rows[start].cuts[label], start))
+    return _Row(cold_s[kept], slowest_s[kept], transfers_s[kept], cuts)
+
+
+def best_plan(
+    fronts: Sequence[Sequence[PiecePlan]],
+    requests: int,
+    devices: int,
+    *,
+    pieces_max: int | None = None,
+    shared_download_s: float = 0.0,
+) -> PiecePlan | None:
+    """The plan with the least mean time of `requests` that wait while `devices` are added; fewer pieces, then earlier
+    cuts, if two are equal. None if no plan with so few pieces fits the memory."""
+    chosen, least_s = None, inf
+    for front in fronts[: min(devices, pieces_max or devices)]:
+        for plan in sorted(front):
+            mean_s = plan.mean_s(requests, devices, shared_download_s=shared_download_s)
+            if mean_s < least_s:
+                chosen, least_s = plan, mean_s
+    return chosen
+
+
+# The table of plans
+
+
+class PlanRange(NamedTuple):
+    """Queues from `first` to `last` requests, and their plan."""
+
+    first: int
+    last: int
+    plan: PiecePlan
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """The best plans for every queue up to a largest one, and every number of added devices up to a largest one."""
+
+    fronts: list[list[PiecePlan]]
+    rows: tuple[tuple[PlanRange, ...], ...]
+    """By the number of devices from 1: ranges without a gap."""
+
+    def plan(self, requests: int, devices: int) -> PiecePlan:
+        """The best plan; the queue is taken as at least 1 and at most the largest one. More devices than rows: solved
+        anew, for more pipelines of as many pieces fit them."""
+        last = self.rows[0][-1].last
+        waiting = max(1, min(requests, last))
+        if devices > len(self.rows):
+            found = best_plan(self.fronts, waiting, devices)
+            assert found is not None, "a row says that there is a plan"
+            return found
+        row = self.rows[devices - 1]
+        return row[bisect_right(row, waiting, key=lambda each: each.first) - 1].plan
+
+
+def plan_table(costs: PieceCosts, requests_max: int = WAITING_MAX) -> PlanTable:
+    """Solve all queues from 1 to `requests_max`, for devices from 1 to the number of layers.
+
+    ValueError if the memory holds no whole model: a single device could then not be added.
+    """
+    fronts = plan_fronts(costs)
+    if not fronts[0]:
+        raise ValueError("one device cannot hold the whole model")
+    useful = [_of_use(front) for front in fronts]
+    requests = np.arange(1, requests_max + 1)
+    rows = []
+    for devices in range(1, costs.layers + 1):
+        plans: list[PiecePlan] = []
+        lines: list[NDArray[np.float64]] = []
+        for pieces, front in enumerate(useful[:devices], start=1):
+            whole, rest = np.divmod(requests, devices // pieces)
+            waiting = ((devices // pieces) * whole * (whole - 1) // 2 + rest * whole) / requests
+            plans += front
+            lines += [plan.cold_s + plan.request_s + plan.slowest_s * waiting for plan in front]
+        rows.append(_ranges(np.argmin(np.array(lines), axis=0), plans))
+    return PlanTable(fronts, tuple(rows))
+
+
+def _of_use(front: Sequence[PiecePlan]) -> list[PiecePlan]:
+    """The plans that can be best for some queue, in the order of their cuts: no other is better in B and in C + IN."""
+    kept: list[PiecePlan] = []
+    for plan in sorted(front, key=lambda each: (each.cold_s + each.request_s, each.slowest_s, each.cuts)):
+        if not kept or plan.slowest_s < kept[-1].slowest_s:
+            kept.append(plan)
+    return sorted(kept)
+
+
+def _ranges(chosen: NDArray[np.intp], plans: Sequence[PiecePlan]) -> tuple[PlanRange, ...]:
+    changes = (np.flatnonzero(np.diff(chosen)) + 1).tolist()
+    return tuple(
+        PlanRange(first + 1, end, plans[int(chosen[first])]) for first, end in pairwise((0, *changes, len(chosen)))
+    )
+
+
+# The planners that it is compared with
+
+
+def thesis_plan(costs: PieceCosts, requests: int, devices: int) -> PiecePlan:
+    """The recursion as the thesis prints it: split a range of layers at the best place, as if it stood alone.
+
+    The objective mixes maxima and sums, so the best halves need not give the best whole: never better than `best_plan`,
+    and without a bound on how much worse. For a small number of layers: O(L³ c²).
+    """
+    memory: dict[tuple[int, int, int], PiecePlan] = {}
+
+    def value(first: int, end: int, plan: PiecePlan) -> float:
+        waiting = rounds_before(requests, devices // plan.pieces) / requests
+        return plan.cold_s + plan.slowest_s * waiting + costs.exec(first, end) + plan.transfers_s
+
+    def best(first: int, end: int, cuts: int) -> PiecePlan:
+        """Of the layers before `end`, with at most so many cuts."""
+        key = first, end, cuts
+        if key not in memory:
+            whole_s = costs.exec(first, end)
+            found = best(first, end, cuts - 1) if cuts else PiecePlan((), costs.cold(first, end), whole_s, 0.0, whole_s)
+            for plan in joined(first, end, cuts):
+                if value(first, end, plan) < value(first, end, found):
+                    found = plan
+            memory[key] = found
+        return memory[key]
+
+    def joined(first: int, end: int, cuts: int) -> Iterator[PiecePlan]:
+        for cut in range(first + 1, end) if cuts else ():
+            moved_s = costs.transfer_s[cut - 1]
+            for before in range(cuts):
+                if before < cut - first and cuts - 1 - before < end - cut:
+                    one, other = best(first, cut, before), best(cut, end, cuts - 1 - before)
+                    yield PiecePlan(
+                        (*one.cuts, cut, *other.cuts),
+                        max(one.cold_s, other.cold_s),
+                        max(one.slowest_s, other.slowest_s, moved_s),
+                        one.transfers_s + other.transfers_s + moved_s,
+                        costs.exec(first, end),
+                    )
+
+    return best(0, costs.layers, min(devices, costs.layers) - 1)
+
+
+def fewest_pieces(sizes_bytes: Sequence[float], transfer_s: Sequence[float], limit_bytes: float) -> tuple[int, ...]:
+    """Gillis, as the thesis compares with it: the fewest pieces of at most `limit_bytes`, then the least transfer, then
+    the earliest cuts. Ignores cold starts. A single larger layer is a piece of its own."""
+    sums = tuple(accumulate(sizes_bytes, initial=0.0))
+    best: list[tuple[int, float, tuple[int, ...]]] = [(0, 0.0, ())]
+    for end in range(1, len(sums)):
+        first = min(end - 1, bisect_left(sums, sums[end] - limit_bytes))
+        best.append(
+            min(
+                (pieces + 1, moved_s + (transfer_s[start - 1] if start else 0.0), (*cuts, start) if start else cuts)
+                for start, (pieces, moved_s, cuts) in enumerate(best[first:], start=first)
+            )
+        )
+    return best[-1][2]
+
+
+def filled_pieces(sizes_bytes: Sequence[float], limit_bytes: float, *, fill: float = 0.8) -> tuple[int, ...]:
+    """SerFer, as the thesis compares with it: from the first layer on, a piece takes layers up to `fill` × the limit.
+    Ignores cold starts and transfers."""
+    cuts: list[int] = []
+    taken_bytes = 0.0
+    for number, size_bytes in enumerate(sizes_bytes):
+        if number and taken_bytes + size_bytes > fill * limit_bytes:
+            cuts.append(number)
+            taken_bytes = 0.0
+        taken_bytes += size_bytes
+    return tuple(cuts)

@@ -1,0 +1,328 @@
+"""Flashpoint's partition solver: the specification's exact cases, brute force, and what a real pipeline does."""
+
+from itertools import combinations, pairwise
+from time import process_time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.solvers.flashpoint import (
+    PieceCosts,
+    PiecePlan,
+    best_plan,
+    fewest_pieces,
+    filled_pieces,
+    plan_fronts,
+    plan_table,
+    rounds_before,
+    thesis_plan,
+)
+
+EXACT = 1e-9
+T5_COLD_S, T5_EXEC_S, T5_LAYERS = 25.974, 0.1406, 55
+T5_TRANSFER_S = (1.1440674e-3,) * (T5_LAYERS - 1)
+EQUAL_T5 = PieceCosts((T5_COLD_S / T5_LAYERS,) * T5_LAYERS, (T5_EXEC_S / T5_LAYERS,) * T5_LAYERS, T5_TRANSFER_S)
+T5_MB = (131.60, *(201.33,) * 24, *(268.45,) * 24)
+"""T5-3B from its architecture: embedding, 24 encoder and 24 decoder blocks."""
+
+
+def random_costs(seed: int, layers: int, *, spread: float = 0.7, memory: bool = False) -> PieceCosts:
+    random = np.random.default_rng(seed)
+    cold, execution, size = (random.lognormal(0, spread, layers) for _ in range(3))
+    transfer = 0.1 * random.lognormal(0, spread, layers - 1)
+    limit = float(max(size.max(), size.sum() / 2)) if memory else np.inf
+    return PieceCosts(
+        tuple(10 * cold), tuple(execution), tuple(transfer), tuple(size) if memory else (), memory_bytes_max=limit
+    )
+
+
+def every_plan(costs: PieceCosts, pieces_max: int) -> list[PiecePlan]:
+    cuts = [each for count in range(pieces_max) for each in combinations(range(1, costs.layers), count)]
+    plans = [costs.plan(each) for each in cuts]
+    return [plan for plan in plans if all(costs.fits(*piece) for piece in pieces_of(costs, plan))]
+
+
+def pieces_of(costs: PieceCosts, plan: PiecePlan) -> list[tuple[int, int]]:
+    ends = [0, *plan.cuts, costs.layers]
+    return list(pairwise(ends))
+
+
+# The specification's exact cases
+
+
+def test_the_worked_example() -> None:
+    """Section 2.3: execution 4 s, cold start 24 s, transfer 1 s, two devices, eight requests."""
+    costs = PieceCosts((12.0, 12.0), (2.0, 2.0), (1.0,))
+    halves = costs.plan((1,))
+    assert costs.plan(()).mean_s(8, 2) == pytest.approx(34.0, abs=EXACT)
+    assert halves.mean_s(8, 2, is_pipeline=False) == pytest.approx(34.5, abs=EXACT)
+    assert halves.mean_s(8, 2) == pytest.approx(24.0, abs=EXACT)
+    assert best_plan(plan_fronts(costs), 8, 2) == halves
+
+
+def test_best_cuts_change_while_their_number_stays() -> None:
+    """Section 2.5, first exact case: a table that compares only numbers of pieces would keep the first cut."""
+    table = plan_table(PieceCosts((7, 17, 20), (2.5, 0.5, 2.0), (0.25, 0.25)), 200)
+    assert [(each.first, each.last, each.plan.cuts) for each in table.rows[1]] == [(1, 52, (2,)), (53, 200, (1,))]
+    assert table.plan(10, 2).mean_s(10, 2) == pytest.approx(42.75, abs=EXACT)
+    assert table.plan(100, 2).mean_s(100, 2) == pytest.approx(166, abs=EXACT)
+    plans = [each.plan.mean_s(53, 2) for each in table.rows[1]]
+    assert plans[0] == plans[1], "equal at 53: the earlier cut is taken"
+
+
+def test_the_number_of_pieces_is_not_monotone_in_the_queue() -> None:
+    """Section 2.5, second exact case: nine devices."""
+    costs = PieceCosts((56, 46, 9), (2.5, 2.5, 3.0), (0.1, 0.25))
+    fronts = plan_fronts(costs)
+    found = [best_plan(fronts, requests, 9) for requests in range(1, 201)]
+    assert [plan.pieces for plan in found[:9] if plan] == [2, 2, 2, 2, 2, 3, 2, 2, 3]
+    assert {plan.pieces for plan in found[8:] if plan} == {3}
+    assert found[0] is not None
+    assert found[0].cuts == (1,)
+    for requests, mean_s in ((6, 65.85), (7, 66.457143), (9, 67.35)):
+        plan = found[requests - 1]
+        assert plan is not None
+        assert plan.mean_s(requests, 9) == pytest.approx(mean_s, abs=1e-6)
+    table = plan_table(costs, 200)
+    assert [table.plan(requests, 9) for requests in range(1, 201)] == found, "nine devices have no row: solved anew"
+
+
+@pytest.mark.parametrize(
+    ("devices", "benefits", "pieces"),
+    [
+        (2, (48.82, 42.80, 19.73, 8.21), (2, 2, 2, 2)),
+        (16, (92.17, 90.37, 76.50, 57.00), (14, 14, 14, 8)),
+        (55, (97.42, 96.94, 92.86, 84.91), (55, 55, 55, 55)),
+    ],
+)
+def test_benefit_of_pieces_falls_with_the_queue(
+    devices: int, benefits: tuple[float, ...], pieces: tuple[int, ...]
+) -> None:
+    """Check 3 of section 7.5: 55 equal layers, benefit over whole models in percent for 1, 100, 1000, 3000 requests."""
+    fronts, whole = plan_fronts(EQUAL_T5), EQUAL_T5.plan(())
+    for requests, benefit, count in zip((1, 100, 1000, 3000), benefits, pieces, strict=True):
+        plan = best_plan(fronts, requests, devices)
+        assert plan is not None
+        assert plan.pieces == count
+        found = 100 * (1 - plan.mean_s(requests, devices) / whole.mean_s(requests, devices))
+        assert found == pytest.approx(benefit, abs=0.005)
+
+
+def test_fourteen_pieces_until_2200_requests() -> None:
+    """Check 3: of 14 and 16 pieces both have one of four layers, so 14 win, for they transfer less."""
+    fronts = plan_fronts(EQUAL_T5)
+    counts = [plan.pieces for requests in (2200, 2201) if (plan := best_plan(fronts, requests, 16))]
+    assert counts == [14, 8]
+
+
+def test_uneven_layers_of_t5() -> None:
+    """Check 3, last sentence: layers drawn ±25 % around equal stay within two points, with all 16 devices used."""
+    random = np.random.default_rng(5)
+    cold, execution = (random.uniform(0.75, 1.25, T5_LAYERS) for _ in range(2))
+    costs = PieceCosts(
+        tuple(cold * T5_COLD_S / cold.sum()), tuple(execution * T5_EXEC_S / execution.sum()), T5_TRANSFER_S
+    )
+    plan = best_plan(plan_fronts(costs, 16), 1, 16)
+    assert plan is not None
+    assert plan.pieces == 16
+    assert 100 * (1 - plan.mean_s(1, 16) / costs.plan(()).mean_s(1, 16)) == pytest.approx(92.17, abs=2)
+
+
+def test_the_largest_layer_bounds_the_cold_start() -> None:
+    """Check 4: one layer of 0.589 s and 54 of 25.385/54 s; 44.10 times faster, inference 43.94 % slower."""
+    costs = PieceCosts((0.589, *(25.385 / 54,) * 54), EQUAL_T5.exec_s, T5_TRANSFER_S)
+    plan = costs.plan(range(1, T5_LAYERS))
+    assert plan.cold_s == pytest.approx(0.589, abs=EXACT)
+    assert T5_COLD_S / plan.cold_s == pytest.approx(44.10, abs=0.005)
+    assert 100 * (plan.request_s / costs.exec_whole_s - 1) == pytest.approx(43.94, abs=0.005)
+    assert EQUAL_T5.plan(range(1, T5_LAYERS)).cold_s == pytest.approx(0.4723, abs=5e-5)
+
+
+def test_the_architecture_of_t5_needs_49_pieces() -> None:
+    """Section 3.2: cold starts in proportion to bytes, 49 layers that have weights: the largest takes 0.611 s."""
+    costs = PieceCosts(
+        tuple(T5_COLD_S * each / sum(T5_MB) for each in T5_MB),
+        (T5_EXEC_S / len(T5_MB),) * len(T5_MB),
+        T5_TRANSFER_S[: len(T5_MB) - 1],
+    )
+    assert costs.plan(range(1, len(T5_MB))).cold_s == pytest.approx(0.611, abs=5e-4)
+    assert max(T5_MB) / sum(T5_MB) == pytest.approx(0.02353, abs=5e-5)
+
+
+# Against brute force
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 9), st.sampled_from([1, 3, 10, 50, 300, 2000]))
+def test_equals_brute_force(seed: int, layers: int, devices: int, requests: int) -> None:
+    """Check 2: the least mean of every plan there is, and equal plans only where two are equally good."""
+    costs = random_costs(seed, layers)
+    found = best_plan(plan_fronts(costs), requests, devices)
+    assert found is not None
+    least_s = min(plan.mean_s(requests, devices) for plan in every_plan(costs, min(layers, devices)))
+    assert found.mean_s(requests, devices) == pytest.approx(least_s, rel=1e-12)
+    again = costs.plan(found.cuts)
+    assert again.cold_s == pytest.approx(found.cold_s)
+    assert again.slowest_s == pytest.approx(found.slowest_s)
+    assert again.transfers_s == pytest.approx(found.transfers_s)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 7), st.integers(2, 8), st.sampled_from([1, 10, 300]))
+def test_equals_brute_force_under_a_memory_bound(seed: int, layers: int, devices: int, requests: int) -> None:
+    costs = random_costs(seed, layers, memory=True)
+    found = best_plan(plan_fronts(costs), requests, devices)
+    plans = every_plan(costs, min(layers, devices))
+    assert (found is None) == (not plans)
+    if found is not None:
+        assert all(costs.fits(*piece) for piece in pieces_of(costs, found))
+        assert found.mean_s(requests, devices) == pytest.approx(min(plan.mean_s(requests, devices) for plan in plans))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 40))
+def test_equal_plans_go_to_fewer_pieces_then_earlier_cuts(seed: int, layers: int, requests: int) -> None:
+    """Small whole numbers make ties."""
+    random = np.random.default_rng(seed)
+    draw = [tuple(map(float, random.integers(1, 4, size))) for size in (layers, layers, layers - 1)]
+    costs = PieceCosts(draw[0], draw[1], draw[2])
+    fronts = plan_fronts(costs)
+    for devices in range(1, layers + 1):
+        plans = every_plan(costs, devices)
+        first = min(plans, key=lambda plan: (plan.mean_s(requests, devices), plan.pieces))
+        found = best_plan(fronts, requests, devices)
+        assert found is not None
+        assert (found.mean_s(requests, devices), found.pieces) == (first.mean_s(requests, devices), first.pieces)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 9), st.integers(1, 2000))
+def test_the_printed_recursion_is_never_better(seed: int, layers: int, devices: int, requests: int) -> None:
+    costs = random_costs(seed, layers)
+    printed = thesis_plan(costs, requests, devices)
+    exact = best_plan(plan_fronts(costs), requests, devices)
+    assert exact is not None
+    assert exact.mean_s(requests, devices) <= printed.mean_s(requests, devices) + 1e-9
+
+
+def test_the_printed_recursion_finds_the_best_of_easy_cases() -> None:
+    costs = PieceCosts((12.0, 12.0), (2.0, 2.0), (1.0,))
+    assert thesis_plan(costs, 8, 2).cuts == (1,)
+    assert thesis_plan(costs, 8, 1).cuts == ()
+
+
+# The table
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 120))
+def test_the_table_covers_every_queue(seed: int, layers: int, requests_max: int) -> None:
+    costs = random_costs(seed, layers)
+    table = plan_table(costs, requests_max)
+    assert len(table.rows) == layers
+    for devices, row in enumerate(table.rows, start=1):
+        assert (row[0].first, row[-1].last) == (1, requests_max)
+        assert all(one.last + 1 == other.first for one, other in pairwise(row)), "no gap"
+        for requests in (1, requests_max // 2 + 1, requests_max):
+            direct = best_plan(table.fronts, requests, devices)
+            assert direct is not None
+            found = table.plan(requests, devices)
+            assert found.mean_s(requests, devices) == pytest.approx(direct.mean_s(requests, devices), rel=1e-12)
+    assert table.plan(0, 1) == table.plan(1, 1)
+    assert table.plan(10**6, 1) == table.plan(requests_max, 1), "longer queues are taken as the longest"
+
+
+def test_a_table_needs_room_for_the_whole_model() -> None:
+    with pytest.raises(ValueError, match="one device cannot hold the whole model"):
+        plan_table(PieceCosts((1.0, 1.0), (1.0, 1.0), (0.1,), (5.0, 5.0), 6.0))
+    fronts = plan_fronts(PieceCosts((1.0, 1.0), (1.0, 1.0), (0.1,), (5.0, 5.0), 6.0))
+    assert best_plan(fronts, 1, 1) is None
+    plan = best_plan(fronts, 1, 2)
+    assert plan is not None
+    assert plan.cuts == (1,)
+
+
+def test_55_layers_and_3000_requests_take_seconds() -> None:
+    """In CPU seconds, for the machine may be shared; 1.6 s when this was written."""
+    begin_s = process_time()
+    table = plan_table(random_costs(1, 55, spread=0.5), 3000)
+    assert process_time() - begin_s < 5
+    assert len(table.rows) == 55
+
+
+# The formulas
+
+
+def test_rounds_before_is_the_closed_form_of_the_sum() -> None:
+    for groups in range(1, 8):
+        for requests in range(1, 60):
+            assert rounds_before(requests, groups) == sum(-(-place // groups) - 1 for place in range(1, requests + 1))
+
+
+def line(execution: list[float], transfer: list[float], requests: int) -> float:
+    """When the last of some requests leaves a line of stations without buffers: each blocks until the next is free."""
+    stations = [duration for pair in zip(execution, [*transfer, 0.0], strict=True) for duration in pair][:-1]
+    left = [0.0] * len(stations)
+    for _ in range(requests):
+        clock = left[0]
+        for place, duration in enumerate(stations):
+            done = clock + duration
+            left[place] = clock = max(done, left[place + 1]) if place + 1 < len(stations) else done
+    return left[-1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 30))
+def test_the_time_of_a_queue_is_that_of_a_real_line(seed: int, pieces: int, requests: int) -> None:
+    """Section 2.3: exact where each piece and each transfer is a station of its own."""
+    random = np.random.default_rng(seed)
+    execution, transfer = random.uniform(0.1, 3, pieces).tolist(), random.uniform(0.1, 3, pieces - 1).tolist()
+    plan = PieceCosts((1.0,) * pieces, tuple(execution), tuple(transfer)).plan(range(1, pieces))
+    assert plan.line_s(requests) == pytest.approx(line(execution, transfer, requests), rel=1e-9)
+
+
+def test_the_mean_is_that_of_all_requests() -> None:
+    plan = random_costs(3, 5).plan((1, 3))
+    for devices in (3, 7, 9):
+        each = [plan.last_s(requests, devices) for requests in range(1, 41)]
+        assert plan.mean_s(40, devices) == pytest.approx(sum(each) / 40)
+
+
+def test_a_shared_link_carries_a_copy_for_each_pipeline() -> None:
+    """Section 2.3: all pieces of all pipelines come over one link; whole models take as many copies as devices."""
+    costs = PieceCosts((1.0, 1.0), (2.0, 2.0), (1.0,))
+    whole, halves = costs.plan(()), costs.plan((1,))
+    assert whole.mean_s(1, 4, shared_download_s=10.0) - whole.mean_s(1, 4) == pytest.approx(40)
+    assert halves.mean_s(1, 4, shared_download_s=10.0) - halves.mean_s(1, 4) == pytest.approx(20)
+
+
+# The planners it is compared with
+
+
+@pytest.mark.parametrize(("model_mb", "pieces"), [(499, 2), (890, 4), (1626, 7), (3135, 13), (6282, 26), (11_408, 46)])
+def test_gillis_needs_as_many_pieces_as_250_mb_allow(model_mb: float, pieces: int) -> None:
+    """Section 5.1, with layers that are fine enough."""
+    count = int(model_mb / 1.9)
+    assert len(fewest_pieces([model_mb / count] * count, [1.0] * (count - 1), 250)) + 1 == pieces
+
+
+def test_gillis_equals_brute_force() -> None:
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        sizes, transfer = random.uniform(20, 120, 8).tolist(), random.integers(1, 4, 7).astype(float).tolist()
+        found = fewest_pieces(sizes, transfer, 150)
+        allowed = [
+            (count, sum(transfer[cut - 1] for cut in cuts), cuts)
+            for count in range(8)
+            for cuts in combinations(range(1, 8), count)
+            if all(sum(sizes[a:b]) <= 150 for a, b in zip((0, *cuts), (*cuts, 8), strict=True))
+        ]
+        assert found == min(allowed)[2]
+    assert fewest_pieces([300.0, 10.0], [1.0], 250) == (1,), "a layer above the limit is a piece of its own"
+
+
+def test_serfer_fills_from_the_left() -> None:
+    assert filled_pieces([100.0, 90.0, 30.0, 250.0, 20.0], 250) == (2, 3, 4)
+    assert filled_pieces(T5_MB, 250) == tuple(range(1, 49)), "every block of T5 exceeds 0.8 × 250 MB together"
