@@ -1,0 +1,511 @@
+"""Runs a `Program` in the Linux kernel: one network namespace for each switch, veth devices for its links.
+
+    with XdpFabric(compile_network(network)) as fabric:
+        verdicts = fabric.run(rows)
+
+The feature extractor is a program of the network stack (tc) that turns one packet of features into the messages of its
+inference; each unit is an XDP program that answers with packets to all units of the next layer. Slots, epochs, sums
+and weights are maps. The answers equal `Network.run` bit for bit, in any order of packets and with duplicates; a lost
+packet gives no verdict, after a time-out. Nothing is left when the process ends, however it ends: namespaces, programs
+and links have no names and no other holder. Linux only; needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN.
+
+All of it happens on the CPU of the sending thread: the kernel runs a packet's program where it was sent.
+"""
+
+import contextlib
+import functools
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.errors import InputError, MachineError
+from sloop.innet.bpf import (
+    R0,
+    XDP_PASS,
+    BpfAssembler,
+    Descriptor,
+    KernelMap,
+    KernelProgram,
+    MapKind,
+    ProgramKind,
+    arithmetic_beyond_switches,
+)
+from sloop.innet.namespaces import CableEnd, Namespace
+from sloop.innet.network import Ints
+from sloop.innet.packets import ETHERTYPE, MAGIC
+from sloop.innet.program import Program
+from sloop.innet.xdp_code import UnitCode
+from sloop.innet.xdp_features import FeatureCode
+from sloop.innet.xdp_layout import (
+    AT_COUNT,
+    AT_COUNTERS,
+    AT_INFERENCE,
+    AT_KIND,
+    AT_MAGIC,
+    AT_MESSAGES_SENT,
+    AT_PART,
+    AT_QUEUE,
+    AT_REFUSED,
+    AT_SOURCE,
+    AT_VERSION,
+    BANKS,
+    COUNTERS,
+    FAULT_BYTES,
+    LABEL_FEATURES,
+    PAYLOAD,
+    REGISTER_BYTES,
+    RESULT_INT32,
+    FeatureLayout,
+    FeatureMaps,
+    UnitLayout,
+    UnitMaps,
+    power_of_two,
+)
+from sloop.machine import usable_cpus
+
+TIMEOUT_S: Final = 1.0
+"""After which an inference without a verdict is aborted. Packets need milliseconds; other programs may have the CPU."""
+RECEIVE_BYTES: Final = 1 << 24
+MTU_FEATURES: Final = 65_000
+"""Of the cable on which rows come: one packet each."""
+FRAME_MAX: Final = 2048
+
+
+class XdpVerdict(NamedTuple):
+    """What came of one inference."""
+
+    logits: Ints | None
+    """None if it was aborted: a packet was lost, or its version of the weights was gone."""
+    version: int
+    """Of the weights; 0 if aborted."""
+    elapsed_ns: int
+    """From sending the features to the verdict, or to its being aborted."""
+
+
+@dataclass
+class _OpenInference:
+    row: int
+    generation: int
+    sent_ns: int
+    logits: Ints
+    missing: set[int]
+    version: int = -1
+
+
+@dataclass(eq=False)
+class _Unit:
+    layout: UnitLayout
+    number: int
+    namespace: Namespace
+    maps: UnitMaps | None = None
+    inputs: list[CableEnd] = field(default_factory=list)
+    outputs: list[CableEnd] = field(default_factory=list)
+    itself: tuple[CableEnd, CableEnd] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.layout.layer.name}.{self.number}"
+
+
+class XdpFabric:
+    """A compiled network in the kernel, for the duration of a `with` block."""
+
+    def __init__(self, program: Program, *, faults: bool = False, cpu: int | None = None) -> None:
+        """`faults`: units can lose and duplicate packets, for tests. `cpu`: on which it runs; default the last one of
+        this process. NoCapacity if the program does not fit into the kernel's limits."""
+        self._program, self._with_faults = program, faults
+        self._cpu = usable_cpus()[-1] if cpu is None else cpu
+        self._layouts = [UnitLayout(program, layer) for layer in program.layers]
+        for layout in self._layouts:
+            layout.check()
+        self._feature_layout = FeatureLayout(program)
+        if program.input_count > MTU_FEATURES - PAYLOAD:
+            raise InputError(
+                f"a row has {program.input_count:,} inputs; one packet carries {MTU_FEATURES - PAYLOAD:,}",
+                help="use a smaller input, or the emulator",
+            )
+        self._open: contextlib.ExitStack | None = None
+        self._units: list[list[_Unit]] = []
+        self._programs: list[KernelProgram] = []
+        self._epochs = [0] * program.slots
+        self._versions: list[int | None] = [program.version, None]
+        """Of each bank."""
+        self._generation = 0
+        """How often the weights have been swapped; an inference has that in which it began."""
+        self._pending: dict[int, _OpenInference] = {}
+        self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+
+    def __enter__(self) -> Self:
+        """Builds it. MachineError without the rights."""
+        with contextlib.ExitStack() as opening:
+            self._build(opening)
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes it from the kernel. A second call does nothing."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+            self._units, self._programs = [], []
+
+    def run(self, rows: NDArray[np.integer], *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[XdpVerdict]:
+        """A verdict for each row. `at_once`: inferences at the same time, by default and at most one in each slot; the
+        others wait. InputError if a row does not fit the network."""
+        if self._open is None:
+            raise MachineError("the fabric is not open", help="use it in a `with` block")
+        checked = self._program.check_rows(rows)
+        at_once = min(at_once or self._program.slots, self._program.slots)
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(self._run, checked, int(timeout_s * 1e9), at_once).result()
+
+    def swap(self, program: Program) -> None:
+        """Replaces the weights under load: inferences that have begun end with the weights they began with.
+
+        Waits for inferences that use the weights before last. InputError if the program has another form or an old
+        version's number."""
+        self._check_form(program)
+        with self._settled:
+            if program.version in self._versions:
+                raise InputError(
+                    f"version {program.version} of the weights is in use", help="give the new weights another version"
+                )
+            self._settled.wait_for(lambda: all(each.generation == self._generation for each in self._pending.values()))
+            bank = (self._generation + 1) % BANKS
+            self._versions[bank] = program.version
+            for units, layer in zip(self._units, program.layers, strict=True):
+                for unit, weights in zip(units, layer.units, strict=True):
+                    _write_bank(unit, UnitLayout(program, layer), bank, weights, program.version)
+            self._feature_maps.version.write(0, struct.pack("<I", program.version))
+            self._generation += 1
+
+    def set_order(self, order: Sequence[int] | None) -> None:
+        """The order in which the feature extractor sends the messages of an inference, possibly some of them twice.
+        None: ascending. InputError if they are more than twice the messages."""
+        chosen = range(self._program.layers[0].messages) if order is None else order
+        if len(chosen) > self._feature_layout.order_max:
+            raise InputError(
+                f"an order of {len(chosen):,} messages; at most {self._feature_layout.order_max:,}", help="repeat fewer"
+            )
+        self._feature_maps.order.write(0, self._feature_layout.order_table(chosen))
+
+    def set_faults(self, *, loss: float = 0.0, duplication: float = 0.0, seed: int = 1) -> None:
+        """From now on each unit loses packets, and sends its own twice, with these probabilities."""
+        for number, unit in enumerate(unit for units in self._units for unit in units):
+            self._write_faults(unit, loss, duplication, seed + number, lose=-1)
+
+    def lose(self, layer: int, unit: int, packet: int) -> None:
+        """One unit loses one packet: number `packet` of those that it receives from now on, from 0."""
+        chosen = self._units[layer][unit]
+        received = self._counters_of(chosen)["packets"]
+        self._write_faults(chosen, 0.0, 0.0, 1, lose=received + packet + 1)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """What each unit and the feature extractor have counted, by name."""
+        found = {unit.name: self._counters_of(unit) for units in self._units for unit in units}
+        registers = self._feature_maps.registers.read(0)
+        found["features"] = {
+            "refused": struct.unpack_from("<Q", registers, AT_REFUSED)[0],
+            "sent": struct.unpack_from("<Q", registers, AT_MESSAGES_SENT)[0],
+        }
+        return found
+
+    def programs(self) -> dict[str, KernelProgram]:
+        """The programs in the kernel, by name."""
+        return {each.name: each for each in self._programs}
+
+    def _build(self, opening: contextlib.ExitStack) -> None:
+        def namespace(name: str) -> Namespace:
+            return opening.enter_context(Namespace(name))
+
+        host, first = namespace("host"), namespace("features")
+        self._units = [
+            [
+                _Unit(layout, number, namespace(f"{layout.layer.name}.{number}"))
+                for number in range(len(layout.layer.units))
+            ]
+            for layout in self._layouts
+        ]
+        row_in, features_in = host.connect(first, ("rows", "in"), mtu=MTU_FEATURES)
+        features_out = [self._join(first, unit, f"out{unit.number}") for unit in self._units[0]]
+        itself = first.connect(first, ("itself", "again"))
+        for before, after in zip(self._units, self._units[1:], strict=False):
+            for source in before:
+                source.outputs += [self._join(source.namespace, unit, f"out{unit.number}") for unit in after]
+        verdict_ports = []
+        for unit in self._units[-1]:
+            out, sink = unit.namespace.connect(host, ("out", f"verdicts{unit.number}"))
+            unit.outputs.append(out)
+            verdict_ports.append(sink)
+        self._pass_all(opening, host, verdict_ports)
+        self._pass_all(opening, first, itself[1:])
+        for layer, layout in zip(self._units, self._layouts, strict=True):
+            self._build_layer(opening, layer, layout)
+        self._build_features(opening, first, [features_in, itself[1]], features_out, itself[0])
+        self._rows = opening.enter_context(contextlib.closing(host.packet_socket(row_in)))
+        self._verdicts = [
+            opening.enter_context(contextlib.closing(host.packet_socket(port, receive_bytes=RECEIVE_BYTES)))
+            for port in verdict_ports
+        ]
+
+    def _join(self, source: Namespace, unit: _Unit, name: str) -> CableEnd:
+        """Lays a cable from a namespace to a unit and returns the end at the source."""
+        out, into = source.connect(unit.namespace, (name, f"in{len(unit.inputs)}"))
+        unit.inputs.append(into)
+        return out
+
+    def _pass_all(self, opening: contextlib.ExitStack, namespace: Namespace, ports: Sequence[CableEnd]) -> None:
+        """Lets devices poll for packets. Without, those of the host would lose what XDP redirects to them, and a packet
+        that comes back to the feature extractor would do so before any unit gets its turn."""
+        code = BpfAssembler()
+        code.mov(R0, XDP_PASS)
+        code.exit()
+        self._attach(opening, ProgramKind.XDP, code, f"pass.{namespace.name}", namespace, ports)
+
+    def _build_layer(self, opening: contextlib.ExitStack, units: Sequence[_Unit], layout: UnitLayout) -> None:
+        def table(name: str, content: bytes) -> KernelMap:
+            made = opening.enter_context(KernelMap(MapKind.ARRAY, name, value_bytes=len(content), entries=1))
+            made.write(0, content)
+            return made
+
+        messages, outs = table("messages", layout.message_table()), table("outs", layout.out_table())
+        windows = table("windows", layout.window_table()) if layout.layer.kind == "rows" else None
+        for unit in units:
+            if layout.recirculates or self._with_faults:
+                unit.itself = unit.namespace.connect(unit.namespace, ("itself", "again"))
+            unit.maps = UnitMaps(
+                registers=_array(opening, "registers", REGISTER_BYTES),
+                banks=_array(opening, "banks", BANKS << layout.bank_bits),
+                faults=_array(opening, "faults", FAULT_BYTES) if self._with_faults else None,
+                state=_array(opening, "state", layout.state_bytes, self._program.slots),
+                weights=_array(opening, "weights", layout.block_bytes, BANKS * layout.blocks),
+                messages=messages,
+                windows=windows,
+                outs=outs,
+                ports=self._ports(opening, unit, []),
+                ports_and_self=self._ports(opening, unit, [unit.itself[0]]) if unit.itself else None,
+            )
+            _write_bank(unit, layout, 0, layout.layer.units[unit.number], self._program.version)
+            if self._with_faults:
+                self._write_faults(unit, 0.0, 0.0, 1, lose=-1)
+            code = UnitCode(layout, unit.number, unit.maps).build()
+            name = f"{layout.layer.label}.{unit.number}"
+            inputs = [*unit.inputs, *(unit.itself[1:] if unit.itself else ())]
+            self._attach(opening, ProgramKind.XDP, code, name, unit.namespace, inputs)
+
+    def _ports(self, opening: contextlib.ExitStack, unit: _Unit, more: Sequence[CableEnd]) -> KernelMap:
+        """The devices to which a unit sends copies."""
+        ports = [*unit.outputs, *more]
+        table = opening.enter_context(KernelMap(MapKind.DEVICES, "ports", value_bytes=4, entries=len(ports)))
+
+        def fill() -> None:
+            for place, port in enumerate(ports):
+                table.write(place, struct.pack("<I", port.device))
+
+        unit.namespace.within(fill)
+        return table
+
+    def _build_features(
+        self,
+        opening: contextlib.ExitStack,
+        namespace: Namespace,
+        inputs: Sequence[CableEnd],
+        outputs: Sequence[CableEnd],
+        itself: CableEnd,
+    ) -> None:
+        layout = self._feature_layout
+        gather = layout.gather_table()
+        self._feature_maps = FeatureMaps(
+            registers=_array(opening, "registers", power_of_two(AT_QUEUE + 4 * layout.queue)),
+            version=_array(opening, "version", 8),
+            state=_array(opening, "state", layout.state_bytes, self._program.slots),
+            gather=_array(opening, "gather", len(gather)),
+            order=_array(opening, "order", 4 + 4 * layout.order_max),
+        )
+        self._feature_maps.gather.write(0, gather)
+        self._feature_maps.version.write(0, struct.pack("<I", self._program.version))
+        self.set_order(None)
+        code = FeatureCode(layout, self._feature_maps, [port.device for port in outputs], itself.device).build()
+        self._attach(opening, ProgramKind.TC, code, "features", namespace, inputs)
+
+    def _attach(
+        self,
+        opening: contextlib.ExitStack,
+        kind: ProgramKind,
+        code: BpfAssembler,
+        name: str,
+        namespace: Namespace,
+        ports: Sequence[CableEnd],
+    ) -> None:
+        assert not arithmetic_beyond_switches(code.assemble()), f"{name} multiplies"
+        program = opening.enter_context(KernelProgram.load(kind, code, f"sl{os.getpid()}.{name}"))
+        self._programs.append(program)
+
+        def attached() -> list[Descriptor]:
+            attach = program.attach_tc if kind is ProgramKind.TC else program.attach_xdp
+            return [opening.enter_context(attach(port.device)) for port in ports]
+
+        namespace.within(attached)
+
+    def _write_faults(self, unit: _Unit, loss: float, duplication: float, seed: int, *, lose: int) -> None:
+        if unit.maps is None or unit.maps.faults is None:
+            raise InputError("the fabric was made without faults", help="give `faults=True`")
+        chances = (min(int(share * 2**32), 2**32 - 1) for share in (loss, duplication))
+        random_state = seed * 0x9E3779B97F4A7C15 % 2**64 or 1
+        unit.maps.faults.write(0, struct.pack("<QIIq", random_state, *chances, lose))
+
+    def _counters_of(self, unit: _Unit) -> dict[str, int]:
+        assert unit.maps is not None
+        values = struct.unpack_from(f"<{len(COUNTERS)}Q", unit.maps.registers.read(0), AT_COUNTERS)
+        return dict(zip(COUNTERS, values, strict=True))
+
+    def _check_form(self, program: Program) -> None:
+        """InputError unless two programs differ in weights, biases and shifts only."""
+
+        def form(one: Program) -> list[object]:
+            found: list[object] = [one.inputs, one.classes, one.slots, one.fabric.payload_bytes, one.gather.tolist()]
+            for layer in one.layers:
+                found += [layer.kind, layer.neurons, len(layer.units), layer.cell_windows, layer.positions]
+                found += [layer.starts.tolist(), layer.counts.tolist(), layer.windows.tolist()]
+            return found
+
+        if form(program) != form(self._program):
+            raise InputError(
+                "the new program differs in more than its weights", help="build another fabric for another network"
+            )
+
+    def _run(self, rows: Ints, timeout_ns: int, at_once: int) -> list[XdpVerdict]:
+        """In a thread of its own, on the fabric's CPU."""
+        with contextlib.suppress(OSError):  # a CPU may have gone
+            os.sched_setaffinity(0, {self._cpu})
+        verdicts: list[XdpVerdict | None] = [None] * len(rows)
+        waiting = deque(range(len(rows)))
+        free = deque(range(at_once))
+        poll = select.poll()
+        for end in self._verdicts:
+            poll.register(end, select.POLLIN)
+        payloads = rows.astype(np.uint8)
+        while waiting or self._pending:
+            while waiting and free:
+                self._send(waiting.popleft(), payloads, free.popleft())
+            if not self._receive(verdicts, free):
+                oldest_ns = min(each.sent_ns for each in self._pending.values())
+                left_ns = oldest_ns + timeout_ns - time.monotonic_ns()
+                if left_ns <= 0 or not poll.poll(left_ns / 1e6 + 1):
+                    self._abort(verdicts, free, timeout_ns)
+        return [each for each in verdicts if each is not None]
+
+    def _send(self, row: int, payloads: NDArray[np.uint8], slot: int) -> None:
+        """Begins the inference of a row in a slot, with the slot's next epoch."""
+        program = self._program
+        self._epochs[slot] = (self._epochs[slot] + 1) % (1 << (32 - program.slot_bits))
+        inference = self._epochs[slot] << program.slot_bits | slot
+        head = (
+            b"\xff" * 6
+            + b"\x02"
+            + bytes(5)
+            + struct.pack(">HHHBBIBBHHH", ETHERTYPE, MAGIC, 0, LABEL_FEATURES, 0, inference, 0, 0, 0, 0, 0)
+        )
+        frame = head + payloads[row].tobytes() + bytes(program.fabric.payload_bytes)
+        count = len(program.layers[-1].units) * program.layers[-1].neurons
+        pending = _OpenInference(row, 0, 0, np.zeros(count, np.int64), set(range(len(program.result_starts))))
+        with self._lock:
+            pending.generation = self._generation
+            pending.sent_ns = time.monotonic_ns()
+            self._pending[inference] = pending
+            self._rows.send(frame)
+
+    def _receive(self, verdicts: list[XdpVerdict | None], free: deque[int]) -> bool:
+        """Takes what verdicts there are; whether there were packets."""
+        found = False
+        for end in self._verdicts:
+            while True:
+                try:
+                    frame = end.recv(FRAME_MAX, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    break
+                found = True
+                self._take(frame, verdicts, free)
+        return found
+
+    def _take(self, frame: bytes, verdicts: list[XdpVerdict | None], free: deque[int]) -> None:
+        """One RESULT packet. Those of no inference that is open are dropped."""
+        if len(frame) < PAYLOAD or frame[AT_MAGIC : AT_MAGIC + 2] != struct.pack(">H", MAGIC):
+            return
+        inference = int.from_bytes(frame[AT_INFERENCE : AT_INFERENCE + 4], "big")
+        pending = self._pending.get(inference)
+        if pending is None or frame[AT_KIND] != RESULT_INT32:
+            return
+        program = self._program
+        part = int.from_bytes(frame[AT_PART : AT_PART + 2], "big")
+        number = frame[AT_SOURCE] * program.result_parts + part
+        version = int.from_bytes(frame[AT_VERSION : AT_VERSION + 2], "big")
+        if number not in pending.missing or pending.version not in {-1, version}:
+            return
+        start, count = int(program.result_starts[number]), frame[AT_COUNT]
+        pending.logits[start : start + count] = np.frombuffer(frame, ">i4", count, PAYLOAD)
+        pending.version = version
+        pending.missing.remove(number)
+        if not pending.missing:
+            elapsed_ns = time.monotonic_ns() - pending.sent_ns
+            self._settle(inference, XdpVerdict(pending.logits[: program.classes], version, elapsed_ns), verdicts, free)
+
+    def _abort(self, verdicts: list[XdpVerdict | None], free: deque[int], timeout_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        for inference, pending in list(self._pending.items()):
+            if now_ns - pending.sent_ns >= timeout_ns:
+                self._settle(inference, XdpVerdict(None, 0, now_ns - pending.sent_ns), verdicts, free)
+
+    def _settle(self, inference: int, verdict: XdpVerdict, verdicts: list[XdpVerdict | None], free: deque[int]) -> None:
+        with self._settled:
+            verdicts[self._pending.pop(inference).row] = verdict
+            self._settled.notify_all()
+        free.append(self._program.slot(inference))
+
+
+def _array(opening: contextlib.ExitStack, name: str, value_bytes: int, entries: int = 1) -> KernelMap:
+    return opening.enter_context(KernelMap(MapKind.ARRAY, name, value_bytes=value_bytes, entries=entries))
+
+
+def _write_bank(unit: _Unit, layout: UnitLayout, bank: int, weights: object, version: int) -> None:
+    """Writes one version of a unit's weights, and only then marks the bank as valid."""
+    assert unit.maps is not None
+    size = 1 << layout.bank_bits
+    banks = bytearray(unit.maps.banks.read(0))
+    banks[bank * size : (bank + 1) * size] = bytes(size)
+    unit.maps.banks.write(0, bytes(banks))
+    for block, content in enumerate(layout.weight_blocks(weights)):  # type: ignore[arg-type]
+        unit.maps.weights.write(BANKS * block + bank, content)
+    registers = layout.bank(weights, version, layout.layer.shift)  # type: ignore[arg-type]
+    banks[bank * size : bank * size + len(registers)] = registers
+    unit.maps.banks.write(0, bytes(banks))
+
+
+@functools.cache
+def why_no_xdp() -> str:
+    """Why this machine cannot run programs in the kernel; empty if it can. Tries it once."""
+    code = BpfAssembler()
+    code.mov(R0, XDP_PASS)
+    code.exit()
+    try:
+        with Namespace("try") as namespace, KernelProgram.load(ProgramKind.XDP, code, "try") as program:
+            port, _ = namespace.connect(namespace, ("one", "two"))
+            namespace.within(lambda: program.attach_xdp(port.device)).close()
+    except (MachineError, OSError) as error:
+        return str(error).splitlines()[0]
+    return ""
