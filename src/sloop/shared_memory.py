@@ -115,6 +115,10 @@ class Address(Struct, frozen=True, array_like=True, gc=False):
         """Who holds the arena; see `Arenas`."""
         return self.arena >> _HOLDER_SHIFT
 
+    def held_by(self, holder: int) -> "Address":
+        """The same block, if the process that holds its arena is called `holder`."""
+        return Address(_numbered(self.arena, holder), self.offset, self.size)
+
 
 class ArenaFull(Exception):
     """An arena has no room for a block."""

@@ -95,6 +95,9 @@ class Notes:
         assert self.listener is not None
         self.listener.on_event(ReplicaProgressed(replica, "spawning"))
 
+    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
+        self.orders.append(("adopt", replica, number))
+
     def stop(self, replica: ReplicaId) -> None:
         self.orders.append(("stop", replica))
 

@@ -10,8 +10,13 @@ agent fetches those that it reads from the agents of other machines into shared 
 of its machine to whoever asks with the deployment's token (`sloop.serve.network`).
 
 When the connection ends, or is silent, the deciding process counts the node as lost and may start its replicas
-elsewhere. The agent therefore stops all its workers before it connects again. It never answers a client, so a node that
-was cut off cannot answer a request twice.
+elsewhere; or it has died, and another one takes its place. The agent keeps its workers and connects again. To the
+process that has counted it as lost, it comes with no worker: all are stopped before the node counts as joined. Another
+process says which workers it adopts, and the others are stopped before the node counts as joined. What they run is
+abandoned: nobody waits for it. An agent never answers a client, so a node that was cut off cannot answer a request
+twice.
+
+Workers, and the agent's memory, have numbers that stay the same; what the deciding process calls them changes with it.
 """
 
 import asyncio
@@ -21,8 +26,9 @@ import logging
 import os
 import ssl
 import sys
-from asyncio import Task
+from asyncio import Task, TimerHandle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,13 +37,25 @@ from msgspec import Struct, structs
 
 from sloop import __version__
 from sloop.errors import MachineError, SloopError
-from sloop.events import Event, Finished, ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
+from sloop.events import (
+    Event,
+    Finished,
+    KeptReplica,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+)
+from sloop.serve.backends import KnownStages
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
 from sloop.serve.messages import Run
 from sloop.serve.network import (
+    FETCH_S_MAX,
+    SILENT_S,
     BlockClient,
     BlockLost,
     BlockServer,
@@ -62,7 +80,13 @@ from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
 RETRY_S: Final = 0.5
 """Between two attempts to connect."""
 GIVE_UP_S: Final = 60.0
-"""An agent ends that has found no deciding process for so long."""
+"""An agent that has found no deciding process for so long ends, with its workers. A supervisor starts a process again
+within seconds; Kubernetes waits 10 and 20 s after the first two failures."""
+LINGER_S: Final = SILENT_S + FETCH_S_MAX
+"""How long the blocks that a deciding process had stay after the connection to it has ended: edges of this machine may
+still send them, until they notice the end too and have copied them."""
+ABANDON_S_MAX: Final = 30.0
+"""A worker that has not finished its batch so long after the connection has ended is stopped: it may hang."""
 
 _log: Final = logging.getLogger("sloop.agent")
 
@@ -82,6 +106,10 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=1):
     endpoint: Endpoint
     """Where it sends blocks."""
     cores: float
+    server: str = ""
+    """The deciding process that it served before (`AgentSetup.server`), if any."""
+    kept: dict[int, bytes] = {}  # msgspec creates a new dict for each instance
+    """Its workers, by their numbers, each with what it does (`KnownStages.fingerprint`)."""
 
 
 class AgentReport(Struct, frozen=True, array_like=True, tag=2):
@@ -110,7 +138,13 @@ class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """A `ModelFailure`, encoded."""
 
 
-FromAgent = AgentHello | AgentReport | BatchFinished | BatchRaised
+class WorkersKept(Struct, frozen=True, array_like=True, tag=5):
+    """The workers that run on, of those that the deciding process wants to keep. All others have stopped."""
+
+    kept: tuple[KeptReplica, ...]
+
+
+FromAgent = AgentHello | AgentReport | BatchFinished | BatchRaised | WorkersKept
 
 
 # From the deciding process to an agent
@@ -121,6 +155,11 @@ class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
 
     holder: int
     holders: dict[int, int]
+    server: str = ""
+    """Names the deciding process; another one has another name."""
+    keep: tuple[int, ...] = ()
+    """Of the workers that the agent has kept, those that are not to be stopped. An agent that has served a deciding
+    process before answers with `WorkersKept`."""
 
 
 class LearnStages(Struct, frozen=True, array_like=True, tag=2):
@@ -180,6 +219,13 @@ class Endpoints(Struct, frozen=True, array_like=True, tag=9):
     """Edges of the agent's machine that hold arenas, with their process ids."""
 
 
+class AdoptWorker(Struct, frozen=True, array_like=True, tag=11):
+    """A worker that was kept is this replica from now on."""
+
+    number: int
+    replica: ReplicaId
+
+
 class CloseAgent(Struct, frozen=True, array_like=True, tag=10):
     """Stop all workers and end."""
 
@@ -197,6 +243,7 @@ ToAgent = (
     | RunBatch
     | FreeBlock
     | Endpoints
+    | AdoptWorker
     | CloseAgent
 )
 
@@ -219,9 +266,42 @@ def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -
     return found
 
 
+class _Worker:
+    """A worker of an agent. `number` is its name in this process; the deciding process calls it `replica`."""
+
+    def __init__(self, number: ReplicaId, spec: ReplicaSpec, replica: ReplicaId, known: KnownStages) -> None:
+        self.number = number
+        self.fingerprint, self.files = known.fingerprint(spec.stage, spec.variant), _state_of(spec, known)
+        self.spec = spec
+        """With the cores in effect."""
+        self.replica: ReplicaId | None = replica
+        """None for one that was kept and is not adopted yet."""
+        self.reports: list[Reported] = []
+        """What has become of it since the deciding process was told of it, until that has adopted it."""
+        self.is_ready = self.is_stopping = False
+        self.batch: BatchId | None = None
+        """What it runs; also a batch that is abandoned, until it is over."""
+        self.is_abandoned = False
+        """Whether nobody waits for its batch."""
+        self.model: Path | None = None
+        """The fetched model that it uses."""
+        self.bringing: Task[None] | None = None
+        """Fetches its model."""
+        self.fetching: Task[None] | None = None
+        """Fetches blocks of other machines that its batch reads."""
+        self.copies: list[Address] = []
+        """Those blocks."""
+
+
+Reported = ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized
+
+
 class AgentSession:
-    """An agent from the `AgentSetup` that it gets to the end of its connection (`BackendListener` of its backend).
-    `joined` is the host of the deciding process."""
+    """The workers of an agent, from its first `AgentSetup` on (`BackendListener` of its backend). It serves one
+    connection after another: `detach` says that one has ended, `resume` that there is another one.
+
+    `joined` is the host of the deciding process.
+    """
 
     def __init__(
         self,
@@ -232,42 +312,95 @@ class AgentSession:
         make_cache: Callable[[], WeightsCache],
     ) -> None:
         self._send, self._blocks, self._joined = send, blocks, joined
-        self._is_beside = 0 in setup.holders
-        """Whether the deciding process is on this machine, with its files."""
         self._make_cache = make_cache
         self._cache: WeightsCache | None = None
         """Of the models that come from elsewhere; made when the first one does."""
-        self._bringing: dict[ReplicaId, Task[None]] = {}
-        """Replicas whose model is being fetched."""
-        self._models: dict[ReplicaId, Path] = {}
-        """The fetched models that replicas use."""
-        self._holders = {**setup.holders, setup.holder: os.getpid()}
-        self._arenas = Arenas(setup.holder)
+        self._own = setup.holder
+        """The number by which workers know this process as a holder of arenas; `_holder` is its present one."""
+        self._arenas = Arenas(self._own)
         held = self._arenas.make(ARENA_BYTES, lambda _: None)
         self._arena = Arena(held.number, held.fd) if held is not None else None
         """For copies of blocks of other machines."""
-        self._beside = RelayedArenas(setup.holder)
-        """Of edges on this machine."""
-        self._copies: dict[ReplicaId, list[Address]] = {}
-        """That the batch of a replica reads."""
-        self._fetching: dict[ReplicaId, Task[None]] = {}
-        self._replicas: set[ReplicaId] = set()
-        """That have not ended."""
-        self._reader = ArenaReader(self._holders)
+        self._beside = RelayedArenas(self._own)
+        """Of the deciding process and of edges, as far as they are on this machine."""
+        self._used: set[Address] = set()
+        """Blocks of its workers that the deciding process has."""
+        self._workers: dict[ReplicaId, _Worker] = {}
+        """Those that have not ended, by number."""
+        self._replicas: dict[ReplicaId, _Worker] = {}
+        """The same, by what the deciding process calls them."""
+        self._offered: dict[int, _Worker] = {}
+        """Kept, not adopted yet, by number; also those that have ended meanwhile."""
+        self._stopping: set[ReplicaId] | None = None
+        """The workers that must stop before it says which it keeps; None if it has said that."""
+        self._loop = asyncio.get_running_loop()
+        self._timers: set[TimerHandle] = set()
         limits = detect()
         _log.info("cores of replicas are limited by %s", limits.why)
-        self._backend = LocalBackend({}, {}, limits.actuator, arenas=self._arenas, holders=self._holders)
+        holders = {self._own: os.getpid()}
+        self._backend = LocalBackend({}, {}, limits.actuator, arenas=self._arenas, holders=holders)
         self._backend.attach(self)
+        self._connect(setup)
         self._acts: dict[type, Callable[[Any], None]] = {
             LearnStages: self._learn,
             ForgetStages: lambda record: self._backend.forget(record.stages),
             StartWorker: self._start,
             StopWorker: self._stop,
-            ResizeWorker: lambda record: self._backend.resize(record.replica, record.cores),
+            ResizeWorker: self._resize,
             RunBatch: self._run,
-            FreeBlock: lambda record: self._arenas.free(record.block),
+            FreeBlock: self._free,
             Endpoints: self._set_endpoints,
+            AdoptWorker: self._adopt,
         }
+
+    def _connect(self, setup: AgentSetup) -> None:
+        """There is a connection."""
+        self.server = setup.server
+        self._holder = setup.holder
+        self._is_beside = 0 in setup.holders
+        """Whether the deciding process is on this machine, with its files."""
+        self._here = setup.holders
+        self._reader = ArenaReader({**setup.holders, setup.holder: os.getpid()})
+        self._beside.set_holders(setup.holders)
+
+    def kept(self) -> dict[int, bytes]:
+        """The workers that another deciding process may adopt, by number, with what they do: not those whose model's
+        file has changed since it was read."""
+        return {
+            number: worker.fingerprint
+            for number, worker in self._workers.items()
+            if worker.fingerprint and not worker.is_stopping and worker.files == _state_of(worker.spec, self._backend)
+        }
+
+    def detach(self) -> None:
+        """The connection has ended. What the deciding process has asked for is abandoned, and the workers are kept."""
+        self._send = _drop
+        self._blocks.close()
+        self._beside.set_holders({})
+        self._replicas.clear()
+        self._offered.clear()
+        self._stopping = None
+        for worker in self._workers.values():
+            worker.replica = None
+            worker.reports.clear()
+            if worker.fetching is not None:
+                self._end_batch(worker)
+            elif worker.batch is not None and not worker.is_abandoned:
+                worker.is_abandoned = True
+                self._after(ABANDON_S_MAX, partial(self._give_up, worker, worker.batch))
+        used, self._used = self._used, set()
+        if used:
+            self._after(LINGER_S, lambda: self._free_all(used))
+
+    def resume(self, setup: AgentSetup, send: Callable[[FromAgent], None], blocks: BlockClient) -> None:
+        """There is another connection. All workers stop that are not to be kept; then the deciding process is told."""
+        self._send, self._blocks = send, blocks
+        self._connect(setup)
+        self._offered = {worker.number: worker for worker in self._workers.values() if worker.number in setup.keep}
+        self._stopping = self._workers.keys() - self._offered.keys()
+        for number in list(self._stopping):
+            self._stop_worker(self._workers[number])
+        self._tell_kept()
 
     def read(self, block: Address) -> memoryview:
         """The memory of a block of this machine. Raises `ValueError` if there is none."""
@@ -282,14 +415,27 @@ class AgentSession:
 
     async def close(self) -> None:
         """Stop all workers without reports."""
-        for fetching in (*self._fetching.values(), *self._bringing.values()):
-            fetching.cancel()
+        self._send = _drop
+        for timer in self._timers:
+            timer.cancel()
+        for worker in self._workers.values():
+            for task in (worker.fetching, worker.bringing):
+                if task is not None:
+                    task.cancel()
         self._blocks.close()
         await self._backend.close()
         if self._cache is not None:
             await self._cache.close()
         self._beside.close()
         self._arenas.close()
+
+    def _after(self, delay_s: float, call: Callable[[], None]) -> None:
+        def act() -> None:
+            self._timers.discard(timer)
+            call()
+
+        timer = self._loop.call_later(delay_s, act)
+        self._timers.add(timer)
 
     def _learn(self, record: LearnStages) -> None:
         servables = {(stage, variant): servable for stage, variant, servable in record.servables}
@@ -299,75 +445,123 @@ class AgentSession:
         others = {
             holder: (host or self._joined, port)
             for holder, (host, port) in record.by_holder.items()
-            if holder not in self._holders
+            if holder != self._holder
         }
         self._blocks.set_endpoints(others)
-        self._beside.set_holders(record.edges)
+        self._beside.set_holders({**self._here, **record.edges})
 
     # Replicas
 
     def _start(self, record: StartWorker) -> None:
-        self._replicas.add(record.replica)
-        servable = self._backend.servable(record.spec.stage, record.spec.variant)
+        replica, spec = record.replica, record.spec
+        # The same number, if it is free, is easier to find in the logs.
+        number = replica if replica not in self._workers else ReplicaId(max(self._workers) + 1)
+        worker = _Worker(number, spec, replica, self._backend)
+        self._workers[number] = self._replicas[replica] = worker
+        servable = self._backend.servable(spec.stage, spec.variant)
         if servable is not None and not self._is_beside and servable.source:
-            self._bringing[record.replica] = asyncio.create_task(self._bring_and_start(record, servable))
+            worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable))
         elif servable is not None and _is_missing(servable.model):
             fix = "put it where all nodes can read it under this path, or name it by URL"
-            self.on_event(ReplicaLost(record.replica, f"{servable.model} is not on this node: {fix}"))
+            self.on_event(ReplicaLost(number, f"{servable.model} is not on this node: {fix}"))
         else:
-            self._backend.start(record.replica, record.spec)
+            self._backend.start(number, spec)
 
-    async def _bring_and_start(self, record: StartWorker, servable: Servable) -> None:
-        """Have the model of a replica on this machine, then start it."""
-        replica, spec = record.replica, record.spec
-        self._send(AgentReport(ReplicaProgressed(replica, "fetching")))
+    async def _bring_and_start(self, worker: _Worker, servable: Servable) -> None:
+        """Have the model of a worker on this machine, then start it."""
+        spec = worker.spec
+        self.on_event(ReplicaProgressed(worker.number, "fetching"))
         try:
             self._cache = self._cache or self._make_cache()
             model = await self._cache.fetch(ModelSource.of(servable.source), pin=True)
         except Exception as error:
             if not isinstance(error, SloopError):
-                _log.exception("the model of replica %d cannot be fetched", replica)
-            del self._bringing[replica]
+                _log.exception("the model of replica %d cannot be fetched", worker.number)
+            worker.bringing = None
             why = error.what if isinstance(error, SloopError) else f"its model cannot be fetched: {error}"
-            self.on_event(ReplicaLost(replica, why))
+            self.on_event(ReplicaLost(worker.number, why))
             return
-        del self._bringing[replica]
-        self._models[replica] = model
+        worker.bringing = None
+        worker.model = model
         own = structs.replace(servable, model=str(model))
         self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
-        self._backend.start(replica, spec)
+        self._backend.start(worker.number, spec)
 
     def _stop(self, record: StopWorker) -> None:
-        bringing = self._bringing.pop(record.replica, None)
+        worker = self._replicas.get(record.replica)
+        if worker is None:
+            self._send(AgentReport(ReplicaStopped(record.replica)))
+        else:
+            self._stop_worker(worker)
+
+    def _stop_worker(self, worker: _Worker) -> None:
+        worker.is_stopping = True
+        bringing, worker.bringing = worker.bringing, None
         if bringing is None:
-            self._backend.stop(record.replica)
+            self._backend.stop(worker.number)
         else:
             bringing.cancel()
-            self.on_event(ReplicaStopped(record.replica))
+            self.on_event(ReplicaStopped(worker.number))
 
-    def _release_model(self, replica: ReplicaId) -> None:
-        model = self._models.pop(replica, None)
-        if model is not None and self._cache is not None:
-            self._cache.release(model)
+    def _resize(self, record: ResizeWorker) -> None:
+        worker = self._replicas.get(record.replica)
+        if worker is not None:  # else its end has been reported
+            self._backend.resize(worker.number, record.cores)
+
+    def _adopt(self, record: AdoptWorker) -> None:
+        """A kept worker has a new name. What has become of it meanwhile is reported now."""
+        worker = self._offered.pop(record.number, None)
+        if worker is None:
+            raise ProtocolError(f"worker {record.number} was not kept, and is adopted")
+        worker.replica = record.replica
+        if worker.number in self._workers:
+            self._replicas[record.replica] = worker
+        reports, worker.reports = worker.reports, []
+        for event in reports:
+            self._report(worker, event)
+
+    def _tell_kept(self) -> None:
+        """Say which workers are kept, if all others have stopped."""
+        if self._stopping is None or self._stopping:
+            return
+        self._stopping = None
+        self._offered = {number: worker for number, worker in self._offered.items() if number in self._workers}
+        kept = []
+        for number, worker in self._offered.items():
+            worker.reports.clear()
+            kept.append(KeptReplica(number, worker.spec, worker.is_ready and worker.batch is None))
+        self._send(WorkersKept(tuple(kept)))
 
     # Batches
 
     def _run(self, record: RunBatch) -> None:
-        order = record.order
-        if record.replica not in self._replicas:
+        order, worker = record.order, self._replicas.get(record.replica)
+        if worker is None:
             return  # its end has been reported, which covers its batch
-        foreign = {block for block in addresses_in(order.blocks) if block.holder not in self._holders}
+        worker.batch = record.batch
+        here: dict[Address, Address] = {}
+        foreign: list[Address] = []
+        for block in set(addresses_in(order.blocks)):
+            own = block.held_by(self._own) if block.holder == self._holder else self._beside.relay(block)
+            if own is None:
+                foreign.append(block)
+            else:
+                here[block] = own
         if foreign:
-            relayed = {block: own for block in foreign if (own := self._beside.relay(block)) is not None}
-            order = Run(order.visits, replaced(order.blocks, relayed), order.parts)
-            foreign.difference_update(relayed)
-        if foreign:
-            record = RunBatch(record.batch, record.replica, order)
-            self._fetching[record.replica] = asyncio.create_task(self._fetch_and_run(record, foreign))
+            worker.fetching = asyncio.create_task(self._fetch_and_run(worker, record, foreign, here))
+        elif here:
+            self._run_on(worker, record, here)
         else:
-            self._backend.run(record.batch, record.replica, order)
+            self._backend.run(record.batch, worker.number, order)
 
-    async def _fetch_and_run(self, record: RunBatch, foreign: Iterable[Address]) -> None:
+    def _run_on(self, worker: _Worker, record: RunBatch, places: Mapping[Address, Address]) -> None:
+        """Run a batch whose blocks the worker finds at other places."""
+        order = record.order
+        self._backend.run(record.batch, worker.number, Run(order.visits, replaced(order.blocks, places), order.parts))
+
+    async def _fetch_and_run(
+        self, worker: _Worker, record: RunBatch, foreign: Iterable[Address], here: Mapping[Address, Address]
+    ) -> None:
         """Copy blocks of other machines, then run the batch that reads them."""
         copies: dict[Address, Address] = {}
         try:
@@ -383,55 +577,129 @@ class AgentSession:
             self._free_copies(copies.values())
             if not isinstance(error, ArenaFull | BlockLost):
                 raise
-            self._fetching.pop(record.replica, None)
+            worker.fetching = worker.batch = None
             failure = ModelFailure("its tensors could not be brought to the node that runs it", str(error))
             self._send(BatchRaised(record.batch, record.replica, failure.encode()))
             return
-        del self._fetching[record.replica]
-        self._copies[record.replica] = list(copies.values())
-        order = Run(record.order.visits, replaced(record.order.blocks, copies), record.order.parts)
-        self._backend.run(record.batch, record.replica, order)
+        worker.fetching = None
+        worker.copies = list(copies.values())
+        self._run_on(worker, record, {**here, **copies})
 
     def _allocated(self, size: int) -> tuple[Address, memoryview]:
         if self._arena is None:
             raise ArenaFull("this machine has no memfd")
         return self._arena.allocate(size)
 
-    def _drop_copies(self, replica: ReplicaId) -> None:
-        """The batch of a replica is over."""
-        fetching = self._fetching.pop(replica, None)
+    def _end_batch(self, worker: _Worker) -> bool:
+        """The batch of a worker is over. Returns whether somebody waits for it."""
+        fetching, worker.fetching = worker.fetching, None
         if fetching is not None:
             fetching.cancel()  # which frees its copies when nothing is written into them any more
-        self._free_copies(self._copies.pop(replica, ()))
+        copies, worker.copies = worker.copies, []
+        self._free_copies(copies)
+        is_awaited, worker.batch, worker.is_abandoned = not worker.is_abandoned, None, False
+        return is_awaited
 
     def _free_copies(self, copies: Iterable[Address]) -> None:
         for copy in copies:
             assert self._arena is not None
             self._arena.free(copy)
 
+    def _give_up(self, worker: _Worker, batch: BatchId | None) -> None:
+        """The abandoned batch of a worker must be over by now."""
+        if worker.is_abandoned and worker.batch == batch and worker.number in self._workers:
+            _log.warning("worker %d is stopped: nobody waits for its batch any more, which does not end", worker.number)
+            self._stop_worker(worker)
+
+    # Blocks of workers
+
+    def _free(self, record: FreeBlock) -> None:
+        block = record.block.held_by(self._own)
+        if block not in self._used:
+            raise ProtocolError(f"{record.block} is free already")
+        self._used.discard(block)
+        self._arenas.free(block)
+
+    def _free_all(self, blocks: Iterable[Address]) -> None:
+        """Free what a former deciding process had, unless a batch that it has ordered may still read it."""
+        if any(worker.is_abandoned for worker in self._workers.values()):
+            self._after(1.0, lambda: self._free_all(blocks))
+            return
+        for block in blocks:
+            self._arenas.free(block)
+
     # Reports of the backend
 
     def on_event(self, event: Event) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
         assert isinstance(event, ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized)
-        if isinstance(event, ReplicaLost | ReplicaStopped):
-            self._drop_copies(event.replica)
-            self._release_model(event.replica)
-            self._replicas.discard(event.replica)
-        self._send(AgentReport(event))
+        worker = self._workers[event.replica]
+        if isinstance(event, ReplicaReady):
+            worker.is_ready = True
+        elif isinstance(event, Resized):
+            worker.spec = worker.spec.with_cores(event.cores)
+        elif isinstance(event, ReplicaLost | ReplicaStopped):
+            self._end_batch(worker)
+            if worker.model is not None and self._cache is not None:
+                self._cache.release(worker.model)
+            del self._workers[event.replica]
+            if worker.replica is not None:
+                self._replicas.pop(worker.replica, None)
+            if self._stopping is not None:
+                self._stopping.discard(event.replica)
+                self._tell_kept()
+        self._report(worker, event)
+
+    def _report(self, worker: _Worker, event: Reported) -> None:
+        """Tell the deciding process, or remember to do so when it has adopted the worker."""
+        if worker.replica is None:
+            worker.reports.append(event)
+        else:
+            self._send(AgentReport(structs.replace(event, replica=worker.replica)))
 
     def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: Mapping[int, str]) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
-        self._drop_copies(event.replica)
-        found = BatchFinished(
-            event.batch, event.replica, event.service_ns, list(blocks), event.edge_counts, dict(faults)
-        )
-        self._send(found)
+        worker = self._workers[event.replica]
+        own = [block for block in blocks if isinstance(block, Address)]
+        if not self._end_batch(worker) or worker.replica is None:
+            for block in own:
+                self._arenas.free(block)
+            self._report(worker, ReplicaReady(worker.number))
+            return
+        found = list(blocks)
+        if own:
+            self._used.update(own)
+            found = [each.held_by(self._holder) if isinstance(each, Address) else each for each in blocks]
+        self._send(BatchFinished(event.batch, worker.replica, event.service_ns, found, event.edge_counts, dict(faults)))
 
     def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
-        self._drop_copies(replica)
-        self._send(BatchRaised(batch, replica, failure.encode()))
+        worker = self._workers[replica]
+        if not self._end_batch(worker) or worker.replica is None:
+            self._report(worker, ReplicaReady(worker.number))
+        else:
+            self._send(BatchRaised(batch, worker.replica, failure.encode()))
+
+
+def _drop(record: FromAgent) -> None:
+    """There is nobody to tell."""
+
+
+def _state_of(spec: ReplicaSpec, known: KnownStages) -> str:
+    """Which files a model was read from, as far as their sizes and times tell: its own, and those beside it that are
+    named after it, such as weights. A fetched one has a checksum instead."""
+    servable = known.servable(spec.stage, spec.variant)
+    if servable is None or servable.source or servable.model.startswith("fake:"):
+        return ""
+    model, found = Path(servable.model), []
+    try:
+        for entry in os.scandir(model.parent):
+            if entry.name == model.name or (entry.name.startswith(model.stem) and not entry.name.endswith(".json")):
+                known_of = entry.stat()
+                found.append(f"{entry.name} {known_of.st_size} {known_of.st_mtime_ns} {known_of.st_ino}")
+    except OSError:
+        return "it cannot be read"
+    return "\n".join(sorted(found))
 
 
 def _is_missing(model: str) -> bool:
@@ -460,10 +728,22 @@ class Agent:
         self._make_cache = make_cache
         self._join, self._name, self._token, self._host, self._tls = join, name, token, host, tls
         self._is_over, self._refused = False, ""
+        self._workers: AgentSession | None = None
+        """Its workers, from the first connection on."""
 
     async def serve(self) -> None:
         """Connect, serve, and connect again when the connection was lost. Raises `MachineError` if there is no deciding
         process for `GIVE_UP_S`, or if it sends this agent away."""
+        try:
+            await self._serve()
+        finally:
+            if self._workers is not None:
+                await self._workers.close()
+                self._workers = None
+        if self._refused:
+            raise MachineError(f"the deciding process sends this agent away: {self._refused}")
+
+    async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         lost_s, is_trying = loop.time(), False
         while not self._is_over:
@@ -483,35 +763,38 @@ class Agent:
             lost_s, is_trying = loop.time(), False
             if not self._is_over:
                 _log.warning("the connection to the deciding process has ended: %s", why)
-        if self._refused:
-            raise MachineError(f"the deciding process sends this agent away: {self._refused}")
 
     async def _session(self, link: NetworkLink, context: ssl.SSLContext | None) -> str:
         """Serve over one connection; returns why it has ended. `context` is for connections to others."""
         ended = asyncio.get_running_loop().create_future()
-        session: AgentSession | None = None
+        is_set_up = False
 
         def on_end(why: str) -> None:
             if not ended.done():
                 ended.set_result(why)
 
         def on_record(record: ToAgent) -> None:
-            nonlocal session
+            nonlocal is_set_up
             if isinstance(record, CloseAgent):
                 self._is_over, self._refused = True, record.why
                 on_end(record.why)
-            elif isinstance(record, AgentSetup) and session is None:
+            elif isinstance(record, AgentSetup) and not is_set_up:
+                is_set_up = True
                 blocks = BlockClient(self._token, context)
-                session = AgentSession(record, records.send, blocks, self._join[0], self._make_cache)
-            elif session is not None and not ended.done():
-                session.on_record(record)
+                if self._workers is None:
+                    self._workers = AgentSession(record, records.send, blocks, self._join[0], self._make_cache)
+                else:
+                    self._workers.resume(record, records.send, blocks)
+            elif is_set_up and not ended.done():
+                assert self._workers is not None
+                self._workers.on_record(record)
             else:
                 raise ProtocolError(f"an agent was sent a {type(record).__name__} before its setup")
 
         def read(block: Address) -> memoryview:
-            if session is None:
+            if self._workers is None:
                 raise ValueError("this agent has no blocks yet")
-            return session.read(block)
+            return self._workers.read(block)
 
         records = RecordLink(asyncio.get_running_loop(), link, ToAgent, on_record, on_end)
         server = BlockServer(read)
@@ -521,15 +804,16 @@ class Agent:
         try:
             link.keep_alive()
             where = (host, listener.port)
-            records.send(AgentHello(self._name, __version__, os.getpid(), machine(), where, capacity_cores()))
+            before, kept = ("", {}) if self._workers is None else (self._workers.server, self._workers.kept())
+            cores = capacity_cores()
+            records.send(AgentHello(self._name, __version__, os.getpid(), machine(), where, cores, before, kept))
             return str(await ended)
         finally:
             records.close()
+            if self._workers is not None:
+                self._workers.detach()
             await listener.close()
             server.close()
-            if session is not None:
-                await session.close()
-                session = None  # which the link refers to
 
 
 async def serve_until_signal(agent: Agent, stop: asyncio.Event) -> None:

@@ -29,6 +29,7 @@ from msgspec import Struct
 from sloop.actions import (
     AcquireNode,
     Action,
+    AdoptReplica,
     Assigned,
     Decided,
     End,
@@ -50,6 +51,8 @@ from sloop.events import (
     Draining,
     Event,
     Finished,
+    NodeLost,
+    NodeReady,
     ReplicaLost,
     ReplicaStopped,
 )
@@ -258,6 +261,7 @@ class Driver:
         self._orders: Mapping[type, Callable[[Any], None]] = {
             StartBatch: self._run,
             StartReplica: lambda order: backend.start(order.replica, order.spec),
+            AdoptReplica: lambda order: backend.adopt(order.replica, order.number, order.spec),
             StopReplica: lambda order: backend.stop(order.replica),
             ResizeReplica: lambda order: backend.resize(order.replica, order.cores),
             AcquireNode: lambda order: backend.acquire(order.node),
@@ -268,7 +272,7 @@ class Driver:
             Decided: _note,
         }
         self._inbox: list[Event] = []
-        self._is_due = self._is_delivering = self._plan_is_due = False
+        self._is_due = self._is_delivering = self._plan_is_due = self._is_waiting = False
         self._open: dict[RequestId, OpenRequest] = {}
         self._running: dict[ReplicaId, ReadingBatch] = {}
         self._failures = FailureLog()
@@ -309,8 +313,14 @@ class Driver:
         """Whether it takes no more requests or events."""
         return bool(self._stopped_why)
 
+    def wait(self) -> None:
+        """Tell the core nothing until `start`: it would plan for nodes of which it is not yet known what they have."""
+        self._is_waiting = True
+
     def start(self) -> None:
-        """Make the core compute its first plan and start replicas."""
+        """Make the core compute its first plan and start replicas. What is known of nodes comes first."""
+        self._is_waiting = False
+        self._inbox.sort(key=lambda event: not isinstance(event, NodeReady | NodeLost))
         self.on_event(WOKE)
 
     def add(self, served: ServedVersion) -> None:
@@ -441,7 +451,7 @@ class Driver:
         if self._stopped_why:
             return
         self._inbox.append(event)
-        if self._is_delivering:
+        if self._is_delivering or self._is_waiting:
             return
         if len(self._inbox) >= TOGETHER_MAX:
             self._deliver()

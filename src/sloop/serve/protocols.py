@@ -185,6 +185,11 @@ class Backend(Protocol):
         """Start a replica. Reports progress, then `ReplicaReady` or `ReplicaLost`."""
         ...
 
+    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
+        """What runs on a node under this number (`KeptReplica`) is this replica from now on. If it is there no more,
+        reports `ReplicaLost`."""
+        ...
+
     def stop(self, replica: ReplicaId) -> None:
         """Stop a replica; one that starts or runs a batch is killed. Reports `ReplicaStopped`."""
         ...

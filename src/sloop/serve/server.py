@@ -68,6 +68,8 @@ from sloop.systems.replay import header_of
 from sloop.systems.setup import Setup, build, definition_of, set_up
 
 LOCK: Final = "lock"
+NODES: Final = "nodes"
+"""The file, in a state folder, of the nodes that have an agent (`sloop.serve.backends.agents.NodeMemory`)."""
 
 _log: Final = logging.getLogger("sloop.server")
 
@@ -302,7 +304,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         arenas = Arenas()
         token = b"" if settings.nodes is None else settings.nodes.token()
         holders = HolderTable()
-        backend = backend_of(setup, models, versions, arenas, settings.nodes, token, holders)
+        backend = backend_of(setup, models, versions, arenas, settings.nodes, token, holders, folder / NODES)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
@@ -318,6 +320,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         if not (keys.is_required or is_loopback(settings.host)):
             _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
         stack.push_async_callback(edges.close)
+        driver.wait()
         await edges.start()
         await backend.open()
         driver.start()
@@ -351,6 +354,7 @@ def backend_of(
     nodes: NodeSettings | None,
     token: bytes,
     holders: HolderTable,
+    memory: Path | None = None,
 ) -> Backend:
     """The backend of a deployment: its models and stages, on the nodes of its cluster."""
     wirings = {stage: wiring for served in versions for stage, wiring in wirings_of(served).items()}
@@ -367,6 +371,7 @@ def backend_of(
             tls=nodes.tls,
             threads_prepared=threads,
             holders=holders,
+            memory=memory,
         )
     limits = detect()
     _log.info("cores of replicas are limited by %s", limits.why)

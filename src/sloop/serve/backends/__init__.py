@@ -1,8 +1,12 @@
 """Where workers run: processes on this machine (`local`), or machines with an agent each (`agents`, `ray`)."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
+from msgspec import structs
+
 from sloop.serve.dataflow import StageWiring
+from sloop.serve.messages import encode
 from sloop.serve.protocols import Servable
 
 
@@ -19,6 +23,16 @@ class KnownStages:
     def servable(self, stage: str, variant: str) -> Servable | None:
         """The model of a variant; None if it is not known."""
         return self._servables.get((stage, variant))
+
+    def fingerprint(self, stage: str, variant: str) -> bytes:
+        """What a worker of this variant does, apart from what is in its model's file: equal for two servers whose
+        workers can replace each other. Empty if it is not known."""
+        servable, wiring = self._servables.get((stage, variant)), self._wirings.get(stage)
+        if servable is None or wiring is None:
+            return b""
+        if servable.source:  # with its checksum; where a machine keeps it does not matter
+            servable = structs.replace(servable, model="")
+        return hashlib.sha256(encode((stage, variant, servable, wiring))).digest()
 
     def learn(
         self,

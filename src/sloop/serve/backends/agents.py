@@ -5,15 +5,19 @@ said. How agents come to be, and what a replica must reserve before it starts, i
 (`sloop.serve.backends.ray`), or somebody who runs `sloop agent` on each machine (`JoiningNodes`).
 
 When the connection of an agent ends or is silent, its node is lost: it is reported first, then each of its replicas.
-Nothing that the old connection might still bring counts. The agent stops its workers before it connects again; only
-then the node is ready, so that no core of it is given out twice.
+Nothing that the old connection might still bring counts. The agent keeps its workers and connects again. To this
+process, which has counted them as lost, it may not bring them back: they stop before the node is ready, so that no core
+of it is given out twice. Those that it had for another deciding process, which has died, are offered to the core with
+the node (`KeptReplica`), if they do what this one's would do.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from asyncio import TimerHandle
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -25,6 +29,7 @@ from sloop import __version__
 from sloop.errors import MachineError
 from sloop.events import (
     Finished,
+    KeptReplica,
     NodeLost,
     NodeReady,
     NodeReleased,
@@ -34,6 +39,7 @@ from sloop.events import (
     Resized,
 )
 from sloop.serve.agent import (
+    AdoptWorker,
     AgentHello,
     AgentReport,
     AgentSetup,
@@ -49,6 +55,7 @@ from sloop.serve.agent import (
     RunBatch,
     StartWorker,
     StopWorker,
+    WorkersKept,
 )
 from sloop.serve.backends import KnownStages
 from sloop.serve.blocks import FarBlocks
@@ -71,11 +78,19 @@ from sloop.serve.protocols import BackendListener, Servable
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, ArenaReader, Arenas
+from sloop.text import counted
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
 
 JOIN_S_MAX: Final = 120.0
 """In which the agents of all nodes must connect when the server starts."""
+REJOIN_S_MAX: Final = 5.0
+"""How long a server waits at its start for the agents of one that has died: they try to connect twice a second, and
+what is started for a node before its agent is there was started in vain. A node without an agent is then lost."""
+STOP_S_MAX: Final = 30.0
+"""In which an agent must have stopped the workers that are not to be kept."""
+KEPT_MAX: Final = 10_000
+"""If an agent says that it has kept more workers, none is."""
 ACQUIRE_S_MAX: Final = 600.0
 """In which the agent of a node on demand must connect."""
 CLOSE_S_MAX: Final = 5.0
@@ -195,6 +210,14 @@ class _ConnectedAgent:
         self.hello, self.holder, self.records = hello, holder, records
         self.blocks = FarBlocks(holder, lambda block: records.send(FreeBlock(block)))
         """Its blocks that are in use."""
+        self.keep: tuple[int, ...] = ()
+        """The numbers of workers that it was told to keep."""
+        self.kept: dict[int, KeptReplica] = {}
+        """Those that it has kept, until they are adopted."""
+        self.has_joined = False
+        """Whether its node may be used: all workers have stopped that are not kept."""
+        self.timer: TimerHandle | None = None
+        """Until then."""
 
 
 class _PlacedReplica(Struct):
@@ -214,11 +237,40 @@ class _PlacedReplica(Struct):
     began_ns: int = 0
 
 
+class NodeMemory:
+    """A file with the names of the nodes that have an agent, one a line. While it has any, a server is running, or has
+    died without an end. Without a path, nothing is kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._written: list[str] | None = None
+
+    def read(self) -> list[str]:
+        """The nodes of the earlier server, if it has died."""
+        try:
+            return [] if self._path is None else self._path.read_text().split("\n")
+        except (OSError, ValueError):
+            return []
+
+    def write(self, nodes: list[str]) -> None:
+        """These have an agent now. A file that cannot be written is no reason to serve less."""
+        if self._path is None or nodes == self._written:
+            return
+        self._written = nodes
+        temporary = self._path.with_suffix(".new")
+        try:
+            temporary.write_text("\n".join(nodes))
+            temporary.replace(self._path)
+        except OSError as error:
+            _log.warning("%s cannot be written: %s", self._path, error.strerror)
+
+
 class AgentBackend(KnownStages):
     """Runs replicas on `nodes` (`sloop.serve.protocols.Backend`). Create it inside the running event loop.
 
     `arenas` are those of this process, which also frees blocks of agents through them. `endpoint` is where agents
-    connect, and edges of other machines, which are passed to `on_edge`. `holders` has all who hold arenas.
+    connect, and edges of other machines, which are passed to `on_edge`. `holders` has all who hold arenas. `memory`
+    is a file with the nodes that have an agent, for the server that takes the place of this one if it dies.
     """
 
     def __init__(  # noqa: PLR0913  # what stands between a core and machines
@@ -236,8 +288,12 @@ class AgentBackend(KnownStages):
         threads_prepared: int = 0,
         join_s_max: float = JOIN_S_MAX,
         holders: HolderTable | None = None,
+        memory: Path | None = None,
     ) -> None:
         super().__init__(servables, wirings, threads_prepared)
+        self._name = secrets.token_hex(8)
+        """Of this deciding process: no other one has it, not even with the same files."""
+        self._memory = NodeMemory(memory)
         self._provider, self._arenas, self._pid = provider, arenas, pid
         self._nodes = {node.name: node for node in nodes}
         self._endpoint, self._token, self._tls, self._join_s_max = endpoint, token, tls, join_s_max
@@ -257,6 +313,7 @@ class AgentBackend(KnownStages):
         self._has_begun = False
         self.on_edge: Callable[[NetworkLink], None] = lambda link: link.close()
         self._acts: dict[type, Callable[[_ConnectedAgent, Any], None]] = {
+            WorkersKept: self._on_kept,
             AgentReport: self._on_reported,
             BatchFinished: self._on_finished,
             BatchRaised: self._on_raised,
@@ -275,17 +332,51 @@ class AgentBackend(KnownStages):
         self._server = await NodeListener.listen(endpoint, self._token, self._on_connection, context)
         expected = [node for node in self._nodes.values() if not node.on_demand]
         await self._provider.open(expected, (host, self.port), self._token)
-        try:
-            async with asyncio.timeout(self._join_s_max):
-                while missing := [node.name for node in expected if node.name not in self._agents]:
-                    self._joined.clear()
-                    await self._joined.wait()
-        except TimeoutError as error:
+        former = [self._nodes[name] for name in self._memory.read() if name in self._nodes]
+        if former:
+            _log.warning("an earlier server has died; waiting for its agents for %g s", REJOIN_S_MAX)
+            await self._until_joined({node.name for node in (*expected, *former)}, REJOIN_S_MAX)
+        elif missing := await self._until_joined({node.name for node in expected}, self._join_s_max):
             raise MachineError(
                 f"no agent of {', '.join(missing)} has connected within {self._join_s_max:g} s",
                 help="are these nodes there, with the same token, and can they reach this server's port?",
-            ) from error
+            )
+        self._begin()
+
+    async def _until_joined(self, names: Container[str], within_s: float) -> list[str]:
+        """Wait until all these nodes have joined; returns those that have not."""
+
+        def missing() -> list[str]:
+            return [name for name in self._nodes if name in names and not self._has_joined(name)]
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while missing():
+                    self._joined.clear()
+                    await self._joined.wait()
+        return missing()
+
+    def _begin(self) -> None:
+        """The core is about to make its first plan: say what is not as it expects. It expects that all nodes are there
+        that are not on demand, and that nothing runs on them."""
         self._has_begun = True
+        for name, node in self._nodes.items():
+            agent = self._agents.get(name)
+            if agent is not None and agent.has_joined:
+                if agent.kept:
+                    self._report(NodeReady(node, tuple(agent.kept.values())))
+            elif not node.on_demand:
+                self._report(NodeLost(name, "its agent has not connected"))
+        self._remember()
+
+    def _has_joined(self, name: str) -> bool:
+        agent = self._agents.get(name)
+        return agent is not None and agent.has_joined
+
+    def _remember(self) -> None:
+        """Note which nodes have joined."""
+        if self._has_begun and self._listener is not None:
+            self._memory.write([name for name in self._nodes if self._has_joined(name)])
 
     def attach(self, listener: BackendListener) -> None:
         self._listener = listener
@@ -311,7 +402,7 @@ class AgentBackend(KnownStages):
 
     def acquire(self, node: str) -> None:
         self._releasing.discard(node)
-        if node in self._agents:  # somebody has started it before it was wanted
+        if self._has_joined(node):  # somebody has started it before it was wanted
             self._report(NodeReady(self._nodes[node]))
             return
         self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node, "it did not come")
@@ -347,11 +438,20 @@ class AgentBackend(KnownStages):
 
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
         agent = self._agents.get(spec.node or "")
-        if agent is None:
+        if agent is None or not agent.has_joined:
             self._report(ReplicaLost(replica, f"node {spec.node} is not connected"))
             return
         self._replicas[replica] = _PlacedReplica(spec, agent)
         self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
+
+    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
+        agent = self._agents.get(spec.node or "")
+        if agent is None or agent.kept.pop(number, None) is None:
+            self._report(ReplicaLost(replica, f"node {spec.node} is not connected any more"))
+            return
+        self._replicas[replica] = _PlacedReplica(spec, agent, is_ordered=True)
+        agent.records.send(AdoptWorker(number, replica))
+        self._provider.reserve(replica, spec, lambda why: self._reserved_for_adopted(replica, why))
 
     def stop(self, replica: ReplicaId) -> None:
         placed = self._replicas.get(replica)
@@ -379,6 +479,8 @@ class AgentBackend(KnownStages):
             placed.agent.records.send(RunBatch(batch, replica, order))
 
     async def close(self) -> None:
+        if self._has_begun:
+            self._memory.write([])
         self._listener = None
         for timer in self._acquiring.values():
             timer.cancel()
@@ -411,6 +513,15 @@ class AgentBackend(KnownStages):
         else:
             placed.is_ordered = True
             placed.agent.records.send(StartWorker(replica, placed.spec))
+
+    def _reserved_for_adopted(self, replica: ReplicaId, why: str) -> None:
+        """What an adopted replica needs is reserved; if `why` says that it cannot be, the replica stops."""
+        placed = self._replicas.get(replica)
+        if placed is None:
+            self._provider.unreserve(replica)
+        elif why:
+            _log.warning("replica %d is stopped, which an earlier server has started: %s", replica, why)
+            placed.agent.records.send(StopWorker(replica))
 
     def _grown(self, replica: ReplicaId, cores: float, why: str) -> None:
         placed = self._replicas.get(replica)
@@ -483,15 +594,33 @@ class AgentBackend(KnownStages):
         self._agents[hello.name] = agent
         self._arenas.add_holder(agent.holder, agent.blocks.free)
         own = {0: self._pid} if hello.machine == machine() else {}
-        records.send(AgentSetup(agent.holder, own))
+        if hello.server != self._name and len(hello.kept) <= KEPT_MAX:
+            known = {self.fingerprint(*key) for key in self._servables} - {b""}
+            agent.keep = tuple(number for number, does in hello.kept.items() if does in known)
+        records.send(AgentSetup(agent.holder, own, self._name, agent.keep))
         self._teach(agent)
         self._holders.add(ArenaHolder(agent.holder, hello.machine, hello.pid, hello.endpoint))
-        self._joined.set()
-        self._cancel_acquiring(hello.name)
-        _log.info("the agent of %s has connected: %g cores", hello.name, hello.cores)
-        if self._has_begun:
-            self._report(NodeReady(node))
+        if hello.server:
+            agent.timer = self._loop.call_later(STOP_S_MAX, self._give_up, agent)
+        else:
+            self._join(agent)
         return agent
+
+    def _give_up(self, agent: _ConnectedAgent) -> None:
+        agent.records.close()
+        self._on_end(agent, f"it has not stopped its former workers within {STOP_S_MAX:g} s")
+
+    def _join(self, agent: _ConnectedAgent) -> None:
+        """Nothing runs on an agent's node that is not kept."""
+        name = agent.hello.name
+        agent.has_joined = True
+        self._joined.set()
+        self._cancel_acquiring(name)
+        kept = f", {counted(len(agent.kept), 'replica')} of an earlier server" if agent.kept else ""
+        _log.info("the agent of %s has connected: %g cores%s", name, agent.hello.cores, kept)
+        self._remember()
+        if self._has_begun:
+            self._report(NodeReady(self._nodes[name], tuple(agent.kept.values())))
 
     def _objection(self, hello: AgentHello, node: Node | None) -> str:
         """Why an agent cannot serve; empty if it can."""
@@ -514,7 +643,9 @@ class AgentBackend(KnownStages):
         if self._agents.get(agent.hello.name) is not agent:
             return
         name = agent.hello.name
-        is_expected = name in self._releasing or self._listener is None
+        # Of a node that has not joined, or before the core has begun, nothing is known that could be lost.
+        is_known = agent.has_joined and self._has_begun
+        is_expected = name in self._releasing or self._listener is None or not is_known
         self._forget_agent(agent)
         if not is_expected:
             _log.warning("node %s is lost: %s", name, why)
@@ -527,7 +658,10 @@ class AgentBackend(KnownStages):
             self._provider.lost(self._nodes[name])
 
     def _forget_agent(self, agent: _ConnectedAgent) -> None:
+        if agent.timer is not None:
+            agent.timer.cancel()
         del self._agents[agent.hello.name]
+        self._remember()
         self._arenas.remove_holder(agent.holder)
         self._loop.call_later(LEAVE_S_MAX, agent.records.close)
         self._holders.remove(agent.holder)
@@ -548,6 +682,22 @@ class AgentBackend(KnownStages):
             agent.records.send(Endpoints({**endpoints, 0: own}, edges))
 
     # What agents report. What no agent can have to say raises a `ProtocolError`, which ends its connection.
+
+    def _on_kept(self, agent: _ConnectedAgent, record: WorkersKept) -> None:
+        if agent.has_joined:
+            raise ProtocolError("the agent says again which workers it has kept")
+        name = agent.hello.name
+        for each in record.kept:
+            spec = each.spec
+            does, cores = agent.hello.kept.get(each.number), max(1, ceil(self._nodes[name].cores))
+            if each.number not in agent.keep or each.number in agent.kept:
+                raise ProtocolError(f"worker {each.number} is kept, which is to be stopped, or twice")
+            if does != self.fingerprint(spec.stage, spec.variant) or spec.node != name or not 0 < spec.cores <= cores:
+                raise ProtocolError(f"worker {each.number} of {name} is not what it was: {spec}")
+            agent.kept[each.number] = each
+        if agent.timer is not None:
+            agent.timer.cancel()
+        self._join(agent)
 
     def _on_reported(self, agent: _ConnectedAgent, record: AgentReport) -> None:
         event = record.event

@@ -154,6 +154,9 @@ class LocalBackend(KnownStages):
         except (OSError, MachineError) as error:
             self._give_up(made, str(error))
 
+    def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
+        self._report(ReplicaLost(replica, "workers of this machine have ended with the server that started them"))
+
     def stop(self, replica: ReplicaId) -> None:
         found = self._replicas.get(replica)
         if found is None:
