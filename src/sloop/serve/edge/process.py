@@ -11,6 +11,7 @@ import gc
 import os
 import socket
 import sys
+import time
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,8 @@ LAST_READ_S: Final = 0.1
 """After the drain, ports stay open for so long: what clients have sent by then, but nobody has read, is answered."""
 LEAVE_S: Final = 0.5
 """How long clients have to receive their last answers after the drain."""
+DRAIN_LOOK_S: Final = 0.02
+"""How often an edge that drains looks whether it has finished."""
 COUNT_S: Final = 1.0
 """How often an edge reports its counts."""
 GARBAGE_MIN: Final = 50_000
@@ -157,7 +160,11 @@ class EdgeServer:
     async def drain(self, within_s: float) -> None:
         """Accept no more connections, and finish what clients have sent, within so many seconds."""
         self.web.drain()
-        await asyncio.gather(self.web.listener.close(within_s), self.rpc.close(within_s))
+        self.web.listener.stop()
+        until_s, leaving = time.monotonic() + within_s, asyncio.create_task(self.rpc.close(within_s + LEAVE_S))
+        while (self.web.listener.connections or not leaving.done()) and time.monotonic() < until_s:  # noqa: ASYNC110  # connections have no event
+            await asyncio.sleep(DRAIN_LOOK_S)
+        leaving.cancel()
 
     async def close(self) -> None:
         """Give clients a moment to send what is under way and to take their answers, then close all connections."""
