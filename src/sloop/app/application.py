@@ -14,7 +14,7 @@ from msgspec import structs
 
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.options import Value, limited
-from sloop.profile.profile import FirstProfile, Profile
+from sloop.profile.profile import FirstProfile, Profile, size_of_model
 from sloop.units import ms
 from sloop.vocabulary import Node, Path, version_key
 
@@ -38,6 +38,13 @@ class Variant:
     def on(self, hardware: str) -> Profile | None:
         """Its profile on a kind of hardware; None if it has none there."""
         return self.profiles.get(hardware, self.profile)
+
+    def weights_bytes(self, hardware: str) -> int:
+        """The size of its files on a kind of hardware: what its profile says, or else the size of its model now; 0 if
+        neither is known."""
+        profile = self.on(hardware)
+        known = profile.weights_bytes if profile is not None else 0
+        return known or (size_of_model(FilePath(self.model)) if self.model else 0)
 
     def file_on(self, hardware: str) -> str:
         """The file of its profile on a kind of hardware; empty if it was not read from a file."""

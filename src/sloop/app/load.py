@@ -5,7 +5,7 @@ for profiles, and to check that named files exist. `sloop.systems` reads the par
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor, log10
 from pathlib import Path as FilePath
@@ -437,12 +437,15 @@ def read_scenario(document: Value, folder: FilePath, models: Models = NO_MODELS)
     names = tuple(dict.fromkeys((*deployment.by_name, *(each.name for each in later))))
     stages = [stage for each in deployment.applications for stage in each.stages]
     stages += [stage for each in later if each.name not in deployment.by_name for stage in each.qualified().stages]
+    truth = _truth(fields["truth"], folder, stages) if "truth" in fields else Truth()
+    if truth.network is not None and truth.network.topology is not None:
+        _check_weights(fields["truth"].mapping()["network"].mapping()["topology"], (*deployment.applications, *later))
     return Scenario(
         deployment=deployment,
         traces=_traces(document, fields, folder, deployment, names),
         duration_s=duration_s,
         seed=fields["seed"].integer(least=0) if "seed" in fields else 0,
-        truth=_truth(fields["truth"], folder, stages) if "truth" in fields else Truth(),
+        truth=truth,
         systems=_systems(fields, folder, 1) if fields.keys() & SYSTEM_KEYS else (deployment.system,),
         changes=changes,
     )
@@ -489,6 +492,17 @@ def _truth(value: Value, folder: FilePath, stages: Sequence[Stage]) -> Truth:
         "shares": lambda shares: _shares(shares, stages),
     }
     return read_options(Truth, value, readers=readers)
+
+
+def _check_weights(topology: Value, applications: Iterable[Application]) -> None:
+    """InputError if a variant could not be fetched, because nothing says how large its weights are."""
+    for application in applications:
+        for stage in application.stages:
+            for variant in stage.variants:
+                unknown = [kind for kind in application.profiles_of(variant) if not variant.weights_bytes(kind)]
+                if unknown:
+                    what = f"the size of the weights of {stage.name}/{variant.name} is unknown on {listed(unknown)}"
+                    topology.fail(what, "add `weights_bytes` to its profile, or measure it again with `sloop profile`")
 
 
 def _link(value: Value, folder: FilePath) -> str | dict[str, object]:

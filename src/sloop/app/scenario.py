@@ -21,6 +21,9 @@ ResizeRule = Literal["next_batch", "rescale"]
 Delivery = Literal["delay", "attach"]
 """A slow upload delays the arrival, or the request arrives at once with a budget shorter by the upload."""
 
+StoreLink = Literal["shared", "per_node"]
+"""All nodes share one link from the store, or each has its own of that capacity."""
+
 NoiseShape = Literal["normal", "exponential", "deterministic"]
 """The distribution of service times. `exponential` and `deterministic` are for comparison with queueing theory."""
 
@@ -46,7 +49,7 @@ class ColdStartTruth:
     """The true start-up time of a replica: `start_s`, uniform within ± `jitter` (a fraction of it).
 
     The default is `load_s` of the variant's profile, or 10 s if it has none. With `warm`, the replicas of the first
-    plan are ready at time 0.
+    plan are ready at time 0. Fetching weights (`NetworkTruth.topology`) takes its own time before that.
     """
 
     start_s: float | None = limited(None, least=0, most=1e6)
@@ -55,19 +58,47 @@ class ColdStartTruth:
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkTruth:
-    """The network between clients and server: a link's bandwidth over time, and payloads."""
+class TopologyTruth:
+    """The network between the nodes and the store of models. Capacities are in Mbit/s of payload and for each direction
+    of a link; without one, the link has no limit."""
 
-    link: str | Mapping[str, object]
-    """A file of bandwidths, or the options of a generated link (`sloop.workload.link`)."""
+    store_mbps: float = limited(above=0, most=1e9)
+    """From the store to the cluster."""
+    store: StoreLink = "shared"
+    node_mbps: float | None = limited(None, above=0, most=1e9)
+    """Between a node and its leaf switch."""
+    nodes_per_leaf: int | None = limited(None, least=1, most=1_000_000)
+    """The nodes are divided among leaf switches in the order of `cluster`; by default all are at one."""
+    leaf_mbps: float | None = limited(None, above=0, most=1e9)
+    """Between a leaf switch and the spine, which has no limit."""
+
+    def __post_init__(self) -> None:
+        """OutOfRange for a limit of leaf switches that are not declared."""
+        if self.leaf_mbps is not None and self.nodes_per_leaf is None:
+            raise OutOfRange("leaf_mbps", "has no effect without `nodes_per_leaf`", "say how many nodes a leaf has")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTruth:
+    """The network between clients and server, which is a link with a bandwidth over time, and its payloads; and the
+    network of the cluster."""
+
+    link: str | Mapping[str, object] | None = None
+    """A file of bandwidths, or the options of a generated link (`sloop.workload.link`). Without it, requests arrive
+    when they are sent."""
     payload_kb: tuple[float, ...] = limited((284.0,), least=0, most=1e9)
     """Payload sizes; each request draws one of them, all equally likely."""
     semantics: Delivery = "delay"
+    topology: TopologyTruth | None = None
+    """With it, the weights of a model come to a node over its links before a replica can load them; without it, a cold
+    start is `ColdStartTruth` alone."""
 
     def __post_init__(self) -> None:
-        """OutOfRange without a payload size."""
+        """OutOfRange without a payload size; ValueError if no network is declared."""
         if not self.payload_kb:
             raise OutOfRange("payload_kb", "must be at least one payload size, not an empty list")
+        if self.link is None and self.topology is None:
+            raise ValueError("no network: give `link` (of the clients) or `topology` (of the cluster)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,14 @@ from sloop.profile.profile import (
     Origin,
     Profile,
     Quadratic,
+    Startup,
     is_of,
     load_profile,
     path_beside,
 )
 from sloop.profile.published import PUBLISHED
 from sloop.text import listed
-from sloop.units import ms
+from sloop.units import ROUNDING, ms
 from sloop.vocabulary import Path
 
 EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
@@ -211,12 +212,27 @@ def _profile_beside(model: FilePath, value: Value, hardware: str = "") -> Profil
 
 
 @dataclass(frozen=True, slots=True)
+class _DeclaredStartup:
+    """The parts of a start-up time; see `Startup`."""
+
+    process_s: float = limited(0.0, least=0, most=1e6)
+    weights_s: float = limited(0.0, least=0, most=1e6)
+    first_batch_s: float = limited(0.0, least=0, most=1e6)
+
+    def parts(self) -> Startup:
+        """As a profile has them."""
+        return Startup(self.process_s, self.weights_s, self.first_batch_s)
+
+
+@dataclass(frozen=True, slots=True)
 class _InlineProfile:
     """The options of an inline profile, except its latency; see `Profile`."""
 
     max_batch: int = limited(least=1, most=BATCH_MAX)
     max_cores: float | None = limited(None, above=0, most=CORES_MAX)
-    load_s: float = limited(0.0, least=0, most=1e6)
+    load_s: float | None = limited(None, least=0, most=1e6)
+    startup: _DeclaredStartup | None = None
+    weights_bytes: int = limited(0, least=0)
     memory_bytes: int = limited(0, least=0)
     accelerator: str = ""
     device_memory_bytes: int = limited(0, least=0)
@@ -237,7 +253,9 @@ def _inline_profile(value: Value) -> Profile:
             latency_ms=latency,
             max_batch=options.max_batch,
             max_cores=options.max_cores or (1.0 if isinstance(latency, Quadratic) else cores_max),
-            load_s=options.load_s,
+            load_s=_load_s(value, options),
+            startup=options.startup.parts() if options.startup is not None else None,
+            weights_bytes=options.weights_bytes,
             memory_bytes=options.memory_bytes,
             accelerator=options.accelerator,
             device_memory_bytes=options.device_memory_bytes,
@@ -247,6 +265,18 @@ def _inline_profile(value: Value) -> Profile:
             software=options.software,
             date=options.date,
         )
+
+
+def _load_s(value: Value, options: _InlineProfile) -> float:
+    """The start-up time that a profile declares as a whole, as its parts, or both."""
+    parts = options.startup
+    if parts is None:
+        return options.load_s or 0.0
+    sum_s = parts.process_s + parts.weights_s + parts.first_batch_s
+    if options.load_s is not None and abs(options.load_s - sum_s) > ROUNDING:
+        what = f"is {options.load_s:g}, but the parts under `startup` sum to {sum_s:g}"
+        value.mapping()["load_s"].fail(what, "leave load_s out, or correct one of them")
+    return sum_s
 
 
 def read_latency(value: Value) -> Latency:

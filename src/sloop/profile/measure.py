@@ -47,6 +47,7 @@ from sloop.profile.profile import (
     path_beside,
     sample_of,
     save_profile,
+    size_of_model,
 )
 from sloop.profile.service_load import ServiceLoad, service_load
 from sloop.profile.timed_process import (
@@ -538,6 +539,7 @@ def _profile(
         max_cores=max(sample.cores for sample in samples),
         load_s=startup.process_s + startup.weights_s + startup.first_batch_s,
         startup=startup,
+        weights_bytes=size_of_model(path),
         memory_bytes=max(report.memory_bytes for report in reports),
         hardware=hardware_name(),
         origin="measured",

@@ -249,7 +249,9 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     load_s: float = 0.0
     """Seconds from the order to start a replica to its first answer: process, libraries, weights, first pass."""
     startup: Startup | None = None
-    """The parts of `load_s`, if it was measured."""
+    """The parts of `load_s`, if they are known."""
+    weights_bytes: int = 0
+    """Size of the model's files, which a node must have before a replica can load them; 0 if it is unknown."""
     memory_bytes: int = 0
     hardware: str = ""
     """The machine as text, with its processor."""
@@ -283,6 +285,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"max_cores is {self.max_cores}; it must be positive")
         if not (self.load_s >= 0 and isfinite(self.load_s)):
             raise ValueError(f"load_s is {self.load_s}; it must not be negative")
+        if self.weights_bytes < 0:
+            raise ValueError(f"weights_bytes is {self.weights_bytes}; it must not be negative")
         if self.memory_bytes < 0:
             raise ValueError(f"memory_bytes is {self.memory_bytes}; it must not be negative")
         if self.device_memory_bytes < 0:
@@ -327,8 +331,8 @@ def _span(points: list[tuple[int, float]]) -> Region:
 
 # Files: JSON with a version, written atomically.
 
-VERSION: Final = 4
-"""2 added passes and start-up times, 3 accelerators, 4 shapes; older ones are still read."""
+VERSION: Final = 5
+"""2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights; older ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""
@@ -367,13 +371,7 @@ class FirstProfile(NamedTuple):
 def digest_of_model(path: Path) -> str:
     """What tells a model from other versions of it: the digest of its file, or, of an ONNX model whose weights lie in
     other files, of all of them together."""
-    from sloop.onnx_file import external_files  # noqa: PLC0415  # it needs protobuf
-
-    own = digest(path)
-    try:
-        names = external_files(path) if path.suffix == ".onnx" else ()
-    except InputError:  # whoever opens it will say so
-        names = ()
+    own, names = digest(path), _names_of_weights(path)
     if not names:
         return own
     files = [path.parent / name for name in names]
@@ -382,6 +380,27 @@ def digest_of_model(path: Path) -> str:
         *(f"{name} {digest(file) if file.is_file() else ''}" for name, file in zip(names, files, strict=True)),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def size_of_model(path: Path) -> int:
+    """Bytes of an ONNX model's files; 0 if they cannot be read, or for a Python file, which does not contain its
+    weights."""
+    if path.suffix != ".onnx":
+        return 0
+    try:
+        return sum(file.stat().st_size for file in (path, *(path.parent / name for name in _names_of_weights(path))))
+    except OSError:
+        return 0
+
+
+def _names_of_weights(path: Path) -> tuple[str, ...]:
+    """The other files of an ONNX model, in which its weights lie."""
+    from sloop.onnx_file import external_files  # noqa: PLC0415  # it needs protobuf
+
+    try:
+        return external_files(path) if path.suffix == ".onnx" else ()
+    except InputError:  # whoever opens it will say so
+        return ()
 
 
 def is_of(profile: Profile, model_path: Path) -> bool:

@@ -28,9 +28,17 @@ from sloop.events import (
     Resized,
 )
 from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import LOADING, WARM_NS, AcquisitionSampler, ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import (
+    FETCHING,
+    LOADING,
+    WARM_NS,
+    AcquisitionSampler,
+    ColdStartSampler,
+    ResizeSampler,
+)
 from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.service import ServiceSampler, Speed
+from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
 
@@ -46,7 +54,7 @@ class Truths(Struct, frozen=True):
 
 
 class ClusterTruths(Struct, frozen=True):
-    """The truth of a run; every random stream is at its start."""
+    """The truth of a run; every random stream is at its start, and nothing has been fetched."""
 
     stages: Mapping[str, Truths]
     """Per stage, the truth of its application version; also of versions that are deployed later."""
@@ -57,6 +65,8 @@ class ClusterTruths(Struct, frozen=True):
     """How long a plan beside the loop takes."""
     is_warm: bool = True
     """Whether the first plan is there at once."""
+    weights: WeightPlaces | None = None
+    """The weights on the nodes; None if no start has to fetch any."""
 
 
 class NodeFailed(Struct, frozen=True):
@@ -71,9 +81,21 @@ class Crashed(Struct, frozen=True):
     replica: ReplicaId
 
 
-Happening = Event | NodeFailed | Crashed
+class TransfersDue(Struct, frozen=True):
+    """Transfers of weights have begun or ended. Also internal to the simulator."""
+
+
+Happening = Event | NodeFailed | Crashed | TransfersDue
 PendingHappening = tuple[int, int, Happening]
 """The instant, the sequence number among entries of one instant, and the event."""
+
+
+class LocalStart(Struct, frozen=True):
+    """What is left of a replica's start once its weights are on its node."""
+
+    length_ns: int
+    crash_ns: int | None = None
+    """When its process dies before it is ready, from here on; None if it does not."""
 
 
 class SimulatedNode:
@@ -91,7 +113,7 @@ class SimulatedNode:
 class SimulatedReplica:
     """A worker process: its spec, its speed, and the end of its batch."""
 
-    __slots__ = ("batch_end", "branches", "resized_ns", "size", "slot", "spec", "speed", "truths")
+    __slots__ = ("batch_end", "branches", "resized_ns", "size", "slot", "spec", "speed", "start", "truths")
 
     def __init__(self, spec: ReplicaSpec, truths: Truths) -> None:
         self.spec = spec
@@ -106,6 +128,8 @@ class SimulatedReplica:
         self.size = 0
         self.resized_ns = 0
         """When the last ordered resize takes effect; later ones must not overtake it."""
+        self.start: LocalStart | None = None
+        """What follows when its weights have been fetched; None if it waits for none."""
 
 
 class Cluster:
@@ -122,6 +146,8 @@ class Cluster:
         self.pending: list[PendingHappening] = []
         self.void: set[int] = set()
         """Sequence numbers of cancelled entries."""
+        self._transfers_due = FOREVER_NS, -1
+        """The instant and the sequence number of the next `TransfersDue`; others in `pending` have no effect."""
         self._push(FOREVER_NS, WOKE)
         for node in self._nodes.values():
             if node.state is NodeState.READY:
@@ -172,11 +198,8 @@ class Cluster:
         if sequence in self.void:
             self.void.remove(sequence)
             return None
-        if isinstance(event, NodeFailed):
-            self._lose_node(now_ns, self._nodes[event.node])
-            return None
-        if isinstance(event, Crashed):
-            self._lose(now_ns, event.replica, "the worker process died")
+        if isinstance(event, NodeFailed | Crashed | TransfersDue):
+            self._happen_within(now_ns, sequence, event)
             return None
         if isinstance(event, NodeReady):
             node = self._nodes[event.node.name]
@@ -191,6 +214,15 @@ class Cluster:
             if isinstance(event, ReplicaReady):
                 self._plan_crash(now_ns, event.replica, replica)
         return event
+
+    def _happen_within(self, now_ns: int, sequence: int, event: NodeFailed | Crashed | TransfersDue) -> None:
+        """Apply an entry that the core is not told."""
+        if isinstance(event, NodeFailed):
+            self._lose_node(now_ns, self._nodes[event.node])
+        elif isinstance(event, Crashed):
+            self._lose(now_ns, event.replica, "the worker process died")
+        elif sequence == self._transfers_due[1]:
+            self._receive_weights(now_ns)
 
     def stop_faults(self, now_ns: int) -> None:
         """Disable all faults from now on, pending ones included, and repair the nodes. Lost replicas and messages stay
@@ -255,15 +287,58 @@ class Cluster:
         if node is not None and node.state is not NodeState.READY:
             self._lose(now_ns, id, f"node {spec.node} is not ready")
             return
-        length_ns = self._start_ns(now_ns, order, truths)
+        length_ns, crash_ns = self._start_ns(now_ns, order, truths), None
         if not self._healed:
             if truths.faults.strikes("slow_start", self._rates.slow_start):
                 length_ns = round(length_ns * self._rates.slow_start_factor)
             if truths.faults.strikes("failed_start", self._rates.failed_start):
-                self._push(now_ns + truths.faults.within_ns("failed_start", length_ns), Crashed(id))
-        if length_ns:
-            self._push(now_ns, ReplicaProgressed(id, LOADING))
-        self._push(now_ns + length_ns, ReplicaReady(id))
+                crash_ns = truths.faults.within_ns("failed_start", length_ns)
+        start, weights = LocalStart(length_ns, crash_ns), self._truths.weights
+        if weights is None:
+            self._load(now_ns, id, start, [(LOADING, length_ns)])
+        elif self._truths.is_warm and now_ns < WARM_NS:
+            weights.place(spec)
+            self._load(now_ns, id, start, [])
+        elif weights.fetch(now_ns, id, spec):
+            self._load(now_ns, id, start, truths.cold_start.steps(spec, length_ns))
+        else:
+            self._replicas[id].start = start
+            self._push(now_ns, ReplicaProgressed(id, FETCHING))
+            self._await_transfers(now_ns)
+
+    def _load(self, now_ns: int, id: ReplicaId, start: LocalStart, steps: Iterable[tuple[str, int]]) -> None:
+        """A replica whose weights are on its node goes through these steps, each with its length, and is ready."""
+        if start.crash_ns is not None and not self._healed:
+            self._push(now_ns + start.crash_ns, Crashed(id))
+        at_ns = now_ns
+        for step, length_ns in steps:
+            if length_ns:
+                self._push(at_ns, ReplicaProgressed(id, step))
+            at_ns += length_ns
+        self._push(now_ns + start.length_ns, ReplicaReady(id))
+
+    def _receive_weights(self, now_ns: int) -> None:
+        """Let the replicas whose weights have come load them."""
+        weights = self._truths.weights
+        assert weights is not None
+        for id in weights.arrived(now_ns):
+            replica = self._replicas[id]
+            start, replica.start = replica.start, None
+            assert start is not None
+            self._load(now_ns, id, start, replica.truths.cold_start.steps(replica.spec, start.length_ns))
+        self._transfers_due = FOREVER_NS, -1
+        self._await_transfers(weights.due_ns)
+
+    def _await_transfers(self, at_ns: int) -> None:
+        """Look at the transfers at this instant, so that all that begin or end until then get their rates together."""
+        if at_ns < self._transfers_due[0]:
+            self._transfers_due = at_ns, self._push(at_ns, TransfersDue())
+
+    def _forget_weights(self, now_ns: int, id: ReplicaId) -> None:
+        """A replica is gone, and does not wait for its weights any more."""
+        weights = self._truths.weights
+        if weights is not None and weights.leave(now_ns, id):
+            self._await_transfers(now_ns)
 
     def _start_ns(self, now_ns: int, order: StartReplica, truths: Truths) -> int:
         """How long a replica takes to start."""
@@ -273,6 +348,7 @@ class Cluster:
         replica = self._replicas.pop(id, None)
         if replica is not None:
             self._abandon_batch(now_ns, replica)
+            self._forget_weights(now_ns, id)
             self._push(now_ns, ReplicaStopped(id))
 
     def _lose(self, now_ns: int, id: ReplicaId, error: str) -> None:
@@ -280,6 +356,7 @@ class Cluster:
         replica = self._replicas.pop(id, None)
         if replica is not None:
             self._abandon_batch(now_ns, replica)
+            self._forget_weights(now_ns, id)
             self._push(now_ns, ReplicaLost(id, error))
 
     def _acquire(self, now_ns: int, node: SimulatedNode) -> None:
@@ -294,6 +371,7 @@ class Cluster:
     def _release(self, now_ns: int, node: SimulatedNode) -> None:
         node.state = NodeState.RELEASED
         self._cancel_failure(node)
+        self._empty(node.node.name)
         self._push(now_ns, NodeReleased(node.node.name))
 
     def _lose_node(self, now_ns: int, node: SimulatedNode) -> None:
@@ -303,8 +381,14 @@ class Cluster:
         self._push(now_ns, NodeLost(name, "it went down"))
         for id in [id for id, replica in self._replicas.items() if replica.spec.node == name]:
             self._lose(now_ns, id, error)
+        self._empty(name)
         if not node.node.on_demand:
             node.pending = self._push(now_ns + s(self._rates.node_repair_s), NodeReady(node.node))
+
+    def _empty(self, node: str) -> None:
+        """A node that fails or is released keeps no weights."""
+        if self._truths.weights is not None:
+            self._truths.weights.lose(node)
 
     def _cancel_failure(self, node: SimulatedNode) -> None:
         if node.pending >= 0 and not self._healed:

@@ -28,6 +28,7 @@ from sloop.sim.cluster import Cluster, ClusterTruths, Truths
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import NO_FAULTS, FaultRates, FaultSampler
+from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.network import (
     ClientNetwork,
     Ingress,
@@ -39,6 +40,7 @@ from sloop.sim.truth.network import (
 )
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
 from sloop.sim.truth.service import ServiceSampler
+from sloop.sim.truth.weights import ModelWeights, WeightPlaces
 from sloop.streams import seed_of
 from sloop.systems.replay import require_all, with_beginning
 from sloop.systems.setup import ApplicationSetup, Setup, application_in, definition_of, set_up
@@ -248,8 +250,17 @@ class World:
             faults=FaultSampler(self.seed, self.faults),
             plan_ns=ms(truth.plan_ms),
             is_warm=warm,
+            weights=self._weights(),
         )
         return Cluster(truths, nodes)
+
+    def _weights(self) -> WeightPlaces | None:
+        """The weights of all variants, none of which is on a node; None without a topology."""
+        topology = self.truth.network.topology if self.truth.network is not None else None
+        if topology is None:
+            return None
+        weights = {key: each for application in self.applications for key, each in weights_of(application).items()}
+        return WeightPlaces(Topology(topology, self.deployment.cluster), weights)
 
     def _truths(self, application: Application, seed: int) -> dict[str, Truths]:
         """The truth of an application version, for each of its stages."""
@@ -354,6 +365,18 @@ def profiles_of(application: Application) -> dict[VariantKey, Profile]:
     }
 
 
+def weights_of(application: Application) -> dict[VariantKey, ModelWeights]:
+    """The weights of every variant on every kind of hardware where it can run. Models with the same file, or measured
+    with the same digest, are the same; a variant without a model has weights of its own."""
+    found: dict[VariantKey, ModelWeights] = {}
+    for stage in application.stages:
+        for variant in stage.variants:
+            for hardware, profile in application.profiles_of(variant).items():
+                name = variant.model or profile.model_digest or f"{stage.name}/{variant.name}"
+                found[stage.name, variant.name, hardware] = ModelWeights(name, variant.weights_bytes(hardware))
+    return found
+
+
 def _of_stages(declared: Mapping[str, V], application: Application) -> dict[str, V]:
     """What is declared for stages of this application: as `NAME/stage`, or with the stage's name alone."""
     found: dict[str, V] = {}
@@ -422,7 +445,7 @@ def _seed_of(seed: int, name: str, names: Sequence[str]) -> int:
 
 def _link(scenario: Scenario, seed: int, folder: Path) -> Link | None:
     network = scenario.truth.network
-    if network is None:
+    if network is None or network.link is None:
         return None
     if isinstance(network.link, str):
         return read_link(network.link)

@@ -4,7 +4,8 @@ A cold start takes `load_s` of the variant's profile for its kind of hardware, m
 replica to its first answer (process, libraries, weights, first pass). `truth.cold_start.start_s` of a scenario
 overrides the profiles. If neither is known, 10 s are assumed (Sponge specification, §3.1) and reported with the run.
 The delay varies uniformly by ± `jitter` (a fraction). In a warm world, everything ordered within `WARM_NS` is there at
-once, as in a cluster that is already running. A transfer of weights would be added here as a part of a cold start.
+once, as in a cluster that is already running. Where a topology is declared, the node must have the weights before that
+(`sloop.sim.truth.weights`), and the delay is divided into the steps that the profile knows.
 
 To acquire a node takes as long as its hardware kind says (`HardwareKind.acquire_s`), or `truth.nodes.acquire_s`.
 
@@ -28,8 +29,8 @@ from sloop.streams import stream
 from sloop.units import s
 from sloop.vocabulary import ReplicaSpec
 
-LOADING: Final = "loading"
-"""The step that every start reports; the simulator does not distinguish the steps of a cold start."""
+FETCHING, SPAWNING, LOADING, WARMING = "fetching", "spawning", "loading", "warming"
+"""The steps of a cold start, as a server reports them. Without a topology every start is one step, `LOADING`."""
 
 WARM_NS: Final = 1_000
 """The first plan of a run, and all that is ordered for it, comes within the first microsecond: orders that follow from
@@ -50,6 +51,7 @@ class ColdStartSampler:
         warm: bool = True,
     ) -> None:
         self._load_s = {key: profile.load_s for key, profile in profiles.items()}
+        self._parts = {key: profile.startup for key, profile in profiles.items() if profile.startup is not None}
         self._start_s = start_s
         self._jitter = jitter
         self._warm = warm
@@ -63,6 +65,17 @@ class ColdStartSampler:
         if start_s is None:
             start_s = self._load_s.get((spec.stage, spec.variant, spec.slot.hardware)) or START_S_ASSUMED
         return _varied_ns(start_s, self._jitter, self._random)
+
+    def steps(self, spec: ReplicaSpec, length_ns: int) -> list[tuple[str, int]]:
+        """The steps of a start that takes `length_ns` in all, each with its length, in proportion to the parts in the
+        profile; loading alone if it does not know them."""
+        parts = self._parts.get((spec.stage, spec.variant, spec.slot.hardware))
+        sum_s = parts.process_s + parts.weights_s + parts.first_batch_s if parts is not None else 0.0
+        if parts is None or not sum_s:
+            return [(LOADING, length_ns)]
+        spawned_ns = round(length_ns * (parts.process_s / sum_s))
+        loaded_ns = round(length_ns * ((parts.process_s + parts.weights_s) / sum_s))
+        return [(SPAWNING, spawned_ns), (LOADING, loaded_ns - spawned_ns), (WARMING, length_ns - loaded_ns)]
 
 
 class AcquisitionSampler:
