@@ -148,6 +148,39 @@ def test_announced_bodies_without_a_key_take_no_room_and_disturb_nobody(edges: C
     assert not edge.bodies.refused.keys() - {"age"}
 
 
+def test_many_requests_without_a_key_are_refused_later_and_delay_nobody_else(
+    edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNAUTHORISED_RPS", 3)
+    edge = edges()
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(edge.server, "refuse_later", later.append)
+    whole, announced = post(BODY, b"x-api-key: wrong"), HEAD + b"content-length: 1048576\r\n\r\n"
+    with many(edge, 3, whole) as first:
+        assert [one_answer(wire.makefile("rb")).status for wire in first] == [401] * 3
+        with many(edge, 2, whole) as some, many(edge, 2, announced) as others:
+            edge.until(lambda: len(later) == 4)
+            assert edge.serves()
+            some.pop().close()  # its client does not wait
+            for refuse in later:
+                edge.look(refuse)
+            for wire in (*some, *others):
+                assert one_answer(wire.makefile("rb")).status == 401
+            some[0].sendall(AUTHORISED)
+            assert one_answer(some[0].makefile("rb")).status == 200, "it is read again"
+    assert edge.look(lambda: edge.server.open_requests) == 0
+
+
+def test_few_refusals_are_delayed_at_a_time(edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNAUTHORISED_RPS", 0)
+    monkeypatch.setattr(module, "UNAUTHORISED_S", 60.0)
+    edge = edges(requests_max=8)
+    with many(edge, 3, post(BODY, b"x-api-key: wrong")) as wires:
+        edge.until(lambda: edge.server.delayed == 2)
+        assert one_answer(wires[-1].makefile("rb")).status == 401
+        assert edge.serves()
+
+
 def test_announced_bodies_with_a_key_take_room_only_as_they_arrive(edges: Callable[..., Edge]) -> None:
     edge = edges()
     with many(edge, 200, HEAD + KEY + b"\r\ncontent-length: 1048576\r\n\r\n" + b"{" * 100):

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import Final, cast
 
@@ -66,6 +67,10 @@ LINGER_S: Final = 2.0
 instead of the answer."""
 LINGER_BYTES_MAX: Final = 2**20
 """The same in bytes, for clients that sent no valid key; for others it is the limit of a body."""
+UNAUTHORISED_RPS: Final = 100
+"""Requests without a valid key that are answered at once in a second. Further ones are answered `UNAUTHORISED_S` later:
+clients that connect again as soon as they are refused, and guess keys, would take the time of all others."""
+UNAUTHORISED_S: Final = 1.0
 SWEEP_S: Final = 0.25
 GLANCE_BYTES: Final = 2048
 """How much of a request is looked at, but not read, to find its path and deadline before it is refused."""
@@ -670,7 +675,7 @@ class HttpConnection(ServerConnection):
         if exchange.refusal is not None:
             if exchange.refusal.status == HTTPStatus.UNAUTHORIZED and (self._ready or self._unread):
                 exchange.is_last = True  # of what follows nothing will be read: guessing keys costs a connection each
-            exchange.refuse(exchange.refusal)
+            self._refuse(exchange, exchange.refusal)
         else:
             server.answer(exchange)
         return True
@@ -778,7 +783,21 @@ class HttpConnection(ServerConnection):
         self._answering = exchange
         self._server.open_requests += 1
         self._is_advancing = False
-        exchange.refuse(refusal)
+        self._refuse(exchange, refusal)
+
+    def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
+        """Answer with a refusal, now or, while many come without a key, later."""
+        server, transport = self._server, self.transport
+        if refusal.status == HTTPStatus.UNAUTHORIZED and transport is not None and server.delays_unauthorised():
+            transport.pause_reading()  # else what its client sends meanwhile would be kept
+            server.refuse_later(partial(self._refuse_now, exchange, refusal))
+        else:
+            exchange.refuse(refusal)
+
+    def _refuse_now(self, exchange: Exchange, refusal: Refusal) -> None:
+        if self.transport is not None and exchange.is_open:
+            self.transport.resume_reading()
+            exchange.refuse(refusal)
 
     def _break(self, refusal: Refusal, method: str = "") -> None:
         """Answer what cannot be parsed, or has not come, and end the connection."""
@@ -874,6 +893,10 @@ class HttpServer:
         self.known_heads = KnownHeads()
         self.open_requests = 0
         """Requests that are complete and whose answer has not left."""
+        self.delayed = 0
+        """Requests without a valid key that are refused later."""
+        self._unauthorised, self._unauthorised_s = 0, 0.0
+        """How many have come in the second that began then."""
         self.unread_bytes = self.unsent_bytes = 0
         """Bytes that have arrived and were not parsed, and bytes of answers that have not left, of all connections."""
         self.expired: Counter[str] = Counter()
@@ -1067,6 +1090,24 @@ class HttpServer:
         while self.unsent_bytes > self.settings.answers_bytes_max and len(self.sending) > 1:
             connection = next(iter(self.sending))
             self._give_up(cast(HttpConnection, connection))
+
+    def delays_unauthorised(self) -> bool:
+        """Whether a request without a valid key is refused later, for many come. Few may wait: they count as open."""
+        now_s = self.now_s
+        if now_s - self._unauthorised_s >= 1.0:
+            self._unauthorised_s, self._unauthorised = now_s, 0
+        self._unauthorised += 1
+        return self._unauthorised > UNAUTHORISED_RPS and self.delayed < self.requests_max // 4
+
+    def refuse_later(self, refuse: Callable[[], None]) -> None:
+        """Call `refuse` after `UNAUTHORISED_S`."""
+        assert self._loop is not None
+        self.delayed += 1
+        self._loop.call_later(UNAUTHORISED_S, self._refuse_delayed, refuse)
+
+    def _refuse_delayed(self, refuse: Callable[[], None]) -> None:
+        self.delayed -= 1
+        refuse()
 
     def _give_up(self, connection: "HttpConnection") -> None:
         self.expired["answer"] += 1
