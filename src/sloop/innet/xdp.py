@@ -43,39 +43,35 @@ from sloop.innet.bpf import (
 )
 from sloop.innet.namespaces import CableEnd, Namespace
 from sloop.innet.network import Ints
-from sloop.innet.packets import ETHERTYPE, MAGIC
+from sloop.innet.packets import ETHERTYPE, HEADER, MAGIC, Malformed, PacketKind, parse
 from sloop.innet.program import Program
 from sloop.innet.xdp_code import UnitCode
 from sloop.innet.xdp_features import FeatureCode
 from sloop.innet.xdp_layout import (
-    AT_COUNT,
     AT_COUNTERS,
-    AT_INFERENCE,
-    AT_KIND,
-    AT_MAGIC,
     AT_MESSAGES_SENT,
-    AT_PART,
     AT_QUEUE,
     AT_REFUSED,
-    AT_SOURCE,
-    AT_VERSION,
     BANKS,
     COUNTERS,
+    ETHERNET_BYTES,
     FAULT_BYTES,
     LABEL_FEATURES,
     PAYLOAD,
     REGISTER_BYTES,
-    RESULT_INT32,
     FeatureLayout,
     FeatureMaps,
     UnitLayout,
     UnitMaps,
+    payload_room,
     power_of_two,
 )
 from sloop.machine import usable_cpus
 
 TIMEOUT_S: Final = 1.0
 """After which an inference without a verdict is aborted. Packets need milliseconds; other programs may have the CPU."""
+ETHERNET: Final = b"\xff" * 6 + b"\x02\0\0\0\0\1" + ETHERTYPE.to_bytes(2)
+"""To everybody, from an address that belongs to nobody."""
 RECEIVE_BYTES: Final = 1 << 24
 MTU_FEATURES: Final = 65_000
 """Of the cable on which rows come: one packet each."""
@@ -110,6 +106,8 @@ class _Unit:
     namespace: Namespace
     maps: UnitMaps | None = None
     inputs: list[CableEnd] = field(default_factory=list)
+    sources: list[CableEnd] = field(default_factory=list)
+    """The other ends of the inputs."""
     outputs: list[CableEnd] = field(default_factory=list)
     itself: tuple[CableEnd, CableEnd] | None = None
 
@@ -135,7 +133,7 @@ class XdpFabric:
                 f"a row has {program.input_count:,} inputs; one packet carries {MTU_FEATURES - PAYLOAD:,}",
                 help="use a smaller input, or the emulator",
             )
-        self._open: contextlib.ExitStack | None = None
+        self._resources: contextlib.ExitStack | None = None
         self._units: list[list[_Unit]] = []
         self._programs: list[KernelProgram] = []
         self._epochs = [0] * program.slots
@@ -143,15 +141,16 @@ class XdpFabric:
         """Of each bank."""
         self._generation = 0
         """How often the weights have been swapped; an inference has that in which it began."""
-        self._pending: dict[int, _OpenInference] = {}
-        self._lock = threading.Lock()
-        self._settled = threading.Condition(self._lock)
+        self._inferences: dict[int, _OpenInference] = {}
+        self._settled = threading.Condition()
+        """Guards the inferences and the generation; notified when an inference ends."""
+        self._swapping = threading.Lock()
 
     def __enter__(self) -> Self:
         """Builds it. MachineError without the rights."""
         with contextlib.ExitStack() as opening:
             self._build(opening)
-            self._open = opening.pop_all()
+            self._resources = opening.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,15 +158,15 @@ class XdpFabric:
 
     def close(self) -> None:
         """Removes it from the kernel. A second call does nothing."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._resources is not None:
+            self._resources.close()
+            self._resources = None
             self._units, self._programs = [], []
 
     def run(self, rows: NDArray[np.integer], *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[XdpVerdict]:
         """A verdict for each row. `at_once`: inferences at the same time, by default and at most one in each slot; the
         others wait. InputError if a row does not fit the network."""
-        if self._open is None:
+        if self._resources is None:
             raise MachineError("the fabric is not open", help="use it in a `with` block")
         checked = self._program.check_rows(rows)
         at_once = min(at_once or self._program.slots, self._program.slots)
@@ -180,19 +179,23 @@ class XdpFabric:
         Waits for inferences that use the weights before last. InputError if the program has another form or an old
         version's number."""
         self._check_form(program)
-        with self._settled:
+        with self._swapping:
             if program.version in self._versions:
                 raise InputError(
                     f"version {program.version} of the weights is in use", help="give the new weights another version"
                 )
-            self._settled.wait_for(lambda: all(each.generation == self._generation for each in self._pending.values()))
+            with self._settled:
+                self._settled.wait_for(
+                    lambda: all(each.generation == self._generation for each in self._inferences.values())
+                )
             bank = (self._generation + 1) % BANKS
             self._versions[bank] = program.version
             for units, layer in zip(self._units, program.layers, strict=True):
                 for unit, weights in zip(units, layer.units, strict=True):
                     _write_bank(unit, UnitLayout(program, layer), bank, weights, program.version)
-            self._feature_maps.version.write(0, struct.pack("<I", program.version))
-            self._generation += 1
+            with self._settled:
+                self._feature_maps.version.write(0, struct.pack("<I", program.version))
+                self._generation += 1
 
     def set_order(self, order: Sequence[int] | None) -> None:
         """The order in which the feature extractor sends the messages of an inference, possibly some of them twice.
@@ -214,6 +217,14 @@ class XdpFabric:
         chosen = self._units[layer][unit]
         received = self._counters_of(chosen)["packets"]
         self._write_faults(chosen, 0.0, 0.0, 1, lose=received + packet + 1)
+
+    def send(self, layer: int, unit: int, packets: Sequence[bytes]) -> None:
+        """Sends packets to a unit on its first cable, as a switch before it would: for tests."""
+        source = self._units[layer][unit].sources[0]
+        room = payload_room(self._program) + PAYLOAD - ETHERNET_BYTES
+        with contextlib.closing(source.namespace.packet_socket(source)) as end:
+            for content in packets:
+                end.send(ETHERNET + content.ljust(room, b"\0"))
 
     def counters(self) -> dict[str, dict[str, int]]:
         """What each unit and the feature extractor have counted, by name."""
@@ -267,6 +278,7 @@ class XdpFabric:
         """Lays a cable from a namespace to a unit and returns the end at the source."""
         out, into = source.connect(unit.namespace, (name, f"in{len(unit.inputs)}"))
         unit.inputs.append(into)
+        unit.sources.append(out)
         return out
 
     def _pass_all(self, opening: contextlib.ExitStack, namespace: Namespace, ports: Sequence[CableEnd]) -> None:
@@ -400,11 +412,11 @@ class XdpFabric:
         for end in self._verdicts:
             poll.register(end, select.POLLIN)
         payloads = rows.astype(np.uint8)
-        while waiting or self._pending:
+        while waiting or self._inferences:
             while waiting and free:
                 self._send(waiting.popleft(), payloads, free.popleft())
             if not self._receive(verdicts, free):
-                oldest_ns = min(each.sent_ns for each in self._pending.values())
+                oldest_ns = min(each.sent_ns for each in self._inferences.values())
                 left_ns = oldest_ns + timeout_ns - time.monotonic_ns()
                 if left_ns <= 0 or not poll.poll(left_ns / 1e6 + 1):
                     self._abort(verdicts, free, timeout_ns)
@@ -415,19 +427,14 @@ class XdpFabric:
         program = self._program
         self._epochs[slot] = (self._epochs[slot] + 1) % (1 << (32 - program.slot_bits))
         inference = self._epochs[slot] << program.slot_bits | slot
-        head = (
-            b"\xff" * 6
-            + b"\x02"
-            + bytes(5)
-            + struct.pack(">HHHBBIBBHHH", ETHERTYPE, MAGIC, 0, LABEL_FEATURES, 0, inference, 0, 0, 0, 0, 0)
-        )
-        frame = head + payloads[row].tobytes() + bytes(program.fabric.payload_bytes)
+        header = HEADER.pack(MAGIC, 0, LABEL_FEATURES, 0, inference, 0, 0, 0, 0, 0)
+        frame = ETHERNET + header + payloads[row].tobytes() + bytes(payload_room(program))
         count = len(program.layers[-1].units) * program.layers[-1].neurons
         pending = _OpenInference(row, 0, 0, np.zeros(count, np.int64), set(range(len(program.result_starts))))
-        with self._lock:
+        with self._settled:
             pending.generation = self._generation
             pending.sent_ns = time.monotonic_ns()
-            self._pending[inference] = pending
+            self._inferences[inference] = pending
             self._rows.send(frame)
 
     def _receive(self, verdicts: list[XdpVerdict | None], free: deque[int]) -> bool:
@@ -445,35 +452,35 @@ class XdpFabric:
 
     def _take(self, frame: bytes, verdicts: list[XdpVerdict | None], free: deque[int]) -> None:
         """One RESULT packet. Those of no inference that is open are dropped."""
-        if len(frame) < PAYLOAD or frame[AT_MAGIC : AT_MAGIC + 2] != struct.pack(">H", MAGIC):
+        try:
+            packet = parse(frame[ETHERNET_BYTES:])
+        except Malformed:
             return
-        inference = int.from_bytes(frame[AT_INFERENCE : AT_INFERENCE + 4], "big")
-        pending = self._pending.get(inference)
-        if pending is None or frame[AT_KIND] != RESULT_INT32:
+        pending = self._inferences.get(packet.inference)
+        if pending is None or packet.kind is not PacketKind.RESULT:
             return
         program = self._program
-        part = int.from_bytes(frame[AT_PART : AT_PART + 2], "big")
-        number = frame[AT_SOURCE] * program.result_parts + part
-        version = int.from_bytes(frame[AT_VERSION : AT_VERSION + 2], "big")
-        if number not in pending.missing or pending.version not in {-1, version}:
+        number = packet.source * program.result_parts + packet.part
+        if number not in pending.missing or pending.version not in {-1, packet.version}:
             return
-        start, count = int(program.result_starts[number]), frame[AT_COUNT]
-        pending.logits[start : start + count] = np.frombuffer(frame, ">i4", count, PAYLOAD)
-        pending.version = version
+        start = int(program.result_starts[number])
+        pending.logits[start : start + len(packet.values)] = packet.values
+        pending.version = packet.version
         pending.missing.remove(number)
         if not pending.missing:
             elapsed_ns = time.monotonic_ns() - pending.sent_ns
-            self._settle(inference, XdpVerdict(pending.logits[: program.classes], version, elapsed_ns), verdicts, free)
+            verdict = XdpVerdict(pending.logits[: program.classes], packet.version, elapsed_ns)
+            self._settle(packet.inference, verdict, verdicts, free)
 
     def _abort(self, verdicts: list[XdpVerdict | None], free: deque[int], timeout_ns: int) -> None:
         now_ns = time.monotonic_ns()
-        for inference, pending in list(self._pending.items()):
+        for inference, pending in list(self._inferences.items()):
             if now_ns - pending.sent_ns >= timeout_ns:
                 self._settle(inference, XdpVerdict(None, 0, now_ns - pending.sent_ns), verdicts, free)
 
     def _settle(self, inference: int, verdict: XdpVerdict, verdicts: list[XdpVerdict | None], free: deque[int]) -> None:
         with self._settled:
-            verdicts[self._pending.pop(inference).row] = verdict
+            verdicts[self._inferences.pop(inference).row] = verdict
             self._settled.notify_all()
         free.append(self._program.slot(inference))
 

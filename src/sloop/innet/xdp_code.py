@@ -72,6 +72,7 @@ from sloop.innet.xdp_layout import (
     SPINS,
     UnitLayout,
     UnitMaps,
+    payload_room,
 )
 
 _PACKET, _STATE, _SLOT_KEY, _KEY, _ENTRY, _BANK, _TABLE, _PLACE, _WINDOW, _POSITION, _MORE = range(-8, -96, -8)
@@ -84,7 +85,7 @@ class UnitCode:
     def __init__(self, layout: UnitLayout, unit: int, maps: UnitMaps) -> None:
         """With a map of faults, the code loses and duplicates packets as that says, for tests."""
         self._layout, self._layer, self._unit, self._maps = layout, layout.layer, unit, maps
-        self._frame = PAYLOAD + layout.program.fabric.payload_bytes
+        self._frame = PAYLOAD + payload_room(layout.program)
 
     def build(self) -> BpfAssembler:
         """The program."""

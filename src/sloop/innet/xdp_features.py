@@ -54,6 +54,7 @@ from sloop.innet.xdp_layout import (
     FeatureLayout,
     FeatureMaps,
     aligned,
+    payload_room,
 )
 
 
@@ -66,7 +67,7 @@ class FeatureCode:
         """`units`: the devices towards the units of the first layer. `itself`: that of its own cable."""
         self._layout, self._program, self._maps = layout, layout.program, maps
         self._units, self._itself = units, itself
-        self._payload = self._program.fabric.payload_bytes
+        self._payload = payload_room(self._program)
 
     _KEY, _FLOW, _INDEX, _SLOT = -4, -16, -24, -32
 

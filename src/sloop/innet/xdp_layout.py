@@ -80,6 +80,11 @@ AT_NEXT, AT_INFERENCE_NUMBER, AT_FEATURES = 12, 16, 32
 """Of a slot's state, after epoch, whether it has started, and version."""
 
 
+def payload_room(program: Program) -> int:
+    """Bytes for values in every packet: what the fabric's carry, and at least one sum of 32 bits."""
+    return max(program.fabric.payload_bytes, 4)
+
+
 @dataclass(frozen=True, eq=False)
 class UnitLayout:
     """Where things are in the maps of the units of one layer."""
