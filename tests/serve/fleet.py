@@ -203,12 +203,12 @@ class Fleet:
         return sum(each.value for family in families for each in family.samples if each.name == name)
 
     def cold_start_s(self) -> float:
-        """From the order to start a replica until it is ready, on average."""
+        """From the order to start a replica until it is ready, on average; 0 if none was started."""
         families = list(text_string_to_metric_families(self.page("/metrics").decode()))
         samples = [each for family in families for each in family.samples]
         spent = sum(each.value for each in samples if each.name == "sloop_cold_start_seconds_sum")
         counts = [each.value for each in samples if each.name == "sloop_cold_start_seconds_count"]
-        return spent / max(counts)
+        return spent / max(counts, default=1.0)
 
     def stop(self) -> None:
         """Ends server and agents."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sloop.serve.agent import GIVE_UP_S
 from sloop.serve.network import SILENT_S
 from tests.hosts import WAIT_S, Host, Hosts, is_running
 from tests.serve.fleet import CAUGHT, LOST, MODEL, Fleet, Load, kill, memory_files, running, tell, until, workers
@@ -98,9 +99,10 @@ class Deployment:
         """Prints what a fault has cost."""
         back = "" if back_s is None else f"; both replicas after {back_s:.1f} s"
         start_s = self.fleet.cold_start_s()
+        start = f"a cold start takes {start_s:.2f} s" if start_s else "no cold start"
         tell(
             f"{what}: {load.describe()}; only 200 after {load.disturbed_s(fault_s):.2f} s{back}; "
-            f"slowest answer {load.slowest_ms():.0f} ms; a cold start takes {start_s:.2f} s"
+            f"slowest answer {load.slowest_ms():.0f} ms; {start}"
         )
 
 
@@ -187,21 +189,23 @@ class Cores:
         self._thread.join()
 
 
-def test_a_node_that_is_cut_off_stops_its_workers_and_comes_back(deployment: Deployment) -> None:
+def test_a_node_that_is_cut_off_comes_back_without_its_workers(deployment: Deployment) -> None:
+    """The server that has counted it as lost has replaced them; another one could adopt them, so they wait for it."""
     fleet, host = deployment.fleet, deployment.hosts[2]
-    before = fleet.ready()
+    before, own = fleet.ready(), workers(host)
     with Cores(deployment.agent_hosts) as cores, deployment.load() as load:
         load.go_on(0.7)
         fault_s = time.monotonic()
         host.cut()
-        stopped_s = until(lambda: not workers(host), "the node that is cut off stops its workers")
-        lost_s = stopped_s + until(lambda: "lost" in fleet.nodes().values(), "the node is lost")
+        lost_s = until(lambda: "lost" in fleet.nodes().values(), "the node is lost")
         load.until_steady()
+        assert workers(host) == own
         host.heal()
         back_s = fleet.until_ready(2)
         load.until_steady()
-    tell(f"its workers stopped after {stopped_s:.1f} s; the server has noticed after at most {lost_s:.1f} s")
+    tell(f"the server has noticed after {lost_s:.1f} s")
     deployment.report("node cut off and healed", load, fault_s, back_s)
+    assert not set(workers(host)) & set(own)
     assert len(set(fleet.ready()) - set(before)) == 1  # one replica is another one
     assert set(fleet.ready().values()) == set(NODES)
     assert cores.most == 1
@@ -302,23 +306,107 @@ def test_agents_end_with_the_server_that_is_told_to_stop(deployment: Deployment)
     load.check((200, 503, LOST))
 
 
-def test_agents_wait_for_another_server_when_theirs_is_killed(deployment: Deployment) -> None:
-    fleet = deployment.fleet
+# Another server takes the place of one that has died
+
+
+def all_workers(deployment: Deployment) -> set[int]:
+    return {pid for host in deployment.agent_hosts for pid in workers(host)}
+
+
+def kill_server(fleet: Fleet) -> float:
+    """Ends the server as a crash would; returns when."""
     assert fleet.server is not None
-    agents = list(fleet.agents.values())
-    with deployment.load() as load:
+    fleet.server.kill()
+    fleet.server.wait(WAIT_S)
+    return time.monotonic()
+
+
+def test_a_server_that_is_killed_is_followed_by_one_that_adopts_its_replicas(deployment: Deployment) -> None:
+    fleet = deployment.fleet
+    agents, before = list(fleet.agents.values()), all_workers(deployment)
+    with Cores(deployment.agent_hosts) as cores, deployment.load() as load:
         load.go_on(0.5)
-        fault_s = time.monotonic()
-        fleet.server.kill()
-        fleet.server.wait(WAIT_S)
+        fault_s = kill_server(fleet)
         fleet.start_server()
-        stopped_s = until(lambda: not any(workers(host) for host in deployment.agent_hosts), "workers are stopped")
         back_s = fleet.until_ready(2)
         load.until_steady()
-    tell(f"workers stopped after {stopped_s:.2f} s")
     deployment.report("server killed, another one started", load, fault_s, back_s)
+    assert all_workers(deployment) == before
+    assert fleet.metric("sloop_replicas_adopted_total") == 2
+    assert fleet.metric("sloop_cold_start_seconds_count") == 0
+    assert cores.most == 1
     assert [agent.poll() for agent in agents] == [None, None]
+    load.check((200, 503, 504, LOST))  # the connections to the edges of the server that was killed
+
+
+def test_a_server_that_is_killed_again_and_again(deployment: Deployment) -> None:
+    """Also while it waits for agents, and before it has adopted what they have kept."""
+    fleet, before = deployment.fleet, all_workers(deployment)
+    with deployment.load() as load:
+        load.go_on(0.3)
+        for wait_s in (0.0, 0.9, 1.3, 1.7):
+            fault_s = kill_server(fleet)
+            fleet.start_server()
+            load.go_on(wait_s)
+        back_s = fleet.until_ready(2)
+        load.until_steady()
+    deployment.report("server killed four times", load, fault_s, back_s)
+    assert all_workers(deployment) == before
     load.check((200, 503, 504, LOST))
+
+
+def test_an_agent_that_comes_late_brings_its_workers(deployment: Deployment) -> None:
+    """The server begins without it. Its replica gets another number: the one that it had is another's by then."""
+    fleet, late = deployment.fleet, deployment.hosts[2]
+    before = all_workers(deployment)
+    late.cut()
+    kill_server(fleet)
+    began_s = time.monotonic()
+    fleet.start_server()
+    fleet.until_ready(1)
+    tell(f"one of two agents is away: served again {time.monotonic() - began_s:.1f} s after the start")
+    assert fleet.nodes()["local-1"] == "lost"
+    late.heal()
+    fleet.until_ready(2)
+    assert all_workers(deployment) == before
+    assert fleet.metric("sloop_replicas_adopted_total") == 2
+
+
+def test_workers_of_another_application_file_are_stopped(deployment: Deployment) -> None:
+    fleet, before = deployment.fleet, all_workers(deployment)
+    (fleet.folder / "other.yaml").write_text(APP.replace("mlp", "other"))
+    kill_server(fleet)
+    with Cores(deployment.agent_hosts) as cores:
+        fleet.start_server(app="other.yaml")
+        fleet.until_ready(2)
+        now = all_workers(deployment)
+        assert not now & before
+        assert fleet.metric("sloop_replicas_adopted_total") == 0
+        kill_server(fleet)
+        fleet.start_server()
+        fleet.until_ready(2)
+    assert not all_workers(deployment) & now
+    assert cores.most == 1
+
+
+def test_workers_whose_model_has_changed_are_stopped(deployment: Deployment) -> None:
+    fleet, before = deployment.fleet, all_workers(deployment)
+    kill_server(fleet)
+    (fleet.folder / "model.py").write_text(MODEL + "\n")
+    fleet.start_server()
+    fleet.until_ready(2)
+    assert len(all_workers(deployment)) == 2
+    assert not all_workers(deployment) & before
+
+
+def test_agents_and_their_workers_end_if_no_server_follows(deployment: Deployment) -> None:
+    fleet = deployment.fleet
+    kill_server(fleet)
+    began_s = time.monotonic()
+    codes = [agent.wait(2 * GIVE_UP_S) for agent in fleet.agents.values()]
+    tell(f"agents have given up after {time.monotonic() - began_s:.0f} s")
+    assert all(codes)
+    assert not all_workers(deployment)
 
 
 # Large tensors

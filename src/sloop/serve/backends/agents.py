@@ -84,9 +84,9 @@ from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
 
 JOIN_S_MAX: Final = 120.0
 """In which the agents of all nodes must connect when the server starts."""
-REJOIN_S_MAX: Final = 5.0
-"""How long a server waits at its start for the agents of one that has died: they try to connect twice a second, and
-what is started for a node before its agent is there was started in vain. A node without an agent is then lost."""
+REJOIN_S_MAX: Final = 3.0
+"""How long a server waits at its start for the agents of one that has died: they notice that within `SILENT_S`, and try
+to connect twice a second. What is started before all are there may be started in vain. A node without one is lost."""
 STOP_S_MAX: Final = 30.0
 """In which an agent must have stopped the workers that are not to be kept."""
 KEPT_MAX: Final = 10_000
