@@ -381,7 +381,7 @@ def test_every_family_about_an_application_names_it() -> None:
         *("sloop_body_bytes", "sloop_bodies_refused_total", "sloop_answer_bytes", "sloop_longest_turn_seconds"),
         *("sloop_turn_seconds_bucket", "sloop_turn_seconds_count", "sloop_turn_seconds_sum"),
         *("sloop_connections", "sloop_connections_refused_total", "sloop_connections_expired_total"),
-        "sloop_edges_lost_total",
+        *("sloop_edges", "sloop_edges_lost_total"),
         *("sloop_key_requests_total", "sloop_key_refused_total", "sloop_log_lost_total"),
     }
     for name, labels, _ in samples(metrics):
@@ -473,7 +473,14 @@ def test_limits_of_models_are_shown_where_there_are_any() -> None:
 def test_requests_by_key_and_what_the_logs_have_lost() -> None:
     counts = EdgeCounts(keys={"": 1, "robot": 5}, keys_refused={"wrong": 2}, lines_dropped=3)
     both = counts.plus(EdgeCounts(keys={"robot": 1}, lines_dropped=1)).plus(counts.ended())
-    metrics = Metrics([Version(ONE.graph)], lambda: both, lost=lambda: {"events": 7, "stderr": 9}, edges_lost=lambda: 2)
+    metrics = Metrics(
+        [Version(ONE.graph)],
+        lambda: both,
+        lost=lambda: {"events": 7, "stderr": 9},
+        edges=lambda: {"server": 1, "elsewhere": 2},
+        edges_lost=lambda: 2,
+    )
+    assert rows(metrics, "sloop_edges", "where") == {("server",): 1, ("elsewhere",): 2}
     assert rows(metrics, "sloop_key_requests_total", "key") == {("",): 2, ("robot",): 11}
     assert rows(metrics, "sloop_key_refused_total", "reason") == {("wrong",): 4}
     assert rows(metrics, "sloop_log_lost_total", "log") == {("events",): 7, ("access",): 7, ("stderr",): 9}

@@ -430,6 +430,10 @@ class Edges:
             total = total.plus(far.counts)
         return total
 
+    def serving(self) -> dict[str, int]:
+        """How many edges accept connections: of this machine, and elsewhere."""
+        return {"server": sum(slot.is_ready for slot in self.slots), "elsewhere": sum(far.is_ready for far in self.far)}
+
     # Those of other machines
 
     def accept(self, link: NetworkLink) -> None:

@@ -188,7 +188,7 @@ class Texts(dict[bytes, list[bytes]]):
 class Metrics:
     """The Prometheus metrics of a server: of its run `state`, to which every record must be appended, and of its edges,
     whose `counts` the event log does not have. `turns` says for how long its loop was held, `lost` how many records or
-    lines its logs have lost, by log, and `edges_lost` how many edges have died.
+    lines its logs have lost, by log, `edges` how many edges serve, by where, and `edges_lost` how many have died.
 
     `parts`, `nodes` and `build` are those of `DeploymentState`. Nobody reads the seconds of a server's run.
     """
@@ -200,6 +200,7 @@ class Metrics:
         *,
         turns: Callable[[], Turns] = Turns,
         lost: Callable[[], dict[str, int]] = dict,
+        edges: Callable[[], dict[str, int]] = dict,
         edges_lost: Callable[[], int] = int,
         nodes: Iterable[Node] = (),
         build: Build | None = None,
@@ -212,7 +213,7 @@ class Metrics:
             on_second=self._bound_samples,
         )
         self._counts, self._counted = counts, EdgeCounts()
-        self._turns, self._lost, self._edges_lost = turns, lost, edges_lost
+        self._turns, self._lost, self._edges, self._edges_lost = turns, lost, edges, edges_lost
         self._records_max = RECORDS_MAX
         """With more versions than this, those that have ended are forgotten before the next scrape."""
         self._rows: dict[VersionRecord, VersionRows] = {}
@@ -527,16 +528,19 @@ class Metrics:
         answer_bytes.add_metric((), counts.unsent_bytes)
         connections = GaugeMetricFamily("sloop_connections", "Open connections of clients.")
         connections.add_metric((), counts.connections)
-        edges_lost = CounterMetricFamily("sloop_edges_lost", "Edges that have died; each was replaced.")
+        edges = GaugeMetricFamily("sloop_edges", "Edges that serve, of this machine or elsewhere.", labels=("where",))
+        for where, count in self._edges().items():
+            edges.add_metric((where,), count)
+        edges_lost = CounterMetricFamily("sloop_edges_lost", "Edges that have died, or whose connection has.")
         edges_lost.add_metric((), self._edges_lost())
-        yield from (body_bytes, answer_bytes, connections, edges_lost)
+        yield from (body_bytes, answer_bytes, connections, edges, edges_lost)
         for name, about, label, found, always in (
             (
                 "sloop_bodies_refused",
-                "Requests rejected unread: too large (each, json), no memory (all), or waited too long (age).",
+                "Requests rejected unread: too large (each, json), no memory (all), waited too long (age, away).",
                 "bound",
                 counts.refused,
-                ("each", "json", "all", "age"),
+                ("each", "json", "all", "age", "away"),
             ),
             (
                 "sloop_connections_refused",

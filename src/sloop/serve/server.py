@@ -286,6 +286,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             lambda: edges.counts(),  # noqa: PLW0108  # they come later
             turns=lambda: driver.turns,
             lost=lambda: {"events": 0 if journal is None else journal.lost_records, "stderr": lines_dropped()},
+            edges=lambda: edges.serving(),  # noqa: PLW0108  # likewise
             edges_lost=lambda: edges.deaths,
             nodes=deployment.cluster,
             build=build,
