@@ -16,7 +16,7 @@ from sloop.app.stages import read_latency, read_profile
 from sloop.errors import InputError
 from sloop.options import as_value
 from sloop.profile import RESNET18_HUMAN, RESNET_T, Amdahl, Latency, LatencyTable, Profile, Quadratic, Region
-from sloop.profile.profile import digest, path_beside, save_profile
+from sloop.profile.profile import Startup, digest, path_beside, save_profile
 from sloop.vocabulary import Device
 from tests.app.conftest import application_from_text, scenario_from_text
 
@@ -292,6 +292,28 @@ def test_inline_with_its_provenance() -> None:
     assert (profile.software, profile.date) == ("PyTorch", "2024-04-22")
 
 
+def inline(text: str) -> Profile:
+    latency = "latency_ms: {form: amdahl, gamma: 1, epsilon: 2, delta: 3, eta: 4}"
+    return read_profile(parse_yaml(f"{latency}\nmax_batch: 2\n{text}", "a.yaml"), Path())
+
+
+def test_inline_with_the_parts_of_its_start() -> None:
+    profile = inline("startup: {process_s: 1, weights_s: 14.138, first_batch_s: 1.206}\nweights_bytes: 11408e6")
+    assert profile.startup == Startup(1.0, 14.138, 1.206)
+    assert profile.load_s == pytest.approx(16.344)
+    assert profile.weights_bytes == 11_408_000_000
+    assert inline("startup: {weights_s: 2}\nload_s: 2").startup == Startup(0.0, 2.0, 0.0)
+    assert inline("load_s: 2").startup is None
+    for wrong, what in (
+        ("startup: {weights_s: 2}\nload_s: 3", r"a.yaml:4: load_s: is 3, but the parts under `startup` sum to 2"),
+        ("startup: {weights_s: -2}", r"a.yaml:3: startup.weights_s: must be a number of at least 0"),
+        ("startup: {weight_s: 2}", r"a.yaml:3: startup.weight_s: unknown key 'weight_s'"),
+        ("weights_bytes: -1", r"a.yaml:3: weights_bytes: must be a whole number of at least 0"),
+    ):
+        with pytest.raises(InputError, match=what):
+            inline(wrong)
+
+
 def test_inline_without_provenance_is_assumed_where_it_stands() -> None:
     text = "\nlatency_ms: {form: amdahl, gamma: 1, epsilon: 2, delta: 3, eta: 4}\nmax_batch: 2"
     profile = read_profile(parse_yaml(text, "a.yaml"), Path())
@@ -346,6 +368,17 @@ def test_reads_a_scenario(scenario_text: str) -> None:
         ("link: {kind: lte}", "link: 4g.csv", "no file '4g.csv'"),
         ("warm: false", "warm: 1", "must be true or false"),
         ("payload_kb: [100, 200]", "payload_kb: []", "at least one payload"),
+        ("link: {kind: lte}, payload_kb: [100, 200], semantics: attach", "", "network: neither `link`"),
+        ("link: {kind: lte}", "topology: {store_mbps: 0}", "topology.store_mbps: must be a number above 0"),
+        ("link: {kind: lte}", "topology: {}", "topology: the key 'store_mbps' is missing"),
+        ("link: {kind: lte}", "topology: {store_mbps: 1, store: mine}", "must be one of shared, per_node"),
+        ("link: {kind: lte}", "topology: {store_mbps: 1, leaf: 5}", "unknown key 'leaf'"),
+        ("link: {kind: lte}", "topology: {store_mbps: 1, leaf_mbps: 5}", "leaf_mbps: has no effect without"),
+        (
+            "link: {kind: lte}",
+            "topology: {store_mbps: 1}",
+            "topology: the size of the weights of detect/detect is unknown on",
+        ),
         ("systems: [sponge, {name: static, cores: 16}]", "systems: []", "at least one system"),
     ],
 )

@@ -28,6 +28,7 @@ from sloop.profile.profile import (
     path_beside,
     sample_of,
     save_profile,
+    size_of_model,
 )
 from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S
 
@@ -255,6 +256,22 @@ def test_weights_in_other_files_belong_to_the_model(tmp_path: Path, constant: bo
     assert is_of(profile, path)
     (tmp_path / "weights.bin").unlink()
     assert not is_of(profile, path)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_the_size_of_a_model_is_that_of_all_its_files(tmp_path: Path, constant: bool) -> None:
+    path = tmp_path / "m.onnx"
+    weights_apart(path, 1.0, constant=constant)
+    weights = tmp_path / "weights.bin"
+    assert size_of_model(path) == path.stat().st_size + weights.stat().st_size > weights.stat().st_size == 256
+    weights.unlink()
+    assert size_of_model(path) == 0
+    (tmp_path / "m.py").write_text("class Model: ...")
+    assert size_of_model(tmp_path / "m.py") == size_of_model(tmp_path / "none.onnx") == 0
+    (tmp_path / "broken.onnx").write_bytes(b"abc")
+    assert size_of_model(tmp_path / "broken.onnx") == 3
+    with pytest.raises(ValueError, match="weights_bytes is -1"):
+        structs.replace(RESNET_T, weights_bytes=-1)
 
 
 def test_a_model_without_other_files_has_the_digest_of_its_file(tmp_path: Path) -> None:

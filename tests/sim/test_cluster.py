@@ -1,4 +1,7 @@
+from collections.abc import Mapping
 from heapq import heappop
+
+from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
@@ -10,7 +13,7 @@ from sloop.actions import (
     StopReplica,
 )
 from sloop.app.graph import Each, Graph, GraphStage
-from sloop.app.scenario import ResizeRule
+from sloop.app.scenario import ResizeRule, TopologyTruth
 from sloop.events import (
     BatchFailed,
     Event,
@@ -25,11 +28,15 @@ from sloop.events import (
     Resized,
 )
 from sloop.profile import Amdahl, Profile
-from sloop.sim.cluster import Cluster, ClusterTruths, Truths
+from sloop.profile.profile import Startup
+from sloop.runlog.durations import VariantKey
+from sloop.sim.cluster import Cluster, ClusterTruths, NodeFailed, Truths
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultRates, FaultSampler
+from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.service import ServiceSampler
+from sloop.sim.truth.weights import ModelWeights, WeightPlaces
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, RequestId, Slot
 
@@ -48,17 +55,19 @@ def cluster_of(
     in_flight: ResizeRule = "next_batch",
     branches: BranchSampler | None = None,
     warm: bool = False,
+    profiles: Mapping[VariantKey, Profile] | None = None,
+    weights: WeightPlaces | None = None,
 ) -> Cluster:
     sampler = FaultSampler(1, faults or FaultRates())
     truths = Truths(
         ServiceSampler(1, {("only", "a", "slow"): PROFILE, ("only", "a", "quick"): QUICK}, cv=0.0, ratio=1.0),
-        ColdStartSampler(1, {}, start_s=start_ms / 1e3, warm=warm),
+        ColdStartSampler(1, profiles or {}, start_s=start_ms / 1e3, warm=warm),
         ResizeSampler(1, delay_ns=ms(resize_ms), in_flight=in_flight),
         sampler,
         branches,
     )
     acquisition = AcquisitionSampler(1, {"quick": 60.0}, warm=warm)
-    return Cluster(ClusterTruths({"only": truths}, acquisition, sampler), [N0, RENTED])
+    return Cluster(ClusterTruths({"only": truths}, acquisition, sampler, is_warm=warm, weights=weights), [N0, RENTED])
 
 
 def spec(cores: float = 1.0, hardware: str = "slow", node: str = "n0") -> ReplicaSpec:
@@ -319,3 +328,112 @@ def test_without_branches_nothing_is_said_of_them() -> None:
     cluster = started(cluster_of(branches=BranchSampler(1, Graph((GraphStage("only"), GraphStage("more", ("only",)))))))
     cluster.start_batch(0, batch(0))
     assert play_until(cluster, s(1)) == [(ms(10), Finished(BatchId(0), R0, ms(10)))]
+
+
+# Weights that must be fetched
+
+R1 = ReplicaId(1)
+
+
+def fetching(faults: FaultRates | None = None, *, start_ms: float = 400.0, warm: bool = False) -> Cluster:
+    """Weights of 100 MB, and a store whose link moves 100 MB a second."""
+    parts = structs.replace(PROFILE, startup=Startup(process_s=1.0, weights_s=2.0, first_batch_s=1.0))
+    weights = {("only", "a", hardware): ModelWeights("a", 100_000_000) for hardware in ("slow", "quick")}
+    places = WeightPlaces(Topology(TopologyTruth(800.0), [N0, RENTED]), weights)
+    profiles = {("only", "a", "slow"): parts}
+    return cluster_of(faults, start_ms=start_ms, warm=warm, profiles=profiles, weights=places)
+
+
+def steps(told: list[tuple[int, Event]], replica: ReplicaId = R0) -> list[tuple[int, str]]:
+    """What a replica reported, and when."""
+    return [
+        (now_ns, event.step if isinstance(event, ReplicaProgressed) else "ready")
+        for now_ns, event in told
+        if isinstance(event, ReplicaProgressed | ReplicaReady) and event.replica == replica
+    ]
+
+
+def test_a_start_fetches_the_weights_and_then_goes_through_its_steps() -> None:
+    cluster = fetching()
+    cluster.obey(ms(5), StartReplica(R0, spec()))
+    assert steps(play_until(cluster, s(9))) == [
+        (ms(5), "fetching"),
+        (ms(1005), "spawning"),
+        (ms(1105), "loading"),
+        (ms(1305), "warming"),
+        (ms(1405), "ready"),
+    ]
+    cluster.obey(s(10), StartReplica(R1, spec()))
+    assert [step for _, step in steps(play_until(cluster, s(19)), R1)] == ["spawning", "loading", "warming", "ready"]
+    assert cluster.pending[0][0] == FOREVER_NS
+
+
+def test_a_second_start_waits_for_the_same_weights_and_one_elsewhere_shares_the_link() -> None:
+    cluster = fetching(start_ms=0)
+    cluster.obey(0, AcquireNode("n1"))
+    play_until(cluster, s(60))
+    cluster.obey(s(60), StartReplica(R0, spec()))
+    cluster.obey(s(60), StartReplica(ReplicaId(2), spec(hardware="quick", node="n1")))
+    told = play_until(cluster, s(60) + ms(500))
+    cluster.obey(s(60) + ms(500), StartReplica(R1, spec()))
+    told += play_until(cluster, s(70))
+    assert steps(told) == [(s(60), "fetching"), (s(62), "ready")]
+    assert steps(told, R1) == [(s(60) + ms(500), "fetching"), (s(62), "ready")]
+    assert steps(told, ReplicaId(2)) == [(s(60), "fetching"), (s(62), "ready")]
+
+
+def test_a_start_that_is_stopped_while_it_fetches_leaves_the_link_to_others() -> None:
+    cluster = fetching(start_ms=0)
+    cluster.obey(0, AcquireNode("n1"))
+    play_until(cluster, s(60))
+    cluster.obey(s(60), StartReplica(R0, spec()))
+    cluster.obey(s(60), StartReplica(R1, spec(hardware="quick", node="n1")))
+    told = play_until(cluster, s(61))
+    cluster.obey(s(61), StopReplica(R0, "not needed any more"))
+    told += play_until(cluster, s(70))
+    assert (s(61), ReplicaStopped(R0)) in told
+    assert steps(told) == [(s(60), "fetching")]
+    assert steps(told, R1) == [(s(60), "fetching"), (s(61) + ms(500), "ready")]
+    assert not cluster.void
+
+
+def test_a_node_that_fails_or_is_released_loses_its_weights() -> None:
+    cluster = fetching(FaultRates(node_mtbf_s=1e9, node_repair_s=2.0), start_ms=0)
+    cluster.obey(0, StartReplica(R0, spec()))
+    play_until(cluster, ms(500))
+    cluster.happen(ms(500), -1, NodeFailed("n0"))
+    told = play_until(cluster, s(3))
+    assert (ms(500), ReplicaLost(R0, "node n0 went down")) in told
+    cluster.obey(s(3), StartReplica(R1, spec()))
+    assert steps(play_until(cluster, s(9)), R1) == [(s(3), "fetching"), (s(4), "ready")]
+    cluster.obey(s(10), AcquireNode("n1"))
+    play_until(cluster, s(70))
+    for number, at_ns in enumerate((s(70), s(180)), start=2):
+        cluster.obey(at_ns, StartReplica(ReplicaId(number), spec(hardware="quick", node="n1")))
+        assert steps(play_until(cluster, at_ns + s(9)), ReplicaId(number))[0] == (at_ns, "fetching")
+        cluster.obey(at_ns + s(9), StopReplica(ReplicaId(number), ""))
+        cluster.obey(at_ns + s(9), ReleaseNode("n1"))
+        cluster.obey(at_ns + s(9), AcquireNode("n1"))
+        play_until(cluster, at_ns + s(80))
+
+
+def test_a_start_may_fail_after_its_weights_have_come() -> None:
+    cluster = fetching(FaultRates(failed_start=1.0, slow_start=1.0))
+    cluster.obey(0, StartReplica(R0, spec()))
+    told = play_until(cluster, s(9))
+    assert told[0] == (0, ReplicaProgressed(R0, "fetching"))
+    (lost_ns,) = (now_ns for now_ns, event in told if isinstance(event, ReplicaLost))
+    assert s(1) < lost_ns < s(3)
+    assert (0, "ready") not in steps(told)
+    healed = fetching(FaultRates(failed_start=1.0))
+    healed.obey(0, StartReplica(R0, spec()))
+    healed.stop_faults(ms(1))
+    assert steps(play_until(healed, s(9)))[-1] == (ms(1400), "ready")
+
+
+def test_the_first_replicas_of_a_warm_world_have_their_weights() -> None:
+    cluster = fetching(warm=True)
+    cluster.obey(5, StartReplica(R0, spec()))
+    assert play_until(cluster, 5) == [(5, ReplicaReady(R0))]
+    cluster.obey(s(1), StartReplica(R1, spec()))
+    assert steps(play_until(cluster, s(9)), R1)[0] == (s(1), "spawning")

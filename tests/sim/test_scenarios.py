@@ -6,7 +6,7 @@ import pytest
 
 from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
-from sloop.events import ReplicaReady
+from sloop.events import ReplicaProgressed, ReplicaReady
 from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
 from sloop.runlog import read_log
 from sloop.runlog.summary import RunRow, RunSummary
@@ -112,6 +112,32 @@ def test_a_cold_start_that_never_happens_is_not_listed(tmp_path: Path) -> None:
     changes = {"stages": [{"name": "a", "profile": PROFILE}], "systems": ["static"]}
     scenario = load_scenario(SCENARIO | changes)
     assert run_scenario(scenario, scenario.systems[0]).row.assumed == ()
+
+
+T5 = PROFILE | {"weights_bytes": 11_408_000_000, "startup": {"weights_s": 14.138, "first_batch_s": 1.206}}
+"""Flashpoint specification, §3.1."""
+
+
+def test_a_cold_start_fetches_the_weights_over_the_declared_network(tmp_path: Path) -> None:
+    topology = {"store_mbps": 2203, "node_mbps": 50_000, "nodes_per_leaf": 20, "leaf_mbps": 100_000}
+    stages = [{"name": "a", "profile": T5}]
+    truth = {"cold_start": {"warm": False}, "network": {"topology": topology}}
+    scenario = load_scenario(SCENARIO | {"stages": stages, "systems": ["static"], "truth": truth, "duration_s": 70})
+    run = run_scenario(scenario, scenario.systems[0], log=tmp_path / "run.jsonl")
+    steps = {
+        record.step if isinstance(record, ReplicaProgressed) else "ready": now_ns / NS_PER_S
+        for now_ns, record in read_log(tmp_path / "run.jsonl")
+        if isinstance(record, ReplicaProgressed | ReplicaReady)
+    }
+    assert steps == {
+        "fetching": pytest.approx(0, abs=1e-6),
+        "loading": pytest.approx(41.427, abs=1e-3),
+        "warming": pytest.approx(41.427 + 14.138, abs=1e-3),
+        "ready": pytest.approx(56.771, abs=1e-3),  # §7.5.27
+    }
+    assert run.row.assumed == ()
+    taken_s = {step: sum(samples) / NS_PER_S for (_, _, step), samples in run.summary.runs[0].cold_start_ns.items()}
+    assert taken_s["fetching"] == pytest.approx(41.427, abs=1e-3)
 
 
 MS = 1_000_000

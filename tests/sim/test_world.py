@@ -8,12 +8,14 @@ import pytest
 
 from sloop.actions import End, StartBatch
 from sloop.app.application import SystemChoice
-from sloop.app.load import load_scenario
+from sloop.app.load import load_application, load_scenario
 from sloop.errors import InputError
-from sloop.events import Deployed, Finished, Promoted, Removed
+from sloop.events import Deployed, Finished, Promoted, Removed, ReplicaProgressed, ReplicaReady
 from sloop.runlog import FileLog
 from sloop.runlog.summary import RunSummary
 from sloop.sim import RecordedRun, World, recorded_in, simulate
+from sloop.sim.truth.weights import ModelWeights
+from sloop.sim.world import weights_of
 from sloop.systems.replay import header_of
 from sloop.systems.setup import build
 from sloop.units import ms
@@ -372,3 +374,68 @@ def test_a_change_that_cannot_be_set_up_is_refused_before_the_run() -> None:
     huge["stages"][0]["profile"] |= {"memory_bytes": 10**12}
     with pytest.raises(InputError, match="which no node could hold"):
         several(("a",), changes=[{"at_s": 1, "deploy": huge}]).check()
+
+
+# The network of the cluster
+
+TOPOLOGY = {"network": {"topology": {"store_mbps": 100, "node_mbps": 1000, "nodes_per_leaf": 2, "leaf_mbps": 100}}}
+
+
+def fetching(truth: dict[str, Any], **profile: Any) -> World:
+    """Four replicas that crash now and then, on as many nodes."""
+    declared = {"latency_ms": {"table": {1: {1: 40.0}}}, "max_batch": 1, "load_s": 0.5, "weights_bytes": 1e7} | profile
+    scenario = {
+        "name": "demo",
+        "slo_ms": 400,
+        "stages": [{"name": "only", "variants": [{"name": name, "profile": declared} for name in ("a", "b")]}],
+        "system": {"name": "static", "replicas": 4},
+        "cluster": {"nodes": [{"hardware": "custom", "count": 4, "cores": 1, "memory_bytes": 1e9}]},
+        "trace": {"kind": "poisson", "rate": 20},
+        "duration_s": 60,
+        "truth": truth | {"failures": {"mtbf_s": 8}, "cold_start": {"warm": False}},
+    }
+    return World.from_scenario(load_scenario(scenario))
+
+
+def test_a_world_with_a_topology_is_the_same_each_time_and_the_topology_draws_nothing() -> None:
+    records = records_of(fetching(TOPOLOGY))
+    assert records == records_of(fetching(TOPOLOGY))
+    steps = {record.step for _, record in records if isinstance(record, ReplicaProgressed)}
+    assert steps == {"fetching", "loading"}
+    plain = records_of(fetching({}))
+    assert {record.step for _, record in plain if isinstance(record, ReplicaProgressed)} == {"loading"}
+    assert arrivals(records) == arrivals(plain)
+
+
+def arrivals(records: Sequence[tuple[int, Any]]) -> list[Request]:
+    return [record for _, record in records if isinstance(record, Request)]
+
+
+def test_weights_that_are_there_at_once_change_nothing_but_a_nanosecond() -> None:
+    """Without bytes, starts take what they take without a topology."""
+    unlimited = {"network": {"topology": {"store_mbps": 1e9}}}
+    quick, plain = records_of(fetching(unlimited, weights_bytes=1)), records_of(fetching({}))
+    assert [type(record) for _, record in quick if type(record) is End] == [
+        type(record) for _, record in plain if type(record) is End
+    ]
+    pairs = list(zip(ready(quick), ready(plain), strict=True))
+    assert len(pairs) > 10
+    assert all(one == other and abs(one_ns - other_ns) < 1_000 for (one_ns, one), (other_ns, other) in pairs)
+
+
+def ready(records: Sequence[tuple[int, Any]]) -> list[tuple[int, ReplicaReady]]:
+    return [(now_ns, record) for now_ns, record in records if isinstance(record, ReplicaReady)]
+
+
+def test_variants_with_the_same_model_have_the_same_weights(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"x" * 1000)
+    profile = PROFILE | {"weights_bytes": 0}
+    variants = [{"name": name, "model": "./net.onnx", "profile": profile} for name in "ab"]
+    variants += [{"name": name, "profile": profile | {"weights_bytes": 7}} for name in "cd"]
+    stages = [{"name": name, "variants": variants} for name in ("one", "two")]
+    found = weights_of(load_application({"name": "x", "slo_ms": 99, "stages": stages}, folder=tmp_path))
+    assert set(found.values()) == {
+        ModelWeights(str(tmp_path / "net.onnx"), 1000),
+        *(ModelWeights(f"{stage}/{name}", 7) for stage in ("one", "two") for name in "cd"),
+    }
+    assert len(found) == 8

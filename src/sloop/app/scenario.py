@@ -98,7 +98,7 @@ class NetworkTruth:
         if not self.payload_kb:
             raise OutOfRange("payload_kb", "must be at least one payload size, not an empty list")
         if self.link is None and self.topology is None:
-            raise ValueError("no network: give `link` (of the clients) or `topology` (of the cluster)")
+            raise ValueError("neither `link` (of the clients) nor `topology` (of the cluster) is given")
 
 
 @dataclass(frozen=True, slots=True)

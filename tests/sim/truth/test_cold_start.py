@@ -1,5 +1,7 @@
+from msgspec import structs
+
 from sloop.profile import Profile, Quadratic
-from sloop.profile.profile import START_S_ASSUMED
+from sloop.profile.profile import START_S_ASSUMED, Startup
 from sloop.sim.truth.cold_start import (
     WARM_NS,
     AcquisitionSampler,
@@ -47,6 +49,18 @@ def test_a_start_takes_what_the_profile_of_the_variant_on_its_hardware_says_unle
 
 def test_a_start_neither_measured_nor_declared_is_assumed() -> None:
     assert ColdStartSampler(1, {("only", "a", "slow"): profile(0.0)}).draw_ns(s(1), A) == s(START_S_ASSUMED)
+
+
+def test_the_steps_of_a_start_are_in_proportion_to_the_parts_in_the_profile() -> None:
+    parts = structs.replace(profile(4.0), startup=Startup(1.0, 2.0, 1.0))
+    start = ColdStartSampler(1, {("only", "a", "slow"): parts})
+    assert start.steps(A, s(4)) == [("spawning", s(1)), ("loading", s(2)), ("warming", s(1))]
+    assert start.steps(A, s(8)) == [("spawning", s(2)), ("loading", s(4)), ("warming", s(2))]
+    assert sum(length_ns for _, length_ns in start.steps(A, 9_999_999)) == 9_999_999
+    other = ReplicaSpec("only", "b", Slot(1.0, "slow"))
+    assert start.steps(other, s(4)) == [("loading", s(4))]
+    nothing = ColdStartSampler(1, {("only", "a", "slow"): structs.replace(parts, startup=Startup(0.0, 0.0, 0.0))})
+    assert nothing.steps(A, s(4)) == [("loading", s(4))]
 
 
 def test_a_node_takes_as_long_as_its_kind() -> None:
