@@ -28,6 +28,7 @@ from sloop.innet.bpf import (
     arithmetic_beyond_switches,
     disassemble,
     loaded_programs,
+    measuring,
     operation,
 )
 from sloop.innet.bpf import instructions as decode
@@ -118,7 +119,11 @@ def test_a_program_runs_and_shares_a_map_with_this_process(counter: KernelMap) -
     code.store(8, R1, 0, R2)
     code.mov(R0, XDP_PASS)
     with KernelProgram.load(ProgramKind.XDP, ending(code), "adds") as program:
-        assert program.run(bytes(range(64))).result == XDP_PASS
+        with measuring():
+            assert program.run(bytes(range(64))).result == XDP_PASS
+        assert program.measured().runs == 1
+        assert program.measured().run_ns > 0
+        assert program.measured().verified == 6
         assert program.run(bytes(64), repeat=3).packet == bytes(64)
         assert int.from_bytes(counter.read(0), "little") == 20
 

@@ -245,7 +245,7 @@ def test_weights_are_swapped_under_load_and_each_verdict_has_the_version_of_all_
 
 def test_nothing_that_runs_multiplies(small: XdpFabric) -> None:
     programs = small.programs()
-    assert len(programs) == 2 + 1 + 17
+    assert len(programs) == 4 + 17
     for name, program in programs.items():
         assert not arithmetic_beyond_switches(program.code), name
         assert not arithmetic_beyond_switches(program.translated()), f"{name}, with the kernel's look-ups"
@@ -291,7 +291,7 @@ def test_nothing_is_left_of_a_process_that_was_killed() -> None:
             assert process.stdout.readline() == b"5804\n"
             mine = f"sl{process.pid}."
             assert name in dict(socket.if_nameindex()).values()
-            assert sum(each.startswith(mine) for each in loaded_programs().values()) == 20
+            assert sum(each.startswith(mine) for each in loaded_programs().values()) == 21
         finally:
             process.send_signal(signal.SIGKILL)
     until(lambda: name not in dict(socket.if_nameindex()).values())

@@ -99,6 +99,7 @@ class BpfCommand(IntEnum):
     PROGRAM_BY_ID = 13
     INFORMATION = 15
     LINK_CREATE = 28
+    MEASURE = 32
 
 
 ATTACH_XDP: Final = 37
@@ -451,6 +452,15 @@ class ProgramRun(NamedTuple):
     """Mean over all repetitions."""
 
 
+class ProgramTimes(NamedTuple):
+    """What the kernel knows of a program's cost."""
+
+    run_ns: int
+    runs: int
+    verified: int
+    """Instructions that the verifier followed, those of loops and branches once for each turn."""
+
+
 class KernelProgram(Descriptor):
     """A program that the kernel has verified and loaded."""
 
@@ -507,6 +517,10 @@ class KernelProgram(Descriptor):
         _information(self.descriptor, request)
         return room.raw
 
+    def measured(self) -> ProgramTimes:
+        """How often and how long it ran while the kernel measured (`measuring`), and what the verifier looked at."""
+        return ProgramTimes(*struct.unpack_from("<QQ8xI", _information(self.descriptor), 192))
+
     def _attach(self, device: int, where: int, flags: int) -> Descriptor:
         attributes = struct.pack("<4IIIQ", self.descriptor, device, where, flags, 0, 0, 0)
         return Descriptor(
@@ -550,6 +564,11 @@ def _information(descriptor: int, request: bytearray | None = None) -> bytes:
     attributes = struct.pack("<IIQ", descriptor, INFORMATION_BYTES, _address(room))
     _system_call(BpfCommand.INFORMATION, attributes, "read what the kernel knows of a program")
     return room.raw
+
+
+def measuring() -> Descriptor:
+    """Has the kernel measure all programs until it is closed, at some 50 ns for each run. MachineError if refused."""
+    return Descriptor(_system_call(BpfCommand.MEASURE, struct.pack("<I", 0), "measure programs"))
 
 
 def loaded_programs() -> dict[int, str]:

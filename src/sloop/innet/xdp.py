@@ -46,7 +46,7 @@ from sloop.innet.network import Ints
 from sloop.innet.packets import ETHERTYPE, HEADER, MAGIC, Malformed, PacketKind, parse
 from sloop.innet.program import Program
 from sloop.innet.xdp_code import UnitCode
-from sloop.innet.xdp_features import FeatureCode
+from sloop.innet.xdp_features import FeatureCode, broadcast
 from sloop.innet.xdp_layout import (
     AT_COUNTERS,
     AT_MESSAGES_SENT,
@@ -254,7 +254,6 @@ class XdpFabric:
         ]
         row_in, features_in = host.connect(first, ("rows", "in"), mtu=MTU_FEATURES)
         features_out = [self._join(first, unit, f"out{unit.number}") for unit in self._units[0]]
-        itself = first.connect(first, ("itself", "again"))
         for before, after in zip(self._units, self._units[1:], strict=False):
             for source in before:
                 source.outputs += [self._join(source.namespace, unit, f"out{unit.number}") for unit in after]
@@ -264,10 +263,9 @@ class XdpFabric:
             unit.outputs.append(out)
             verdict_ports.append(sink)
         self._pass_all(opening, host, verdict_ports)
-        self._pass_all(opening, first, itself[1:])
         for layer, layout in zip(self._units, self._layouts, strict=True):
             self._build_layer(opening, layer, layout)
-        self._build_features(opening, first, [features_in, itself[1]], features_out, itself[0])
+        self._build_features(opening, first, features_in, features_out)
         self._rows = opening.enter_context(contextlib.closing(host.packet_socket(row_in)))
         self._verdicts = [
             opening.enter_context(contextlib.closing(host.packet_socket(port, receive_bytes=RECEIVE_BYTES)))
@@ -309,8 +307,8 @@ class XdpFabric:
                 messages=messages,
                 windows=windows,
                 outs=outs,
-                ports=self._ports(opening, unit, []),
-                ports_and_self=self._ports(opening, unit, [unit.itself[0]]) if unit.itself else None,
+                ports=self._ports(opening, unit.outputs),
+                ports_and_self=self._ports(opening, [*unit.outputs, unit.itself[0]]) if unit.itself else None,
             )
             _write_bank(unit, layout, 0, layout.layer.units[unit.number], self._program.version)
             if self._with_faults:
@@ -320,25 +318,19 @@ class XdpFabric:
             inputs = [*unit.inputs, *(unit.itself[1:] if unit.itself else ())]
             self._attach(opening, ProgramKind.XDP, code, name, unit.namespace, inputs)
 
-    def _ports(self, opening: contextlib.ExitStack, unit: _Unit, more: Sequence[CableEnd]) -> KernelMap:
-        """The devices to which a unit sends copies."""
-        ports = [*unit.outputs, *more]
+    def _ports(self, opening: contextlib.ExitStack, ports: Sequence[CableEnd]) -> KernelMap:
+        """The devices to which a program sends copies, all of one namespace."""
         table = opening.enter_context(KernelMap(MapKind.DEVICES, "ports", value_bytes=4, entries=len(ports)))
 
         def fill() -> None:
             for place, port in enumerate(ports):
                 table.write(place, struct.pack("<I", port.device))
 
-        unit.namespace.within(fill)
+        ports[0].namespace.within(fill)
         return table
 
     def _build_features(
-        self,
-        opening: contextlib.ExitStack,
-        namespace: Namespace,
-        inputs: Sequence[CableEnd],
-        outputs: Sequence[CableEnd],
-        itself: CableEnd,
+        self, opening: contextlib.ExitStack, namespace: Namespace, rows: CableEnd, units: Sequence[CableEnd]
     ) -> None:
         layout = self._feature_layout
         gather = layout.gather_table()
@@ -352,8 +344,13 @@ class XdpFabric:
         self._feature_maps.gather.write(0, gather)
         self._feature_maps.version.write(0, struct.pack("<I", self._program.version))
         self.set_order(None)
-        code = FeatureCode(layout, self._feature_maps, [port.device for port in outputs], itself.device).build()
-        self._attach(opening, ProgramKind.TC, code, "features", namespace, inputs)
+        itself, again = namespace.connect(namespace, ("itself", "again"))
+        copy, copied = namespace.connect(namespace, ("copy", "copied"))
+        self._pass_all(opening, namespace, [again])
+        code = broadcast(self._ports(opening, units))
+        self._attach(opening, ProgramKind.XDP, code, "copies", namespace, [copied])
+        code = FeatureCode(layout, self._feature_maps, copy.device, itself.device).build()
+        self._attach(opening, ProgramKind.TC, code, "features", namespace, [rows, again])
 
     def _attach(
         self,

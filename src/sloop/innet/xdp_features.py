@@ -1,8 +1,7 @@
 """The code of the feature extractor, compiled to BPF: a program of the network stack that makes packets."""
 
-from collections.abc import Sequence
-
 from sloop.innet.bpf import (
+    BROADCAST,
     R0,
     R1,
     R2,
@@ -18,6 +17,7 @@ from sloop.innet.bpf import (
     TC_OK,
     BpfAssembler,
     KernelCall,
+    KernelMap,
 )
 from sloop.innet.packets import ETHERTYPE, HEADER_BYTES, MAGIC
 from sloop.innet.xdp_code import swapped
@@ -58,15 +58,28 @@ from sloop.innet.xdp_layout import (
 )
 
 
+def broadcast(ports: KernelMap) -> BpfAssembler:
+    """A program that sends every packet to all devices of a map. XDP copies packets at a third of the network stack's
+    cost, and units take its copies as they are."""
+    code = BpfAssembler()
+    code.map_address(R1, ports)
+    code.mov(R2, 0)
+    code.mov(R3, BROADCAST)
+    code.call(KernelCall.REDIRECT_MAP)
+    code.exit()
+    return code
+
+
 class FeatureCode:
     """The code of the first switch: a program of the network stack that turns a packet of features into the messages
     of its inference, `WINDOWS_PER_PASS` in each pass of one packet over a cable of its own; inferences wait in a queue.
     """
 
-    def __init__(self, layout: FeatureLayout, maps: FeatureMaps, units: Sequence[int], itself: int) -> None:
-        """`units`: the devices towards the units of the first layer. `itself`: that of its own cable."""
+    def __init__(self, layout: FeatureLayout, maps: FeatureMaps, copies: int, itself: int) -> None:
+        """`copies`: the device of its cable on which `broadcast` copies packets to all units of the first layer.
+        `itself`: that of its cable on which it gets the packet back that makes messages."""
         self._layout, self._program, self._maps = layout, layout.program, maps
-        self._units, self._itself = units, itself
+        self._copies, self._itself = copies, itself
         self._payload = payload_room(self._program)
 
     _KEY, _FLOW, _INDEX, _SLOT = -4, -16, -24, -32
@@ -240,7 +253,7 @@ class FeatureCode:
         code.load(4, R3, R4, 4)
         code.jump_if(R3, ">=", self._program.layers[0].messages, "unlock")
         self._fill_frame()
-        self._copy_to_units()
+        self._send_copy()
         code.load(8, R3, R10, self._INDEX)
         code.add(R3, 1)
         code.store(8, R10, self._INDEX, R3)
@@ -282,8 +295,8 @@ class FeatureCode:
             code.load(1, R4, R3, AT_FEATURES)
             code.store(1, R10, frame + PAYLOAD + tap, R4)
 
-    def _copy_to_units(self) -> None:
-        """The packet with the frame's contents, to every unit of the first layer."""
+    def _send_copy(self) -> None:
+        """A copy of the packet, with the frame's contents, to where it is copied for every unit."""
         code = self.code
         code.mov(R1, R6)
         code.mov(R2, ETHERNET_BYTES)
@@ -292,13 +305,12 @@ class FeatureCode:
         code.mov(R4, HEADER_BYTES + self._payload)
         code.mov(R5, 0)
         code.call(KernelCall.SKB_STORE_BYTES)
-        for device in self._units:
-            code.mov(R1, R6)
-            code.mov(R2, device)
-            code.mov(R3, 0)
-            code.call(KernelCall.CLONE_REDIRECT)
+        code.mov(R1, R6)
+        code.mov(R2, self._copies)
+        code.mov(R3, 0)
+        code.call(KernelCall.CLONE_REDIRECT)
         code.load(8, R3, R7, AT_MESSAGES_SENT)
-        code.add(R3, len(self._units))
+        code.add(R3, 1)
         code.store(8, R7, AT_MESSAGES_SENT, R3)
 
     def _endings(self) -> None:
