@@ -20,7 +20,7 @@ from sloop.actions import (
 )
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.errors import InputError
-from sloop.events import WOKE, BatchFailed, Deployed, Finished, NodeReady, Planned, ReplicaReady
+from sloop.events import WOKE, BatchFailed, Deployed, Finished, NodeReady, Planned, ReplicaProgressed, ReplicaReady
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
 from sloop.report import explain
@@ -118,6 +118,23 @@ def test_a_request_whose_replica_was_lost() -> None:
         "replica 0 was lost, and the batch with it",
         "while it waited, replica 1 became ready",
         "dropped while it waited; 1 replica ready",
+    ]
+
+
+def test_a_request_that_waits_for_a_cold_start_is_told_its_steps() -> None:
+    rows: Rows = [
+        *((0, StartReplica(ReplicaId(number), ReplicaSpec("a", "v", Slot(1.0), node="n0"))) for number in range(2)),
+        (ms(100), ReplicaProgressed(ReplicaId(0), "fetching")),
+        (ms(200), Request(RequestId(1), ms(200), ms(200), ms(400))),
+        (s(3), ReplicaProgressed(ReplicaId(0), "loading")),
+        (s(4), ReplicaReady(ReplicaId(0))),
+        ended(5000, 1, Outcome.DROPPED, "too late"),
+    ]
+    steps = [step.what for step in explain_request(rows, 1, Graph([GraphStage("a")])).steps]
+    assert steps[1].endswith("0 replicas ready, 2 starting (1 fetching, 1 queued)")
+    assert steps[2:] == [
+        "while it waited, replica 0 became ready (queued 0.1 s, fetching 2.9 s, loading 1 s)",
+        "dropped while it waited; 1 replica ready, 1 starting (queued)",
     ]
 
 
@@ -537,7 +554,7 @@ def test_a_decision_among_several_applications() -> None:
         (
             0.9,
             "what was known when the plan was requested: arrivals in the first second so far: 1; none has ended; 1 "
-            "request waiting; 0 replicas ready, 1 starting",
+            "request waiting; 0 replicas ready, 1 starting (queued)",
             "",
         ),
         (1.1, "shortage at a/only", "no node has room for a replica of v"),
@@ -545,8 +562,8 @@ def test_a_decision_among_several_applications() -> None:
         (1.3, "version 1 is serving with 100% of the requests", "said again"),
         (
             1.5,
-            "in force at the instant asked for: 0 replicas ready, 1 starting; arrivals in the last seconds: 2; none "
-            "has ended",
+            "in force at the instant asked for: 0 replicas ready, 1 starting (queued); arrivals in the last seconds: "
+            "2; none has ended",
             "",
         ),
         (1.5, "nodes: fast: 1 ready; slow: 1 acquiring", ""),

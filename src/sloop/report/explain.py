@@ -6,6 +6,7 @@ step shows what the core expected at that instant.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import takewhile, zip_longest
 from typing import Final
@@ -27,14 +28,35 @@ from sloop.app.graph import Graph
 from sloop.app.hardware import LOCAL
 from sloop.core.planner import cores_by_hardware
 from sloop.errors import InputError
-from sloop.events import BatchFailed, Cancelled, Finished, NodeReady, Planned, ReplicaLost, ReplicaReady
+from sloop.events import (
+    BatchFailed,
+    Cancelled,
+    Finished,
+    NodeReady,
+    Planned,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReady,
+)
 from sloop.runlog import EVENTS, Record, RecordedLog
 from sloop.runlog.fold import DeploymentState, GraphRequestRecord, Kept, Place, RunState, StaticEstimate, VersionRecord
 from sloop.systems.replay import beginning_of
 from sloop.systems.setup import Setup, build
 from sloop.text import counted, in_ms, listed, number, numbered, quoted
 from sloop.units import NS_PER_S, to_ms, to_s
-from sloop.vocabulary import BatchId, Group, Life, NodeState, Outcome, Plan, Request, RequestId, Slot, StagePlan
+from sloop.vocabulary import (
+    BatchId,
+    Group,
+    Life,
+    NodeState,
+    Outcome,
+    Plan,
+    ReplicaId,
+    Request,
+    RequestId,
+    Slot,
+    StagePlan,
+)
 
 RECENT_S: Final = 10
 """Seconds of traffic listed with a decision: about as far as most scaling policies look back."""
@@ -42,6 +64,8 @@ NUMBER: Final = re.compile(r"(?<![\w.-])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?
 """A number in a reason, but not the digits of a name such as `stage2`."""
 TOGETHER_MAX: Final = 8
 """How many versions are named with the cores that they have by their plans: those with the most."""
+QUEUED: Final = "queued"
+"""The step of a replica that was ordered to start and has reported none."""
 UNACCOUNTED_NS_MIN: Final = 50_000
 """Durations that round to less than 0.1 ms are not mentioned."""
 
@@ -255,7 +279,12 @@ class _Estimator:
     def replicas(self, run: RunState, now_ns: int) -> str:
         """A version's replicas by life-cycle state, and the estimated remaining time of the next batch to finish."""
         parts = [f"{counted(run.count(Life.READY), 'replica')} ready"]
-        parts += [f"{n} {life.value}" for life in (Life.STARTING, Life.DRAINING) if (n := run.count(life))]
+        if run.count(Life.STARTING):
+            steps = Counter(r.step or QUEUED for r in run.replicas.values() if r.life is Life.STARTING)
+            named = [f"{count} {step}" for step, count in steps.items()] if len(steps) > 1 else list(steps)
+            parts.append(f"{run.count(Life.STARTING)} starting ({', '.join(named)})")
+        if run.count(Life.DRAINING):
+            parts.append(f"{run.count(Life.DRAINING)} {Life.DRAINING.value}")
         ends_ns = [
             replica.running_ns + expected_ns
             for replica in run.batches()
@@ -271,6 +300,34 @@ def _next_free(left_ns: int) -> str:
     if left_ns <= 0:
         return " (the next one free at any moment: its batch has run as long as estimated)"
     return f" (the next one free in an estimated {in_ms(left_ns)})"
+
+
+class _ColdStarts:
+    """The steps through which replicas that start have gone."""
+
+    def __init__(self, state: DeploymentState) -> None:
+        self._state = state
+        self._ended: dict[ReplicaId, list[tuple[str, int]]] = {}
+        """Of each replica that starts, its past steps with their lengths in ns."""
+
+    def observe(self, now_ns: int, record: Record) -> None:
+        """Add a record; call this before `DeploymentState.append`."""
+        if isinstance(record, ReplicaProgressed | ReplicaReady):
+            run = self._state.run_of_replica(record.replica)
+            replica = run.replicas.get(record.replica) if run is not None else None
+            if replica is not None and replica.life is Life.STARTING and replica.order_ns >= 0:
+                ended = self._ended.setdefault(record.replica, [])
+                if replica.step:
+                    ended.append((replica.step, now_ns - replica.step_ns))
+                elif isinstance(record, ReplicaProgressed):
+                    ended.append((QUEUED, now_ns - replica.order_ns))
+        elif isinstance(record, ReplicaLost | StopReplica):
+            self._ended.pop(record.replica, None)
+
+    def end(self, replica: ReplicaId) -> str:
+        """The steps of a replica that is ready now, as text: ` (fetching 41.43 s, loading 14.14 s)`."""
+        steps = [(step, taken_ns) for step, taken_ns in self._ended.pop(replica, []) if taken_ns > UNACCOUNTED_NS_MIN]
+        return f" ({', '.join(f'{step} {number(to_s(taken_ns))} s' for step, taken_ns in steps)})" if steps else ""
 
 
 class _Visit:
@@ -306,6 +363,7 @@ class _Follower:
         self._id = id
         self._state = state
         self._estimator = _Estimator(state)
+        self._starts = _ColdStarts(state)
         self._version: VersionRecord | None = None
         """The version that the request went to."""
         self._known_ns = 0
@@ -318,6 +376,7 @@ class _Follower:
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record."""
         self._estimator.observe(now_ns, record)
+        self._starts.observe(now_ns, record)
         if isinstance(record, Request):
             if record.id == self._id:
                 self.request, self._known_ns = record, now_ns
@@ -475,7 +534,8 @@ class _Follower:
                 self._add(now_ns, "while it waited, the cluster fell short of the plan", record.why)
         elif isinstance(record, ReplicaReady):
             if self._state.run_of_replica(record.replica) is self._run:
-                self._add(now_ns, f"while it waited, replica {record.replica} became ready")
+                steps = self._starts.end(record.replica)
+                self._add(now_ns, f"while it waited, replica {record.replica} became ready{steps}")
         elif isinstance(record, AdoptReplica):
             if self._state.run_of_replica(record.replica) is self._run:
                 self._add(now_ns, f"while it waited, replica {record.replica} was taken over from an earlier server")
