@@ -1,0 +1,167 @@
+"""Captures of traffic: pcap and pcapng files, read with dpkt and written for other tools.
+
+A capture may end in the middle of a packet, because whoever wrote it was stopped: everything before counts, and
+`CaptureReader.cut_short` says so. What is no capture at all is an InputError. Packets whose link layer carries no IP
+are counted and left out.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, Final
+
+from sloop.errors import InputError
+from sloop.innet.traffic import ETHERNET, TimedPacket
+
+BLOCK_BYTES_MAX: Final = 16 << 20
+"""A longer packet, or block of a pcapng file, is taken for damage: no link carries it."""
+_PCAPNG: Final = b"\x0a\x0d\x0d\x0a"
+_ETHERNET, _RAW, _LINUX_COOKED, _LOOPBACK, _LINUX_COOKED_2 = 1, 101, 113, 0, 276
+_RAW_KINDS: Final = (_RAW, 12, 14, 228, 229)
+_VLAN_TYPES: Final = (0x8100, 0x88A8, 0x9100)
+_IP_TYPES: Final = (0x0800, 0x86DD)
+
+
+class CaptureReader:
+    """The IP packets of a capture file, in its order. Iterate once; the counts are complete when that has ended.
+
+    InputError, when it is made or while it is read, if the file is missing, no capture, or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.counts: Counter[str] = Counter()
+        """`packets`, and those left out: `not_ip`, `cut_short` (at the end of the file)."""
+        self._path = path
+        self._file = _open(path)
+        try:
+            self._reader = _dpkt_reader(self._file, path)
+        except BaseException:
+            self._file.close()
+            raise
+        link = self._reader.datalink()
+        if link not in (_ETHERNET, _LINUX_COOKED, _LOOPBACK, _LINUX_COOKED_2, *_RAW_KINDS):
+            self._file.close()
+            what = f"its packets have link layer {link}, which carries no IP that is read here"
+            raise InputError(what, where=str(path), help="capture on an Ethernet or IP interface")
+        self._link = link
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the file ended within a packet."""
+        return bool(self.counts["cut_short"])
+
+    def __iter__(self) -> Iterator[TimedPacket]:
+        with self._file:
+            records = iter(self._reader)
+            while (record := self._next(records)) is not None:
+                seconds, frame = record
+                self.counts["packets"] += 1
+                data = _ip_of(self._link, frame)
+                if data is None:
+                    self.counts["not_ip"] += 1
+                else:
+                    yield TimedPacket(round(seconds * 1_000_000), data)
+
+    def _next(self, records: Iterator[tuple[Any, bytes]]) -> tuple[Any, bytes] | None:
+        try:
+            return next(records, None)
+        except _CutShort:
+            self.counts["cut_short"] += 1
+            return None
+        except Exception as error:  # dpkt raises its own, struct's and others for one damaged block
+            what = f"damaged after {self.counts['packets']} packets: {error}"
+            raise InputError(what, where=str(self._path), help="repair it, for example with editcap") from error
+
+
+class _CutShort(Exception):
+    """The file ended within a header or a packet."""
+
+
+class _WholeReads:
+    """A file of which dpkt reads headers and bodies in turn; it would take a short body for a whole one.
+
+    `bodies_from` is the number of the first read that is a body, and `stride` 2: headers may be missing at the end of
+    the file, bodies not.
+    """
+
+    name = "capture"
+
+    def __init__(self, file: IO[bytes], first_body: int) -> None:
+        self._file = file
+        self._reads = 0
+        self._first_body = first_body
+
+    def read(self, size: int) -> bytes:
+        number, self._reads = self._reads, self._reads + 1
+        if not 0 <= size <= BLOCK_BYTES_MAX:
+            raise ValueError(f"a block of {size} bytes")
+        found = self._file.read(size)
+        is_body = number >= self._first_body and (number - self._first_body) % 2 == 0
+        if len(found) < size and (found or is_body or not number):
+            raise _CutShort
+        return found
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path), help="give a capture file") from error
+
+
+def _dpkt_reader(file: IO[bytes], path: Path) -> Any:  # noqa: ANN401  # a class without types
+    try:
+        from dpkt import pcap, pcapng  # type: ignore[import-untyped]  # noqa: PLC0415  # an extra
+    except ImportError:
+        help_text = "pip install 'sloop-serve[innet]'"
+        raise InputError("reading captures needs dpkt", where=str(path), help=help_text) from None
+    is_pcapng = file.read(4) == _PCAPNG
+    file.seek(0)
+    whole = _WholeReads(file, 1 if is_pcapng else 2)
+    try:
+        return pcapng.Reader(whole) if is_pcapng else pcap.Reader(whole)
+    except _CutShort:
+        what = "it is too short for a capture"
+    except Exception as error:  # as above
+        what = f"it is no capture: {str(error) or type(error).__name__}"
+    raise InputError(what, where=str(path), help="give a pcap or pcapng file")
+
+
+def _ip_of(link: int, frame: bytes) -> bytes | None:
+    """The frame from its IP header on; None if it carries something else."""
+    if link in _RAW_KINDS:
+        return frame
+    if link == _LOOPBACK:
+        return frame[4:] if len(frame) > 4 else None
+    if link == _LINUX_COOKED:
+        at, kind = 16, frame[14:16]
+    elif link == _LINUX_COOKED_2:
+        at, kind = 20, frame[:2]
+    else:
+        at, kind = 14, frame[12:14]
+        while int.from_bytes(kind) in _VLAN_TYPES:
+            at, kind = at + 4, frame[at + 2 : at + 4]
+    return frame[at:] if int.from_bytes(kind) in _IP_TYPES else None
+
+
+def write_capture(path: Path, packets: Iterable[TimedPacket]) -> int:
+    """Write packets as a pcap file with Ethernet headers; how many. OSError as files give it."""
+    count = 0
+    with path.open("wb") as file:
+        file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, _ETHERNET))
+        for time_us, data in packets:
+            frame = ETHERNET + data
+            file.write(struct.pack("<IIII", time_us // 1_000_000, time_us % 1_000_000, len(frame), len(frame)) + frame)
+            count += 1
+    return count
+
+
+def replayed(packets: Iterable[TimedPacket], speed: float) -> Iterator[tuple[int, TimedPacket]]:
+    """Packets with the microseconds to wait before each, at `speed` times the recorded pace."""
+    begun = list(packets)
+    if begun:
+        yield 0, begun[0]
+    for before, packet in pairwise(begun):
+        yield max(0, round((packet.time_us - before.time_us) / speed)), packet

@@ -1,0 +1,140 @@
+"""Captures: both formats, and what is damaged."""
+
+import builtins
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sloop.errors import InputError
+from sloop.innet.captures import BLOCK_BYTES_MAX, CaptureReader, write_capture
+from sloop.innet.traffic import ETHERNET, TimedPacket, in_order_of_time, mixed
+
+pytest.importorskip("dpkt")
+
+PACKETS = list(in_order_of_time(mixed(1, 12, packets_max=6)))
+
+
+def _block(kind: int, body: bytes, order: str = "<") -> bytes:
+    body += b"\0" * (-len(body) % 4)
+    size = struct.pack(f"{order}I", len(body) + 12)
+    return struct.pack(f"{order}I", kind) + size + body + size
+
+
+def _pcapng(packets: list[TimedPacket], *, link: int = 1, order: str = "<", front: bytes = ETHERNET) -> bytes:
+    found = _block(0x0A0D0D0A, struct.pack(f"{order}IHHq", 0x1A2B3C4D, 1, 0, -1), order)
+    found += _block(1, struct.pack(f"{order}HHI", link, 0, 0), order)
+    for time_us, data in packets:
+        frame = front + data
+        head = struct.pack(f"{order}IIIII", 0, time_us >> 32, time_us & 0xFFFFFFFF, len(frame), len(frame))
+        found += _block(6, head + frame, order)
+    return found
+
+
+def _read(path: Path, content: bytes) -> tuple[list[TimedPacket], CaptureReader]:
+    path.write_bytes(content)
+    reader = CaptureReader(path)
+    return list(reader), reader
+
+
+def test_a_written_capture_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.pcap"
+    assert write_capture(path, PACKETS) == len(PACKETS)
+    reader = CaptureReader(path)
+    assert list(reader) == PACKETS
+    assert reader.counts == {"packets": len(PACKETS)}
+    assert not reader.cut_short
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_pcapng_of_both_byte_orders(tmp_path: Path, order: str) -> None:
+    assert _read(tmp_path / "a.pcapng", _pcapng(PACKETS, order=order))[0] == PACKETS
+
+
+@pytest.mark.parametrize(
+    ("link", "front"),
+    [
+        (101, b""),
+        (113, bytes(14) + b"\x08\0"),
+        (276, b"\x08\0" + bytes(18)),
+        (0, b"\2\0\0\0"),
+        (1, ETHERNET[:12] + b"\x81\0\0\5\x88\xa8\0\7\x08\0"),
+    ],
+)
+def test_link_layers(tmp_path: Path, link: int, front: bytes) -> None:
+    assert _read(tmp_path / "a", _pcapng(PACKETS, link=link, front=front))[0] == PACKETS
+
+
+def test_frames_without_ip_are_counted(tmp_path: Path) -> None:
+    found, reader = _read(tmp_path / "a", _pcapng(PACKETS[:3], front=ETHERNET[:12] + b"\x08\x06"))
+    assert found == []
+    assert reader.counts == {"packets": 3, "not_ip": 3}
+
+
+@pytest.mark.parametrize("kind", ["pcap", "pcapng"])
+def test_a_capture_that_ends_anywhere_gives_what_is_whole(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a"
+    if kind == "pcap":
+        write_capture(path, PACKETS[:3])
+        content, before = path.read_bytes(), 24
+        sizes = [16 + 14 + len(packet.data) for packet in PACKETS[:3]]
+    else:
+        content, before = _pcapng(PACKETS[:3]), 28 + 20
+        sizes = [32 + (14 + len(packet.data) + 3) // 4 * 4 for packet in PACKETS[:3]]
+    ends = [before]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    assert ends[-1] == len(content)
+    for end in range(before, len(content) + 1):
+        found, reader = _read(path, content[:end])
+        whole = sum(each <= end for each in ends) - 1
+        assert found == PACKETS[:whole], end
+        assert reader.cut_short == (end not in ends), end
+
+
+@pytest.mark.parametrize("size", [0, 3, 20, 23])
+def test_what_is_shorter_than_a_header_is_no_capture(tmp_path: Path, size: int) -> None:
+    write_capture(tmp_path / "whole", PACKETS[:1])
+    for content in ((tmp_path / "whole").read_bytes(), _pcapng(PACKETS[:1])):
+        with pytest.raises(InputError, match=r"too short for a capture|no capture"):
+            _read(tmp_path / "a", content[:size])
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it is no capture"):
+        _read(tmp_path / "a", b"source,target\n" * 10)
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        CaptureReader(tmp_path / "missing")
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        CaptureReader(tmp_path)
+    with pytest.raises(InputError, match="link layer 105"):
+        _read(tmp_path / "a", _pcapng(PACKETS[:1], link=105))
+
+
+def test_a_length_that_no_packet_has_is_damage_not_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_capture(path, PACKETS[:2])
+    damaged = bytearray(path.read_bytes())
+    struct.pack_into("<I", damaged, 24 + 16 + 14 + len(PACKETS[0].data) + 8, BLOCK_BYTES_MAX + 1)
+    with pytest.raises(InputError, match="damaged after 1 packets: a block of 16777217 bytes"):
+        _read(path, bytes(damaged))
+    small = _pcapng(PACKETS[:1]) + struct.pack("<II", 6, 4)
+    with pytest.raises(InputError, match="damaged after 1 packets: a block of -4 bytes"):
+        _read(path, small)
+
+
+def test_without_the_library_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    write_capture(path, PACKETS[:1])
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "dpkt":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match="needs dpkt") as error:
+        CaptureReader(path)
+    assert "sloop-serve[innet]" in str(error.value.help)
