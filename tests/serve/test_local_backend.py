@@ -14,6 +14,8 @@ import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sloop.events import (
     BatchFailed,
@@ -28,6 +30,7 @@ from sloop.events import (
     Resized,
 )
 from sloop.profile.model import read_signature
+from sloop.serve.backends import local as module
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Affinity, CpuActuator, detect
@@ -41,7 +44,7 @@ from tests.serve.rig import alone, run_of, tensors_in, wirings_of
 
 pytestmark = pytest.mark.live
 BYTES = Signature((Port("x", "UINT8", (-1, -1)),), (Port("x", "UINT8", (-1, -1)),))
-A = ReplicaId(1)
+A, B = ReplicaId(1), ReplicaId(2)
 
 
 def spec(variant: str = "echo", cores: float = 1, device: str | None = None) -> ReplicaSpec:
@@ -90,7 +93,13 @@ class Ear:
 Scene = Callable[[LocalBackend, Ear], Awaitable[None]]
 
 
-def play(scene: Scene, models: dict[str, Servable] | None = None, actuator: CpuActuator | None = None) -> None:
+def play(
+    scene: Scene,
+    models: dict[str, Servable] | None = None,
+    actuator: CpuActuator | None = None,
+    *,
+    spares_max: int = 0,
+) -> None:
     async def main() -> None:
         servables = models or {"echo": Servable("fake:sleep:0:0", BYTES)}
         backend = LocalBackend(
@@ -98,6 +107,7 @@ def play(scene: Scene, models: dict[str, Servable] | None = None, actuator: CpuA
             wirings_of({("stage", name): servable for name, servable in servables.items()}),
             actuator or Affinity(sorted(os.sched_getaffinity(0))),
             nodes=[HERE],
+            spares_max=spares_max,
             start_s_max=20,
         )
         ear = Ear()
@@ -106,6 +116,7 @@ def play(scene: Scene, models: dict[str, Servable] | None = None, actuator: CpuA
             await scene(backend, ear)
         finally:
             pids = {str(pid) for n in range(1, 9) if (pid := backend.pid(ReplicaId(n)))}
+            pids |= {str(pid) for pid in backend.spares()}
             await backend.close()
             assert not pids & set(os.listdir("/proc"))
 
@@ -341,6 +352,7 @@ SERVER = """
 import asyncio, sys, time
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
+from sloop.serve.backends import local as module
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.dataflow import Assembly, StageWiring
 from sloop.tensor import Signature
@@ -431,3 +443,73 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
         assert not [event for event in ear.events if isinstance(event, ReplicaLost | BatchFailed)]
 
     play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))}, detect().actuator)
+
+
+# Spare workers
+
+
+async def spares(backend: LocalBackend, count: int) -> list[int]:
+    """The process ids of the spare workers, when they are so many."""
+    async with asyncio.timeout(20):
+        while len(backend.spares()) != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return backend.spares()
+
+
+def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        assert backend.spares() == []
+        backend.start(A, spec("mlp"))
+        await ear.hear(ReplicaReady)
+        [ahead] = await spares(backend, 1)
+        backend.start(B, spec("mlp", cores=2))
+        assert backend.pid(B) == ahead != backend.pid(A)
+        await ear.hear(ReplicaReady, count=2)
+        steps = [event.step for event in ear.events if isinstance(event, ReplicaProgressed) and event.replica == B]
+        assert steps == ["spawning", "loading", "warming"]
+        x = np.ones((2, 4), np.float32)
+        backend.run(BatchId(5), B, run_of([[Tensor("FP32", x.shape, x.tobytes())]]))
+        await ear.hear(Finished)
+        [another] = await spares(backend, 1)
+        assert another != ahead
+
+    play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))}, spares_max=4)
+
+
+def test_as_many_are_started_ahead_as_replicas_were_started_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        for number in range(1, 4):
+            backend.start(ReplicaId(number), spec("echo"))
+        assert backend.spares() == []
+        await ear.hear(ReplicaReady, count=3)
+        assert len(await spares(backend, 2)) == 2, "no more than allowed"
+
+    play(scene, spares_max=2)
+
+
+def test_a_spare_worker_that_dies_is_missed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("echo"))
+        await ear.hear(ReplicaReady)
+        [pid] = await spares(backend, 1)
+        os.kill(pid, signal.SIGKILL)
+        await spares(backend, 0)
+        assert not any(isinstance(event, ReplicaLost | ReplicaStopped) for event in ear.events)
+        backend.start(B, spec("echo"))
+        await ear.hear(ReplicaReady, count=2)
+
+    play(scene, spares_max=1)
+
+
+@given(starts=st.lists(st.integers(0, 5000).map(lambda tenths: tenths / 4), max_size=30), now=st.integers(0, 400))
+def test_how_many_replicas_were_started_together(starts: list[float], now: int) -> None:
+    starts, now_s = sorted(starts), 1250.0 + now
+    recent = [at for at in starts if at >= now_s - module.SPARES_FOR_S]
+    windows = [sum(at - module.SPARES_AFTER_S <= other <= at for other in recent) for at in recent]
+    assert module.most_together(starts, now_s) == max([1, *windows])

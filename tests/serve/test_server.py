@@ -509,7 +509,7 @@ def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Pat
             process.stdout.close()
     assert_replays(tmp_path)
     found = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in found.splitlines() if str(mlp) in line and "sloop.serve.worker" in line]
+    assert not [line for line in found.splitlines() if "sloop.serve.worker" in line and f" {process.pid} " in line]
 
 
 def test_clients_that_send_half_a_request_do_not_delay_the_end(tmp_path: Path, mlp: Path) -> None:

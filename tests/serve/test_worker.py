@@ -52,11 +52,13 @@ class Server:
             with theirs:
                 try:
                     own = Arena(arena.number, arena.fd) if arena else None
-                    Worker(ProcessChannel(theirs), model, 1, arena=own).serve()
+                    Worker(ProcessChannel(theirs), own).serve()
                 except Exception as error:
                     self.error = error
 
-        setup = StageSetup(wiring or alone("only", signature), signature, is_batchable)
+        setup = StageSetup(
+            *(wiring or alone("only", signature), signature, is_batchable, model), holders={0: os.getpid()}
+        )
         self.channel.send(FrameKind.SETUP, payload=[encode(setup)])
         self.thread = threading.Thread(target=work)
         self.thread.start()
@@ -307,8 +309,7 @@ def test_an_orphan_does_not_start() -> None:
     """Its parent, process 1 at best, is not who the arguments say."""
     ours, theirs = socket_pair()
     with ours, theirs:
-        own = [str(theirs.fileno()), str(os.getpid() + 1)]
-        arguments = [*own, "fake:sleep:0:0", "1", "0", "0", "-1", f"0:{os.getpid()}"]
+        arguments = [str(theirs.fileno()), str(os.getpid() + 1), "0", "-1"]
         ended = subprocess.run(
             [sys.executable, "-m", "sloop.serve.worker", *arguments],
             pass_fds=[theirs.fileno()],
@@ -320,12 +321,12 @@ def test_an_orphan_does_not_start() -> None:
 
 def test_a_worker_told_to_stop_leaves_at_once_whatever_it_prepares(mlp: Path) -> None:
     ours, theirs = socket_pair()
-    arguments = [str(theirs.fileno()), str(os.getpid()), str(mlp), "1", "4", "0", "-1", f"0:{os.getpid()}"]
+    arguments = [str(theirs.fileno()), str(os.getpid()), "0", "-1"]
     command = [sys.executable, "-m", "sloop.serve.worker", *arguments]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
         ours.settimeout(10)
         channel = ProcessChannel(ours)
-        channel.send(FrameKind.SETUP, payload=[encode(StageSetup(alone("only", MLP), MLP, True))])
+        channel.send(FrameKind.SETUP, payload=[encode(StageSetup(alone("only", MLP), MLP, True, str(mlp), prepared=4))])
         while (received := channel.receive()) is not None and received.kind is not FrameKind.READY:
             pass
         channel.send(FrameKind.STOP)

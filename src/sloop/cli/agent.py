@@ -12,12 +12,23 @@ import uvloop
 from sloop.cli.command import FILE, command
 from sloop.cli.pull import cache_of, models_options
 from sloop.serve.agent import Agent, serve_until_signal
+from sloop.serve.backends.local import usual_spares_max
 from sloop.serve.network import NodeTls, read_token
 from sloop.serve.processes import return_large_memory
 from sloop.serve.stderr import never_waiting
 from sloop.text import listed
 
 EXAMPLE = "sloop agent --join 10.0.0.1:9000 --name local-1 --token-file /etc/sloop/token"
+
+
+spares_option = click.option(
+    "--spare-workers",
+    type=click.IntRange(min=0),
+    default=usual_spares_max,
+    show_default="one for each core",
+    help="At most so many workers are started ahead, as many as replicas were lately started together: a replica that "
+    "takes one starts without starting Python.",
+)
 
 
 def endpoint_of(text: str) -> tuple[str, int]:
@@ -57,9 +68,10 @@ def node_tls_of(given: Mapping[str, Any], prefix: str) -> NodeTls | None:
 )
 @click.option("--tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM).")
 @click.option("--tls-ca", type=FILE, metavar="FILE", help="Authority that has issued the machines' certificates.")
+@spares_option
 @models_options
 @never_waiting()
-def agent(join: str, name: str, token_file: Path, host: str, **others: Any) -> None:  # noqa: ANN401  # see node_tls_of and cache_of
+def agent(join: str, name: str, token_file: Path, host: str, spare_workers: int, **others: Any) -> None:  # noqa: ANN401  # see node_tls_of and cache_of
     """Run replicas on this machine for the server at --join, until it ends or SIGTERM.
 
     The server orders what runs here. Models that applications name by URL are fetched into a cache; others must be
@@ -67,7 +79,13 @@ def agent(join: str, name: str, token_file: Path, host: str, **others: Any) -> N
     again for a minute.
     """
     tls = node_tls_of(others, "--tls")
-    made = Agent(endpoint_of(join), name, read_token(token_file), host=host, tls=tls, make_cache=cache_of(others))
+    made = Agent(
+        *(endpoint_of(join), name, read_token(token_file)),
+        host=host,
+        tls=tls,
+        make_cache=cache_of(others),
+        spares_max=spare_workers,
+    )
 
     async def main() -> None:
         stop = asyncio.Event()

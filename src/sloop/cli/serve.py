@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from sloop.app.application import Deployment, SystemChoice
 from sloop.app.load import EDGES_MAX, model_urls
-from sloop.cli.agent import endpoint_of, node_tls_of
+from sloop.cli.agent import endpoint_of, node_tls_of, spares_option
 from sloop.cli.command import (
     FILE,
     FOLDER,
@@ -152,10 +152,16 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             "With --backend agents: the address HOST:PORT at which this server waits for agents.",
         ),
         click.option(
+            "--agents-port",
+            type=PORT,
+            default=0,
+            help="With --backend ray: the port for agents, and for edges elsewhere [default: a free one].",
+        ),
+        click.option(
             "--token-file",
             type=FILE,
             metavar="FILE",
-            help="With --backend agents: the token of the deployment, which agents must know.",
+            help="The token of the deployment, which agents and edges elsewhere must know; --backend agents needs one.",
         ),
         click.option(
             "--agents-tls-cert",
@@ -177,7 +183,7 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
 def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     """The settings of `node_options`."""
     backend, address, token_file = given["backend"], given["address"], given["token_file"]
-    names = ("address", "token_file", "agents_tls_cert", "agents_tls_key", "agents_tls_ca")
+    names = ("address", "agents_port", "token_file", "agents_tls_cert", "agents_tls_key", "agents_tls_ca")
     if backend == "local":
         unused = next((name for name in names if given[name]), "")
         if unused:
@@ -186,7 +192,9 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
         return None
     tls = node_tls_of(given, "--agents-tls")
     if backend == "ray":
-        return NodeSettings(ray_address=address, token_file=token_file, tls=tls)
+        return NodeSettings(ray_address=address, port=given["agents_port"], token_file=token_file, tls=tls)
+    if given["agents_port"]:
+        raise click.UsageError("--agents-port is for --backend ray; with agents, --address has the port")
     if not address or token_file is None:
         missing = "--token-file" if address else "--address"
         raise click.UsageError(f"--backend agents needs {missing}")
@@ -304,6 +312,7 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     show_default=True,
     help="Seconds to finish open requests after SIGTERM before they fail.",
 )
+@spares_option
 @never_waiting()
 def serve(
     apps: tuple[Path, ...],
@@ -330,6 +339,7 @@ def serve(
     json_body_bytes: int,
     repository: Path | None,
     drain_s: float,
+    spare_workers: int,
     **others: Any,  # noqa: ANN401  # see connections_of, nodes_of and cache_of
 ) -> None:
     """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, or one deployment file.
@@ -360,6 +370,7 @@ def serve(
         log=None if log == "off" else LogLimits(log_bytes, 3600 * log_age_h, log_sample),
         repository=repository,
         drain_s=drain_s,
+        spare_workers=spare_workers,
     )
     choice = chosen_system(system)
     first: dict[Path, FirstProfile] = {}

@@ -48,7 +48,7 @@ from sloop.events import (
     Resized,
 )
 from sloop.serve.backends import KnownStages
-from sloop.serve.backends.local import LocalBackend
+from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
@@ -310,6 +310,7 @@ class AgentSession:
         blocks: BlockClient,
         joined: str,
         make_cache: Callable[[], WeightsCache],
+        spares_max: int = 0,
     ) -> None:
         self._send, self._blocks, self._joined = send, blocks, joined
         self._make_cache = make_cache
@@ -338,7 +339,9 @@ class AgentSession:
         limits = detect()
         _log.info("cores of replicas are limited by %s", limits.why)
         holders = {self._own: os.getpid()}
-        self._backend = LocalBackend({}, {}, limits.actuator, arenas=self._arenas, holders=holders)
+        self._backend = LocalBackend(
+            {}, {}, limits.actuator, arenas=self._arenas, holders=holders, spares_max=spares_max
+        )
         self._backend.attach(self)
         self._connect(setup)
         self._acts: dict[type, Callable[[Any], None]] = {
@@ -724,8 +727,9 @@ class Agent:
         host: str = "",
         tls: NodeTls | None = None,
         make_cache: Callable[[], WeightsCache] = usual_cache,
+        spares_max: int = 0,
     ) -> None:
-        self._make_cache = make_cache
+        self._make_cache, self._spares_max = make_cache, spares_max
         self._join, self._name, self._token, self._host, self._tls = join, name, token, host, tls
         self._is_over, self._refused = False, ""
         self._workers: AgentSession | None = None
@@ -782,7 +786,9 @@ class Agent:
                 is_set_up = True
                 blocks = BlockClient(self._token, context)
                 if self._workers is None:
-                    self._workers = AgentSession(record, records.send, blocks, self._join[0], self._make_cache)
+                    self._workers = AgentSession(
+                        record, records.send, blocks, self._join[0], self._make_cache, self._spares_max
+                    )
                 else:
                     self._workers.resume(record, records.send, blocks)
             elif is_set_up and not ended.done():
@@ -837,7 +843,8 @@ def main(arguments: Sequence[str]) -> None:
     log_directly()
     token = sys.stdin.buffer.read()
     return_large_memory()
-    uvloop.run(Agent((host, int(port)), name, token, host=own_host, tls=tls).serve())
+    agent = Agent((host, int(port)), name, token, host=own_host, tls=tls, spares_max=usual_spares_max())
+    uvloop.run(agent.serve())
 
 
 if __name__ == "__main__":

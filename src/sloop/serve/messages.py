@@ -86,6 +86,13 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """Of its model."""
     is_batchable: bool
     """Whether requests may share a forward pass."""
+    model: str
+    """Its path, or `fake:…`."""
+    threads: int = 1
+    prepared: int = 0
+    """Sessions for 1 to so many threads are opened in the background."""
+    holders: dict[int, int] = {}  # msgspec creates a new dict for each instance
+    """The processes that hold the arenas it reads: their ids by number (`sloop.shared_memory.Arenas`)."""
 
 
 class Run(Struct, frozen=True, array_like=True, gc=False):

@@ -4,6 +4,7 @@
 use it. Runtimes run in worker processes only.
 """
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -50,6 +51,12 @@ class Runtime(Protocol):
 def open_runtime(model: str) -> Runtime:
     """The runtime for `model`: a path, or `fake:…`. The model file is read later, by `load`."""
     return FakeRuntime.parse(model) if model.startswith("fake:") else FileRuntime(model)
+
+
+def prepare_runtimes() -> None:
+    """Load the libraries of most models, before one is asked for."""
+    with contextlib.suppress(ImportError):  # installed without it: who needs it is told so
+        import onnxruntime  # type: ignore[import-untyped]  # noqa: F401, PLC0415  # slow to import
 
 
 _FAKE_FORMAT = "write fake:burn:FIXED_MS:ROW_MS or fake:sleep:FIXED_MS:ROW_MS; append :fail to make every batch fail"

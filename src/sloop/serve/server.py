@@ -157,6 +157,8 @@ class Settings:
     drain_s: float = 30.0
     """How long the server finishes open requests after SIGTERM."""
 
+    spare_workers: int = 0
+    """How many workers may be started ahead, to be there when a replica is needed."""
     nodes: NodeSettings | None = None
     """How the machines of the cluster are reached; None if this machine is all there is."""
 
@@ -305,7 +307,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         arenas = Arenas()
         token = b"" if settings.nodes is None else settings.nodes.token()
         holders = HolderTable()
-        backend = backend_of(setup, models, versions, arenas, settings.nodes, token, holders, folder / NODES)
+        backend = backend_of(setup, models, versions, arenas, settings, token, holders, folder / NODES)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
@@ -352,7 +354,7 @@ def backend_of(
     models: Models,
     versions: Sequence[ServedVersion],
     arenas: Arenas,
-    nodes: NodeSettings | None,
+    settings: Settings,
     token: bytes,
     holders: HolderTable,
     memory: Path | None = None,
@@ -360,7 +362,7 @@ def backend_of(
     """The backend of a deployment: its models and stages, on the nodes of its cluster."""
     wirings = {stage: wiring for served in versions for stage, wiring in wirings_of(served).items()}
     threads = max(threads_of(each.beliefs) for each in setup.applications)
-    cluster = setup.deployment.cluster
+    cluster, nodes = setup.deployment.cluster, settings.nodes
     if nodes is not None:
         return AgentBackend(
             *(models, wirings, provider_of(nodes)),
@@ -376,7 +378,13 @@ def backend_of(
         )
     limits = detect()
     _log.info("cores of replicas are limited by %s", limits.why)
-    return LocalBackend(models, wirings, limits.actuator, arenas=arenas, nodes=cluster, threads_prepared=threads)
+    return LocalBackend(
+        *(models, wirings, limits.actuator),
+        arenas=arenas,
+        nodes=cluster,
+        threads_prepared=threads,
+        spares_max=settings.spare_workers,
+    )
 
 
 def provider_of(nodes: NodeSettings) -> NodeProvider:

@@ -400,6 +400,14 @@ class ProcessChannel:
         self._sock = sock
         self._header = memoryview(bytearray(HEADER.size))
 
+    def has_input(self) -> bool:
+        """Whether something has arrived, or the server has closed the socket."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
     def receive(self) -> Frame | None:
         """The next frame, or None if the server has closed the socket."""
         if not self._fill(self._header, at_boundary=True):

@@ -1,9 +1,10 @@
 """The worker process: it serves one replica, reading batches from its socket, running the model and answering with its
 outputs.
 
-A backend starts it as `python -m sloop.serve.worker FD PARENT MODEL THREADS PREPARED ARENA ARENA_FD HOLDERS`. It never
-outlives the server (`processes`), answers each batch once, reuses the memory of its inputs, and exits with a message
-when it receives a malformed frame.
+A backend starts it as `python -m sloop.serve.worker FD PARENT ARENA ARENA_FD`, and tells it in a SETUP frame what it
+serves, at once or, if it is started to be there when a replica is needed, later. It never outlives the server
+(`processes`), answers each batch once, reuses the memory of its inputs, and exits with a message when it receives a
+malformed frame.
 
 A batch comes as blocks (`sloop.serve.blocks`). The worker assembles the inputs of each visit, runs visits with equal
 rows in one forward pass, and writes one block for each visit. What the outputs decide, how many parts go along each
@@ -21,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -31,7 +32,7 @@ from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import Assembler, Decision, RequestTensors
 from sloop.serve.messages import FREED, BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.processes import begin
-from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime
+from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime, prepare_runtimes
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
@@ -137,20 +138,9 @@ def split(tensors: Sequence[Tensor], rows: Sequence[int]) -> list[list[Tensor]]:
 class Worker:
     """Serves one model over one socket until the server sends STOP or closes the socket."""
 
-    def __init__(
-        self,
-        channel: ProcessChannel,
-        model: str,
-        threads: int,
-        prepared: int = 0,
-        *,
-        arena: Arena | None = None,
-        holders: Mapping[int, int] | None = None,
-    ) -> None:
-        self._channel, self._model = channel, model
-        self._threads, self._prepared = threads, prepared
-        self._duty = 1.0
-        self._arena, self._reader = arena, BlockReader(holders or {0: os.getpid()})
+    def __init__(self, channel: ProcessChannel, arena: Arena | None = None) -> None:
+        self._channel, self._arena = channel, arena
+        self._threads, self._duty = 1, 1.0
         self._memory = InputMemory()
         self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._runs = decoder(Run)
@@ -159,16 +149,19 @@ class Worker:
 
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
+        if not self._channel.has_input():
+            prepare_runtimes()
         first = self._channel.receive()
         if first is None:
             return
         if first.kind is not FrameKind.SETUP:
             raise ProtocolError(f"the server sent a {first.kind.name} frame before a SETUP frame")
         self._setup = setup = decoder(StageSetup).decode(first.payload)
-        self._assembler = Assembler(setup.wiring.inputs)
+        self._assembler, self._reader = Assembler(setup.wiring.inputs), BlockReader(setup.holders)
+        self._threads = setup.threads
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         try:
-            runtime = open_runtime(self._model)
+            runtime = open_runtime(setup.model)
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
@@ -177,8 +170,8 @@ class Worker:
             self._channel.send(FrameKind.REFUSED, payload=[text.encode()])
             raise
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
-        if self._prepared <= THREAD_COUNTS_MAX:  # more sessions would evict each other before they are used
-            for threads in range(1, self._prepared + 1):
+        if setup.prepared <= THREAD_COUNTS_MAX:  # more sessions would evict each other before they are used
+            for threads in range(1, setup.prepared + 1):
                 self._wanted.put(threads)
         self._channel.send(FrameKind.READY)
         while (frame := self._channel.receive()) is not None:
@@ -321,27 +314,13 @@ def _rows(tensors: Sequence[Tensor]) -> int:
     return tensors[0].shape[0] if tensors and tensors[0].shape else 1
 
 
-def parsed_holders(text: str) -> dict[int, int]:
-    """Process ids by number, as `holders_argument` writes them."""
-    return {int(number): int(pid) for number, _, pid in (each.partition(":") for each in text.split(","))}
-
-
-def holders_argument(holders: Mapping[int, int]) -> str:
-    """The processes that hold arenas which a worker reads, as an argument of its process."""
-    return ",".join(f"{number}:{pid}" for number, pid in holders.items())
-
-
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
-    fd, parent, model, threads, prepared, number, memory, holders = arguments
-    begin(int(parent), (int(fd), int(memory)))
-    arena = Arena(int(number), int(memory)) if int(memory) >= 0 else None
-    with (
-        socket.socket(fileno=int(fd)) as sock,
-        contextlib.suppress(ConnectionError),
-    ):  # the server has closed the socket
-        channel = ProcessChannel(sock)
-        Worker(channel, model, int(threads), int(prepared), arena=arena, holders=parsed_holders(holders)).serve()
+    fd, parent, number, memory = map(int, arguments)
+    begin(parent, (fd, memory))
+    arena = Arena(number, memory) if memory >= 0 else None
+    with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):  # the server has closed the socket
+        Worker(ProcessChannel(sock), arena).serve()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ To grow a replica, the backend first raises the CPU quota and then the worker's 
 way round. Otherwise threads would wait for each other inside too small a quota. A worker that runs a batch cannot
 change its threads; the quota then follows after `SHRINK_S_MAX` regardless. While it starts, a replica has at least
 `START_CORES_MIN`: with a quarter of a core, loading would take four times as long as its profile says.
+
+Starting Python and loading its libraries takes longer than most models do. Some *spare* workers are therefore started
+ahead, as many as replicas were lately started together, and wait for the model that they will serve.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ import signal
 import subprocess
 import time
 from asyncio import AbstractEventLoop, TimerHandle
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -36,7 +40,7 @@ from sloop.events import (
 )
 from sloop.serve.backends import KnownStages
 from sloop.serve.blocks import ARENA_BYTES
-from sloop.serve.cpu_quota import CpuActuator, Grant
+from sloop.serve.cpu_quota import CpuActuator, Grant, capacity_cores
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.processes import kill, spawn
@@ -49,7 +53,7 @@ from sloop.serve.transport import (
     ProtocolError,
     socket_pair,
 )
-from sloop.serve.worker import MILLIONTHS, STEPS, holders_argument
+from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
@@ -63,17 +67,24 @@ START_CORES_MIN: Final = 1.0
 """The fewest cores of a starting replica. Loading uses one thread, so more would not help."""
 SHRINK_S_MAX: Final = 0.010
 """How long a smaller quota waits for the worker to reduce its threads: one scheduling period."""
+SPARES_AFTER_S: Final = 1.0
+"""Spare workers are started so long after the last replica was, because that one needs the cores first."""
+SPARES_FOR_S: Final = 600.0
+"""How long it is remembered how many replicas were started together."""
+STARTS_MAX: Final = 256
+"""Of which it is remembered."""
 REAP_S: Final = 0.002
 """How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
 
+NONE: Final = ReplicaId(-1)
 _log: Final = logging.getLogger("sloop.backend")
 
 
 class _Replica:
-    """The state of one worker process."""
+    """The state of one worker process. A spare one has no replica yet."""
 
-    def __init__(self, replica: ReplicaId, servable: Servable) -> None:
-        self.id, self.servable = replica, servable
+    def __init__(self, replica: ReplicaId = NONE) -> None:
+        self.id = replica
         self.process: subprocess.Popen[bytes] | None = None
         self.link: ProcessLink | None = None
         self.arena: HeldArena | None = None
@@ -97,7 +108,8 @@ class LocalBackend(KnownStages):
     their outputs into `arenas`, and read those of `holders`, by default of this process. `nodes` are those that the
     core may acquire, which are this machine and therefore always there. Each worker prepares sessions for 1 to
     `threads_prepared` threads in the background, so that its first resize is as fast as later ones. Each session costs
-    memory; if there are more counts than a runtime keeps, sessions are created when they are first needed.
+    memory; if there are more counts than a runtime keeps, sessions are created when they are first needed. At most
+    `spares_max` workers are started ahead.
     """
 
     def __init__(  # noqa: PLR0913  # what stands around worker processes
@@ -110,17 +122,25 @@ class LocalBackend(KnownStages):
         holders: Mapping[int, int] | None = None,
         nodes: Iterable[Node] = (),
         threads_prepared: int = 0,
+        spares_max: int = 0,
         start_s_max: float = START_S_MAX,
         loop: AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(servables, wirings, threads_prepared)
         self._actuator = actuator
         self._arenas = Arenas() if arenas is None else arenas
-        self._holders = holders_argument(holders or {0: os.getpid()})
+        self._holders = dict(holders or {0: os.getpid()})
         self._nodes = {node.name: node for node in nodes}
         self._start_s_max = start_s_max
         self._loop = loop or asyncio.get_running_loop()
         self._replicas: dict[ReplicaId, _Replica] = {}
+        self._spares: list[_Replica] = []
+        self._spares_max = spares_max
+        self._spares_timer: TimerHandle | None = None
+        self._starts: deque[float] = deque(maxlen=STARTS_MAX)
+        """When replicas were started, the latest last."""
+        self._processes: set[_Replica] = set()
+        """All that have not been reaped."""
         self._listener: BackendListener | None = None
         self._emptied = asyncio.Event()
         self._done = decoder(BatchDone)
@@ -136,6 +156,10 @@ class LocalBackend(KnownStages):
         found = self._replicas.get(replica)
         return found.process.pid if found and found.process else None
 
+    def spares(self) -> list[int]:
+        """The process ids of workers that wait for a model."""
+        return [spare.process.pid for spare in self._spares if spare.process is not None]
+
     def acquire(self, node: str) -> None:
         self._report(NodeReady(self._nodes[node]))
 
@@ -143,14 +167,19 @@ class LocalBackend(KnownStages):
         self._report(NodeReleased(node))
 
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        made = _Replica(replica, self._servables[spec.stage, spec.variant])
+        made = self._spares.pop(0) if self._spares else _Replica()
+        made.id = replica
         self._replicas[replica] = made
+        self._starts.append(self._loop.time())
+        self._start_spares_later()
         self._report(ReplicaProgressed(replica, "spawning"))
         try:
             if spec.device is not None:
                 what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
                 raise MachineError(f"{what}, but local replicas run on CPU cores only")
-            self._spawn(made, spec)
+            if made.process is None:
+                self._spawn(made)
+            self._set_up(made, spec)
         except (OSError, MachineError) as error:
             self._give_up(made, str(error))
 
@@ -201,9 +230,12 @@ class LocalBackend(KnownStages):
 
     async def close(self) -> None:
         self._listener = None
+        self._spares_max = 0
         for replica in list(self._replicas):
             self.stop(replica)
-        if self._replicas:
+        for spare in list(self._spares):
+            self._give_up(spare, "it is not needed")
+        if self._processes:
             self._emptied.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), 2 * STOP_S_MAX)
@@ -211,7 +243,8 @@ class LocalBackend(KnownStages):
 
     # Starting and stopping processes
 
-    def _spawn(self, replica: _Replica, spec: ReplicaSpec) -> None:
+    def _spawn(self, replica: _Replica) -> None:
+        """Start a process, which does not know yet what it serves."""
         ours, theirs = socket_pair()
         with theirs:
             replica.link = ProcessLink(
@@ -220,20 +253,50 @@ class LocalBackend(KnownStages):
                 lambda frame: self._on_frame(replica, frame),
                 lambda why: self._give_up(replica, why),
             )
-            cores = spec.cores
-            expected = Grant(cores)
+            self._processes.add(replica)
             replica.arena = arena = self._arenas.make(ARENA_BYTES, lambda block: self._free(replica, block))
             fds = [theirs.fileno(), *([arena.fd] if arena else [])]
-            own = (theirs.fileno(), os.getpid(), replica.servable.model, expected.threads, self._threads_prepared)
-            arguments = (*own, *((arena.number, arena.fd) if arena else (0, -1)), self._holders)
+            arguments = (theirs.fileno(), os.getpid(), *((arena.number, arena.fd) if arena else (0, -1)))
             replica.process = spawn("sloop.serve.worker", arguments, fds)
-        signature = replica.servable.signature
-        batchable = not replica.servable.obstacle and signature.has_rows
-        setup = StageSetup(self._wirings[spec.stage], signature, batchable)
+
+    def _set_up(self, replica: _Replica, spec: ReplicaSpec) -> None:
+        """Tell a process what it serves, and limit its cores."""
+        assert replica.process is not None
+        assert replica.link is not None
+        servable, cores = self._servables[spec.stage, spec.variant], spec.cores
+        batchable = not servable.obstacle and servable.signature.has_rows
+        setup = StageSetup(
+            *(self._wirings[spec.stage], servable.signature, batchable, servable.model),
+            threads=Grant(cores).threads,
+            prepared=self._threads_prepared,
+            holders=self._holders,
+        )
         replica.link.send(FrameKind.SETUP, payload=[encode(setup)])
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(cores, START_CORES_MIN))
         self._set_timer(replica, self._start_s_max, f"it was not ready within {self._start_s_max:g} s")
+
+    def _start_spares_later(self) -> None:
+        if self._spares_timer is not None:
+            self._spares_timer.cancel()
+        if self._spares_max:
+            self._spares_timer = self._loop.call_later(SPARES_AFTER_S, self._start_spares)
+
+    def _start_spares(self) -> None:
+        """Have as many spare workers as replicas were lately started together. While replicas start, wait."""
+        if any(not replica.is_ready for replica in self._replicas.values()):
+            self._start_spares_later()
+            return
+        wanted = min(self._spares_max, most_together(self._starts, self._loop.time()))
+        while len(self._spares) < wanted:
+            spare = _Replica()
+            try:
+                self._spawn(spare)
+            except (OSError, MachineError) as error:
+                _log.warning("a spare worker cannot be started: %s", error)
+                self._give_up(spare, str(error))
+                return
+            self._spares.append(spare)
 
     def _set_timer(self, replica: _Replica, after_s: float, why: str) -> None:
         self._clear_timer(replica)
@@ -250,6 +313,8 @@ class LocalBackend(KnownStages):
             return
         replica.is_dying = True
         replica.error = replica.error or why
+        if replica in self._spares:
+            self._spares.remove(replica)
         self._clear_timer(replica)
         if replica.shrink_timer is not None:
             replica.shrink_timer.cancel()
@@ -270,12 +335,14 @@ class LocalBackend(KnownStages):
             self._actuator.release(process.pid)
         if replica.arena is not None:
             self._arenas.abandon(replica.arena)
-        del self._replicas[replica.id]
-        if replica.is_stopping:
-            self._report(ReplicaStopped(replica.id))
-        else:
-            self._report(ReplicaLost(replica.id, _explain(replica.error, process)))
-        if not self._replicas:
+        self._processes.discard(replica)
+        if self._replicas.get(replica.id) is replica:
+            del self._replicas[replica.id]
+            if replica.is_stopping:
+                self._report(ReplicaStopped(replica.id))
+            else:
+                self._report(ReplicaLost(replica.id, _explain(replica.error, process)))
+        if not self._processes:
             self._emptied.set()
 
     # Frames from workers
@@ -392,6 +459,25 @@ class LocalBackend(KnownStages):
     ) -> None:
         if self._listener is not None:
             self._listener.on_event(event)
+
+
+def usual_spares_max() -> int:
+    """How many workers may be started ahead if nobody says: one for each core."""
+    return max(1, int(capacity_cores()))
+
+
+def most_together(starts: Iterable[float], now_s: float) -> int:
+    """Of starts at these times, in their order, the most within `SPARES_AFTER_S`, among those of the last
+    `SPARES_FOR_S`; at least 1."""
+    most, together = 1, deque[float]()
+    for at_s in starts:
+        if at_s < now_s - SPARES_FOR_S:
+            continue
+        together.append(at_s)
+        while together[0] < at_s - SPARES_AFTER_S:
+            together.popleft()
+        most = max(most, len(together))
+    return most
 
 
 def _text(frame: Frame) -> str:
