@@ -49,7 +49,13 @@ def test_files_parse(file: Path) -> None:
     elif file.suffix == ".json":
         assert json.loads(file.read_text())["panels"]
     else:
-        assert file.name in {"sloop.service", "Containerfile", "Containerfile.dockerignore", "haproxy.cfg"}
+        assert file.name in {
+            "sloop.service",
+            "sloop-edge.service",
+            "Containerfile",
+            "Containerfile.dockerignore",
+            "haproxy.cfg",
+        }
 
 
 # Commands
@@ -67,10 +73,10 @@ def commands(text: str) -> Iterator[list[str]]:
             yield following[: min(ends, default=len(following))]
 
 
-def unit() -> list[tuple[str, str, str]]:
+def unit(name: str = "sloop.service") -> list[tuple[str, str, str]]:
     """Section, key and value of each line of the systemd unit."""
     found, section = [], ""
-    for line in read("systemd/sloop.service").splitlines():
+    for line in read(f"systemd/{name}").splitlines():
         if line.startswith("["):
             section = line.strip("[]")
         elif line and not line.startswith("#"):
@@ -90,7 +96,9 @@ def pods() -> dict[str, dict[str, Any]]:
     (deployment,) = (each for each in documents("kubernetes/sloop.yaml") if each["kind"] == "Deployment")
     (cluster,) = (each for each in documents("kuberay/raycluster.yaml") if each["kind"] == "RayCluster")
     (workers,) = cluster["spec"]["workerGroupSpecs"]
+    (edges,) = (each for each in documents("kuberay/edges.yaml") if each["kind"] == "Deployment")
     return {
+        "edge": edges["spec"]["template"],
         "kubernetes": deployment["spec"]["template"],
         "head": cluster["spec"]["headGroupSpec"]["template"],
         "worker": workers["template"],
@@ -130,6 +138,41 @@ def test_commands_have_options_that_exist(where: str, tmp_path: Path, monkeypatc
     assert (parameters["api_key_file"] is None) == (where == "container")
     if where in {"kuberay", "ray"}:
         assert (parameters["backend"], parameters["address"]) == ("ray", "auto")
+
+
+def joined() -> dict[str, list[str]]:
+    """The arguments of `sloop` in each file that starts an edge."""
+    (started,) = [value for _, key, value in unit("sloop-edge.service") if key == "ExecStart"]
+    return {"systemd": next(commands(started)), "kuberay": container_of("edge")["args"]}
+
+
+@pytest.mark.parametrize("where", ["systemd", "kuberay"])
+def test_edges_join_with_options_that_exist_and_stop_after_their_drain(where: str) -> None:
+    name, *arguments = joined()[where]
+    assert name == "edge"
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    parameters = command.make_context(name, arguments).params
+    assert parameters["host"] == "0.0.0.0"
+    assert parameters["api_key_file"] is not None
+    if where == "systemd":
+        values = {key: value for _, key, value in unit("sloop-edge.service")}
+        assert int(values["TimeoutStopSec"]) >= parameters["drain_s"] + MARGIN_S
+        assert (values["Restart"], values["StartLimitIntervalSec"]) == ("always", "0"), "it ends without its server"
+    else:
+        _, seconds = container_of("edge")["lifecycle"]["preStop"]["exec"]["command"]
+        grace_s = pods()["edge"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace_s >= int(seconds) + parameters["drain_s"] + MARGIN_S
+
+
+def test_edges_of_kubernetes_join_the_head() -> None:
+    """What the file says about the head's options is true of its own."""
+    host, _, port = next(each for each in joined()["kuberay"] if each.startswith("--join"))[7:].partition(":")
+    (service,) = (each for each in documents("kuberay/edges.yaml") if each["metadata"]["name"] == host)
+    (head,) = (each for each in documents("kuberay/raycluster.yaml") if each["kind"] == "Service")
+    assert service["spec"]["selector"] == head["spec"]["selector"]
+    assert [each["targetPort"] for each in service["spec"]["ports"]] == [int(port)]
+    assert f"--agents-port {port} --token-file" in read("kuberay/edges.yaml")
 
 
 def shown_commands() -> list[list[str]]:
@@ -206,7 +249,7 @@ KNOWN = {
 
 
 def test_the_unit_has_settings_that_systemd_knows_and_that_sloop_needs(tmp_path: Path) -> None:
-    for section, key, _ in unit():
+    for section, key, _ in [*unit(), *unit("sloop-edge.service")]:
         assert key in KNOWN[section].split(), key
     values = {key: value for _, key, value in unit()}
     assert values["KillMode"] == "mixed", "SIGTERM is for the deciding process"
@@ -218,23 +261,24 @@ def test_the_unit_has_settings_that_systemd_knows_and_that_sloop_needs(tmp_path:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
-    copy = tmp_path / "sloop.service"
-    copy.write_text(read("systemd/sloop.service").replace("/opt/sloop/bin/sloop", "/bin/true"))
-    found = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False)
-    assert (found.returncode, [line for line in found.stderr.splitlines() if "sloop.service" in line]) == (0, [])
+    for name in ("sloop.service", "sloop-edge.service"):
+        copy = tmp_path / name
+        copy.write_text(read(f"systemd/{name}").replace("/opt/sloop/bin/sloop", "/bin/true"))
+        found = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False)
+        assert (found.returncode, [line for line in found.stderr.splitlines() if name in line]) == (0, [])
 
 
 # Schemas
 
 
-@pytest.mark.parametrize("name", ["kubernetes/sloop.yaml", "kuberay/raycluster.yaml"])
+@pytest.mark.parametrize("name", ["kubernetes/sloop.yaml", "kuberay/raycluster.yaml", "kuberay/edges.yaml"])
 def test_manifests_follow_the_schemas_of_kubernetes(name: str) -> None:
     for each in documents(name):
         if each["apiVersion"] != "ray.io/v1":
             kubernetes_validate.validate(each, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize("pod", ["kubernetes", "head", "worker"])
+@pytest.mark.parametrize("pod", ["kubernetes", "head", "worker", "edge"])
 def test_pods_follow_the_schema_and_run_without_rights(pod: str) -> None:
     template = {"metadata": {}, **pods()[pod]}
     whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": pod}, "template": template}

@@ -118,8 +118,9 @@ def edge(
 ) -> None:
     """Accept requests of clients on this machine for the server at --join, until it ends or SIGTERM.
 
-    The server must run with --backend agents or ray; it decides where each request runs and how many there may be at a
-    time. If it cannot be reached, requests wait within their deadlines, and the edge connects again for a minute.
+    The server must run with --backend agents, or with --backend ray and --agents-port. It decides where each request
+    runs and how many there may be at a time. If it cannot be reached, requests wait within their deadlines, and the
+    edge connects again for a minute.
     """
     if click.get_current_context().get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
         _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")

@@ -335,8 +335,8 @@ class JoiningEdge:
             if not serving.done():
                 await self._drain(serving)
                 self._is_over = True
-            for task in (serving, stopping):
-                task.cancel()
+            for each in (serving, stopping):
+                each.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
         finally:
