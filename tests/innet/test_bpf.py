@@ -32,6 +32,13 @@ from sloop.innet.bpf import (
     operation,
 )
 from sloop.innet.bpf import instructions as decode
+from sloop.innet.xdp import why_no_xdp
+
+
+@pytest.fixture(autouse=True)
+def _kernel_runs_programs(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("needs_hosts") and (reason := why_no_xdp()):
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,12 +18,14 @@ import pytest
 from sloop.errors import InputError, MachineError
 from sloop.innet import namespaces
 from sloop.innet.bpf import arithmetic_beyond_switches, loaded_programs
+from sloop.innet.emulator import Ending, FlowVerdict
 from sloop.innet.mapper import Fabric, NoCapacity
 from sloop.innet.namespaces import Namespace
 from sloop.innet.network import BYTES, SIGNED, Dense, Ints, Network
 from sloop.innet.packets import Packet, packets_of
 from sloop.innet.program import compile_network
-from sloop.innet.xdp import XdpFabric, XdpVerdict, why_no_xdp
+from sloop.innet.xdp import XdpFabric, why_no_xdp
+from sloop.innet.xdp_layout import AT_RUNNING, STALLED_NS
 from tests.innet.models import flow_model, model, picture_model, rows_of, small_model
 
 pytestmark = [pytest.mark.live, pytest.mark.needs_hosts]
@@ -46,21 +49,21 @@ def total(fabric: XdpFabric, counter: str) -> int:
     return sum(counted.get(counter, 0) for name, counted in fabric.counters().items() if name != "features")
 
 
-def wrong(verdicts: Sequence[XdpVerdict], expected: Ints) -> list[int]:
+def wrong(verdicts: Sequence[FlowVerdict], expected: Ints) -> list[int]:
     """Rows whose verdict is another than the reference's; an aborted one has none."""
     assert len(verdicts) == len(expected)
     return [
         row
         for row, (verdict, logits) in enumerate(zip(verdicts, expected, strict=True))
-        if verdict.logits is not None and verdict.logits.tolist() != logits.tolist()
+        if verdict.logits is not None and list(verdict.logits) != logits.tolist()
     ]
 
 
-def aborted(verdicts: Sequence[XdpVerdict]) -> int:
+def aborted(verdicts: Sequence[FlowVerdict]) -> int:
     return sum(verdict.logits is None for verdict in verdicts)
 
 
-def check(fabric: XdpFabric, network: Network, rows: Ints) -> list[XdpVerdict]:
+def check(fabric: XdpFabric, network: Network, rows: Ints) -> list[FlowVerdict]:
     verdicts = fabric.run(rows, timeout_s=30)
     assert not wrong(verdicts, network.run(rows))
     assert not aborted(verdicts)
@@ -81,8 +84,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_the_vectors_of_the_specification(small: XdpFabric) -> None:
     verdicts = small.run(rows_of(small_model(), 4), timeout_s=30)
-    logits = [verdict.logits.tolist() for verdict in verdicts if verdict.logits is not None]
-    assert logits == [[5804], [5746], [5155], [5359]]
+    logits = [verdict.logits for verdict in verdicts if verdict.logits is not None]
+    assert logits == [(5804,), (5746,), (5155,), (5359,)]
     assert {verdict.version for verdict in verdicts} == {1}
 
 
@@ -92,8 +95,8 @@ def test_fifty_flows_of_the_flow_model_equal_the_reference() -> None:
     with XdpFabric(compile_network(network)) as fabric:
         verdicts = check(fabric, network, rows_of(network, 50))
         counted = fabric.counters()
-    first = [verdict.logits.tolist() for verdict in verdicts[:4] if verdict.logits is not None]
-    assert first == [[857], [-1070], [2246], [-1054]]
+    first = [verdict.logits for verdict in verdicts[:4] if verdict.logits is not None]
+    assert first == [(857,), (-1070,), (2246,), (-1054,)]
     layers = ("conv1", "conv2", "dense1")
     received = [sum(counted[f"{layer}.{unit}"]["packets"] for unit in range(4)) for layer in layers]
     assert received == [50 * copies for copies in (3240, 2592, 496)]
@@ -175,8 +178,8 @@ def test_many_losses_give_no_wrong_verdict(small: XdpFabric) -> None:
     verdicts = small.run(rows, timeout_s=0.05)
     small.set_faults()
     assert not wrong(verdicts, network.run(rows))
-    assert aborted(verdicts)
-    assert all(verdict.version == 0 for verdict in verdicts if verdict.logits is None)
+    endings = {(verdict.ending, verdict.version) for verdict in verdicts if verdict.logits is None}
+    assert endings == {(Ending.ABORTED, None)}
     check(small, network, rows)
 
 
@@ -221,7 +224,7 @@ def test_packets_of_another_epoch_or_version_and_malformed_ones_are_counted_and_
 def test_weights_are_swapped_under_load_and_each_verdict_has_the_version_of_all_its_layers() -> None:
     networks = {version: alike(version) for version in (1, 2, 3)}
     rows = rows_of(networks[1], 400)
-    verdicts: list[XdpVerdict] = []
+    verdicts: list[FlowVerdict] = []
     with XdpFabric(compile_network(networks[1])) as fabric:
         load = threading.Thread(target=lambda: verdicts.extend(fabric.run(rows, timeout_s=30)))
         load.start()
@@ -240,7 +243,22 @@ def test_weights_are_swapped_under_load_and_each_verdict_has_the_version_of_all_
     assert {verdict.version for verdict in verdicts} == {1, 2, 3}
     for row, verdict in enumerate(verdicts):
         assert verdict.logits is not None
-        assert verdict.logits.tolist() == expected[verdict.version][row].tolist(), f"row {row}, {verdict.version}"
+        assert verdict.version is not None
+        assert list(verdict.logits) == expected[verdict.version][row].tolist(), f"row {row}, {verdict.version}"
+
+
+def test_features_of_an_old_epoch_are_refused_and_a_lost_generating_packet_is_replaced(small: XdpFabric) -> None:
+    network = small_model()
+    rows = rows_of(network, 8)
+    check(small, network, rows)
+    refused = small.counters()["features"]["refused"]
+    small._begin(1 << 3, rows[0])  # the slot's first epoch, long ago
+    until(lambda: small.counters()["features"]["refused"] == refused + 1)
+    registers = bytearray(small._feature_maps.registers.read(0))
+    struct.pack_into("<Q", registers, AT_RUNNING, 1)  # as if that packet had been lost in its last pass
+    small._feature_maps.registers.write(0, bytes(registers))
+    time.sleep(STALLED_NS / 1e9)
+    check(small, network, rows)
 
 
 def test_nothing_that_runs_multiplies(small: XdpFabric) -> None:
@@ -254,7 +272,7 @@ def test_nothing_that_runs_multiplies(small: XdpFabric) -> None:
 def test_several_fabrics_run_side_by_side(small: XdpFabric) -> None:
     network = alike(8)
     with XdpFabric(compile_network(network)) as other:
-        results: dict[int, list[XdpVerdict]] = {}
+        results: dict[int, list[FlowVerdict]] = {}
         rows = rows_of(network, 64)
         threads = [
             threading.Thread(target=lambda at=at, fabric=fabric: results.update({at: fabric.run(rows, timeout_s=30)}))

@@ -15,19 +15,14 @@ All of it happens on the CPU of the sending thread: the kernel runs a packet's p
 import contextlib
 import functools
 import os
-import select
-import socket
 import struct
 import threading
-import time
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from sloop.errors import InputError, MachineError
 from sloop.innet.bpf import (
@@ -41,10 +36,12 @@ from sloop.innet.bpf import (
     ProgramKind,
     arithmetic_beyond_switches,
 )
+from sloop.innet.emulator import FlowVerdict
 from sloop.innet.namespaces import CableEnd, Namespace
 from sloop.innet.network import Ints
-from sloop.innet.packets import ETHERTYPE, HEADER, MAGIC, Malformed, PacketKind, parse
+from sloop.innet.packets import HEADER, MAGIC
 from sloop.innet.program import Program
+from sloop.innet.requester import ETHERNET, Requester
 from sloop.innet.xdp_code import UnitCode
 from sloop.innet.xdp_features import FeatureCode, broadcast
 from sloop.innet.xdp_layout import (
@@ -70,33 +67,9 @@ from sloop.machine import usable_cpus
 
 TIMEOUT_S: Final = 1.0
 """After which an inference without a verdict is aborted. Packets need milliseconds; other programs may have the CPU."""
-ETHERNET: Final = b"\xff" * 6 + b"\x02\0\0\0\0\1" + ETHERTYPE.to_bytes(2)
-"""To everybody, from an address that belongs to nobody."""
 RECEIVE_BYTES: Final = 1 << 24
 MTU_FEATURES: Final = 65_000
 """Of the cable on which rows come: one packet each."""
-FRAME_MAX: Final = 2048
-
-
-class XdpVerdict(NamedTuple):
-    """What came of one inference."""
-
-    logits: Ints | None
-    """None if it was aborted: a packet was lost, or its version of the weights was gone."""
-    version: int
-    """Of the weights; 0 if aborted."""
-    elapsed_ns: int
-    """From sending the features to the verdict, or to its being aborted."""
-
-
-@dataclass
-class _OpenInference:
-    row: int
-    generation: int
-    sent_ns: int
-    logits: Ints
-    missing: set[int]
-    version: int = -1
 
 
 @dataclass(eq=False)
@@ -136,14 +109,8 @@ class XdpFabric:
         self._resources: contextlib.ExitStack | None = None
         self._units: list[list[_Unit]] = []
         self._programs: list[KernelProgram] = []
-        self._epochs = [0] * program.slots
         self._versions: list[int | None] = [program.version, None]
         """Of each bank."""
-        self._generation = 0
-        """How often the weights have been swapped; an inference has that in which it began."""
-        self._inferences: dict[int, _OpenInference] = {}
-        self._settled = threading.Condition()
-        """Guards the inferences and the generation; notified when an inference ends."""
         self._swapping = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -163,15 +130,12 @@ class XdpFabric:
             self._resources = None
             self._units, self._programs = [], []
 
-    def run(self, rows: NDArray[np.integer], *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[XdpVerdict]:
-        """A verdict for each row. `at_once`: inferences at the same time, by default and at most one in each slot; the
-        others wait. InputError if a row does not fit the network."""
+    def run(self, rows: ArrayLike, *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[FlowVerdict]:
+        """A verdict for each row, in order; instants are those of the machine's monotonic clock. `at_once`: inferences
+        at the same time, by default and at most one in each slot; the others wait. InputError if a row does not fit."""
         if self._resources is None:
             raise MachineError("the fabric is not open", help="use it in a `with` block")
-        checked = self._program.check_rows(rows)
-        at_once = min(at_once or self._program.slots, self._program.slots)
-        with ThreadPoolExecutor(1) as threads:
-            return threads.submit(self._run, checked, int(timeout_s * 1e9), at_once).result()
+        return self._requester.run(rows, timeout_s=timeout_s, at_once=at_once)
 
     def swap(self, program: Program) -> None:
         """Replaces the weights under load: inferences that have begun end with the weights they began with.
@@ -184,18 +148,17 @@ class XdpFabric:
                 raise InputError(
                     f"version {program.version} of the weights is in use", help="give the new weights another version"
                 )
-            with self._settled:
-                self._settled.wait_for(
-                    lambda: all(each.generation == self._generation for each in self._inferences.values())
-                )
-            bank = (self._generation + 1) % BANKS
+            requester = self._requester
+            with requester.settled:
+                requester.settled.wait_for(requester.all_of_this_generation)
+            bank = (requester.generation + 1) % BANKS
             self._versions[bank] = program.version
             for units, layer in zip(self._units, program.layers, strict=True):
                 for unit, weights in zip(units, layer.units, strict=True):
                     _write_bank(unit, UnitLayout(program, layer), bank, weights, program.version)
-            with self._settled:
+            with requester.settled:
                 self._feature_maps.version.write(0, struct.pack("<I", program.version))
-                self._generation += 1
+                requester.generation += 1
 
     def set_order(self, order: Sequence[int] | None) -> None:
         """The order in which the feature extractor sends the messages of an inference, possibly some of them twice.
@@ -267,10 +230,11 @@ class XdpFabric:
             self._build_layer(opening, layer, layout)
         self._build_features(opening, first, features_in, features_out)
         self._rows = opening.enter_context(contextlib.closing(host.packet_socket(row_in)))
-        self._verdicts = [
+        results = [
             opening.enter_context(contextlib.closing(host.packet_socket(port, receive_bytes=RECEIVE_BYTES)))
             for port in verdict_ports
         ]
+        self._requester = Requester(self._program, self._begin, results, self._cpu)
 
     def _join(self, source: Namespace, unit: _Unit, name: str) -> CableEnd:
         """Lays a cable from a namespace to a unit and returns the end at the source."""
@@ -398,88 +362,10 @@ class XdpFabric:
                 "the new program differs in more than its weights", help="build another fabric for another network"
             )
 
-    def _run(self, rows: Ints, timeout_ns: int, at_once: int) -> list[XdpVerdict]:
-        """In a thread of its own, on the fabric's CPU."""
-        with contextlib.suppress(OSError):  # a CPU may have gone
-            os.sched_setaffinity(0, {self._cpu})
-        verdicts: list[XdpVerdict | None] = [None] * len(rows)
-        waiting = deque(range(len(rows)))
-        free = deque(range(at_once))
-        poll = select.poll()
-        for end in self._verdicts:
-            poll.register(end, select.POLLIN)
-        payloads = rows.astype(np.uint8)
-        while waiting or self._inferences:
-            while waiting and free:
-                self._send(waiting.popleft(), payloads, free.popleft())
-            if not self._receive(verdicts, free):
-                oldest_ns = min(each.sent_ns for each in self._inferences.values())
-                left_ns = oldest_ns + timeout_ns - time.monotonic_ns()
-                if left_ns <= 0 or not poll.poll(left_ns / 1e6 + 1):
-                    self._abort(verdicts, free, timeout_ns)
-        return [each for each in verdicts if each is not None]
-
-    def _send(self, row: int, payloads: NDArray[np.uint8], slot: int) -> None:
-        """Begins the inference of a row in a slot, with the slot's next epoch."""
-        program = self._program
-        self._epochs[slot] = (self._epochs[slot] + 1) % (1 << (32 - program.slot_bits))
-        inference = self._epochs[slot] << program.slot_bits | slot
+    def _begin(self, inference: int, row: Ints) -> None:
+        """Sends the packet of features that begins an inference."""
         header = HEADER.pack(MAGIC, 0, LABEL_FEATURES, 0, inference, 0, 0, 0, 0, 0)
-        frame = ETHERNET + header + payloads[row].tobytes() + bytes(payload_room(program))
-        count = len(program.layers[-1].units) * program.layers[-1].neurons
-        pending = _OpenInference(row, 0, 0, np.zeros(count, np.int64), set(range(len(program.result_starts))))
-        with self._settled:
-            pending.generation = self._generation
-            pending.sent_ns = time.monotonic_ns()
-            self._inferences[inference] = pending
-            self._rows.send(frame)
-
-    def _receive(self, verdicts: list[XdpVerdict | None], free: deque[int]) -> bool:
-        """Takes what verdicts there are; whether there were packets."""
-        found = False
-        for end in self._verdicts:
-            while True:
-                try:
-                    frame = end.recv(FRAME_MAX, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    break
-                found = True
-                self._take(frame, verdicts, free)
-        return found
-
-    def _take(self, frame: bytes, verdicts: list[XdpVerdict | None], free: deque[int]) -> None:
-        """One RESULT packet. Those of no inference that is open are dropped."""
-        try:
-            packet = parse(frame[ETHERNET_BYTES:])
-        except Malformed:
-            return
-        pending = self._inferences.get(packet.inference)
-        if pending is None or packet.kind is not PacketKind.RESULT:
-            return
-        program = self._program
-        number = packet.source * program.result_parts + packet.part
-        if number not in pending.missing or pending.version not in {-1, packet.version}:
-            return
-        start = int(program.result_starts[number])
-        pending.logits[start : start + len(packet.values)] = packet.values
-        pending.version = packet.version
-        pending.missing.remove(number)
-        if not pending.missing:
-            elapsed_ns = time.monotonic_ns() - pending.sent_ns
-            verdict = XdpVerdict(pending.logits[: program.classes], packet.version, elapsed_ns)
-            self._settle(packet.inference, verdict, verdicts, free)
-
-    def _abort(self, verdicts: list[XdpVerdict | None], free: deque[int], timeout_ns: int) -> None:
-        now_ns = time.monotonic_ns()
-        for inference, pending in list(self._inferences.items()):
-            if now_ns - pending.sent_ns >= timeout_ns:
-                self._settle(inference, XdpVerdict(None, 0, now_ns - pending.sent_ns), verdicts, free)
-
-    def _settle(self, inference: int, verdict: XdpVerdict, verdicts: list[XdpVerdict | None], free: deque[int]) -> None:
-        with self._settled:
-            verdicts[self._inferences.pop(inference).row] = verdict
-            self._settled.notify_all()
-        free.append(self._program.slot(inference))
+        self._rows.send(ETHERNET + header + row.astype(np.uint8).tobytes() + bytes(payload_room(self._program)))
 
 
 def _array(opening: contextlib.ExitStack, name: str, value_bytes: int, entries: int = 1) -> KernelMap:
@@ -502,14 +388,20 @@ def _write_bank(unit: _Unit, layout: UnitLayout, bank: int, weights: object, ver
 
 @functools.cache
 def why_no_xdp() -> str:
-    """Why this machine cannot run programs in the kernel; empty if it can. Tries it once."""
+    """Why this machine cannot run programs in the kernel; empty if it can. Tries once what a fabric needs of it."""
     code = BpfAssembler()
     code.mov(R0, XDP_PASS)
     code.exit()
     try:
-        with Namespace("try") as namespace, KernelProgram.load(ProgramKind.XDP, code, "try") as program:
-            port, _ = namespace.connect(namespace, ("one", "two"))
-            namespace.within(lambda: program.attach_xdp(port.device)).close()
+        with (
+            Namespace("try") as namespace,
+            KernelProgram.load(ProgramKind.XDP, code, "try") as driver,
+            KernelProgram.load(ProgramKind.TC, code, "try") as stack,
+            KernelMap(MapKind.DEVICES, "try", value_bytes=4, entries=1),
+        ):
+            end, _ = namespace.connect(namespace, ("one", "two"))
+            namespace.within(lambda: driver.attach_xdp(end.device)).close()
+            namespace.within(lambda: stack.attach_tc(end.device)).close()
     except (MachineError, OSError) as error:
         return str(error).splitlines()[0]
     return ""
