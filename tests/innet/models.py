@@ -73,6 +73,11 @@ def small_model() -> Network:
     return model(60, [(10, 4, 3), (6, 3, 2)], [7, 5, 1], [3, 7, 8, 7])
 
 
+def tiny_model(seed: int = 0) -> Network:
+    """Few packets: for tests that run hundreds of inferences one by one."""
+    return model(12, [(3, 3, 2), (2, 2, 2)], [3, 1], [3, 8, 7], seed)
+
+
 def picture_model(classes: int = 3, seed: int = 0, inputs: InputRange = BITS) -> Network:
     """Two dimensions, padding, a stride, and several classes."""
     draw = np.random.default_rng(seed)

@@ -12,15 +12,12 @@ from sloop.innet.network import SIGNED, Convolution, Dense, Network
 from sloop.innet.packets import packets_of
 from sloop.innet.program import compile_network
 from sloop.innet.switch import Multiplier
-from tests.innet.models import flow_model, model, picture_model, rows_of, small_model
+from tests.innet.models import flow_model, model, picture_model, rows_of, small_model, tiny_model
 
 RANDOM_ORDER = Faults(duplicates=0.2, jitter_ns=100_000)
 LONG_NS = 1e9
-
-
-def tiny_model(seed: int = 0) -> Network:
-    """90 copies an inference: for tests that run hundreds of them one by one."""
-    return model(12, [(3, 3, 2), (2, 2, 2)], [3, 1], [3, 8, 7], seed)
+TWO_UNITS = Fabric(units=2)
+"""With fewer packets than four, for tests of hundreds of inferences."""
 
 
 def dense_model() -> Network:
@@ -117,14 +114,14 @@ def test_sums_of_operations_do_not_depend_on_the_order() -> None:
 # Order, duplicates, slots
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_order_and_duplicates_on_eight_slots(seed: int) -> None:
-    rows = rows_of(tiny_model(), 256)
-    emulator = Emulator(compile_network(tiny_model()), seed=seed, faults=RANDOM_ORDER, timeout_ns=LONG_NS)
+@pytest.mark.parametrize(("seed", "count"), [(0, 256), (1, 40), (2, 40)])
+def test_random_order_and_duplicates_on_eight_slots(seed: int, count: int) -> None:
+    rows = rows_of(tiny_model(), count)
+    emulator = Emulator(compile_network(tiny_model(), TWO_UNITS), seed=seed, faults=RANDOM_ORDER, timeout_ns=LONG_NS)
     verdicts, counts = emulator.run(rows)
     assert [verdict.logits for verdict in verdicts] == [tuple(logits) for logits in tiny_model().run(rows).tolist()]
-    assert counts.duplicated > 1000
-    assert counts.endings == {Ending.VERDICT: 256}
+    assert counts.duplicated > 5 * count
+    assert counts.endings == {Ending.VERDICT: count}
 
 
 def test_one_seed_is_one_run() -> None:
@@ -138,7 +135,7 @@ def test_one_seed_is_one_run() -> None:
 
 
 def test_rows_without_a_slot_are_turned_away_and_counted() -> None:
-    emulator = Emulator(compile_network(tiny_model()), waiting_max=10)
+    emulator = Emulator(compile_network(tiny_model(), TWO_UNITS), waiting_max=10)
     rows = rows_of(tiny_model(), 256)
     verdicts, counts = emulator.run(rows)
     assert counts.endings == {Ending.VERDICT: 18, Ending.NO_SLOT: 238}
@@ -146,7 +143,7 @@ def test_rows_without_a_slot_are_turned_away_and_counted() -> None:
         assert verdict.logits == (None if verdict.ending is Ending.NO_SLOT else tuple(logits))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.floats(0, 0.02),
@@ -156,14 +153,14 @@ def test_rows_without_a_slot_are_turned_away_and_counted() -> None:
 )
 def test_never_a_wrong_verdict(seed: int, loss: float, duplicates: float, jitter_ns: float, slots: int) -> None:
     """Whatever happens to packets, also around time-outs that are much too short, a verdict is the reference's."""
-    program = compile_network(tiny_model(), Fabric(slots=slots))
+    program = compile_network(tiny_model(), Fabric(slots=slots, units=2))
     faults = Faults(loss=loss, duplicates=duplicates, jitter_ns=jitter_ns)
     emulator = Emulator(program, seed=seed, faults=faults, timeout_ns=30_000)
-    rows = rows_of(tiny_model(), 24)
+    rows = rows_of(tiny_model(), 16)
     verdicts, counts = emulator.run(rows)
     for verdict, logits in zip(verdicts, tiny_model().run(rows), strict=True):
         assert verdict.logits in {None, tuple(logits)}
-    assert sum(counts.endings.values()) == 24
+    assert sum(counts.endings.values()) == 16
 
 
 # Loss
@@ -172,7 +169,7 @@ def test_never_a_wrong_verdict(seed: int, loss: float, duplicates: float, jitter
 def test_each_of_three_hundred_lost_packets() -> None:
     """One copy of each inference is lost: it is aborted, or nobody needed the copy. The slot serves the next one."""
     network = tiny_model()
-    program = compile_network(network, Fabric(slots=2))
+    program = compile_network(network, Fabric(slots=2, units=2))
     copies = sum(program.copies) + 1
     rows = rows_of(network, 300)
     lost = frozenset((row, row % copies) for row in range(300))
@@ -182,8 +179,8 @@ def test_each_of_three_hundred_lost_packets() -> None:
     expected = [tuple(logits) for logits in network.run(rows).tolist()]
     assert all(verdict.logits in {None, logits} for verdict, logits in zip(verdicts, expected, strict=True))
     assert counts.endings[Ending.ABORTED] > 200
-    healthy = emulator.run(rows)[0]  # the same slots, now without losses
-    assert [verdict.logits for verdict in healthy] == expected
+    healthy = emulator.run(rows[:20])[0]  # the same slots, now without losses
+    assert [verdict.logits for verdict in healthy] == expected[:20]
 
 
 def test_a_lost_copy_that_no_window_needs() -> None:
@@ -246,7 +243,7 @@ def test_packets_that_are_none_are_counted_and_dropped() -> None:
 def test_weights_change_under_load() -> None:
     """No inference mixes versions: each verdict is that of the network of its version."""
     networks = {version: tiny_model(version) for version in (1, 2, 3)}
-    programs = {version: compile_network(network, version=version) for version, network in networks.items()}
+    programs = {version: compile_network(network, TWO_UNITS, version=version) for version, network in networks.items()}
     rows = rows_of(networks[1], 120)
     emulator = Emulator(programs[1], faults=RANDOM_ORDER, timeout_ns=LONG_NS)
     for row, values in enumerate(rows):

@@ -6,6 +6,7 @@ cross equally many links. The first leaf extracts features. Neurons of a layer a
 its leaves, which need not talk to each other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from sloop.errors import InputError
-from sloop.innet.network import Convolution, Layer, Network, Shape
+from sloop.innet.network import Layer, Network, Shape
 from sloop.options import check_range
 from sloop.text import listed
 
@@ -132,12 +133,119 @@ def place(network: Network, fabric: Fabric) -> tuple[LayerPlacement, ...]:
     return tuple(placements)
 
 
-def products_per_window(layer: Layer, units: int) -> int:
-    """Products that one unit computes for one window of a convolution."""
-    assert isinstance(layer, Convolution)
-    return int(layer.weights[0].size) * split(layer.neurons, units)[0]
+# Routes through the Clos
 
 
-def groups_of(placements: Sequence[LayerPlacement]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each layer, the multicast group of the packets to it: all of its pipelines."""
-    return tuple(each.units for each in placements)
+@dataclass(frozen=True, order=True)
+class Port:
+    """A pipeline of a switch, on one of the tiers 1 (leaves) to 3; switches and pipelines are numbered from 0."""
+
+    tier: int
+    switch: int
+    pipeline: int
+
+
+def wired(port: Port, tier: int) -> Port:
+    """The port of an adjacent tier at the other end of a port's link: lower switch i, pipeline j, and upper switch j,
+    pipeline i. A pipeline above the first tier has a link upwards and one downwards."""
+    return Port(tier, port.pipeline, port.switch)
+
+
+def routes(routing: Routing, width: int, leaf: int, pipeline: int, target: int) -> tuple[tuple[Port, ...], ...]:
+    """The ports that the copies of a packet pass from a leaf's pipeline to all pipelines of the leaf `target`, one
+    copy for each, over equally many links.
+
+    In two tiers the packet was processed in ingress, so that the leaf's traffic manager can send a copy out of each
+    pipeline. In three it was processed in egress too and can only leave by its own pipeline: the copies part on the
+    second tier, and all take the detour over the third, also the one that is at the right place already.
+    """
+    found = []
+    for copy in range(width):
+        if routing == "two-tier":
+            out = Port(1, leaf, copy)
+            upper = wired(out, 2)
+            crossing: tuple[Port, ...] = (out, upper, Port(2, upper.switch, target))
+        else:
+            up = wired(Port(1, leaf, pipeline), 2)
+            parted = Port(2, up.switch, copy)
+            top = wired(parted, 3)
+            turned = Port(3, top.switch, copy)
+            down = wired(turned, 2)
+            crossing = (Port(1, leaf, pipeline), up, parted, top, turned, down, Port(2, down.switch, target))
+        found.append((*crossing, wired(crossing[-1], 1)))
+    return tuple(found)
+
+
+def links_crossed(route: Sequence[Port]) -> int:
+    """Links of a route: steps from one tier to another."""
+    return sum(one.tier != other.tier for one, other in pairwise(route))
+
+
+# Latency and throughput
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """What one unit of a layer does for one inference, packets in order."""
+
+    name: str
+    packets: int
+    work_ns: float
+    """Traversals of all its packets at the pipeline's rate: it bounds the throughput."""
+    chain_ns: float
+    """The packet with the most traversals, one after the other: it bounds the latency."""
+
+    @property
+    def unit_ns(self) -> float:
+        """The longer of the two."""
+        return max(self.work_ns, self.chain_ns)
+
+
+@dataclass(frozen=True)
+class FabricTime:
+    """The latency and throughput of a program on its fabric, modelled: figures of ours, not of the papers."""
+
+    features_ns: float
+    layers: tuple[LayerTime, ...]
+    links_ns: float
+    slots: int
+
+    @property
+    def latency_ns(self) -> float:
+        """One inference alone."""
+        return self.features_ns + sum(layer.unit_ns for layer in self.layers) + self.links_ns
+
+    @property
+    def bottleneck(self) -> LayerTime:
+        """The layer with the most work."""
+        return max(self.layers, key=lambda layer: layer.work_ns)
+
+    @property
+    def rate_rps(self) -> float:
+        """Inferences per second that the slots and the bottleneck allow."""
+        return min(self.slots * 1e9 / self.latency_ns, 1e9 / self.bottleneck.work_ns)
+
+    @property
+    def slots_to_saturate(self) -> int:
+        """Inferences at the same time that keep the bottleneck busy."""
+        return math.ceil(self.latency_ns / self.bottleneck.work_ns)
+
+    @property
+    def shares(self) -> int:
+        """Slots that do not slow each other down: servers of constant time `latency_ns` that share nothing."""
+        return max(1, min(self.slots, math.floor(self.latency_ns / self.bottleneck.work_ns)))
+
+
+def time_of(fabric: Fabric, messages: Sequence[tuple[str, Sequence[int]]]) -> FabricTime:
+    """The time of an inference. `messages` has each layer's name and, for one unit, the products of each packet."""
+    cycle_ns = 1e9 / fabric.packets_per_s
+    layers = []
+    for name, products in messages:
+        passes = [max(1, -(-each // fabric.products_per_pass)) for each in products]
+        chain_ns = -(-max(passes) // fabric.clones) * fabric.pass_ns
+        layers.append(LayerTime(name, len(passes), sum(passes) * cycle_ns, chain_ns))
+    first = len(messages[0][1])
+    by_clones = math.ceil(math.log2(first)) * fabric.pass_ns + first * cycle_ns
+    features_ns = by_clones if fabric.clones_windows else first * fabric.pass_ns
+    links_ns = len(layers) * LINKS[fabric.routing] * fabric.link_ns
+    return FabricTime(features_ns, tuple(layers), links_ns, fabric.slots)

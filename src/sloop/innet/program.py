@@ -35,9 +35,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sloop.errors import InputError
-from sloop.innet.mapper import Fabric, LayerPlacement, NoCapacity, place, split
+from sloop.innet.mapper import Fabric, FabricTime, LayerPlacement, NoCapacity, place, split, time_of
 from sloop.innet.network import Convolution, Dense, InputRange, Ints, Layer, Network, Shape
-from sloop.text import counted
 
 Kind = Literal["windows", "rows", "dense"]
 
@@ -117,6 +116,17 @@ class LayerProgram:
                 found[message].append(window)
         return tuple(np.array(each, np.int64) for each in found)
 
+    @cached_property
+    def products_in_order(self) -> tuple[int, ...]:
+        """For each message the products that it makes one unit compute, if messages come in order."""
+        if self.kind == "dense":
+            return tuple((self.counts * self.neurons).tolist())
+        window = self.windows.shape[1] * self.neurons
+        if self.kind == "windows":
+            return (window,) * self.messages
+        last = np.bincount([int(messages.max(initial=0)) for messages in self.needs], minlength=self.messages)
+        return tuple((last * window).tolist())
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -164,6 +174,16 @@ class Program:
     def copies(self) -> tuple[int, ...]:
         """Packets of one inference that the units of each layer receive together."""
         return tuple(layer.messages * len(layer.units) for layer in self.layers)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each label, the multicast group of its packets: leaf and pipeline of every unit."""
+        return tuple(tuple((unit.leaf, unit.pipeline) for unit in layer.units) for layer in self.layers)
+
+    @cached_property
+    def time(self) -> FabricTime:
+        """Its latency and throughput, modelled."""
+        return time_of(self.fabric, [(layer.name, layer.products_in_order) for layer in self.layers])
 
     def check_rows(self, rows: ArrayLike) -> Ints:
         """Rows as n × inputs, as the user gives them. InputError if one has another length or a value out of range."""
@@ -352,8 +372,8 @@ def _check_fields(program: Program) -> None:
         positions = layer.messages // (layer.sources * layer.parts)
         if max(positions, layer.positions) > POSITIONS_MAX or max(layer.sources, len(layer.units)) > UNITS_MAX:
             raise NoCapacity(
-                f"it has {counted(max(positions, layer.positions), 'position')} and {len(layer.units)} units; packets "
-                f"can number {POSITIONS_MAX:,} positions and {UNITS_MAX} units",
+                f"it has {max(positions, layer.positions):,} positions and {len(layer.units)} units; packets can "
+                f"number {POSITIONS_MAX:,} positions and {UNITS_MAX} units",
                 where=f"layer {layer.name!r}",
                 help="use a smaller layer",
             )

@@ -122,8 +122,11 @@ class Assembly:
     def multiply(self, x: str, factor: int | NDArray[Any] | str, *, is_product: bool = False) -> str:
         """x times a constant, or times a field of int8. Signed, by two's complement: the term of the highest bit is
         subtracted."""
-        if self.multiplier != "shift-add" and is_product:
-            return self._look_up(x, factor if isinstance(factor, str) else self.constant(factor))
+        if self.multiplier != "shift-add":
+            if is_product:
+                return self._look_up(x, factor if isinstance(factor, str) else self.constant(factor))
+            if isinstance(factor, int):
+                return self._multiply_by(x, factor)
         if isinstance(factor, str):
             bits, weights = 8, factor
         else:
@@ -142,6 +145,18 @@ class Assembly:
             ]
             others = pairs + others[2 * len(pairs) :]
         return others[0]
+
+    def _multiply_by(self, x: str, factor: int) -> str:
+        """x times a constant that is not negative: one shift for each of its bits, without the convention's other
+        operations."""
+        terms = [
+            self.put("shl", x, self.constant(bit), is_counted=True)
+            for bit in range(factor.bit_length())
+            if factor >> bit & 1
+        ]
+        while len(terms) > 1:
+            terms[:2] = [self.put("add", *terms[:2], is_counted=True)]
+        return terms[0]
 
     def _look_up(self, x: str, weights: str) -> str:
         """A product from the table of all products of two bytes."""
