@@ -18,6 +18,7 @@ from typing import Final
 from sloop import units
 from sloop.machine import hardware_name
 from sloop.report.plots import Figure, png
+from sloop.serve.processes import SPARE
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
@@ -125,5 +126,6 @@ def server_pid() -> int:
 
 
 def worker_pids() -> list[int]:
-    """The worker processes of that server."""
-    return [pid for pid, command in children(server_pid()) if "sloop.serve.worker" in command]
+    """The processes of that server that serve replicas."""
+    workers = [pid for pid, command in children(server_pid()) if "sloop.serve.worker" in command]
+    return [pid for pid in workers if Path(f"/proc/{pid}/comm").read_text().strip() != SPARE]

@@ -19,6 +19,7 @@ from urllib.request import ProxyHandler, build_opener
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from sloop.serve.processes import SPARE
 from tests.hosts import WAIT_S, Host, Process
 
 HTTP: Final = 8000
@@ -79,7 +80,10 @@ def running(host: Host, part: str) -> list[int]:
 
 
 def workers(host: Host) -> list[int]:
-    return running(host, "sloop.serve.worker")
+    """The processes of a host that serve replicas."""
+    return [
+        pid for pid in running(host, "sloop.serve.worker") if Path(f"/proc/{pid}/comm").read_text().strip() != SPARE
+    ]
 
 
 def tell(text: str) -> None:

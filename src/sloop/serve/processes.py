@@ -20,6 +20,9 @@ ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "M
 SECRETS: Final = ("SLOOP_API_KEY",)
 """Variables that no child inherits: workers, planner and checks run models and systems, which may be anybody's code."""
 PR_SET_PDEATHSIG: Final = 1
+PR_SET_NAME: Final = 15
+SPARE: Final = "sloop spare"
+"""The name of a worker process that does not serve yet."""
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 2**20
@@ -90,6 +93,12 @@ def begin(parent: int, fds: Sequence[int]) -> None:
     for fd in fds:
         if fd >= 0:
             os.set_inheritable(fd, False)
+
+
+def set_name(name: str) -> None:
+    """Set what `top` and `ps -o comm` show for this process: the first 15 bytes of `name`."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def die_with(parent: int) -> None:

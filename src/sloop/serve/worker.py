@@ -31,7 +31,7 @@ from sloop.errors import SloopError
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import Assembler, Decision, RequestTensors
 from sloop.serve.messages import FREED, BatchDone, Run, StageSetup, decoder, encode
-from sloop.serve.processes import begin
+from sloop.serve.processes import SPARE, begin, set_name
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime, prepare_runtimes
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
@@ -150,6 +150,7 @@ class Worker:
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
         if not self._channel.has_input():
+            set_name(SPARE)
             prepare_runtimes()
         first = self._channel.receive()
         if first is None:
@@ -159,6 +160,7 @@ class Worker:
         self._setup = setup = decoder(StageSetup).decode(first.payload)
         self._assembler, self._reader = Assembler(setup.wiring.inputs), BlockReader(setup.holders)
         self._threads = setup.threads
+        set_name(f"sloop {setup.wiring.stage}")
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         try:
             runtime = open_runtime(setup.model)
