@@ -7,8 +7,7 @@ A payload sent at `t` takes `link.transfer_ns(t, payload)`. Two semantics (Spong
 
 Without a link, requests arrive when they are sent. A recorded run's delays include the time that the edge takes
 before the core handles a request. Request ids follow the order of the trace (`Numbering`). Payloads and SLOs are drawn
-from the random streams `payload` and `slo`. Flows between nodes, which transfers of weights would need, belong here,
-too.
+from the random streams `payload` and `slo`. Transfers between nodes are in `sloop.sim.truth.flows`.
 
 Streams are in order of time and generated lazily, so that a run of any length needs little memory. Must not import the
 cluster or anything that serves requests.
