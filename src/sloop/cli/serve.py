@@ -339,7 +339,6 @@ def serve(
     json_body_bytes: int,
     repository: Path | None,
     drain_s: float,
-    spare_workers: int,
     **others: Any,  # noqa: ANN401  # see connections_of, nodes_of and cache_of
 ) -> None:
     """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, or one deployment file.
@@ -370,7 +369,7 @@ def serve(
         log=None if log == "off" else LogLimits(log_bytes, 3600 * log_age_h, log_sample),
         repository=repository,
         drain_s=drain_s,
-        spare_workers=spare_workers,
+        spare_workers=others["spare_workers"],
     )
     choice = chosen_system(system)
     first: dict[Path, FirstProfile] = {}
