@@ -5,13 +5,23 @@ from heapq import heappop
 
 import pytest
 
-from sloop.actions import StartBatch, StartReplica, StopReplica
-from sloop.events import Cancelled, Event, Finished, NodeLost, NodeReady, ReplicaLost, ReplicaReady, ReplicaStopped
+from sloop.actions import AdoptReplica, StartBatch, StartReplica, StopReplica
+from sloop.events import (
+    Cancelled,
+    Event,
+    Finished,
+    KeptReplica,
+    NodeLost,
+    NodeReady,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+)
 from sloop.sim.agents import SILENT_NS, AllHealed, FaultBegins, FaultKind, OpenRequests, RemoteCluster
 from sloop.sim.checkers import Violation
 from sloop.sim.schedules import HOME, Setting, schedule_of
 from sloop.units import s
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Slot
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 
 R0 = ReplicaId(0)
 SCHEDULE = schedule_of(25)
@@ -147,9 +157,94 @@ def test_a_report_can_be_lost_or_come_twice() -> None:
 def test_an_edge_that_is_gone_takes_its_open_requests_with_it() -> None:
     opened = OpenRequests()
     opened.edge_of = {RequestId(1): 0, RequestId(2): 1, RequestId(3): 0}
-    opened.by_id = dict.fromkeys((RequestId(1), RequestId(2)))
+    opened.by_id = {id: Request(id, 0, 0, s(99)) for id in (RequestId(1), RequestId(2))}
     found = cluster(opened, (10, fault(FaultKind.EDGE_DOWN, node="", detail=0)))
     assert [event for _, event in events_of(found, 20)] == [Cancelled(RequestId(1))]
+
+
+def lives_on(found: RemoteCluster, at_s: float) -> list[KeptReplica]:
+    """What the next core is told of the node at home when the last one has died."""
+    begun = [event for _, event in events_of(found, at_s) if isinstance(event, NodeReady) and event.node == HOME]
+    return list(begun[-1].kept) if begun else []
+
+
+def test_workers_outlive_the_core_and_the_next_one_calls_them_by_other_names() -> None:
+    found = cluster(None, (10, fault(FaultKind.CORE_DOWN, 0.005, node="")))
+    start(found)
+    start(found, 9.9999, 1)
+    one, other = lives_on(found, 10.005)
+    assert [(one.number, one.is_ready), (other.number, other.is_ready)] == [(0, True), (1, False)]
+    found.obey(s(11), AdoptReplica(ReplicaId(7), 0, one.spec, True))
+    found.obey(s(11), AdoptReplica(R0, 1, other.spec, False))
+    assert [event for _, event in events_of(found, 20)] == [ReplicaReady(R0)]
+    found.start_batch(s(20), StartBatch(BatchId(0), ReplicaId(7), STAGE.name, (RequestId(1),)))
+    ((_, finished),) = events_of(found, 30)
+    assert isinstance(finished, Finished)
+    assert finished.replica == 7
+
+
+def test_an_abandoned_batch_is_nobodys_and_its_worker_ready_when_it_is_over() -> None:
+    found = cluster(None, (10.001, fault(FaultKind.CORE_DOWN, 0.001, node="")))
+    start(found)
+    events_of(found, 10)
+    batch(found, 10)
+    (kept,) = lives_on(found, 10.002)
+    assert not kept.is_ready
+    found.obey(s(10.002), AdoptReplica(R0, 0, kept.spec, False))
+    assert [event for _, event in events_of(found, 20)] == [ReplicaReady(R0)]
+
+
+def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped() -> None:
+    found = cluster(None, (10, fault(FaultKind.HANG)), (12, fault(FaultKind.CORE_DOWN, 1, node="")))
+    start(found)
+    events_of(found, 11)
+    batch(found, 11)
+    (kept,) = lives_on(found, 13)
+    found.obey(s(13), AdoptReplica(R0, 0, kept.spec, False))
+    assert kinds(events_of(found, 41.9)) == []
+    assert kinds(events_of(found, 43)) == [ReplicaStopped]
+
+
+def test_a_node_that_is_cut_off_is_lost_to_the_next_core_and_comes_later_with_its_workers() -> None:
+    found = cluster(None, (10, fault(FaultKind.CUT, 5)), (11, fault(FaultKind.CORE_DOWN, 1, node="")))
+    start(found)
+    told = events_of(found, 12)
+    assert (NodeLost, HOME.name) in [(type(event), getattr(event, "node", "")) for _, event in told]
+    (kept,) = lives_on(found, 16)
+    assert (kept.number, kept.is_ready) == (0, True)
+
+
+def test_a_node_that_has_been_given_up_by_the_same_core_comes_back_empty() -> None:
+    found = cluster(None, (10, fault(FaultKind.CUT, 5)))
+    start(found)
+    assert lives_on(found, 16) == []
+
+
+def test_workers_of_a_stage_that_the_next_core_does_not_know_are_stopped() -> None:
+    found = cluster(None, (10, fault(FaultKind.CORE_DOWN, 1, node="")))
+    found.stages = frozenset()
+    start(found)
+    assert lives_on(found, 11) == []
+
+
+def test_nothing_that_the_dead_core_was_to_be_told_reaches_the_next_one() -> None:
+    found = cluster(None, (9, fault(FaultKind.GHOSTS, 9, node="")), (10, fault(FaultKind.CORE_DOWN, 1, node="")))
+    start(found)
+    events_of(found, 9)
+    found._links[HOME.name].delay_ns = s(0.1)
+    found.obey(s(9.95), StopReplica(R0, "a test"))
+    found._leave(s(9.95), ReplicaReady(R0))
+    told = [event for _, event in events_of(found, 20)]
+    assert not any(isinstance(event, ReplicaReady | ReplicaStopped) for event in told)
+
+
+def test_requests_that_have_not_ended_are_submitted_again_unless_they_are_too_old() -> None:
+    opened = OpenRequests()
+    old, young = Request(RequestId(1), 0, 0, s(10.5)), Request(RequestId(2), 0, 0, s(20))
+    opened.by_id = {old.id: old, young.id: young}
+    found = cluster(opened, (10, fault(FaultKind.CORE_DOWN, 1, node="")))
+    told = [event for _, event in events_of(found, 12)]
+    assert [event for event in told if isinstance(event, Request)] == [young]
 
 
 def test_a_worker_that_gets_a_second_batch_is_a_mistake_of_the_core() -> None:

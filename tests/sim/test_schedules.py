@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sloop.actions import End
+from sloop.actions import AdoptReplica, End
 from sloop.core import Core
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import DataPath
@@ -52,6 +52,16 @@ def test_every_invariant_holds_in_random_schedules(first: int) -> None:
         assert sum(played.outcomes.values()) >= played.requests
         outcomes.update(played.outcomes)
     assert min(outcomes[each] for each in Outcome) > 20, outcomes
+
+
+def test_a_core_that_dies_is_followed_by_one_that_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many schedules; some replicas are adopted, and their requests still end exactly once."""
+    adopted = 0
+    for seed in range(SCHEDULES, SCHEDULES + 40):
+        schedule = schedule_of(seed)
+        if any(op.kind is FaultKind.CORE_DOWN for op in schedule.operations):
+            adopted += sum(isinstance(record, AdoptReplica) for _, record in log_of(schedule, monkeypatch))
+    assert adopted > 20
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
@@ -224,6 +234,39 @@ def show_an_old_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "set_state", set_state)
 
 
+def adopt_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ControlPath, "_adopt", lambda *given: None)
+
+
+def adopt_without_room(patch: pytest.MonkeyPatch) -> None:
+    real = ControlPath._adopt
+
+    def adopt(self: ControlPath, now_ns: int, node: Any, kept: Any, out: list[Any]) -> None:
+        real(self, now_ns, node, kept, out)
+        self._state.ledger.release(next(reversed(self._state.replicas)))
+
+    patch.setattr(ControlPath, "_adopt", adopt)
+
+
+def adopt_as_ready(patch: pytest.MonkeyPatch) -> None:
+    real = ControlPath._adopt
+
+    def adopt(self: ControlPath, now_ns: int, node: Any, kept: Any, out: list[Any]) -> None:
+        real(self, now_ns, node, structs.replace(kept, is_ready=True), out)
+
+    patch.setattr(ControlPath, "_adopt", adopt)
+
+
+def number_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    real = ControlPath._adopt
+
+    def adopt(self: ControlPath, *given: Any) -> None:
+        real(self, *given)
+        self._state.next_replica = 0
+
+    patch.setattr(ControlPath, "_adopt", adopt)
+
+
 def compare_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rollouts, "count", lambda *given: None)
 
@@ -245,6 +288,10 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     show_an_old_replica: "policies see",
     show_an_old_node: "policies see",
     compare_for_ever: "compared",
+    adopt_nothing: "neither adopted nor stopped",
+    adopt_without_room: "reservations of",
+    adopt_as_ready: "not kept, or is another one",
+    number_from_the_start: "replica 0 after replica 0|counts|are idle|reserved twice",
 }
 """What is broken in the core, and what the schedules say of it."""
 

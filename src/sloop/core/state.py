@@ -66,6 +66,9 @@ its workers as long, TorchServe 120 s."""
 FIRST_KEY = -(1 << 63)
 """The key of visits that are tried again: before all others, as they were when their first batch began."""
 
+UNLIMITED = 1 << 30
+"""The largest batch before the first plan, for replicas that were adopted; their profiles allow less."""
+
 FOUND_OUT_MAX = 8
 """How many replicas may be lost to requests that are found out, without a finished batch in between, before the
 losses count as the stage's own: a model that dies of every request must not start again and again without a pause."""
@@ -186,7 +189,7 @@ class BatchLimits:
     """The largest batches, the planned rates, and the longest wait for a full batch, that the current plan has for a
     stage."""
 
-    default: int = 1
+    default: int = UNLIMITED
     wait_ns: int = 0
     """The longest wait for a full batch."""
     _by_slot: dict[tuple[str, Slot], Group] = field(default_factory=dict)

@@ -27,35 +27,53 @@ way never arrive. An edge that dies is noticed at once.
 **Planner and provider.** A plan may take seconds, never come, or be an error of a planner that was restarted. A node
 may not be available.
 
-What is not here: the deciding process itself dies. Its state cannot be rebuilt yet.
+**The deciding process** may die, and another one takes its place (`CoreDied`, `CoreBegun`). Nothing that the first one
+was told or has said counts any more. Agents keep their workers, and what those run is abandoned. They connect to the
+next process, which is told of them with their nodes (`NodeReady.kept`); one that cannot be reached comes later. Workers
+of a stage that the next process does not know are stopped before. Edges hold the requests that have not ended, and
+those that arrive meanwhile, and submit them to the next process, unless their deadline has passed: those they answer
+themselves. What was deployed is not known any more.
+
+Inside, replicas have numbers that no other replica of the run has. What the core calls them begins anew with each.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from enum import StrEnum
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from sloop.actions import AcquireNode, Action, ReleaseNode, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Action,
+    AdoptReplica,
+    ReleaseNode,
+    ResizeReplica,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+)
 from sloop.events import (
     WOKE,
     BatchFailed,
     Cancelled,
     Event,
     Finished,
+    KeptReplica,
     NodeLost,
     NodeReady,
     NodeReleased,
     Planned,
     ReplicaLost,
+    ReplicaReady,
     ReplicaStopped,
     Resized,
 )
 from sloop.sim.checkers import HALF_UNIT, Violation
 from sloop.sim.cluster import Cluster, ClusterTruths, Crashed, SimulatedNode, Truths
 from sloop.units import ms, s
-from sloop.vocabulary import Node, NodeState, ReplicaId, RequestId
+from sloop.vocabulary import Node, NodeState, ReplicaId, Request, RequestId
 
 SILENT_NS: Final = s(2)
 """How long a link may be silent before the driver closes it."""
@@ -66,6 +84,10 @@ PROVIDER_NS: Final = ms(300)
 SLOW_START: Final = 5
 """A slow start takes so many times as long."""
 SLOW_PLAN_NS: Final = s(3)
+ABANDON_NS: Final = s(30)
+"""A worker that has not finished its batch so long after the deciding process has died is stopped."""
+ERA: Final = 1_000_000
+"""Replicas of each deciding process are numbered from another multiple of this on."""
 
 
 class FaultKind(StrEnum):
@@ -111,6 +133,8 @@ class FaultKind(StrEnum):
     """A request of which workers die."""
     MISFIT = "misfit"
     """A request whose tensors do not fit the model."""
+    CORE_DOWN = "core down"
+    """The deciding process dies, and another one takes its place after a while."""
 
 
 OF_REQUESTS: Final = (FaultKind.BAD_REQUEST, FaultKind.DEADLY_REQUEST, FaultKind.MISFIT)
@@ -141,6 +165,22 @@ class Reported(Struct, frozen=True):
     """The driver tells the core an event, which does not come over a link any more."""
 
     event: Event
+    era: int
+    """Number of the deciding process."""
+
+
+class CoreDied(Struct, frozen=True):
+    """The deciding process has died."""
+
+
+class CoreBegun(Struct, frozen=True):
+    """Another deciding process begins. What it is told of nodes and requests follows at the same instant."""
+
+
+class Overdue(Struct, frozen=True):
+    """A worker that was kept must have finished its abandoned batch by now."""
+
+    replica: ReplicaId
 
 
 class Passing(Struct, frozen=True):
@@ -151,6 +191,8 @@ class Passing(Struct, frozen=True):
     message: Any
     """An order on its way to the agent, or an event on its way to the core."""
     is_report: bool
+    era: int
+    """Number of the deciding process."""
 
 
 class LinkSilent(Struct, frozen=True):
@@ -179,7 +221,7 @@ class OpenRequests:
     __slots__ = ("by_id", "edge_of", "faulty", "last")
 
     def __init__(self) -> None:
-        self.by_id: dict[RequestId, None] = {}
+        self.by_id: dict[RequestId, Request] = {}
         self.edge_of: dict[RequestId, int] = {}
         """Also of requests that have ended."""
         self.faulty: dict[RequestId, FaultKind] = {}
@@ -199,6 +241,7 @@ class AgentLink:
         "is_open",
         "last_ns",
         "replicas",
+        "served",
         "session",
         "usual_ns",
         "was_down",
@@ -211,6 +254,8 @@ class AgentLink:
         """Number of the connection."""
         self.is_open = is_open
         """Whether the driver believes in the connection."""
+        self.served = 0
+        """Number of the deciding process that the agent has served last."""
         self.cuts = self.downs = 0
         """How many faults cut the node off, and how many keep it down."""
         self.cut = 0
@@ -252,6 +297,21 @@ class RemoteCluster(Cluster):
         self._node_of: dict[ReplicaId, str] = {}
         """Of every replica that was ever ordered to start."""
         self._hung: set[ReplicaId] = set()
+        self._ready: set[ReplicaId] = set()
+        """Workers that have loaded their model."""
+        self._busy: set[ReplicaId] = set()
+        """Workers whose batch is not over, as their agent knows it."""
+        self._abandoned: set[ReplicaId] = set()
+        """Those of them for whose batch nobody waits."""
+        self.stages: frozenset[str] | None = None
+        """The stages that a deciding process knows which takes the place of another; None for all."""
+        self._is_down = False
+        """Whether there is no deciding process."""
+        self._era = 0
+        """Number of the deciding process."""
+        self._number_of: dict[ReplicaId, ReplicaId] = {}
+        self._name_of: dict[ReplicaId, ReplicaId] = {}
+        """From what the core calls a replica to its number here, and back. Of the first core they are the same."""
 
     def schedule(self, at_ns: int, fault: FaultBegins | AllHealed) -> None:
         """Let a fault begin, or all end, at this time."""
@@ -264,12 +324,16 @@ class RemoteCluster(Cluster):
 
     def start_batch(self, now_ns: int, order: StartBatch) -> None:
         """Send a batch to its worker."""
+        if self._era:
+            order = structs.replace(order, replica=self._number_of[order.replica])
         node = self._node_of[order.replica]
         if self._links[node].is_open:
             self._send(now_ns, node, order)
 
     def obey(self, now_ns: int, order: Action) -> None:
         """Send an order to the agent, or to the provider of nodes."""
+        if self._era:
+            order = self._numbered(order)
         if isinstance(order, StartReplica):
             node = order.spec.node or ""
             self._node_of[order.replica] = node
@@ -294,6 +358,20 @@ class RemoteCluster(Cluster):
         elif isinstance(order, ReleaseNode):
             self._release(now_ns, self._nodes[order.node])
 
+    def _numbered(self, order: Action) -> Action:
+        """An order with the number that its replica has here."""
+        if isinstance(order, AdoptReplica):
+            self._call(ReplicaId(order.number), order.replica)
+        elif isinstance(order, StartReplica | StopReplica | ResizeReplica):
+            if isinstance(order, StartReplica):
+                self._call(ReplicaId(self._era * ERA + order.replica), order.replica)
+            return structs.replace(order, replica=self._number_of[order.replica])
+        return order
+
+    def _call(self, number: ReplicaId, name: ReplicaId) -> None:
+        """The core calls a replica by this name."""
+        self._number_of[name], self._name_of[number] = number, name
+
     def deliver_plan(self, now_ns: int, planned: Planned) -> None:
         """The answer of the planner, as its process is now."""
         if self._active[FaultKind.LOST_PLANS, ""]:
@@ -308,25 +386,34 @@ class RemoteCluster(Cluster):
         """Send a message over the link of a node, behind what was sent before."""
         link = self._links[node]
         at_ns = link.last_ns[is_report] = max(link.last_ns[is_report], now_ns + link.delay_ns)
-        self._push(at_ns, Passing(node, link.session, message, is_report))  # type: ignore[arg-type]
+        self._push(at_ns, Passing(node, link.session, message, is_report, self._era))  # type: ignore[arg-type]
 
     def _report(self, at_ns: int, event: Event) -> None:
         """The driver tells the core an event at this time."""
-        self._push(at_ns, Reported(event))  # type: ignore[arg-type]
+        self._push(at_ns, Reported(event, self._era))  # type: ignore[arg-type]
 
     # What happens
 
     def happen(self, now_ns: int, sequence: int, event: Any) -> Event | None:  # noqa: ANN401  # also those of this class
         """Apply a pending entry. Returns the event for the core, or None."""
+        found: Any = self._happen(now_ns, sequence, event)
+        if self._era == 0 or found is None:
+            return found  # type: ignore[no-any-return]  # an event
+        number = getattr(found, "replica", None)
+        if number is None:
+            return found  # type: ignore[no-any-return]
+        name = self._name_of.get(number)
+        return None if name is None else structs.replace(found, replica=name)
+
+    def _happen(self, now_ns: int, sequence: int, event: Any) -> Any:  # noqa: ANN401
+        """The same, with the numbers that replicas have here."""
         kind = type(event)
         if kind is Passing:
             return self._pass(now_ns, event)
         if kind is Reported:
-            reported: Event = event.event
-            return reported
+            return event.event if event.era == self._era else None
         if kind in FAULT_STEPS:
-            FAULT_STEPS[kind](self, now_ns, event)
-            return None
+            return FAULT_STEPS[kind](self, now_ns, event)
         if kind is NodeReady:
             return self._acquired(now_ns, event)
         if kind is Resized and event.replica in self._replicas:
@@ -336,6 +423,8 @@ class RemoteCluster(Cluster):
         found = super().happen(now_ns, sequence, event)
         if found is None:
             return None
+        if kind is ReplicaReady:
+            self._ready.add(event.replica)
         return self._leave(now_ns, found)
 
     def _leave(self, now_ns: int, event: Any) -> Event | None:  # noqa: ANN401  # an event of a replica
@@ -352,23 +441,29 @@ class RemoteCluster(Cluster):
             replica.batch_end = None
         if self._active[FaultKind.LOST_REPORTS, node]:
             return None
+        self._busy.discard(event.replica)
+        if event.replica in self._abandoned:
+            self._abandoned.discard(event.replica)
+            self._send(now_ns, node, ReplicaReady(event.replica), is_report=True)
+            return None
         late_ns = link.delay_ns
         if self._active[FaultKind.LATE_REPORTS, node]:
             late_ns += hashed(event.batch) * ms(1)
         if self._active[FaultKind.REPEATED_REPORTS, node]:
             again_ns = now_ns + late_ns + hashed(event.batch + 1) * ms(1)
-            self._push(again_ns, Passing(node, link.session, event, True))  # type: ignore[arg-type]
+            self._push(again_ns, Passing(node, link.session, event, True, self._era))  # type: ignore[arg-type]
         if not late_ns and link.is_reachable and link.is_open:
             finished: Event = event
             return finished
-        self._push(now_ns + late_ns, Passing(node, link.session, event, True))  # type: ignore[arg-type]
+        self._push(now_ns + late_ns, Passing(node, link.session, event, True, self._era))  # type: ignore[arg-type]
         return None
 
     def _pass(self, now_ns: int, passing: Passing) -> Event | None:
         """A message arrives at the other end of its link, unless the link is cut or closed."""
         link, message = self._links[passing.node], passing.message
         if passing.session != link.session or not link.is_open:
-            is_ghost = passing.is_report and self._active[FaultKind.GHOSTS, ""]
+            is_heard = passing.is_report and passing.era == self._era and not self._is_down
+            is_ghost = is_heard and self._active[FaultKind.GHOSTS, ""]
             return self._arrived(link, message) if is_ghost else None
         if not link.is_reachable:
             link.held.append(passing)
@@ -412,6 +507,7 @@ class RemoteCluster(Cluster):
         if replica.batch_end is not None:
             what = f"batch {order.batch} reaches replica {order.replica}, which still runs {replica.batch_end[2]}"
             raise Violation(f"at {now_ns} ns: {what}")
+        self._busy.add(order.replica)
         if order.replica in self._hung:
             return
         node, size = self._node_of[order.replica], len(order.requests)
@@ -449,10 +545,73 @@ class RemoteCluster(Cluster):
         if used > capacity + HALF_UNIT * len(self._replicas):
             raise Violation(f"the workers on {node} have {used:g} cores, the node {capacity:g}")
 
-    def _kill_all(self, now_ns: int, node: str) -> None:
-        """The workers of a node are gone, and nobody says so."""
+    def _kill_all(self, now_ns: int, node: str, numbers: Container[ReplicaId] | None = None) -> None:
+        """The workers of a node are gone, and nobody says so: all, or those of `numbers`."""
         for id in [id for id, replica in self._replicas.items() if replica.spec.node == node]:
-            self._abandon_batch(now_ns, self._replicas.pop(id))
+            if numbers is None or id in numbers:
+                self._abandon_batch(now_ns, self._replicas.pop(id))
+
+    # The deciding process
+
+    def _core_dies(self, now_ns: int, fault: FaultBegins) -> CoreDied | None:
+        """The deciding process dies. Its connections end, and with them all that was under way."""
+        if self._is_down:
+            return None
+        self._is_down = True
+        self._push(now_ns + max(fault.span_ns, 1), FaultEnds(fault))  # type: ignore[arg-type]
+        for link in self._links.values():
+            if link.is_open:
+                self._close(link)
+            link.held.clear()
+        # Agents finish what they do at once, such as a resize, before they connect again.
+        self.void.update(entry[1] for entry in self.pending if type(entry[2]) is Resized)
+        for id in self._busy & self._replicas.keys():
+            self._abandoned.add(id)
+            self._push(now_ns + ABANDON_NS, Overdue(id))  # type: ignore[arg-type]
+        return CoreDied()
+
+    def _core_begins(self, now_ns: int) -> CoreBegun | None:
+        """Another one begins. It hears of the nodes, of which it expects that all are there that are not on demand;
+        then of the requests that edges hold."""
+        if not self._is_down:
+            return None
+        self._is_down = False
+        self._era += 1
+        self._number_of.clear()
+        self._name_of.clear()
+        for name, link in self._links.items():
+            node = self._nodes[name]
+            if node.state is NodeState.READY and link.is_reachable:
+                self._report(now_ns, self._joined(now_ns, name))
+            elif not node.node.on_demand:
+                self._report(now_ns, NodeLost(name, "its agent has not connected"))
+        self._report(now_ns, WOKE)
+        for request in self._opened.by_id.values():
+            if request.deadline_ns >= now_ns:  # its edge answers it otherwise
+                self._report(now_ns, request)
+        return CoreBegun()
+
+    def _joined(self, now_ns: int, name: str) -> NodeReady:
+        """The agent of a node has connected: what it has kept."""
+        link, kept = self._links[name], list[KeptReplica]()
+        own = {id: replica for id, replica in self._replicas.items() if replica.spec.node == name}
+        unknown = set(own)
+        if link.served != self._era:
+            unknown = {id for id, each in own.items() if self.stages is not None and each.spec.stage not in self.stages}
+        self._kill_all(now_ns, name, unknown)
+        link.served = self._era
+        self._connect(link)
+        for id in own.keys() - unknown:
+            spec = own[id].spec.with_cores(own[id].slot.cores)
+            kept.append(KeptReplica(id, spec, id in self._ready and id not in self._busy))
+            link.replicas[id] = None
+        return NodeReady(self._nodes[name].node, tuple(sorted(kept, key=lambda each: each.number)))
+
+    def _overdue(self, now_ns: int, event: Overdue) -> None:
+        """An agent stops a worker that does not finish its abandoned batch."""
+        if event.replica in self._abandoned and event.replica in self._replicas:
+            self._abandoned.discard(event.replica)
+            self._stop(now_ns, event.replica)
 
     # Nodes
 
@@ -470,8 +629,12 @@ class RemoteCluster(Cluster):
             return None
         self._kill_all(now_ns, event.node.name)
         link.cuts = link.downs = 0
+        found = super().happen(now_ns, -2, event)
+        if self._is_down:
+            return None  # its agent connects when there is a deciding process
+        link.served = self._era
         self._connect(link)
-        return super().happen(now_ns, -2, event)
+        return found
 
     def _release(self, now_ns: int, node: SimulatedNode) -> None:
         name = node.node.name
@@ -534,22 +697,28 @@ class RemoteCluster(Cluster):
         for passing in held:
             self._push(now_ns, passing)  # type: ignore[arg-type]
 
-    def _agent_connects(self, now_ns: int, event: AgentConnects) -> None:
+    def _agent_connects(self, now_ns: int, event: AgentConnects) -> NodeReady | None:
         link, node = self._links[event.node], self._nodes[event.node]
-        if link.cut != event.cut or not link.is_reachable or node.state is not NodeState.READY:
-            return
+        is_gone = link.cut != event.cut or not link.is_reachable or node.state is not NodeState.READY
+        if is_gone or self._is_down:
+            return None
+        if link.served != self._era and not link.is_open:
+            return self._joined(now_ns, event.node)
         reported_ns = self._declare_lost(now_ns, event.node, "its agent began anew") if link.is_open else now_ns
         if node.state is NodeState.READY:
             self._kill_all(now_ns, event.node)
             self._connect(link)
             self._let_pass(now_ns, link)
             self._report(reported_ns, NodeReady(node.node))
+        return None
 
     # Faults
 
-    def _fault_begins(self, now_ns: int, fault: FaultBegins) -> None:
+    def _fault_begins(self, now_ns: int, fault: FaultBegins) -> CoreDied | None:
         if self._healed:
-            return
+            return None
+        if fault.kind is FaultKind.CORE_DOWN:
+            return self._core_dies(now_ns, fault)
         if fault.span_ns:
             self._push(now_ns + fault.span_ns, FaultEnds(fault))  # type: ignore[arg-type]
         begin = BEGINNINGS.get(fault.kind)
@@ -557,6 +726,7 @@ class RemoteCluster(Cluster):
             self._active[fault.kind, fault.node] += 1 + fault.detail % 5
         else:
             begin(self, now_ns, fault)
+        return None
 
     def _cut_off(self, now_ns: int, fault: FaultBegins) -> None:
         """A node is cut off or goes down."""
@@ -608,10 +778,12 @@ class RemoteCluster(Cluster):
         for index in range(5):
             self._report(now_ns + ms(index * (fault.detail % 50)), WOKE)
 
-    def _fault_ends(self, now_ns: int, event: FaultEnds) -> None:
-        if self._healed:
-            return
+    def _fault_ends(self, now_ns: int, event: FaultEnds) -> CoreBegun | None:
         fault = event.begun
+        if fault.kind is FaultKind.CORE_DOWN:
+            return self._core_begins(now_ns)
+        if self._healed:
+            return None
         kind, name = fault.kind, fault.node
         if kind in (FaultKind.NODE_DOWN, FaultKind.CUT):
             link = self._links[name]
@@ -626,6 +798,7 @@ class RemoteCluster(Cluster):
             self._links[name].delay_ns -= ms(5 * (1 + hashed(fault.detail)))
         elif (kind, name) in self._active:
             self._active[kind, name] -= 1 + fault.detail % 5
+        return None
 
     def _heal(self, now_ns: int, event: AllHealed) -> None:
         """No more faults. Hung workers stay as they are: the core has to find them."""
@@ -670,6 +843,7 @@ FAULT_STEPS: Final[dict[type, Any]] = {
     AllHealed: RemoteCluster._heal,
     LinkSilent: RemoteCluster._silent,
     AgentConnects: RemoteCluster._agent_connects,
+    Overdue: RemoteCluster._overdue,
     EdgeClosed: RemoteCluster._edge_closed,
 }
 """What happens at each internal entry of the heap."""

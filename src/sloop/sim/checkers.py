@@ -839,7 +839,10 @@ class Checkers:
         slot."""
         spec = replica.spec
         slot = structs.replace(spec.slot, cores=replica.cores)
-        default = self._default_limits.get(spec.stage, 0)
+        default = self._default_limits.get(spec.stage)
+        if default is None:  # it was adopted, and there is no plan yet
+            replica.limit = replica.size_max or 1
+            return
         of_kind = self._kind_limits.get(profile_key(spec), default)
         replica.limit = self._limits.get((spec.stage, spec.variant, slot), of_kind)
 

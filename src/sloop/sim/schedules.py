@@ -31,7 +31,7 @@ from sloop.core.ledger import millicores
 from sloop.core.protocols import CoreInterface, Policies
 from sloop.core.state import ApplicationState, StageState
 from sloop.core.views import ClusterView, PlanInput
-from sloop.events import WOKE, BatchFailed, Deployed, Event, Finished, Promoted, Removed, Woke
+from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies import POLICIES
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.profile import Amdahl, Profile
@@ -39,6 +39,8 @@ from sloop.sim.agents import (
     OF_REQUESTS,
     SILENT_NS,
     AllHealed,
+    CoreBegun,
+    CoreDied,
     FaultBegins,
     FaultKind,
     OpenRequests,
@@ -253,7 +255,8 @@ def schedule_of(seed: int) -> Schedule:
     applications = len(scene.applications)
     for at_ns in _arrival_times(random, duration_ns):
         add(Doing.REQUEST, at_ns, applications)
-    kinds = random.sample(list(FaultKind), random.randint(2, 8))
+    usual = [kind for kind in FaultKind if kind is not FaultKind.CORE_DOWN]
+    kinds = random.sample(usual, random.randint(2, 8))
     for _ in range(random.randint(*FAULTS)):
         kind = random.choice(kinds)
         add(kind, some_time(), _targets(kind, scene), s(random.choice((0.05, 0.5, 1.5, 3.0, 6.0))))
@@ -261,6 +264,8 @@ def schedule_of(seed: int) -> Schedule:
         add(Doing.PLAN, some_time(), applications)
     for _ in range(random.choice((0, 0, 0, 1, 2, 4))):
         add(random.choice((Doing.DEPLOY, Doing.DEPLOY, Doing.PROMOTE, Doing.REMOVE)), some_time(), applications)
+    for _ in range(random.choice((0, 0, 0, 1, 1, 2))):
+        add(FaultKind.CORE_DOWN, some_time(), 1, s(random.choice((0.001, 0.3, 1.5, 3.0))))
     made.sort(key=lambda each: each.at_ns)
     heals_ns = max(duration_ns, *(each.at_ns + each.span_ns for each in made)) + ms(1)
     return Schedule(scene, tuple(made), tuple(range(len(made))), heals_ns)
@@ -496,6 +501,7 @@ class Setting:
         acquisition = AcquisitionSampler(scene.seed, dict.fromkeys(kinds, truth["acquire_s"]), warm=bool(truth["warm"]))
         truths_of_all = ClusterTruths(stages, acquisition, none, ms(truth["plan_ms"]), bool(truth["warm"]))
         made = RemoteCluster(truths_of_all, scene.nodes, opened, delay_ns=scene.delay_ns)
+        made.stages = frozenset(stage.name for application, _ in self.first for stage in application.stages)
         for op in self.schedule.operations:
             if isinstance(op.kind, FaultKind) and op.kind not in OF_REQUESTS:
                 made.schedule(op.at_ns, _fault(op, scene))
@@ -533,6 +539,7 @@ OF_DEPLOYMENT: Final = frozenset(
         FaultKind.FAILED_ACQUIRES,
         FaultKind.STRAY_WAKES,
         FaultKind.CANCEL,
+        FaultKind.CORE_DOWN,
     }
 )
 """Faults of no single node."""
@@ -572,14 +579,19 @@ def play(schedule: Schedule, *, core: Callable[[Core], CoreInterface] | None = N
 
     `core` may replace the core by one that is broken on purpose.
     """
-    setting = Setting(schedule)
-    opened, made = OpenRequests(), setting.core()
-    audit = Audit(made if core is None else core(made), made, opened, schedule.scene)
-    checkers = setting.checkers()
-    course = Course(setting, made, opened)
-    append = checkers.append
-    totals = run(audit, setting.cluster(opened), course.ingress(), until_ns=0, appends=[append], patience_ns=LOOK_NS)
-    checkers.finish()
+    setting, opened = Setting(schedule), OpenRequests()
+
+    def make() -> tuple[CoreInterface, Core, Checkers]:
+        """A core that knows nothing, whose log begins with it."""
+        own = Setting(schedule)  # with policies of its own
+        made = own.core()
+        return made if core is None else core(made), made, own.checkers()
+
+    audit = Audit(make, opened, schedule.scene)
+    course = Course(setting, audit, opened)
+    cluster = setting.cluster(opened)
+    totals = run(audit, cluster, course.ingress(), until_ns=0, appends=[audit.append], patience_ns=LOOK_NS)
+    audit.checkers.finish()
     if opened.by_id:
         raise Violation(f"requests {list(opened.by_id)} never ended")
     return Played(audit.requests, schedule.faults, totals.events, course.whole_ns, audit.outcomes)
@@ -588,9 +600,14 @@ def play(schedule: Schedule, *, core: Callable[[Core], CoreInterface] | None = N
 class Course:
     """All that comes to the core from outside: requests and changes, then the questions whether it is whole."""
 
-    def __init__(self, setting: Setting, core: Core, opened: OpenRequests) -> None:
-        self._setting, self._core, self._opened = setting, core, opened
+    def __init__(self, setting: Setting, audit: "Audit", opened: OpenRequests) -> None:
+        self._setting, self._audit, self._opened = setting, audit, opened
         self.whole_ns = 0
+
+    @property
+    def _core(self) -> Core:
+        """The one that decides now."""
+        return self._audit.state_of
 
     def ingress(self) -> Ingress:
         """The events, in order of time. The end is looked at by what comes between two of them."""
@@ -699,11 +716,17 @@ class Course:
 class Audit:
     """A core whose state is checked after each event, against the events that it got and the actions that it gave.
 
-    `core` decides; `state_of` is the core whose state is looked at: the same, unless a test breaks one.
+    `make` gives a core that decides, the core whose state is looked at (the same, unless a test breaks one), and the
+    checkers of its log. While there is no core, edges hold what arrives.
     """
 
-    def __init__(self, core: CoreInterface, state_of: Core, opened: OpenRequests, scene: Scene) -> None:
-        self._core, self._state_of, self._opened = core, state_of, opened
+    def __init__(
+        self, make: Callable[[], tuple[CoreInterface, Core, Checkers]], opened: OpenRequests, scene: Scene
+    ) -> None:
+        self._make, self._opened = make, opened
+        self._core, self.state_of, self.checkers = make()
+        self._is_down = self._is_later = False
+        """Whether there is no core, and whether there was an earlier one."""
         self._queue_max = scene.queue_max if scene.policies["admit"] == "bounded" else FOREVER_NS
         self._deadlines_ns: dict[RequestId, int] = {}
         self._of_visits_ns: dict[tuple[RequestId, str, int], int] = {}
@@ -719,7 +742,7 @@ class Audit:
     @property
     def wake_ns(self) -> int:
         """As the core says."""
-        return self._core.wake_ns
+        return FOREVER_NS if self._is_down else self._core.wake_ns
 
     @property
     def planner(self) -> Any:  # noqa: ANN401  # a planner
@@ -731,16 +754,51 @@ class Audit:
         """That of the core."""
         return self._core.plan_input
 
-    def handle(self, now_ns: int, event: Event, more_at_this_instant: bool = False) -> Sequence[Action]:
+    def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # also those of the simulated cluster
+        """Check a record of the log of the core that is there."""
+        if type(record) is CoreDied:
+            self._is_down = True
+        elif type(record) is CoreBegun:
+            self._is_down, self._is_later = False, True
+            self._core, self.state_of, self.checkers = self._make()
+            self._most_running.clear()
+            for id, request in list(self._opened.by_id.items()):
+                if request.deadline_ns < now_ns:
+                    self._answer_without(id)
+        elif not self._is_for_nobody(record):
+            self.checkers.append(now_ns, record)
+
+    def _is_for_nobody(self, record: object) -> bool:
+        """Whether the core is not told: there is none, or it is a request for an application that was deployed before
+        this core began, which the driver does not know."""
+        if self._is_down or type(record) is CoreDied or type(record) is CoreBegun:
+            return True
+        return self._is_later and isinstance(record, Request) and not self.state_of.versions(record.application)
+
+    def _hold(self, event: object) -> None:
+        """What edges do while there is nobody to tell."""
+        if isinstance(event, Request):
+            self._arrived(event)
+            if not self._is_down:
+                self._answer_without(event.id)
+        elif isinstance(event, Cancelled):
+            self._answer_without(event.request)
+
+    def _answer_without(self, id: RequestId) -> None:
+        """An edge answers a request by itself, or its client has left."""
+        if self._opened.by_id.pop(id, None) is not None:
+            self.outcomes[Outcome.REJECTED] += 1
+
+    def handle(self, now_ns: int, event: Any, more_at_this_instant: bool = False) -> Sequence[Action]:  # noqa: ANN401
         """The core's actions. Violation if they, or the core's state, are wrong."""
+        if self._is_for_nobody(event):
+            self._hold(event)
+            return ()
         self.events += 1
         if self.events > EVENTS_MAX:
             _fail(now_ns, event, f"more than {EVENTS_MAX} events: the core goes round in a circle")
         if type(event) is Request:
-            self.requests += 1
-            self._opened.by_id[event.id] = None
-            self._opened.last = event.id
-            self._deadlines_ns[event.id] = event.deadline_ns
+            self._arrived(event)
         actions = self._core.handle(now_ns, event, more_at_this_instant)
         for action in actions:
             if type(action) is End:
@@ -756,14 +814,22 @@ class Audit:
                 _fail(now_ns, event, why)
         return actions
 
+    def _arrived(self, request: Request) -> None:
+        """A request has come to an edge, or is submitted again."""
+        if request.id not in self._opened.by_id:
+            self.requests += 1
+            self._opened.by_id[request.id] = request
+            self._opened.last = request.id
+            self._deadlines_ns[request.id] = request.deadline_ns
+
     def _touched(self, event: Event, actions: Sequence[Action]) -> Sequence[ApplicationState]:
         """The applications that an event can have changed: one, if it is a request or the end of a batch and nothing
         but batches and ends follow. Every 16th time, all of them, as after all other events."""
         self._looks += 1
-        state = self._state_of.state
+        state = self.state_of.state
         if self._looks % 16 and QUICK_ACTIONS.issuperset(map(type, actions)):
             if isinstance(event, Request):
-                served = {version.application.key for version in self._state_of.versions(event.application)}
+                served = {version.application.key for version in self.state_of.versions(event.application)}
                 return [each for key, each in state.applications.items() if key in served]
             if isinstance(event, Finished | BatchFailed):
                 replica = state.replicas.get(event.replica)
@@ -787,11 +853,11 @@ class Audit:
                     return f"{len(stage.queue.visits)} visits wait at {stage.name}, where at most {most} may"
             if application.open_requests and len(application.open_requests) > len(self._opened.by_id):
                 return f"{application.key} keeps requests that have ended"
-        if len(self._state_of.compared_requests) > len(self._opened.by_id):
+        if len(self.state_of.compared_requests) > len(self._opened.by_id):
             return "versions are compared by requests that have ended"
         if self._ledger_is_due:
             self._ledger_is_due = False
-            return wrong_ledger(self._state_of)
+            return wrong_ledger(self.state_of)
         return ""
 
     def _wrong_counts(self, stage: StageState) -> str:
