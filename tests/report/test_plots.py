@@ -20,6 +20,7 @@ from sloop.report.plots import (
     deadline_cdf,
     hardware_timeline,
     latency_cdf,
+    layers_figure,
     most_requests,
     png,
     route_cdf,
@@ -253,3 +254,15 @@ def test_an_svg_follows_the_colour_of_its_page_and_tells_what_it_shows() -> None
     assert root.attrib["aria-label"] == FIGURE.alt
     shown = {"".join(element.itertext()).strip() for element in root.iter() if element.tag.endswith("text")}
     assert {"Everything that can be drawn", "area", "steps", "limit", "time, s"} <= shown
+
+
+def test_layers_figure_shows_where_the_compute_sits() -> None:
+    figure = layers_figure("m.onnx", [60, 30, 10], [10, 30, 60], [0, 1, 2])
+    shares, held = figure.panels
+    assert [series.y for series in shares.series] == [(60, 30, 10), (10, 30, 60)]
+    assert list(shares.ticks) == ["1", "2", "3"]
+    assert list(zip(held.series[0].x, held.series[0].y, strict=True)) == [(0, 0), (10, 60), (40, 90), (100, 100)]
+    assert figure.alt.endswith("10 % of the weights hold half of the compute.")
+    assert png(figure).startswith(b"\x89PNG")
+    many = layers_figure("m.onnx", [1] * 100, [1] * 100, range(100))
+    assert sum(bool(tick) for tick in many.panels[0].ticks) <= 40

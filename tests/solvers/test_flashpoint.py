@@ -12,6 +12,7 @@ from sloop.solvers.flashpoint import (
     PieceCosts,
     PiecePlan,
     best_plan,
+    even_plan,
     fewest_pieces,
     filled_pieces,
     plan_fronts,
@@ -179,6 +180,23 @@ def test_equals_brute_force_under_a_memory_bound(seed: int, layers: int, devices
     if found is not None:
         assert all(costs.fits(*piece) for piece in pieces_of(costs, found))
         assert found.mean_s(requests, devices) == pytest.approx(min(plan.mean_s(requests, devices) for plan in plans))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 7), st.booleans())
+def test_even_pieces_equal_brute_force(seed: int, layers: int, pieces: int, memory: bool) -> None:
+    costs = random_costs(seed, layers, memory=memory)
+    found = even_plan(costs, pieces)
+    plans = [plan for plan in every_plan(costs, pieces) if plan.pieces == pieces]
+
+    def largest_s(plan: PiecePlan) -> float:
+        return max(costs.cold(*piece) + costs.exec(*piece) for piece in pieces_of(costs, plan))
+
+    assert (found is None) == (not plans)
+    if found is not None:
+        assert found.pieces == pieces
+        assert all(costs.fits(*piece) for piece in pieces_of(costs, found))
+        assert largest_s(found) == pytest.approx(min(map(largest_s, plans)))
 
 
 @settings(max_examples=20, deadline=None)

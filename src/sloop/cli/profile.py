@@ -1,7 +1,8 @@
-"""`sloop profile`: the latency of a model on this machine, measured or refined from a server's log."""
+"""`sloop profile`: the latency of a model on this machine, measured or refined from a server's log; and its layers."""
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from rich.console import RenderableType
 from sloop.app.document import NAME
 from sloop.cli.command import (
     FILE,
+    FOLDER,
     CommandOutput,
     Number,
     Shapes,
@@ -24,11 +26,12 @@ from sloop.cli.command import (
     shape_option,
     table,
 )
+from sloop.cli.layers import LayerOptions, LayerTiming, kept_layers, profile_layers
 from sloop.demo.service_pass import service_pass
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.fit import Percentile
-from sloop.profile.measure import PASSES, SECONDS, batch_sweep, default_cores, measure
+from sloop.profile.measure import BATCHES, PASSES, SECONDS, batch_sweep, default_cores, measure
 from sloop.profile.model import is_python
 from sloop.profile.passes import speed_range
 from sloop.profile.profile import FLOOR_MS, Pass, Profile, Sample, load_profile, path_beside, save_profile
@@ -47,6 +50,7 @@ sloop profile stage.py --cores 0.5,1
 sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --json
 sloop profile squeezenet.onnx --hardware c5.2xlarge
 sloop profile --from-log .sloop/digits
+sloop profile squeezenet.onnx --layers --plot layers.svg
 """
 
 
@@ -109,6 +113,38 @@ sloop profile --from-log .sloop/digits
     metavar="KIND",
     help="The kind of node that this machine is, such as c5.2xlarge: the profile is for nodes of this kind only.",
 )
+@click.option(
+    "--layers",
+    is_flag=True,
+    help="Measure MODEL block by block instead, add this to its profile, and propose where to cut it and what a shadow "
+    "should hold.",
+)
+@click.option(
+    "--cut",
+    "cuts",
+    multiple=True,
+    metavar="NAME",
+    help="With --layers: cut after this layer, or after the one that makes this tensor, instead of between all blocks; "
+    "A,B names all tensors that cross. Repeat it for further cuts, in the order of the graph.",
+)
+@click.option(
+    "--pieces", type=FOLDER, help="With --layers: keep the pieces in this folder, each an ONNX model of its own."
+)
+@click.option(
+    "--piece-mib",
+    type=Number(min=0, min_open=True),
+    help="With --layers: no proposed piece has more weights than this.",
+)
+@click.option(
+    "--fetch-mbps",
+    type=Number(min=0, min_open=True),
+    help="With --layers: weights are fetched at this rate before they are loaded [default: they are on the node].",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    help="With --layers: draw compute and weights of the blocks to this file (.png or .svg).",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the profile [default: beside MODEL].")
 def profile(  # one parameter for each option
     model: Path | None,
@@ -122,37 +158,74 @@ def profile(  # one parameter for each option
     percentile: Percentile,
     form: str,
     hardware: str | None,
+    layers: bool,
+    cuts: tuple[str, ...],
+    pieces: Path | None,
+    piece_mib: float | None,
+    fetch_mbps: float | None,
+    plot: Path | None,
     out: Path | None,
 ) -> CommandOutput:
     """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit it.
 
     MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). If its batch is fixed, a copy
     with an open batch is written beside it and measured, where that gives the same results. With --from-log, MODEL may
-    be left out: the profiles of all models in the log are refined.
+    be left out: the profiles of all models in the log are refined. With --layers, MODEL is cut into blocks of layers
+    that are measured one by one.
     """
     if hardware is not None and not NAME.fullmatch(hardware):
         raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")
     if from_log is not None:
-        if hardware is not None:
-            raise click.UsageError("--hardware describes the machine that measures; a log has its own.")
+        if hardware is not None or layers:
+            raise click.UsageError("--hardware and --layers are for measuring; --from-log measures nothing.")
         return _refine(from_log, model, percentile, form, out)
+    chosen = LayerOptions(cuts, pieces, piece_mib, fetch_mbps, plot)
+    if chosen != LayerOptions() and not layers:
+        raise click.UsageError("--cut, --pieces, --piece-mib, --fetch-mbps and --plot belong to --layers.")
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
     known, rows = examined(model, dict(shapes), folder=out and out.parent)
-    chosen = cores or default_cores()
     _check_batches(model, known, batches)
-    if batches is None:
-        batches = known.batches_alone
-        batches = batches or batch_sweep(Path(known.file), cores=max(chosen), shapes=rows, limit=confined)
-    with progress(f"measuring {model.name}", total=passes * len(batches) * len(chosen)) as advance:
+    path = out or path_beside(model, hardware or "")
+    if layers:
+        timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
+        return profile_layers(model, known, rows, timing, chosen, path)
+    sweep = _Sweep(batches, cores or default_cores(), passes, seconds, percentile, alone)
+    made, service = _measured(model, known, rows, sweep)
+    if hardware is not None:
+        made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
+    made = _saved(made, form, path)
+    value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
+    return CommandOutput(value, [*display(made, path, form), *service.remarks(), *known.notes])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """What is measured of a whole model."""
+
+    batches: tuple[int, ...] | None
+    cores: tuple[float, ...]
+    passes: int
+    seconds: float
+    percentile: Percentile
+    alone: bool
+
+
+def _measured(
+    model: Path, known: ExaminedModel, rows: dict[str, tuple[int, ...]], sweep: _Sweep
+) -> tuple[Profile, "_ServicePasses"]:
+    """Measure a model behind a progress bar; with the passes in service, some of which may have failed."""
+    batches = sweep.batches or known.batches_alone
+    batches = batches or batch_sweep(Path(known.file), cores=max(sweep.cores), shapes=rows, limit=confined)
+    service = _ServicePasses(model, rows, sweep.passes)
+    total = sweep.passes * len(batches) * len(sweep.cores)
+    with progress(f"measuring {model.name}", total=total) as advance:
         done_now = 0
 
         def update(done: int, cells: int, sample: Sample) -> None:
             nonlocal done_now
             done_now = done
             advance(done, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
-
-        service = _ServicePasses(model, rows, passes)
 
         def in_service(samples: Sequence[Sample]) -> Pass | None:
             advance(done_now, "served to a load generator")
@@ -162,23 +235,18 @@ def profile(  # one parameter for each option
             model,
             file=Path(known.file),
             batches=batches,
-            cores=chosen,
-            seconds=seconds,
-            passes=passes,
+            cores=sweep.cores,
+            seconds=sweep.seconds,
+            passes=sweep.passes,
             shapes=rows,
             limit=confined,
             progress=update,
-            percentile=percentile,
-            alone=alone,
+            percentile=sweep.percentile,
+            alone=sweep.alone,
             # A Python model may need its own example: random inputs might take another time than real ones.
-            in_service=None if alone or (is_python(model) and not rows) else in_service,
+            in_service=None if sweep.alone or (is_python(model) and not rows) else in_service,
         )
-    path = out or path_beside(model, hardware or "")
-    if hardware is not None:
-        made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
-    made = _saved(made, form, path)
-    value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
-    return CommandOutput(value, [*display(made, path, form), *service.remarks(), *known.notes])
+    return made, service
 
 
 def _check_batches(model: Path, known: ExaminedModel, batches: tuple[int, ...] | None) -> None:
@@ -226,6 +294,8 @@ def _saved(made: Profile, form: str, path: Path) -> Profile:
     if form not in made.fits:
         raise InputError(f"too few measurements to fit {form!r}", help="measure more batches and core counts")
     made = made.with_fit(form)
+    if made.layers is None:
+        made = structs.replace(made, layers=kept_layers(made, path))
     save_profile(made, path)
     return made
 

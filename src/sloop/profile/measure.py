@@ -159,8 +159,8 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     pass with its samples; the pass it may return replaces measured cells (`sloop.profile.passes`). InputError for a
     model or choice that cannot be measured, MachineError if a process dies.
     """
-    batches = _checked_batches(batches)
-    cores = _checked_cores(default_cores() if cores is None else cores)
+    batches = checked_batches(batches)
+    cores = checked_cores(default_cores() if cores is None else cores)
     if passes < 1:
         raise InputError(f"passes are {passes}; at least 1 is needed", help="for example --passes 3")
     made: list[Pass] = []
@@ -205,7 +205,7 @@ def measure_briefly(
     second, or with `batches`. A slow model gets fewer cells: no cell is begun that would probably end too late.
     `progress` gets the share of the time that has passed. Other arguments and errors as for `measure`.
     """
-    sizes = _checked_batches(batches or [1 << power for power in range(SWEEP_BATCH_MAX.bit_length())])
+    sizes = checked_batches(batches or [1 << power for power in range(SWEEP_BATCH_MAX.bit_length())])
     samples: list[Sample] = []
     reports: list[LoadReport] = []
     begin_ns, end_ns = perf_counter_ns(), perf_counter_ns() + round(seconds * NS_PER_S)
@@ -287,13 +287,13 @@ def _beside(load: ServiceLoad | None) -> str:
     return f"a stand-in for edge and clients, {load.answered} requests" if load else "nothing"
 
 
-def _checked_batches(batches: Sequence[int]) -> tuple[int, ...]:
+def checked_batches(batches: Sequence[int]) -> tuple[int, ...]:
     if not batches or min(batches) < 1:
         raise InputError(f"batches are {list(batches)}; each must be at least 1", help="for example --batches 1,2,4,8")
     return tuple(sorted(set(batches)))
 
 
-def _checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
+def checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
     available = len(usable_cpus())
     if not cores or min(cores) <= 0:
         raise InputError(f"cores are {list(cores)}; each must be positive", help="for example --cores 1,2")
@@ -355,8 +355,6 @@ def measure_on(
     shared = SharedMemory.make()
     fds = (theirs.fileno(), *([shared.fd] if shared else []))
     command = [sys.executable, "-m", "sloop.profile.timed_process", str(fds[0]), str(shared.fd if shared else -1)]
-    # BLAS threads, which numpy would start, would use the measured cores.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     begin_ns = perf_counter_ns()
     with (
@@ -364,14 +362,14 @@ def measure_on(
         ours,
         tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
         subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment, pass_fds=fds
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), pass_fds=fds
         ) as process,
     ):
         theirs.close()
         ours.settimeout(silence_s)
         try:
-            if _line(process, silence_s) != READY:
-                raise _died(process, errors, "before it began")
+            if next_line(process, silence_s) != READY:
+                raise process_died(process, errors, "before it began")
             process_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
             pauses = PAUSES if order.cores.is_integer() else (0.0,)
             budget_ns = round(seconds * NS_PER_S)
@@ -382,7 +380,7 @@ def measure_on(
             what = f"{order.model}: loading it, or one pass, has taken more than {silence_s:g} s"
             raise MachineError(f"{what} on {order.cores:g} cores", help="measure smaller batches or inputs") from error
         except OSError as error:  # sockets and pipes close when the process dies
-            raise _died(process, errors, f"on {order.cores:g} cores") from error
+            raise process_died(process, errors, f"on {order.cores:g} cores") from error
         finally:
             process.kill()
 
@@ -396,7 +394,7 @@ def _results(
     with limit(process.pid, order.cores):
         with contextlib.suppress(BrokenPipeError):  # the process died; the missing line below reports it
             process.stdin.write(msgspec.json.encode(order) + b"\n")
-        while line := _line(process, timing.silence_s):
+        while line := next_line(process, timing.silence_s):
             message: Message = decoder.decode(line)
             if isinstance(message, RefusedModel):
                 raise InputError(message.what, where=message.where or order.model, help=message.help)
@@ -488,7 +486,12 @@ class Timing:
         return warm_ns
 
 
-def _line(process: "subprocess.Popen[bytes]", silence_s: float) -> bytes:
+def environment() -> dict[str, str]:
+    """Of a measured process: BLAS threads, which numpy would start, would use the measured cores."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def next_line(process: "subprocess.Popen[bytes]", silence_s: float) -> bytes:
     """The next line of its stdout, or empty at the end. Kills a process that sends none for `silence_s`, and raises
     TimeoutError."""
     assert process.stdout is not None
@@ -510,7 +513,7 @@ def _line(process: "subprocess.Popen[bytes]", silence_s: float) -> bytes:
     return line
 
 
-def _died(process: "subprocess.Popen[bytes]", errors: IO[bytes], when: str) -> MachineError:
+def process_died(process: "subprocess.Popen[bytes]", errors: IO[bytes], when: str) -> MachineError:
     process.kill()
     code = process.wait()
     errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_BYTES))

@@ -239,6 +239,49 @@ class Startup(Struct, frozen=True, forbid_unknown_fields=True):
     """The first forward pass, which is slower than later ones."""
 
 
+class LayerBlock(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Consecutive layers of a model that were loaded and run as a piece of their own."""
+
+    end: str
+    """Its last layer, after which the model can be cut."""
+    operators: str
+    """What its layers compute, most frequent first: `Conv ×3, Relu ×3, Add`."""
+    layers: int
+    param_bytes: int
+    """Its weights; those that other blocks read as well count in each."""
+    output_bytes: int
+    """One row of what it makes for later blocks."""
+    crossing_bytes: int
+    """One row of everything that crosses its end: also what earlier blocks made, and inputs, for later ones."""
+    load_ms: float
+    """Median time to load it in a process that has the libraries already, from the page cache."""
+    latency_ms: LatencyTable
+    """Medians."""
+
+
+class LayerProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the layers of a model take, block by block, measured in one process beside the uncut model."""
+
+    blocks: tuple[LayerBlock, ...]
+    load_ms: float
+    """Of the uncut model, measured in the same way."""
+    latency_ms: LatencyTable
+    """Of the uncut model; the sum of its blocks is above it by what cutting costs."""
+    input_bytes: int
+    """One row of its inputs."""
+    move_ms_per_mb: float
+    """To write 10⁶ bytes into fresh shared memory and to read them again; 0 where there is none."""
+    difference: float
+    """The largest difference between the chain of all blocks and the uncut model, relative to the largest output."""
+    origin: Origin = "measured"
+    source: str = ""
+    hardware: str = ""
+    software: str = ""
+    date: str = ""
+    model_digest: str = ""
+    """See `digest_of_model`."""
+
+
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The speed of one model on one kind of hardware. `latency_ms` is the form in use; `fits` holds all fitted
     forms."""
@@ -276,6 +319,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     passes: tuple[Pass, ...] = ()
     """The single passes; their spread gives the uncertainty of predictions."""
     fits: dict[str, Fit] = {}  # msgspec copies the empty dict for each profile
+    layers: LayerProfile | None = None
+    """Measured with `sloop profile --layers`."""
 
     def __post_init__(self) -> None:
         """ValueError with the field's name for a figure out of its range."""
@@ -332,7 +377,8 @@ def _span(points: list[tuple[int, float]]) -> Region:
 # Files: JSON with a version, written atomically.
 
 VERSION: Final = 5
-"""2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights; older ones are still read."""
+"""2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights, and layers;
+older ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""

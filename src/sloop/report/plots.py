@@ -8,6 +8,7 @@ In an SVG everything except the series has the text colour of the page, so that 
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -28,6 +29,9 @@ POINTS_MAX: Final = 900
 ROUTES_MAX: Final = 6
 APPLICATIONS_MAX: Final = 8
 """More curves cannot be distinguished."""
+
+TICKS_MAX: Final = 40
+"""More numbers of bars overlap."""
 
 OTHER_ROUTES: Final = "others"
 """The label of all rare routes together."""
@@ -255,6 +259,51 @@ def _curves(
 def _thinned(label: str, points: Sequence[tuple[float, float]], kind: Kind) -> Series:
     x, y = thin([float(x) for x, _ in points], [float(y) for _, y in points])
     return Series(label, tuple(x), tuple(y), kind)
+
+
+def layers_figure(
+    model: str, compute_ms: Sequence[float], param_bytes: Sequence[float], ranked: Sequence[int]
+) -> Figure:
+    """How compute and weights are spread over the blocks of a model: the share of each block, and the compute that a
+    share of the weights can hold, if blocks are taken in the model's order, or in that of `ranked`."""
+    compute = _percents(compute_ms)
+    weights = _percents(param_bytes)
+    places = tuple(float(place) for place in range(len(compute)))
+    step = -(-len(compute) // TICKS_MAX)
+    ticks = tuple(str(place + 1) if place % step == 0 else "" for place in range(len(compute)))
+    each = Panel(
+        y_label="% of the model, by block",
+        series=(Series("compute", places, compute, "bars"), Series("weights", places, weights, "bars")),
+        ticks=ticks,
+    )
+    held = Panel(
+        y_label="% of the compute",
+        series=(
+            _held_compute("most compute per byte first", compute, weights, ranked),
+            _held_compute("in the model's order", compute, weights, range(len(compute))),
+            Series("if both were spread alike", (0.0, 100.0), (0.0, 100.0)),
+        ),
+    )
+    half = next(x for x, y in zip(held.series[0].x, held.series[0].y, strict=True) if y >= 50 - 1e-9)
+    return Figure(
+        name="layers",
+        title=f"Compute and weights of {model}",
+        x_label="% of the weights",
+        panels=(each, held),
+        alt=f"Compute and weights of {len(compute)} blocks of {model}; {half:.3g} % of the weights hold half of the "
+        "compute.",
+    )
+
+
+def _percents(values: Sequence[float]) -> tuple[float, ...]:
+    total = sum(values) or 1.0
+    return tuple(100 * value / total for value in values)
+
+
+def _held_compute(name: str, compute: Sequence[float], weights: Sequence[float], order: Sequence[int]) -> Series:
+    x = accumulate((weights[place] for place in order), initial=0.0)
+    y = accumulate((compute[place] for place in order), initial=0.0)
+    return Series(name, tuple(x), tuple(y))
 
 
 def arrivals_figure(trace: Trace) -> Figure:

@@ -5,7 +5,7 @@ of a batch for these blocks, both compute, and the body goes on with all rows. F
 (submission to SoCC'23), Algorithms 1 and 2 with the corrections of our specification, sections 2.2 to 2.8 and 2.12.
 Milliseconds, bytes, requests per second (rps).
 
-`sloop profile --layers` proposes a shadow with it (`sloop.systems.planning.layers`). The system `asyfunc` of issue 13,
+`sloop profile --layers` proposes a shadow with it (`sloop.systems.layers`). The system `asyfunc` of issue 13,
 which comes next, attaches shadows by `shadow_candidates` and starts bodies by `choose_body`.
 """
 

@@ -8,7 +8,7 @@ For a plan with p pieces: C is the longest cold start of a piece, E the longest 
 of all transfers between pieces, I = execution of the whole + IN, and B = max(E, N) the slowest station of the pipeline.
 Of x requests that wait, P devices make g = ⌊P/p⌋ pipelines, and the x-th is answered after C + B (⌈x/g⌉ - 1) + I.
 
-`sloop profile --layers` proposes cuts with it (`sloop.systems.planning.layers`). The system `flashpoint` of issue 13,
+`sloop profile --layers` proposes cuts with it (`sloop.systems.layers`). The system `flashpoint` of issue 13,
 which comes next, takes its plans from `plan_table`, and `reproduce flashpoint` compares them with those of
 `thesis_plan`, `fewest_pieces` and `filled_pieces`.
 """
@@ -233,6 +233,28 @@ def best_plan(
             if mean_s < least_s:
                 chosen, least_s = plan, mean_s
     return chosen
+
+
+def even_plan(costs: PieceCosts, pieces: int) -> PiecePlan | None:
+    """Into so many pieces that the largest cold start + execution of a piece is least; then the least transfer, then
+    the earliest cuts. None if it cannot be done within the memory."""
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    for _ in range(pieces):
+        extended: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for end in range(1, costs.layers + 1):
+            found = [
+                (
+                    max(most_s, costs.cold(start, end) + costs.exec(start, end)),
+                    moved_s + (costs.transfer_s[start - 1] if start else 0.0),
+                    (*cuts, start) if start else cuts,
+                )
+                for start, (most_s, moved_s, cuts) in best.items()
+                if start < end and costs.fits(start, end)
+            ]
+            if found:
+                extended[end] = min(found)
+        best = extended
+    return costs.plan(best[costs.layers][2]) if costs.layers in best else None
 
 
 # The table of plans

@@ -1,0 +1,355 @@
+"""Measures the layers of an ONNX model: block by block, what they compute, weigh, give on, and take to load.
+
+The model is cut into blocks (`sloop.profile.onnx_cut`). For each core count a process loads the uncut model and all
+pieces, and runs them in rounds: the uncut model once, then the chain of pieces once, each piece timed by itself. So a
+piece finds the caches as it would in the whole model, and the speed of the machine, which varies, is the same for all.
+
+The measured process is `python -m sloop.profile.layers`: it writes `READY`, reads a `LayersOrder` line, and prints JSON
+lines: a `RoundTimes` for each batch size, then a `LayersLoad`, or a `RefusedModel`. What a model prints goes to stderr.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from sloop.errors import InputError
+from sloop.machine import hardware_name
+from sloop.profile.examine import RefusedModel
+from sloop.profile.measure import (
+    BATCHES,
+    PASSES,
+    SILENCE_S,
+    Limit,
+    by_affinity,
+    checked_batches,
+    checked_cores,
+    default_cores,
+    environment,
+    next_line,
+    process_died,
+)
+from sloop.profile.model import Array, Session, feed_for, is_python, open_model
+from sloop.profile.onnx_cut import ModelPiece, cut_model, difference
+from sloop.profile.profile import Cells, LatencyTable, LayerBlock, LayerProfile, digest_of_model
+from sloop.profile.timed_process import READY
+from sloop.shared_memory import SharedMemory
+from sloop.tensor import elements_of
+from sloop.text import counted
+from sloop.units import NS_PER_MS, NS_PER_S
+from sloop.user_code import said_by
+
+ROUNDS_MIN: Final = 5
+LOADS: Final = 3
+"""The median of so many loads is kept: the first of a process is slower."""
+MOVED_BYTES: Final = 8_000_000
+DIFFERENCE_MAX: Final = 1e-6
+"""A chain that differs from the uncut model by more, relative to its largest output, is not measured."""
+
+LayersProgress = Callable[[int, int, str], None]
+"""Called with the number of finished cells and of all cells, and what was measured last."""
+
+
+class LayersOrder(Struct, frozen=True):
+    """What to measure. `shapes` gives one row's shape for inputs with open dimensions."""
+
+    model: str
+    pieces: tuple[ModelPiece, ...]
+    threads: int
+    batches: tuple[int, ...]
+    shapes: dict[str, tuple[int, ...]]
+    seconds: float
+
+
+class RoundTimes(Struct, frozen=True, tag="rounds"):
+    """The durations in ns of one batch size: of the uncut model, and of each piece."""
+
+    batch: int
+    whole_ns: list[int]
+    pieces_ns: list[list[int]]
+
+
+class LayersLoad(Struct, frozen=True, tag="load"):
+    """The last message: what was measured besides the durations of batches."""
+
+    whole_ns: int
+    pieces_ns: list[int]
+    input_bytes: int
+    output_bytes: list[int]
+    crossing_bytes: list[int]
+    """Bytes of one row."""
+    move_ms_per_mb: float
+    difference: float
+    software: str
+
+
+LayersMessage = RoundTimes | LayersLoad | RefusedModel
+
+
+def measure_layers(  # noqa: PLR0913  # those of `measure`, and where to cut
+    model_path: Path,
+    *,
+    file: Path | None = None,
+    cuts: Sequence[str | Sequence[str]] | None = None,
+    folder: Path | None = None,
+    batches: Sequence[int] = BATCHES,
+    cores: Sequence[float] | None = None,
+    seconds: float = 1.0,
+    passes: int = PASSES,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    limit: Limit = by_affinity,
+    progress: LayersProgress = lambda done, cells, now: None,
+) -> LayerProfile:
+    """Cut a model, and measure its pieces; `seconds` for each batch size on each core count in each pass.
+
+    `file` is what is opened instead of the model's own file (`sloop.profile.examine`); `cuts` are those of `cut_model`.
+    The pieces are kept in `folder` if it is given. InputError for a model that cannot be cut, or not so, or cannot be
+    measured with these choices, and if the pieces do not give what the model gives; MachineError if a process dies.
+    """
+    if is_python(model_path):
+        what = "a Python model has no graph of layers that could be cut"
+        raise InputError(what, where=str(model_path), help="export it as ONNX")
+    batches, cores = checked_batches(batches), checked_cores(default_cores() if cores is None else cores)
+    runs: dict[tuple[int, float], list[RoundTimes]] = {}
+    loads: list[LayersLoad] = []
+    with tempfile.TemporaryDirectory(prefix="sloop-layers-") as made:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        pieces = cut_model(file or model_path, cuts, folder or Path(made))
+        for _ in range(passes):
+            for count in cores:
+                order = LayersOrder(
+                    str(file or model_path), pieces, ceil(count), tuple(batches), dict(shapes or {}), seconds
+                )
+                for message in _measured(order, count, limit):
+                    if isinstance(message, LayersLoad):
+                        loads.append(message)
+                        continue
+                    runs.setdefault((message.batch, count), []).append(message)
+                    now = f"{counted(len(pieces), 'block')}, batch {message.batch} on {counted(count, 'core')}"
+                    progress(sum(map(len, runs.values())), passes * len(batches) * len(cores), now)
+    found = max(each.difference for each in loads)
+    if found > DIFFERENCE_MAX:
+        what = f"in pieces it gives other results: they differ by {found:.1e} of the largest output"
+        raise InputError(what, where=str(model_path), help="report this model; it cannot be served in pieces")
+    return _layer_profile(model_path, pieces, runs, loads)
+
+
+def _layer_profile(
+    model_path: Path,
+    pieces: Sequence[ModelPiece],
+    runs: Mapping[tuple[int, float], Sequence[RoundTimes]],
+    loads: Sequence[LayersLoad],
+) -> LayerProfile:
+    def table(of: Callable[[RoundTimes], Sequence[int]]) -> LatencyTable:
+        cells: Cells = {}
+        for (batch, cores), found in sorted(runs.items()):
+            cells.setdefault(batch, {})[cores] = _median_ms([run_ns for each in found for run_ns in of(each)])
+        return LatencyTable(cells)
+
+    def block(place: int, piece: ModelPiece) -> LayerBlock:
+        return LayerBlock(
+            end=piece.layers[-1],
+            operators=_operators(piece.operators),
+            layers=len(piece.layers),
+            param_bytes=piece.param_bytes,
+            output_bytes=loads[0].output_bytes[place],
+            crossing_bytes=loads[0].crossing_bytes[place],
+            load_ms=_median_ms([each.pieces_ns[place] for each in loads]),
+            latency_ms=table(lambda each: each.pieces_ns[place]),
+        )
+
+    return LayerProfile(
+        blocks=tuple(block(place, piece) for place, piece in enumerate(pieces)),
+        load_ms=_median_ms([each.whole_ns for each in loads]),
+        latency_ms=table(lambda each: each.whole_ns),
+        input_bytes=loads[0].input_bytes,
+        move_ms_per_mb=round(median(each.move_ms_per_mb for each in loads), 4),
+        difference=max(each.difference for each in loads),
+        source=f"sloop profile {model_path.name} --layers, medians",
+        hardware=hardware_name(),
+        software=", ".join((loads[0].software, f"Python {platform.python_version()}", platform.system())),
+        date=datetime.now(UTC).date().isoformat(),
+        model_digest=digest_of_model(model_path),
+    )
+
+
+def _median_ms(found_ns: Sequence[int]) -> float:
+    """In milliseconds, to the nanosecond; never zero."""
+    return max(1, round(median(found_ns))) / NS_PER_MS
+
+
+def _operators(names: Sequence[str]) -> str:
+    return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in Counter(names).most_common())
+
+
+def _measured(order: LayersOrder, cores: float, limit: Limit) -> Iterator[RoundTimes | LayersLoad]:
+    """Measure on one core count in a new process. InputError if it refuses the model, MachineError if it dies."""
+    command = [sys.executable, "-m", __name__]
+    pipe = subprocess.PIPE
+    decoder = msgspec.json.Decoder(LayersMessage)
+    with (
+        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
+        subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment()) as process,
+    ):
+        assert process.stdin is not None
+        try:
+            if next_line(process, SILENCE_S) != READY:
+                raise process_died(process, errors, "before it began")
+            with limit(process.pid, cores):
+                process.stdin.write(msgspec.json.encode(order) + b"\n")
+                while line := next_line(process, SILENCE_S):
+                    message: LayersMessage = decoder.decode(line)
+                    if isinstance(message, RefusedModel):
+                        raise InputError(message.what, where=message.where or order.model, help=message.help)
+                    yield message
+                    if isinstance(message, LayersLoad):
+                        return
+            raise process_died(process, errors, f"on {cores:g} cores")
+        except TimeoutError as error:
+            what = f"measuring its layers has said nothing for {SILENCE_S:g} s"
+            raise InputError(what, where=order.model, help="measure smaller batches or inputs") from error
+        except BrokenPipeError as error:
+            raise process_died(process, errors, f"on {cores:g} cores") from error
+        finally:
+            process.kill()
+
+
+# The measured process
+
+
+def main() -> None:
+    """Entry point: wait for the order, measure, report."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    out.write(READY)
+    out.flush()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    order = msgspec.json.decode(line, type=LayersOrder)
+    try:
+        for message in measure_here(order):
+            out.write(msgspec.json.encode(message) + b"\n")
+            out.flush()
+    except InputError as error:
+        what = error.what.removeprefix(f"{error.where}: ")
+        out.write(msgspec.json.encode(RefusedModel(what, error.where, error.help)) + b"\n")
+        out.flush()
+
+
+def measure_here(order: LayersOrder) -> Iterator[RoundTimes | LayersLoad]:
+    """Load and time the uncut model and its pieces in this process. InputError for a batch that it refuses."""
+    whole, whole_ns = _loaded(Path(order.model), order.threads)
+    found = [_loaded(Path(piece.file), order.threads) for piece in order.pieces]
+    chain = _PieceChain(order.pieces, [session for session, _ in found])
+    worst = 0.0
+    sizes: tuple[int, list[int], list[int]] | None = None
+    for batch in order.batches:
+        feed = feed_for(whole, batch, order.shapes, where=order.model)
+        try:
+            expected = list(whole.run(feed))
+        except Exception as error:  # exceptions of frameworks share no base class
+            what = f"a batch of {batch} fails: {said_by(error)}"
+            raise InputError(what, where=order.model, help="measure smaller batches") from error
+        known, _ = chain.run(feed)
+        names = [port.name for port in whole.signature.outputs]
+        worst = max(worst, difference([known[name] for name in names], expected))
+        sizes = sizes or _row_sizes(order.pieces, known, feed, batch)
+        whole_runs, pieces_runs = _rounds(whole, chain, feed, order.seconds)
+        yield RoundTimes(batch, whole_runs, pieces_runs)
+    assert sizes is not None, "an order has a batch"
+    yield LayersLoad(whole_ns, [each for _, each in found], *sizes, move_ms_per_mb(), worst, whole.software)
+
+
+def _loaded(path: Path, threads: int) -> tuple[Session, int]:
+    """The loaded model, and the median of the ns that loading it took."""
+    took: list[int] = []
+    session: Session | None = None
+    for _ in range(LOADS):
+        session = None  # two at once would double the memory
+        start_ns = perf_counter_ns()
+        session = open_model(path, threads)
+        took.append(perf_counter_ns() - start_ns)
+    assert session is not None
+    return session, round(median(took))
+
+
+class _PieceChain:
+    """Pieces with their sessions, run one after the other."""
+
+    def __init__(self, pieces: Sequence[ModelPiece], sessions: Sequence[Session]) -> None:
+        self.sessions = sessions
+        self._inputs = [[port.name for port in piece.inputs] for piece in pieces]
+        self._outputs = [[port.name for port in session.signature.outputs] for session in sessions]
+
+    def run(self, feed: Mapping[str, Array]) -> tuple[dict[str, Array], list[int]]:
+        """All tensors between the pieces by name, and the ns that each piece took."""
+        known, took = dict(feed), []
+        for session, inputs, outputs in zip(self.sessions, self._inputs, self._outputs, strict=True):
+            given = {name: known[name] for name in inputs}
+            start_ns = perf_counter_ns()
+            made = session.run(given)
+            took.append(perf_counter_ns() - start_ns)
+            known.update(zip(outputs, made, strict=True))
+        return known, took
+
+
+def _rounds(
+    whole: Session, chain: _PieceChain, feed: Mapping[str, Array], seconds: float
+) -> tuple[list[int], list[list[int]]]:
+    """The durations in ns of the uncut model, and of each piece, in as many rounds as fit the time."""
+    whole_ns: list[int] = []
+    pieces_ns: list[list[int]] = [[] for _ in chain.sessions]
+    end_ns = perf_counter_ns() + round(seconds * NS_PER_S)
+    while len(whole_ns) < ROUNDS_MIN or perf_counter_ns() < end_ns:
+        start_ns = perf_counter_ns()
+        whole.run(feed)
+        whole_ns.append(perf_counter_ns() - start_ns)
+        for each, took_ns in zip(pieces_ns, chain.run(feed)[1], strict=True):
+            each.append(took_ns)
+    return whole_ns, pieces_ns
+
+
+def _row_sizes(
+    pieces: Sequence[ModelPiece], known: Mapping[str, Array], feed: Mapping[str, Array], batch: int
+) -> tuple[int, list[int], list[int]]:
+    """Bytes of one row: of the inputs, of each piece's outputs, and of all that crosses its end."""
+
+    def row_bytes(names: Sequence[str]) -> int:
+        return ceil(sum(len(elements_of(known[name])) for name in names) / batch)
+
+    outputs = [row_bytes([port.name for port in piece.outputs]) for piece in pieces]
+    return row_bytes(list(feed)), outputs, [row_bytes(piece.crossing) for piece in pieces]
+
+
+def move_ms_per_mb() -> float:
+    """Milliseconds to write 10⁶ bytes into shared memory that is new, and to read them; 0 where there is none."""
+    content, took = np.ones(MOVED_BYTES, np.uint8), []
+    for _ in range(ROUNDS_MIN):
+        shared = SharedMemory.make()
+        if shared is None:
+            return 0.0
+        start_ns = perf_counter_ns()
+        shared.writable(MOVED_BYTES)[:] = content.data
+        np.frombuffer(shared.readable(MOVED_BYTES), np.uint8).copy()
+        took.append(perf_counter_ns() - start_ns)
+        shared.close()
+    return median(took) / NS_PER_MS / (MOVED_BYTES / 1e6)
+
+
+if __name__ == "__main__":
+    main()
