@@ -294,7 +294,7 @@ from sloop.innet.program import compile_network
 from sloop.innet.xdp import XdpFabric
 from tests.innet.models import rows_of, small_model
 with XdpFabric(compile_network(small_model())) as fabric:
-    fabric._units[0][0].namespace.connect(Namespace("own", own=True), ("wire", sys.argv[1]))
+    fabric._units[0][0].node.namespace.connect(Namespace("own", own=True), ("wire", sys.argv[1]))
     print(fabric.run(rows_of(small_model(), 1), timeout_s=30)[0].logits[0], flush=True)
     fabric.run(rows_of(small_model(), 1000000), timeout_s=30)
 """

@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -37,7 +37,7 @@ from sloop.innet.bpf import (
     arithmetic_beyond_switches,
 )
 from sloop.innet.emulator import FlowVerdict
-from sloop.innet.namespaces import CableEnd, Namespace
+from sloop.innet.namespaces import CableEnd, Namespace, Node, Wiring
 from sloop.innet.network import Ints
 from sloop.innet.packets import HEADER, MAGIC
 from sloop.innet.program import Program
@@ -76,12 +76,8 @@ MTU_FEATURES: Final = 65_000
 class _Unit:
     layout: UnitLayout
     number: int
-    namespace: Namespace
+    node: Node
     maps: UnitMaps | None = None
-    inputs: list[CableEnd] = field(default_factory=list)
-    sources: list[CableEnd] = field(default_factory=list)
-    """The other ends of the inputs."""
-    outputs: list[CableEnd] = field(default_factory=list)
     itself: tuple[CableEnd, CableEnd] | None = None
 
     @property
@@ -183,7 +179,7 @@ class XdpFabric:
 
     def send(self, layer: int, unit: int, packets: Sequence[bytes]) -> None:
         """Sends packets to a unit on its first cable, as a switch before it would: for tests."""
-        source = self._units[layer][unit].sources[0]
+        source = self._units[layer][unit].node.sources[0]
         room = payload_room(self._program) + PAYLOAD - ETHERNET_BYTES
         with contextlib.closing(source.namespace.packet_socket(source)) as end:
             for content in packets:
@@ -204,44 +200,22 @@ class XdpFabric:
         return {each.name: each for each in self._programs}
 
     def _build(self, opening: contextlib.ExitStack) -> None:
-        def namespace(name: str) -> Namespace:
-            return opening.enter_context(Namespace(name))
-
-        host, first = namespace("host"), namespace("features")
+        sizes = [(layout.layer.name, len(layout.layer.units)) for layout in self._layouts]
+        wiring = Wiring(opening, sizes, mtu=MTU_FEATURES)
         self._units = [
-            [
-                _Unit(layout, number, namespace(f"{layout.layer.name}.{number}"))
-                for number in range(len(layout.layer.units))
-            ]
-            for layout in self._layouts
+            [_Unit(layout, number, node) for number, node in enumerate(nodes)]
+            for layout, nodes in zip(self._layouts, wiring.layers, strict=True)
         ]
-        row_in, features_in = host.connect(first, ("rows", "in"), mtu=MTU_FEATURES)
-        features_out = [self._join(first, unit, f"out{unit.number}") for unit in self._units[0]]
-        for before, after in zip(self._units, self._units[1:], strict=False):
-            for source in before:
-                source.outputs += [self._join(source.namespace, unit, f"out{unit.number}") for unit in after]
-        verdict_ports = []
-        for unit in self._units[-1]:
-            out, sink = unit.namespace.connect(host, ("out", f"verdicts{unit.number}"))
-            unit.outputs.append(out)
-            verdict_ports.append(sink)
-        self._pass_all(opening, host, verdict_ports)
+        self._pass_all(opening, wiring.host, wiring.verdicts)
         for layer, layout in zip(self._units, self._layouts, strict=True):
             self._build_layer(opening, layer, layout)
-        self._build_features(opening, first, features_in, features_out)
-        self._rows = opening.enter_context(contextlib.closing(host.packet_socket(row_in)))
+        self._build_features(opening, wiring.features, wiring.features_in, wiring.features_out)
+        self._rows = opening.enter_context(contextlib.closing(wiring.host.packet_socket(wiring.rows)))
         results = [
-            opening.enter_context(contextlib.closing(host.packet_socket(port, receive_bytes=RECEIVE_BYTES)))
-            for port in verdict_ports
+            opening.enter_context(contextlib.closing(wiring.host.packet_socket(end, receive_bytes=RECEIVE_BYTES)))
+            for end in wiring.verdicts
         ]
         self._requester = Requester(self._program, self._begin, results, self._cpu)
-
-    def _join(self, source: Namespace, unit: _Unit, name: str) -> CableEnd:
-        """Lays a cable from a namespace to a unit and returns the end at the source."""
-        out, into = source.connect(unit.namespace, (name, f"in{len(unit.inputs)}"))
-        unit.inputs.append(into)
-        unit.sources.append(out)
-        return out
 
     def _pass_all(self, opening: contextlib.ExitStack, namespace: Namespace, ports: Sequence[CableEnd]) -> None:
         """Lets devices poll for packets. Without, those of the host would lose what XDP redirects to them, and a packet
@@ -261,7 +235,7 @@ class XdpFabric:
         windows = table("windows", layout.window_table()) if layout.layer.kind == "rows" else None
         for unit in units:
             if layout.recirculates or self._with_faults:
-                unit.itself = unit.namespace.connect(unit.namespace, ("itself", "again"))
+                unit.itself = unit.node.namespace.connect(unit.node.namespace, ("itself", "again"))
             unit.maps = UnitMaps(
                 registers=_array(opening, "registers", REGISTER_BYTES),
                 banks=_array(opening, "banks", BANKS << layout.bank_bits),
@@ -271,16 +245,16 @@ class XdpFabric:
                 messages=messages,
                 windows=windows,
                 outs=outs,
-                ports=self._ports(opening, unit.outputs),
-                ports_and_self=self._ports(opening, [*unit.outputs, unit.itself[0]]) if unit.itself else None,
+                ports=self._ports(opening, unit.node.outputs),
+                ports_and_self=self._ports(opening, [*unit.node.outputs, unit.itself[0]]) if unit.itself else None,
             )
             _write_bank(unit, layout, 0, layout.layer.units[unit.number], self._program.version)
             if self._with_faults:
                 self._write_faults(unit, 0.0, 0.0, 1, lose=-1)
             code = UnitCode(layout, unit.number, unit.maps).build()
             name = f"{layout.layer.label}.{unit.number}"
-            inputs = [*unit.inputs, *(unit.itself[1:] if unit.itself else ())]
-            self._attach(opening, ProgramKind.XDP, code, name, unit.namespace, inputs)
+            inputs = [*unit.node.inputs, *(unit.itself[1:] if unit.itself else ())]
+            self._attach(opening, ProgramKind.XDP, code, name, unit.node.namespace, inputs)
 
     def _ports(self, opening: contextlib.ExitStack, ports: Sequence[CableEnd]) -> KernelMap:
         """The devices to which a program sends copies, all of one namespace."""

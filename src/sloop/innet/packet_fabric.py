@@ -1,0 +1,249 @@
+"""Emulated switches as processes that exchange real packets: the harness for loss, duplication and reordering.
+
+    with PacketFabric(compile_network(network), faults=Faults(loss=0.001, duplicates=0.2, jitter_ns=5e6)) as fabric:
+        verdicts = fabric.run(rows)
+
+Each switch is a network namespace, each link a pair of veth devices, and packets go through AF_PACKET sockets. A
+process for each layer executes its units' instructions (`sloop.innet.switch`) on what arrives; this process is the
+feature extractor and collects verdicts. Whoever sends a copy loses, repeats or delays it, by a seed; which packets meet
+is the machine's business, so a run is not the same twice. The answers equal `Network.run` bit for bit, or there are
+none.
+
+Slow: every instruction is Python's. Nothing is left when this process ends, however it ends: the others end when the
+pipe from it breaks. Linux only; needs the rights of root.
+"""
+
+import contextlib
+import heapq
+import itertools
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Self
+
+from numpy.typing import ArrayLike
+
+from sloop.errors import InputError, MachineError
+from sloop.innet.emulator import Faults, FlowVerdict, emitted
+from sloop.innet.namespaces import Wiring
+from sloop.innet.network import Ints
+from sloop.innet.packets import packets_of
+from sloop.innet.program import Program
+from sloop.innet.requester import ETHERNET, FRAME_MAX, Requester
+from sloop.innet.switch import Pipeline, UnitCounts
+from sloop.streams import stream
+
+TIMEOUT_S: Final = 10.0
+"""After which an inference without a verdict is aborted. Python needs 0.1 ms for a packet."""
+RECEIVE_BYTES: Final = 1 << 25
+CLOSE_S: Final = 10.0
+
+
+class FaultyLinks:
+    """Sends copies of packets, and loses, repeats and delays them."""
+
+    def __init__(self, faults: Faults, draw: Random) -> None:
+        self._faults, self._draw = faults, draw
+        self._delayed: list[tuple[int, int, socket.socket, bytes]] = []
+        self._numbers = itertools.count()
+
+    def send(self, content: bytes, ends: Sequence[socket.socket]) -> None:
+        """One copy to each end, or none, or two, now or later."""
+        faults, draw = self._faults, self._draw
+        for end in ends:
+            for _ in range(1 + (draw.random() < faults.duplicates)):
+                if draw.random() < faults.loss:
+                    continue
+                due_ns = time.monotonic_ns() + int(draw.random() * faults.jitter_ns)
+                heapq.heappush(self._delayed, (due_ns, next(self._numbers), end, content))
+        self.flush()
+
+    def flush(self) -> int | None:
+        """Sends what is due. Milliseconds until more is; None if nothing waits."""
+        while self._delayed:
+            left_ns = self._delayed[0][0] - time.monotonic_ns()
+            if left_ns > 0:
+                return int(left_ns / 1e6) + 1
+            _, _, end, content = heapq.heappop(self._delayed)
+            end.send(ETHERNET + content)
+        return None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What a process gets to know: the units of one layer with the numbers of their sockets."""
+
+    program: Program
+    label: int
+    inputs: list[list[int]]
+    outputs: list[list[int]]
+    faults: Faults
+    seed: int
+
+
+class PacketFabric:
+    """A compiled network on emulated switches that exchange real packets, for the duration of a `with` block."""
+
+    def __init__(self, program: Program, *, faults: Faults | None = None, seed: int = 0) -> None:
+        """InputError if single copies are to be lost: which copy is which depends on the machine."""
+        self._program, self._faults, self._seed = program, faults or Faults(), seed
+        if self._faults.lost:
+            raise InputError("real packets have no numbers to lose them by", help="give a share, or use the emulator")
+        self._resources: contextlib.ExitStack | None = None
+        self.counts: list[list[UnitCounts]] = []
+        """Of each layer's units, after the fabric has been closed."""
+
+    def __enter__(self) -> Self:
+        """Builds it. MachineError without the rights."""
+        with contextlib.ExitStack() as opening:
+            self._build(opening)
+            self._resources = opening.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes and removes the namespaces. A second call does nothing."""
+        if self._resources is not None:
+            self._resources.close()
+            self._resources = None
+
+    def run(self, rows: ArrayLike, *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[FlowVerdict]:
+        """A verdict for each row, in order, as `Requester.run`."""
+        if self._resources is None:
+            raise MachineError("the fabric is not open", help="use it in a `with` block")
+        return self._requester.run(rows, timeout_s=timeout_s, at_once=at_once)
+
+    def _build(self, opening: contextlib.ExitStack) -> None:
+        sizes = [(layer.name, len(layer.units)) for layer in self._program.layers]
+        wiring = Wiring(opening, sizes)
+        processes: list[subprocess.Popen[bytes]] = []
+        for label, nodes in enumerate(wiring.layers):
+            with contextlib.ExitStack() as given:
+                inputs, outputs = (
+                    [
+                        [
+                            given.enter_context(end.namespace.packet_socket(end, receive_bytes=size))
+                            for end in getattr(node, side)
+                        ]
+                        for node in nodes
+                    ]
+                    for side, size in (("inputs", RECEIVE_BYTES), ("outputs", 0))
+                )
+                processes.append(self._start(opening, label, inputs, outputs))
+        for label, process in enumerate(processes):
+            assert process.stdout
+            if process.stdout.readline() != b"ready\n":
+                raise MachineError(f"the process of layer {label} did not start", help="see its error above")
+        first = [
+            opening.enter_context(contextlib.closing(wiring.features.packet_socket(end))) for end in wiring.features_out
+        ]
+        results = [
+            opening.enter_context(contextlib.closing(wiring.host.packet_socket(end, receive_bytes=RECEIVE_BYTES)))
+            for end in wiring.verdicts
+        ]
+        self._links, self._first = FaultyLinks(self._faults, stream(self._seed, "innet/links/features")), first
+        self._sending = threading.Condition()
+        self._over = False
+        sender = threading.Thread(target=self._send_delayed, daemon=True)
+        sender.start()
+        opening.callback(self._stop, sender)
+        self._requester = Requester(self._program, self._begin, results)
+
+    def _start(
+        self,
+        opening: contextlib.ExitStack,
+        label: int,
+        inputs: list[list[socket.socket]],
+        outputs: list[list[socket.socket]],
+    ) -> "subprocess.Popen[bytes]":
+        """Starts the process of a layer. It ends when its stdin does."""
+        numbers = [[[end.fileno() for end in ends] for ends in side] for side in (inputs, outputs)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sloop.innet.packet_fabric"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[number for side in numbers for ends in side for number in ends],
+        )
+        opening.callback(self._end, process)
+        assert process.stdin
+        layer = _Layer(self._program, label, numbers[0], numbers[1], self._faults, self._seed)
+        pickle.dump(layer, process.stdin)
+        process.stdin.flush()
+        return process
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        try:
+            content, _ = process.communicate(timeout=CLOSE_S)
+            self.counts.insert(0, pickle.loads(content))
+        except (subprocess.TimeoutExpired, EOFError):
+            process.kill()
+            process.communicate()
+
+    def _begin(self, inference: int, row: Ints) -> None:
+        """The feature extractor sends the messages of an inference."""
+        with self._sending:
+            for packet in packets_of(self._program, row, inference):
+                self._links.send(packet.build(), self._first)
+            self._sending.notify_all()
+
+    def _send_delayed(self) -> None:
+        with self._sending:
+            while not self._over:
+                left_ms = self._links.flush()
+                self._sending.wait(None if left_ms is None else left_ms / 1e3)
+
+    def _stop(self, sender: threading.Thread) -> None:
+        with self._sending:
+            self._over = True
+            self._sending.notify_all()
+        sender.join()
+
+
+def _serve(layer: _Layer) -> list[UnitCounts]:
+    """Executes the units of a layer on what arrives, until stdin ends."""
+    units = [Pipeline(layer.program, layer.label, unit) for unit in range(len(layer.inputs))]
+    links = FaultyLinks(layer.faults, stream(layer.seed, f"innet/links/{layer.label}"))
+    outputs = [[_socket(number) for number in numbers] for numbers in layer.outputs]
+    inputs = {number: (_socket(number), unit) for unit, numbers in enumerate(layer.inputs) for number in numbers}
+    poll = select.poll()
+    for number in (sys.stdin.fileno(), *inputs):
+        poll.register(number, select.POLLIN)
+    while True:
+        for number, _ in poll.poll(links.flush()):
+            if number not in inputs:
+                return [unit.counts for unit in units]
+            end, unit = inputs[number]
+            content = end.recv(FRAME_MAX)[len(ETHERNET) :]
+            for emission in units[unit].receive(content)[0]:
+                for packet in emitted(layer.program, layer.label, unit, emission):
+                    links.send(packet.build(), outputs[unit])
+
+
+def _socket(number: int) -> socket.socket:
+    return socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0, fileno=number)
+
+
+def main() -> None:
+    """The process of one layer: `_Layer` on stdin, counts on stdout at the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the fabric
+    layer = pickle.load(sys.stdin.buffer)
+    sys.stdout.buffer.write(b"ready\n")
+    sys.stdout.buffer.flush()
+    counts = _serve(layer)
+    with contextlib.suppress(BrokenPipeError):
+        pickle.dump(counts, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
