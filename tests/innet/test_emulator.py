@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError
-from sloop.innet.emulator import Emulator, Ending, Faults, run_in_lanes
+from sloop.innet.emulator import Emulator, Faults, InferenceEnding, run_in_lanes
 from sloop.innet.mapper import Fabric
 from sloop.innet.network import SIGNED, Convolution, Dense, Network
 from sloop.innet.packets import packets_of
@@ -121,7 +121,7 @@ def test_random_order_and_duplicates_on_eight_slots(seed: int, count: int) -> No
     verdicts, counts = emulator.run(rows)
     assert [verdict.logits for verdict in verdicts] == [tuple(logits) for logits in tiny_model().run(rows).tolist()]
     assert counts.duplicated > 5 * count
-    assert counts.endings == {Ending.VERDICT: count}
+    assert counts.endings == {InferenceEnding.VERDICT: count}
 
 
 def test_one_seed_is_one_run() -> None:
@@ -138,9 +138,9 @@ def test_rows_without_a_slot_are_turned_away_and_counted() -> None:
     emulator = Emulator(compile_network(tiny_model(), TWO_UNITS), waiting_max=10)
     rows = rows_of(tiny_model(), 256)
     verdicts, counts = emulator.run(rows)
-    assert counts.endings == {Ending.VERDICT: 18, Ending.NO_SLOT: 238}
+    assert counts.endings == {InferenceEnding.VERDICT: 18, InferenceEnding.NO_SLOT: 238}
     for verdict, logits in zip(verdicts, tiny_model().run(rows), strict=True):
-        assert verdict.logits == (None if verdict.ending is Ending.NO_SLOT else tuple(logits))
+        assert verdict.logits == (None if verdict.ending is InferenceEnding.NO_SLOT else tuple(logits))
 
 
 @settings(max_examples=12, deadline=None)
@@ -178,7 +178,7 @@ def test_each_of_three_hundred_lost_packets() -> None:
     assert counts.lost == 300
     expected = [tuple(logits) for logits in network.run(rows).tolist()]
     assert all(verdict.logits in {None, logits} for verdict, logits in zip(verdicts, expected, strict=True))
-    assert counts.endings[Ending.ABORTED] > 200
+    assert counts.endings[InferenceEnding.ABORTED] > 200
     healthy = emulator.run(rows[:20])[0]  # the same slots, now without losses
     assert [verdict.logits for verdict in healthy] == expected[:20]
 

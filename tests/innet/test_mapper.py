@@ -7,7 +7,7 @@ import pytest
 
 from sloop.errors import InputError
 from sloop.innet.emulator import Emulator
-from sloop.innet.mapper import Fabric, NoCapacity, Port, links_crossed, place, routes, split, wired
+from sloop.innet.mapper import Fabric, FabricPort, NoCapacity, links_crossed, place, routes, split, wired
 from sloop.innet.network import SIGNED, Convolution, Dense, Network
 from sloop.innet.program import compile_network
 from tests.innet.models import flow_model, model, picture_model, rows_of, small_model, tiny_model
@@ -130,11 +130,11 @@ def test_versions_have_sixteen_bits(version: int) -> None:
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 def test_wiring_is_an_involution(width: int) -> None:
     for tier, switch, pipeline in product((1, 2), range(width), range(width)):
-        port = Port(tier, switch, pipeline)
+        port = FabricPort(tier, switch, pipeline)
         assert wired(wired(port, tier + 1), tier) == port
-    assert wired(Port(1, 0, 3), 2) == Port(2, 3, 0)  # S1.pipe4 and S8.pipe1
-    assert wired(Port(2, 3, 0), 3) == Port(3, 0, 3)  # S8.pipe1 and S9.pipe4
-    assert wired(Port(2, 0, 1), 1) == Port(1, 1, 0)  # S5.pipe2 and S2.pipe1
+    assert wired(FabricPort(1, 0, 3), 2) == FabricPort(2, 3, 0)  # S1.pipe4 and S8.pipe1
+    assert wired(FabricPort(2, 3, 0), 3) == FabricPort(3, 0, 3)  # S8.pipe1 and S9.pipe4
+    assert wired(FabricPort(2, 0, 1), 1) == FabricPort(1, 1, 0)  # S5.pipe2 and S2.pipe1
 
 
 @pytest.mark.parametrize(("routing", "links"), [("two-tier", 2), ("three-tier", 4)])
@@ -142,14 +142,14 @@ def test_wiring_is_an_involution(width: int) -> None:
 def test_one_copy_for_each_pipeline_over_equally_many_links(routing: str, links: int, width: int) -> None:
     for leaf, pipeline, target in product(range(width), repeat=3):
         found = routes(routing, width, leaf, pipeline, target)  # type: ignore[arg-type]
-        assert sorted(route[-1] for route in found) == [Port(1, target, copy) for copy in range(width)]
+        assert sorted(route[-1] for route in found) == [FabricPort(1, target, copy) for copy in range(width)]
         assert {links_crossed(route) for route in found} == {links}
         assert {port.tier for route in found for port in route[1:-1]} == set(range(2, links // 2 + 2))
         for route in found:  # a step is a link of the wiring, or stays within one switch
             for one, other in pairwise(route):
                 assert other == wired(one, other.tier) if one.tier != other.tier else one.switch == other.switch
         if routing == "three-tier":
-            assert {route[0] for route in found} == {Port(1, leaf, pipeline)}
+            assert {route[0] for route in found} == {FabricPort(1, leaf, pipeline)}
 
 
 # Time

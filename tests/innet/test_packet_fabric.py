@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sloop.errors import InputError, MachineError
-from sloop.innet.emulator import Ending, Faults
+from sloop.innet.emulator import Faults, InferenceEnding
 from sloop.innet.packet_fabric import PacketFabric
 from sloop.innet.program import compile_network
 from tests.innet.models import model, rows_of, small_model
@@ -45,8 +45,8 @@ def test_losses_give_no_wrong_verdict() -> None:
     with PacketFabric(compile_network(network), faults=faults, seed=1) as fabric:
         verdicts = fabric.run(rows, timeout_s=1)
     endings = {verdict.ending for verdict in verdicts}
-    assert Ending.ABORTED in endings
-    assert endings <= {Ending.ABORTED, Ending.VERDICT}
+    assert InferenceEnding.ABORTED in endings
+    assert endings <= {InferenceEnding.ABORTED, InferenceEnding.VERDICT}
     for verdict in verdicts:
         assert verdict.logits in {None, expected[verdict.row]}
 

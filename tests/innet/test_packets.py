@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.innet.mapper import Fabric
-from sloop.innet.packets import HEADER_BYTES, Encoding, Malformed, Packet, PacketKind, message_of, packets_of, parse
+from sloop.innet.packets import (
+    HEADER_BYTES,
+    Malformed,
+    Packet,
+    PacketKind,
+    ValueEncoding,
+    message_of,
+    packets_of,
+    parse,
+)
 from sloop.innet.program import compile_network
 from tests.innet.models import flow_model, picture_model, rows_of, small_model
 
@@ -23,12 +32,12 @@ def test_the_worked_example() -> None:
 
 @st.composite
 def packets(draw: st.DrawFn) -> Packet:
-    encoding = draw(st.sampled_from(Encoding))
+    encoding = draw(st.sampled_from(ValueEncoding))
     low, high = {
-        Encoding.INT8: (-128, 127),
-        Encoding.INT16: (-(2**15), 2**15 - 1),
-        Encoding.BITS: (0, 1),
-        Encoding.INT32: (-(2**31), 2**31 - 1),
+        ValueEncoding.INT8: (-128, 127),
+        ValueEncoding.INT16: (-(2**15), 2**15 - 1),
+        ValueEncoding.BITS: (0, 1),
+        ValueEncoding.INT32: (-(2**31), 2**31 - 1),
     }[encoding]
     fields = {
         name: draw(st.integers(0, 2**bits - 1))

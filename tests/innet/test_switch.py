@@ -13,9 +13,9 @@ from sloop.innet.packets import Packet, packets_of
 from sloop.innet.program import compile_network
 from sloop.innet.switch import (
     OPERATIONS,
-    Assembly,
     Multiplier,
     Pipeline,
+    ProgramBuilder,
     Register,
     depth_of_product,
     multiplied,
@@ -48,7 +48,7 @@ def test_a_product_takes_few_stages() -> None:
 
 
 def test_a_product_is_fourteen_counted_operations() -> None:
-    made = Assembly("shift-add")
+    made = ProgramBuilder("shift-add")
     made.multiply("x", "w", is_product=True)
     fields, _ = made.program().run({"x": np.array([3], np.int32), "w": np.array([-5], np.int32)})
     assert (fields[switch.OPS], fields[switch.PRODUCTS]) == (14, 1)
@@ -56,7 +56,7 @@ def test_a_product_is_fourteen_counted_operations() -> None:
 
 
 def test_constants_of_more_than_a_byte() -> None:
-    made = Assembly("shift-add")
+    made = ProgramBuilder("shift-add")
     to = made.multiply("x", 1984)
     fields, _ = made.program().run({"x": 31})
     assert fields[to] == 31 * 1984
@@ -64,7 +64,7 @@ def test_constants_of_more_than_a_byte() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1, 7, 30])
 def test_requantisation(shift: int) -> None:
-    made = Assembly("lut16")
+    made = ProgramBuilder("lut16")
     to = made.requantise("sums", shift)
     sums = np.array([-(2**30), -1, 0, 1, 63, 64, 65, 127, 128, 2**20, 2**30], np.int32)
     fields, _ = made.program().run({"sums": sums})
@@ -73,7 +73,7 @@ def test_requantisation(shift: int) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 16, 25, 160])
 def test_sums_take_one_addition_less_than_lanes(lanes: int) -> None:
-    made = Assembly("lut16")
+    made = ProgramBuilder("lut16")
     to = made.sum_lanes("x", lanes)
     values = np.arange(4 * lanes, dtype=np.int32).reshape(4, lanes) ** 2
     fields, _ = made.program().run({"x": values})
@@ -113,7 +113,7 @@ def test_a_listing_for_people() -> None:
 
 def test_a_cell_of_another_epoch_reads_as_its_initial_value() -> None:
     register = Register("sums", 4, 32, is_activation=True, slots=2)
-    made = Assembly("lut16")
+    made = ProgramBuilder("lut16")
     to = made.put("reg_read", "place", made.constant(np.array([7, 8])), detail=register)
     made.put("reg_write", "place", "value", detail=register)
     program = made.program()

@@ -18,7 +18,7 @@ import pytest
 from sloop.errors import InputError, MachineError
 from sloop.innet import namespaces
 from sloop.innet.bpf import arithmetic_beyond_switches, loaded_programs
-from sloop.innet.emulator import Ending, FlowVerdict
+from sloop.innet.emulator import FlowVerdict, InferenceEnding
 from sloop.innet.mapper import Fabric, NoCapacity
 from sloop.innet.namespaces import Namespace
 from sloop.innet.network import BYTES, SIGNED, Dense, Ints, Network
@@ -133,7 +133,7 @@ def test_other_models_equal_the_reference(network: Network, fabric: Fabric) -> N
 
 def test_order_and_duplicates_change_nothing(small: XdpFabric) -> None:
     network, drawn = small_model(), np.random.default_rng(7)
-    rows = rows_of(network, 64)
+    rows = rows_of(network, 256)
     before = total(small, "duplicates")
     small.set_faults(duplication=0.2, seed=3)
     try:
@@ -144,7 +144,18 @@ def test_order_and_duplicates_change_nothing(small: XdpFabric) -> None:
     finally:
         small.set_order(None)
         small.set_faults()
-    assert total(small, "duplicates") - before > 4 * 64 * 12 * 4  # those of the first layer, and more after it
+    assert total(small, "duplicates") - before > 4 * 256 * 12 * 4  # those of the first layer, and more after it
+
+
+def test_a_run_that_is_interrupted_ends_soon_and_leaves_the_fabric_usable(small: XdpFabric) -> None:
+    network, requester = small_model(), small._requester
+    endless = threading.Thread(target=lambda: small.run(rows_of(network, 20_000), timeout_s=30))
+    endless.start()
+    until(lambda: bool(requester._begun))
+    requester._cancelled = True  # what Ctrl-C does
+    endless.join(60)
+    assert not endless.is_alive()
+    check(small, network, rows_of(network, 8))
 
 
 def test_256_requests_at_once_share_eight_slots(small: XdpFabric) -> None:
@@ -179,7 +190,7 @@ def test_many_losses_give_no_wrong_verdict(small: XdpFabric) -> None:
     small.set_faults()
     assert not wrong(verdicts, network.run(rows))
     endings = {(verdict.ending, verdict.version) for verdict in verdicts if verdict.logits is None}
-    assert endings == {(Ending.ABORTED, None)}
+    assert endings == {(InferenceEnding.ABORTED, None)}
     check(small, network, rows)
 
 
@@ -223,28 +234,42 @@ def test_packets_of_another_epoch_or_version_and_malformed_ones_are_counted_and_
 
 def test_weights_are_swapped_under_load_and_each_verdict_has_the_version_of_all_its_layers() -> None:
     networks = {version: alike(version) for version in (1, 2, 3)}
-    rows = rows_of(networks[1], 400)
-    verdicts: list[FlowVerdict] = []
+    rows = rows_of(networks[1], 64)
+    results: list[list[FlowVerdict]] = []
+    over = threading.Event()
     with XdpFabric(compile_network(networks[1])) as fabric:
-        load = threading.Thread(target=lambda: verdicts.extend(fabric.run(rows, timeout_s=30)))
+
+        def served() -> int:
+            return fabric.counters()["dense3.0"]["sent"]
+
+        def request() -> None:
+            while not over.is_set():
+                results.append(fabric.run(rows, timeout_s=30))
+
+        load = threading.Thread(target=request)
         load.start()
-        for version in (2, 3):
-            served = fabric.counters()["dense3.0"]["sent"] + 30
-            until(lambda served=served: fabric.counters()["dense3.0"]["sent"] > served or not load.is_alive())  # type: ignore[misc]
-            fabric.swap(compile_network(networks[version], version=version))
-        load.join()
+        try:
+            for version in (2, 3):
+                enough = served() + 100
+                until(lambda enough=enough: served() > enough)  # type: ignore[misc]
+                fabric.swap(compile_network(networks[version], version=version))
+            enough = served() + 100
+            until(lambda: served() > enough)
+        finally:
+            over.set()
+            load.join()
         with pytest.raises(InputError, match="version 3 of the weights is in use"):
             fabric.swap(compile_network(networks[3], version=3))
         with pytest.raises(InputError, match="differs in more than its weights"):
             fabric.swap(compile_network(model(60, [(10, 4, 3)], [1], [3]), version=4))
         check(fabric, networks[3], rows[:8])
     expected = {version: network.run(rows) for version, network in networks.items()}
+    verdicts = [verdict for result in results for verdict in result]
     assert not aborted(verdicts)
     assert {verdict.version for verdict in verdicts} == {1, 2, 3}
-    for row, verdict in enumerate(verdicts):
-        assert verdict.logits is not None
+    for verdict in verdicts:
         assert verdict.version is not None
-        assert list(verdict.logits) == expected[verdict.version][row].tolist(), f"row {row}, {verdict.version}"
+        assert verdict.logits == tuple(expected[verdict.version][verdict.row].tolist()), verdict
 
 
 def test_features_of_an_old_epoch_are_refused_and_a_lost_generating_packet_is_replaced(small: XdpFabric) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from sloop.errors import InputError
 from sloop.innet.mapper import LINKS
 from sloop.innet.network import Ints, classify
-from sloop.innet.packets import Encoding, Malformed, Packet, PacketKind, packets_of, parse
+from sloop.innet.packets import Malformed, Packet, PacketKind, ValueEncoding, packets_of, parse
 from sloop.innet.program import Program
 from sloop.innet.switch import Emission, Multiplier, Pipeline, UnitCounts
 from sloop.options import check_range
@@ -55,7 +55,7 @@ class Faults:
         check_range("jitter_ns", self.jitter_ns, least=0)
 
 
-class Ending(StrEnum):
+class InferenceEnding(StrEnum):
     """How an inference ended."""
 
     VERDICT = "verdict"
@@ -68,7 +68,7 @@ class FlowVerdict:
     """What became of one row."""
 
     row: int
-    ending: Ending
+    ending: InferenceEnding
     logits: tuple[int, ...] | None
     """None without a verdict."""
     version: int | None
@@ -111,7 +111,7 @@ class FabricCounts:
     duplicated: int = 0
     unroutable: int = 0
     """Packets with a label for which no switch has a route."""
-    endings: dict[Ending, int] = field(default_factory=dict)
+    endings: dict[InferenceEnding, int] = field(default_factory=dict)
     sink_drops: dict[str, int] = field(default_factory=dict)
 
 
@@ -143,7 +143,7 @@ class Emulator:
         multiplier: Multiplier = "lut16",
         waiting_max: int | None = None,
     ) -> None:
-        """`waiting_max` rows may wait for a slot, any number if None; more end as `Ending.NO_SLOT`."""
+        """`waiting_max` rows may wait for a slot, any number if None; more end as `InferenceEnding.NO_SLOT`."""
         check_range("timeout_ns", timeout_ns, above=0)
         self.program = program
         self.faults = faults or Faults()
@@ -228,7 +228,7 @@ class Emulator:
         """A row comes: it gets a slot, waits for one, or is turned away."""
         if not self._free_slots:
             if self.waiting_max is not None and len(self._waiting) >= self.waiting_max:
-                self._end(row, Ending.NO_SLOT, None, None, self.now_ns)
+                self._end(row, InferenceEnding.NO_SLOT, None, None, self.now_ns)
             else:
                 self._waiting.append((row, values))
             return
@@ -265,9 +265,9 @@ class Emulator:
         """The time-out of an inference: it ends without a verdict, if it has not ended."""
         begun = self._open.get(inference)
         if begun is not None:
-            self._close(begun, Ending.ABORTED, None)
+            self._close(begun, InferenceEnding.ABORTED, None)
 
-    def _close(self, begun: _Open, ending: Ending, logits: tuple[int, ...] | None) -> None:
+    def _close(self, begun: _Open, ending: InferenceEnding, logits: tuple[int, ...] | None) -> None:
         """An inference ends: its slot is free for the next row."""
         del self._open[begun.inference]
         self._end(begun.row, ending, logits, begun.version if logits else None, begun.start_ns)
@@ -277,7 +277,7 @@ class Emulator:
             self._admit(*self._waiting.popleft())
 
     def _end(
-        self, row: int, ending: Ending, logits: tuple[int, ...] | None, version: int | None, start_ns: float
+        self, row: int, ending: InferenceEnding, logits: tuple[int, ...] | None, version: int | None, start_ns: float
     ) -> None:
         self.verdicts[row] = FlowVerdict(row, ending, logits, version, start_ns, self.now_ns)
         self.counts.endings[ending] = self.counts.endings.get(ending, 0) + 1
@@ -373,13 +373,13 @@ class Emulator:
             start = int(self.program.result_starts[message])
             begun.logits[start : start + len(packet.values)] = packet.values
             if not begun.missing:
-                self._close(begun, Ending.VERDICT, tuple(begun.logits[: self.program.classes].tolist()))
+                self._close(begun, InferenceEnding.VERDICT, tuple(begun.logits[: self.program.classes].tolist()))
 
     def _is_result(self, packet: Packet, message: int) -> bool:
         """Whether a packet is a RESULT of a unit and a part that there are, with as many logits as these have."""
         counts = self.program.result_counts
         is_known = packet.part < self.program.result_parts and message < len(counts)
-        is_result = packet.kind is PacketKind.RESULT and packet.encoding is Encoding.INT32
+        is_result = packet.kind is PacketKind.RESULT and packet.encoding is ValueEncoding.INT32
         return is_known and is_result and len(packet.values) == counts[message]
 
     def _drop(self, reason: str) -> None:
@@ -404,7 +404,7 @@ def emitted(program: Program, label: int, unit: int, emission: Emission) -> list
             values=emission.values[part * width : (part + 1) * width],
             part=part,
             kind=PacketKind.RESULT if is_last else PacketKind.DATA,
-            encoding=Encoding.INT32 if is_last else Encoding.INT8,
+            encoding=ValueEncoding.INT32 if is_last else ValueEncoding.INT8,
         )
         for part in range(parts)
     ]

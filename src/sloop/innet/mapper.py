@@ -137,7 +137,7 @@ def place(network: Network, fabric: Fabric) -> tuple[LayerPlacement, ...]:
 
 
 @dataclass(frozen=True, order=True)
-class Port:
+class FabricPort:
     """A pipeline of a switch, on one of the tiers 1 (leaves) to 3; switches and pipelines are numbered from 0."""
 
     tier: int
@@ -145,13 +145,13 @@ class Port:
     pipeline: int
 
 
-def wired(port: Port, tier: int) -> Port:
+def wired(port: FabricPort, tier: int) -> FabricPort:
     """The port of an adjacent tier at the other end of a port's link: lower switch i, pipeline j, and upper switch j,
     pipeline i. A pipeline above the first tier has a link upwards and one downwards."""
-    return Port(tier, port.pipeline, port.switch)
+    return FabricPort(tier, port.pipeline, port.switch)
 
 
-def routes(routing: Routing, width: int, leaf: int, pipeline: int, target: int) -> tuple[tuple[Port, ...], ...]:
+def routes(routing: Routing, width: int, leaf: int, pipeline: int, target: int) -> tuple[tuple[FabricPort, ...], ...]:
     """The ports that the copies of a packet pass from a leaf's pipeline to all pipelines of the leaf `target`, one
     copy for each, over equally many links.
 
@@ -162,21 +162,29 @@ def routes(routing: Routing, width: int, leaf: int, pipeline: int, target: int) 
     found = []
     for copy in range(width):
         if routing == "two-tier":
-            out = Port(1, leaf, copy)
+            out = FabricPort(1, leaf, copy)
             upper = wired(out, 2)
-            crossing: tuple[Port, ...] = (out, upper, Port(2, upper.switch, target))
+            crossing: tuple[FabricPort, ...] = (out, upper, FabricPort(2, upper.switch, target))
         else:
-            up = wired(Port(1, leaf, pipeline), 2)
-            parted = Port(2, up.switch, copy)
+            up = wired(FabricPort(1, leaf, pipeline), 2)
+            parted = FabricPort(2, up.switch, copy)
             top = wired(parted, 3)
-            turned = Port(3, top.switch, copy)
+            turned = FabricPort(3, top.switch, copy)
             down = wired(turned, 2)
-            crossing = (Port(1, leaf, pipeline), up, parted, top, turned, down, Port(2, down.switch, target))
+            crossing = (
+                FabricPort(1, leaf, pipeline),
+                up,
+                parted,
+                top,
+                turned,
+                down,
+                FabricPort(2, down.switch, target),
+            )
         found.append((*crossing, wired(crossing[-1], 1)))
     return tuple(found)
 
 
-def links_crossed(route: Sequence[Port]) -> int:
+def links_crossed(route: Sequence[FabricPort]) -> int:
     """Links of a route: steps from one tier to another."""
     return sum(one.tier != other.tier for one, other in pairwise(route))
 

@@ -36,7 +36,7 @@ class PacketKind(IntEnum):
     ABORT = 3
 
 
-class Encoding(IntEnum):
+class ValueEncoding(IntEnum):
     """How its values are written."""
 
     INT8 = 0
@@ -45,9 +45,19 @@ class Encoding(IntEnum):
     INT32 = 3
 
 
-_LAYOUTS: Final = {Encoding.INT8: ("b", 1), Encoding.INT16: ("h", 2), Encoding.INT32: ("i", 4)}
-_LOWEST: Final = {Encoding.INT8: -(2**7), Encoding.INT16: -(2**15), Encoding.INT32: -(2**31), Encoding.BITS: 0}
-_HIGHEST: Final = {Encoding.INT8: 2**7 - 1, Encoding.INT16: 2**15 - 1, Encoding.INT32: 2**31 - 1, Encoding.BITS: 1}
+_LAYOUTS: Final = {ValueEncoding.INT8: ("b", 1), ValueEncoding.INT16: ("h", 2), ValueEncoding.INT32: ("i", 4)}
+_LOWEST: Final = {
+    ValueEncoding.INT8: -(2**7),
+    ValueEncoding.INT16: -(2**15),
+    ValueEncoding.INT32: -(2**31),
+    ValueEncoding.BITS: 0,
+}
+_HIGHEST: Final = {
+    ValueEncoding.INT8: 2**7 - 1,
+    ValueEncoding.INT16: 2**15 - 1,
+    ValueEncoding.INT32: 2**31 - 1,
+    ValueEncoding.BITS: 1,
+}
 
 
 class Malformed(InputError):
@@ -67,7 +77,7 @@ class Packet:
     cell: int = 0
     part: int = 0
     kind: PacketKind = PacketKind.DATA
-    encoding: Encoding = Encoding.INT8
+    encoding: ValueEncoding = ValueEncoding.INT8
 
     def build(self) -> bytes:
         """Its bytes. InputError if a number does not fit into its field."""
@@ -86,7 +96,7 @@ class Packet:
             raise InputError(
                 f"a field is too large: {error}", where="packet", help="see the sizes of the fields"
             ) from error
-        if self.encoding is Encoding.BITS:
+        if self.encoding is ValueEncoding.BITS:
             bits = "".join(map(str, self.values))
             size = -(-len(bits) // 8)
             return header + int(bits.ljust(8 * size, "0") or "0", 2).to_bytes(size)
@@ -100,9 +110,9 @@ def parse(content: bytes) -> Packet:
     magic, version, label, types, inference, source, count, position, cell, part = HEADER.unpack_from(content)
     if magic != MAGIC:
         raise _malformed(f"it begins with {magic:#06x}, not {MAGIC:#06x}")
-    if types >> 4 >= len(PacketKind) or types & 15 >= len(Encoding):
+    if types >> 4 >= len(PacketKind) or types & 15 >= len(ValueEncoding):
         raise _malformed(f"kind {types >> 4} with encoding {types & 15} is unknown")
-    encoding = Encoding(types & 15)
+    encoding = ValueEncoding(types & 15)
     code, size = _LAYOUTS.get(encoding, ("", 0))
     needed = count * size if code else -(-count // 8)
     if len(content) < HEADER_BYTES + needed:

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sloop.innet.emulator import Ending, FlowVerdict
+from sloop.innet.emulator import FlowVerdict, InferenceEnding
 from sloop.innet.network import Ints
 from sloop.innet.packets import ETHERTYPE, Malformed, PacketKind, parse
 from sloop.innet.program import Program
@@ -27,6 +27,8 @@ from sloop.innet.program import Program
 ETHERNET: Final = b"\xff" * 6 + b"\x02\0\0\0\0\1" + ETHERTYPE.to_bytes(2)
 """Header of all packets: to everybody, from an address that belongs to nobody."""
 FRAME_MAX: Final = 2048
+WAKE_MS: Final = 200
+"""It looks this often whether it is to stop."""
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Requester:
         self._begun: dict[int, _Begun] = {}
         self._verdicts: list[FlowVerdict | None] = []
         self._running = threading.Lock()
+        self._cancelled = False
 
     def run(self, rows: ArrayLike, *, timeout_s: float, at_once: int = 0) -> list[FlowVerdict]:
         """A verdict for each row, in order. `at_once`: inferences at the same time, by default and at most one in each
@@ -69,7 +72,13 @@ class Requester:
         checked = self.program.check_rows(np.asarray(rows))
         slots = min(at_once or self.program.slots, self.program.slots)
         with self._running, ThreadPoolExecutor(1) as threads:
-            return threads.submit(self._run, checked, int(timeout_s * 1e9), slots).result()
+            self._cancelled = False
+            running = threads.submit(self._run, checked, int(timeout_s * 1e9), slots)
+            try:
+                return running.result()
+            except BaseException:  # Ctrl-C does not wait for the other rows
+                self._cancelled = True
+                raise
 
     def all_of_this_generation(self) -> bool:
         """Whether no inference began before the last swap."""
@@ -87,13 +96,16 @@ class Requester:
         for end in self.results:
             poll.register(end, select.POLLIN)
         while waiting or self._begun:
+            if self._cancelled:
+                self._abort(0)
+                break
             while waiting and self._free:
                 row = waiting.popleft()
                 self._begin(row, rows[row])
             if not self._receive():
                 oldest_ns = min(each.begin_ns for each in self._begun.values())
                 left_ns = oldest_ns + timeout_ns - time.monotonic_ns()
-                if left_ns <= 0 or not poll.poll(left_ns / 1e6 + 1):
+                if left_ns <= 0 or not poll.poll(min(left_ns / 1e6 + 1, WAKE_MS)):
                     self._abort(timeout_ns)
         return [each for each in self._verdicts if each is not None]
 
@@ -137,14 +149,16 @@ class Requester:
         begun.missing.remove(number)
         if not begun.missing:
             logits = tuple(begun.logits[: program.classes].tolist())
-            self._end(packet.inference, Ending.VERDICT, logits, begun.version)
+            self._end(packet.inference, InferenceEnding.VERDICT, logits, begun.version)
 
     def _abort(self, timeout_ns: int) -> None:
         now_ns = time.monotonic_ns()
         for inference in [key for key, each in self._begun.items() if now_ns - each.begin_ns >= timeout_ns]:
-            self._end(inference, Ending.ABORTED, None, None)
+            self._end(inference, InferenceEnding.ABORTED, None, None)
 
-    def _end(self, inference: int, ending: Ending, logits: tuple[int, ...] | None, version: int | None) -> None:
+    def _end(
+        self, inference: int, ending: InferenceEnding, logits: tuple[int, ...] | None, version: int | None
+    ) -> None:
         with self.settled:
             begun = self._begun.pop(inference)
             self.settled.notify_all()

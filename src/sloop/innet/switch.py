@@ -94,7 +94,7 @@ class Register:
 
 
 @dataclass
-class Assembly:
+class ProgramBuilder:
     """Builds a straight-line program: each method adds instructions and returns the name of the field they write."""
 
     multiplier: Multiplier
@@ -514,9 +514,9 @@ class UnitAssembler:
             return {"enter": self._store(), "compute": self._compute(), "emit": self._emit_cell()}
         return {"enter": self._add_products(), "emit": self._emit_sums()}
 
-    def _begin(self) -> Assembly:
+    def _begin(self) -> ProgramBuilder:
         """Slot and epoch from the inference; drop packets of an older epoch, and messages that arrived before."""
-        made, constant = Assembly(self.how), Assembly.constant
+        made, constant = ProgramBuilder(self.how), ProgramBuilder.constant
         slot_bits = self.program.slot_bits
         made.put("and", "inference", constant(made, self.program.slots - 1), to="slot")
         made.put("shr", "inference", constant(made, slot_bits), to="epoch")
@@ -534,7 +534,7 @@ class UnitAssembler:
         made.put("reg_write", "message", constant(made, 1), detail=seen)
         return made
 
-    def _products(self, made: Assembly, values: str, weights: NDArray[Any] | str, lanes: int) -> str:
+    def _products(self, made: ProgramBuilder, values: str, weights: NDArray[Any] | str, lanes: int) -> str:
         """Sums over the weights of each neuron."""
         factor = weights if isinstance(weights, str) else weights.astype(np.int32)
         beside = made.put("mov", values, detail="beside the neurons")
@@ -579,7 +579,7 @@ class UnitAssembler:
 
     def _compute(self) -> SwitchProgram:
         """A window is complete: read its inputs and compute it."""
-        made, layer = Assembly(self.how), self.layer
+        made, layer = ProgramBuilder(self.how), self.layer
         channels = layer.channels
         taps = layer.windows.shape[1] // channels
         positions = layer.windows[:, ::channels]
@@ -599,7 +599,7 @@ class UnitAssembler:
         base = made.put("tbl", "cell", detail=(np.arange(layer.positions) * layer.neurons).tolist())
         return self._pool(made, sums, base)
 
-    def _pool(self, made: Assembly, sums: str, base: str) -> SwitchProgram:
+    def _pool(self, made: ProgramBuilder, sums: str, base: str) -> SwitchProgram:
         """Requantise a window's sums, keep the largest of each filter, and recirculate if the cell is complete."""
         layer, pool = self.layer, self.registers["pool"]
         biased = made.put("add", sums, made.constant(self.unit.bias))
@@ -615,7 +615,7 @@ class UnitAssembler:
 
     def _emit_cell(self) -> SwitchProgram:
         """A pooling cell is complete: send it."""
-        made = Assembly(self.how)
+        made = ProgramBuilder(self.how)
         address = made.add_lanes("base", self.layer.neurons)
         found = made.put("reg_read", address, detail=self.registers["pool"], is_counted=True)
         made.put("mcast", found, "cell")
@@ -644,7 +644,7 @@ class UnitAssembler:
 
     def _emit_sums(self) -> SwitchProgram:
         """All messages of a dense layer have arrived: send its activations, or its sums if it is the last."""
-        made, layer = Assembly(self.how), self.layer
+        made, layer = ProgramBuilder(self.how), self.layer
         places = made.constant(np.arange(layer.neurons))
         found = made.put("reg_read", places, detail=self.registers["sums"], is_counted=True)
         made.put("mcast", found if layer.is_last else made.requantise(found, layer.shift), "cell")
@@ -819,14 +819,14 @@ def _fields_of(packet: Packet, message: int) -> Fields:
 
 def depth_of_product(multiplier: Multiplier) -> int:
     """The stages that one product of two bytes takes."""
-    made = Assembly(multiplier)
+    made = ProgramBuilder(multiplier)
     made.multiply("x", "w", is_product=True)
     return made.program().depth()
 
 
 def multiplied(x: Sequence[int], w: Sequence[int], multiplier: Multiplier, *, is_signed: bool = True) -> Ints:
     """Products of pairs, computed by the instructions; x is int8, or unsigned bytes."""
-    made = Assembly(multiplier, is_signed)
+    made = ProgramBuilder(multiplier, is_signed)
     to = made.multiply("x", "w", is_product=True)
     fields, _ = made.program().run({"x": np.array(x, np.int32), "w": np.array(w, np.int32)})
     return np.asarray(fields[to], np.int64)
