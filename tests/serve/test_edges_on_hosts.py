@@ -267,6 +267,7 @@ def test_a_server_that_is_told_to_stop_ends_its_edges(deployment: Deployment) ->
         assert fleet.server.wait(WAIT_S) == 0, fleet.log()
         assert [deployment.edges[number].wait(WAIT_S) for number in FRONT] == [0, 0], fleet.log("edge-3")
     tell(f"server told to stop: {load.describe()}")
+    assert not [name for name in ("server", "edge-3", "edge-4") if "Traceback" in fleet.log(name)]
     load.check((200, 503, LOST))
 
 

@@ -2,6 +2,7 @@
 requests, and what becomes of its clock, its blocks and its share of the limits."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from sloop import __version__
 from sloop.app.application import Limits
 from sloop.serve import edges as module
+from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.blocks import Block
 from sloop.serve.driver import Driver, Turns
 from sloop.serve.edge.http import HttpSettings
@@ -285,6 +287,39 @@ def test_an_edge_that_was_told_to_end_is_not_lost(monkeypatch: pytest.MonkeyPatc
             late = await here.connect()
             late.send(hello())
             assert (await late.hear(CloseEdge)).why == "the server stops"
+
+    play(scene)
+
+
+def test_edges_that_leave_after_the_agents() -> None:
+    """As when the server ends: by then nobody listens for agents any more."""
+
+    async def scene() -> None:
+        async with center() as here:
+            nobody: Any = None
+            backend = AgentBackend(
+                *({}, {}, JoiningNodes()),
+                arenas=here.arenas,
+                nodes=[],
+                endpoint=(HOST, 0),
+                pid=os.getpid(),
+                token=TOKEN,
+                holders=here.table,
+            )
+            backend.attach(nobody)
+            backend.on_edge = here.edges.accept
+            await backend.open()
+            made = FakeEdge(await connect((HOST, backend.port), TOKEN, Purpose.EDGE))
+            here.fakes.append(made)
+            made.send(hello())
+            await made.hear(EdgeSetup)
+            await backend.close()
+            closing = asyncio.create_task(here.edges.close())
+            await made.hear(CloseEdge)
+            made.send(EdgeEnds())
+            await asyncio.sleep(0.01)
+            made.records.close()
+            await asyncio.wait_for(closing, 1)
 
     play(scene)
 

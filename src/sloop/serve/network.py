@@ -374,6 +374,8 @@ class NodeListener:
         self, sock: socket.socket, token: bytes, accept: Callable[[NetworkLink], None], context: ssl.SSLContext | None
     ) -> None:
         self._socket, self._token, self._to_accept, self._context = sock, token, accept, context
+        self.port = int(sock.getsockname()[1])
+        """That was chosen."""
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[NetworkLink, asyncio.Task[None]] = {}
         """The oldest first, with what opens them."""
@@ -404,11 +406,6 @@ class NodeListener:
             where, why = f"{endpoint[0]}:{endpoint[1]}", error.strerror or error
             raise MachineError(f"cannot listen on {where}: {why}", help="is that an address of this host?") from error
         return cls(sock, token, accept, context)
-
-    @property
-    def port(self) -> int:
-        """The port that was chosen."""
-        return int(self._socket.getsockname()[1])
 
     async def close(self) -> None:
         """Accept no more connections; those that were accepted stay."""
