@@ -42,7 +42,7 @@ TABLE_MAX: Final = 1 << 26
 """Bytes of one unit's tables for one version of the weights."""
 CODE_MAX: Final = 30_000
 """Instructions of the products of one message or window, so that no jump is too long."""
-SPINS: Final = 4096
+SPINS: Final = 512
 BANKS: Final = 2
 """Versions of the weights that a unit holds at the same time."""
 WINDOWS_PER_PASS: Final = 32
