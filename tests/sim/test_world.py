@@ -2,18 +2,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sloop.actions import End, StartBatch
-from sloop.app.application import SystemChoice
+from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.load import load_application, load_scenario
+from sloop.app.scenario import ColdStartTruth, NetworkTruth, TopologyTruth
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, Promoted, Removed, ReplicaProgressed, ReplicaReady
+from sloop.profile.profile import Profile, Startup
 from sloop.runlog import FileLog
 from sloop.runlog.summary import RunSummary
 from sloop.sim import RecordedRun, World, recorded_in, simulate
+from sloop.sim.fuzz import random_deployment, random_world
 from sloop.sim.truth.weights import ModelWeights
 from sloop.sim.world import weights_of
 from sloop.systems.replay import header_of
@@ -439,3 +444,44 @@ def test_variants_with_the_same_model_have_the_same_weights(tmp_path: Path) -> N
         *(ModelWeights(f"{stage}/{name}", 7) for stage in ("one", "two") for name in "cd"),
     }
     assert len(found) == 8
+
+
+def slow_to_fetch(world: World, random: Random) -> World:
+    """The same world, where weights of different sizes come over a network."""
+
+    def heavy(application: Application) -> Application:
+        return replace(application, stages=tuple(replace(each, variants=variants(each)) for each in application.stages))
+
+    def variants(stage: Stage) -> tuple[Variant, ...]:
+        def sized(profile: Profile) -> Profile:
+            startup = random.choice((None, Startup(1.0, 1.0, 0.5)))
+            return structs.replace(profile, weights_bytes=random.choice((1, 10**6, 10**8)), startup=startup)
+
+        return tuple(
+            replace(
+                each,
+                profile=sized(each.profile) if each.profile is not None else None,
+                profiles={kind: sized(profile) for kind, profile in each.profiles.items()},
+            )
+            for each in stage.variants
+        )
+
+    topology = TopologyTruth(random.choice((50.0, 1e4)), random.choice(("shared", "per_node")), 100.0, 2, 150.0)
+    network = replace(world.truth.network or NetworkTruth(topology=topology), topology=topology)
+    return replace(
+        world,
+        deployment=replace(world.deployment, applications=tuple(map(heavy, world.deployment.applications))),
+        changes=tuple(replace(each, deploy=each.deploy and heavy(each.deploy)) for each in world.changes),
+        truth=replace(world.truth, network=network, cold_start=ColdStartTruth(None, 0.3, warm=False)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_worlds_with_faults_keep_all_invariants_where_weights_must_be_fetched(seed: int) -> None:
+    made = random_deployment(seed) if seed % 2 else random_world(seed)
+    steps = {
+        record.step
+        for _, record in records_of(slow_to_fetch(made, Random(seed)))
+        if isinstance(record, ReplicaProgressed)
+    }
+    assert {"fetching", "loading"} <= steps
