@@ -8,7 +8,7 @@ import time
 import pytest
 
 from sloop.errors import MachineError
-from sloop.innet.namespaces import CableEnd, Namespace, Wiring
+from sloop.innet.namespaces import CableEnd, FabricCables, Namespace
 
 pytestmark = [pytest.mark.live, pytest.mark.needs_hosts]
 
@@ -58,7 +58,7 @@ def test_the_paper_s_fabric_has_18_switches_and_58_links(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Namespace, "connect", counted)
     with contextlib.ExitStack() as opening:
-        wiring = Wiring(opening, [("conv1", 4), ("conv2", 4), ("dense1", 4), ("dense2", 4), ("dense3", 1)])
+        wiring = FabricCables(opening, [("conv1", 4), ("conv2", 4), ("dense1", 4), ("dense2", 4), ("dense3", 1)])
         assert len(laid) == 58
         assert 1 + sum(map(len, wiring.layers)) == 18
         for before, after in zip(wiring.layers, wiring.layers[1:], strict=False):

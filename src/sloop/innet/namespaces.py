@@ -198,7 +198,7 @@ def _in_thread(call: Callable[[], T]) -> T:
 
 
 @dataclass(eq=False)
-class Node:
+class UnitCables:
     """One unit of a fabric: its namespace and its cables."""
 
     namespace: Namespace
@@ -209,7 +209,7 @@ class Node:
     """To every unit of the next layer, or to the host."""
 
 
-class Wiring:
+class FabricCables:
     """Namespaces and cables of a fabric: host, feature extractor, the units of each layer, and back to the host; every
     unit of a layer has a cable to every unit of the next. 58 cables for the network of the paper."""
 
@@ -221,7 +221,7 @@ class Wiring:
             return opening.enter_context(Namespace(name))
 
         self.host, self.features = namespace("host"), namespace("features")
-        self.layers = [[Node(namespace(f"{name}.{number}")) for number in range(count)] for name, count in layers]
+        self.layers = [[UnitCables(namespace(f"{name}.{number}")) for number in range(count)] for name, count in layers]
         self.rows, self.features_in = self.host.connect(self.features, ("rows", "in"), mtu=mtu)
         self.features_out = [_join(self.features, node, number) for number, node in enumerate(self.layers[0])]
         for before, after in itertools.pairwise(self.layers):
@@ -234,7 +234,7 @@ class Wiring:
             self.verdicts.append(sink)
 
 
-def _join(source: Namespace, node: Node, number: int) -> CableEnd:
+def _join(source: Namespace, node: UnitCables, number: int) -> CableEnd:
     """Lays a cable to a unit and returns the end at the source."""
     out, into = source.connect(node.namespace, (f"out{number}", f"in{len(node.inputs)}"))
     node.inputs.append(into)

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike
 
 from sloop.errors import InputError, MachineError
 from sloop.innet.emulator import Faults, FlowVerdict, emitted
-from sloop.innet.namespaces import Wiring
+from sloop.innet.namespaces import FabricCables
 from sloop.innet.network import Ints
 from sloop.innet.packets import packets_of
 from sloop.innet.program import Program
@@ -125,7 +125,7 @@ class PacketFabric:
 
     def _build(self, opening: contextlib.ExitStack) -> None:
         sizes = [(layer.name, len(layer.units)) for layer in self._program.layers]
-        wiring = Wiring(opening, sizes)
+        wiring = FabricCables(opening, sizes)
         processes: list[subprocess.Popen[bytes]] = []
         for label, nodes in enumerate(wiring.layers):
             with contextlib.ExitStack() as given:

@@ -37,7 +37,7 @@ from sloop.innet.bpf import (
     arithmetic_beyond_switches,
 )
 from sloop.innet.emulator import FlowVerdict
-from sloop.innet.namespaces import CableEnd, Namespace, Node, Wiring
+from sloop.innet.namespaces import CableEnd, FabricCables, Namespace, UnitCables
 from sloop.innet.network import Ints
 from sloop.innet.packets import HEADER, MAGIC
 from sloop.innet.program import Program
@@ -76,7 +76,7 @@ MTU_FEATURES: Final = 65_000
 class _Unit:
     layout: UnitLayout
     number: int
-    node: Node
+    node: UnitCables
     maps: UnitMaps | None = None
     itself: tuple[CableEnd, CableEnd] | None = None
 
@@ -201,7 +201,7 @@ class XdpFabric:
 
     def _build(self, opening: contextlib.ExitStack) -> None:
         sizes = [(layout.layer.name, len(layout.layer.units)) for layout in self._layouts]
-        wiring = Wiring(opening, sizes, mtu=MTU_FEATURES)
+        wiring = FabricCables(opening, sizes, mtu=MTU_FEATURES)
         self._units = [
             [_Unit(layout, number, node) for number, node in enumerate(nodes)]
             for layout, nodes in zip(self._layouts, wiring.layers, strict=True)
