@@ -26,7 +26,6 @@ from sloop.serve.messages import (
     Ask,
     AskReady,
     Cancel,
-    ChangeModel,
     CloseEdge,
     EdgeClock,
     EdgeCounts,
@@ -347,9 +346,7 @@ LIES: dict[str, Callable[[int, int], Sequence[FromEdge]]] = {
     "years that have passed": lambda own, _: [submit(elapsed_ns=1 << 62)],
     "a long request id": lambda own, _: [submit(request_id="x" * 100_000)],
     "a long trace": lambda own, _: [submit(trace="x" * 100_000)],
-    "more requests than it may have": lambda own, _: [submit(number) for number in range(1, 10)],
     "a block that it was not given": lambda own, _: [Release(block_of(own))],
-    "a model that nobody may load": lambda own, _: [Ask(1, ChangeModel("demo", is_loaded=True))],
     "introduced again": lambda own, _: [hello()],
 }
 
@@ -384,6 +381,30 @@ def test_an_edge_must_introduce_itself_first() -> None:
             early.send(submit())
             await until(lambda: bool(early.ends))
             assert not here.decider.submitted
+
+    play(scene)
+
+
+def test_more_requests_than_an_edge_may_have_are_refused() -> None:
+    """It may have them from a server that had other bounds."""
+
+    async def scene() -> None:
+        async with center() as here:
+            found, own = await here.join()
+            most = 2 * SETTINGS.requests_max
+            found.send(*(submit(number, block_of(own, 4096 * number)) for number in range(1, most + 3)))
+            refused = [await found.hear(RequestEnded, count) for count in (1, 2)]
+            assert [(each.number, each.outcome) for each in refused] == [
+                (number, Outcome.REJECTED) for number in (most + 1, most + 2)
+            ]
+            assert [(await found.hear(Free, count)).block for count in (1, 2)] == [
+                block_of(own, 4096 * number) for number in (most + 1, most + 2)
+            ]
+            assert len(here.decider.submitted) == most
+            here.decider.end(RequestId(1))
+            found.send(submit(most + 3))
+            await until(lambda: len(here.decider.submitted) == most + 1)
+            assert not found.ends
 
     play(scene)
 

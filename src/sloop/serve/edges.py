@@ -40,7 +40,6 @@ from sloop.serve.edge.process import LAST_READ_S, LEAVE_S, EdgeServer, EdgeSetti
 from sloop.serve.messages import (
     Ask,
     Cancel,
-    ChangeModel,
     CloseEdge,
     DrainEdge,
     EdgeClock,
@@ -68,7 +67,7 @@ from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.text import counted
 from sloop.units import NS_PER_S
-from sloop.vocabulary import RequestId
+from sloop.vocabulary import Outcome, RequestId
 
 START_S_MAX: Final = 60.0
 """Seconds in which the edges must accept connections when the server starts."""
@@ -265,8 +264,6 @@ class FarPort(EdgePort):
     def _submit(self, record: Submit) -> None:
         if record.number <= self._last:
             raise ProtocolError(f"request {record.number} after request {self._last}")
-        if len(self.requests) >= self._requests_max:
-            raise ProtocolError(f"more than {self._requests_max} open requests")
         slo_ns, elapsed_ns = record.slo_ns, record.elapsed_ns
         if not (0 <= elapsed_ns <= TIME_NS_MAX and (slo_ns is None or 0 < slo_ns <= TIME_NS_MAX)):
             raise ProtocolError(f"request {record.number} has {slo_ns} ns, of which {elapsed_ns} have passed")
@@ -275,10 +272,21 @@ class FarPort(EdgePort):
         if max(map(len, (record.version, record.request_id, record.trace))) > TEXT_CHARS_MAX:
             raise ProtocolError(f"request {record.number} has a text of more than {TEXT_CHARS_MAX} characters")
         self._last = record.number
+        if len(self.requests) >= self._requests_max:
+            self._refuse(record)
+            return
         began_ns = self._clock.here_ns(record.began_ns, time.monotonic_ns())
         # What began before this process did, at an edge that has lost another one, keeps its age.
         before_ns = max(0, self._driver.zero_ns - began_ns)
         super()._submit(structs.replace(record, began_ns=began_ns + before_ns, elapsed_ns=elapsed_ns + before_ns))
+
+    def _refuse(self, record: Submit) -> None:
+        """It has as many requests as it may have: it has kept more from a server with other bounds."""
+        if isinstance(record.block, Address):
+            self._hold(record.block)
+            self._arenas.free(record.block)
+        why = f"this edge has {self._requests_max} open requests, as many as the server accepts"
+        self.tell(RequestEnded(record.number, Outcome.REJECTED, record.version, [], why, NS_PER_S))
 
     def _hold(self, block: Address) -> None:
         self._blocks.hold(block)
@@ -326,8 +334,6 @@ class FarEdge:
             self.is_ready = True
         elif kind is EdgeEnds:
             self.is_leaving = True
-        elif isinstance(record, Ask) and not self._edges.may_ask(record):
-            raise ProtocolError(f"it asks for {type(record.question).__name__}, which no client may")
         else:
             self.port.on_record(record)
 
@@ -470,10 +476,6 @@ class Edges:
         _log.warning("%s has connected; it sends blocks at %s:%d", far.name, *hello.endpoint)
         self._share_again()
         self._table.add(ArenaHolder(number, hello.machine, hello.pid, hello.endpoint, is_edge=True))
-
-    def may_ask(self, record: Ask) -> bool:
-        """Whether an edge of another machine may ask this on behalf of its clients."""
-        return not isinstance(record.question, ChangeModel) or self._settings.has_repository
 
     def lose(self, far: FarEdge, why: str) -> None:
         """The connection to an edge of another machine has ended."""

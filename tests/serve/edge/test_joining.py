@@ -56,6 +56,7 @@ from tests.serve.test_agents import play
 from tests.serve.test_far_edges import SETTINGS, Center, center
 from tests.serve.test_network import HOST, TOKEN, until
 
+pytestmark = pytest.mark.live
 SLO_NS = 1 * NS_PER_S
 MODEL = msgspec.structs.replace(OFFER, slo_ns=SLO_NS)
 
@@ -610,6 +611,23 @@ def test_keys_are_files_of_the_edges_own_machine(tmp_path: Path) -> None:
                 (tmp_path / "keys").write_text("robot other\n")
                 edge.edge.reload()
                 assert (await edge.ask(body_of("x"), key="secret"))[0] == 401
+
+    play(scene)
+
+
+def test_an_edge_takes_the_bounds_of_its_next_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.02)
+
+    async def scene() -> None:
+        async with center() as here, joined(here) as edge:
+            server = edge.edge._server
+            assert server is not None
+            assert (server.web.requests_max, server.service.bodies.all_bytes_max) == (4, 1 << 22)
+            here.edges._settings = msgspec.structs.replace(SETTINGS, requests_max=7, bodies_bytes_max=1 << 21)
+            here.edges.far[0].records.close()
+            here.edges.lose(here.edges.far[0], "a test broke it")
+            await until(lambda: server.web.requests_max == 7)
+            assert (server.rpc.server.calls_max, server.service.bodies.all_bytes_max) == (7, 1 << 21)
 
     play(scene)
 

@@ -258,7 +258,7 @@ class FarSink(EdgeSink):
     def _end(self, number: int, why: str) -> None:
         """Refuse a request that waits; the client may send it again."""
         record = self._submitted[number]
-        self.ended_alone += 1
+        self.ended_alone += self.is_away
         self._drop(record.block)
         self.on_end(RequestEnded(number, Outcome.REJECTED, record.version, [], why, NS_PER_S))
 
@@ -454,10 +454,7 @@ class JoiningEdge:
         if self._server is None:
             self._server = EdgeServer(settings, lambda _: None, self._arena, os.getpid(), sink=self._sink)
             self._acts = self._server.acts
-        elif settings != self._settings:
-            _log.warning(
-                "the server has other bounds than the one before; this edge keeps its own until it is restarted"
-            )
+        self._server.set_bounds(settings)
         self._settings, self._server.web.is_draining = settings, False  # the one before may have begun to stop
         names = {model.name for model in setup.models}
         for name in [name for name in self._server.service.models if name not in names]:

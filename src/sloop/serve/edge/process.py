@@ -153,6 +153,13 @@ class EdgeServer:
         self.web.start(web)
         self.rpc.start(grpc)
 
+    def set_bounds(self, settings: EdgeSettings) -> None:
+        """From now on hold to the bounds of requests of these settings."""
+        bodies = self.service.bodies
+        bodies.each_bytes_max, bodies.all_bytes_max = settings.body_bytes_max, settings.bodies_bytes_max
+        bodies.json_bytes_max = min(settings.json_bytes_max, settings.body_bytes_max)
+        self.web.requests_max = self.rpc.server.calls_max = settings.requests_max
+
     def on_record(self, record: ToEdge) -> None:
         """Do what the deciding process says."""
         self.acts[type(record)](record)
