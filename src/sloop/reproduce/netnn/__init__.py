@@ -27,11 +27,12 @@ from sloop.reproduce.netnn.offline import (
     time_rows,
 )
 from sloop.reproduce.rows import Claim, Row, directed
+from sloop.text import counted
 
 SOURCE: Final = "Razavi, dissertation, TU Darmstadt 2024, chapters P5 and P6 (Distributed Serving, NetNN)"
-FLOWS, FLOWS_QUICK = 200, 60
-PACKETS, PACKETS_QUICK = 1100, 260
-"""Of a flow: all eleven inference points, or nine."""
+FLOWS, FLOWS_QUICK = 200, 120
+PACKETS, PACKETS_QUICK = 1100, 70
+"""Of a flow: all eleven inference points, or seven."""
 SEEDS: Final = (1, 2, 3)
 MASKED: Final = "network, flows split, identity masked"
 SPLITS: Final = ("network, packets split, identity seen", "network, flows split, identity seen", MASKED)
@@ -93,7 +94,7 @@ def accuracy_rows(found: AccuracyComparison) -> list[Row]:
     means |= {("flow", name): fmean(values) for name, values in flow.items()}
 
     def row(of: str, name: str, *, holds: bool, expect: str) -> Row:
-        claim = Claim("accuracy", f"{name}, by {of}", "%", paper=PUBLISHED.get((of, name)), note="synthetic traffic")
+        claim = Claim("accuracy", f"{name}, by {of}", "%", paper=PUBLISHED.get((of, name)), note=_tested(found))
         return directed(claim, (packet if of == "packet" else flow)[name], holds=holds, expect=expect)
 
     tenth, trees, alone = (means["packet", name] for name in ("trees, random tenth", "trees", "network of packets"))
@@ -127,6 +128,12 @@ def accuracy_rows(found: AccuracyComparison) -> list[Row]:
     return [*rows, *_point_rows(found)]
 
 
+def _tested(found: AccuracyComparison) -> str:
+    """What an accuracy comes from: a fifth of the flows is for the test."""
+    seeds = counted(len(found.seeds), "seed")
+    return f"synthetic traffic, {found.flows // 5} flows tested, {seeds}"
+
+
 def _means_by_points(found: AccuracyComparison) -> list[float]:
     return [100 * fmean(values) for values in zip(*found.by_points, strict=True)]
 
@@ -137,7 +144,7 @@ def _point_rows(found: AccuracyComparison) -> list[Row]:
     drops = [after - before for before, after in pairwise(means)]
     rows = [
         directed(
-            Claim("accuracy", "largest loss by one more point's vote", "points", note="synthetic traffic"),
+            Claim("accuracy", "largest loss by one more point's vote", "points", note=_tested(found)),
             [-min(0.0, *drops)],
             holds=min(drops) >= -POINT_LOSS,
             expect=f"at most {POINT_LOSS:g} point",
@@ -151,7 +158,7 @@ def _point_rows(found: AccuracyComparison) -> list[Row]:
             f"votes of {points} points (up to packet {index})",
             "%",
             paper=least,
-            note=f"synthetic traffic; read as packets, {points} packets have {points.bit_length()} points: "
+            note=f"{_tested(found)}; read as packets, {points} packets have {points.bit_length()} points: "
             f"{means[points.bit_length() - 1]:.1f} %",
         )
         rows.append(directed(claim, votes, holds=fmean(votes) >= least, expect=f"at least {least} %"))
