@@ -5,7 +5,7 @@ conversion. `gc=False` is safe on the frequent ones because none can be part of 
 """
 
 from enum import StrEnum
-from typing import NewType
+from typing import Final, NewType
 
 from msgspec import Struct, structs
 
@@ -184,6 +184,10 @@ class Plan(Struct, frozen=True):
     def same_target(self, other: "Plan | None") -> bool:
         """Whether both plans want the same cluster, whatever their reasons."""
         return other is not None and self.stages == other.stages
+
+
+FABRIC: Final = "innet"
+"""The kind of device that is a fabric of programmable switches; a replica is a slot of it."""
 
 
 class Device(Struct, frozen=True):

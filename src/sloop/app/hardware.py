@@ -167,8 +167,8 @@ def shared_profiles(application: Application) -> tuple[str, ...]:
 def foreign_profiles(application: Application) -> tuple[str, ...]:
     """A warning for each variant whose profile was measured on another processor than this machine has.
 
-    Latencies of one processor are wrong for another. Only clusters with `local` nodes are checked, because a cloud may
-    use different processors for one instance type.
+    Latencies of one processor are wrong for another; those of an accelerator are its own. Only clusters with `local`
+    nodes are checked, because a cloud may use different processors for one instance type.
     """
     if not any(node.hardware == LOCAL for node in application.cluster):
         return ()
@@ -178,7 +178,9 @@ def foreign_profiles(application: Application) -> tuple[str, ...]:
         f"measure it here with `sloop profile {variant.model or 'MODEL'}`"
         for stage in application.stages
         for variant in stage.variants
-        if (profile := variant.on(LOCAL)) is not None and (there := _processor_of(profile.hardware)) not in ("", here)
+        if (profile := variant.on(LOCAL)) is not None
+        and not profile.accelerator
+        and (there := _processor_of(profile.hardware)) not in ("", here)
     )
 
 

@@ -236,6 +236,7 @@ class _InlineProfile:
     memory_bytes: int = limited(0, least=0)
     accelerator: str = ""
     device_memory_bytes: int = limited(0, least=0)
+    device_share: float = limited(1.0, above=0, most=1)
     origin: Origin = "assumed"
     hardware: str = ""
     source: str | None = None
@@ -259,6 +260,7 @@ def _inline_profile(value: Value) -> Profile:
             memory_bytes=options.memory_bytes,
             accelerator=options.accelerator,
             device_memory_bytes=options.device_memory_bytes,
+            device_share=options.device_share,
             origin=options.origin,
             hardware=options.hardware,
             source=value.where if options.source is None else options.source,

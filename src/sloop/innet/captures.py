@@ -8,7 +8,6 @@ are counted and left out.
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -156,12 +155,3 @@ def write_capture(path: Path, packets: Iterable[TimedPacket]) -> int:
             file.write(struct.pack("<IIII", time_us // 1_000_000, time_us % 1_000_000, len(frame), len(frame)) + frame)
             count += 1
     return count
-
-
-def replayed(packets: Iterable[TimedPacket], speed: float) -> Iterator[tuple[int, TimedPacket]]:
-    """Packets with the microseconds to wait before each, at `speed` times the recorded pace."""
-    begun = list(packets)
-    if begun:
-        yield 0, begun[0]
-    for before, packet in pairwise(begun):
-        yield max(0, round((packet.time_us - before.time_us) / speed)), packet

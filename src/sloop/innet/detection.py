@@ -380,10 +380,12 @@ class Detector:
     def flush(self) -> list[FlowVotes]:
         """Classify the points that wait; the verdicts that changed."""
         points, self._waiting = self._waiting, []
-        if not points:
-            return []
+        return self.vote(points, self._infer(self._encoding.rows(points))) if points else []
+
+    def vote(self, points: Sequence[InferencePoint], logits: Sequence[int | None]) -> list[FlowVotes]:
+        """Count the logits of points as votes, None as lost; the verdicts that changed."""
         changed: list[FlowVotes] = []
-        for point, logit in zip(points, self._infer(self._encoding.rows(points)), strict=True):
+        for point, logit in zip(points, logits, strict=True):
             if logit is None:
                 self._lost += 1
                 continue

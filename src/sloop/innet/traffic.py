@@ -119,8 +119,8 @@ _MINUTE_US: Final = 60_000_000
 
 CLASSES: Final[Mapping[str, TrafficClass]] = {
     "dns": TrafficClass(
-        False, UDP, (53, 53), ((1, LogNormal(68, 0.15, 48, 110)),), LogNormal(900_000, 1.2, 800), LogNormal(2, 0.6, 1, 6),
-        payload="dns",
+        False, UDP, (53, 53), ((1, LogNormal(68, 0.15, 48, 110)),), LogNormal(900_000, 1.2, 800),
+        LogNormal(2, 0.6, 1, 6), payload="dns",
     ),
     "https": TrafficClass(
         False, TCP, (443, 443), ((0.55, LogNormal(52)), (0.3, LogNormal(420, 0.7, 60, 1500)), (0.15, LogNormal(1500))),
@@ -143,8 +143,8 @@ CLASSES: Final[Mapping[str, TrafficClass]] = {
         windows=(512, 1024, 64), timestamps=False, payload="zero",
     ),
     "udp_flood": TrafficClass(
-        True, UDP, (1, 65_535), ((1, LogNormal(540, 0.6, 60, 1500)),), LogNormal(90, 0.5, 5), LogNormal(400, 0.6, 60, 1100),
-        payload="zero",
+        True, UDP, (1, 65_535), ((1, LogNormal(540, 0.6, 60, 1500)),), LogNormal(90, 0.5, 5),
+        LogNormal(400, 0.6, 60, 1100), payload="zero",
     ),
     "port_scan": TrafficClass(
         True, TCP, (1, 10_000), ((1, LogNormal(44)),), LogNormal(700_000, 0.5, 500), LogNormal(1, 0.35, 1, 2),
@@ -155,12 +155,12 @@ CLASSES: Final[Mapping[str, TrafficClass]] = {
         LogNormal(18, 0.2, 10, 30),
     ),
     "dns_tunnel": TrafficClass(
-        True, UDP, (53, 53), ((1, LogNormal(190, 0.2, 110, 290)),), LogNormal(45_000, 0.5, 500), LogNormal(200, 0.7, 30, 1100),
-        payload="dns",
+        True, UDP, (53, 53), ((1, LogNormal(190, 0.2, 110, 290)),), LogNormal(45_000, 0.5, 500),
+        LogNormal(200, 0.7, 30, 1100), payload="dns",
     ),
     "slow_http": TrafficClass(
-        True, TCP, (80, 80), ((1, LogNormal(66, 0.1, 53, 90)),), LogNormal(7_000_000, 0.2, 1000), LogNormal(24, 0.4, 8, 60),
-        flags=(ACK | PUSH,), payload="text",
+        True, TCP, (80, 80), ((1, LogNormal(66, 0.1, 53, 90)),), LogNormal(7_000_000, 0.2, 1000),
+        LogNormal(24, 0.4, 8, 60), flags=(ACK | PUSH,), payload="text",
     ),
     "beacon": TrafficClass(
         True, TCP, (443, 8443), ((1, LogNormal(180, 0.03, 150, 220)),), LogNormal(_MINUTE_US, 0.04, 1000),
@@ -194,22 +194,19 @@ class Knobs:
     """The share of flows whose addresses tell their class."""
 
 
-def mixed(seed: int, flows: int, *, packets_max: int = 1100, speed: float = 1.0) -> Iterator[TrafficFlow]:
-    """`flows` flows of all classes in the shares of `MIX`, in order of their begin.
-
-    They begin evenly over 60 s. `speed` divides all times: 60 packs a minute into a second. InputError for a number
-    out of range.
-    """
-    _check(flows, packets_max, speed)
+def mixed(seed: int, flows: int, *, packets_max: int = 1100, over_s: float = 60.0) -> Iterator[TrafficFlow]:
+    """`flows` flows of all classes in the shares of `MIX`, in order of their begin, which is even over `over_s`
+    seconds; many last longer. InputError for a number out of range."""
+    _check(flows, packets_max, over_s)
     for number, label in enumerate(_shuffled(MIX, seed, flows)):
         random = _random(seed, f"mixed/{number}")
-        begin_us = round(number * _MINUTE_US / flows)
+        begin_us = round(number * over_s * 1e6 / flows)
         flow = (
             _plain(random, label, CLASSES[label], packets_max)
             if label in CLASSES
             else _call(random, label, packets_max, Knobs())
         )
-        yield replace(flow, times_us=((flow.times_us + begin_us) / speed).astype(np.int64))
+        yield replace(flow, times_us=flow.times_us + begin_us)
 
 
 def calls(seed: int, flows: int, *, packets: int = 1100, knobs: Knobs | None = None) -> Iterator[TrafficFlow]:
@@ -221,8 +218,8 @@ def calls(seed: int, flows: int, *, packets: int = 1100, knobs: Knobs | None = N
         yield replace(flow, times_us=flow.times_us + number * 1000)
 
 
-def _check(flows: int, packets: int, speed: float) -> None:
-    for name, value in (("flows", flows), ("packets", packets), ("speed", speed)):
+def _check(flows: int, packets: int, over_s: float) -> None:
+    for name, value in (("flows", flows), ("packets", packets), ("over_s", over_s)):
         if not 0 < value <= 10_000_000:
             raise InputError(f"{name} is {value}", help="give a positive number, at most ten million")
 

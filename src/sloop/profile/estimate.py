@@ -109,8 +109,8 @@ class Estimate:
         return self.profile.device_memory_bytes
 
     def slot(self, cores: float) -> Slot:
-        """The slot of a replica with `cores` cores, and with the whole accelerator if the variant uses one."""
-        return Slot(cores, self.hardware, self.profile.accelerator)
+        """The slot of a replica with `cores` cores, and with its part of an accelerator if the variant uses one."""
+        return Slot(cores, self.hardware, self.profile.accelerator, self.profile.device_share)
 
     @property
     def correction(self) -> float:

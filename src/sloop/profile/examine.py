@@ -32,6 +32,7 @@ from sloop.profile.model import (
     Session,
     feed_for,
     input_shapes,
+    is_compiled,
     is_python,
     open_dimensions,
     open_model,
@@ -120,7 +121,8 @@ def examine(
 
 def examine_here(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | None = None) -> ExaminedModel:
     """`examine`, without a separate process. InputError if a model fails on its own example."""
-    prepared = PreparedModel(path, open_model(path, 1)) if is_python(path) else prepare(path, shapes, folder)
+    is_ready = is_python(path) or is_compiled(path)
+    prepared = PreparedModel(path, open_model(path, 1)) if is_ready else prepare(path, shapes, folder)
     session = prepared.session
     example = session.example(1)
     if example is not None:

@@ -1,8 +1,9 @@
 """Model files: their inputs and outputs, sessions that run them, and inputs for trial runs.
 
-A model is an ONNX graph or a Python file with a class `Model`. The profiler, the batching check and the server's
-workers all open models here, so that the measured model is the served model. ONNX Runtime is imported when the first
-ONNX file is opened; a file that cannot be served raises InputError with the reason and a remedy.
+A model is an ONNX graph, a Python file with a class `Model`, or a network compiled for a fabric of switches. The
+profiler, the batching check and the server's workers all open models here, so that the measured model is the served
+model. ONNX Runtime is imported when the first ONNX file is opened; a file that cannot be served raises InputError with
+the reason and a remedy.
 
 A Python model looks like this:
 
@@ -38,6 +39,7 @@ from sloop.text import counted
 from sloop.user_code import WrongOutputsError, module_in, raise_user_error
 
 PYTHON: Final = ".py"
+COMPILED: Final = ".innet"
 DATATYPES: Final[Mapping[str, str]] = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -88,13 +90,22 @@ def is_python(path: Path) -> bool:
     return path.suffix == PYTHON
 
 
+def is_compiled(path: Path) -> bool:
+    """Whether the model is a network compiled for a fabric of switches."""
+    return path.suffix == COMPILED
+
+
 def is_model(path: Path) -> bool:
-    """Whether the name is that of a model file, ONNX or Python."""
-    return path.suffix in (".onnx", PYTHON)
+    """Whether the name is that of a model file: ONNX, Python, or a network compiled for a fabric of switches."""
+    return path.suffix in (".onnx", PYTHON, COMPILED)
 
 
 def open_model(path: Path, threads: int, *, optimise: bool = True) -> Session:
     """Load the model at `path` with `threads` threads; `optimise=False` loads faster. InputError if unusable."""
+    if is_compiled(path):
+        from sloop.profile.fabric import FabricSession  # noqa: PLC0415  # few models need it
+
+        return FabricSession(path)
     return PythonSession(path, threads) if is_python(path) else OnnxSession(path, threads, optimise=optimise)
 
 

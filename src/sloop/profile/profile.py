@@ -300,9 +300,11 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The machine as text, with its processor."""
     accelerator: str = ""
     """The kind of accelerator that the model runs on, as the devices of a node name it; "" for none. The latencies are
-    those of a replica that has the whole accelerator."""
+    those of a replica that has `device_share` of the accelerator."""
     device_memory_bytes: int = 0
     """Memory that a replica takes on its accelerator."""
+    device_share: float = 1.0
+    """The part of its accelerator that a replica takes for itself, 0 to 1; the latencies are those with this part."""
     origin: Origin = "assumed"
     source: str = ""
     """A document with its table or section, or the command that measured it."""
@@ -338,6 +340,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"device_memory_bytes is {self.device_memory_bytes}; it must not be negative")
         if self.device_memory_bytes and not self.accelerator:
             raise ValueError("device_memory_bytes is given without an accelerator; name it, for example T4")
+        if not 0 < self.device_share <= 1:
+            raise ValueError(f"device_share is {self.device_share}; it must be above 0, at most 1")
         for batch in (1, self.max_batch):
             latency_ms = self.latency_ms.latency_ms(batch, self.max_cores)
             if not (latency_ms > 0 and isfinite(latency_ms)):

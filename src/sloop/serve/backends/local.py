@@ -56,7 +56,7 @@ from sloop.serve.transport import (
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
+from sloop.vocabulary import FABRIC, BatchId, Node, ReplicaId, ReplicaSpec
 
 START_S_MAX: Final = 300.0
 """Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
@@ -174,7 +174,7 @@ class LocalBackend(KnownStages):
         self._start_spares_later()
         self._report(ReplicaProgressed(replica, "spawning"))
         try:
-            if spec.device is not None:
+            if spec.device is not None and spec.slot.accelerator != FABRIC:
                 what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
                 raise MachineError(f"{what}, but local replicas run on CPU cores only")
             if made.process is None:

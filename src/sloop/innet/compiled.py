@@ -1,0 +1,116 @@
+"""The file of a compiled network (`MODEL.innet`): its integers and the fabric they are for. Opened again, it gives the
+same program, whose runners give the same answers, bit for bit.
+
+An archive of NumPy's (`.npz`) with the weights, and a header as JSON that names everything else. Nothing in it is
+executed when it is opened.
+"""
+
+import json
+import zipfile
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.errors import InputError, MachineError
+from sloop.innet.mapper import Fabric
+from sloop.innet.network import Convolution, Dense, InputRange, Ints, Layer, Network
+from sloop.innet.program import Program, compile_network
+
+SUFFIX: Final = ".innet"
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class CompiledNetwork:
+    """A network, the fabric it is compiled for, and what its users should know."""
+
+    network: Network
+    fabric: Fabric
+    version: int = 1
+    doubt: int = 0
+    """A row is doubtful if its logit is nearer to 0 than this (of several logits: if the two largest are)."""
+    in_kernel: bool = False
+    """Whether a server that opens it runs it as programs in the kernel, or as the reference; the answers are equal."""
+
+    @cached_property
+    def program(self) -> Program:
+        """What every runner executes. NoCapacity if the network does not fit onto the fabric."""
+        return compile_network(self.network, self.fabric, self.version)
+
+    def is_doubtful(self, logits: Ints) -> NDArray[np.bool_]:
+        """Of each row."""
+        if logits.shape[1] == 1:
+            return np.abs(logits[:, 0]) < self.doubt
+        largest = np.sort(logits, axis=1)[:, -2:]
+        return (largest[:, 1] - largest[:, 0]) < self.doubt
+
+
+def save(compiled: CompiledNetwork, path: Path) -> None:
+    """Write the file. MachineError if it cannot be written."""
+    network = compiled.network
+    layers: list[dict[str, Any]] = []
+    arrays: dict[str, NDArray[Any]] = {}
+    for place, layer in enumerate(network.layers):
+        arrays[f"weights{place}"], arrays[f"bias{place}"] = layer.weights.astype(np.int8), layer.bias.astype(np.int32)
+        described: dict[str, Any] = {"name": layer.name, "shift": layer.shift}
+        if isinstance(layer, Convolution):
+            described |= {"pool": layer.pool, "stride": layer.stride, "padding": layer.padding}
+        layers.append(described)
+    if network.order is not None:
+        arrays["order"] = network.order.astype(np.int64)
+    header = {
+        "format": FORMAT,
+        "shape": network.shape,
+        "inputs": asdict(network.inputs),
+        "layers": layers,
+        "fabric": asdict(compiled.fabric),
+        "version": compiled.version,
+        "doubt": compiled.doubt,
+        "in_kernel": compiled.in_kernel,
+    }
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    try:
+        with path.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise MachineError(f"cannot write {str(path)!r}: {error.strerror}", help="give another path") from error
+
+
+def load(path: Path) -> CompiledNetwork:
+    """Read the file. InputError if it is none."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        header = json.loads(arrays["header"].tobytes())
+        if header["format"] != FORMAT:
+            raise InputError(
+                f"its format is {header['format']}; this is {FORMAT}", where=str(path), help="compile again"
+            )
+        layers = tuple(_layer(described, arrays, place) for place, described in enumerate(header["layers"]))
+        rows, columns, channels = header["shape"]
+        network = Network((rows, columns, channels), layers, InputRange(**header["inputs"]), arrays.get("order"))
+        fabric, version, doubt = Fabric(**header["fabric"]), int(header["version"]), int(header["doubt"])
+        return CompiledNetwork(network, fabric, version, doubt, bool(header["in_kernel"]))
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"cannot be read: {error.strerror or error}", where=str(path), help="check the path"
+        ) from error
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        help_text = "make one with `sloop innet compile`"
+        raise InputError("it is no compiled network, or truncated", where=str(path), help=help_text) from error
+
+
+def _layer(described: dict[str, Any], arrays: dict[str, NDArray[Any]], place: int) -> Layer:
+    weights, bias = arrays[f"weights{place}"], arrays[f"bias{place}"]
+    if "pool" not in described:
+        return Dense(described["name"], weights, bias, int(described["shift"]))
+    (tall, wide), (down, across) = described["pool"], described["stride"]
+    above, left, below, right = described["padding"]
+    made = Convolution(described["name"], weights, bias, int(described["shift"]), (tall, wide), (down, across))
+    return replace(made, padding=(above, left, below, right))

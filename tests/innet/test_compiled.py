@@ -1,0 +1,63 @@
+"""Files of compiled networks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.random import RandomState
+
+from sloop.errors import InputError, MachineError
+from sloop.innet.compiled import CompiledNetwork, load, save
+from sloop.innet.mapper import Fabric, NoCapacity
+from sloop.innet.network import BYTES, Network
+from sloop.innet.quantiser import quantise
+from sloop.innet.training import Architecture
+
+
+def _network(*, same: bool = False) -> Network:
+    network = Architecture(24, (4, 3), (5,), kernel=3, pool=2, same=same).made(1)
+    return quantise(network, RandomState(0).randint(0, 128, (20, 24)), inputs=BYTES)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_what_was_saved_is_the_same_network_again(tmp_path: Path, same: bool) -> None:
+    made = CompiledNetwork(_network(same=same), Fabric(slots=16, routing="three-tier"), 3, 40, in_kernel=True)
+    path = tmp_path / "a.innet"
+    save(made, path)
+    found = load(path)
+    assert found.fabric == made.fabric
+    assert (found.version, found.doubt, found.in_kernel) == (3, 40, True)
+    rows = RandomState(1).randint(0, 128, (10, 24))
+    assert np.array_equal(found.network.run(rows), made.network.run(rows))
+    assert found.program.copies == made.program.copies
+    save(found, tmp_path / "b.innet")
+    assert np.array_equal(load(tmp_path / "b.innet").network.run(rows), made.network.run(rows))
+
+
+def test_doubt_is_about_the_distance_to_another_class() -> None:
+    made = CompiledNetwork(_network(), Fabric(), doubt=10)
+    assert made.is_doubtful(np.array([[-9], [0], [10], [-10]])).tolist() == [True, True, False, False]
+    assert made.is_doubtful(np.array([[5, 14, 0], [5, 15, 0]])).tolist() == [True, False]
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.innet"
+    with pytest.raises(InputError, match="cannot be read"):
+        load(path)
+    save(CompiledNetwork(_network(), Fabric()), path)
+    whole = path.read_bytes()
+    for content in (b"", b"onnx", whole[: len(whole) // 2], whole[:-4]):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="no compiled network, or truncated"):
+            load(path)
+    with path.open("wb") as file:
+        np.savez(file, header=np.frombuffer(b'{"format": 2}', np.uint8))
+    with pytest.raises(InputError, match="its format is 2"):
+        load(path)
+    with pytest.raises(MachineError, match="cannot write"):
+        save(CompiledNetwork(_network(), Fabric()), tmp_path)
+
+
+def test_a_network_that_does_not_fit_is_refused_when_it_is_compiled() -> None:
+    with pytest.raises(NoCapacity, match="needs 5 leaves, the fabric has 2"):
+        _ = CompiledNetwork(_network(), Fabric(leaves=2)).program
