@@ -1,5 +1,6 @@
 """Measuring layers: every block has its numbers, and a chain that differs is refused."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ from onnx import helper, numpy_helper
 from benchmarks.models import convolutions, perceptron
 from sloop.errors import InputError, MachineError
 from sloop.profile import layers as module
-from sloop.profile.layers import LayersLoad, LayersOrder, RoundTimes, measure_here, measure_layers, move_ms_per_mb
+from sloop.profile.layers import (
+    CutCheck,
+    LayersLoad,
+    LayersOrder,
+    RoundTimes,
+    measure_here,
+    measure_layers,
+    move_ms_per_mb,
+)
+from sloop.profile.measure import by_affinity
 from sloop.profile.onnx_cut import cut_model
 from sloop.profile.profile import Profile, Quadratic, digest_of_model, load_profile, save_profile
 
@@ -83,19 +93,45 @@ def test_passing_tensors_count_at_every_boundary_they_cross(tmp_path: Path) -> N
 def test_refuses_pieces_that_give_other_results(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = cut_model(model, None, tmp_path)
     order = LayersOrder(str(model), pieces, 1, (1,), {}, 0.001)
-    messages = list(measure_here(order))
-    assert isinstance(messages[0], RoundTimes)
-    assert isinstance(messages[1], LayersLoad)
-    wrong = [messages[0], structs.replace(messages[1], difference=0.5)]
-    monkeypatch.setattr(module, "_measured", lambda *_: iter(wrong))
-    with pytest.raises(InputError, match=r"in pieces it gives other results: they differ by 5.0e-01"):
-        brief(model)
+    rounds, load = measure_here(order)
+    assert isinstance(rounds, RoundTimes)
+    assert isinstance(load, LayersLoad)
+    monkeypatch.setattr(module, "_measured", lambda *_: iter([rounds, structs.replace(load, difference=0.5)]))
+    with pytest.raises(InputError, match=r"in pieces it gives other results: they differ by 5.0e-01") as raised:
+        brief(model, cuts=["r0", "r1"])
+    assert "cut elsewhere" in raised.value.help
+
+
+def test_leaves_out_boundaries_that_change_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five boundaries the second changes the results alone, and the fourth and fifth together."""
+    model = perceptron(tmp_path, width=8, layers=5)
+    alone = {"r0": 0.0, "r1": 2e-6, "r2": 0.0, "r3": 6e-7, "r4": 7e-7}
+    checked: list[list[str]] = []
+
+    def check(order: LayersOrder, *_: object) -> Iterator[CutCheck]:
+        assert order.is_check
+        ends = [piece.layers[-1] for piece in order.pieces[:-1]]
+        checked.append(ends)
+        yield CutCheck(sum(alone[end] for end in ends))
+
+    order = LayersOrder(str(model), (), 1, (1,), {}, 0.001)
+    monkeypatch.setattr(module, "_measured", check)
+    pieces = module._exact_pieces(order, 1.0, by_affinity, tmp_path)
+    assert [piece.layers[-1] for piece in pieces] == ["r0", "r2", "r3", "y"]
+    assert len(checked) == 1 + 5 + 2, "all, each alone once, and what is left"
+    assert sum(path.suffix == ".onnx" for path in tmp_path.iterdir()) == 5, "the model and its pieces"
+
+
+def test_a_check_compares_only(model: Path, tmp_path: Path) -> None:
+    pieces = cut_model(model, None, tmp_path)
+    found = list(measure_here(LayersOrder(str(model), pieces, 1, (1, 4), {}, 60.0, is_check=True)))
+    assert found == [CutCheck(0.0)]
 
 
 def test_refuses_what_cannot_be_cut_or_run(tmp_path: Path) -> None:
     python = tmp_path / "model.py"
     python.write_text("class Model: ...")
-    with pytest.raises(InputError, match="a Python model has no graph of layers"):
+    with pytest.raises(InputError, match="only an ONNX model has a graph of layers"):
         brief(python)
     ids = helper.make_tensor_value_info("x", 7, ["n", 1])
     nodes = [

@@ -334,6 +334,52 @@ def test_squeezenet_and_the_demonstration_give_the_same_in_blocks(tmp_path: Path
         assert chain_difference(path, pieces) <= DIFFERENCE_MAX
 
 
+def test_a_quantised_model_is_cut_where_whole_numbers_cross(tmp_path: Path) -> None:
+    """ONNX Runtime computes DequantizeLinear → MatMul → QuantizeLinear in whole numbers; behind DequantizeLinear, a cut
+    would let it compute in floats."""
+    nodes, last = [], "x"
+    for layer in range(3):
+        nodes += [
+            helper.make_node("QuantizeLinear", [last, "scale", "zero"], [f"q{layer}"]),
+            helper.make_node("DequantizeLinear", [f"q{layer}", "scale", "zero"], [f"d{layer}"]),
+            helper.make_node("DequantizeLinear", [f"w{layer}", "scale", "zero"], [f"f{layer}"]),
+            helper.make_node("MatMul", [f"d{layer}", f"f{layer}"], [f"m{layer}"]),
+            helper.make_node("Relu", [f"m{layer}"], [f"r{layer}"]),
+        ]
+        last = f"r{layer}"
+    nodes += [
+        helper.make_node("QuantizeLinear", [last, "scale", "zero"], ["q3"]),
+        helper.make_node("DequantizeLinear", ["q3", "scale", "zero"], ["y"]),
+    ]
+    random = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(np.float32(0.02), "scale"),
+        numpy_helper.from_array(np.int8(3), "zero"),
+        *(numpy_helper.from_array(random.integers(-99, 99, (WIDTH, WIDTH), np.int8), f"w{n}") for n in range(3)),
+    ]
+    path = saved(tmp_path / "m.onnx", nodes, weights)
+    pieces = cut_model(path, None, tmp_path)
+    assert [piece.crossing for piece in pieces[:-1]] == [("q1",), ("q2",)]
+    assert pieces[0].param_bytes == WIDTH * WIDTH + 5, "eight-bit weights, a scale and a zero point"
+    assert chain_difference(path, pieces) <= DIFFERENCE_MAX
+
+
+def test_functions_of_the_model_go_into_every_piece(tmp_path: Path) -> None:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    body = [helper.make_node("Tanh", ["a"], ["b"]), helper.make_node("Add", ["b", "a"], ["c"])]
+    function = helper.make_function("own", "TanhAdd", ["a"], ["c"], body, opsets[:1])
+    nodes = [
+        helper.make_node("TanhAdd", ["x"], ["one"], domain="own"),
+        helper.make_node("MatMul", ["one", "w"], ["two"]),
+        helper.make_node("TanhAdd", ["two"], ["y"], domain="own"),
+    ]
+    given, made = (helper.make_tensor_value_info(name, 1, ["n", WIDTH]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [given], [made], [weight("w")])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=[function]), str(path))
+    assert chain_difference(path, cut_model(path, ["one", "two"], tmp_path)) <= DIFFERENCE_MAX
+
+
 # Random graphs
 
 

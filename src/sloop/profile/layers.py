@@ -4,8 +4,12 @@ The model is cut into blocks (`sloop.profile.onnx_cut`). For each core count a p
 pieces, and runs them in rounds: the uncut model once, then the chain of pieces once, each piece timed by itself. So a
 piece finds the caches as it would in the whole model, and the speed of the machine, which varies, is the same for all.
 
+Between blocks that were found automatically, cuts that change the results are left out: ONNX Runtime joins operators
+across some boundaries, and rounds otherwise where it cannot.
+
 The measured process is `python -m sloop.profile.layers`: it writes `READY`, reads a `LayersOrder` line, and prints JSON
-lines: a `RoundTimes` for each batch size, then a `LayersLoad`, or a `RefusedModel`. What a model prints goes to stderr.
+lines: a `RoundTimes` for each batch size, then a `LayersLoad`; or a `CutCheck`, or a `RefusedModel`. What a model
+prints goes to stderr.
 """
 
 import os
@@ -24,7 +28,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.errors import InputError
 from sloop.machine import hardware_name
@@ -42,8 +46,8 @@ from sloop.profile.measure import (
     next_line,
     process_died,
 )
-from sloop.profile.model import Array, Session, feed_for, is_python, open_model
-from sloop.profile.onnx_cut import ModelPiece, cut_model, difference
+from sloop.profile.model import Array, Session, feed_for, open_model
+from sloop.profile.onnx_cut import LayerGraph, ModelPiece, cut_model, difference
 from sloop.profile.profile import Cells, LatencyTable, LayerBlock, LayerProfile, digest_of_model
 from sloop.profile.timed_process import READY
 from sloop.shared_memory import SharedMemory
@@ -57,7 +61,13 @@ LOADS: Final = 3
 """The median of so many loads is kept: the first of a process is slower."""
 MOVED_BYTES: Final = 8_000_000
 DIFFERENCE_MAX: Final = 1e-6
-"""A chain that differs from the uncut model by more, relative to its largest output, is not measured."""
+"""How much a chain of blocks may differ from the uncut model, relative to the largest output."""
+DIFFERENCE_ASKED_MAX: Final = 1e-3
+"""The same for cuts that were asked for: they are refused only where this is more than rounding."""
+
+CUT_ELSEWHERE: Final = (
+    "cut elsewhere: after QuantizeLinear in a quantised model, and not inside what the runtime joins to one operator"
+)
 
 LayersProgress = Callable[[int, int, str], None]
 """Called with the number of finished cells and of all cells, and what was measured last."""
@@ -72,6 +82,14 @@ class LayersOrder(Struct, frozen=True):
     batches: tuple[int, ...]
     shapes: dict[str, tuple[int, ...]]
     seconds: float
+    is_check: bool = False
+    """Only compare the results."""
+
+
+class CutCheck(Struct, frozen=True, tag="check"):
+    """By how much the chain of pieces differs from the uncut model, relative to its largest output."""
+
+    difference: float
 
 
 class RoundTimes(Struct, frozen=True, tag="rounds"):
@@ -96,7 +114,7 @@ class LayersLoad(Struct, frozen=True, tag="load"):
     software: str
 
 
-LayersMessage = RoundTimes | LayersLoad | RefusedModel
+LayersMessage = RoundTimes | LayersLoad | CutCheck | RefusedModel
 
 
 def measure_layers(  # noqa: PLR0913  # those of `measure`, and where to cut
@@ -119,33 +137,52 @@ def measure_layers(  # noqa: PLR0913  # those of `measure`, and where to cut
     The pieces are kept in `folder` if it is given. InputError for a model that cannot be cut, or not so, or cannot be
     measured with these choices, and if the pieces do not give what the model gives; MachineError if a process dies.
     """
-    if is_python(model_path):
-        what = "a Python model has no graph of layers that could be cut"
+    if model_path.suffix != ".onnx":
+        what = "only an ONNX model has a graph of layers that can be cut"
         raise InputError(what, where=str(model_path), help="export it as ONNX")
     batches, cores = checked_batches(batches), checked_cores(default_cores() if cores is None else cores)
+    source = file or model_path
+    order = LayersOrder(str(source), (), ceil(cores[0]), tuple(batches), dict(shapes or {}), seconds)
     runs: dict[tuple[int, float], list[RoundTimes]] = {}
     loads: list[LayersLoad] = []
     with tempfile.TemporaryDirectory(prefix="sloop-layers-") as made:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        pieces = cut_model(file or model_path, cuts, folder or Path(made))
+        place = folder or Path(made)
+        pieces = cut_model(source, cuts, place) if cuts is not None else _exact_pieces(order, cores[0], limit, place)
         for _ in range(passes):
             for count in cores:
-                order = LayersOrder(
-                    str(file or model_path), pieces, ceil(count), tuple(batches), dict(shapes or {}), seconds
-                )
-                for message in _measured(order, count, limit):
+                for message in _measured(structs.replace(order, pieces=pieces, threads=ceil(count)), count, limit):
                     if isinstance(message, LayersLoad):
                         loads.append(message)
-                        continue
-                    runs.setdefault((message.batch, count), []).append(message)
-                    now = f"{counted(len(pieces), 'block')}, batch {message.batch} on {counted(count, 'core')}"
-                    progress(sum(map(len, runs.values())), passes * len(batches) * len(cores), now)
+                    elif isinstance(message, RoundTimes):
+                        runs.setdefault((message.batch, count), []).append(message)
+                        now = f"{counted(len(pieces), 'block')}, batch {message.batch} on {counted(count, 'core')}"
+                        progress(sum(map(len, runs.values())), passes * len(batches) * len(cores), now)
     found = max(each.difference for each in loads)
-    if found > DIFFERENCE_MAX:
+    if found > DIFFERENCE_ASKED_MAX:
         what = f"in pieces it gives other results: they differ by {found:.1e} of the largest output"
-        raise InputError(what, where=str(model_path), help="report this model; it cannot be served in pieces")
+        raise InputError(what, where=str(model_path), help=CUT_ELSEWHERE)
     return _layer_profile(model_path, pieces, runs, loads)
+
+
+def _exact_pieces(order: LayersOrder, cores: float, limit: Limit, folder: Path) -> tuple[ModelPiece, ...]:
+    """The blocks of a model, without the boundaries whose cuts change the results; written to `folder`."""
+    graph = LayerGraph.read(Path(order.model))
+    fronts = [frozenset(range(place)) for place in graph.boundaries()]
+    alone: dict[frozenset[int], float] = {}
+
+    def difference_at(chosen: Sequence[frozenset[int]]) -> float:
+        with tempfile.TemporaryDirectory(prefix="sloop-layers-") as made:
+            pieces = graph.pieces(chosen, Path(made))
+            checks = _measured(structs.replace(order, pieces=pieces, is_check=True), cores, limit)
+            return max(each.difference for each in checks if isinstance(each, CutCheck))
+
+    while fronts and difference_at(fronts) > DIFFERENCE_MAX:
+        alone = alone or {front: difference_at([front]) for front in fronts}
+        worst = max(alone[front] for front in fronts)
+        fronts = [front for front in fronts if alone[front] < min(worst, DIFFERENCE_MAX)]
+    return graph.pieces(fronts, folder)
 
 
 def _layer_profile(
@@ -196,7 +233,7 @@ def _operators(names: Sequence[str]) -> str:
     return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in Counter(names).most_common())
 
 
-def _measured(order: LayersOrder, cores: float, limit: Limit) -> Iterator[RoundTimes | LayersLoad]:
+def _measured(order: LayersOrder, cores: float, limit: Limit) -> Iterator[RoundTimes | LayersLoad | CutCheck]:
     """Measure on one core count in a new process. InputError if it refuses the model, MachineError if it dies."""
     command = [sys.executable, "-m", __name__]
     pipe = subprocess.PIPE
@@ -216,7 +253,7 @@ def _measured(order: LayersOrder, cores: float, limit: Limit) -> Iterator[RoundT
                     if isinstance(message, RefusedModel):
                         raise InputError(message.what, where=message.where or order.model, help=message.help)
                     yield message
-                    if isinstance(message, LayersLoad):
+                    if isinstance(message, LayersLoad | CutCheck):
                         return
             raise process_died(process, errors, f"on {cores:g} cores")
         except TimeoutError as error:
@@ -251,10 +288,11 @@ def main() -> None:
         out.flush()
 
 
-def measure_here(order: LayersOrder) -> Iterator[RoundTimes | LayersLoad]:
+def measure_here(order: LayersOrder) -> Iterator[RoundTimes | LayersLoad | CutCheck]:
     """Load and time the uncut model and its pieces in this process. InputError for a batch that it refuses."""
-    whole, whole_ns = _loaded(Path(order.model), order.threads)
-    found = [_loaded(Path(piece.file), order.threads) for piece in order.pieces]
+    loads = 1 if order.is_check else LOADS
+    whole, whole_ns = _loaded(Path(order.model), order.threads, loads)
+    found = [_loaded(Path(piece.file), order.threads, loads) for piece in order.pieces]
     chain = _PieceChain(order.pieces, [session for session, _ in found])
     worst = 0.0
     sizes: tuple[int, list[int], list[int]] | None = None
@@ -268,18 +306,23 @@ def measure_here(order: LayersOrder) -> Iterator[RoundTimes | LayersLoad]:
         known, _ = chain.run(feed)
         names = [port.name for port in whole.signature.outputs]
         worst = max(worst, difference([known[name] for name in names], expected))
+        if order.is_check:
+            continue
         sizes = sizes or _row_sizes(order.pieces, known, feed, batch)
         whole_runs, pieces_runs = _rounds(whole, chain, feed, order.seconds)
         yield RoundTimes(batch, whole_runs, pieces_runs)
+    if order.is_check:
+        yield CutCheck(worst)
+        return
     assert sizes is not None, "an order has a batch"
     yield LayersLoad(whole_ns, [each for _, each in found], *sizes, move_ms_per_mb(), worst, whole.software)
 
 
-def _loaded(path: Path, threads: int) -> tuple[Session, int]:
-    """The loaded model, and the median of the ns that loading it took."""
+def _loaded(path: Path, threads: int, loads: int) -> tuple[Session, int]:
+    """The loaded model, and the median of the ns that loading it so often took."""
     took: list[int] = []
     session: Session | None = None
-    for _ in range(LOADS):
+    for _ in range(loads):
         session = None  # two at once would double the memory
         start_ns = perf_counter_ns()
         session = open_model(path, threads)

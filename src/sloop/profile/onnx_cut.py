@@ -24,7 +24,7 @@ from msgspec import Struct
 from sloop.errors import InputError, MachineError
 from sloop.onnx_file import EXTERNAL, LOCATION, read_onnx, write_onnx
 from sloop.profile.model import DATATYPES, Array, Session, inferred_types
-from sloop.tensor import ITEM_BYTES, Port
+from sloop.tensor import ITEM_BYTES, LENGTH_BYTES, Port
 from sloop.text import listed
 
 STATED_BYTES_MAX: Final = 1024
@@ -350,10 +350,25 @@ class LayerGraph:
         for index in range(1, len(gaps) - 1):
             earlier, later = min(least[max(0, index - REACH) : index]), min(least[index + 1 : index + 1 + REACH])
             if least[index] <= max(earlier, later):
-                place = max(place for place in gaps[index] if crossed[place] == least[index])
-                if all(self.types[name].kind in DATATYPES for name in self.crossing(frozenset(range(place)))):
-                    found.append(place)
+                places = [place for place in gaps[index] if crossed[place] == least[index]]
+                found += self._narrowest(places)
         return tuple(found)
+
+    def _narrowest(self, places: Sequence[int]) -> list[int]:
+        """The place where only tensors of known rank cross, if there is one, and the fewest bytes for each element; the
+        last of equal ones. None if something else than tensors crosses all of them.
+
+        In a quantised model it lies before DequantizeLinear, which ONNX Runtime joins with what follows; a cut between
+        them would change the results.
+        """
+        found: list[tuple[int, int, int]] = []
+        for place in places:
+            crossing = [self.types[name] for name in self.crossing(frozenset(range(place)))]
+            if all(each.kind in DATATYPES for each in crossing):
+                unclear = sum(each.shape is None for each in crossing)
+                width = sum(ITEM_BYTES.get(DATATYPES[each.kind], LENGTH_BYTES) for each in crossing)
+                found.append((unclear, width, -place))
+        return [-min(found)[2]] if found else []
 
     def _crossed(self) -> list[int]:
         """How many tensors cross the boundary after each number of layers; at both ends, one."""
