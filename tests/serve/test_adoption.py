@@ -318,14 +318,16 @@ def test_a_memory_that_cannot_be_written_is_told_and_does_no_harm(
 class Servers:
     """Servers at one port, one after the other, and an agent of node `one`."""
 
-    def __init__(self) -> None:
-        self.port, self.fleets = 0, list[Fleet]()
+    def __init__(self, memory: Path | None) -> None:
+        self.port, self.fleets, self.memory = 0, list[Fleet](), memory
 
     async def next(self, servables: dict[tuple[str, str], Servable] = SLEEPY) -> Fleet:
         """The one before dies, and another one takes its place."""
         if self.fleets:
             await self.die()
-        made = fleet_at([Node("one", "local", 2, 1 << 30, on_demand=True)], servables, port=self.port)
+        made = fleet_at(
+            [Node("one", "local", 2, 1 << 30, on_demand=True)], servables, port=self.port, memory=self.memory
+        )
         await made.backend.open()
         self.port = made.backend.port
         self.fleets.append(made)
@@ -342,8 +344,8 @@ class Servers:
 
 
 @asynccontextmanager
-async def servers() -> AsyncIterator[tuple[Servers, Fleet]]:
-    made = Servers()
+async def servers(folder: Path, *, is_followed: bool = True) -> AsyncIterator[tuple[Servers, Fleet]]:
+    made = Servers(folder / "nodes" if is_followed else None)
     first = await made.next()
     serving = asyncio.create_task(Agent((HOST, made.port), "one", TOKEN).serve())
     try:
@@ -374,9 +376,9 @@ def offered(here: Fleet) -> Sequence[KeptReplica]:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_worker_serves_one_server_after_the_other_under_other_names() -> None:
+def test_a_worker_serves_one_server_after_the_other_under_other_names(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with servers() as (made, first):
+        async with servers(tmp_path) as (made, first):
             await started(first, A, B)
             first.backend.resize(B, 2.0)
             await first.ear.hear(Resized)
@@ -402,9 +404,9 @@ def test_a_worker_serves_one_server_after_the_other_under_other_names() -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_when_it_is_over() -> None:
+def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_when_it_is_over(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with servers() as (made, first):
+        async with servers(tmp_path) as (made, first):
             await started(first, A)
             first.backend.run(BatchId(1), A, Run(1, [SMALL]))
             second = await made.next()
@@ -421,12 +423,14 @@ def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_whe
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ABANDON_S_MAX", 0.5)
     endless = {("stage", "echo"): Servable("fake:sleep:60000:0", BYTES)}
 
     async def scene() -> None:
-        made = Servers()
+        made = Servers(tmp_path / "nodes")
         first = await made.next(endless)
         serving = asyncio.create_task(Agent((HOST, made.port), "one", TOKEN).serve())
         await first.ear.hear(NodeReady)
@@ -447,9 +451,23 @@ def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_server_with_other_models_gets_an_empty_node() -> None:
+def test_no_worker_waits_for_a_server_that_cannot_come(tmp_path: Path) -> None:
+    """One with a port or a token that nobody can know, as Ray's agents may have."""
+
     async def scene() -> None:
-        async with servers() as (made, first):
+        async with servers(tmp_path, is_followed=False) as (made, first):
+            await started(first, A)
+            second = await made.next()
+            await second.ear.hear(NodeReady)
+            assert not offered(second)
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_server_with_other_models_gets_an_empty_node(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with servers(tmp_path) as (made, first):
             await started(first, A)
             second = await made.next(QUICK)
             await second.ear.hear(NodeReady)
@@ -482,13 +500,13 @@ async def answered(here: Fleet, batch: int, replica: ReplicaId) -> Address:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_large_blocks_of_a_worker_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_blocks_of_a_worker_that_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent has another number for the second server than for the worker; what the first one had is freed later,
     when nobody can read it any more."""
     monkeypatch.setattr(module, "LINGER_S", 0.3)
 
     async def scene() -> None:
-        made = Servers()
+        made = Servers(tmp_path / "nodes")
         first = await made.next()
         agent = Agent((HOST, made.port), "one", TOKEN)
         serving = asyncio.create_task(agent.serve())
@@ -520,12 +538,12 @@ def test_large_blocks_of_a_worker_that_was_kept(monkeypatch: pytest.MonkeyPatch)
     assert memory_files() == before
 
 
-def test_an_agent_that_gives_up_ends_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_gives_up_ends_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(module, "GIVE_UP_S", 0.3)
 
     async def scene() -> None:
-        made = Servers()
+        made = Servers(tmp_path / "nodes")
         first = await made.next()
         agent = Agent((HOST, made.port), "one", TOKEN)
         serving = asyncio.create_task(agent.serve())

@@ -160,6 +160,8 @@ class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
     keep: tuple[int, ...] = ()
     """Of the workers that the agent has kept, those that are not to be stopped. An agent that has served a deciding
     process before answers with `WorkersKept`."""
+    may_be_followed: bool = True
+    """Whether another deciding process can take the place of this one. Otherwise no worker need wait for it."""
 
 
 class LearnStages(Struct, frozen=True, array_like=True, tag=2):
@@ -358,7 +360,7 @@ class AgentSession:
 
     def _connect(self, setup: AgentSetup) -> None:
         """There is a connection."""
-        self.server = setup.server
+        self.server, self._may_be_followed = setup.server, setup.may_be_followed
         self._holder = setup.holder
         self._is_beside = 0 in setup.holders
         """Whether the deciding process is on this machine, with its files."""
@@ -376,7 +378,8 @@ class AgentSession:
         }
 
     def detach(self) -> None:
-        """The connection has ended. What the deciding process has asked for is abandoned, and the workers are kept."""
+        """The connection has ended. What the deciding process has asked for is abandoned. The workers are kept, if
+        another process may adopt them."""
         self._send = _drop
         self._blocks.close()
         self._beside.set_holders({})
@@ -391,6 +394,9 @@ class AgentSession:
             elif worker.batch is not None and not worker.is_abandoned:
                 worker.is_abandoned = True
                 self._after(ABANDON_S_MAX, partial(self._give_up, worker, worker.batch))
+        if not self._may_be_followed:
+            for worker in list(self._workers.values()):
+                self._stop_worker(worker)
         used, self._used = self._used, set()
         if used:
             self._after(LINGER_S, lambda: self._free_all(used))

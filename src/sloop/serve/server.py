@@ -374,7 +374,7 @@ def backend_of(
             tls=nodes.tls,
             threads_prepared=threads,
             holders=holders,
-            memory=memory,
+            memory=memory if nodes.port and nodes.token_file is not None else None,
         )
     limits = detect()
     _log.info("cores of replicas are limited by %s", limits.why)

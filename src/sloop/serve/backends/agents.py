@@ -245,6 +245,11 @@ class NodeMemory:
         self._path = path
         self._written: list[str] | None = None
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether another server will find it."""
+        return self._path is not None
+
     def read(self) -> list[str]:
         """The nodes of the earlier server, if it has died."""
         try:
@@ -270,7 +275,8 @@ class AgentBackend(KnownStages):
 
     `arenas` are those of this process, which also frees blocks of agents through them. `endpoint` is where agents
     connect, and edges of other machines, which are passed to `on_edge`. `holders` has all who hold arenas. `memory`
-    is a file with the nodes that have an agent, for the server that takes the place of this one if it dies.
+    is a file with the nodes that have an agent, for the server that takes the place of this one if it dies; None if
+    no other server can be at the same endpoint with the same token.
     """
 
     def __init__(  # noqa: PLR0913  # what stands between a core and machines
@@ -597,7 +603,7 @@ class AgentBackend(KnownStages):
         if hello.server != self._name and len(hello.kept) <= KEPT_MAX:
             known = {self.fingerprint(*key) for key in self._servables} - {b""}
             agent.keep = tuple(number for number, does in hello.kept.items() if does in known)
-        records.send(AgentSetup(agent.holder, own, self._name, agent.keep))
+        records.send(AgentSetup(agent.holder, own, self._name, agent.keep, self._memory.is_kept))
         self._teach(agent)
         self._holders.add(ArenaHolder(agent.holder, hello.machine, hello.pid, hello.endpoint))
         if hello.server:
