@@ -353,8 +353,8 @@ def test_a_quantised_model_is_cut_where_whole_numbers_cross(tmp_path: Path) -> N
     ]
     random = np.random.default_rng(0)
     weights = [
-        numpy_helper.from_array(np.float32(0.02), "scale"),
-        numpy_helper.from_array(np.int8(3), "zero"),
+        numpy_helper.from_array(np.array(0.02, np.float32), "scale"),
+        numpy_helper.from_array(np.array(3, np.int8), "zero"),
         *(numpy_helper.from_array(random.integers(-99, 99, (WIDTH, WIDTH), np.int8), f"w{n}") for n in range(3)),
     ]
     path = saved(tmp_path / "m.onnx", nodes, weights)
