@@ -14,12 +14,13 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
 from sloop.innet.detection import Detector, FeatureEncoding, InferencePoint, flow_name, parse
 from sloop.innet.emulator import run_in_lanes
-from sloop.innet.namespaces import CableEnd, Namespace
+from sloop.innet.namespaces import Namespace
 from sloop.innet.program import Program
 from sloop.innet.traffic import ETHERNET, TimedPacket, TrafficFlow, in_order_of_time, mixed
 from sloop.innet.xdp import XdpFabric, why_no_xdp
@@ -181,55 +182,56 @@ class _LiveSwitch:
             client, switch, server = (opened.enter_context(Namespace(name)) for name in ("client", "switch", "server"))
             client_end, inward = client.connect(switch, ("client", "inward"))
             outward, server_end = switch.connect(server, ("outward", "server"))
-            began, used = time.monotonic(), time.process_time()
-            threads = [
-                threading.Thread(target=self._serve, args=(server_end,)),
-                threading.Thread(target=self._switch, args=(inward, outward)),
-                threading.Thread(target=self._infer, args=(fabric,)),
+            # Sockets before threads: what is sent before one is there is lost.
+            sockets = [
+                opened.enter_context(contextlib.closing(end.namespace.packet_socket(end, receive_bytes=RECEIVE_BYTES)))
+                for end in (client_end, inward, outward, server_end)
             ]
-            for thread in threads:
-                thread.start()
-            try:
-                self._send(client_end)
-            finally:
-                time.sleep(min(END_S, 0.2 + self._report.seconds / 10))
-                self._ended.set()
-                for thread in threads:
-                    thread.join()
+            began, used = time.monotonic(), time.process_time()
+            with ThreadPoolExecutor(3) as threads:
+                running = [
+                    threads.submit(self._serve, sockets[3]),
+                    threads.submit(self._switch, sockets[1], sockets[2]),
+                    threads.submit(self._infer, fabric),
+                ]
+                try:
+                    self._send(sockets[0])
+                    time.sleep(min(END_S, 0.2 + self._report.seconds / 10))
+                finally:
+                    self._ended.set()
+                for each in running:
+                    each.result()
             self._report.cpu_share = (time.process_time() - used) / (time.monotonic() - began)
         self._report.unchanged = self._report.sent == self._report.received and self._sent_sum == self._received_sum
         self._report.counts = {"no_slot": self._refused}
 
-    def _send(self, end: CableEnd) -> None:
-        with contextlib.closing(end.namespace.packet_socket(end)) as client:
-            begun, shown = time.monotonic(), 0.0
-            for packet in self._packets:
-                wait_s = begun + packet.time_us / 1e6 - time.monotonic()
-                if wait_s > 0.001:
-                    time.sleep(wait_s)
-                frame = ETHERNET + packet.data
-                client.send(frame)
-                self._report.sent += 1
-                self._sent_sum += zlib.crc32(frame)
-                now_s = time.monotonic() - begun
-                if self._watch is not None and now_s - shown > 0.5:
-                    shown = now_s
-                    self._report.flows = _flows(self._detector, self._truth)
-                    self._watch(now_s, self._report)
+    def _send(self, client: socket.socket) -> None:
+        begun, shown = time.monotonic(), 0.0
+        for packet in self._packets:
+            wait_s = begun + packet.time_us / 1e6 - time.monotonic()
+            if wait_s > 0.001:
+                time.sleep(wait_s)
+            frame = ETHERNET + packet.data
+            client.send(frame)
+            self._report.sent += 1
+            self._sent_sum += zlib.crc32(frame)
+            now_s = time.monotonic() - begun
+            if self._watch is not None and now_s - shown > 0.5:
+                shown = now_s
+                self._report.flows = _flows(self._detector, self._truth)
+                self._watch(now_s, self._report)
 
-    def _switch(self, inward: CableEnd, outward: CableEnd) -> None:
+    def _switch(self, source: socket.socket, target: socket.socket) -> None:
         """Forward each frame at once; then look at it."""
-        source = inward.namespace.packet_socket(inward, receive_bytes=RECEIVE_BYTES)
-        with contextlib.closing(source), contextlib.closing(outward.namespace.packet_socket(outward)) as target:
-            for frame in self._frames(source):
-                target.send(frame)
-                arrived = time.monotonic()
-                point = self._detector.table.observe(TimedPacket(round(arrived * 1e6), frame[len(ETHERNET) :]))
-                if point is not None:
-                    try:
-                        self._points.put_nowait((point, arrived))
-                    except queue.Full:
-                        self._refused += 1
+        for frame in self._frames(source):
+            target.send(frame)
+            arrived = time.monotonic()
+            point = self._detector.table.observe(TimedPacket(round(arrived * 1e6), frame[len(ETHERNET) :]))
+            if point is not None:
+                try:
+                    self._points.put_nowait((point, arrived))
+                except queue.Full:
+                    self._refused += 1
 
     def _frames(self, source: socket.socket) -> Iterator[bytes]:
         """Frames until the end; those that this end sent itself are left out."""
@@ -262,8 +264,7 @@ class _LiveSwitch:
             self._detector.vote(points, logits)
             self._report.delays_ms += [(now - arrived) * 1e3 for _, arrived in waiting]
 
-    def _serve(self, end: CableEnd) -> None:
-        with contextlib.closing(end.namespace.packet_socket(end, receive_bytes=RECEIVE_BYTES)) as server:
-            for frame in self._frames(server):
-                self._report.received += 1
-                self._received_sum += zlib.crc32(frame)
+    def _serve(self, server: socket.socket) -> None:
+        for frame in self._frames(server):
+            self._report.received += 1
+            self._received_sum += zlib.crc32(frame)
