@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.innet.emulator import Emulator, Faults, InferenceEnding, run_in_lanes
-from sloop.innet.mapper import Fabric
+from sloop.innet.mapper import Fabric, NoCapacity
 from sloop.innet.network import SIGNED, Convolution, Dense, Network
 from sloop.innet.packets import packets_of
 from sloop.innet.program import compile_network
@@ -283,6 +283,14 @@ def test_swaps_that_cannot_be(network: Network, version: int, message: str) -> N
     emulator = Emulator(compile_network(tiny_model()))
     with pytest.raises(InputError, match=message):
         emulator.swap(compile_network(network, version=version))
+
+
+def test_a_swap_needs_room_for_both_weights() -> None:
+    emulator = Emulator(compile_network(small_model(), Fabric(memory_bytes=600)))
+    with pytest.raises(
+        NoCapacity, match="layer 'dense1': with old and new weights it needs 870 bytes, and its leaves have 600"
+    ):
+        emulator.swap(compile_network(small_model(), Fabric(memory_bytes=600), version=2))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sloop.innet import switch
-from sloop.innet.mapper import Fabric
+from sloop.innet.mapper import Fabric, NoCapacity
 from sloop.innet.network import SIGNED, requantise
 from sloop.innet.packets import Packet, packets_of
 from sloop.innet.program import compile_network
@@ -165,3 +165,34 @@ def test_epochs_are_compared_as_serial_numbers(slots: int) -> None:
     assert drops([packet(epochs // 2 - 1), packet(epochs - 2), packet(0)], slots) == {}  # around the end
     assert drops([packet(5), packet(4)], slots) == {"old epoch": 1}
     assert drops([packet(1), packet(epochs // 2), packet(0)], slots) == {"old epoch": 1}
+
+
+@pytest.mark.parametrize("multiplier", ["shift-add", "lut16"])
+def test_no_packet_takes_more_stages_than_its_passes_have(multiplier: Multiplier) -> None:
+    """A program longer than a pipeline is one that recirculates anyway, for its products."""
+    for network in (small_model(), flow_model(), picture_model()):
+        program = compile_network(network)
+        for layer in program.layers:
+            passes = max(1, -(-max(layer.products_in_order) // program.fabric.products_per_pass))
+            depth = max(each.depth() for each in Pipeline(program, layer.label, 0, multiplier).programs)
+            assert depth <= passes * program.fabric.stages, layer.name
+
+
+@pytest.mark.parametrize(
+    ("fabric", "multiplier", "message"),
+    [
+        (Fabric(products_per_pass=9), "shift-add", "9 products in one pass take 72 operations .* a stage has 64 ALUs"),
+        (Fabric(products_per_pass=65), "lut16", "65 products in one pass take 65 operations"),
+        (Fabric(stages=7), "shift-add", "5 products and their sum take 8 stages; a pipeline has 7"),
+    ],
+)
+def test_budgets_of_a_pipeline(fabric: Fabric, multiplier: Multiplier, message: str) -> None:
+    program = compile_network(small_model(), fabric)
+    with pytest.raises(NoCapacity, match=message):
+        Pipeline(program, 0, 0, multiplier)
+
+
+def test_budgets_that_are_kept() -> None:
+    program = compile_network(small_model(), Fabric(products_per_pass=20))
+    Pipeline(program, 0, 0, "lut16")
+    Pipeline(compile_network(small_model(), Fabric(products_per_pass=8)), 0, 0, "shift-add")

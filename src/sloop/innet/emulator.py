@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sloop.errors import InputError
-from sloop.innet.mapper import LINKS
+from sloop.innet.mapper import LINKS, NoCapacity
 from sloop.innet.network import Ints, classify
 from sloop.innet.packets import Malformed, Packet, PacketKind, ValueEncoding, packets_of, parse
 from sloop.innet.program import Program
@@ -187,13 +187,23 @@ class Emulator:
     def swap(self, program: Program, at_ns: float | None = None) -> None:
         """Change the weights at `at_ns`, now if None, while inferences run. All units get the new ones first; then the
         feature extractor stamps new inferences with their version. Old weights go when no inference uses them.
-        InputError if the program has another geometry, or a version that is in use."""
+        InputError if the program has another geometry or a version that is in use; `NoCapacity` if leaves have no
+        room for both."""
         if _geometry(program) != _geometry(self.program):
             raise InputError(
                 "the new program has other layers, fabric or inputs than the running one",
                 where=f"version {program.version}",
                 help="only weights, biases and shifts can be swapped; start another emulator",
             )
+        for placement, layer in zip(program.placements, program.layers, strict=True):
+            twice = placement.memory_bytes + sum(unit.weights.size + len(unit.bias) for unit in layer.units)
+            room = program.fabric.memory_bytes * len(placement.leaves)
+            if twice > room:
+                raise NoCapacity(
+                    f"with old and new weights it needs {twice:,} bytes, and its leaves have {room:,}",
+                    where=f"layer {layer.name!r}",
+                    help="drain the fabric and start another one with the new weights",
+                )
         if program.version in self._taken:
             raise InputError(
                 f"version {program.version} of the weights is in use",

@@ -46,6 +46,10 @@ class Fabric:
     """Inferences at the same time; a power of two."""
     products_per_pass: int = 5
     """Products that a packet computes in one pass through a pipeline; more recirculate."""
+    stages: int = 20
+    """Of a pipeline."""
+    alus: int = 64
+    """Of a stage: operations that it does side by side."""
     packets_per_s: float = 1.5e9
     """Of one pipeline."""
     pass_ns: float = 400.0
@@ -66,7 +70,8 @@ class Fabric:
             check_range(key, getattr(self, key), least=1, most=most)
         check_range("products_per_pass", self.products_per_pass, least=1)
         check_range("payload_bytes", self.payload_bytes, least=1, most=255)
-        check_range("memory_bytes", self.memory_bytes, least=1)
+        for key in ("memory_bytes", "stages", "alus"):
+            check_range(key, getattr(self, key), least=1)
         for key in ("packets_per_s", "pass_ns", "link_ns"):
             check_range(key, getattr(self, key), above=0)
         check_range("slots", self.slots, least=1, most=2**16)

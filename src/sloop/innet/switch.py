@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sloop.innet.mapper import Fabric, NoCapacity
 from sloop.innet.network import Ints
 from sloop.innet.packets import Malformed, Packet, message_of, parse
 from sloop.innet.program import LayerProgram, Program, UnitProgram
@@ -671,6 +672,26 @@ def registers_of(layer: LayerProgram, slots: int) -> dict[str, Register]:
     return {register.name: register for register in found}
 
 
+def check_budget(fabric: Fabric, multiplier: Multiplier) -> None:
+    """NoCapacity if a pass cannot compute the products that the fabric says: more lanes than a stage has ALUs, or
+    more stages for products and their sum than there are."""
+    lanes = fabric.products_per_pass * (8 if multiplier == "shift-add" else 1)
+    if lanes > fabric.alus:
+        raise NoCapacity(
+            f"{fabric.products_per_pass} products in one pass take {lanes} operations side by side; a stage has "
+            f"{fabric.alus} ALUs",
+            where=f"fabric, multiplying by {multiplier}",
+            help=f"set products_per_pass to at most {fabric.alus * fabric.products_per_pass // lanes}",
+        )
+    stages = depth_of_product(multiplier) + (fabric.products_per_pass - 1).bit_length() + 1  # and into the sum
+    if stages > fabric.stages:
+        raise NoCapacity(
+            f"{fabric.products_per_pass} products and their sum take {stages} stages; a pipeline has {fabric.stages}",
+            where=f"fabric, multiplying by {multiplier}",
+            help="use a pipeline with more stages, or another multiplier",
+        )
+
+
 # The pipeline
 
 
@@ -710,6 +731,7 @@ class Pipeline:
         self.layer = program.layers[label]
         self.unit = self.layer.units[unit]
         self.multiplier = multiplier
+        check_budget(program.fabric, multiplier)
         self.registers = registers_of(self.layer, program.slots)
         self.counts = UnitCounts()
         self._programs: dict[int, tuple[Program, dict[str, SwitchProgram]]] = {}
