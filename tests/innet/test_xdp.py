@@ -26,6 +26,7 @@ from sloop.innet.packets import Packet, packets_of
 from sloop.innet.program import compile_network
 from sloop.innet.xdp import XdpFabric, why_no_xdp
 from sloop.innet.xdp_layout import AT_RUNNING, STALLED_NS
+from sloop.machine import usable_cpus
 from tests.innet.models import flow_model, model, picture_model, rows_of, small_model
 
 pytestmark = [pytest.mark.live, pytest.mark.needs_hosts]
@@ -310,6 +311,33 @@ def test_several_fabrics_run_side_by_side(small: XdpFabric) -> None:
     for at, one in enumerate((small_model(), network)):
         assert not wrong(results[at], one.run(rows))
         assert not aborted(results[at])
+
+
+def test_packets_from_another_cpu_at_the_same_time_cause_no_wrong_verdict() -> None:
+    """They carry the same row, so that whatever is made of them has to be its logits; some are of epochs to come."""
+    network = small_model()
+    program, rows = compile_network(network), np.repeat(rows_of(network, 1), 64, axis=0)
+    drawn, over = np.random.default_rng(5), threading.Event()
+    with XdpFabric(program, cpu=usable_cpus()[-1]) as fabric:
+
+        def disturb() -> None:
+            os.sched_setaffinity(0, {usable_cpus()[0]})
+            while not over.is_set():
+                epoch = max(fabric._requester._epochs) + int(drawn.integers(3))
+                for slot in range(program.slots):
+                    inference = epoch << program.slot_bits | slot
+                    contents = [packet.build() for packet in packets_of(program, rows[0], inference)]
+                    fabric.send(0, int(drawn.integers(4)), [contents[at] for at in drawn.permutation(len(contents))])
+
+        disturbing = threading.Thread(target=disturb)
+        disturbing.start()
+        try:
+            verdicts = [verdict for _ in range(20) for verdict in fabric.run(rows, timeout_s=0.05)]
+        finally:
+            over.set()
+            disturbing.join()
+    assert not wrong(verdicts, np.repeat(network.run(rows[:1]), len(verdicts), axis=0))
+    assert aborted(verdicts) < len(verdicts)
 
 
 CHILD = """
