@@ -462,3 +462,41 @@ def test_a_difference_is_relative_to_the_largest_value() -> None:
     assert difference([np.array([1])], [np.array([2])]) == np.inf
     assert difference([np.array([np.nan, np.inf])], [np.array([np.nan, np.inf])]) == 0
     assert difference([np.array([np.nan])], [np.array([1.0])]) == np.inf
+
+
+def test_loops_and_sparse_weights(tmp_path: Path) -> None:
+    """A loop whose body reads a tensor, a weight and a sparse weight from outside, and hides none of them."""
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["inner", "w"], ["product"]),
+            helper.make_node("Add", ["product", "a"], ["sum"]),
+            helper.make_node("Add", ["sum", "thin"], ["next"]),
+            helper.make_node("Identity", ["going"], ["on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("inner", 1, ["n", WIDTH]),
+        ],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("next", 1, None)],
+    )
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["a"]),
+        helper.make_node("Exp", ["a"], ["b"]),
+        helper.make_node("Loop", ["turns", "", "b"], ["c"], body=body),
+        helper.make_node("Add", ["c", "thin"], ["y"]),
+    ]
+    values = numpy_helper.from_array(np.array([0.5, -2.0], np.float32), "thin")
+    places = numpy_helper.from_array(np.array([1, 4], np.int64), "places")
+    thin = helper.make_sparse_tensor(values, places, [WIDTH])
+    given, made = (helper.make_tensor_value_info(name, 1, ["n", WIDTH]) for name in "xy")
+    weights = [weight("w"), numpy_helper.from_array(np.array(3, np.int64), "turns")]
+    graph = helper.make_graph(nodes, "g", [given], [made], weights, sparse_initializer=[thin])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    first, second, third = cut_model(path, ["b", "c"], tmp_path)
+    assert first.crossing == ("a", "b"), "the loop reads 'a' from outside"
+    assert second.param_bytes == 4 * WIDTH * WIDTH + 8 + (8 + 16)
+    assert third.param_bytes == 8 + 16
+    assert chain_difference(path, [first, second, third], check=False) <= DIFFERENCE_MAX

@@ -28,7 +28,9 @@ from sloop.solvers.asyfunc import (
 from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, even_plan, plan_fronts
 
 PIECES: Final = (2, 3, 4, 6, 8)
+PROCESSES: Final = (2, 4)
 QUEUES: Final = (1, 10, 100, 1000)
+"""Pieces into which a model is proposed to be cut; processes that are added, and batches that wait meanwhile."""
 NOTIFY_MS: Final = 0.3
 """Assumed for one message between processes of a node; AsyFunc's specification, section 2.3."""
 MS_PER_S: Final = 1e3
@@ -250,7 +252,7 @@ def layer_proposals(
             plan.pieces, after(plan), load_ms, table.load_whole_ms - load_ms, slowest_ms, request_ms, heaviest
         )
 
-    fronts = plan_fronts(costs, max(PIECES))
+    fronts = plan_fronts(costs, max(PROCESSES))
     whole = costs.plan(())._replace(cold_s=(table.load_whole_ms - fixed_ms) / MS_PER_S)  # measured in one
 
     def queue(processes: int, waiting: int, plan: PiecePlan) -> QueueProposal:
@@ -261,7 +263,7 @@ def layer_proposals(
 
     queues = [
         queue(processes, waiting, plan)
-        for processes in (2, 4)
+        for processes in PROCESSES
         for waiting in QUEUES
         if (plan := best_plan(fronts, waiting, processes)) is not None
     ]
