@@ -50,7 +50,7 @@ from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.backends.ray import RayNodes, Want
 from sloop.serve.blocks import Block, tensors_in, write_block
 from sloop.serve.messages import Run
-from sloop.serve.network import BlockClient, HolderTable, NetworkLink, NodeTls, Purpose, connect
+from sloop.serve.network import BlockClient, Endpoint, HolderTable, NetworkLink, NodeTls, Purpose, connect
 from sloop.serve.protocols import Servable
 from sloop.serve.transport import FrameKind, RecordLink, pack_head
 from sloop.shared_memory import Address, Arena, Arenas
@@ -183,6 +183,33 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
 
     uvloop.run(main())
     assert not unhandled
+
+
+def test_agents_that_are_told_to_fetch_a_model_form_a_chain() -> None:
+    async def scene() -> None:
+        async with fleet() as here:
+            source = "http://store/model.onnx"
+            fetched, local = (Servable("model.onnx", BYTES, source=each) for each in (source, ""))
+            both = {("stage", "echo"): fetched, ("stage", "local"): local}
+            here.backend.learn(both, {}, threads_prepared=0)
+            first = await here.join("one", endpoint=(HOST, 11))
+            second = await here.join("two", endpoint=(HOST, 22))
+            for agent in (first, second):
+                await agent.hear(AgentSetup)
+
+            async def peers(agent: FakeAgent, number: int, of: ReplicaSpec, count: int) -> list[Endpoint]:
+                here.backend.start(ReplicaId(number), of)
+                return list((await agent.hear(StartWorker, count)).peers)
+
+            assert await peers(first, 1, spec("one"), 1) == []
+            assert await peers(second, 2, spec("two"), 1) == [(HOST, 11)]
+            assert await peers(first, 3, spec("one"), 2) == [], "none that waits for this one"
+            assert await peers(second, 4, msgspec.structs.replace(spec("two"), variant="local"), 2) == []
+            first.link.close()
+            await until(lambda: bool(here.lost()))
+            assert await peers(second, 5, spec("two"), 3) == []
+
+    play(scene)
 
 
 # Who joins

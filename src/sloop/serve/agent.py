@@ -67,10 +67,11 @@ from sloop.serve.network import (
     connect,
     machine,
 )
+from sloop.serve.peers import FileServer, PeerStore
 from sloop.serve.processes import begin, return_large_memory
 from sloop.serve.protocols import Servable
 from sloop.serve.stderr import log_directly
-from sloop.serve.stores import ModelSource
+from sloop.serve.stores import ModelSource, Store
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.weights import MODELS_BYTES, WeightsCache, usual_folder
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
@@ -184,6 +185,8 @@ class StartWorker(Struct, frozen=True, array_like=True, tag=4):
 
     replica: ReplicaId
     spec: ReplicaSpec
+    peers: list[Endpoint] = []  # msgspec creates a new list for each instance
+    """Agents that have its model or fetch it, the first to be asked first; none that waits for this one."""
 
 
 class StopWorker(Struct, frozen=True, array_like=True, tag=5):
@@ -411,6 +414,11 @@ class AgentSession:
             self._stop_worker(self._workers[number])
         self._tell_kept()
 
+    @property
+    def cache(self) -> WeightsCache | None:
+        """Of the models that come from elsewhere, once there is one."""
+        return self._cache
+
     def read(self, block: Address) -> memoryview:
         """The memory of a block of this machine. Raises `ValueError` if there is none."""
         return self._reader.read(block)
@@ -469,20 +477,25 @@ class AgentSession:
         self._workers[number] = self._replicas[replica] = worker
         servable = self._backend.servable(spec.stage, spec.variant)
         if servable is not None and not self._is_beside and servable.source:
-            worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable))
+            worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable, record.peers))
         elif servable is not None and _is_missing(servable.model):
             fix = "put it where all nodes can read it under this path, or name it by URL"
             self.on_event(ReplicaLost(number, f"{servable.model} is not on this node: {fix}"))
         else:
             self._backend.start(number, spec)
 
-    async def _bring_and_start(self, worker: _Worker, servable: Servable) -> None:
+    async def _bring_and_start(self, worker: _Worker, servable: Servable, peers: Sequence[Endpoint]) -> None:
         """Have the model of a worker on this machine, then start it."""
-        spec = worker.spec
+        spec, source, blocks = worker.spec, ModelSource.of(servable.source), self._blocks
+        token, context, loop = blocks.token, blocks.context, self._loop
+
+        def nearer(store: Store) -> Store:
+            return PeerStore(source, store, peers, token=token, context=context, loop=loop) if peers else store
+
         self.on_event(ReplicaProgressed(worker.number, "fetching"))
         try:
             self._cache = self._cache or self._make_cache()
-            model = await self._cache.fetch(ModelSource.of(servable.source), pin=True)
+            model = await self._cache.fetch(source, pin=True, nearer=nearer)
         except Exception as error:
             if not isinstance(error, SloopError):
                 _log.exception("the model of replica %d cannot be fetched", worker.number)
@@ -810,9 +823,14 @@ class Agent:
 
         records = RecordLink(asyncio.get_running_loop(), link, ToAgent, on_record, on_end)
         server = BlockServer(read)
+        files = FileServer(lambda: None if self._workers is None else self._workers.cache)
+
+        def accept(other: NetworkLink) -> None:
+            (files if other.purpose is Purpose.WEIGHTS else server).accept(other)
+
         host = self._host or link.local_host
         own = self._tls.server_context() if self._tls is not None else None
-        listener = await NodeListener.listen((host, 0), self._token, server.accept, own)
+        listener = await NodeListener.listen((host, 0), self._token, accept, own)
         try:
             link.keep_alive()
             where = (host, listener.port)
@@ -826,6 +844,7 @@ class Agent:
                 self._workers.detach()
             await listener.close()
             server.close()
+            files.close()
 
 
 async def serve_until_signal(agent: Agent, stop: asyncio.Event) -> None:

@@ -133,6 +133,8 @@ class Purpose(IntEnum):
     """Blocks are fetched, from an agent or an edge."""
     EDGE = 3
     """The connection of an edge to the deciding process."""
+    WEIGHTS = 4
+    """Files of models are fetched from an agent."""
 
 
 class NetworkLink(asyncio.BufferedProtocol):

@@ -132,12 +132,12 @@ class ModelSource:
     def file(self, name: str) -> "StoredFile":
         """Another file, by its path relative to the folder of the model."""
         if name == self.name:
-            return StoredFile(self.location, self.user)
+            return StoredFile(self.location, self.user, name)
         if self.scheme == "file":
-            return StoredFile(str(Path(self.location).parent / name))
+            return StoredFile(str(Path(self.location).parent / name), name=name)
         parts = urlsplit(self.location)
         path = parts.path.rpartition("/")[0] + "/" + quote(name)
-        return StoredFile(urlunsplit(parts._replace(path=path)), self.user)
+        return StoredFile(urlunsplit(parts._replace(path=path)), self.user, name)
 
     def __repr__(self) -> str:
         return _label(self.location)
@@ -151,6 +151,8 @@ class StoredFile:
 
     location: str
     user: str = ""
+    name: str = ""
+    """Its path in the folder of its model."""
 
     def __repr__(self) -> str:
         return _label(self.location)
@@ -303,6 +305,8 @@ class Download(Protocol):
     """Whether equal versions prove equal content, so that the rest can be read later."""
     has_end: bool
     """Whether a broken connection can be told from the end of the file."""
+    is_copy: bool
+    """Whether it comes from another machine's copy instead of the store."""
 
     def read(self) -> bytes:
         """The next bytes; none at the end, which may come before or after `total_bytes`."""
@@ -368,6 +372,7 @@ class FolderDownload:
 
     is_resumable = True
     has_end = True
+    is_copy = False
 
     def __init__(self, file: StoredFile, opened: io.FileIO, watch: Watch, start: int, version: str) -> None:
         self._file, self._opened, self._watch = file, opened, watch
@@ -682,6 +687,8 @@ def _is_strong(head: Message) -> bool:
 
 class HttpDownload:
     """A file that comes over HTTP; a `Download`."""
+
+    is_copy = False
 
     def __init__(self, file: StoredFile, answer: _Answer, watch: Watch, start: int, version: str) -> None:
         self._file, self._answer, self._watch = file, answer, watch

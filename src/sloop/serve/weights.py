@@ -235,6 +235,18 @@ class ModelFolder:
         """Keep the state of a transfer."""
         _write(part / STATE, msgspec.json.encode(state), is_lasting=False)
 
+    def parts(self, key: str) -> list[Path]:
+        """The folders of the transfers of one location, going on or interrupted."""
+        return self._folders(PART_NAME, key)
+
+    def peek(self, part: Path) -> TransferState:
+        """Of a transfer of somebody else."""
+        try:
+            state = msgspec.json.decode((part / STATE).read_bytes(), type=TransferState)
+        except (OSError, msgspec.DecodeError):
+            return TransferState()
+        return state if state.boot == self._boot else TransferState()
+
     def reserve(self, part: Path, state: TransferState, size_bytes: int, what: str) -> None:
         """Make room for a transfer of `size_bytes` in all, by deleting the models whose last use is the longest ago.
 
@@ -654,7 +666,7 @@ class _Transfer:
         found = digest.hexdigest()
         if wanted and found != wanted:
             path.unlink()
-            if download.start:  # perhaps the parts were of two versions
+            if download.start or download.is_copy:  # perhaps the parts were of two versions, or the copy is damaged
                 raise InterruptedTransferError(f"{file}: its parts do not fit together", "fetch it again")
             what = f"its SHA-256 is {found}, expected is {wanted}; it was removed"
             advice = "correct the checksum, or the file in the store"
@@ -792,16 +804,24 @@ class WeightsCache:
         self._running: set[asyncio.Task[None]] = set()
         self._pins: dict[Path, list[int]] = {}
 
-    async def fetch(self, source: ModelSource, progress: Progress | None = None, *, pin: bool = False) -> Path:
+    async def fetch(
+        self,
+        source: ModelSource,
+        progress: Progress | None = None,
+        *,
+        pin: bool = False,
+        nearer: Callable[[Store], Store] = lambda store: store,
+    ) -> Path:
         """The path of the model's own file on this machine, with its other files beside it.
 
         Callers that want the same source at once share one transfer, which ends early only if all of them are
-        cancelled. With `pin` the model stays until `release`; without, it may go when the next one needs room.
+        cancelled. With `pin` the model stays until `release`; without, it may go when the next one needs room. What the
+        first caller gives as `nearer` may put copies of other machines before the store (`sloop.serve.peers`).
 
         InputError if the source is wrong: no such file, no permission, another checksum, an answer against the rules
         of HTTP. MachineError if the store is away, too slow or breaks off, or if there is no room.
         """
-        flight = self._flights.get(source) or self._begin(source)
+        flight = self._flights.get(source) or self._begin(source, nearer)
         flight.callers += 1
         flight.pins += pin
         if progress is not None:
@@ -820,6 +840,10 @@ class WeightsCache:
             if progress is not None:
                 flight.listeners.remove(progress)
         return model.path
+
+    def is_fetching(self, key: str) -> bool:
+        """Whether a model of this location is being fetched."""
+        return any(source.key == key for source in self._flights)
 
     def acquire(self, path: Path) -> None:
         """Keep the model of a fetched file until `release`. InputError if it has gone."""
@@ -865,10 +889,10 @@ class WeightsCache:
             advice = f"give a path below {str(self.models.folder)!r}"
             raise InputError("it is not in the cache of models", where=str(path), help=advice) from None
 
-    def _begin(self, source: ModelSource) -> _Flight:
+    def _begin(self, source: ModelSource, nearer: Callable[[Store], Store]) -> _Flight:
         flight = _Flight(source, Watch(self._patience), asyncio.get_running_loop())
         self._flights[source] = flight
-        running = asyncio.create_task(self._fly(flight))
+        running = asyncio.create_task(self._fly(flight, nearer(self._stores[source.scheme])))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return flight
@@ -882,7 +906,7 @@ class WeightsCache:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
 
-    async def _fly(self, flight: _Flight) -> None:
+    async def _fly(self, flight: _Flight, store: Store) -> None:
         """Run the transfer in a thread, which cannot be trusted to end: a shared folder whose server is away blocks it
         for ever. So it is a daemon, and is left behind when it is silent for too long."""
         loop = asyncio.get_running_loop()
@@ -891,7 +915,7 @@ class WeightsCache:
         def report(done_bytes: int, total_bytes: int | None) -> None:
             _call(loop, lambda: [listen(done_bytes, total_bytes) for listen in list(flight.listeners)])
 
-        transfer = _Transfer(flight.key, self.models, self._stores[flight.key.scheme], flight.watch, report)
+        transfer = _Transfer(flight.key, self.models, store, flight.watch, report)
         async with self._slots:
             if flight.ended.done():
                 return

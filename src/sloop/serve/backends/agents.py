@@ -99,6 +99,8 @@ HELLO_S_MAX: Final = 5.0
 """In which an agent must introduce itself."""
 LEAVE_S_MAX: Final = 5.0
 """In which an agent that was told to end, or sent away, must close its connection."""
+PEERS_MAX: Final = 3
+"""Agents that one is told to ask for a model before its store."""
 TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
 
@@ -312,6 +314,8 @@ class AgentBackend(KnownStages):
         self._acquiring: dict[str, asyncio.TimerHandle] = {}
         self._releasing: set[str] = set()
         self._replicas: dict[ReplicaId, _PlacedReplica] = {}
+        self._receivers: dict[str, list[_ConnectedAgent]] = {}
+        """By source, the agents that were told to fetch a model, in this order."""
         self._holders = holders or HolderTable()
         self._holders.on_change.append(self._tell_endpoints)
         self._blocks = BlockServer(ArenaReader({0: pid}).read)
@@ -518,7 +522,19 @@ class AgentBackend(KnownStages):
             self._report(ReplicaLost(replica, why))
         else:
             placed.is_ordered = True
-            placed.agent.records.send(StartWorker(replica, placed.spec))
+            placed.agent.records.send(StartWorker(replica, placed.spec, self._peers_of(placed)))
+
+    def _peers_of(self, placed: _PlacedReplica) -> list[Endpoint]:
+        """The agents from which that of a replica may get its model: those that were told to fetch it before, the last
+        of them first. So agents that are told at the same time form a chain."""
+        servable, agent = self.servable(placed.spec.stage, placed.spec.variant), placed.agent
+        if servable is None or not servable.source or agent.hello.machine == machine():
+            return []
+        chain = self._receivers.setdefault(servable.source, [])
+        if agent not in chain:
+            chain.append(agent)
+        before = chain[: chain.index(agent)]
+        return [each.hello.endpoint for each in reversed(before[-PEERS_MAX:])]
 
     def _reserved_for_adopted(self, replica: ReplicaId, why: str) -> None:
         """What an adopted replica needs is reserved; if `why` says that it cannot be, the replica stops."""
@@ -667,6 +683,9 @@ class AgentBackend(KnownStages):
         if agent.timer is not None:
             agent.timer.cancel()
         del self._agents[agent.hello.name]
+        for chain in self._receivers.values():
+            if agent in chain:
+                chain.remove(agent)
         self._remember()
         self._arenas.remove_holder(agent.holder)
         self._loop.call_later(LEAVE_S_MAX, agent.records.close)

@@ -1,0 +1,437 @@
+"""Model files from other machines of the deployment that have them, or are just receiving them.
+
+A `FileServer` sends the files of a cache (`sloop.serve.weights`) to whoever knows the token. A file that is being
+received is sent on as it comes, so several machines form a chain, in which each link carries each byte once: the whole
+takes hardly longer than one transfer. A `PeerStore` stands before the store of a model and reads from peers, one after
+the other; when one dies, has not the file, or does not go on, the next one, and at last the store, continues at the
+byte where it ended.
+
+Nothing is believed because a peer says it: a file is taken only if the store says that this version of it is the
+present one, or if its checksum is known, which is compared at the end. If the store is away, the version of the peer
+counts, as that of a cached copy does.
+
+Requests ask for parts of a file, some at a time, and are answered in their order. So what waits is bounded, and whoever
+reads slowly is sent little.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from sloop.errors import MachineError
+from sloop.serve.messages import encode
+from sloop.serve.network import Endpoint, NetworkLink, Purpose, connect
+from sloop.serve.stores import (
+    POLL_S,
+    Download,
+    InterruptedTransferError,
+    ModelSource,
+    Store,
+    StoredFile,
+    Watch,
+)
+from sloop.serve.transport import CLOSED, Frame, FrameKind, ProtocolError
+from sloop.serve.weights import FILES, MANIFEST, ModelFolder, WeightsCache
+
+PART_BYTES: Final = 256 << 10
+"""Of a file, that one request asks for. A peer can pass a part on when it has come whole."""
+AHEAD: Final = 8
+"""Requests of one file that are under way at a time."""
+WAITING_MAX: Final = 64
+"""Requests that one connection may have waiting."""
+REQUEST_BYTES_MAX: Final = 4096
+GROWTH_S: Final = 0.002
+"""How often it is looked whether a file that is being received has grown."""
+BEGIN_S: Final = 0.5
+"""How long a machine waits for its own transfer of a file to begin: others that are told to fetch it at the same time
+may ask sooner."""
+STALLED_S: Final = 5.0
+"""A file that has not grown for so long is not waited for: its reader goes on elsewhere."""
+TEXT_BYTES_MAX: Final = 1024
+WEAK: Final = "etag W/", "modified "
+"""How versions begin that prove nothing, or not after so long a time."""
+NEW: Final = -2
+"""Instead of a size: nothing has been waited for yet."""
+
+T = TypeVar("T")
+_log: Final = logging.getLogger("sloop.peers")
+
+
+class FilePart(Struct, frozen=True, array_like=True):
+    """A request for `size` bytes from `start` on of a file of a model, in this version; for what there is to know about
+    the file if `size` is 0."""
+
+    key: str
+    """Of the model's location (`ModelSource.key`)."""
+    name: str
+    """The path of the file in the folder of the model."""
+    version: str = ""
+    start: int = 0
+    size: int = 0
+
+
+class FileInfo(Struct, frozen=True, array_like=True):
+    """What a peer knows of a file."""
+
+    version: str
+    size_bytes: int
+    is_resumable: bool
+    """Whether equal versions prove equal content."""
+
+
+# The side that has files
+
+
+class FileServer:
+    """Sends the files in a cache, complete or not. `cache` finds it; None if there is none yet."""
+
+    def __init__(self, cache: Callable[[], WeightsCache | None]) -> None:
+        self._cache = cache
+        self._requests: set[FileRequests] = set()
+
+    def accept(self, link: NetworkLink) -> None:
+        """Serve one more connection."""
+        requests = FileRequests(link, self._cache)
+        self._requests.add(requests)
+
+        def on_end(_: str) -> None:
+            self._requests.discard(requests)
+            requests.close()
+
+        link.allow(REQUEST_BYTES_MAX)
+        link.attach(requests.on_frame, on_end)
+        link.keep_alive()
+
+    def close(self) -> None:
+        """End all connections."""
+        for requests in self._requests:
+            requests.close()
+        self._requests.clear()
+
+
+class FileRequests:
+    """The requests of one connection."""
+
+    def __init__(self, link: NetworkLink, cache: Callable[[], WeightsCache | None]) -> None:
+        self._link, self._cache = link, cache
+        self._loop = asyncio.get_running_loop()
+        self._decoder = msgspec.msgpack.Decoder(FilePart)
+        self._waiting: deque[tuple[int, FilePart]] = deque()
+        self._opened: dict[tuple[str, str, str], int] = {}
+        """Descriptors by model, file and version: what has been opened stays the same file, also when it is moved."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._grown_s, self._grown_bytes = 0.0, NEW
+        """When the file that is waited for has last grown, and to which size."""
+        link.on_drained = self._answer
+
+    def on_frame(self, frame: Frame) -> None:
+        """One more request."""
+        if frame.kind is not FrameKind.FETCH:
+            raise ProtocolError(f"a {frame.kind.name} frame instead of a request for a file")
+        if len(self._waiting) >= WAITING_MAX:
+            raise ProtocolError(f"more than {WAITING_MAX} requests for files")
+        try:
+            part = self._decoder.decode(frame.payload)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"a request for a file cannot be read: {error}") from error
+        if part.start < 0 or not 0 <= part.size <= PART_BYTES:
+            raise ProtocolError(f"a request for {part.size} B from {part.start} on")
+        self._waiting.append((frame.subject, part))
+        if self._timer is None:
+            self._answer()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._link.close()
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        for fd in self._opened.values():
+            os.close(fd)
+        self._opened.clear()
+
+    def _answer(self) -> None:
+        """Answer what can be answered; look again soon if the next part has not come yet."""
+        self._timer = None
+        while self._waiting and not self._link.is_congested:
+            number, part = self._waiting[0]
+            try:
+                found = self._found(part)
+            except OSError as error:
+                self._refuse(number, f"it cannot be read: {error.strerror or error}")
+                continue
+            except LookupError as error:
+                self._refuse(number, str(error.args[0]))
+                continue
+            if found is None:
+                self._timer = self._loop.call_later(GROWTH_S, self._answer)
+                return
+            self._waiting.popleft()
+            self._grown_bytes = NEW
+            self._link.send(FrameKind.BLOCK, number, 0, [found])
+
+    def _refuse(self, number: int, why: str) -> None:
+        self._waiting.popleft()
+        self._grown_bytes = NEW
+        self._link.send(FrameKind.BLOCK, number, -1, [why.encode()[:TEXT_BYTES_MAX]])
+
+    def _found(self, part: FilePart) -> bytes | None:
+        """The answer to a request; None if it may come yet. `LookupError` if it will not."""
+        size = 0
+        if part.size:
+            fd = self._descriptor(part)
+            size = os.fstat(fd).st_size
+            if size >= part.start + part.size:
+                return os.pread(fd, part.size, part.start)
+        else:
+            cache = self._cache()
+            known = None if cache is None else known_file(cache.models, part.key, part.name)
+            if known is not None:
+                return bytes(encode(known[1]))
+            if cache is None or not cache.is_fetching(part.key):
+                self._expect(-1, BEGIN_S, "it is not here")
+                return None
+        self._expect(size, STALLED_S, f"it has not grown beyond {size} B for {STALLED_S:g} s")
+        return None
+
+    def _expect(self, size: int, within_s: float, why: str) -> None:
+        """A file has this size, or is not there (-1), which should change within this time. `LookupError` if it has
+        not."""
+        now_s = self._loop.time()
+        if size != self._grown_bytes:
+            self._grown_s, self._grown_bytes = now_s, size
+        elif now_s - self._grown_s > within_s:
+            raise LookupError(why)
+
+    def _descriptor(self, part: FilePart) -> int:
+        key = part.key, part.name, part.version
+        fd = self._opened.get(key)
+        if fd is None:
+            cache = self._cache()
+            found = None if cache is None else known_file(cache.models, part.key, part.name)
+            if found is None or found[1].version != part.version:
+                raise LookupError("it is not here in this version")
+            fd = self._opened[key] = os.open(found[0], os.O_RDONLY | os.O_CLOEXEC)
+        return fd
+
+
+def known_file(folder: ModelFolder, key: str, name: str) -> tuple[Path, FileInfo] | None:
+    """A file of the models of one location, complete or being received; None if nothing is known of it, or not its
+    version and length."""
+    for model in folder.models(key):
+        for file in model.record.files:
+            if file.name == name and file.version:
+                is_weak = file.version.startswith(WEAK)
+                return model.folder / FILES / name, FileInfo(file.version, file.size_bytes, not is_weak)
+    for part in folder.parts(key):
+        known = folder.peek(part).files.get(name)
+        path = part / FILES / name
+        if known is not None and known.version and known.size_bytes is not None and path.exists():
+            return path, FileInfo(known.version, known.size_bytes, known.is_resumable)
+    return None
+
+
+# The side that wants files
+
+
+class PeerStore:
+    """The store of a model, before which peers stand (`sloop.serve.stores.Store`). Its calls block, in the thread of a
+    transfer; its connections belong to the event loop `loop`."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        origin: Store,
+        peers: Sequence[Endpoint],
+        *,
+        token: bytes,
+        context: ssl.SSLContext | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._source, self._origin, self._loop = source, origin, loop
+        self._token, self._context = token, context
+        self._peers = list(peers)
+        """Those that have not failed."""
+        self._read: dict[str, Endpoint] = {}
+        """By file, where it was read last."""
+
+    def open(self, file: StoredFile, watch: Watch, *, start: int = 0, version: str = "") -> Download:
+        """See `Store`. Who asks for a file again has not got it whole, or not right: the peer that was to send it is
+        not asked any more."""
+        failed = self._read.pop(file.name, None)
+        if failed in self._peers:
+            self._peers.remove(failed)
+        while self._peers and not file.name.endswith(MANIFEST):
+            peer = self._peers[0]
+            try:
+                download = self._open(peer, file, watch, start, version)
+            except (InterruptedTransferError, MachineError) as error:
+                _log.info("%s is not read from %s:%d: %s", file, *peer, error)
+                self._peers.remove(peer)
+            else:
+                self._read[file.name] = peer
+                return download
+        return self._origin.open(file, watch, start=start, version=version)
+
+    def version(self, file: StoredFile, watch: Watch, known: str) -> str:
+        """See `Store`."""
+        return self._origin.version(file, watch, known)
+
+    def _open(self, peer: Endpoint, file: StoredFile, watch: Watch, start: int, version: str) -> "PeerDownload":
+        link = self._wait(_PeerLink.to(peer, self._token, self._context), watch)
+        try:
+            raw = self._wait(link.ask(FilePart(self._source.key, file.name)), watch)
+            info = msgspec.msgpack.decode(raw, type=FileInfo)
+            if info.size_bytes < 0 or not info.version:
+                raise ProtocolError(f"{info} says nothing of a file")
+            if not self._is_current(file, watch, info.version):
+                raise InterruptedTransferError(f"{file}: a peer has another version", "fetch it from the store")
+            if start > info.size_bytes or info.version != version:
+                start = 0
+            part = FilePart(self._source.key, file.name, info.version, start)
+            return PeerDownload(self, link, part, info, watch)
+        except (msgspec.DecodeError, ProtocolError) as error:
+            self.end(link)
+            raise InterruptedTransferError(f"{file}: a peer answers {error}", "fetch it from the store") from error
+        except BaseException:
+            self.end(link)
+            raise
+
+    def _is_current(self, file: StoredFile, watch: Watch, version: str) -> bool:
+        """Whether the store has this version; a store that is away does not contradict."""
+        if file.name == self._source.name and self._source.sha256:
+            return True  # what comes is compared with it
+        try:
+            return self._origin.version(file, watch, version) == version
+        except (InterruptedTransferError, MachineError) as error:
+            _log.warning("%s; the version of a peer is taken", error)
+            return True
+
+    def call(self, coroutine: Any) -> "concurrent.futures.Future[Any]":  # noqa: ANN401  # any coroutine
+        """Run something in the event loop."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError as error:  # the loop has been closed
+            coroutine.close()
+            raise InterruptedTransferError("the process ends", "fetch it again") from error
+
+    def end(self, link: "_PeerLink") -> None:
+        """Close a connection."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(link.close)
+
+    def _wait(self, coroutine: Any, watch: Watch) -> Any:  # noqa: ANN401  # of any result
+        watch.begin(in_body=False)
+        return waited(self.call(coroutine), watch)
+
+
+def waited(future: "concurrent.futures.Future[T]", watch: Watch) -> T:
+    """The result of what runs in the event loop, for which the thread of a transfer waits."""
+    try:
+        while not future.done():
+            concurrent.futures.wait([future], POLL_S)
+            if not future.done():
+                watch.received(0)
+        return future.result()
+    except concurrent.futures.CancelledError:
+        raise InterruptedTransferError("a peer has gone", "check the network") from None
+    except BaseException:
+        future.cancel()
+        raise
+
+
+class PeerDownload:
+    """A file that comes from a peer; a `Download`."""
+
+    has_end = True
+    is_copy = True
+
+    def __init__(self, store: PeerStore, link: "_PeerLink", first: FilePart, info: FileInfo, watch: Watch) -> None:
+        self.start, self.version = first.start, info.version
+        self.total_bytes: int | None = info.size_bytes
+        self.is_resumable = info.is_resumable
+        self._store, self._link, self._first, self._watch = store, link, first, watch
+        self._asked_bytes = first.start
+        self._size = info.size_bytes
+        self._under_way: deque[concurrent.futures.Future[bytes]] = deque()
+
+    def read(self) -> bytes:
+        """The next bytes."""
+        while self._asked_bytes < self._size and len(self._under_way) < AHEAD:
+            size = min(PART_BYTES, self._size - self._asked_bytes)
+            part = msgspec.structs.replace(self._first, start=self._asked_bytes, size=size)
+            self._under_way.append(self._store.call(self._link.ask(part)))
+            self._asked_bytes += size
+        if not self._under_way:
+            return b""
+        found = waited(self._under_way.popleft(), self._watch)
+        self._watch.received(len(found))
+        return found
+
+    def close(self) -> None:
+        for each in self._under_way:
+            each.cancel()
+        self._store.end(self._link)
+
+
+class _PeerLink:
+    """A connection to a peer, in the event loop."""
+
+    def __init__(self, link: NetworkLink) -> None:
+        self._link = link
+        self._asked: dict[int, tuple[int, asyncio.Future[bytes]]] = {}
+        """By number of the request, the bytes that it asks for, and who waits for them."""
+        self._last = 0
+        self._ended = ""
+        link.attach(self._on_frame, self._on_end)
+        link.keep_alive()
+
+    @classmethod
+    async def to(cls, endpoint: Endpoint, token: bytes, context: ssl.SSLContext | None) -> "_PeerLink":
+        """Connect. Raises `MachineError`."""
+        return cls(await connect(endpoint, token, Purpose.WEIGHTS, context=context))
+
+    async def ask(self, part: FilePart) -> bytes:
+        """The answer to a request. Raises `InterruptedTransferError` if there is none."""
+        if self._ended:
+            raise InterruptedTransferError(f"a peer has gone: {self._ended}", "check the network")
+        self._last = number = self._last + 1
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked[number] = part.size, answer
+        self._link.send(FrameKind.FETCH, number, payload=[encode(part)])
+        return await answer
+
+    def close(self) -> None:
+        self._link.close()
+        self._on_end(CLOSED)
+
+    def _on_frame(self, frame: Frame) -> None:
+        size, answer = self._asked.pop(frame.subject, (-1, None))
+        if frame.kind is not FrameKind.BLOCK or answer is None:
+            raise ProtocolError(f"a {frame.kind.name} frame that nobody has asked for")
+        if answer.done():
+            return  # given up meanwhile
+        if frame.value < 0:
+            why = str(frame.payload, "utf-8", "replace")
+            answer.set_exception(InterruptedTransferError(f"a peer says: {why}", "fetch it from the store"))
+        elif size and len(frame.payload) != size:
+            raise ProtocolError(f"{len(frame.payload)} B instead of {size}")
+        else:
+            answer.set_result(bytes(frame.payload))
+
+    def _on_end(self, why: str) -> None:
+        self._ended = self._ended or why
+        asked, self._asked = self._asked, {}
+        for _, answer in asked.values():
+            if not answer.done():
+                answer.set_exception(InterruptedTransferError(f"a peer has gone: {why}", "check the network"))

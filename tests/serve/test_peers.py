@@ -1,0 +1,323 @@
+"""Model files from other machines: real sockets, real caches, and a store that counts what it sends."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sloop.errors import MachineError
+from sloop.serve import peers as module
+from sloop.serve.messages import encode
+from sloop.serve.network import Endpoint, NodeListener, Purpose, connect
+from sloop.serve.peers import FilePart, FileServer, PeerStore
+from sloop.serve.stores import ModelSource, Patience, Store
+from sloop.serve.transport import Frame, FrameKind
+from sloop.serve.weights import WeightsCache
+from tests.serve.bad_store import BadStore, Served
+from tests.serve.test_weights import put, split_model
+
+pytestmark = pytest.mark.live
+CONTENT = random.Random(5).randbytes(3 * module.PART_BYTES * module.AHEAD + 12_345)
+HALF = len(CONTENT) // 2
+TOKEN = b"0123456789abcdef0123"
+HERE = "127.0.0.1"
+QUICK = Patience(connect_s=2, stall_s=1.0, least_bytes_s=1000, tries=3, pause_s=0.001, hang_s=20)
+
+
+class Machine:
+    """A cache, and who sends its files to others."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache = WeightsCache(folder, 10**9, patience=QUICK)
+        self.server = FileServer(lambda: self.cache)
+
+    async def open(self) -> "Machine":
+        self._listener = await NodeListener.listen((HERE, 0), TOKEN, self.server.accept)
+        self.endpoint: Endpoint = HERE, self._listener.port
+        return self
+
+    async def fetch(self, text: str, peers: Sequence["Machine | Endpoint"] = ()) -> Path:
+        source, loop = ModelSource.of(text), asyncio.get_running_loop()
+        endpoints = [each.endpoint if isinstance(each, Machine) else each for each in peers]
+
+        def nearer(store: Store) -> Store:
+            return PeerStore(source, store, endpoints, token=TOKEN, context=None, loop=loop)
+
+        return await self.cache.fetch(source, nearer=nearer)
+
+    async def die(self) -> None:
+        """Its connections break, and no new one is accepted."""
+        await self._listener.close()
+        self.server.close()
+
+    async def close(self) -> None:
+        await self.die()
+        await self.cache.close()
+
+
+Make = Callable[[], Awaitable[Machine]]
+
+
+@pytest.fixture
+def store() -> Iterator[BadStore]:
+    with BadStore() as made:
+        made.files["/big.bin"] = Served(CONTENT)
+        yield made
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[FilePart]:
+    """All requests that any machine has got."""
+    found: list[FilePart] = []
+    before = module.FileRequests._found
+
+    def noted(self: module.FileRequests, part: FilePart) -> bytes | None:
+        if not found or found[-1] != part:
+            found.append(part)
+        return before(self, part)
+
+    monkeypatch.setattr(module.FileRequests, "_found", noted)
+    return found
+
+
+def play(tmp_path: Path, scene: Callable[[Make], Awaitable[None]]) -> None:
+    async def main() -> None:
+        machines: list[Machine] = []
+
+        async def make() -> Machine:
+            machines.append(await Machine(tmp_path / f"machine-{len(machines)}").open())
+            return machines[-1]
+
+        try:
+            await asyncio.wait_for(scene(make), 60)
+        finally:
+            for each in machines:
+                await each.close()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # what is waited for has no event of its own
+        await asyncio.sleep(0.002)
+
+
+def part_bytes(machine: Machine) -> int:
+    """Of what is being fetched, the bytes that are here."""
+    return sum(file.stat().st_size for file in machine.cache.models.folder.glob("*.part/files/*"))
+
+
+def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(store: BadStore, tmp_path: Path) -> None:
+    async def scene(make: Make) -> None:
+        first, second, third = [await make() for _ in range(3)]
+        store.files["/big.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
+        url = f"{store.url}/big.bin"
+        fetching = [asyncio.create_task(first.fetch(url))]
+        await until(lambda: part_bytes(first) > 0)
+        fetching.append(asyncio.create_task(second.fetch(url, [first])))
+        await until(lambda: part_bytes(second) > 0)
+        fetching.append(asyncio.create_task(third.fetch(url, [second, first])))
+        await until(lambda: part_bytes(third) > HALF - 2 * module.PART_BYTES)
+        hold.set()
+        for path in await asyncio.gather(*fetching):
+            assert path.read_bytes() == CONTENT
+
+    play(tmp_path, scene)
+    assert store.sent_bytes["/big.bin"] < len(CONTENT) + 100, "besides, it was asked for the version"
+
+
+def test_a_model_that_is_there_is_copied_with_all_its_files(store: BadStore, tmp_path: Path) -> None:
+    path = split_model(tmp_path, "w.bin")
+    put(store, path)
+    served = f"/models/{path.name}"
+
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        one = await first.fetch(f"{store.url}{served}")
+        sent = dict(store.sent_bytes)
+        two = await second.fetch(f"{store.url}{served}", [first])
+        assert {each.name: each.read_bytes() for each in one.parent.iterdir()} == {
+            each.name: each.read_bytes() for each in two.parent.iterdir()
+        }
+        for name in (served, "/models/w.bin"):
+            assert store.sent_bytes[name] - sent[name] <= 2, "asked for its version only"
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("is_middle_asked", [True, False])
+def test_when_a_machine_dies_its_follower_goes_on_where_it_was(
+    store: BadStore, tmp_path: Path, is_middle_asked: bool, asked: list[FilePart]
+) -> None:
+    async def scene(make: Make) -> None:
+        first, middle, last = [await make() for _ in range(3)]
+        store.files["/big.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
+        url = f"{store.url}/big.bin"
+        fetching = [asyncio.create_task(first.fetch(url))]
+        await until(lambda: part_bytes(first) > 0)
+        fetching.append(asyncio.create_task(middle.fetch(url, [first])))
+        await until(lambda: part_bytes(middle) > 0)
+        ended = asyncio.create_task(last.fetch(url, [middle, first] if is_middle_asked else [middle]))
+        await until(lambda: part_bytes(last) > HALF - 2 * module.PART_BYTES)
+        here = part_bytes(last)
+        asked.clear()
+        await middle.die()
+        hold.set()
+        assert (await ended).read_bytes() == CONTENT
+        assert [path.read_bytes() == CONTENT for path in await asyncio.gather(*fetching)] == [True, True]
+        again = [each for each in asked if each.size and each.start < here - module.PART_BYTES]
+        assert not again, "what had come was asked for again"
+        if not is_middle_asked:
+            ranges = [int(each["range"][6:-1]) for each in store.asked("/big.bin") if each.get("range", "")[-1:] == "-"]
+            assert ranges, "the store went on"
+            assert min(ranges) >= here - module.PART_BYTES
+
+    play(tmp_path, scene)
+
+
+def test_a_peer_with_another_version_is_not_read(store: BadStore, tmp_path: Path, asked: list[FilePart]) -> None:
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        await first.fetch(f"{store.url}/big.bin")
+        store.files["/big.bin"] = Served(CONTENT[::-1])
+        assert (await second.fetch(f"{store.url}/big.bin", [first])).read_bytes() == CONTENT[::-1]
+        assert not [each for each in asked if each.size]
+
+    play(tmp_path, scene)
+
+
+def test_a_damaged_copy_is_noticed_and_the_store_is_read(
+    store: BadStore, tmp_path: Path, asked: list[FilePart]
+) -> None:
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        text = f"{store.url}/big.bin#sha256={hashlib.sha256(CONTENT).hexdigest()}"
+        path = await first.fetch(text)
+        with path.open("r+b") as file:
+            file.seek(HALF)
+            file.write(b"damaged!")
+        assert (await second.fetch(text, [first])).read_bytes() == CONTENT
+        assert [each for each in asked if each.size], "the copy was read first"
+
+    play(tmp_path, scene)
+
+
+def test_a_store_that_is_away_is_not_needed(store: BadStore, tmp_path: Path) -> None:
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        url = f"{store.url}/big.bin"
+        await first.fetch(url)
+        store.files["/big.bin"] = replace(store.files["/big.bin"], status=503)
+        store.files["/big.bin.sha256"] = Served(status=404)
+        assert (await second.fetch(url, [first])).read_bytes() == CONTENT
+
+    play(tmp_path, scene)
+
+
+def test_peers_that_are_not_there_or_have_nothing_are_passed_over(store: BadStore, tmp_path: Path) -> None:
+    async def scene(make: Make) -> None:
+        empty, gone, last = [await make() for _ in range(3)]
+        await gone.die()
+        path = await last.fetch(f"{store.url}/big.bin", [(HERE, 1), gone, empty])
+        assert path.read_bytes() == CONTENT
+
+    play(tmp_path, scene)
+
+
+def test_a_peer_whose_own_transfer_stands_still_is_left(
+    store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALLED_S", 0.1)
+
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        url = f"{store.url}/big.bin"
+        store.files["/big.bin"] = Served(CONTENT, hold=threading.Event())
+        stuck = asyncio.create_task(first.fetch(url))
+        await until(lambda: part_bytes(first) >= HALF)
+        store.files["/big.bin"] = Served(CONTENT)
+        assert (await second.fetch(url, [first])).read_bytes() == CONTENT
+        assert not stuck.done()
+        stuck.cancel()
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        FilePart("0" * 16, "big.bin", "v", 0, 100),
+        FilePart("0" * 16, "../../etc/passwd"),
+        FilePart("../" * 5, "passwd", "v", 0, 10),
+    ],
+)
+def test_what_is_not_in_the_cache_is_not_sent(tmp_path: Path, request_: FilePart) -> None:
+    async def scene(make: Make) -> None:
+        machine = await make()
+        link = await connect(machine.endpoint, TOKEN, Purpose.WEIGHTS)
+        came: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        link.attach(came.set_result, lambda _: None)
+        link.send(FrameKind.FETCH, 7, payload=[encode(request_)])
+        frame = await came
+        assert (frame.kind, frame.subject, frame.value) == (FrameKind.BLOCK, 7, -1)
+        assert b"not here" in bytes(frame.payload)
+        link.close()
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"nonsense", encode(FilePart("a", "b", "v", 0, module.PART_BYTES + 1)), encode(FilePart("a", "b", "v", -1, 5))],
+)
+def test_what_is_no_request_ends_the_connection(tmp_path: Path, payload: bytes) -> None:
+    async def scene(make: Make) -> None:
+        machine = await make()
+        link = await connect(machine.endpoint, TOKEN, Purpose.WEIGHTS)
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        link.attach(lambda _: None, ended.set_result)
+        link.send(FrameKind.FETCH, 1, payload=[payload])
+        await ended
+
+    play(tmp_path, scene)
+
+
+def test_strangers_are_sent_nothing(store: BadStore, tmp_path: Path) -> None:
+    async def scene(make: Make) -> None:
+        machine = await make()
+        with pytest.raises(MachineError, match="token"):
+            await connect(machine.endpoint, b"another token, as long", Purpose.WEIGHTS)
+
+    play(tmp_path, scene)
+
+
+def opened(name: str) -> list[str]:
+    """The files of this name that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [each for each in found if each.endswith(name)]
+
+
+def test_files_that_were_sent_are_closed_with_the_connection(store: BadStore, tmp_path: Path) -> None:
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        store.files["/big.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
+        fetching = [asyncio.create_task(first.fetch(f"{store.url}/big.bin"))]
+        await until(lambda: part_bytes(first) > 0)
+        fetching.append(asyncio.create_task(second.fetch(f"{store.url}/big.bin", [first])))
+        await until(lambda: part_bytes(second) > 0)
+        assert len(opened("/big.bin")) == 3, "two are written, one is sent"
+        hold.set()
+        await asyncio.gather(*fetching)
+        await until(lambda: not opened("/big.bin"))
+
+    play(tmp_path, scene)
