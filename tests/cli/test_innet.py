@@ -1,6 +1,8 @@
 """`sloop innet`: what each command prints, for people and for programs, and how it fails."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +140,19 @@ def test_help_has_an_example(name: str) -> None:
 def test_the_shipped_network_is_an_onnx_model_of_the_published_form() -> None:
     network = read_network(shipped_file())
     assert [layer.neurons for layer in network.layers] == [32, 64, 50, 100, 1]
+
+
+def test_the_commands_of_the_page_work(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, in one folder; the page's own model is the small one."""
+    pytest.importorskip("dpkt")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "innet.md").read_text()
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert len(lines) >= 10
+    monkeypatch.chdir(tmp_path)
+    model.rename(tmp_path / "ids.onnx")
+    for line in lines:
+        program, name, *arguments = shlex.split(line)
+        assert (program, name) == ("sloop", "innet"), line
+        if arguments[0] != "demo":  # tests/innet/test_live.py runs it
+            run(*arguments)
+    assert {"fabric.svg", "intrusion.innet", "ids.innet", "traffic.pcap"} <= {path.name for path in tmp_path.iterdir()}
