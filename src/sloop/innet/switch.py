@@ -18,7 +18,7 @@ not.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -31,8 +31,10 @@ from sloop.innet.program import LayerProgram, Program, UnitProgram
 
 Multiplier = Literal["shift-add", "lut16", "lut8"]
 Fields = dict[str, Any]
-Step = Callable[[Fields], str | None]
-"""One instruction; it returns why the packet is dropped, or None."""
+PLAIN, COUNTED, PRODUCT, EFFECT = range(4)
+Step = tuple[str, Callable[[Fields], Any], int, str]
+"""One instruction, prepared: the field it writes, what computes its value, which lanes are counted, and the field whose
+lanes are not. `EFFECT`: it writes no field, and returns why the packet is dropped, or None."""
 
 OPERATIONS: Final = (
     *("mov", "add", "sub", "and", "or", "shl", "shr", "sar", "cmp", "tbl"),
@@ -231,10 +233,21 @@ class SwitchProgram:
     def run(self, fields: Mapping[str, Any]) -> tuple[Fields, str | None]:
         """One pass of a packet: its fields afterwards, and why it was dropped, if it was."""
         found: Fields = {**self.constants, OPS: 0, PRODUCTS: 0, AGAIN: [], SENT: [], **fields}
-        for step in self.steps:
-            reason = step(found)
-            if reason is not None:
-                return found, reason
+        counted = 0
+        for to, compute, kind, idle in self.steps:
+            if kind == PLAIN:
+                found[to] = compute(found)
+            elif kind == COUNTED:
+                value = found[to] = compute(found)
+                counted += _lanes(value) - (_lanes(found[idle]) if idle else 0)
+            elif kind == PRODUCT:
+                value = found[to] = compute(found)
+                found[PRODUCTS] += _lanes(value)
+            else:
+                reason = compute(found)
+                if reason is not None:
+                    return found, reason
+        found[OPS] += counted
         return found, None
 
     def depth(self) -> int:
@@ -280,22 +293,14 @@ def _holds(predicate: Any) -> bool:  # noqa: ANN401
 
 
 def _counted(instruction: Instruction, compute: Callable[[Fields], Any]) -> Step:
-    """A step that writes what `compute` returns, and counts its lanes."""
-    to, idle = instruction.to, instruction.idle_lanes
-    a = instruction.a
+    """A step that writes what `compute` returns."""
+    kind = PRODUCT if instruction.is_product else COUNTED if instruction.is_counted else PLAIN
+    return instruction.to, compute, kind, instruction.a if instruction.idle_lanes else ""
 
-    def plain(fields: Fields) -> None:
-        fields[to] = compute(fields)
 
-    def counted(fields: Fields) -> None:
-        found = fields[to] = compute(fields)
-        fields[OPS] += _lanes(found) - (_lanes(fields[a]) if idle else 0)
-
-    def product(fields: Fields) -> None:
-        found = fields[to] = compute(fields)
-        fields[PRODUCTS] += _lanes(found)
-
-    return product if instruction.is_product else counted if instruction.is_counted else plain
+def _effect(act: Callable[[Fields], str | None]) -> Step:
+    """A step that acts on registers or the packet."""
+    return "", act, EFFECT, ""
 
 
 def _predicated(instruction: Instruction, constants: Mapping[str, Any], shift: int) -> Callable[[Fields], Any]:
@@ -348,9 +353,9 @@ def _pairs(instruction: Instruction) -> Step:
         sums = found[..., : lanes - half].copy()
         sums[..., :half] += found[..., lanes - half :]
         fields[to] = sums
-        fields[OPS] += np.size(sums[..., :half])
+        fields[OPS] += sums[..., :half].size
 
-    return step
+    return _effect(step)
 
 
 def _sub(instruction: Instruction, _: Mapping[str, Any]) -> Step:
@@ -433,7 +438,7 @@ def _reg_write(instruction: Instruction, _: Mapping[str, Any]) -> Step:
         if is_counted:
             fields[OPS] += _lanes(value)
 
-    return write
+    return _effect(write)
 
 
 def _mcast(instruction: Instruction, _: Mapping[str, Any]) -> Step:
@@ -442,7 +447,7 @@ def _mcast(instruction: Instruction, _: Mapping[str, Any]) -> Step:
     def step(fields: Fields) -> None:
         fields[SENT].append((fields[a], fields[b]))
 
-    return step
+    return _effect(step)
 
 
 def _recirc(instruction: Instruction, _: Mapping[str, Any]) -> Step:
@@ -460,12 +465,12 @@ def _recirc(instruction: Instruction, _: Mapping[str, Any]) -> Step:
             if _holds(holds[..., lane]):
                 fields[AGAIN].append((program, carried | {a: number}))
 
-    return step
+    return _effect(step)
 
 
 def _drop(instruction: Instruction, _: Mapping[str, Any]) -> Step:
     when, reason = instruction.when, instruction.detail
-    return lambda fields: reason if _holds(fields[when]) else None
+    return _effect(lambda fields: reason if _holds(fields[when]) else None)
 
 
 _STEPS: Final[Mapping[str, Callable[[Instruction, Mapping[str, Any]], Step]]] = {
@@ -769,7 +774,7 @@ class Pipeline:
         """
         self.counts.packets += 1
         try:
-            packet = parse(content)
+            packet = _parsed(content)
             if packet.version not in self._programs:
                 return self._drop("unknown version")
             program, programs = self._programs[packet.version]
@@ -824,6 +829,10 @@ class Pipeline:
         self.counts.drops[reason] = self.counts.drops.get(reason, 0) + 1
         self.counts.passes += 1
         return [], 0
+
+
+_parsed = lru_cache(maxsize=256)(parse)
+"""Every unit of a layer gets the same bytes."""
 
 
 def _fields_of(packet: Packet, message: int) -> Fields:
