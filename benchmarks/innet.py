@@ -165,7 +165,7 @@ def run(given: Arguments) -> str:
     costs.append(timed(f"NumPy reference, {BATCH} rows", lambda _: model.network.run(batch), 20, BATCH))
     costs.append(emulated(program, rows, expected))
     figures = [
-        [each.name, quantile(each.delays_us, 0.5), quantile(each.delays_us, 0.99), each.rate, each.cpu_us]
+        [each.name, min(each.delays_us), *(quantile(each.delays_us, q) for q in (0.5, 0.99)), each.rate, each.cpu_us]
         for each in costs
     ]
     facts = f"""
@@ -174,7 +174,7 @@ products and {sum(program.copies):,} packets received per inference. {len(rows)}
 Kernel, NumPy reference and emulator gave the same logits, bit for bit. ONNX Runtime runs the floats that were
 quantised, and classifies {agreement(rows, expected):.1%} of these rows alike.
 """
-    columns = ["runner", "delay p50, µs", "p99, µs", "inferences/s", "CPU per inference, µs"]
+    columns = ["runner", "least delay, µs", "p50, µs", "p99, µs", "inferences/s", "CPU per inference, µs"]
     program_columns = [
         *("program", "units", "runs per inference", "ns per run", "µs per inference", "instructions", "verified")
     ]

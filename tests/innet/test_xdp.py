@@ -374,6 +374,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(small: XdpFabric)
     last = Dense("last", np.ones((1, 1000), np.int8), np.zeros(1, np.int32))
     with pytest.raises(NoCapacity, match=r"layer 'wide': its tables need [\d,]+ bytes on each unit"):
         XdpFabric(compile_network(Network((8000, 1, 1), (wide, last))))
+    with pytest.raises(
+        NoCapacity, match="layer 'dense1': it has 501 neurons on each unit; a program of the kernel has 500"
+    ):
+        XdpFabric(compile_network(model(8, [], [2001, 1], [0])))
     with pytest.raises(MachineError, match="the fabric is not open"):
         XdpFabric(compile_network(small_model())).run(rows_of(small_model(), 1))
     with pytest.raises(InputError, match="rows have 59 values"):

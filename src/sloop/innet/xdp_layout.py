@@ -40,8 +40,10 @@ GROUP: Final = 4
 """Pairs of neurons whose sums are in registers at the same time."""
 TABLE_MAX: Final = 1 << 26
 """Bytes of one unit's tables for one version of the weights."""
-CODE_MAX: Final = 30_000
-"""Instructions of the products of one message or window, so that no jump is too long."""
+NEURONS_MAX: Final = 500
+"""Of one unit: more would make jumps over their code too long."""
+VERIFIED_MAX: Final = 900_000
+"""Instructions of products that one packet may cause; the verifier follows a million of a program."""
 SPINS: Final = 512
 BANKS: Final = 2
 """Versions of the weights that a unit holds at the same time."""
@@ -282,14 +284,14 @@ class UnitLayout:
                 help="use a smaller layer or more units, or the emulator",
             )
         code = self.taps * 13 * self.digits * -(-self.pairs // GROUP)
-        if self.layer.kind != "rows" and self.layer.neurons * 16 > CODE_MAX:
+        if self.layer.neurons > NEURONS_MAX:
             raise NoCapacity(
-                f"it has {self.layer.neurons:,} neurons on each unit, too many for one program of the kernel",
+                f"it has {self.layer.neurons:,} neurons on each unit; a program of the kernel has {NEURONS_MAX}",
                 where=where,
                 help="use more units, or the emulator",
             )
         steps = code * max(1, self.windows_max)
-        if steps > 900_000:
+        if steps > VERIFIED_MAX:
             raise NoCapacity(
                 f"one packet can cause {steps:,} instructions; the kernel verifies 1,000,000",
                 where=where,
