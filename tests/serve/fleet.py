@@ -146,7 +146,8 @@ class Fleet:
         return self.server
 
     def start_agent(self, name: str, host: Host) -> Process:
-        where = ["--join", f"{self.address}:{JOIN}", "--token-file", "token"]
+        # Without workers started ahead: tests count workers and compare them.
+        where = ["--join", f"{self.address}:{JOIN}", "--token-file", "token", "--spare-workers", "0"]
         self.agents[name] = process = self._run(host, name, ["agent", *where, "--name", name])
         return process
 
