@@ -183,6 +183,16 @@ def test_300_losses_of_one_packet_give_no_wrong_verdict(small: XdpFabric) -> Non
     check(small, network, rows_of(network, 32))
 
 
+def test_a_lost_message_that_no_window_needs_costs_nothing(small: XdpFabric) -> None:
+    network = small_model()
+    rows, before = rows_of(network, 1), total(small, "lost")
+    assert not len(compile_network(network).layers[1].completes[-1])
+    for unit in range(4):
+        small.lose(1, unit, 19 * 4 - 1)  # in order, the last position comes last
+        check(small, network, rows)
+    assert total(small, "lost") - before == 4
+
+
 def test_many_losses_give_no_wrong_verdict(small: XdpFabric) -> None:
     network = small_model()
     rows = rows_of(network, 64)
