@@ -213,6 +213,18 @@ def test_models_that_switches_cannot_compute(sizes: tuple[int, ...], nodes: list
         read_network(onnx_model(sizes, nodes, constants))
 
 
+def test_weights_that_a_node_transposes_and_constants_that_nobody_reads() -> None:
+    transposed = helper.make_node("Transpose", ["w"], ["v"], perm=[1, 0])
+    dense = helper.make_node("Gemm", ["input", "v"], ["a"])
+    ports = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 3])]
+    outputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, None)]
+    weights = floats(2, 3)
+    unread = numpy_helper.from_array(np.array(["unread"], object), "names")
+    graph = helper.make_graph([transposed, dense], "g", ports, outputs, [numpy_helper.from_array(weights, "w"), unread])
+    network = read_network(helper.make_model(graph).SerializeToString())
+    assert (network.layers[0].weights == weights).all()
+
+
 def test_a_model_that_branches() -> None:
     first = helper.make_node("Gemm", ["input", "w"], ["a"], name="first")
     second = helper.make_node("Gemm", ["input", "w"], ["b"], name="second")

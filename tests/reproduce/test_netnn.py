@@ -97,6 +97,13 @@ def test_models_are_those_of_the_test_vectors() -> None:
 
 
 @pytest.mark.slow
+def test_mini_alexnet_runs_on_switches() -> None:
+    row = offline._alexnet_row()
+    assert row.verdict == "reproduced"
+    assert row.note.endswith("4,880 copies; 42,797,824 products")
+
+
+@pytest.mark.slow
 def test_runners_agree() -> None:
     found = {row.metric: row.verdict for row in offline.agreement_rows(quick=True)}
     assert list(found.values()) == ["reproduced"] * 4 + ["within-bound"]

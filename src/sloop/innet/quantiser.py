@@ -135,7 +135,8 @@ class _Reader:
     the first layer it is the place in a row as users give it.
     """
 
-    constants: Mapping[str, Floats | Ints]
+    constants: dict[str, Any]
+    """Arrays, or the tensors of the file: one that nobody reads may have any type."""
     order: Ints
     shape: Shape = (1, 1, 1)
     input_shape: Shape | None = None
@@ -182,7 +183,7 @@ class _Reader:
     def convolve(self, node: Any) -> None:  # noqa: ANN401
         """Conv of one or two dimensions."""
         where, attributes = _place(node), _attributes(node)
-        weights = self._constant(node, 1).astype(np.float64)
+        weights = self.constant(node, 1).astype(np.float64)
         dimensions = weights.ndim - 2
         if dimensions not in {1, 2} or self.order.ndim != dimensions + 1:
             raise Unsupported(
@@ -212,7 +213,7 @@ class _Reader:
                 where=where,
                 help="put Flatten before it",
             )
-        weights = self._constant(node, 1).astype(np.float64)
+        weights = self.constant(node, 1).astype(np.float64)
         if weights.ndim != 2 or attributes.get("transA"):
             raise Unsupported("it does not multiply rows by a matrix", where=where, help="use a dense layer")
         if not attributes.get("transB"):
@@ -233,7 +234,8 @@ class _Reader:
     def add(self, node: Any) -> None:  # noqa: ANN401
         """Add of a constant: the bias of the layer before."""
         where = _place(node)
-        constant = next((self.constants[name] for name in node.input if name in self.constants), None)
+        found = next((at for at, name in enumerate(node.input) if name in self.constants), None)
+        constant = None if found is None else self.constant(node, found)
         last = self.layers[-1] if self.layers else None
         if constant is None:
             raise Unsupported("it adds two activations", where=where, help="a residual connection cannot be mapped")
@@ -294,7 +296,7 @@ class _Reader:
             turned = attributes.get("perm", [])
             found = with_batch.transpose(turned) if len(turned) == with_batch.ndim and turned[0] == 0 else None
         elif node.op_type == "Reshape":
-            sizes = [int(size) for size in self._constant(node, 1)]
+            sizes = [int(size) for size in self.constant(node, 1)]
             sizes = [with_batch.shape[at] if size == 0 else size for at, size in enumerate(sizes)]
             sizes = [1, *sizes[1:]] if -1 in sizes[1:] or sizes[0] != -1 else sizes
             try:
@@ -303,7 +305,7 @@ class _Reader:
                 found = None
         else:
             axes = attributes.get("axes") or (
-                [int(axis) for axis in self._constant(node, 1)] if len(node.input) > 1 else None
+                [int(axis) for axis in self.constant(node, 1)] if len(node.input) > 1 else None
             )
             found = _squeezed(with_batch, node.op_type, axes)
         if found is None or len(found) != 1:
@@ -341,20 +343,21 @@ class _Reader:
         """`conv1`, `dense2`: in messages and pictures short names read best; a place in the file is in `_place`."""
         return f"{kind}{1 + sum(isinstance(pending.layer, of) for pending in self.layers)}"
 
-    def _constant(self, node: Any, at: int) -> Floats | Ints:  # noqa: ANN401
+    def constant(self, node: Any, at: int) -> Floats | Ints:  # noqa: ANN401
         """An input of a node that must be constant."""
         name = node.input[at] if len(node.input) > at else ""
         if name not in self.constants:
             raise Unsupported(
                 f"its input {quoted(name)} is not constant", where=_place(node), help="export weights with it"
             )
-        return self.constants[name]
+        value = self.constants[name]
+        return value if isinstance(value, np.ndarray) else array_in(value)
 
     def _optional(self, node: Any, at: int, neurons: int) -> Floats:  # noqa: ANN401
         """The bias of a layer, zeros if it has none."""
         if len(node.input) <= at or not node.input[at]:
             return np.zeros(neurons)
-        bias = self._constant(node, at).astype(np.float64).ravel()
+        bias = self.constant(node, at).astype(np.float64).ravel()
         if bias.size not in {1, neurons}:
             raise InputError(
                 f"it has {neurons} neurons and {bias.size} biases", where=_place(node), help="export again"
@@ -387,7 +390,7 @@ def read_network(model: Path | str | bytes) -> FloatNetwork:
     model."""
     message = parse_onnx(model, "model") if isinstance(model, bytes) else read_onnx(Path(model))
     graph = message.graph
-    constants = {tensor.name: array_in(tensor) for tensor in graph.initializer}
+    constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
     ports = [port for port in graph.input if port.name not in constants]
     if len(ports) != 1:
         raise Unsupported(f"it has {len(ports)} inputs", where="the model", help="use a model of one input")
@@ -409,6 +412,10 @@ def read_network(model: Path | str | bytes) -> FloatNetwork:
                 where=_place(node),
                 help="use a model that is one chain of layers",
             )
+        if not activations and node.op_type == "Transpose":  # of weights, as older exporters write a dense layer
+            turned = _attributes(node).get("perm")
+            constants[node.output[0]] = reader.constant(node, 0).transpose(turned)
+            continue
         if not activations:
             raise Unsupported("it computes with constants alone", where=_place(node), help="simplify the model first")
         reader.read(node)
