@@ -7,7 +7,8 @@ stay in an arena here, from which agents fetch them; answers are fetched from ag
 The connection may end, because the network or the deciding process did. The edge then keeps its ports, its clients'
 connections and all requests that have not ended, and connects again, to the same deciding process or to another one,
 which has forgotten it: it submits those requests again, with their age (`FarSink`). So each is answered once, and all
-that is lost is time. A request whose deadline passes meanwhile is answered with 503.
+that is lost is time. A request whose deadline passes meanwhile is answered with 503, or with 504 if a deciding process
+has had it: its model may have run.
 """
 
 import asyncio
@@ -101,6 +102,8 @@ class FarSink(EdgeSink):
         """The connection; None while the deciding process is away."""
         self._submitted: dict[int, Submit] = {}
         """Requests that have not ended."""
+        self._sent: set[int] = set()
+        """Of these, those that a deciding process has or had."""
         self._asked: dict[int, Ask] = {}
         self._lent: dict[int, int] = {}
         """By offset, the blocks that were submitted and are not free yet, with the number of their request."""
@@ -130,7 +133,7 @@ class FarSink(EdgeSink):
             offered, report = self._waiting[number]
             now = self._offered.get(record.application)
             if now is not None and now.signature != offered.signature:
-                self._end(number, "the model was replaced by one with other inputs or outputs")
+                self._end(number, "the model was replaced by one with other inputs or outputs", Outcome.FAILED)
                 continue
             self._waiting[number] = now or offered, report
             self._submit_now(record)
@@ -153,7 +156,7 @@ class FarSink(EdgeSink):
         self._end_late()
 
     def end_all(self, why: str) -> None:
-        """Refuse all requests that wait."""
+        """End all requests that wait."""
         for number in list(self._submitted):
             self._end(number, why)
 
@@ -170,6 +173,7 @@ class FarSink(EdgeSink):
             return
         if isinstance(record, Cancel):
             cancelled = self._submitted.pop(record.number, None)
+            self._sent.discard(record.number)
             if self._records is None and cancelled is not None:
                 self._drop(cancelled.block)
         elif isinstance(record, Ask):
@@ -183,6 +187,7 @@ class FarSink(EdgeSink):
     def _submit_now(self, record: Submit) -> None:
         block = record.block
         assert self._records is not None
+        self._sent.add(record.number)
         if isinstance(block, Address):
             assert self._arena is not None
             if block.arena != self._arena.number:  # it was written when the arena had another holder
@@ -209,6 +214,7 @@ class FarSink(EdgeSink):
         finally:
             if ended.number not in self._waiting:
                 self._submitted.pop(ended.number, None)
+                self._sent.discard(ended.number)
         for block in self._copied:
             self._pass_on(Release(block))
         self._copied.clear()
@@ -255,12 +261,12 @@ class FarSink(EdgeSink):
                 self._end(number, AWAY)
         self._looking = self._loop.call_later(LOOK_S, self._end_late)
 
-    def _end(self, number: int, why: str) -> None:
-        """Refuse a request that waits; the client may send it again."""
-        record = self._submitted[number]
+    def _end(self, number: int, why: str, tried: Outcome = Outcome.DROPPED) -> None:
+        """End a request that waits: refused, if nothing can have run it, and otherwise as `tried`."""
+        record, outcome = self._submitted[number], tried if number in self._sent else Outcome.REJECTED
         self.ended_alone += self.is_away
         self._drop(record.block)
-        self.on_end(RequestEnded(number, Outcome.REJECTED, record.version, [], why, NS_PER_S))
+        self.on_end(RequestEnded(number, outcome, record.version, [], why, NS_PER_S))
 
     def _drop(self, block: Block) -> None:
         """The tensors of a request are needed no longer, and no deciding process knows of them."""
