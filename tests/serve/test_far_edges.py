@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sloop import __version__
 from sloop.app.application import Limits
 from sloop.serve import edges as module
+from sloop.serve import network
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.blocks import Block
 from sloop.serve.driver import Driver, Turns
@@ -43,7 +44,7 @@ from sloop.serve.messages import (
     Submit,
     ToEdge,
 )
-from sloop.serve.network import ArenaHolder, HolderTable, NetworkLink, NodeListener, Purpose, connect
+from sloop.serve.network import ArenaHolder, HolderTable, NetworkLink, NodeListener, NodeTls, Purpose, connect
 from sloop.serve.protocols import EdgeClient
 from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Address, Arenas
@@ -127,8 +128,9 @@ class Center:
         self.listener: NodeListener | None = None
         self.fakes: list[FakeEdge] = []
 
-    async def listen(self) -> None:
-        self.listener = await NodeListener.listen((HOST, 0), TOKEN, self.edges.accept)
+    async def listen(self, tls: NodeTls | None = None) -> None:
+        context = tls.server_context() if tls is not None else None
+        self.listener = await NodeListener.listen((HOST, 0), TOKEN, self.edges.accept, context)
 
     async def connect(self) -> FakeEdge:
         assert self.listener is not None
@@ -144,9 +146,9 @@ class Center:
 
 
 @asynccontextmanager
-async def center(settings: EdgeSettings = SETTINGS) -> AsyncIterator[Center]:
+async def center(settings: EdgeSettings = SETTINGS, tls: NodeTls | None = None) -> AsyncIterator[Center]:
     made = Center(settings)
-    await made.listen()
+    await made.listen(tls)
     try:
         yield made
     finally:
@@ -173,6 +175,18 @@ def block_of(holder: int, offset: int = 0, size: int = 100) -> Address:
 
 
 # Who joins
+
+
+def test_numbers_of_those_who_hold_arenas_are_used_again_late_and_never_twice_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "HOLDERS_MAX", 4)
+    table = HolderTable()
+    for number in (1, 2, 3):
+        assert table.number() == number
+        table.add(ArenaHolder(number, "a machine", number, (HOST, 1)))
+    table.remove(1)
+    assert [table.number(), table.number(), table.number()] == [4, 1, 4], "2 and 3 are known"
 
 
 def test_an_edge_gets_its_bounds_the_models_and_a_share_of_their_limits() -> None:

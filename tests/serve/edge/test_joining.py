@@ -44,7 +44,7 @@ from sloop.serve.messages import (
     RequestEnded,
     Submit,
 )
-from sloop.serve.network import FETCH_S_MAX, NodeListener
+from sloop.serve.network import FETCH_S_MAX, BlockClient, BlockLost, NodeListener
 from sloop.serve.protocols import RequestResult
 from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Address, Arena, ArenaReader, Arenas
@@ -54,8 +54,9 @@ from sloop.vocabulary import Outcome, RequestId
 from tests.serve.edge.test_sink import OFFER, SIGNATURE, bytes_tensor
 from tests.serve.test_agents import play
 from tests.serve.test_far_edges import SETTINGS, Center, center
-from tests.serve.test_network import HOST, TOKEN, until
+from tests.serve.test_network import HOST, TOKEN, certificates, tls_of, until
 
+__all__ = ["certificates"]  # a fixture
 pytestmark = pytest.mark.live
 SLO_NS = 1 * NS_PER_S
 MODEL = msgspec.structs.replace(OFFER, slo_ns=SLO_NS)
@@ -487,6 +488,35 @@ def test_a_request_outlives_the_connection_and_the_deciding_process(monkeypatch:
             await until(lambda: not other.edges.far)
             assert other.edges.deaths == 0, "it has told that it ends"
             await other.listener.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "TLS"])
+def test_agents_fetch_the_tensors_of_a_request_from_its_edge(certificates: Path, is_secure: bool) -> None:
+    server, own, agent = [tls_of(certificates, name) if is_secure else None for name in ("node", "other", "node")]
+
+    async def scene() -> None:
+        async with center(tls=server) as here:
+            here.edges.offer(LONG)
+            async with joined(here, tls=own) as edge:
+                asked = asyncio.create_task(edge.ask(body_of("x" * 20_000)))
+                await until(lambda: len(here.decider.submitted) == 1)
+                block = here.decider.submitted[0][1]
+                assert isinstance(block, Address)
+                client = BlockClient(TOKEN, agent.client_context() if agent is not None else None)
+                client.set_endpoints(here.table.endpoints())
+                memory = memoryview(bytearray(block.size))
+                await client.fetch(block, memory)
+                assert bytes(tensors_in(memory)[0].data) == b"x" * 20_000
+                former = Address((block.holder + 1) << 48 | block.arena & (1 << 48) - 1, block.offset, block.size)
+                client.set_endpoints({former.holder: here.table.endpoints()[block.holder]})
+                with pytest.raises(BlockLost, match="not on this machine"):
+                    await client.fetch(former, memory)
+                client.close()
+                assert isinstance(ANSWER, bytes)
+                here.decider.end(RequestId(1), [ANSWER])
+                assert (await asked)[0] == 200
 
     play(scene)
 
