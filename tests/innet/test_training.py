@@ -15,7 +15,7 @@ from sloop.innet.training import (
     PACKET_MODEL,
     Architecture,
     LabelledRows,
-    Schedule,
+    TrainingSchedule,
     _Trainer,
     fit,
     onnx_message,
@@ -73,14 +73,14 @@ def test_it_learns_and_its_integers_lose_little() -> None:
 
 def test_the_same_seed_trains_the_same_network() -> None:
     train, early = _task(300, 40, 1), _task(100, 40, 2)
-    first, second = (fit(SMALL, train, early, seed=4, schedule=Schedule(2, 1)) for _ in range(2))
+    first, second = (fit(SMALL, train, early, seed=4, schedule=TrainingSchedule(2, 1)) for _ in range(2))
     assert np.array_equal(first.network.run(early.rows), second.network.run(early.rows))
 
 
 def test_trained_weights_pass_the_quantiser_unchanged_and_trained_activations_are_its_integers() -> None:
     """What training rounded is what a switch computes."""
     train, early = _task(400, 40, 1), _task(100, 40, 2)
-    made = fit(SMALL, train, early, seed=2, schedule=Schedule(3, 2))
+    made = fit(SMALL, train, early, seed=2, schedule=TrainingSchedule(3, 2))
     network = made.integers()
     right = ((network.run(early.rows)[:, 0] >= 0) == early.labels).mean()
     assert right == pytest.approx(made.validation)

@@ -115,6 +115,15 @@ def test_plans_simulations_and_explanations_treat_it_as_a_device(model: Path) ->
     assert {(slot.hardware, slot.accelerator, slot.share) for slot in slots} == {("fabric", "innet", share)}
 
 
+def test_its_profile_is_not_of_this_machines_processor(model: Path) -> None:
+    file = model.with_name("flows.yaml")
+    local = "{hardware: local, devices: [{kind: innet, memory_gib: 0.01}]}"
+    file.write_text(APPLICATION.replace("{hardware: custom, name: server, cores: 8}", local))
+    application = load_deployment([file]).applications[0]
+    assert application.profiles_of(application.stages[0].variants[0]).keys() == {"fabric", "local"}
+    assert not foreign_profiles(application)
+
+
 def _simulated(file: Path) -> tuple[list[Slot], float]:
     """The slots of the replicas of `sniff`, and the share of requests in time."""
     scenario = load_scenario(file)

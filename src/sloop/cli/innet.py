@@ -340,18 +340,18 @@ def detect_command(
     labels: dict[bytes, tuple[str, bool]] = {}
     if capture is not None:
         reader = CaptureReader(capture)
-        with progress(f"reading {capture.name}", total=1):
-            for _ in detector.run(reader):
-                pass
+        with progress(f"reading {capture.name}", total=1) as advance:
+            for votes in detector.run(reader):
+                advance(reader.done, flow_name(votes.key))
         counts = {**{f"file_{name}": found for name, found in reader.counts.items()}, **detector.counts}
     else:
         flows = list(mixed(seed, synthetic or 1))
         if write is not None:
             _write_traffic(write, flows, seed)
         labels = {detector_key: (flow.label, flow.malicious) for flow in flows if (detector_key := _key(flow))}
-        with progress("detecting", total=len(flows)):
-            for _ in detector.run(in_order_of_time(flows)):
-                pass
+        with progress("detecting", total=sum(map(len, flows))) as advance:
+            for votes in detector.run(in_order_of_time(flows)):
+                advance(detector.counts["packets"], flow_name(votes.key))
         counts = detector.counts
     return _detected(detection, detector, counts, labels, cut_short=bool(counts.get("file_cut_short")))
 
@@ -387,12 +387,12 @@ def _detected(
         "verdicts": [_flow_value(votes, labels) for votes in verdicts],
         "model": structs.asdict(detection.card),
     }
-    shown = tuple(
+    cells = tuple(
         (flow_name(votes.key), len(votes.logits), votes.last_n, votes.margin, labels.get(votes.key, ("",))[0])
         for votes in malicious[:FLOWS_SHOWN]
     )
     display: list[RenderableType] = [
-        table(Table(f"malicious: {len(malicious)} of {counted(len(verdicts), 'flow')}", _FLOW_COLUMNS, shown)),
+        table(Table(f"malicious: {len(malicious)} of {counted(len(verdicts), 'flow')}", _FLOW_COLUMNS, cells)),
         ", ".join(f"{name.replace('_', ' ')} {number(found)}" for name, found in counts.items()),
     ]
     if len(malicious) > FLOWS_SHOWN:

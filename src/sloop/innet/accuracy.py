@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sloop.errors import InputError
 from sloop.innet.detection import GAP_MAX, KEY_BYTES, POINTS, FeatureEncoding, PointArrays, Representation, Rows, vote
 from sloop.innet.traffic import Knobs, TrafficFlow, calls
-from sloop.innet.training import FLOW_MODEL, PACKET_MODEL, Architecture, LabelledRows, Schedule, fit
+from sloop.innet.training import FLOW_MODEL, PACKET_MODEL, Architecture, LabelledRows, TrainingSchedule, fit
 
 LENGTH_BUCKETS: Final = 1500
 """One for each byte."""
@@ -183,7 +183,7 @@ def network_accuracy(
         LabelledRows(rows[parts.train], data.labels[parts.train]),
         LabelledRows(rows[parts.early], data.labels[parts.early]),
         seed=seed,
-        schedule=Schedule(epochs, 5 if integers else 0),
+        schedule=TrainingSchedule(epochs, 5 if integers else 0),
         inputs=encoding.range,
         progress=report,
     )

@@ -34,6 +34,7 @@ class CaptureReader:
         """`packets`, and those left out: `not_ip`, `cut_short` (at the end of the file)."""
         self._path = path
         self._file = _open(path)
+        self._bytes = path.stat().st_size
         try:
             self._reader = _dpkt_reader(self._file, path)
         except BaseException:
@@ -45,6 +46,11 @@ class CaptureReader:
             what = f"its packets have link layer {link}, which carries no IP that is read here"
             raise InputError(what, where=str(path), help="capture on an Ethernet or IP interface")
         self._link = link
+
+    @property
+    def done(self) -> float:
+        """The part of the file that has been read, 0 to 1."""
+        return 1.0 if self._file.closed else self._file.tell() / max(1, self._bytes)
 
     @property
     def cut_short(self) -> bool:

@@ -206,7 +206,7 @@ class _LiveSwitch:
         self._report.counts = {"no_slot": self._refused}
 
     def _send(self, client: socket.socket) -> None:
-        begun, shown = time.monotonic(), 0.0
+        begun, reported_s = time.monotonic(), 0.0
         for packet in self._packets:
             wait_s = begun + packet.time_us / 1e6 - time.monotonic()
             if wait_s > 0.001:
@@ -216,8 +216,8 @@ class _LiveSwitch:
             self._report.sent += 1
             self._sent_sum += zlib.crc32(frame)
             now_s = time.monotonic() - begun
-            if self._watch is not None and now_s - shown > 0.5:
-                shown = now_s
+            if self._watch is not None and now_s - reported_s > 0.5:
+                reported_s = now_s
                 self._report.flows = _flows(self._detector, self._truth)
                 self._watch(now_s, self._report)
 

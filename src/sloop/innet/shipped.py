@@ -24,7 +24,7 @@ from sloop.innet.detection import POINTS, FeatureEncoding, Representation
 from sloop.innet.network import Network
 from sloop.innet.quantiser import quantise
 from sloop.innet.traffic import mixed
-from sloop.innet.training import FLOW_MODEL, LabelledRows, Schedule, fit, onnx_message
+from sloop.innet.training import FLOW_MODEL, LabelledRows, TrainingSchedule, fit, onnx_message
 from sloop.onnx_file import write_onnx
 
 NAME: Final = "intrusion"
@@ -91,7 +91,7 @@ def make(seed: int, flows: int, folder: Path, *, epochs: int = 30, report: Any =
     encoding = FeatureEncoding()
     rows, parts = encoding.from_arrays(data.points).astype(np.uint8), split(data, Protocol.FLOWS_MASKED, seed)
     train, early = (LabelledRows(rows[part], data.labels[part]) for part in (parts.train, parts.early))
-    made = fit(FLOW_MODEL, train, early, seed=seed, schedule=Schedule(epochs, halve_after=1), progress=report)
+    made = fit(FLOW_MODEL, train, early, seed=seed, schedule=TrainingSchedule(epochs, halve_after=1), progress=report)
     labels, flow = data.labels[parts.test], data.flow[parts.test]
     logits = made.integers().run(rows[parts.test].astype(np.int64))[:, 0]
     classes = np.array(data.classes)[flow]

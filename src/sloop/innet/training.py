@@ -79,7 +79,7 @@ PACKET_MODEL: Final = Architecture(544, (32,), (50, 100))
 """The published network for single packets."""
 
 
-class Schedule(NamedTuple):
+class TrainingSchedule(NamedTuple):
     """How long training goes on."""
 
     epochs: int = 30
@@ -127,7 +127,7 @@ def fit(
     early: LabelledRows,
     *,
     seed: int = 0,
-    schedule: Schedule = Schedule(),  # noqa: B008  # a tuple
+    schedule: TrainingSchedule = TrainingSchedule(),  # noqa: B008  # a tuple
     inputs: InputRange = BITS,
     progress: Progress | None = None,
 ) -> Trained:
