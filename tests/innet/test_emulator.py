@@ -54,6 +54,17 @@ def test_equals_the_reference_on_the_flow_model(multiplier: Multiplier) -> None:
     assert (logits == flow_model().run(rows)).all()
 
 
+def test_rows_in_chunks_and_none() -> None:
+    network, program = tiny_model(), compile_network(tiny_model())
+    rows = rows_of(network, 600)
+    logits, counts = run_in_lanes(program, rows, seed=3, duplicates=0.1)
+    assert (logits == network.run(rows)).all()
+    assert counts[0].packets > 600 * program.copies[0]
+    for none in (rows[:0], np.zeros((0, 0), int)):
+        assert run_in_lanes(program, none)[0].shape == network.run(none).shape == (0, 1)
+        assert Emulator(program).run(none)[0] == []
+
+
 def test_sixteen_units_a_layer() -> None:
     rows = rows_of(small_model(), 30)
     program = compile_network(small_model(), Fabric(units=16, leaves=32))

@@ -31,6 +31,8 @@ from sloop.options import check_range
 from sloop.streams import stream
 from sloop.text import listed
 
+LANES_MAX: Final = 256
+"""Inferences that `run_in_lanes` executes together: registers of the flow model take 70 MB for them."""
 TIMEOUT_NS: Final = 1_000_000
 """Of one inference; the modelled latency of the flow model is a quarter of it."""
 
@@ -473,29 +475,46 @@ def run_in_lanes(
     share `duplicates` comes twice. Each row has a slot of its own, whatever the program's fabric has. Counts are those
     of all inferences together; `operations_max` is of one packet of all of them.
     """
-    values = program.messages_of(rows)
-    slots = 1 << (len(values) - 1).bit_length()
+    checked = program.check_rows(rows)
+    slots = 1 << (min(LANES_MAX, max(1, len(checked))) - 1).bit_length()
     wide = replace(program, fabric=replace(program.fabric, slots=slots))
-    inferences = np.arange(len(values), dtype=np.int64)
     draw = stream(seed, "innet/lanes") if seed is not None else None
     pipelines = tuple(
         tuple(Pipeline(wide, layer.label, unit.unit, multiplier) for unit in layer.units) for layer in wide.layers
     )
-    first_row = np.asarray(rows).reshape(len(values), -1)[0]
-    arriving: list[tuple[Packet, Ints]] = [
-        (packet, values[:, place, : len(packet.values)]) for place, packet in enumerate(packets_of(wide, first_row, 0))
-    ]
-    for layer in wide.layers:
-        sent: list[tuple[Packet, Ints]] = []
-        for unit, pipeline in enumerate(pipelines[layer.label]):
-            for packet, given in _shuffled(arriving, draw, duplicates):
-                for vectors, position in pipeline.receive_lanes(packet, inferences, given):
-                    emission = Emission(0, wide.version, position, tuple(vectors[0].tolist()))
-                    at = 0
-                    for made in emitted(wide, layer.label, unit, emission):
-                        sent.append((made, vectors[:, at : at + len(made.values)]))
-                        at += len(made.values)
-        arriving = sorted(sent, key=lambda each: (each[0].position, each[0].source, each[0].part))
-    logits = np.concatenate([given for _, given in arriving], axis=1)[:, : program.classes]
-    found = tuple(layer_counts(layer.name, units) for layer, units in zip(wide.layers, pipelines, strict=True))
-    return logits.astype(np.int64), found
+    logits = np.zeros((len(checked), program.classes), np.int64)
+    for start in range(0, len(checked), slots):  # each chunk has the next epoch
+        chunk = checked[start : start + slots]
+        values = wide.messages_of(chunk)
+        arriving: list[tuple[Packet, Ints]] = [
+            (packet, values[:, place, : len(packet.values)])
+            for place, packet in enumerate(packets_of(wide, chunk[0], 0))
+        ]
+        inferences = np.arange(start, start + len(chunk), dtype=np.int64)
+        for units in pipelines:
+            arriving = _in_lanes(wide, units, inferences, arriving, draw, duplicates)
+        found = np.concatenate([given for _, given in arriving], axis=1)
+        logits[start : start + len(chunk)] = found[:, : program.classes]
+    counts = tuple(layer_counts(layer.name, units) for layer, units in zip(wide.layers, pipelines, strict=True))
+    return logits, counts
+
+
+def _in_lanes(
+    program: Program,
+    pipelines: Sequence[Pipeline],
+    inferences: Ints,
+    arriving: Sequence[tuple[Packet, Ints]],
+    draw: Random | None,
+    duplicates: float,
+) -> list[tuple[Packet, Ints]]:
+    """The packets that the units of one layer send, in order, each with a row of values for each inference."""
+    sent: list[tuple[Packet, Ints]] = []
+    for unit, pipeline in enumerate(pipelines):
+        for packet, given in _shuffled(arriving, draw, duplicates):
+            for vectors, position in pipeline.receive_lanes(packet, inferences, given):
+                emission = Emission(0, program.version, position, tuple(vectors[0].tolist()))
+                at = 0
+                for made in emitted(program, pipeline.layer.label, unit, emission):
+                    sent.append((made, vectors[:, at : at + len(made.values)]))
+                    at += len(made.values)
+    return sorted(sent, key=lambda each: (each[0].position, each[0].source, each[0].part))

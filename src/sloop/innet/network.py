@@ -180,8 +180,11 @@ def check_layers(shape: Shape, layers: Sequence[Layer]) -> tuple[Shape, ...]:
 def _arranged(rows: ArrayLike, shape: Shape, order: NDArray[np.int64] | None) -> NDArray[Any]:
     """Rows of a model as n × positions × channels. InputError if they have another number of inputs."""
     given = np.asarray(rows)
-    given = given.reshape(len(given), -1) if given.ndim > 1 else given.reshape(1, -1)
     inputs = int(np.prod(shape))
+    if not given.size and given.ndim > 1:
+        given = given.reshape(0, inputs)
+    else:
+        given = given.reshape(len(given), -1) if given.ndim > 1 else given.reshape(1, -1)
     if given.shape[1] != inputs:
         raise InputError(
             f"a row has {number(given.shape[1])} inputs, the network {number(inputs)}",

@@ -188,7 +188,10 @@ class Program:
     def check_rows(self, rows: ArrayLike) -> Ints:
         """Rows as n × inputs, as the user gives them. InputError if one has another length or a value out of range."""
         found = np.asarray(rows)
-        found = found.reshape(len(found), -1) if found.ndim > 1 else found.reshape(1, -1)
+        if not found.size and found.ndim > 1:
+            found = found.reshape(0, self.input_count)
+        else:
+            found = found.reshape(len(found), -1) if found.ndim > 1 else found.reshape(1, -1)
         if found.shape[1] != self.input_count or found.dtype.kind not in "iub":
             raise InputError(
                 f"rows have {found.shape[1]} values of {found.dtype}; the network takes {self.input_count} integers",
