@@ -1,11 +1,15 @@
 """Captures: both formats, and what is damaged."""
 
 import builtins
+import contextlib
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.innet.captures import BLOCK_BYTES_MAX, CaptureReader, write_capture
@@ -86,7 +90,8 @@ def test_a_capture_that_ends_anywhere_gives_what_is_whole(tmp_path: Path, kind: 
     for size in sizes:
         ends.append(ends[-1] + size)
     assert ends[-1] == len(content)
-    for end in range(before, len(content) + 1):
+    around = {end + offset for end in ends for offset in (-1, 0, 1)}
+    for end in sorted({*range(before, len(content) + 1, 11), *around} & set(range(before, len(content) + 1))):
         found, reader = _read(path, content[:end])
         whole = sum(each <= end for each in ends) - 1
         assert found == PACKETS[:whole], end
@@ -138,3 +143,18 @@ def test_without_the_library_the_error_says_what_to_install(tmp_path: Path, monk
     with pytest.raises(InputError, match="needs dpkt") as error:
         CaptureReader(path)
     assert "sloop-serve[innet]" in str(error.value.help)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 5), st.data())
+def test_no_file_breaks_the_reader(tail: bytes, packets: int, data: st.DataObject) -> None:
+    """Whatever a file contains, it is read or refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a"
+        write_capture(path, PACKETS[:packets])
+        for content in (path.read_bytes(), _pcapng(PACKETS[:packets])):
+            damaged = bytearray(content + tail)
+            for _ in range(data.draw(st.integers(0, 4))):
+                damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+            with contextlib.suppress(InputError):
+                _read(path, bytes(damaged))
