@@ -181,9 +181,61 @@ def test_few_refusals_are_delayed_at_a_time(edges: Callable[..., Edge], monkeypa
         assert edge.serves()
 
 
+def test_while_a_refusal_is_delayed_the_time_to_send_does_not_end(
+    edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the request would be answered twice, and count as open for ever."""
+    monkeypatch.setattr(module, "UNAUTHORISED_RPS", 0)
+    edge = edges(HttpSettings(head_s=0.2))
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(edge.server, "refuse_later", later.append)
+    with many(edge, 1, HEAD) as (wire,):
+        edge.until(lambda: len(edge.server.heads_due) == 1)
+        wire.sendall(b"content-length: 1048576\r\n\r\n")
+        edge.until(lambda: len(later) == 1)
+        edge.look(lambda: time.sleep(0.3))
+        edge.until(lambda now_s=edge.server.now_s: edge.server.now_s > now_s)  # type: ignore[misc]
+        assert not edge.server.expired
+        edge.look(later.pop())
+        received = wire.makefile("rb")
+        assert one_answer(received).status == 401
+        assert received.read() == b""
+    edge.until(lambda: not edge.server.listener.connections)
+    assert edge.look(lambda: edge.server.open_requests) == 0
+
+
+def test_what_follows_a_delayed_refusal_is_not_kept(
+    edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would use up the memory for what clients with a key have sent."""
+    monkeypatch.setattr(module, "UNAUTHORISED_RPS", 0)
+    edge = edges()
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(edge.server, "refuse_later", later.append)
+    with many(edge, 1, post(BODY, b"x-api-key: wrong") + b"GET / HTTP/1.1\r\nx: " + b"x" * 50_000) as (wire,):
+        edge.until(lambda: len(later) == 1)
+        assert edge.look(lambda: edge.server.unread_bytes) == 0
+        edge.look(later.pop())
+        wire.shutdown(socket.SHUT_WR)
+        received = wire.makefile("rb")
+        assert one_answer(received).status == 401
+        assert received.read() == b""
+
+
+def test_delayed_refusals_leave_connections_for_others(
+    edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNAUTHORISED_RPS", 0)
+    monkeypatch.setattr(module, "UNAUTHORISED_S", 60.0)
+    edge = edges(HttpSettings(connections_max=8, each_address_max=8), requests_max=4096)
+    with many(edge, 20, post(BODY, b"x-api-key: wrong")):
+        assert edge.serves()
+        assert edge.look(lambda: edge.server.delayed) == 2
+
+
 def test_announced_bodies_with_a_key_take_room_only_as_they_arrive(edges: Callable[..., Edge]) -> None:
     edge = edges()
-    with many(edge, 200, HEAD + KEY + b"\r\ncontent-length: 1048576\r\n\r\n" + b"{" * 100):
+    with many(edge, 200, HEAD + KEY + b"\r\nx-slo-ms: 60000\r\ncontent-length: 1048576\r\n\r\n" + b"{" * 100):
         edge.until(lambda: edge.bodies.held_bytes == 200 * 100)
         assert edge.serves()
     edge.until(lambda: edge.bodies.held_bytes == 0)
@@ -800,6 +852,62 @@ def test_without_overload_what_waited_in_the_kernel_beyond_its_deadline_is_not_s
         assert received.read() == b""
     assert edge.bodies.refused["age"] == 4
     assert len(driver.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(LIVE, 200, id="a page"),
+        pytest.param(post(BODY, KEY) + post(BODY, KEY, b"x-slo-ms: 2"), 200, id="the second is urgent"),
+        pytest.param(post(BODY, KEY, b"x-slo-ms: 1e3"), 200, id="an exponent"),
+        pytest.param(post(BODY, KEY, b"x-slo-ms: 0"), 400, id="a wrong deadline"),
+        pytest.param(post(BODY, KEY, b"x: " + b"x" * 4000, b"x-slo-ms: 60000"), 200, id="a large head"),
+        pytest.param(
+            post(BODY.replace(b"{", b'{"parameters":{"x-slo-ms":60000},', 1), KEY), 200, id="among the parameters"
+        ),
+        pytest.param(HEAD + KEY + b"\r\ncontent-length: 5000000\r\n\r\n", 413, id="a large body"),
+    ],
+)
+def test_without_overload_a_request_that_may_have_time_left_is_read(
+    edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int
+) -> None:
+    monkeypatch.setattr(module, "PAGE_DEADLINE_NS", 1)
+    edge = edges()
+    if b"0000" in sent:  # else the application's own deadline is not over
+        monkeypatch.setattr(edge.server, "_deadline_ns", lambda _path: 1)
+    listener = edge.server.listener
+    edge.look(lambda: edge.thread.loop.remove_reader(listener._socket.fileno()))  # type: ignore[union-attr]
+    with many(edge, 1, sent) as (wire,):
+        time.sleep(0.05)
+        edge.look(listener._resume)
+        assert one_answer(wire.makefile("rb")).status == status
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["nothing", "the beginning of a handshake"])
+def test_a_connection_that_waited_in_the_kernel_before_its_request_came_makes_that_no_older(
+    edges: Callable[..., Edge], certificates: Path, sent: bytes
+) -> None:
+    tls = Tls(certificates / "server.pem", certificates / "server.key") if sent else None
+    edge = edges(HttpSettings(tls=tls))
+    listener = edge.server.listener
+    edge.look(lambda: edge.thread.loop.remove_reader(listener._socket.fileno()))  # type: ignore[union-attr]
+    with many(edge, 1, sent):
+        time.sleep(0.05)
+        edge.look(listener._resume)
+        edge.until(lambda: len(listener.connections) == 1)
+        assert [each.waited_ns for each in listener.connections] == [0]
+
+
+def test_what_has_just_come_has_not_waited_for_a_tick_of_the_kernel() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        waits = set()
+        for _ in range(200):
+            begun_ns = time.monotonic_ns()
+            with socket.create_connection(server.getsockname()) as client:
+                client.sendall(b"x")
+                with server.accept()[0] as accepted:
+                    waits.add(listening.waited_in_kernel_ns(accepted) <= time.monotonic_ns() - begun_ns)
+        assert waits == {True}
 
 
 @pytest.mark.parametrize("head", [HEAD + KEY + b"\r\ncontent-length: 10000000\r\n\r\n", LIVE.replace(b"GET", b"HEAD")])

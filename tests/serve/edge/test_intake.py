@@ -314,7 +314,9 @@ def test_a_whole_request_is_known_whatever_its_length_and_spelling() -> None:
     ("data", "found"),
     [
         (b"POST /v2/models/a/infer?x=y HTTP/1.1\r\nX-SLO-ms:  70\r\n\r\n{}", ("/v2/models/a/infer", "70")),
-        (b"POST /v2/models/a/infer HTTP/1.1\r\nx-slo-ms: 1e3\r\n\r\n", ("/v2/models/a/infer", "1")),
+        (b"POST /v2/models/a/infer HTTP/1.1\r\nx-slo-ms: 70.5 \r\nhost: a", ("/v2/models/a/infer", "70")),
+        (b"POST /v2/models/a/infer HTTP/1.1\r\nx-slo-ms: 1e3\r\n\r\n", ("/v2/models/a/infer", "")),
+        (b"POST /v2/models/a/infer HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nx-slo-ms: 1\r\n\r\n", ("/v2/models/a/infer", "")),
         (b"POST /v2/models/a/infer HTTP/1.1\r\nhost: a\r\n\r\n", ("/v2/models/a/infer", "")),
         (b"nothing", ("", "")),
         (b"", ("", "")),

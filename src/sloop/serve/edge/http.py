@@ -12,6 +12,7 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
@@ -72,7 +73,7 @@ UNAUTHORISED_RPS: Final = 100
 clients that connect again as soon as they are refused, and guess keys, would take the time of all others."""
 UNAUTHORISED_S: Final = 1.0
 SWEEP_S: Final = 0.25
-GLANCE_BYTES: Final = 2048
+GLANCE_BYTES: Final = 16 * 1024
 """How much of a request is looked at, but not read, to find its path and deadline before it is refused."""
 ALL_GLANCE_BYTES: Final = 2**18
 """How much of it is read and discarded then."""
@@ -781,6 +782,7 @@ class HttpConnection(ServerConnection):
         exchange.is_last = True
         self._incoming = None
         self._answering = exchange
+        self._wait_for(None)  # for its client: the answer may come later
         self._server.open_requests += 1
         self._is_advancing = False
         self._refuse(exchange, refusal)
@@ -790,12 +792,15 @@ class HttpConnection(ServerConnection):
         server, transport = self._server, self.transport
         if refusal.status == HTTPStatus.UNAUTHORIZED and transport is not None and server.delays_unauthorised():
             transport.pause_reading()  # else what its client sends meanwhile would be kept
+            if exchange.is_last and self._unread:
+                self._lingered_bytes = self._lingered_bytes or LINGER_BYTES_MAX
+                self._release_unread(len(self._unread))
             server.refuse_later(partial(self._refuse_now, exchange, refusal))
         else:
             exchange.refuse(refusal)
 
     def _refuse_now(self, exchange: Exchange, refusal: Refusal) -> None:
-        if self.transport is not None and exchange.is_open:
+        if self.transport is not None and not self.transport.is_closing() and exchange.is_open:
             self.transport.resume_reading()
             exchange.refuse(refusal)
 
@@ -818,7 +823,8 @@ class HttpConnection(ServerConnection):
             return
         self._release_unread(len(self._unread))
         if transport.can_write_eof():
-            transport.write_eof()
+            with suppress(OSError):  # it has gone: asyncio's transport raises that, uvloop's reports the end
+                transport.write_eof()
         self._is_lingering = True
         self._lingered_bytes = self._lingered_bytes or LINGER_BYTES_MAX
         transport.resume_reading()
@@ -1038,15 +1044,18 @@ class HttpServer:
 
     def refuses(self, sock: socket.socket, waited_ns: int) -> bool:
         """Refuse the request on a new connection, if it has waited too long in the kernel, without opening the
-        connection or parsing. Without overload, that is as long as its deadline."""
+        connection or parsing. Without overload, that is as long as its deadline, if it is for inference."""
         try:
             data = sock.recv(GLANCE_BYTES, socket.MSG_PEEK)
             if not data or data[:5] == b"HEAD ":
                 return False
-            deadline_ns = self._deadline_of(*target_of(data))
-            if waited_ns <= (self.intake.patience_ns(deadline_ns) if self.intake.has_waiting else deadline_ns):
+            path, slo_ms = target_of(data)
+            deadline_ns, is_behind = self._deadline_of(path, slo_ms), self.intake.has_waiting
+            if waited_ns <= (self.intake.patience_ns(deadline_ns) if is_behind else deadline_ns):
                 return False
             if not client_has_left(sock):
+                if not (is_behind or self._is_surely_late(path, slo_ms, data)):
+                    return False
                 sock.recv(ALL_GLANCE_BYTES)  # unread bytes would make closing a reset, which discards the answer
                 sock.send(self.too_old_and_last)
         except OSError:
@@ -1064,7 +1073,14 @@ class HttpServer:
         if deadline_ns is None:
             return PAGE_DEADLINE_NS
         is_own = slo_ms.isdecimal() and len(slo_ms) < 8
-        return int(slo_ms) * NS_PER_MS if is_own else deadline_ns
+        return int(slo_ms) * NS_PER_MS or deadline_ns if is_own else deadline_ns  # 0 is answered when it is read
+
+    def _is_surely_late(self, path: str, slo_ms: str, data: bytes) -> bool:
+        """Whether no more time can be allowed by what a glance at a request does not tell. A large body, of which much
+        may be under way, is answered when the connection is open, so that its client sees the answer."""
+        if self._deadline_ns(path) is None or announced_bytes(data) > ALL_GLANCE_BYTES:
+            return False
+        return bool(slo_ms) or b'"x-slo-ms"' not in data  # among the parameters
 
     def prepared(
         self,
@@ -1097,7 +1113,8 @@ class HttpServer:
         if now_s - self._unauthorised_s >= 1.0:
             self._unauthorised_s, self._unauthorised = now_s, 0
         self._unauthorised += 1
-        return self._unauthorised > UNAUTHORISED_RPS and self.delayed < self.requests_max // 4
+        most = min(self.requests_max, self.listener.connections_max) // 4
+        return self._unauthorised > UNAUTHORISED_RPS and self.delayed < most
 
     def refuse_later(self, refuse: Callable[[], None]) -> None:
         """Call `refuse` after `UNAUTHORISED_S`."""

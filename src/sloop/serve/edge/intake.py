@@ -62,7 +62,7 @@ ARRIVED_BYTES_MIN: Final = 48 * 1024
 TOO_OLD: Final = "rejected: the server is overloaded; this request has waited too long to be answered in time"
 BLOCKED_S: Final = 0.002
 """How long to wait if as many requests are open as may be."""
-SLO_FIELD: Final = re.compile(rb"\r\nx-slo-ms:[ \t]*([0-9]{1,7})", re.IGNORECASE)
+SLO_FIELD: Final = re.compile(rb"\r\nx-slo-ms:[ \t]*([0-9]{1,7})(?:\.[0-9]*)?[ \t]*\r\n", re.IGNORECASE)
 LENGTH_FIELD: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,19})[ \t]*(?=\r\n)", re.IGNORECASE)
 LENGTH_NAME: Final = re.compile(rb"\r\ncontent-length", re.IGNORECASE)
 PLAIN_HEAD: Final = re.compile(rb"(?:GET|POST) [!-~]+ HTTP/1\.1(?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*)*")
@@ -353,7 +353,7 @@ def announced_bytes(data: Buffer) -> int:
 
 def target_of(data: Buffer) -> tuple[str, str]:
     """The path of an unparsed request, and its own deadline in whole ms, if it has one; empty if not found."""
-    found = bytes(data[: 16 * 1024])
+    found = bytes(data[: 16 * 1024]).partition(b"\r\n\r\n")[0] + b"\r\n"
     words = found[: max(0, found.find(b"\r\n"))].split(b" ")
     own = SLO_FIELD.search(found)
     path = words[1].partition(b"?")[0].decode("latin-1") if len(words) > 1 else ""
