@@ -22,10 +22,11 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.edge import joining as module
 from sloop.serve.edge.http import HttpSettings
-from sloop.serve.edge.joining import AWAY, FarSink, JoiningEdge, JoinSettings
+from sloop.serve.edge.joining import AWAY, DOUBT_S, FarSink, JoiningEdge, JoinSettings
 from sloop.serve.edge.listener import listen
 from sloop.serve.edge.process import EdgeSettings
 from sloop.serve.edge.refusal import Refusal
+from sloop.serve.edge.sink import Fetched
 from sloop.serve.edge.steps import at_once
 from sloop.serve.messages import (
     Ask,
@@ -236,6 +237,35 @@ def test_an_answer_that_cannot_be_read_fails_and_is_released_once(scene: Scene) 
     scene.sink.on_end(RequestEnded(number, Outcome.SERVED, "1", [block]))
     assert [each.outcome for each in scene.ends[number]] == [Outcome.FAILED]
     assert not deciding.given
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_an_answer_that_cannot_be_fetched_is_waited_for_if_this_machine_is_cut_off(
+    scene: Scene, is_cut_off: bool
+) -> None:
+    """Then the deciding process is away too, some time later."""
+    scene.join()
+    number, gone = scene.submit(), scene.submit()
+    block = Address(9 << 48, 0, 20_000)
+    for each in (number, gone):
+        fetched = Fetched({block: None})
+        fetched.lost = "it has been silent"
+        scene.deciding.requests.pop(each)
+        scene.sink.on_end(RequestEnded(each, Outcome.SERVED, "1", [block]), fetched)
+    scene.deciding.requests[gone] = Submit(gone, "demo", b"", 0)  # which the sink cancels
+    scene.cancel(gone)
+    scene.timers.go_on(DOUBT_S / 2)
+    assert not scene.ends[number]
+    if is_cut_off:
+        scene.lose()
+        second = scene.join()
+        assert list(second.requests) == [number]
+        second.end(number, is_large=False)
+    scene.timers.go_on(DOUBT_S)
+    (end,) = scene.ends[number]
+    assert end.outcome is (Outcome.SERVED if is_cut_off else Outcome.FAILED)
+    assert not scene.ends[gone]
+    assert not scene.sink._doubtful
 
 
 def test_what_a_former_connection_may_read_is_not_used_again_at_once(scene: Scene) -> None:

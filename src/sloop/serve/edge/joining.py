@@ -59,6 +59,7 @@ from sloop.serve.messages import (
     WithdrawModel,
 )
 from sloop.serve.network import (
+    BEAT_S,
     FETCH_S_MAX,
     BlockServer,
     Endpoint,
@@ -80,6 +81,9 @@ from sloop.vocabulary import Outcome
 AWAY: Final = "the deciding process is away"
 LOOK_S: Final = 0.05
 """How often an edge without a deciding process looks for requests whose deadline has passed."""
+DOUBT_S: Final = 3 * BEAT_S
+"""How long a request waits whose answer could not be fetched: if this machine was cut off, the connection to the
+deciding process ends too, and the request is submitted again."""
 CLOCK_S: Final = 0.5
 """How often an edge says what its clock shows."""
 
@@ -105,6 +109,8 @@ class FarSink(EdgeSink):
         self._sent: set[int] = set()
         """Of these, those that a deciding process has or had."""
         self._asked: dict[int, Ask] = {}
+        self._doubtful: dict[int, TimerHandle] = {}
+        """Requests whose answer could not be fetched, and what then ends them."""
         self._lent: dict[int, int] = {}
         """By offset, the blocks that were submitted and are not free yet, with the number of their request."""
         self._former: dict[int, float] = {}
@@ -145,6 +151,9 @@ class FarSink(EdgeSink):
         self._records = None
         for fetching in self._fetching:
             fetching.cancel()
+        for ending in self._doubtful.values():
+            ending.cancel()
+        self._doubtful.clear()
         until_s = self._loop.time() + FETCH_S_MAX
         for offset, number in list(self._lent.items()):
             self._former[offset] = until_s
@@ -209,6 +218,12 @@ class FarSink(EdgeSink):
     # Of the deciding process
 
     def on_end(self, ended: RequestEnded, fetched: Fetched | None = None) -> None:
+        if fetched is not None and fetched.lost and ended.number not in self._doubtful:
+            self._doubtful[ended.number] = self._loop.call_later(DOUBT_S, self.on_end, ended, fetched)
+            return
+        ending = self._doubtful.pop(ended.number, None)
+        if ending is not None:
+            ending.cancel()
         try:
             super().on_end(ended, fetched)
         finally:
