@@ -322,6 +322,17 @@ def test_wrong_use(make: object, message: str) -> None:
         make(compile_network(tiny_model()))
 
 
+def test_windows_in_padding_alone() -> None:
+    """They read no input, and are computed all the same."""
+    first, last = model(10, [(3, 2, 1)], [2], [3]).layers
+    padded = Convolution("conv2", np.ones((2, 1, 1, 3), np.int8), np.array([5, 40]), 1, padding=(2, 0, 1, 0))
+    network = Network((10, 1, 1), (first, padded, Dense("dense1", np.ones((1, 24), np.int8), last.bias[:1])))
+    rows = rows_of(network, 3)
+    for fabric in (Fabric(), Fabric(sends_windows=False)):
+        verdicts, _ = Emulator(compile_network(network, fabric)).run(rows)
+        assert [verdict.logits for verdict in verdicts] == [tuple(logits) for logits in network.run(rows).tolist()]
+
+
 def test_layers_of_other_kinds_in_one_network() -> None:
     """A convolution without pooling whose windows do not fit into a packet, and more classes than a RESULT holds."""
     draw = np.random.default_rng(0)

@@ -102,9 +102,13 @@ class LayerProgram:
 
     @cached_property
     def needs(self) -> tuple[Ints, ...]:
-        """Of kind `rows`: for each window the messages that it needs, ascending."""
+        """Of kind `rows`: for each window the messages that it needs, ascending.
+
+        A window in padding alone needs nothing, but something must make a unit compute it: it needs the first message.
+        """
         owner = np.repeat(np.arange(self.messages), self.counts)
-        return tuple(np.unique(owner[window[window >= 0]]) for window in self.windows)
+        found = (np.unique(owner[window[window >= 0]]) for window in self.windows)
+        return tuple(messages if len(messages) else np.zeros(1, np.int64) for messages in found)
 
     @cached_property
     def completes(self) -> tuple[Ints, ...]:
