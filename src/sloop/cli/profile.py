@@ -176,8 +176,10 @@ def profile(  # one parameter for each option
     if hardware is not None and not NAME.fullmatch(hardware):
         raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")
     if from_log is not None:
-        if hardware is not None or layers:
-            raise click.UsageError("--hardware and --layers are for measuring; --from-log measures nothing.")
+        if hardware is not None:
+            raise click.UsageError("--hardware describes the machine that measures; a log has its own.")
+        if layers:
+            raise click.UsageError("--layers measures a MODEL; --from-log measures nothing.")
         return _refine(from_log, model, percentile, form, out)
     chosen = LayerOptions(cuts, pieces, piece_mib, fetch_mbps, plot)
     if chosen != LayerOptions() and not layers:
