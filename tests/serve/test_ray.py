@@ -196,6 +196,31 @@ def ended(served: RayFleet, backend: list[str], **others: Any) -> tuple[str, flo
     return fleet.log()[len(said) :], time.monotonic() - began_s
 
 
+def test_a_server_that_is_killed_is_followed_by_one_that_adopts_its_replicas(served: RayFleet) -> None:
+    """If it can be found again: agents know its port and its token. What is adopted is reserved anew."""
+    fleet, ray = served.fleet, served.ray
+    lasting = [*served.backend(ray.address), "--agents-port", "9477", "--token-file", "token"]
+    assert fleet.server is not None
+    fleet.server.terminate()
+    fleet.server.wait(WAIT_S)
+    fleet.start_server(lasting, env=ray.env)
+    fleet.until_ready(1)
+    before = workers(served.host_of_replica())
+    fleet.server.kill()
+    fleet.server.wait(WAIT_S)
+    began_s = time.monotonic()
+    fleet.start_server(lasting, env=ray.env)
+    fleet.until_ready(1)
+    tell(f"server killed, another one joins Ray: served again after {time.monotonic() - began_s:.1f} s")
+    assert workers(served.host_of_replica()) == before, fleet.log()
+    assert fleet.metric("sloop_replicas_adopted_total") == 1
+    until(lambda: served.seen()["groups"] == [1], "the reservation of the server that was killed has gone")
+    assert workers(served.host_of_replica()) == before
+    assert len(served.seen()["actors"]) == 2
+    fleet.server.terminate()
+    fleet.server.wait(WAIT_S)
+
+
 def test_an_address_without_a_cluster_is_told(started: RayFleet) -> None:
     said, after_s = ended(started, started.backend(f"{started.hosts[0].address}:6399"))
     tell(f"no cluster there, after {after_s:.0f} s: {said}")

@@ -474,11 +474,19 @@ class RayProcess:
 
     async def _reserve(self, order: Reserve) -> None:
         async with self._turn(order.replica):
+            await self._until_kept(order.node)
             try:
                 why = await self._call(self._reserved, order)
             except Exception as error:
                 why = f"Ray cannot reserve it: {error}"
             self._link.send(Reserved(order.replica, order.resources, why))
+
+    async def _until_kept(self, node: str) -> None:
+        """Wait a while for the actor of a node. The agent of a server that has died may be quicker with its replicas
+        than Ray is to find the actor."""
+        give_up_s = self._loop.time() + RESERVE_S_MAX
+        while node not in self._kept and self._loop.time() < give_up_s and not self._is_closing:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S / 4)
 
     def _reserved(self, order: Reserve) -> str:
         """Add a placement group for what is missing. Returns why that is not possible."""
