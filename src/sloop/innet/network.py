@@ -27,7 +27,7 @@ WEIGHT_MAX: Final = 127
 SUM_LIMIT: Final = 2**31
 """Sums are int32."""
 SHIFT_MAX: Final = 30
-ROWS_AT_ONCE: Final = 256
+ROWS_AT_ONCE: Final = 64
 """Rows that the reference computes together: more does not fit into a CPU's cache."""
 TABLE_BITS_MAX: Final = 12
 """A pooling cell of the first layer that reads no more inputs than this, each a bit, is looked up in a table."""
