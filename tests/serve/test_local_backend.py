@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
@@ -37,9 +38,10 @@ from sloop.profile.model import open_model, read_signature
 from sloop.serve.backends import local as module
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block
-from sloop.serve.cpu_quota import Affinity, CpuActuator, detect
+from sloop.serve.cpu_quota import Affinity, CpuActuator, Grant, detect
 from sloop.serve.messages import Run
 from sloop.serve.protocols import Servable
+from sloop.serve.transport import FrameKind, ProcessLink
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature, Tensor
 from sloop.user_code import ModelFailure
@@ -527,6 +529,79 @@ def test_a_spare_worker_that_dies_is_missed_by_nobody(monkeypatch: pytest.Monkey
         await ear.hear(ReplicaReady, count=2)
 
     play(scene, spares_max=1)
+
+
+def test_a_spare_worker_that_has_just_died_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("echo"))
+        await ear.hear(ReplicaReady)
+        [pid] = await spares(backend, 1)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # before the event loop learns of it
+        backend.start(B, spec("echo"))
+        assert backend.pid(B) != pid
+        await ear.hear(ReplicaReady, count=2)
+        assert not any(isinstance(event, ReplicaLost) for event in ear.events)
+
+    play(scene, spares_max=1)
+
+
+def test_a_replica_that_cannot_start_takes_no_spare_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("echo"))
+        await ear.hear(ReplicaReady)
+        ahead = await spares(backend, 1)
+        backend.start(B, spec("echo", device="gpu0"))
+        await ear.hear(ReplicaLost)
+        assert backend.spares() == ahead
+
+    play(scene, spares_max=1)
+
+
+def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [3]
+    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
+    monkeypatch.setattr(module, "SPARES_FOR_S", 0.2)
+    monkeypatch.setattr(module, "most_together", lambda *_: wanted[0])
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("echo"))
+        await ear.hear(ReplicaReady)
+        first, *others = await spares(backend, 3)
+        wanted[0] = 1
+        assert await spares(backend, 1) == [first]
+        async with asyncio.timeout(20):
+            while {str(pid) for pid in others} & set(os.listdir("/proc")):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    play(scene, spares_max=4)
+
+
+def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare one would begin at once, on cores that are not its own."""
+    order: list[str] = []
+    send = ProcessLink.send
+
+    class Noted(Affinity):
+        def confine(self, pid: int, cores: float) -> Grant:
+            order.append("confined")
+            return super().confine(pid, cores)
+
+    def noted(link: ProcessLink, kind: FrameKind, *others: Any, **named: Any) -> None:
+        order.append(kind.name)
+        send(link, kind, *others, **named)
+
+    monkeypatch.setattr(ProcessLink, "send", noted)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("echo"))
+        assert order == ["confined", "SETUP"]
+
+    play(scene, actuator=Noted([0]))
 
 
 @given(starts=st.lists(st.integers(0, 5000).map(lambda tenths: tenths / 4), max_size=30), now=st.integers(0, 400))

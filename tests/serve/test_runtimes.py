@@ -1,5 +1,6 @@
 """Runtimes: fake models, ONNX files and Python files."""
 
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, Resiz
 from sloop.profile.examine import examine
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.protocols import Servable
-from sloop.serve.runtimes import THREAD_COUNTS_MAX, FakeRuntime, FileRuntime, open_runtime
+from sloop.serve.runtimes import THREAD_COUNTS_MAX, FakeRuntime, FileRuntime, open_runtime, prepare_runtimes
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 from tests.serve.rig import run_of
@@ -152,3 +153,12 @@ def test_one_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> N
         assert "crops.py:10: its class 'Model' cannot be made: MemoryError: too large" in lost.error
 
     play(scene, {"text": servable})
+
+
+def test_a_library_that_cannot_be_loaded_ends_no_worker_that_may_not_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise OSError('libiomp5.so: cannot be mapped')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    prepare_runtimes()

@@ -55,7 +55,7 @@ def open_runtime(model: str) -> Runtime:
 
 def prepare_runtimes() -> None:
     """Load the libraries of most models, before one is asked for."""
-    with contextlib.suppress(ImportError):  # installed without it: who needs it is told so
+    with contextlib.suppress(Exception):  # who needs it is told what is wrong with it
         import onnxruntime  # type: ignore[import-untyped]  # noqa: F401, PLC0415  # slow to import
 
 

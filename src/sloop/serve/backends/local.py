@@ -167,9 +167,7 @@ class LocalBackend(KnownStages):
         self._report(NodeReleased(node))
 
     def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        made = self._spares.pop(0) if self._spares else _Replica()
-        made.id = replica
-        self._replicas[replica] = made
+        self._replicas[replica] = made = _Replica(replica)
         self._starts.append(self._loop.time())
         self._start_spares_later()
         self._report(ReplicaProgressed(replica, "spawning"))
@@ -177,7 +175,10 @@ class LocalBackend(KnownStages):
             if spec.device is not None and spec.slot.accelerator != FABRIC:
                 what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
                 raise MachineError(f"{what}, but local replicas run on CPU cores only")
-            if made.process is None:
+            if (spare := self._taken_spare()) is not None:
+                spare.id = replica
+                self._replicas[replica] = made = spare
+            else:
                 self._spawn(made)
             self._set_up(made, spec)
         except (OSError, MachineError) as error:
@@ -259,8 +260,18 @@ class LocalBackend(KnownStages):
             arguments = (theirs.fileno(), os.getpid(), *((arena.number, arena.fd) if arena else (0, -1)))
             replica.process = spawn("sloop.serve.worker", arguments, fds)
 
+    def _taken_spare(self) -> _Replica | None:
+        """The spare worker that has waited longest, if there is one that has not just died."""
+        while self._spares:
+            spare = self._spares.pop(0)
+            if spare.process is not None and spare.process.poll() is None:
+                return spare
+            self._give_up(spare, CLOSED)
+        return None
+
     def _set_up(self, replica: _Replica, spec: ReplicaSpec) -> None:
-        """Tell a process what it serves, and limit its cores."""
+        """Limit the cores of a process, and tell it what it serves: a spare one begins at once, and threads that it
+        starts before it is limited might not be."""
         assert replica.process is not None
         assert replica.link is not None
         servable, cores = self._servables[spec.stage, spec.variant], spec.cores
@@ -271,16 +282,17 @@ class LocalBackend(KnownStages):
             prepared=self._threads_prepared,
             holders=self._holders,
         )
-        replica.link.send(FrameKind.SETUP, payload=[encode(setup)])
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(cores, START_CORES_MIN))
+        replica.link.send(FrameKind.SETUP, payload=[encode(setup)])
         self._set_timer(replica, self._start_s_max, f"it was not ready within {self._start_s_max:g} s")
 
-    def _start_spares_later(self) -> None:
+    def _start_spares_later(self, after_s: float | None = None) -> None:
         if self._spares_timer is not None:
             self._spares_timer.cancel()
         if self._spares_max:
-            self._spares_timer = self._loop.call_later(SPARES_AFTER_S, self._start_spares)
+            after_s = SPARES_AFTER_S if after_s is None else after_s
+            self._spares_timer = self._loop.call_later(after_s, self._start_spares)
 
     def _start_spares(self) -> None:
         """Have as many spare workers as replicas were lately started together. While replicas start, wait."""
@@ -297,6 +309,10 @@ class LocalBackend(KnownStages):
                 self._give_up(spare, str(error))
                 return
             self._spares.append(spare)
+        while len(self._spares) > wanted:
+            self._give_up(self._spares[-1], "it is not needed")
+        if wanted > 1:
+            self._start_spares_later(SPARES_FOR_S / 2)
 
     def _set_timer(self, replica: _Replica, after_s: float, why: str) -> None:
         self._clear_timer(replica)
