@@ -208,6 +208,13 @@ def test_a_lost_copy_that_no_window_needs() -> None:
         assert verdict.logits == (tuple(logits) if verdict.row in needless else None)
 
 
+def test_rows_of_the_flow_model_that_nobody_needs() -> None:
+    """The second convolution is sent 162 rows, and its windows read 0 to 158."""
+    second = compile_network(flow_model()).layers[1]
+    needless = [message // 4 for message, windows in enumerate(second.completes) if not len(windows)]
+    assert needless == [row for row in (159, 160, 161) for _ in range(4)]
+
+
 def test_packets_of_an_older_epoch_change_nothing() -> None:
     network = tiny_model()
     program = compile_network(network, Fabric(slots=1))
