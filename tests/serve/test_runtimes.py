@@ -1,5 +1,7 @@
 """Runtimes: fake models, ONNX files and Python files."""
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -162,3 +164,10 @@ def test_a_library_that_cannot_be_loaded_ends_no_worker_that_may_not_need_it(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "onnxruntime")
     prepare_runtimes()
+
+
+def test_the_library_writes_nothing_for_its_maker(tmp_path: Path) -> None:
+    code = "from sloop.serve.runtimes import prepare_runtimes; prepare_runtimes()"
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert not list(tmp_path.iterdir())

@@ -24,6 +24,7 @@ The file is imported once per process, with its folder first on the import path,
 """
 
 import ctypes
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -269,7 +270,7 @@ class OnnxSession:
             for place, name in enumerate(given.shape)
             if isinstance(name, str)
         }
-        self.software = f"ONNX Runtime {_runtime().__version__}"
+        self.software = f"ONNX Runtime {onnx_runtime().__version__}"
         self._texts = [port.name for port in self.signature.inputs if port.datatype == "BYTES"]
         self._bfloats = [port.name for port in self.signature.inputs if port.datatype == "BF16"]
         self._returns_bfloats = any(port.datatype == "BF16" for port in self.signature.outputs)
@@ -285,7 +286,7 @@ class OnnxSession:
         if self._texts:
             feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts}}
         if self._bfloats:  # which ONNX Runtime does not take as NumPy arrays
-            make = _runtime().OrtValue.ortvalue_from_numpy_with_onnx_type
+            make = onnx_runtime().OrtValue.ortvalue_from_numpy_with_onnx_type
             bfloats = {name: make(np.ascontiguousarray(feed[name]), ONNX_BFLOAT16) for name in self._bfloats}
             feed = {**feed, **bfloats}
         if self._returns_bfloats:
@@ -295,7 +296,7 @@ class OnnxSession:
 
     def _run_to_bfloats(self, feed: Mapping[str, Any]) -> list[Array]:
         """One forward pass of a model with BF16 outputs, which ONNX Runtime does not return as NumPy arrays."""
-        make = _runtime().OrtValue.ortvalue_from_numpy
+        make = onnx_runtime().OrtValue.ortvalue_from_numpy
         given = {name: make(value) if isinstance(value, np.ndarray) else value for name, value in feed.items()}
         outputs: list[Array] = []
         for port, value in zip(self.signature.outputs, self._session.run_with_ort_values(None, given), strict=True):
@@ -317,8 +318,12 @@ def _decoded(name: str, array: Array) -> Array:
     return found.reshape(array.shape)
 
 
-def _runtime() -> Any:  # noqa: ANN401  # a module without types
-    """ONNX Runtime, imported on first use: the import takes 0.3 s, which Python models do not need."""
+def onnx_runtime() -> Any:  # noqa: ANN401  # a module without types
+    """ONNX Runtime, imported on first use: the import takes 0.3 s, which Python models do not need.
+
+    It sends nothing to its maker unless the environment says so (`ORT_DISABLE_TELEMETRY=0`).
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415
 
     return onnxruntime
@@ -331,7 +336,7 @@ def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # 
     """
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), help="give the path of an ONNX model")
-    ort = _runtime()
+    ort = onnx_runtime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -349,7 +354,7 @@ def inferred_types(content: bytes, path: Path) -> dict[str, tuple[str, tuple[int
     """The outputs of an ONNX model that is given as bytes, with the types and shapes that ONNX Runtime infers: its name
     of the type, and for each dimension a size, a name, or None. `path` is where the model comes from. InputError if
     ONNX Runtime cannot load it."""
-    ort = _runtime()
+    ort = onnx_runtime()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -373,7 +378,7 @@ def _unusable(path: Path, message: str) -> InputError:
     if "INVALID_PROTOBUF" in message:
         what, help_text = "not an ONNX model, or truncated", "export it again"
     elif "NOT_IMPLEMENTED" in message or "No Op registered" in message or "is not a registered function" in message:
-        what = f"an operator that ONNX Runtime {_runtime().__version__} does not have: {reason}"
+        what = f"an operator that ONNX Runtime {onnx_runtime().__version__} does not have: {reason}"
         help_text = "export it with another opset, or replace the operator"
     else:
         what, help_text = f"ONNX Runtime cannot load it: {reason}", "check it with `python -m onnx.checker FILE`"

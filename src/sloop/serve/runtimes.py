@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from sloop.errors import InputError
-from sloop.profile.model import Session, open_model, zeros
+from sloop.profile.model import Session, onnx_runtime, open_model, zeros
 from sloop.units import ms
 
 THREAD_COUNTS_MAX: Final = 4
@@ -56,7 +56,7 @@ def open_runtime(model: str) -> Runtime:
 def prepare_runtimes() -> None:
     """Load the libraries of most models, before one is asked for."""
     with contextlib.suppress(Exception):  # who needs it is told what is wrong with it
-        import onnxruntime  # type: ignore[import-untyped]  # noqa: F401, PLC0415  # slow to import
+        onnx_runtime()
 
 
 _FAKE_FORMAT = "write fake:burn:FIXED_MS:ROW_MS or fake:sleep:FIXED_MS:ROW_MS; append :fail to make every batch fail"
