@@ -75,8 +75,8 @@ def agent(join: str, name: str, token_file: Path, host: str, spare_workers: int,
     """Run replicas on this machine for the server at --join, until it ends or SIGTERM.
 
     The server orders what runs here. Models that applications name by URL are fetched into a cache; others must be
-    readable under the same paths as on the server. If the connection is lost, the agent keeps its replicas for a minute and
-    connects again: another server that takes the place of one that has died adopts them.
+    readable under the same paths as on the server. If the connection is lost, the agent keeps its replicas for a
+    minute and connects again: another server that takes the place of one that has died adopts them.
     """
     tls = node_tls_of(others, "--tls")
     made = Agent(

@@ -436,9 +436,9 @@ class AgentSession:
         for timer in self._timers:
             timer.cancel()
         for worker in self._workers.values():
-            for under_way in (worker.fetching, worker.bringing):
-                if under_way is not None:
-                    under_way.cancel()
+            for fetch in (worker.fetching, worker.bringing):
+                if fetch is not None:
+                    fetch.cancel()
         self._blocks.close()
         await self._backend.close()
         if self._cache is not None:
