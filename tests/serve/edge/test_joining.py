@@ -117,7 +117,7 @@ class Deciding:
                 self.held[record.number] = record.block, expected
             assert self.content(record) == expected
         elif isinstance(record, Cancel):
-            assert self.requests.pop(record.number)
+            self.requests.pop(record.number, None)  # it may have ended here
         elif isinstance(record, Release):
             self.given.remove(record.block)
             self._scene.worker.free(record.block)
@@ -133,6 +133,13 @@ class Deciding:
         if isinstance(answer, Address):
             self.given.append(answer)
         self._scene.sink.on_end(RequestEnded(number, Outcome.SERVED, "1", [answer]))
+
+    def end_elsewhere(self, number: int) -> None:
+        """The answer is in an agent that does not send it."""
+        del self.requests[number]
+        fetched = Fetched({Address(9 << 48, 0, 20_000): None})
+        fetched.lost = "it has been silent"
+        self._scene.sink.on_end(RequestEnded(number, Outcome.SERVED, "1", list(fetched.blocks)), fetched)
 
     def free(self, number: int) -> None:
         """No batch reads the block of a request that has ended any more."""
@@ -246,13 +253,8 @@ def test_an_answer_that_cannot_be_fetched_is_waited_for_if_this_machine_is_cut_o
     """Then the deciding process is away too, some time later."""
     scene.join()
     number, gone = scene.submit(), scene.submit()
-    block = Address(9 << 48, 0, 20_000)
     for each in (number, gone):
-        fetched = Fetched({block: None})
-        fetched.lost = "it has been silent"
-        scene.deciding.requests.pop(each)
-        scene.sink.on_end(RequestEnded(each, Outcome.SERVED, "1", [block]), fetched)
-    scene.deciding.requests[gone] = Submit(gone, "demo", b"", 0)  # which the sink cancels
+        scene.deciding.end_elsewhere(each)
     scene.cancel(gone)
     scene.timers.go_on(DOUBT_S / 2)
     assert not scene.ends[number]
@@ -266,6 +268,26 @@ def test_an_answer_that_cannot_be_fetched_is_waited_for_if_this_machine_is_cut_o
     assert end.outcome is (Outcome.SERVED if is_cut_off else Outcome.FAILED)
     assert not scene.ends[gone]
     assert not scene.sink._doubtful
+
+
+def test_the_tensors_of_a_request_whose_answer_is_being_fetched_are_kept(scene: Scene) -> None:
+    """The deciding process has freed them; if the connection ends now, the request is submitted again."""
+    first = scene.join()
+    number, other = scene.submit(b"x" * 20_000), scene.submit(b"y" * 20_000)
+    for each in (number, other):
+        first.end_elsewhere(each)
+        first.free(each)
+    later = scene.submit(b"z" * 20_000)
+    scene.cancel(other)
+    scene.lose()
+    second = scene.join()
+    assert list(second.requests) == [number, later], "their content is checked"
+    for each in (number, later):
+        second.end(each, is_large=True)
+        second.free(each)
+    assert bytes(scene.ends[number][0].outputs["y"].data) == b"x" * 20_000
+    scene.timers.go_on(FETCH_S_MAX)
+    assert scene.arena.held_bytes == 0
 
 
 def test_what_a_former_connection_may_read_is_not_used_again_at_once(scene: Scene) -> None:
@@ -377,12 +399,14 @@ def test_connections_that_break_at_any_time(  # noqa: C901, PLR0912  # one step 
     former: list[tuple[float, int, bytes]] = []
     """Until when the block at an offset may be read for a former connection, and what is in it."""
     for _ in range(300):
-        match chance.choice(("submit", "submit", "end", "end", "free", "cancel", "break", "wait")):
+        match chance.choice(("submit", "submit", "end", "end", "lost", "free", "cancel", "break", "wait")):
             case "submit":
                 size = chance.choice((10, 20_000, 200_000))
                 scene.submit(chance.randbytes(size), is_stored=chance.random() < 0.3)
             case "end" if scene.now and scene.now.requests:
                 scene.now.end(chance.choice(list(scene.now.requests)), is_large=chance.random() < 0.5)
+            case "lost" if scene.now and scene.now.requests:
+                scene.now.end_elsewhere(chance.choice(list(scene.now.requests)))
             case "free" if scene.now:
                 for number in [each for each in scene.now.held if each not in scene.now.requests]:
                     scene.now.free(number)

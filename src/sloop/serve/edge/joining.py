@@ -113,6 +113,9 @@ class FarSink(EdgeSink):
         """Requests whose answer could not be fetched, and what then ends them."""
         self._lent: dict[int, int] = {}
         """By offset, the blocks that were submitted and are not free yet, with the number of their request."""
+        self._freed: set[int] = set()
+        """Of these, those of requests that have not ended here, but at the deciding process: should the connection end
+        before their answer has come, they are submitted again."""
         self._former: dict[int, float] = {}
         """Until when (`loop.time`) they may be read for a connection that has ended."""
         self._looking: TimerHandle | None = None
@@ -181,8 +184,7 @@ class FarSink(EdgeSink):
                 self._submit_now(record)
             return
         if isinstance(record, Cancel):
-            cancelled = self._submitted.pop(record.number, None)
-            self._sent.discard(record.number)
+            cancelled = self._forget(record.number)
             if self._records is None and cancelled is not None:
                 self._drop(cancelled.block)
         elif isinstance(record, Ask):
@@ -197,6 +199,8 @@ class FarSink(EdgeSink):
         block = record.block
         assert self._records is not None
         self._sent.add(record.number)
+        if isinstance(block, Address):
+            self._freed.discard(block.offset)
         if isinstance(block, Address):
             assert self._arena is not None
             if block.arena != self._arena.number:  # it was written when the arena had another holder
@@ -228,14 +232,17 @@ class FarSink(EdgeSink):
             super().on_end(ended, fetched)
         finally:
             if ended.number not in self._waiting:
-                self._submitted.pop(ended.number, None)
-                self._sent.discard(ended.number)
+                self._forget(ended.number)
         for block in self._copied:
             self._pass_on(Release(block))
         self._copied.clear()
 
     def on_free(self, record: Free) -> None:
-        self._take_back(record.block.offset)
+        offset = record.block.offset
+        if self._lent.get(offset) in self._submitted:
+            self._freed.add(offset)
+        else:
+            self._take_back(offset)
 
     def on_page(self, page: Page) -> None:
         self._asked.pop(page.number, None)
@@ -283,6 +290,14 @@ class FarSink(EdgeSink):
         self._drop(record.block)
         self.on_end(RequestEnded(number, outcome, record.version, [], why, NS_PER_S))
 
+    def _forget(self, number: int) -> Submit | None:
+        """A request has ended, or is cancelled."""
+        self._sent.discard(number)
+        record = self._submitted.pop(number, None)
+        if record is not None and isinstance(record.block, Address) and record.block.offset in self._freed:
+            self._take_back(record.block.offset)
+        return record
+
     def _drop(self, block: Block) -> None:
         """The tensors of a request are needed no longer, and no deciding process knows of them."""
         if isinstance(block, Address):
@@ -290,6 +305,7 @@ class FarSink(EdgeSink):
 
     def _take_back(self, offset: int) -> None:
         """Use the memory of a block again, when nobody reads it for a former connection."""
+        self._freed.discard(offset)
         if self._lent.pop(offset, None) is None:
             return
         left_s = self._former.pop(offset, 0.0) - self._loop.time()
