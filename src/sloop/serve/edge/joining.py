@@ -427,11 +427,14 @@ class JoiningEdge:
                     own = given.tls.server_context() if given.tls is not None else None
                     where = given.host or link.local_host, 0
                     listener = await NodeListener.listen(where, given.token, self._blocks.accept, own)
+                began_s = self._loop.time()
                 why = await self._session(link, (given.host or link.local_host, listener.port))
                 lost_s, is_trying = self._loop.time(), False
                 if not self._is_over:
                     waiting = counted(self._sink.open_requests, "request")
                     _log.warning("the connection to the deciding process has ended: %s; %s waiting", why, waiting)
+                    if lost_s - began_s < RETRY_S:  # it may be sent away for what it says
+                        await asyncio.sleep(RETRY_S)
         finally:
             if listener is not None:
                 await listener.close()
