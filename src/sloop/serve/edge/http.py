@@ -931,6 +931,7 @@ class HttpServer:
         self.intake = Intake(lambda: self.open_requests < self.requests_max)
         self.large = LargeIntake(lambda: self.open_requests < self.requests_max)
         """Of requests whose body has been received and is so large that it is read in steps."""
+        self.listener.is_behind = lambda: self.intake.has_waiting
         self.listener.is_overloaded = lambda: self.intake.is_overloaded
         self.listener.refuses = self.refuses
         self.cors: Fields = ()
@@ -1044,17 +1045,16 @@ class HttpServer:
 
     def refuses(self, sock: socket.socket, waited_ns: int) -> bool:
         """Refuse the request on a new connection, if it has waited too long in the kernel, without opening the
-        connection or parsing. Without overload, that is as long as its deadline, if it is for inference."""
+        connection or parsing. Without overload, that is only if its deadline has passed and its client has left."""
         try:
             data = sock.recv(GLANCE_BYTES, socket.MSG_PEEK)
             if not data or data[:5] == b"HEAD ":
                 return False
-            path, slo_ms = target_of(data)
-            deadline_ns, is_behind = self._deadline_of(path, slo_ms), self.intake.has_waiting
+            deadline_ns, is_behind = self._deadline_of(*target_of(data)), self.intake.has_waiting
             if waited_ns <= (self.intake.patience_ns(deadline_ns) if is_behind else deadline_ns):
                 return False
             if not client_has_left(sock):
-                if not (is_behind or self._is_surely_late(path, slo_ms, data)):
+                if not is_behind:
                     return False
                 sock.recv(ALL_GLANCE_BYTES)  # unread bytes would make closing a reset, which discards the answer
                 sock.send(self.too_old_and_last)
@@ -1074,13 +1074,6 @@ class HttpServer:
             return PAGE_DEADLINE_NS
         is_own = slo_ms.isdecimal() and len(slo_ms) < 8
         return int(slo_ms) * NS_PER_MS or deadline_ns if is_own else deadline_ns  # 0 is answered when it is read
-
-    def _is_surely_late(self, path: str, slo_ms: str, data: bytes) -> bool:
-        """Whether no more time can be allowed by what a glance at a request does not tell. A large body, of which much
-        may be under way, is answered when the connection is open, so that its client sees the answer."""
-        if self._deadline_ns(path) is None or announced_bytes(data) > ALL_GLANCE_BYTES:
-            return False
-        return bool(slo_ms) or b'"x-slo-ms"' not in data  # among the parameters
 
     def prepared(
         self,

@@ -921,6 +921,7 @@ class Http2Server:
     def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, which this object then owns."""
         self.intake.start(asyncio.get_running_loop())
+        self.listener.is_behind = lambda: self.intake.has_waiting
         self.listener.is_overloaded = lambda: self.intake.is_overloaded
         self.listener.start(sock)
         self._sweep()

@@ -178,6 +178,8 @@ class Listener:
         """Connections closed at once, by the bound that they exceeded: `connections`, `address` or `descriptors`."""
         self.made_room = 0
         """Idle connections that were closed for new ones."""
+        self.is_behind: Callable[[], bool] = lambda: False
+        """Whether requests of those that are here wait."""
         self.is_overloaded: Callable[[], bool] = lambda: False
         """Whether those that are here have more to do than can be done, so that accepting has its share only."""
         self.refuses: Callable[[socket.socket, int], bool] = lambda _sock, _waited_ns: False
@@ -239,7 +241,7 @@ class Listener:
                 self._emptied.set()
 
     def _accept(self) -> None:
-        is_overloaded = self.is_overloaded()
+        is_behind, is_overloaded = self.is_behind(), self.is_overloaded()
         begun_ns = time.thread_time_ns()
         allowed_ns = self._allowed_ns + ACCEPTING_SHARE * (begun_ns - self._accepting_ns)
         self._accepting_ns, self._allowed_ns = begun_ns, min(allowed_ns, ACCEPTS_MAX * OPENING_NS)
@@ -261,12 +263,10 @@ class Listener:
                 break
             sock.setblocking(False)
             waited_ns = waited_in_kernel_ns(sock)
-            if self._context is not None and not is_overloaded:
-                waited_ns = 0  # only its handshake has waited: the request may come much later
             if waited_ns and self._context is None and self.refuses(sock, waited_ns):
                 sock.close()
-            else:
-                self._admit(sock, str(address[0]), waited_ns)
+            else:  # if nobody else waits, as when another edge has died, what waited is served
+                self._admit(sock, str(address[0]), waited_ns if is_behind else 0)
                 self._allowed_ns -= OPENING_NS
         self._allowed_ns -= time.thread_time_ns() - begun_ns
 
