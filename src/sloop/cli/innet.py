@@ -56,7 +56,7 @@ def innet() -> None:
 
     \b
     Example:
-      sloop innet map
+      sloop innet map --json
       sloop innet demo --seconds 20
     """
 
