@@ -113,6 +113,7 @@ MACHINES = ["cert", "key", "ca"]
         ([*NODES[:4]], 2, "--backend agents needs --token-file"),
         ([*NODES[:3], "here", *NODES[4:]], 2, "'here' is no address"),
         ([*NODES, "--agents-port", "9000"], 2, "with agents, --address has the port"),
+        ([*NODES, "--spare-workers", "2"], 2, "--spare-workers is for --backend local"),
         (["--agents-port", "9000"], 2, "--agents-port has no meaning with --backend local"),
     ],
 )

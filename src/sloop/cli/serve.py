@@ -184,6 +184,9 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     """The settings of `node_options`."""
     backend, address, token_file = given["backend"], given["address"], given["token_file"]
     names = ("address", "agents_port", "token_file", "agents_tls_cert", "agents_tls_key", "agents_tls_ca")
+    spares = click.get_current_context().get_parameter_source("spare_workers")
+    if backend != "local" and spares is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--spare-workers is for --backend local; give it to `sloop agent`")
     if backend == "local":
         unused = next((name for name in names if given[name]), "")
         if unused:

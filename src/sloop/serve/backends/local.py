@@ -295,12 +295,13 @@ class LocalBackend(KnownStages):
             self._spares_timer = self._loop.call_later(after_s, self._start_spares)
 
     def _start_spares(self) -> None:
-        """Have as many spare workers as replicas were lately started together. While replicas start, wait."""
+        """Have as many spare workers as replicas were lately started together: one after the other, because each takes a
+        core for a moment. While replicas start, wait."""
         if any(not replica.is_ready for replica in self._replicas.values()):
             self._start_spares_later()
             return
         wanted = min(self._spares_max, most_together(self._starts, self._loop.time()))
-        while len(self._spares) < wanted:
+        if len(self._spares) < wanted:
             spare = _Replica()
             try:
                 self._spawn(spare)
@@ -311,7 +312,9 @@ class LocalBackend(KnownStages):
             self._spares.append(spare)
         while len(self._spares) > wanted:
             self._give_up(self._spares[-1], "it is not needed")
-        if wanted > 1:
+        if len(self._spares) < wanted:
+            self._start_spares_later()
+        elif wanted > 1:
             self._start_spares_later(SPARES_FOR_S / 2)
 
     def _set_timer(self, replica: _Replica, after_s: float, why: str) -> None:
