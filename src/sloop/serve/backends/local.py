@@ -295,8 +295,8 @@ class LocalBackend(KnownStages):
             self._spares_timer = self._loop.call_later(after_s, self._start_spares)
 
     def _start_spares(self) -> None:
-        """Have as many spare workers as replicas were lately started together: one after the other, because each takes a
-        core for a moment. While replicas start, wait."""
+        """Have as many spare workers as replicas were lately started together. They are started one after the other,
+        because each takes a core for a moment; while replicas start, none is."""
         if any(not replica.is_ready for replica in self._replicas.values()):
             self._start_spares_later()
             return
