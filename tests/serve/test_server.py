@@ -214,7 +214,8 @@ def test_statistics_count_rows_requests_and_batches(running: Running) -> None:
         for client in clients:
             options = {"as_json": True} if client is clients[1] else {}
             (stats,) = client.get_inference_statistics("demo", **options)["model_stats"]
-            numbers = stats["inference_count"], stats["inference_stats"]["success"]["count"], stats["execution_count"]
+            success = stats["inference_stats"].get("success", {})  # JSON of protobuf leaves out what is 0
+            numbers = stats.get("inference_count", 0), success.get("count", 0), stats.get("execution_count", 0)
             found.append(tuple(map(int, numbers)))
         return found
 

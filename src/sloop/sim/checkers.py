@@ -516,6 +516,8 @@ class Checkers:
         """What a node has kept that became ready in this step, and is not adopted yet."""
         self._adopted: list[ReplicaId] = []
         """In this step."""
+        self._is_adopting = False
+        """Whether there is any of both."""
         self._done: list[CheckedRequest] = []
         """Requests that finished their last stage in this step, and must be answered in it."""
         self._started: list[tuple[str, int]] = []
@@ -618,7 +620,7 @@ class Checkers:
         state = self._state
         if self._unassigned is not None:
             self._settle()
-        if self._kept or self._adopted:
+        if self._is_adopting:
             self._check_adopted()
         state.step += 1
         if not self._done and not self._started:
@@ -895,6 +897,7 @@ class Checkers:
         self._begin_replica(order)
         self._state.replicas[order.replica].ready = order.is_ready
         self._adopted.append(order.replica)
+        self._is_adopting = True
 
     def _begin_replica(self, order: StartReplica | AdoptReplica) -> None:
         replica = self._state.start(order.replica, order.spec)
@@ -906,7 +909,7 @@ class Checkers:
 
     def _check_adopted(self) -> None:
         """At the end of a step: all that was kept is adopted, and what cannot stay was told to stop."""
-        adopted, self._adopted = self._adopted, []
+        adopted, self._adopted, self._is_adopting = self._adopted, [], False
         if self._kept:
             self._fail(f"kept replicas {list(self._kept)} are neither adopted nor stopped")
         for id in adopted:
@@ -953,6 +956,7 @@ class Checkers:
         node.node, node.state = event.node, NodeState.READY
         node.charge(self._now_ns)
         self._kept = {kept.number: kept for kept in event.kept}
+        self._is_adopting = bool(self._kept)
 
     def _node_lost(self, event: NodeLost) -> None:
         node = self._state.nodes.get(event.node)
