@@ -26,8 +26,8 @@ spares_option = click.option(
     type=click.IntRange(min=0),
     default=usual_spares_max,
     show_default="one for each core",
-    help="At most so many workers are started ahead, as many as replicas were lately started together: a replica that "
-    "takes one starts without starting Python.",
+    help="Most workers that are started ahead. A replica that takes one need not wait for Python to start. There are "
+    "as many as replicas were lately started together.",
 )
 
 
@@ -61,22 +61,20 @@ def node_tls_of(given: Mapping[str, Any], prefix: str) -> NodeTls | None:
     "--token-file", required=True, type=FILE, metavar="FILE", help="The token of the deployment, which both must know."
 )
 @click.option(
-    "--host", default="", help="Address of this machine for other agents [default: the one it connects from]."
+    "--host", default="", help="Address of this machine for other agents [default: the one from which it connects]."
 )
-@click.option(
-    "--tls-cert", type=FILE, metavar="FILE", help="Certificate of this machine (PEM), if the server was given one."
-)
+@click.option("--tls-cert", type=FILE, metavar="FILE", help="Certificate of this machine (PEM), if the server has one.")
 @click.option("--tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM).")
 @click.option("--tls-ca", type=FILE, metavar="FILE", help="Authority that has issued the machines' certificates.")
 @spares_option
 @models_options
 @never_waiting()
 def agent(join: str, name: str, token_file: Path, host: str, spare_workers: int, **others: Any) -> None:  # noqa: ANN401  # see node_tls_of and cache_of
-    """Run replicas on this machine for the server at --join, until it ends or SIGTERM.
+    """Run replicas on this machine for the server at --join, until the server ends or SIGTERM arrives.
 
     The server orders what runs here. Models that applications name by URL are fetched into a cache; others must be
     readable under the same paths as on the server. If the connection is lost, the agent keeps its replicas for a
-    minute and connects again: another server that takes the place of one that has died adopts them.
+    minute and tries to connect again. If the server has died, the next server at this address adopts the replicas.
     """
     tls = node_tls_of(others, "--tls")
     made = Agent(

@@ -48,13 +48,13 @@ def join_options(command: Callable[..., None]) -> Callable[..., None]:
             "--agents-host",
             default="",
             metavar="HOST",
-            help="Address of this machine for agents, which fetch tensors [default: the one it connects from].",
+            help="Address of this machine at which agents fetch tensors [default: the one from which it connects].",
         ),
         click.option(
             "--agents-tls-cert",
             type=FILE,
             metavar="FILE",
-            help="Certificate of this machine for server and agents (PEM), if the server was given one.",
+            help="Certificate (PEM) that this machine shows to server and agents, if the server has one.",
         ),
         click.option("--agents-tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM)."),
         click.option(
@@ -65,7 +65,7 @@ def join_options(command: Callable[..., None]) -> Callable[..., None]:
             type=Number(min=0),
             default=30.0,
             show_default=True,
-            help="Seconds to finish open requests after SIGTERM before they fail.",
+            help="After SIGTERM, open requests have so many seconds to finish before they fail.",
         ),
     )
     for option in reversed(options):
@@ -116,11 +116,11 @@ def edge(
     access_log: str,
     **others: Any,  # noqa: ANN401  # see connections_of and joining_of
 ) -> None:
-    """Accept requests of clients on this machine for the server at --join, until it ends or SIGTERM.
+    """Accept requests of clients on this machine for the server at --join, until the server ends or SIGTERM arrives.
 
     The server must run with --backend agents, or with --backend ray and --agents-port. It decides where each request
-    runs and how many there may be at a time. If it cannot be reached, requests wait within their deadlines, and the
-    edge connects again for a minute.
+    runs, and how many requests may be open at a time. If it cannot be reached, requests wait until their deadlines,
+    and the edge tries for a minute to connect again.
     """
     if click.get_current_context().get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
         _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")

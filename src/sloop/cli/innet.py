@@ -46,13 +46,13 @@ fabric_option = click.option("--fabric", metavar="FABRIC", help=FABRIC_HELP)
 rows_option = click.option(
     "--rows",
     type=FILE,
-    help="Integers, rows × inputs (.npy): what the network gets. The scales are calibrated with it.",
+    help="Inputs of the network: integers, rows × inputs (.npy). They also calibrate the scales of an ONNX model.",
 )
 
 
 @click.group("innet")
 def innet() -> None:
-    """Run small networks inside the network: a layer on each programmable switch, activations as packets.
+    """Run small neural networks on programmable switches: each layer on a switch, activations as packets.
 
     \b
     Example:
@@ -114,10 +114,10 @@ def _network(model: Path | None, rows: Path | None, *, only_shape: bool = False)
 @fabric_option
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the fabric with its layers (.png or .svg).")
 def map_command(model: Path | None, fabric: str | None, plot: Path | None) -> CommandOutput:
-    """Show which switch computes which layer of MODEL (ONNX), what that takes, and how quick it is, modelled.
+    """Show which switch computes which layer of MODEL (ONNX), with its memory, packets and modelled time.
 
-    Without MODEL: the detection model that ships. A network that does not fit is an error that names the layer and the
-    numbers.
+    Without MODEL: the detection model that ships with sloop. A network that does not fit is an error that names the
+    layer and the numbers.
     """
     compiled = CompiledNetwork(_network(model, None, only_shape=True), _fabric(fabric))
     if plot is not None:
@@ -187,22 +187,28 @@ def _map_display(compiled: CompiledNetwork) -> list[RenderableType]:
 @fabric_option
 @click.option("--out", required=True, type=FILE, help="The compiled network, a file that ends in .innet.")
 @click.option(
-    "--doubt", type=click.IntRange(min=0), default=0, show_default=True, help="Logits nearer to 0 are doubtful."
+    "--doubt",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Verdicts with a logit nearer to 0 are doubtful.",
 )
 @click.option(
     "--emulate",
     type=click.IntRange(min=0, max=10_000),
     default=1,
     show_default=True,
-    help="Inferences to emulate, instruction by instruction, for the profile. 0: the profile is the model's alone.",
+    help="Number of inferences to emulate, instruction by instruction, for the profile. With 0, the profile has only "
+    "modelled times.",
 )
 @click.option("--kernel", is_flag=True, help="Servers run it as programs in the kernel (root), not as the reference.")
 def compile_command(
     model: Path | None, rows: Path | None, fabric: str | None, out: Path, doubt: int, emulate: int, kernel: bool
 ) -> CommandOutput:
-    """Compile MODEL (ONNX) for a fabric; write it, and its profile beside it.
+    """Compile MODEL (ONNX) for a fabric of switches; write the compiled network, and its profile beside it.
 
-    The file is served like any model: as a stage of an application, on a node with a device of kind innet.
+    Serve the file like any model: as a stage of an application, on a node with a device of kind innet. Without MODEL:
+    the detection model that ships with sloop.
     """
     if out.suffix != SUFFIX:
         raise click.UsageError(f"--out {out}: the name of a compiled network ends in {SUFFIX}")
@@ -230,20 +236,28 @@ def compile_command(
 @click.argument("model", required=False, type=FILE)
 @rows_option
 @click.option(
-    "--count", type=click.IntRange(1, 100_000), default=16, show_default=True, help="Random rows, without --rows."
+    "--count",
+    type=click.IntRange(1, 100_000),
+    default=16,
+    show_default=True,
+    help="Number of random rows, without --rows.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random rows.")
 @click.option(
-    "--runner", "runners", multiple=True, type=click.Choice(RUNNERS), help="Which [default: all that can run]."
+    "--runner",
+    "runners",
+    multiple=True,
+    type=click.Choice(RUNNERS),
+    help="Runner to use; can be repeated [default: all that can run].",
 )
 @fabric_option
 def run_command(
     model: Path | None, rows: Path | None, count: int, seed: int, runners: tuple[str, ...], fabric: str | None
 ) -> CommandOutput:
-    """Run rows through MODEL (ONNX or .innet) in several ways, which must give the same logits, bit for bit.
+    """Run rows through MODEL (ONNX or .innet) on several runners, which must give the same logits, bit for bit.
 
-    The way of the CPU, ONNX Runtime on floats, is timed beside them if MODEL is ONNX: on Linux it is the fastest. What
-    a fabric gains is what a switch would take, which is modelled.
+    If MODEL is ONNX, its floats in ONNX Runtime on the CPU are timed beside them, and are the fastest on Linux. The
+    gain of a fabric is the time that switches would take, which is modelled.
     """
     is_compiled = model is not None and model.suffix == SUFFIX
     if is_compiled and fabric is not None:
@@ -318,7 +332,7 @@ def _run_on_cpu(model: Path, rows: Ints, expected: Ints) -> dict[str, Any]:
     example="sloop innet detect office.pcapng\nsloop innet detect --synthetic 200 --seed 7 --write traffic.pcap",
 )
 @click.argument("capture", required=False, type=FILE)
-@click.option("--synthetic", type=click.IntRange(1, 100_000), help="Instead of CAPTURE: that many generated flows.")
+@click.option("--synthetic", type=click.IntRange(1, 100_000), help="Number of generated flows, instead of CAPTURE.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of generated flows.")
 @click.option(
     "--model", type=FILE, help="A model made by `python -m sloop.innet.shipped` [default: the one that ships]."
@@ -329,7 +343,8 @@ def detect_command(
 ) -> CommandOutput:
     """Detect malicious flows in CAPTURE (pcap or pcapng), as the first switch of a fabric would on the path.
 
-    The model that ships knows generated traffic only: verdicts on other captures show the mechanism, and no more.
+    The model that ships with sloop was trained on generated traffic only: verdicts on other captures only show how
+    detection works.
     """
     if (capture is None) == (synthetic is None):
         raise click.UsageError("Give CAPTURE or --synthetic FLOWS, one of them.")
@@ -432,8 +447,8 @@ def _flow_value(votes: FlowVotes, labels: dict[bytes, tuple[str, bool]]) -> dict
 def demo_command(seconds: float, seed: int, runner: str | None, fabric: str | None) -> CommandOutput:
     """Send mixed traffic from a client through a switch to a server, and classify its flows on the way.
 
-    With root, client, switch and server are network namespaces and the network runs in the kernel; packets are
-    forwarded unchanged. Without, the emulator stands in, at virtual time, and the output says so.
+    With root, client, switch and server are network namespaces, and the neural network runs in the kernel; packets
+    are forwarded unchanged. Without root, the emulator runs instead, in virtual time, and the output says so.
     """
     model = shipped_model()
     compiled = CompiledNetwork(model.network, _fabric(fabric))

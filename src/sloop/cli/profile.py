@@ -59,7 +59,7 @@ sloop profile squeezenet.onnx --layers --plot layers.svg
 @click.option(
     "--from-log",
     type=click.Path(path_type=Path),
-    help="Measure nothing: add the durations of batches in this server's event log (or in that of this state folder) "
+    help="Measure nothing, but add the durations of batches in this event log of a server (a file or a state folder) "
     "to the profiles of its models.",
 )
 @click.option(
@@ -91,7 +91,7 @@ sloop profile squeezenet.onnx --layers --plot layers.svg
 @click.option(
     "--alone",
     is_flag=True,
-    help="Measure only the model: without other load on the machine, and not in a server.",
+    help="Measure only the model itself: put no other load on the machine, and do not measure it in a server.",
 )
 @shape_option
 @click.option(
@@ -116,16 +116,16 @@ sloop profile squeezenet.onnx --layers --plot layers.svg
 @click.option(
     "--layers",
     is_flag=True,
-    help="Measure MODEL block by block instead, add this to its profile, and propose where to cut it and what a shadow "
-    "should hold.",
+    help="Measure MODEL block by block instead, add the result to its profile, and propose where to cut it, and which "
+    "blocks a shadow (a process that helps a replica with some rows) should hold.",
 )
 @click.option(
     "--cut",
     "cuts",
     multiple=True,
     metavar="NAME",
-    help="With --layers: cut after this layer, or after the one that makes this tensor, instead of between all blocks; "
-    "A,B names all tensors that cross. Repeat it for further cuts, in the order of the graph.",
+    help="With --layers: cut only after this layer, or after the layer that computes this tensor [default: between all "
+    "blocks]. A,B names all tensors that cross the cut. Repeat it for further cuts, in the order of the graph.",
 )
 @click.option(
     "--pieces", type=FOLDER, help="With --layers: keep the pieces in this folder, each an ONNX model of its own."
@@ -166,12 +166,12 @@ def profile(  # one parameter for each option
     plot: Path | None,
     out: Path | None,
 ) -> CommandOutput:
-    """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit it.
+    """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit the measurements.
 
-    MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). If its batch is fixed, a copy
-    with an open batch is written beside it and measured, where that gives the same results. With --from-log, MODEL may
-    be left out: the profiles of all models in the log are refined. With --layers, MODEL is cut into blocks of layers
-    that are measured one by one.
+    MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). If its batch size is fixed, a
+    copy with any batch size is written beside it and measured, provided that it gives the same results. With
+    --from-log, MODEL may be left out: the profiles of all models in the log are refined. With --layers, MODEL is cut
+    into blocks of layers that are measured one by one.
     """
     if hardware is not None and not NAME.fullmatch(hardware):
         raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")

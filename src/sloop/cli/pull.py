@@ -49,7 +49,7 @@ def models_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=1),
             default=MODELS_BYTES,
             show_default=True,
-            help="Most bytes in that folder; models that nobody uses are deleted, the one used longest ago first.",
+            help="Most bytes in that folder. Beyond it, unused models are deleted, the least recently used first.",
         ),
         click.option(
             "--models-tokens",

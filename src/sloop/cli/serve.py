@@ -80,7 +80,7 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
             type=POSITIVE,
             default=60.0,
             show_default=True,
-            help="The same for a body, and for slow readers of answers.",
+            help="Close an HTTP connection whose client takes longer for a body, or reads an answer too slowly.",
         ),
         click.option(
             "--idle-s",

@@ -1,14 +1,14 @@
 """A fabric of switches as a device: sessions of compiled networks, and their profiles.
 
 A compiled network (`MODEL.innet`, see `sloop.innet.compiled`) is opened like any model. Here it runs as the reference
-in NumPy, or in the kernel if it was compiled so; both give the switches' answers, bit for bit, and take longer than a
-switch would. What a switch would take is modelled, and in the profile that `fabric_profile` makes:
-the closed form of `FabricTime` is the belief, with which policies plan, and the durations that the emulator's clock
-gives are the samples, which a simulation takes as true.
+in NumPy, or in the kernel if it was compiled for it. Both give the switches' answers, bit for bit, and take longer than
+a switch would. The time of a switch is modelled, and stands in the profile that `fabric_profile` makes: the closed form
+of `FabricTime` is the belief with which policies plan, and the durations by the emulator's clock are the samples, which
+simulations take as true.
 
-A slot of the fabric is a replica: it takes one inference at a time, in a time that does not depend on other slots, as
-long as no more slots are used than the busiest layer has time for (`FabricTime.shares`). So a replica has one share of
-the device, and its batches are of one row.
+A replica is a slot of the fabric. It serves one inference at a time. The duration does not depend on the other slots,
+as long as no more slots are in use than the busiest layer can serve (`FabricTime.shares`). So a replica has one share
+of the device, and its batches have one row.
 """
 
 from collections.abc import Mapping
@@ -34,8 +34,9 @@ Array = NDArray[Any]
 class FabricSession:
     """A compiled network that is open; a `Session`.
 
-    Input `features`, integers; outputs `logits`, `class`, and `doubtful`: 1 where the fabric should not be trusted
-    alone. A row whose inference is lost has no verdict: `class` is -1, its logits are 0, and it is doubtful.
+    The input is `features` (integers). The outputs are `logits`, `class`, and `doubtful`, which is 1 where the answer
+    of the fabric alone is too uncertain. A row whose inference is lost has no verdict: `class` is -1, its logits are 0,
+    and it is doubtful.
     """
 
     joins_rows: bool | None = True
@@ -91,7 +92,7 @@ def fabric_profile(compiled: CompiledNetwork, path: Path, *, emulated_rows: int 
     """The profile of the compiled network in the file `path`, on the fabric that it is for.
 
     `emulated_rows` inferences are executed instruction by instruction, as many at once as the device has shares; the
-    profile has their durations as samples. With 0 it has none, and simulations take the model for true.
+    profile has their durations as samples. With 0 it has no samples, and simulations take the closed form as true.
     """
     program = compiled.program
     time = program.time

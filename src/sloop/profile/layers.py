@@ -1,11 +1,11 @@
-"""Measures the layers of an ONNX model: block by block, what they compute, weigh, give on, and take to load.
+"""Measures an ONNX model block by block: latency, bytes of weights, bytes of outputs, and time to load.
 
-The model is cut into blocks (`sloop.profile.onnx_cut`). For each core count a process loads the uncut model and all
-pieces, and runs them in rounds: the uncut model once, then the chain of pieces once, each piece timed by itself. So a
-piece finds the caches as it would in the whole model, and the speed of the machine, which varies, is the same for all.
+The model is cut into blocks (`sloop.profile.onnx_cut`). For each core count, a process loads the uncut model and all
+pieces, and runs them in rounds: the uncut model once, then the chain of pieces once, each piece timed on its own. So a
+piece finds the caches in the same state as in the whole model, and changes in the machine's speed affect all alike.
 
-Between blocks that were found automatically, cuts that change the results are left out: ONNX Runtime joins operators
-across some boundaries, and rounds otherwise where it cannot.
+If the boundaries between blocks were found automatically, those whose cuts change the results are left out: ONNX
+Runtime fuses operators across some boundaries, and a cut that prevents this changes the rounding.
 
 The measured process is `python -m sloop.profile.layers`: it writes `READY`, reads a `LayersOrder` line, and prints JSON
 lines: a `RoundTimes` for each batch size, then a `LayersLoad`; or a `CutCheck`, or a `RefusedModel`. What a model
@@ -61,9 +61,9 @@ LOADS: Final = 3
 """The median of so many loads is kept: the first of a process is slower."""
 MOVED_BYTES: Final = 8_000_000
 DIFFERENCE_MAX: Final = 1e-6
-"""How much a chain of blocks may differ from the uncut model, relative to the largest output."""
+"""How much the results of a chain of blocks may differ from the uncut model's, relative to the largest output."""
 DIFFERENCE_ASKED_MAX: Final = 1e-3
-"""The same for cuts that were asked for: they are refused only where this is more than rounding."""
+"""The same for cuts that the user asked for: they are refused only if the difference is more than rounding."""
 
 CUT_ELSEWHERE: Final = (
     "cut elsewhere: after QuantizeLinear in a quantised model, and not inside what the runtime joins to one operator"
@@ -133,9 +133,10 @@ def measure_layers(  # noqa: PLR0913  # those of `measure`, and where to cut
 ) -> LayerProfile:
     """Cut a model, and measure its pieces; `seconds` for each batch size on each core count in each pass.
 
-    `file` is what is opened instead of the model's own file (`sloop.profile.examine`); `cuts` are those of `cut_model`.
-    The pieces are kept in `folder` if it is given. InputError for a model that cannot be cut, or not so, or cannot be
-    measured with these choices, and if the pieces do not give what the model gives; MachineError if a process dies.
+    `file` is opened instead of the model's own file (`sloop.profile.examine`); `cuts` are those of `cut_model`. The
+    pieces are kept in `folder` if it is given. InputError for a model that cannot be cut, or not at these places, or
+    cannot be measured with these choices, and if the pieces' results differ from the model's; MachineError if a process
+    dies.
     """
     if model_path.suffix != ".onnx":
         what = "only an ONNX model has a graph of layers that can be cut"
@@ -167,7 +168,7 @@ def measure_layers(  # noqa: PLR0913  # those of `measure`, and where to cut
 
 
 def _exact_pieces(order: LayersOrder, cores: float, limit: Limit, folder: Path) -> tuple[ModelPiece, ...]:
-    """The blocks of a model, without the boundaries whose cuts change the results; written to `folder`."""
+    """The pieces of a model, cut at all boundaries that do not change the results; written to `folder`."""
     graph = LayerGraph.read(Path(order.model))
     fronts = [frozenset(range(place)) for place in graph.boundaries()]
     alone: dict[frozenset[int], float] = {}
@@ -319,7 +320,7 @@ def measure_here(order: LayersOrder) -> Iterator[RoundTimes | LayersLoad | CutCh
 
 
 def _loaded(path: Path, threads: int, loads: int) -> tuple[Session, int]:
-    """The loaded model, and the median of the ns that loading it so often took."""
+    """The loaded model, and the median duration in ns of `LOADS` loads."""
     took: list[int] = []
     session: Session | None = None
     for _ in range(loads):
@@ -354,7 +355,7 @@ class _PieceChain:
 def _rounds(
     whole: Session, chain: _PieceChain, feed: Mapping[str, Array], seconds: float
 ) -> tuple[list[int], list[list[int]]]:
-    """The durations in ns of the uncut model, and of each piece, in as many rounds as fit the time."""
+    """The durations in ns of the uncut model, and of each piece, in as many rounds as fit into the time."""
     whole_ns: list[int] = []
     pieces_ns: list[list[int]] = [[] for _ in chain.sessions]
     end_ns = perf_counter_ns() + round(seconds * NS_PER_S)
@@ -370,7 +371,7 @@ def _rounds(
 def _row_sizes(
     pieces: Sequence[ModelPiece], known: Mapping[str, Array], feed: Mapping[str, Array], batch: int
 ) -> tuple[int, list[int], list[int]]:
-    """Bytes of one row: of the inputs, of each piece's outputs, and of all that crosses its end."""
+    """Bytes of one row: of the inputs, of each piece's outputs, and of all tensors that cross the end of the piece."""
 
     def row_bytes(names: Sequence[str]) -> int:
         return ceil(sum(len(elements_of(known[name])) for name in names) / batch)
@@ -380,7 +381,7 @@ def _row_sizes(
 
 
 def move_ms_per_mb() -> float:
-    """Milliseconds to write 10⁶ bytes into shared memory that is new, and to read them; 0 where there is none."""
+    """Milliseconds to write 10⁶ bytes into new shared memory, and to read them; 0 without shared memory."""
     content, took = np.ones(MOVED_BYTES, np.uint8), []
     for _ in range(ROUNDS_MIN):
         shared = SharedMemory.make()

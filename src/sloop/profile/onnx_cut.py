@@ -1,13 +1,14 @@
 """Cuts ONNX models at layer boundaries into pieces, each a valid model of its own, which run one after the other.
 
-A piece takes the tensors that its nodes read and that were made before it, and gives those that are read after it. The
-tensors of a boundary are all that cross it: also those of skip connections, and inputs of the whole model that a later
-piece reads. Whoever runs the pieces keeps the tensors by name and hands every piece its own (`run_pieces`). What needs
-no input (weights, constants, what is computed from them alone) crosses no boundary: each piece has its own copy.
+The inputs of a piece are the tensors that its nodes read and that were computed before it; its outputs are the tensors
+that are read after it. The tensors of a boundary are all that cross it, including those of skip connections, and inputs
+of the whole model that a later piece reads. The caller keeps the tensors by name and gives each piece its inputs
+(`run_pieces`). Tensors that do not depend on an input (weights, constants, and what is computed from these alone) cross
+no boundary: each piece has its own copy.
 
-Types of tensors, which a file need not state, are inferred by ONNX Runtime from the graph without its large weights, so
-the `onnx` package is not needed; a tensor of unknown rank is declared without a shape, which ONNX Runtime takes.
-Weights that lie in other files are copied into one file for each piece.
+A file need not state the types of its tensors. ONNX Runtime infers them from the graph without its large weights, so
+the `onnx` package is not needed. A tensor of unknown rank is declared without a shape, which ONNX Runtime accepts.
+Weights in other files are copied into one file for each piece.
 """
 
 import math
@@ -63,7 +64,7 @@ class ModelPiece(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _GraphNode:
-    """A node of the graph: what it reads, also from inside its own graphs, and what it makes."""
+    """A node of the graph: the tensors that it reads, also in its inner graphs, and those that it computes."""
 
     place: int
     proto: Any
@@ -72,12 +73,12 @@ class _GraphNode:
 
     @property
     def name(self) -> str:
-        """Its own name, else that of its first output: exporters may leave names out."""
+        """The name of the node, or that of its first output: exporters may leave names out."""
         return self.proto.name or self.makes[0]
 
 
 class TensorType(NamedTuple):
-    """What ONNX Runtime infers of a tensor: its name of the type, and the shape; None if not even the rank is known."""
+    """What ONNX Runtime infers about a tensor: the name of its type, and its shape (None if the rank is unknown)."""
 
     kind: str
     shape: tuple[int | str | None, ...] | None
@@ -336,10 +337,10 @@ class LayerGraph:
     def boundaries(self) -> tuple[int, ...]:
         """Where the blocks end: numbers of layers before each boundary, ascending.
 
-        A block is a layer with weights and the layers after it that have none, or a whole unit with branches: a
-        boundary is crossed by no more tensors than those within `REACH` layers with weights before it, or after it, so
-        that residual units stay whole, and a tensor that all decoder layers read (a mask, the encoder's result) forbids
-        nothing. Only tensors cross it, no sequences.
+        A block is a layer with weights and the layers after it that have none, or a whole unit with branches. A place
+        is a boundary if it is crossed by no more tensors than the places within `REACH` layers with weights before it,
+        or those after it. So residual units stay whole, and a tensor that all decoder layers read (a mask, the
+        encoder's result) prevents no cut. Only tensors cross a boundary, no sequences.
         """
         crossed = self._crossed()
         weighty = [number for number, layer in enumerate(self.layers) if self._has_weights(layer)]
@@ -358,8 +359,8 @@ class LayerGraph:
         """The place where only tensors of known rank cross, if there is one, and the fewest bytes for each element; the
         last of equal ones. None if something else than tensors crosses all of them.
 
-        In a quantised model it lies before DequantizeLinear, which ONNX Runtime joins with what follows; a cut between
-        them would change the results.
+        In a quantised model, this place lies before DequantizeLinear: ONNX Runtime fuses that with what follows, and a
+        cut between them would change the results.
         """
         found: list[tuple[int, int, int]] = []
         for place in places:
@@ -525,10 +526,10 @@ ELEMENT_TYPES: Final[Mapping[str, int]] = {
 def cut_model(path: Path, cuts: Sequence[str | Sequence[str]] | None, folder: Path) -> tuple[ModelPiece, ...]:
     """Cut the model at `path` into pieces, written to `folder`.
 
-    A cut that is a name lies after the layer of this name, or after the one that makes the tensor of this name; all
-    tensors that cross it are found. A cut that is a list of tensors must name all of them. None cuts at each boundary
-    between blocks (`LayerGraph.boundaries`). InputError for a model that cannot be cut, or not there; MachineError if a
-    piece cannot be written. No file is left behind then.
+    A cut that is a name lies after the layer of this name, or after the layer that computes the tensor of this name;
+    all tensors that cross it are found. A cut that is a list of tensors must name all that cross. With None, the model
+    is cut at each boundary between blocks (`LayerGraph.boundaries`). InputError for a model that cannot be cut, or not
+    at these places; MachineError if a piece cannot be written. After an error no file is left behind.
     """
     graph = LayerGraph.read(path)
     if cuts is None:
@@ -577,7 +578,7 @@ def data_file(piece: Path) -> Path:
 
 
 class _ExternalWeights:
-    """Copies weights from the files of a model into the one file of a piece, which is made when the first is copied."""
+    """Copies weights from the files of a model into the one file of a piece, which is created at the first copy."""
 
     def __init__(self, graph: LayerGraph, piece: Path) -> None:
         self._graph, self._target = graph, data_file(piece)

@@ -1,17 +1,19 @@
-"""Model files from other machines of the deployment that have them, or are just receiving them.
+"""Fetches model files from peers: other machines of the deployment that have the files, or are receiving them.
 
-A `FileServer` sends the files of a cache (`sloop.serve.weights`) to whoever knows the token. A file that is being
-received is sent on as it comes, so several machines form a chain, in which each link carries each byte once: the whole
-takes hardly longer than one transfer. A `PeerStore` stands before the store of a model and reads from peers, one after
-the other; when one dies, has not the file, or does not go on, the next one, and at last the store, continues at the
-byte where it ended.
+A `FileServer` sends the files of a cache (`sloop.serve.weights`) to peers that know the token. It also sends a file
+that its own machine is still receiving, as the bytes arrive. So several machines form a chain in which each link
+carries each byte once, and all of them have the file hardly later than one machine alone would.
 
-Nothing is believed because a peer says it: a file is taken only if the store says that this version of it is the
-present one, or if its checksum is known, which is compared at the end. If the store is away, the version of the peer
-counts, as that of a cached copy does.
+A `PeerStore` takes the place of the store of a model and reads a file from a peer. If this peer dies, does not have the
+file, or stops sending, the next peer continues at the byte where the transfer broke off, and after the last peer the
+store does.
 
-Requests ask for parts of a file, some at a time, and are answered in their order. So what waits is bounded, and whoever
-reads slowly is sent little.
+A peer's word is not enough: a file is accepted only if the store confirms that its version is the present one, or if
+its checksum is known and matches at the end. If the store cannot be reached, the version of the peer is accepted, as
+that of a cached copy is.
+
+Each request asks for a part of a file. A reader has only a few requests under way, which are answered in their order.
+So the memory for waiting answers is bounded, and a slow reader is sent little.
 """
 
 import asyncio
@@ -44,22 +46,22 @@ from sloop.serve.transport import CLOSED, Frame, FrameKind, ProtocolError
 from sloop.serve.weights import FILES, MANIFEST, ModelFolder, WeightsCache
 
 PART_BYTES: Final = 256 << 10
-"""Of a file, that one request asks for. A peer can pass a part on when it has come whole."""
+"""Bytes of a file that one request asks for. A peer can send a part on once it has all of it."""
 AHEAD: Final = 8
 """Requests of one file that are under way at a time."""
 WAITING_MAX: Final = 64
-"""Requests that one connection may have waiting."""
+"""Requests that may wait on one connection."""
 REQUEST_BYTES_MAX: Final = 4096
 GROWTH_S: Final = 0.002
-"""How often it is looked whether a file that is being received has grown."""
+"""How often to check whether a file that is being received has grown."""
 BEGIN_S: Final = 0.5
-"""How long a machine waits for its own transfer of a file to begin: others that are told to fetch it at the same time
-may ask sooner."""
+"""How long a request waits for this machine's own transfer of the file to begin: a peer that was ordered to fetch the
+file at the same time may ask before it has begun."""
 STALLED_S: Final = 5.0
-"""A file that has not grown for so long is not waited for: its reader goes on elsewhere."""
+"""A request waits no longer for a file that has not grown for so long: its reader continues at another peer."""
 TEXT_BYTES_MAX: Final = 1024
 WEAK: Final = "etag W/", "modified "
-"""How versions begin that prove nothing, or not after so long a time."""
+"""How versions begin that do not prove equal content, or do not prove it after a long time."""
 NEW: Final = -2
 """Instead of a size: nothing has been waited for yet."""
 
@@ -68,8 +70,8 @@ _log: Final = logging.getLogger("sloop.peers")
 
 
 class FilePart(Struct, frozen=True, array_like=True):
-    """A request for `size` bytes from `start` on of a file of a model, in this version; for what there is to know about
-    the file if `size` is 0."""
+    """A request for `size` bytes, from `start` on, of this version of a file of a model. If `size` is 0, it asks for
+    the `FileInfo` instead."""
 
     key: str
     """Of the model's location (`ModelSource.key`)."""
@@ -93,7 +95,7 @@ class FileInfo(Struct, frozen=True, array_like=True):
 
 
 class FileServer:
-    """Sends the files in a cache, complete or not. `cache` finds it; None if there is none yet."""
+    """Sends the files in a cache, complete or not. `cache` returns the cache, None if there is none yet."""
 
     def __init__(self, cache: Callable[[], WeightsCache | None]) -> None:
         self._cache = cache
@@ -128,14 +130,14 @@ class FileRequests:
         self._decoder = msgspec.msgpack.Decoder(FilePart)
         self._waiting: deque[tuple[int, FilePart]] = deque()
         self._opened: dict[tuple[str, str, str], int] = {}
-        """Descriptors by model, file and version: what has been opened stays the same file, also when it is moved."""
+        """Descriptors by model, file and version: a descriptor stays with its file, also when the file is moved."""
         self._timer: asyncio.TimerHandle | None = None
         self._grown_s, self._grown_bytes = 0.0, NEW
-        """When the file that is waited for has last grown, and to which size."""
+        """When the file for which a request waits has last grown, and to which size."""
         link.on_drained = self._answer
 
     def on_frame(self, frame: Frame) -> None:
-        """One more request."""
+        """Take one more request."""
         if frame.kind is not FrameKind.FETCH:
             raise ProtocolError(f"a {frame.kind.name} frame instead of a request for a file")
         if len(self._waiting) >= WAITING_MAX:
@@ -161,7 +163,7 @@ class FileRequests:
         self._opened.clear()
 
     def _answer(self) -> None:
-        """Answer what can be answered; look again soon if the next part has not come yet."""
+        """Answer all requests that can be answered; try again soon if the next part has not arrived yet."""
         self._timer = None
         while self._waiting and not self._link.is_congested:
             number, part = self._waiting[0]
@@ -186,7 +188,7 @@ class FileRequests:
         self._link.send(FrameKind.BLOCK, number, -1, [why.encode()[:TEXT_BYTES_MAX]])
 
     def _found(self, part: FilePart) -> bytes | None:
-        """The answer to a request; None if it may come yet. `LookupError` if it will not."""
+        """The answer to a request; None if its bytes may still arrive. `LookupError` if they will not."""
         size = 0
         if part.size:
             fd = self._descriptor(part)
@@ -205,8 +207,8 @@ class FileRequests:
         return None
 
     def _expect(self, size: int, within_s: float, why: str) -> None:
-        """A file has this size, or is not there (-1), which should change within this time. `LookupError` if it has
-        not."""
+        """A file has this size now, or does not exist (-1). `LookupError` if that has been so for longer than
+        `within_s`."""
         now_s = self._loop.time()
         if size != self._grown_bytes:
             self._grown_s, self._grown_bytes = now_s, size
@@ -226,8 +228,8 @@ class FileRequests:
 
 
 def known_file(folder: ModelFolder, key: str, name: str) -> tuple[Path, FileInfo] | None:
-    """A file of the models of one location, complete or being received; None if nothing is known of it, or not its
-    version and length."""
+    """A file of the models of one location, complete or being received; None if there is no such file, or if its
+    version or length is unknown."""
     for model in folder.models(key):
         for file in model.record.files:
             if file.name == name and file.version:
@@ -245,8 +247,8 @@ def known_file(folder: ModelFolder, key: str, name: str) -> tuple[Path, FileInfo
 
 
 class PeerStore:
-    """The store of a model, before which peers stand (`sloop.serve.stores.Store`). Its calls block, in the thread of a
-    transfer; its connections belong to the event loop `loop`."""
+    """A `Store` (`sloop.serve.stores`) that reads the files of a model from peers first, then from the model's own
+    store. Its calls block, in the thread of a transfer; its connections belong to the event loop `loop`."""
 
     def __init__(
         self,
@@ -263,11 +265,11 @@ class PeerStore:
         self._peers = list(peers)
         """Those that have not failed."""
         self._read: dict[str, Endpoint] = {}
-        """By file, where it was read last."""
+        """By file, the peer from which it was read last."""
 
     def open(self, file: StoredFile, watch: Watch, *, start: int = 0, version: str = "") -> Download:
-        """See `Store`. Who asks for a file again has not got it whole, or not right: the peer that was to send it is
-        not asked any more."""
+        """See `Store`. If a file is opened again, the last transfer failed or brought wrong bytes: its peer is not
+        asked again."""
         failed = self._read.pop(file.name, None)
         if failed in self._peers:
             self._peers.remove(failed)
@@ -308,7 +310,7 @@ class PeerStore:
             raise
 
     def _is_current(self, file: StoredFile, watch: Watch, version: str) -> bool:
-        """Whether the store has this version; a store that is away does not contradict."""
+        """Whether the store has this version; true if the store cannot be reached."""
         if file.name == self._source.name and self._source.sha256:
             return True  # what comes is compared with it
         try:
@@ -318,7 +320,7 @@ class PeerStore:
             return True
 
     def call(self, coroutine: Any) -> "concurrent.futures.Future[Any]":  # noqa: ANN401  # any coroutine
-        """Run something in the event loop."""
+        """Run a coroutine in the event loop."""
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError as error:  # the loop has been closed
@@ -336,7 +338,7 @@ class PeerStore:
 
 
 def waited(future: "concurrent.futures.Future[T]", watch: Watch) -> T:
-    """The result of what runs in the event loop, for which the thread of a transfer waits."""
+    """The result of a coroutine in the event loop; the thread of a transfer waits for it here."""
     try:
         while not future.done():
             concurrent.futures.wait([future], POLL_S)
@@ -390,7 +392,7 @@ class _PeerLink:
     def __init__(self, link: NetworkLink) -> None:
         self._link = link
         self._asked: dict[int, tuple[int, asyncio.Future[bytes]]] = {}
-        """By number of the request, the bytes that it asks for, and who waits for them."""
+        """By number of the request, how many bytes it asks for, and the future of the answer."""
         self._last = 0
         self._ended = ""
         link.attach(self._on_frame, self._on_end)

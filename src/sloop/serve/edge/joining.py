@@ -1,14 +1,15 @@
 """An edge on another machine than the deciding process: `sloop edge --join HOST:PORT --token-file FILE`.
 
-It is the same `EdgeServer` as an edge of the server, with the same records over a connection between machines
-(`sloop.serve.network`). The bounds of requests come from the server, keys and certificates from this machine. Tensors
-stay in an arena here, from which agents fetch them; answers are fetched from agents.
+It is the same `EdgeServer` as an edge that the server starts itself, and exchanges the same records with the deciding
+process, over a connection between machines (`sloop.serve.network`). The bounds of requests come from the server, keys
+and certificates from this machine. Tensors stay in an arena on this machine, from which agents fetch them. The edge
+fetches the answers from the agents.
 
-The connection may end, because the network or the deciding process did. The edge then keeps its ports, its clients'
-connections and all requests that have not ended, and connects again, to the same deciding process or to another one,
-which has forgotten it: it submits those requests again, with their age (`FarSink`). So each is answered once, and all
-that is lost is time. A request whose deadline passes meanwhile is answered with 503, or with 504 if a deciding process
-has had it: its model may have run.
+The connection ends when the network fails or the deciding process dies. The edge then keeps its ports, its clients'
+connections and all requests that have not ended, and connects again: to the same deciding process, or to its successor,
+which knows nothing of these requests. It submits them again, with their age (`FarSink`). So each request is answered
+once, and only time is lost. A request whose deadline passes meanwhile is answered with 503, or with 504 if a deciding
+process had received it: its model may have run.
 """
 
 import asyncio
@@ -80,10 +81,10 @@ from sloop.vocabulary import Outcome
 
 AWAY: Final = "the deciding process is away"
 LOOK_S: Final = 0.05
-"""How often an edge without a deciding process looks for requests whose deadline has passed."""
+"""How often an edge without a deciding process checks for requests whose deadline has passed."""
 DOUBT_S: Final = 3 * BEAT_S
-"""How long a request waits whose answer could not be fetched: if this machine was cut off, the connection to the
-deciding process ends too, and the request is submitted again."""
+"""How long a request waits after its answer could not be fetched. If this machine was cut off, the connection to the
+deciding process ends within this time too, and the request is submitted again."""
 CLOCK_S: Final = 0.5
 """How often an edge says what its clock shows."""
 
@@ -91,11 +92,12 @@ _log: Final = logging.getLogger("sloop.edge")
 
 
 class FarSink(EdgeSink):
-    """An edge's way to a deciding process on another machine, which may be away for a while.
+    """An edge's connection to a deciding process on another machine, which may be unreachable for a while.
 
-    A request is kept until it has ended. `join` begins a connection and submits all of them again; nothing that the one
-    before has brought, or still brings, counts any more. What it may have made others read stays in memory for
-    `FETCH_S_MAX` longer: whoever reads it then does so in vain, but must not read what belongs to somebody else.
+    A request is kept until it has ended. `join` begins a connection and submits all kept requests again; records of the
+    connection before are ignored from then on. Agents may still read tensors on orders of that connection. So the
+    memory of these tensors is not reused for another `FETCH_S_MAX`: such a read is useless, but must not return the
+    data of another request.
     """
 
     def __init__(self, arena: Arena | None, token: bytes, tls: NodeTls | None, loop: AbstractEventLoop) -> None:
@@ -110,14 +112,14 @@ class FarSink(EdgeSink):
         """Of these, those that a deciding process has or had."""
         self._asked: dict[int, Ask] = {}
         self._doubtful: dict[int, TimerHandle] = {}
-        """Requests whose answer could not be fetched, and what then ends them."""
+        """Requests whose answer could not be fetched, and the timer that ends them."""
         self._lent: dict[int, int] = {}
         """By offset, the blocks that were submitted and are not free yet, with the number of their request."""
         self._freed: set[int] = set()
-        """Of these, those of requests that have not ended here, but at the deciding process: should the connection end
-        before their answer has come, they are submitted again."""
+        """Of these, the blocks of requests that have ended at the deciding process, but not here yet: if the connection
+        ends before the answer has arrived, the request is submitted again."""
         self._former: dict[int, float] = {}
-        """Until when (`loop.time`) they may be read for a connection that has ended."""
+        """By offset, until when (`loop.time`) a block may be read on orders of a connection that has ended."""
         self._looking: TimerHandle | None = None
         self.ended_alone = 0
         """Requests that ended here because there was no deciding process."""
@@ -130,7 +132,7 @@ class FarSink(EdgeSink):
         return self._records is None
 
     def join(self, records: RecordLink, holder: int) -> None:
-        """A deciding process, which has just said what it offers, calls this process `holder`."""
+        """Use this new connection, whose deciding process has just sent its offers and calls this process `holder`."""
         self._own = {holder: os.getpid()}
         self._holders.clear()
         self._holders.update(self._own)
@@ -175,7 +177,7 @@ class FarSink(EdgeSink):
     # Of the edge
 
     def _pass_on(self, record: FromEdge) -> None:
-        """Send a record, or keep it until there is somebody to send it to."""
+        """Send a record to the deciding process, or keep it until there is one."""
         if isinstance(record, Submit):
             self._submitted[record.number] = record
             if isinstance(record.block, Address):
@@ -249,12 +251,12 @@ class FarSink(EdgeSink):
         super().on_page(page)
 
     def set_holders(self, holders: Holders) -> None:
-        """See `EdgeSink`. Of processes of this machine whose memory it may not read, the edge fetches blocks."""
+        """See `EdgeSink`. If the edge may not read the memory of a process on this machine, it fetches its blocks."""
         super().set_holders(Holders(readable(holders.here), holders.endpoints))
 
     def _read(self, block: Block) -> list[Tensor]:
-        """Copies a block: when the deciding process has gone, an agent may use its memory again, but a client may still
-        be reading the answer."""
+        """Copies a block: once the deciding process is gone, an agent may reuse the memory of the block while a client
+        still reads the answer."""
         if isinstance(block, bytes):
             return tensors_in(block)
         try:
@@ -271,7 +273,7 @@ class FarSink(EdgeSink):
     # Requests and blocks without a deciding process
 
     def _end_late(self) -> None:
-        """End the requests whose deadline has passed, as long as the deciding process is away."""
+        """While there is no deciding process, end the requests whose deadline has passed."""
         if self._looking is not None:
             self._looking.cancel()
         if self._records is not None:
@@ -284,7 +286,7 @@ class FarSink(EdgeSink):
         self._looking = self._loop.call_later(LOOK_S, self._end_late)
 
     def _end(self, number: int, why: str, tried: Outcome = Outcome.DROPPED) -> None:
-        """End a request that waits: refused, if nothing can have run it, and otherwise as `tried`."""
+        """End a request that waits: as rejected if no model can have run, and otherwise as `tried`."""
         record, outcome = self._submitted[number], tried if number in self._sent else Outcome.REJECTED
         self.ended_alone += self.is_away
         self._drop(record.block)
@@ -299,12 +301,12 @@ class FarSink(EdgeSink):
         return record
 
     def _drop(self, block: Block) -> None:
-        """The tensors of a request are needed no longer, and no deciding process knows of them."""
+        """Free the tensors of a request, which nobody needs any more and no deciding process knows."""
         if isinstance(block, Address):
             self._take_back(block.offset)
 
     def _take_back(self, offset: int) -> None:
-        """Use the memory of a block again, when nobody reads it for a former connection."""
+        """Free the memory of a block, once nobody can read it on orders of a former connection."""
         self._freed.discard(offset)
         if self._lent.pop(offset, None) is None:
             return
@@ -328,14 +330,14 @@ class JoinSettings:
     tls: NodeTls | None = None
     """How machines check each other."""
     host: str = ""
-    """The address of this machine for agents; empty for the one that it connects from."""
+    """The address of this machine for agents; if empty, the one from which it connects to the server."""
     drain_s: float = 30.0
-    """How long it finishes open requests when it is told to stop."""
+    """How long open requests may take to finish after the order to stop."""
 
 
 class JoiningEdge:
     """Serves on two listening sockets, for HTTP and gRPC, for the deciding process at `given.join`. `settings` are
-    those of this machine; the server's bounds take the place of theirs. `on_start` is called when it serves."""
+    those of this machine; the server's bounds replace theirs. `on_start` is called when it serves."""
 
     def __init__(
         self,
@@ -352,7 +354,7 @@ class JoiningEdge:
         self._arena = arena
         self._sink = FarSink(arena, given.token, given.tls, self._loop)
         self._server: EdgeServer | None = None
-        """Since the deciding process has said what its bounds are."""
+        """None until the deciding process has sent its bounds."""
         self._records: RecordLink | None = None
         self._reader = ArenaReader({})
         self._blocks = BlockServer(self._read)
@@ -360,12 +362,12 @@ class JoiningEdge:
         self._acts: Mapping[type, Callable[[Any], None]] = {}
 
     def _read(self, block: Address) -> memoryview:
-        """The memory of a block that somebody wants."""
+        """The memory of a block that another machine fetches."""
         return self._reader.read(block)
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until the server says that it is over, or `stop` is set; then drain. Raises `MachineError` if there is
-        no deciding process for `GIVE_UP_S` or if it sends this edge away, and `InputError` if their keys differ."""
+        """Serve until the server stops or `stop` is set, then drain. Raises `MachineError` if there is no deciding
+        process for `GIVE_UP_S` or if it rejects this edge, and `InputError` if only one of them demands keys."""
         serving, stopping = self._loop.create_task(self._serve()), self._loop.create_task(stop.wait())
         try:
             await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -389,7 +391,7 @@ class JoiningEdge:
             self._acts[ReloadFiles](ReloadFiles())
 
     async def _drain(self, serving: "asyncio.Task[None]") -> None:
-        """Finish what clients have sent, as long as there is a deciding process or hope for one."""
+        """Finish the open requests, as long as there is a deciding process or one may still come back."""
         if self._server is None:
             return
         draining = self._loop.create_task(self._server.drain(self._given.drain_s))
@@ -398,7 +400,7 @@ class JoiningEdge:
         await draining
 
     def _leave(self, records: RecordLink) -> None:
-        """Tell the deciding process that nothing is lost."""
+        """Tell the deciding process that this edge ends by intention and has lost no request."""
         if self._server is not None:
             records.send(self._counts())
         records.send(EdgeEnds())
@@ -406,7 +408,7 @@ class JoiningEdge:
         records.close()
 
     async def _serve(self) -> None:
-        """Connect, serve, and connect again when the connection was lost."""
+        """Connect and serve; connect again whenever the connection is lost."""
         given = self._given
         context = given.tls.client_context() if given.tls is not None else None
         listener: NodeListener | None = None
@@ -480,7 +482,7 @@ class JoiningEdge:
                 self._sink.lose()
 
     def _set_up(self, setup: EdgeSetup, records: RecordLink) -> None:
-        """A deciding process says what this edge may hold and what it offers. Raises `InputError`."""
+        """Take over the bounds and the offers of a deciding process. Raises `InputError`."""
         settings = structs.replace(
             self._settings,
             has_repository=setup.has_repository,
@@ -517,7 +519,7 @@ class JoiningEdge:
         return counts
 
     def _tell_clock(self, since_s: float) -> None:
-        """Say what the clock shows, and about every `COUNT_S` what was counted."""
+        """Send the time of this machine's clock, and about every `COUNT_S` the counts."""
         assert self._server is not None
         since_s += CLOCK_S
         if since_s >= COUNT_S:

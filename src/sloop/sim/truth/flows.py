@@ -1,20 +1,21 @@
 """Flows: transfers that share the links of a network max-min fairly, and the topology between nodes and store.
 
-There are no packets. A flow crosses its links at one rate, which changes only when flows start or end. The rates are
-max-min fair: none could be higher without lowering one that is not higher. A flow that crosses a link n times, such as
-a chain of receivers, takes n times its rate there, so it is one coupled flow from its source to its last receiver.
+There are no packets. A flow crosses all its links at one rate, which changes only when flows start or end. The rates
+are max-min fair: no flow could be faster without slowing down another that is no faster. A chain of receivers is one
+flow from its source to its last receiver. If it crosses a link n times, it takes n times its rate there.
 
-What makes a change cheap, however many flows there are:
+Four rules make a change cheap, however many flows there are:
 
-- A link that could carry all its flows at once, each as fast as its other links allow, limits nobody and is ignored.
-- Flows that cross the same remaining links have one rate. They form a `FlowGroup`, which counts the bytes that each of
-  its flows has moved; a flow ends when this counter reaches a fixed value, so a new rate touches no single flow.
-- Only groups that share a link with a change get new rates. The others are kept if that leaves them max-min fair: each
-  must still have a link that is full and on which no flow is faster (or be as fast as its own limit). Otherwise those
-  of the links in question get new rates, too, and so on.
+- A link that could carry all its flows at once, each as fast as its other links allow, limits no flow and is ignored.
+- Flows that cross the same remaining links have the same rate and form a `FlowGroup`. The group counts the bytes that
+  each of its flows has moved. A flow ends when this counter reaches a value that is fixed when the flow joins the
+  group. So a new rate changes the group, and none of its flows.
+- When flows start or end, only the groups on their links get new rates at first. The other groups keep their rates if
+  these are still max-min fair: each group must have a full link on which no flow is faster, or be as fast as its own
+  limit. Groups for which this fails get new rates too, and the check is repeated.
 - All changes of one instant are settled together.
 
-Numbers may be floats or exact fractions. Must not know what is transferred, or why.
+Numbers may be floats or exact fractions. This module must not know what is transferred, or why.
 
 Sources: Ether (Rausch et al., HotEdge 2020) has the model; progressive filling, Bertsekas and Gallager, Data Networks,
 §6.5.2; the leaf and spine topology, Flashpoint specification §2.15 and §3.4.
@@ -53,7 +54,7 @@ class FlowLink:
         self.flows: dict[Flow, int] = {}
         """Each flow, and how often it crosses the link."""
         self.wanted: float = 0
-        """The sum of their rates if no other flow were there."""
+        """The sum of the rates that its flows would have if each were alone."""
         self.is_shared = False
         """Whether it may limit its flows. Only then its `groups` are kept."""
         self.groups: dict[FlowGroup, int] = {}
@@ -92,10 +93,10 @@ class FlowGroup:
         self.rate: float = 0
         """Of each flow, in bytes per second."""
         self.bottleneck: FlowLink | None = None
-        """The full link on which none is faster; None if the flows are as fast as their limit."""
+        """The full link on which no flow is faster; None if the flows are as fast as their limit."""
         self.moved: float = 0
         self.since_ns = now_ns
-        """Bytes that a flow moved up to this instant that has been in the group for as long as it exists."""
+        """The instant up to which `moved` counts the bytes of a flow that has been in the group from its beginning."""
         self.ends: list[tuple[float, int, Flow]] = []
         """A heap of the flows by `Flow.end`; entries of flows that left are stale."""
         self.due_ns = FOREVER_NS
@@ -132,7 +133,7 @@ class FlowNetwork:
         self._due: list[tuple[int, int, FlowGroup]] = []
         """A heap of the groups by `FlowGroup.due_ns`; entries with another instant are stale."""
         self._immediate: list[Flow] = []
-        """Flows without bytes or without any limit: over as soon as they are asked for."""
+        """Flows without bytes or without any limit: they end at once."""
 
     @property
     def due_ns(self) -> int:
@@ -239,7 +240,7 @@ class FlowNetwork:
                 self._share(link, is_shared=False)
 
     def _share(self, link: FlowLink, *, is_shared: bool) -> None:
-        """From now on this link may limit its flows, or can no longer: regroup them."""
+        """Regroup the flows of a link that may limit them from now on, or no longer can."""
         left = [(flow, self._leave(flow)) for flow in link.flows]
         link.is_shared = is_shared
         for flow, size in left:

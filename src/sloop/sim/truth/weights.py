@@ -1,12 +1,13 @@
-"""Where the weights of models are, and how they come to a node: the part of a cold start before anything is loaded.
+"""Which nodes have which weights, and the transfers to the others: the first part of a cold start, before loading.
 
-A node fetches the weights of a variant from the store, once, however many replicas wait for them, and keeps them until
-it fails or is released. When the last replica that waits for them has stopped, the transfer is cancelled, and what had
-come is lost. How long a transfer takes follows from the flows beside it (`sloop.sim.truth.flows`).
+A node fetches the weights of a variant from the store once, however many replicas wait for them, and keeps them until
+it fails or is released. If all replicas that wait for a transfer stop, the transfer is cancelled, and the bytes that
+had arrived are lost. The duration of a transfer depends on the other flows (`sloop.sim.truth.flows`).
 
-Limits: a node has room for all weights, and gets them from no other node. A transfer between nodes is a flow over
-`Topology.route` or `Topology.chain`; when the core orders one, it belongs here, with the rule for what remains of it if
-a node of it fails. Must not know the cluster, or why a replica starts.
+Limits: a node has room for all weights, and fetches them from the store only, never from another node. (A transfer
+between nodes would be a flow over `Topology.route` or `Topology.chain`. Once the core orders such transfers, they
+belong here, with a rule for what remains of one if its node fails.) This module must not know the cluster, or why a
+replica starts.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from sloop.vocabulary import ReplicaId, ReplicaSpec
 
 
 class ModelWeights(Struct, frozen=True):
-    """The files of a model. Variants with the same model have equal ones, and share them on a node."""
+    """The files of a model. Variants of the same model have equal `ModelWeights`, and share the files on a node."""
 
     name: str
     size_bytes: int
@@ -36,7 +37,7 @@ class WeightTransfer(Struct):
 
 
 class WeightPlaces:
-    """The weights on all nodes, and those under way. `weights` are those of each variant on each kind of hardware."""
+    """The weights on all nodes, and the transfers. `weights` has those of each variant on each kind of hardware."""
 
     def __init__(self, topology: Topology, weights: Mapping[VariantKey, ModelWeights]) -> None:
         self._topology = topology
@@ -54,12 +55,12 @@ class WeightPlaces:
         return self._network.due_ns
 
     def place(self, spec: ReplicaSpec) -> None:
-        """The node of a replica has its weights, without a transfer."""
+        """Put the weights of a replica on its node, without a transfer."""
         self._present.setdefault(spec.node or "", set()).add(self._of(spec))
 
     def fetch(self, now_ns: int, replica: ReplicaId, spec: ReplicaSpec) -> bool:
-        """Whether the weights of a replica are on its node. If not, they are fetched, and it waits until `arrived`
-        names it."""
+        """Whether the weights of a replica are on its node. If not, they are fetched, and the replica waits until
+        `arrived` returns it."""
         node, weights = spec.node or "", self._of(spec)
         if weights in self._present.get(node, ()):
             return True
@@ -73,7 +74,7 @@ class WeightPlaces:
         return False
 
     def arrived(self, now_ns: int) -> list[ReplicaId]:
-        """The replicas whose weights came to their nodes up to now, in the order in which the transfers began."""
+        """The replicas whose weights have arrived since the last call, in the order in which the transfers began."""
         found: list[ReplicaId] = []
         for flow in self._network.ended(now_ns):
             transfer = self._by_flow[flow]
@@ -95,7 +96,7 @@ class WeightPlaces:
         return True
 
     def lose(self, node: str) -> None:
-        """A node without replicas loses what it has."""
+        """Forget the weights on a node, which has no replicas any more."""
         self._present.pop(node, None)
 
     def _of(self, spec: ReplicaSpec) -> ModelWeights:
