@@ -1,14 +1,14 @@
-"""How well flows and packets are told apart: data sets, the three ways to split them, the published baselines.
+"""The accuracy of detection: data sets, the three ways to split them into training and test part, published baselines.
 
-A split by packets puts packets of one flow on both sides, so that a model which sees addresses recognises flows instead
-of what they do. `Protocol` therefore names all three: `PACKETS` with identity (as published), `FLOWS` with identity,
-and `FLOWS_MASKED`, without; `compare` reports them side by side.
+A split by packets puts packets of one flow into both parts. A model that sees addresses can then recognise the flow
+instead of its behaviour. So there are three cases (`Protocol`), and `compare` reports them side by side: `PACKETS` with
+addresses (as published), `FLOWS` with addresses, and `FLOWS_MASKED` without.
 
-On synthetic traffic an accuracy is what the generator's knobs make it. Only orders between models mean anything.
+On synthetic traffic, accuracies depend on the parameters of the generator. Only the order of the models means anything.
 
-The baselines are trees on lengths and gaps, as published (NetBeacon's features with XGBoost), here with scikit-learn's
-histogram gradient boosting in XGBoost's default setting (100 trees, depth 6, rate 0.3); the same on a random tenth of
-the buckets.
+The baselines are decision trees on lengths and gaps, as published (NetBeacon's features with XGBoost), here with
+scikit-learn's histogram gradient boosting in XGBoost's default setting (100 trees, depth 6, rate 0.3), and the same
+trees on a random tenth of the buckets.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +41,7 @@ Report = Callable[[int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The inference points of many flows; each flow's follow each other. Histograms are of whole flows."""
+    """The inference points of many flows, ordered by flow. Histograms are of whole flows."""
 
     points: PointArrays
     flow: Rows
@@ -107,7 +107,7 @@ class Protocol(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which points are for training, for the early end of training, and for the reported accuracy."""
+    """Which points are for training, for early stopping, and for the reported accuracy."""
 
     train: NDArray[np.bool_]
     early: NDArray[np.bool_]
@@ -141,7 +141,7 @@ def _ranks(random: RandomState, labels: NDArray[np.bool_]) -> NDArray[np.float64
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Shares that are classified rightly, of the test part."""
+    """The shares of the test part that are classified correctly."""
 
     packet: float
     """Of single inference points."""
@@ -280,7 +280,7 @@ def compare(
     knobs: Knobs | None = None,
     report: Callable[[str], None] | None = None,
 ) -> AccuracyComparison:
-    """Network and baselines on the set of calls, once for each seed, with all protocols and representations."""
+    """Accuracies of network and baselines on `traffic.calls`, for each seed, with all protocols and representations."""
     say = report or (lambda line: None)
     found = AccuracyComparison(flows, tuple(seeds))
     for seed in seeds:

@@ -6,9 +6,9 @@
     with KernelProgram.load(ProgramKind.XDP, code, "pass") as program:
         link = program.attach_xdp(device)          the program runs as long as the link is open
 
-The assembler has no multiplication, division, modulo or floating point: what a switch cannot do cannot be written.
-Maps, programs and links are file descriptors with no name in the file system: the kernel removes them as soon as the
-process that holds them has ended, however it ended. Linux on x86-64 or 64-bit ARM; needs root, or CAP_BPF and
+The assembler has no multiplication, division, modulo or floating point, so no program can do what a switch cannot.
+Maps, programs and links are file descriptors without a name in the file system: the kernel removes them as soon as the
+process that holds them ends, however it ends. Linux on x86-64 or 64-bit ARM; needs root, or CAP_BPF and
 CAP_NET_ADMIN. Errors are MachineError; a refused program's error ends with the last lines of the kernel's verifier.
 """
 
@@ -41,7 +41,7 @@ BROADCAST: Final = 1 << 3
 
 
 class BpfRegister(IntEnum):
-    """R0 is the result of a call, R1..R5 its arguments, lost by it; R6..R9 are kept; R10 is the end of the stack."""
+    """A call takes R1..R5 as arguments, returns R0, loses R1..R5 and keeps R6..R9; R10 is the end of the stack."""
 
     R0 = 0
     R1 = 1
@@ -314,7 +314,7 @@ def _signed(value: int) -> int:
 
 
 def instructions(code: bytes) -> Iterator[BpfInstruction]:
-    """The instructions of a program, the second half of a double one left out."""
+    """The instructions of a program, without the second halves of double instructions."""
     double = False
     for opcode, registers, offset, immediate in struct.iter_unpack("<BBhi", code):
         if not double:
@@ -323,7 +323,7 @@ def instructions(code: bytes) -> Iterator[BpfInstruction]:
 
 
 def operation(instruction: BpfInstruction) -> str:
-    """Its class and what it does: `alu64 add`, `jmp call`, `ldx 4`. `mul`, `div` and `mod` are there to be found."""
+    """Its class and operation, such as `alu64 add`, `jmp call`, `ldx 4`; `mul`, `div` and `mod` are named as well."""
     kind = _CLASSES[instruction.opcode & 7]
     if kind in {"alu32", "alu64"}:
         code = instruction.opcode & 0xF0
@@ -356,7 +356,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def _system_call(command: BpfCommand, attributes: bytes | bytearray, what: str, fix: str = "") -> int:
-    """The result of bpf(2). MachineError that says what could not be done."""
+    """The result of bpf(2). A failure is a MachineError that says what could not be done."""
     number = SYSTEM_CALLS.get(platform.machine())
     if number is None or not hasattr(_libc, "syscall"):
         raise MachineError(
@@ -417,7 +417,7 @@ class Descriptor:
 
 
 class KernelMap(Descriptor):
-    """Memory that programs and this process share: so many entries of a key and a value."""
+    """Memory that programs and this process share: a fixed number of entries, each a key and a value."""
 
     def __init__(self, kind: MapKind, name: str, *, key_bytes: int = 4, value_bytes: int, entries: int) -> None:
         """MachineError if the kernel refuses it."""
@@ -453,7 +453,7 @@ class ProgramRun(NamedTuple):
 
 
 class ProgramTimes(NamedTuple):
-    """What the kernel knows of a program's cost."""
+    """What the kernel has measured of a program's cost."""
 
     run_ns: int
     runs: int
@@ -508,7 +508,7 @@ class KernelProgram(Descriptor):
         return ProgramRun(result, room.raw[:length], run_ns)
 
     def translated(self) -> bytes:
-        """The program as the kernel has rewritten it before it compiles it: calls are instructions by then."""
+        """The program as the kernel rewrites it before compiling: calls have become instructions."""
         size = struct.unpack_from("<I", _information(self.descriptor), 20)[0]
         room = ctypes.create_string_buffer(size)
         request = bytearray(INFORMATION_BYTES)
@@ -518,7 +518,7 @@ class KernelProgram(Descriptor):
         return room.raw
 
     def measured(self) -> ProgramTimes:
-        """How often and how long it ran while the kernel measured (`measuring`), and what the verifier looked at."""
+        """How often and how long it ran while the kernel measured (`measuring`), and how much the verifier checked."""
         return ProgramTimes(*struct.unpack_from("<QQ8xI", _information(self.descriptor), 192))
 
     def _attach(self, device: int, where: int, flags: int) -> Descriptor:

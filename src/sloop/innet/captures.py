@@ -1,8 +1,8 @@
 """Captures of traffic: pcap and pcapng files, read with dpkt and written for other tools.
 
-A capture may end in the middle of a packet, because whoever wrote it was stopped: everything before counts, and
-`CaptureReader.cut_short` says so. What is no capture at all is an InputError. Packets whose link layer carries no IP
-are counted and left out.
+A capture may end in the middle of a packet, because the program that wrote it was stopped. The packets before that are
+read, and `CaptureReader.cut_short` is true. A file that is no capture is an InputError. Packets whose link layer does
+not carry IP are counted and left out.
 """
 
 import struct
@@ -152,7 +152,7 @@ def _ip_of(link: int, frame: bytes) -> bytes | None:
 
 
 def write_capture(path: Path, packets: Iterable[TimedPacket]) -> int:
-    """Write packets as a pcap file with Ethernet headers; how many. OSError as files give it."""
+    """Write packets as a pcap file with Ethernet headers; returns how many. OSError if the file cannot be written."""
     count = 0
     with path.open("wb") as file:
         file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, _ETHERNET))

@@ -1,8 +1,8 @@
-"""The file of a compiled network (`MODEL.innet`): its integers and the fabric they are for. Opened again, it gives the
-same program, whose runners give the same answers, bit for bit.
+"""The file of a compiled network (`MODEL.innet`): its integers and its fabric. A loaded file gives the same program as
+before, with the same answers, bit for bit.
 
-An archive of NumPy's (`.npz`) with the weights, and a header as JSON that names everything else. Nothing in it is
-executed when it is opened.
+The file is a NumPy archive (`.npz`) with the weights, and a JSON header with everything else. Loading it executes no
+code from it.
 """
 
 import json
@@ -42,7 +42,7 @@ class CompiledNetwork:
         return compile_network(self.network, self.fabric, self.version)
 
     def is_doubtful(self, logits: Ints) -> NDArray[np.bool_]:
-        """Of each row."""
+        """For each row, whether its verdict is doubtful."""
         if logits.shape[1] == 1:
             return np.abs(logits[:, 0]) < self.doubt
         largest = np.sort(logits, axis=1)[:, -2:]
@@ -81,7 +81,7 @@ def save(compiled: CompiledNetwork, path: Path) -> None:
 
 
 def load(path: Path) -> CompiledNetwork:
-    """Read the file. InputError if it is none."""
+    """Read the file. InputError if it is no compiled network."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}

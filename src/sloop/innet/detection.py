@@ -1,11 +1,13 @@
 """Detection on the path, as the first switch does it: flows, inference points, features, votes.
 
-The switch forwards every packet unchanged and keeps a few registers for each flow: packets so far, time of the last,
-least and greatest gap. At packets 1, 2, 4, …, 1024 of a flow (its *inference points*) it encodes what it knows as the
-integers that the network takes; the network's logits come back as votes, and the flow's verdict is their majority.
+The switch forwards every packet unchanged and keeps a few registers for each flow: the number of packets so far, the
+time of the last one, and the shortest and longest gap between two. At packets 1, 2, 4, …, 1024 of a flow (its
+*inference points*) it encodes these, and the head of the packet, as the integers that the network takes. The network's
+logits come back as votes, and the verdict on the flow is the majority of its votes.
 
-What the switch cannot classify is counted, never guessed: packets that are not IP, cut short, or later fragments; flows
-whose register is held by another; points without a free slot, or whose inference was lost (`Detector.counts`).
+The switch gives no verdict on what it cannot classify, and counts it (`Detector.counts`): packets that are not IP, cut
+short, or later fragments; flows whose register another flow holds; inference points without a free slot; lost
+inferences.
 """
 
 import zlib
@@ -133,7 +135,7 @@ class _FlowRegisters:
 class FlowTable:
     """The flow registers: an array that a hash of the 5-tuple addresses.
 
-    Two flows of one place: the second passes unclassified as long as the first is not idle (`counts["collision"]`).
+    If two flows have the same hash, the second passes unclassified while the first is not idle (`counts["collision"]`).
     InputError if `size` is no power of two.
     """
 
@@ -147,7 +149,7 @@ class FlowTable:
         self._flows: dict[int, _FlowRegisters] = {}
 
     def observe(self, packet: TimedPacket) -> InferencePoint | None:
-        """Count a packet; the inference point, if it is one. Packets may be slightly out of order in time."""
+        """Count a packet; returns the inference point, if it is one. Packets may be slightly out of order in time."""
         self.counts["packets"] += 1
         parsed = parse(packet.data)
         if isinstance(parsed, Unparsed):
@@ -219,7 +221,7 @@ class FeatureEncoding:
 
     @property
     def range(self) -> InputRange:
-        """What values the inputs have."""
+        """The range of the input values."""
         return BITS if self.representation is Representation.BIT else BYTES
 
     def rows(self, points: Sequence[InferencePoint]) -> Rows:
@@ -332,7 +334,7 @@ class FlowVotes:
 
     @property
     def margin(self) -> float:
-        """From 0, the votes are even, to 1, they agree. What is small may be asked of a larger model."""
+        """From 0 (the votes are even) to 1 (all agree). A larger model may judge flows with a small margin."""
         return abs(2 * sum(logit >= 0 for logit in self.logits) - len(self.logits)) / max(1, len(self.logits))
 
 
@@ -371,19 +373,19 @@ class Detector:
         return {**self.table.counts, "votes": votes, "without_verdict": self._lost}
 
     def observe(self, packet: TimedPacket) -> list[FlowVotes]:
-        """Take a packet; the verdicts that changed, which may be of points before."""
+        """Take a packet; returns the verdicts that changed, possibly those of earlier inference points."""
         point = self.table.observe(packet)
         if point is not None:
             self._waiting.append(point)
         return self.flush() if len(self._waiting) >= self._together else []
 
     def flush(self) -> list[FlowVotes]:
-        """Classify the points that wait; the verdicts that changed."""
+        """Classify the waiting inference points; returns the verdicts that changed."""
         points, self._waiting = self._waiting, []
         return self.vote(points, self._infer(self._encoding.rows(points))) if points else []
 
     def vote(self, points: Sequence[InferencePoint], logits: Sequence[int | None]) -> list[FlowVotes]:
-        """Count the logits of points as votes, None as lost; the verdicts that changed."""
+        """Count logits of inference points as votes, and None as lost; returns the verdicts that changed."""
         changed: list[FlowVotes] = []
         for point, logit in zip(points, logits, strict=True):
             if logit is None:
@@ -401,14 +403,14 @@ class Detector:
         return changed
 
     def run(self, packets: Iterable[TimedPacket]) -> Iterator[FlowVotes]:
-        """Take all packets; each verdict when it changes."""
+        """Take all packets; yields each verdict when it changes."""
         for packet in packets:
             yield from self.observe(packet)
         yield from self.flush()
 
 
 def infer_with(network: Any) -> Infer:  # noqa: ANN401  # whatever has the `run` of a Network
-    """The reference as an `Infer`: nothing is ever lost."""
+    """The reference as an `Infer`: it loses no inference."""
 
     def infer(rows: Rows) -> list[int | None]:
         return [int(logit) for logit in network.run(rows)[:, 0]]

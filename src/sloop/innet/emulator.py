@@ -1,12 +1,13 @@
-"""A fabric of emulated switches: slots, epochs, admission, weights that change under load, and packets that get lost.
+"""A fabric of emulated switches: slots, epochs, admission, changes of weights under load, and lost packets.
 
 Each pipeline executes its instructions (`sloop.innet.switch`) on packets as bytes. Packets take time: a unit computes
-`products_per_pass` products per pass and takes packets one after another, links and passes have latencies, and faults
-lose, repeat and delay copies. One seed gives one run. What comes out is the network's answer, bit for bit, or none: an
-inference that misses a packet is aborted by its time-out, never answered wrongly.
+`products_per_pass` products per pass and takes packets one after another; links and passes have latencies; faults lose,
+repeat and delay copies. The seed determines the run. An inference gives the network's answer, bit for bit, or none: if
+one of its packets is lost, it ends at its time-out without an answer.
 
-An inference needs a slot. Its number is epoch · slots + slot; each new inference of a slot has the next epoch, so that
-packets of an earlier one are dropped wherever they turn up. It ends with the last RESULT packet, or by time-out.
+An inference needs a slot. The number of the inference is epoch · slots + slot. Each new inference in a slot has the
+next epoch, so that every unit can drop packets of an earlier one. An inference ends with its last RESULT packet, or at
+its time-out.
 """
 
 import heapq
@@ -46,7 +47,7 @@ class Faults:
     duplicates: float = 0.0
     """The share that arrives twice."""
     jitter_ns: float = 0.0
-    """The longest additional delay; one of the length of an inference makes the order random."""
+    """The longest additional delay; a delay as long as an inference makes the order random."""
     lost: frozenset[tuple[int, int]] = frozenset()
     """Single copies that are lost: (row, number of the copy within its inference, in order of sending)."""
 
@@ -67,7 +68,7 @@ class InferenceEnding(StrEnum):
 
 @dataclass(frozen=True)
 class FlowVerdict:
-    """What became of one row."""
+    """The result of one row."""
 
     row: int
     ending: InferenceEnding
@@ -172,24 +173,24 @@ class Emulator:
     # What users order
 
     def run(self, rows: ArrayLike, *, interval_ns: float = 0.0) -> tuple[list[FlowVerdict], FabricCounts]:
-        """Execute rows that come every `interval_ns`: their verdicts in order, and what was counted. InputError for a
-        row that does not fit."""
+        """Execute rows that arrive every `interval_ns`; returns their verdicts in order, and the counts. InputError for
+        a row that does not fit."""
         first = len(self.verdicts)
         for place, row in enumerate(self.program.check_rows(rows)):
             self.submit(row, self.now_ns + place * interval_ns)
         return self.drain()[first:], self.counts
 
     def submit(self, row: ArrayLike, at_ns: float | None = None) -> int:
-        """A row comes at `at_ns`, now if None: its number. InputError if it does not fit."""
+        """Schedule a row at `at_ns`, now if None; returns its number. InputError if it does not fit."""
         (checked,) = self.program.check_rows(row)
         self.verdicts.append(None)
         self._at(self.now_ns if at_ns is None else at_ns, self._admit, len(self.verdicts) - 1, checked)
         return len(self.verdicts) - 1
 
     def swap(self, program: Program, at_ns: float | None = None) -> None:
-        """Change the weights at `at_ns`, now if None, while inferences run. All units get the new ones first; then the
-        feature extractor stamps new inferences with their version. Old weights go when no inference uses them.
-        InputError if the program has another geometry or a version that is in use; `NoCapacity` if leaves have no
+        """Change the weights at `at_ns`, now if None, while inferences run. First all units get the new weights, then
+        the feature extractor stamps new inferences with their version. Old weights are removed when no inference uses
+        them. InputError if the program has another geometry or a version that is in use; `NoCapacity` if leaves have no
         room for both."""
         if _geometry(program) != _geometry(self.program):
             raise InputError(
@@ -216,11 +217,11 @@ class Emulator:
         self._at(self.now_ns if at_ns is None else at_ns, self._swap, program)
 
     def inject(self, content: bytes, unit: int, at_ns: float | None = None) -> None:
-        """Somebody sends these bytes, those after an Ethernet header, to a unit of the layer that their label names."""
+        """Send foreign bytes (those after an Ethernet header) to a unit of the layer that their label names."""
         self._at(self.now_ns if at_ns is None else at_ns, self._route, content, unit)
 
     def drain(self) -> list[FlowVerdict]:
-        """Let everything happen that is scheduled: the verdicts of all rows so far."""
+        """Execute all scheduled events; returns the verdicts of all rows so far."""
         while self._events:
             self.now_ns, _, function, arguments = heapq.heappop(self._events)
             function(*arguments)
@@ -453,7 +454,7 @@ def _shuffled(
 
 
 def _geometry(program: Program) -> tuple[Any, ...]:
-    """What two programs must have in common so that one can take over from the other."""
+    """What two programs must have in common so that one can replace the other under load."""
     layers = [
         (layer.kind, layer.messages, layer.neurons, len(layer.units), layer.windows.tobytes(), layer.cell_windows)
         for layer in program.layers
@@ -469,7 +470,7 @@ def run_in_lanes(
     duplicates: float = 0.0,
     multiplier: Multiplier = "lut16",
 ) -> tuple[Ints, tuple[LayerCounts, ...]]:
-    """Logits of many rows, each instruction executed for all of them at once: some hundred times as fast as one by one.
+    """Logits of many rows. Each instruction is executed for all rows at once, some hundred times as fast as one by one.
 
     All inferences get the same packets in the same order: that of sending, or with a `seed` a random one, in which the
     share `duplicates` comes twice. Each row has a slot of its own, whatever the program's fabric has. Counts are those

@@ -1,10 +1,10 @@
-"""A demonstration of detection on the path: a client, a switch and a server, and traffic between them for a while.
+"""A demonstration of detection on the path: a client, a switch and a server, with traffic between them.
 
-With the rights, all of it is real: three network namespaces joined by cables, packets sent as frames, a switch that
-forwards each frame at once and unchanged, the network as programs in the kernel. Without them the emulator stands in:
-the same packets at the same virtual times, and `LiveReport.runner` says so.
+With root, three network namespaces are joined by pairs of veth devices, packets are sent as frames, the switch forwards
+each frame at once and unchanged, and the neural network runs as programs in the kernel. Without root, the emulator runs
+instead, on the same packets at the same virtual times; `LiveReport.runner` says which it was.
 
-Traffic stays in the namespaces, which are gone afterwards, and is bounded in time and number.
+Traffic never leaves the namespaces, which are removed afterwards. Its duration and its number of packets are bounded.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class LiveReport:
 
     @property
     def right(self) -> float:
-        """The share of the flows that are judged rightly."""
+        """The share of the flows that are judged correctly."""
         return sum(flow.verdict == flow.malicious for flow in self.flows) / max(1, len(self.flows))
 
     def delay_ms(self, share: float) -> float:

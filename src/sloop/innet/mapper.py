@@ -1,9 +1,9 @@
-"""Which switch and pipeline computes what: layers on leaves, neurons on pipelines; what that costs in memory and time.
+"""Maps layers to leaf switches and neurons to pipelines, and computes the memory and time that this takes.
 
-A group is a layer with weights and what follows it without (ReLU, pooling, flatten). Each group has leaf switches of
-its own, as many as its memory needs; layers are never on spines or upper tiers, so that all copies of a multicast
-cross equally many links. The first leaf extracts features. Neurons of a layer are split evenly over the pipelines of
-its leaves, which need not talk to each other.
+A group is a layer with weights and the layers without weights that follow it (ReLU, pooling, flatten). Each group has
+leaf switches of its own, as many as its memory needs. Spines and upper tiers have no layers, so that all copies of a
+multicast cross equally many links. The first leaf extracts features. The neurons of a layer are split evenly over the
+pipelines of its leaves; these pipelines exchange no packets with each other.
 """
 
 import math
@@ -30,8 +30,8 @@ class NoCapacity(InputError):
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """Programmable switches in a Clos, and how quick they are. The defaults are a Tofino 2's as the papers give them,
-    or ours where they do not."""
+    """Programmable switches in a Clos network, and their speed. The defaults are those of a Tofino 2 in the papers, or
+    our own where the papers give none."""
 
     leaves: int = 8
     pipelines: int = 4
@@ -45,7 +45,7 @@ class Fabric:
     slots: int = 8
     """Inferences at the same time; a power of two."""
     products_per_pass: int = 5
-    """Products that a packet computes in one pass through a pipeline; more recirculate."""
+    """Products that are computed for a packet in one pass through a pipeline; a packet with more recirculates."""
     stages: int = 20
     """Of a pipeline."""
     alus: int = 64
@@ -59,7 +59,7 @@ class Fabric:
     clones: int = 1
     """Copies of a packet that share its products."""
     clones_windows: bool = True
-    """Whether the feature extractor makes windows by clones that double each pass, or one packet recirculates."""
+    """Whether the feature extractor makes windows by clones that double each pass; else one packet recirculates."""
     sends_windows: bool = True
     """Whether the first convolution receives whole windows if they fit into a packet, as in NetNN, or always the input
     in segments of `payload_bytes`, as in the paper before it."""
@@ -160,9 +160,10 @@ def routes(routing: Routing, width: int, leaf: int, pipeline: int, target: int) 
     """The ports that the copies of a packet pass from a leaf's pipeline to all pipelines of the leaf `target`, one
     copy for each, over equally many links.
 
-    In two tiers the packet was processed in ingress, so that the leaf's traffic manager can send a copy out of each
-    pipeline. In three it was processed in egress too and can only leave by its own pipeline: the copies part on the
-    second tier, and all take the detour over the third, also the one that is at the right place already.
+    With two tiers, the packet was processed in ingress, so the leaf's traffic manager can send a copy out of each
+    pipeline. With three tiers, it was processed in egress too, so it can leave only by its own pipeline. Its copies
+    separate on the second tier, and all take the detour over the third, even the copy that is already at the right
+    place.
     """
     found = []
     for copy in range(width):
@@ -216,7 +217,7 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class FabricTime:
-    """The latency and throughput of a program on its fabric, modelled: figures of ours, not of the papers."""
+    """The modelled latency and throughput of a program on its fabric: our own figures, not those of the papers."""
 
     features_ns: float
     layers: tuple[LayerTime, ...]
@@ -240,12 +241,12 @@ class FabricTime:
 
     @property
     def slots_to_saturate(self) -> int:
-        """Inferences at the same time that keep the bottleneck busy."""
+        """How many inferences at the same time keep the bottleneck busy."""
         return math.ceil(self.latency_ns / self.bottleneck.work_ns)
 
     @property
     def shares(self) -> int:
-        """Slots that do not slow each other down: servers of constant time `latency_ns` that share nothing."""
+        """How many slots can be in use without slowing each other down: each then takes the constant `latency_ns`."""
         return max(1, min(self.slots, math.floor(self.latency_ns / self.bottleneck.work_ns)))
 
 

@@ -1,7 +1,7 @@
 """Switches as network namespaces of this process, joined by cables: pairs of veth devices, made through rtnetlink.
 
 A namespace has no name and no process of its own: this process holds it by a file descriptor. So the kernel removes it,
-with its devices, as soon as the process has ended, however it ended. Linux only; needs the rights of root.
+with its devices, as soon as this process ends, however it ends. Linux only; needs root.
 """
 
 import contextlib

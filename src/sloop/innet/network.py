@@ -5,10 +5,10 @@ that a switch requantises with a shift:
 
     y = min(127, (max(0, sum) + rounding) >> shift)        rounding = 1 << (shift - 1), or 0 if shift = 0
 
-The last layer is not requantised: its sums are the logits. One logit: class 1 if it is ≥ 0. More: the largest, the
-first of equals. An input is rows × columns × channels; one of one dimension has one column. *Position* is
-row · columns + column, and an activation's place in a vector is position · channels + channel, which is what a switch
-addresses.
+The last layer is not requantised: its sums are the logits. With one logit, the class is 1 if it is ≥ 0. With more, the
+class is that of the largest logit, the first of equal ones. An input is rows × columns × channels; an input of one
+dimension has one column. *Position* is row · columns + column. The place of an activation in a vector is
+position · channels + channel; switches use it as the address.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,16 +1,16 @@
-"""Emulated switches as processes that exchange real packets: the harness for loss, duplication and reordering.
+"""Emulated switches as processes that exchange real packets, to test loss, duplication and reordering.
 
     with PacketFabric(compile_network(network), faults=Faults(loss=0.001, duplicates=0.2, jitter_ns=5e6)) as fabric:
         verdicts = fabric.run(rows)
 
 Each switch is a network namespace, each link a pair of veth devices, and packets go through AF_PACKET sockets. A
-process for each layer executes its units' instructions (`sloop.innet.switch`) on what arrives; this process is the
-feature extractor and collects verdicts. Whoever sends a copy loses, repeats or delays it, by a seed; which packets meet
-is the machine's business, so a run is not the same twice. The answers equal `Network.run` bit for bit, or there are
-none.
+process for each layer executes its units' instructions (`sloop.innet.switch`) on the packets that arrive; this process
+is the feature extractor and collects verdicts. The sender of a copy loses, repeats or delays it, as the seed
+determines. The order of packets on the machine is not determined, so two runs differ. Each answer equals `Network.run`
+bit for bit, or is missing.
 
-Slow: every instruction is Python's. Nothing is left when this process ends, however it ends: the others end when the
-pipe from it breaks. Linux only; needs the rights of root.
+It is slow, because Python executes every instruction. Nothing is left when this process ends, however it ends: the
+other processes end when their pipe from it breaks. Linux only; needs root.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ class PacketFabric:
     """A compiled network on emulated switches that exchange real packets, for the duration of a `with` block."""
 
     def __init__(self, program: Program, *, faults: Faults | None = None, seed: int = 0) -> None:
-        """InputError if single copies are to be lost: which copy is which depends on the machine."""
+        """InputError for `Faults.lost`: real packets have no numbers by which to lose single copies."""
         self._program, self._faults, self._seed = program, faults or Faults(), seed
         if self._faults.lost:
             raise InputError("real packets have no numbers to lose them by", help="give a share, or use the emulator")

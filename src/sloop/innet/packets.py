@@ -6,8 +6,8 @@
            5     kind (high half), encoding     14-15  pooling cell of a window
            6-9   inference                      16-17  part of the values of one source and position
 
-The values follow: int8, int16, int32, or bits from the highest. What follows them pads the frame and is not read.
-Nobody signs a packet: whoever can send into the fabric can change a verdict.
+The values follow: int8, int16, int32, or bits from the highest. Bytes after them pad the frame and are not read.
+Packets are not signed: whoever can send into the fabric can change a verdict.
 """
 
 import struct
@@ -61,7 +61,7 @@ _HIGHEST: Final = {
 
 
 class Malformed(InputError):
-    """Bytes are no packet, or a packet is none of this program; a switch drops it and counts it."""
+    """The bytes are no packet, or no packet of this program; a switch drops and counts them."""
 
 
 @dataclass(frozen=True, slots=True)

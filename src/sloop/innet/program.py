@@ -1,7 +1,7 @@
-"""The one intermediate form that every runner executes: what each pipeline of each switch stores, receives and sends.
+"""The intermediate form that every runner executes: what each pipeline of each switch stores, receives and sends.
 
 `compile_network` makes a `Program`. It has everything as tables of integers: a runner needs no network and no
-multiplication to execute it, and how it multiplies (shifts and adds, or a table of products) is its own business.
+multiply instruction to execute it. Each runner chooses how it multiplies (shifts and adds, or a table of products).
 
 **Cells and messages.** The input of a layer is a vector of cells, one activation each: cell = position · channels +
 channel, where channels are padded so that each of the units before has equally many (`sources` · `width`). A message is
@@ -20,7 +20,7 @@ when all its windows are. A unit requantises each window's sums, keeps the large
 sends the finished output position as one message per part, `source` = its unit number.
 
 **The end.** Units of the last layer send their sums as RESULT packets, int32, to the sink: messages of the same kind
-(`result_starts`, `result_counts`), one position. Which class: `sloop.innet.network.classify`.
+(`result_starts`, `result_counts`), with one position. `sloop.innet.network.classify` computes the class from them.
 
 **Slots and epochs.** slot = inference & (slots - 1), epoch = inference >> log2(slots). State of an older epoch counts
 as zero; a packet of an older epoch is dropped; messages that have arrived already are dropped. Every packet carries
@@ -48,7 +48,7 @@ LABELS_MAX: Final = 2**8
 
 @dataclass(frozen=True, eq=False)
 class UnitProgram:
-    """What one pipeline knows of its layer: the weights and biases of its neurons, those that pad it 0."""
+    """What one pipeline stores of its layer: the weights and biases of its neurons; those of padding neurons are 0."""
 
     unit: int
     leaf: int
@@ -68,7 +68,7 @@ class LayerProgram:
     kind: Kind
     is_last: bool
     shift: int
-    """Requantisation; of no use in the last layer."""
+    """Of the requantisation; not used in the last layer."""
     sources: int
     """Units that send to this layer."""
     channels: int

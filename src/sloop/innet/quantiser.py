@@ -1,8 +1,9 @@
-"""From a float model to integers: reads ONNX models of the supported operators, and chooses scales, powers of two.
+"""Quantises a float model: reads ONNX models of the supported operators, and chooses scales that are powers of two.
 
-Supported: Conv of one or two dimensions, MaxPool whose cells do not overlap, Gemm and MatMul with Add, Relu, and what
-only renames or rearranges: Flatten, Reshape, Transpose, Squeeze, Unsqueeze, Identity, Dropout. One chain, a ReLU after
-every layer but the last, which may be followed by Sigmoid or Softmax: they change neither sign nor order of the logits.
+Supported are Conv of one or two dimensions, MaxPool whose cells do not overlap, Gemm and MatMul with Add, Relu, and
+operators that only rename or rearrange: Flatten, Reshape, Transpose, Squeeze, Unsqueeze, Identity, Dropout. They must
+form one chain, with a ReLU after every layer but the last. Sigmoid or Softmax may follow the last layer, and are left
+out: they do not change the class.
 
 The scale of a layer's weights is 2 ** a with a = floor(log2(127 / max |weight|)); that of its outputs 2 ** b with
 b = min(floor(log2(127 / max output)), a + b of its inputs), the maximum taken over the calibration rows after pooling;

@@ -1,7 +1,8 @@
-"""Runs rows on a fabric of real packets: who gets which slot, verdicts from RESULT packets, and time-outs.
+"""Runs rows on a fabric of real packets: assigns slots, reads verdicts from RESULT packets, and applies time-outs.
 
-It does in real time what the emulator does on its clock. An inference gets a free slot with the slot's next epoch, and
-ends with its last RESULT packet, or by time-out, without a verdict. How an inference begins is the fabric's business.
+It does in real time what the emulator does on its virtual clock. An inference gets a free slot with the slot's next
+epoch. It ends with its last RESULT packet, or at its time-out without a verdict. The fabric gives the function that
+begins one.
 """
 
 import contextlib
@@ -67,8 +68,8 @@ class Requester:
         self._cancelled = False
 
     def run(self, rows: ArrayLike, *, timeout_s: float, at_once: int = 0) -> list[FlowVerdict]:
-        """A verdict for each row, in order. `at_once`: inferences at the same time, by default and at most one in each
-        slot; the others wait. InputError if a row does not fit the network."""
+        """A verdict for each row, in order. At most `at_once` inferences run at the same time, by default one in each
+        slot, and never more; the others wait. InputError if a row does not fit the network."""
         checked = self.program.check_rows(np.asarray(rows))
         slots = min(at_once or self.program.slots, self.program.slots)
         with self._running, ThreadPoolExecutor(1) as threads:
@@ -121,7 +122,7 @@ class Requester:
             self.begin(inference, values)
 
     def _receive(self) -> bool:
-        """Takes what verdicts there are; whether there were packets."""
+        """Takes the RESULT packets that have arrived; returns whether there were any."""
         found = False
         for end in self.results:
             with contextlib.suppress(BlockingIOError):

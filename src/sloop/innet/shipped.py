@@ -3,8 +3,8 @@
     python -m sloop.innet.shipped --seed 1 --flows 2400 --out FOLDER        makes `intrusion.onnx` and `intrusion.json`
 
 It is the published network for flows, trained on `sloop.innet.traffic.mixed` with addresses and ports masked, so that
-it tells hostile traffic by what it does. It knows the traffic of that generator, and nothing else: train one on
-captures of your own network before you believe a verdict.
+it recognises hostile traffic by its behaviour. It knows only the traffic of that generator: train one on captures of
+your own network before you believe a verdict.
 """
 
 import argparse

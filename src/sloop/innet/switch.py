@@ -3,17 +3,17 @@
 A packet's fields are lanes: one number, or an array whose elements are computed side by side, as an action does in one
 stage. To execute many inferences that get the same packets in the same order, a field may have a leading axis of
 inferences too (`Pipeline.receive_lanes`). A program is a straight line of instructions, all of the set `OPERATIONS`: no
-multiplication, division, floating point or loop. What needs another look at the same packet recirculates it with
-another program: a message that completes windows, and a window that completes a pooling cell.
+multiplication, division, floating point or loop. A packet that must be processed again recirculates with another
+program: a message that completes windows, and a window that completes a pooling cell.
 
-Registers are arrays with a cell per activation and slot. Each cell has the epoch in which it was written: in another
-epoch it reads as its initial value, so that nothing needs to be cleared.
+Registers are arrays with a cell per activation and slot. Each cell stores the epoch in which it was written. A read in
+another epoch returns the initial value, so that no cell needs to be cleared.
 
-**What is counted** is what Table P6.1 of the paper counts, by the convention that gives all its rows: shifts, additions
-and subtractions of a product by shifts and adds (14 for eight bits), additions of a dot product and into a sum,
-register reads and writes, and the arithmetic of register addresses. Comparisons, predicates, biases, ReLU,
-requantisation, header fields, look-ups, and the registers that only keep order (epochs, seen messages, counters) are
-not.
+**What is counted** follows Table P6.1 of the paper, by the convention that gives all its rows. Counted are: the shifts,
+additions and subtractions of a product by shifts and adds (14 for eight bits), additions of a dot product and into a
+sum, register reads and writes, and the arithmetic of register addresses. Not counted are: comparisons, predicates,
+biases, ReLU, requantisation, header fields, look-ups, and the registers for bookkeeping only (epochs, seen messages,
+counters).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -204,8 +204,8 @@ class ProgramBuilder:
 
 @cache
 def products16(*, is_signed: bool = True) -> NDArray[np.int16]:
-    """All products of a byte and an int8, by the bytes of both: 65,536 entries of two bytes, made by the control plane.
-    The first is an int8 too, or unsigned."""
+    """All products of a byte and an int8, indexed by the bytes of both: 65,536 entries of two bytes, which the control
+    plane writes. The first byte is an int8 if `is_signed`, else unsigned."""
     unsigned = np.arange(256, dtype=np.uint8)
     signed = unsigned.view(np.int8).astype(np.int16)
     return np.multiply.outer(signed if is_signed else unsigned.astype(np.int16), signed).ravel()

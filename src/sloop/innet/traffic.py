@@ -1,9 +1,9 @@
 """Synthetic traffic: flows of real IPv4 packets from a seed, benign or hostile, to try detection with.
 
-Two sets. `calls` is one of covert channels: video calls, half of which carry a tunnel as Facet or DeltaShaper do. What
-tells them apart is drawn packet by packet with the strengths in `Knobs`, which were calibrated, so that accuracies on
-this set are tuned: only their order means anything. `mixed` is what a link carries: `CLASSES`, floods and scans beside
-ordinary use, with calls of both kinds among them.
+There are two sets. `calls` is a set of covert channels: video calls, half of which carry a tunnel as Facet or
+DeltaShaper do. Their differences are drawn packet by packet, with the strengths in `Knobs`. These strengths were
+calibrated, so accuracies on this set are tuned, and only their order means anything. `mixed` is the traffic of a link:
+the `CLASSES`, with floods and scans beside ordinary use, and calls of both kinds among them.
 
 A packet has a valid header and checksum; its bytes after the first 68 are zero, since nothing reads them. All addresses
 are in 10.0.0.0/8. One seed gives the same bytes on every machine: the draws come from NumPy's legacy generator, whose

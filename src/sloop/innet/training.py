@@ -1,8 +1,9 @@
-"""Training of small networks for a fabric, in NumPy, with quantisation in the loop.
+"""Quantisation-aware training of small networks for a fabric, in NumPy.
 
-A network of 115 thousand weights on ten thousand rows trains in minutes without a framework, which would be a thousand
-times the size of what it trains. `fit` trains with floats, then goes on with weights and activations rounded as a
-switch rounds them (the gradient passes as if they were not), so that the integers lose little.
+A network of 115 thousand weights trains on ten thousand rows in minutes without a framework, which would be a thousand
+times the size of the network. `fit` trains with floats first. Then it trains with weights and activations rounded as a
+switch rounds them, so that the integer network loses little accuracy (gradients pass straight through the
+rounding).
 
 Settings: binary cross-entropy, Adam at 1e-3 (halved after two epochs without gain on the rows that decide when to end),
 batches of 256 or a 32nd of the rows, at most 30 epochs, an early end after 5 without gain, then 5 epochs of quantised
@@ -80,7 +81,7 @@ PACKET_MODEL: Final = Architecture(544, (32,), (50, 100))
 
 
 class TrainingSchedule(NamedTuple):
-    """How long training goes on."""
+    """The length of training."""
 
     epochs: int = 30
     """At most, before rounding."""
@@ -100,7 +101,7 @@ class LabelledRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trained network, and how it came about."""
+    """A trained network, and how it was trained."""
 
     network: FloatNetwork
     """After quantised training its weights are whole multiples of powers of two."""
@@ -253,8 +254,9 @@ class _Trainer:
         self.shifts = (*(w + b - a for w, b, a in inner), 0)
 
     def final_shifts(self) -> tuple[int, ...]:
-        """The shifts of all layers but the last, for weights that the quantiser scales as far as they go: where
-        training has made them smaller, further than before, which its shift takes back."""
+        """The shifts of all layers but the last, after the quantiser has scaled the weights to the full range. If
+        training has made weights smaller, the quantiser scales them by more than training did, and the shift
+        compensates."""
         found = []
         for place, shift in enumerate(self.shifts[:-1]):
             largest = float(np.abs(self._rounded(place)[0]).max()) * 2.0 ** self._exponents[place][0]

@@ -5,11 +5,12 @@
 
 The feature extractor is a program of the network stack (tc) that turns one packet of features into the messages of its
 inference; each unit is an XDP program that answers with packets to all units of the next layer. Slots, epochs, sums
-and weights are maps. The answers equal `Network.run` bit for bit, in any order of packets and with duplicates; a lost
-packet gives no verdict, after a time-out. Nothing is left when the process ends, however it ends: namespaces, programs
-and links have no names and no other holder. Linux only; needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN.
+and weights are kept in BPF maps. The answers equal `Network.run` bit for bit, in any order of packets and with
+duplicates. An inference that loses a packet ends at its time-out without a verdict. Nothing is left when the process
+ends, however it ends: namespaces, programs and links have no names, and no other process holds them. Linux only; needs
+root, or CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN.
 
-All of it happens on the CPU of the sending thread: the kernel runs a packet's program where it was sent.
+All programs run on the CPU of the sending thread: the kernel runs the program for a packet where the packet was sent.
 """
 
 import contextlib
@@ -127,17 +128,18 @@ class XdpFabric:
             self._units, self._programs = [], []
 
     def run(self, rows: ArrayLike, *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[FlowVerdict]:
-        """A verdict for each row, in order; instants are those of the machine's monotonic clock. `at_once`: inferences
-        at the same time, by default and at most one in each slot; the others wait. InputError if a row does not fit."""
+        """A verdict for each row, in order, with instants of the machine's monotonic clock. At most `at_once`
+        inferences run at the same time, by default one in each slot, and never more; the others wait. InputError if a
+        row does not fit."""
         if self._resources is None:
             raise MachineError("the fabric is not open", help="use it in a `with` block")
         return self._requester.run(rows, timeout_s=timeout_s, at_once=at_once)
 
     def swap(self, program: Program) -> None:
-        """Replaces the weights under load: inferences that have begun end with the weights they began with.
+        """Replaces the weights under load: inferences that have begun end with the weights with which they began.
 
-        Waits for inferences that use the weights before last. InputError if the program has another form or an old
-        version's number."""
+        It first waits for inferences that began before the last swap. InputError if the program has another form, or
+        the number of a version that is in use."""
         self._check_form(program)
         with self._swapping:
             if program.version in self._versions:
@@ -157,8 +159,8 @@ class XdpFabric:
                 requester.generation += 1
 
     def set_order(self, order: Sequence[int] | None) -> None:
-        """The order in which the feature extractor sends the messages of an inference, possibly some of them twice.
-        None: ascending. InputError if they are more than twice the messages."""
+        """Sets the order in which the feature extractor sends the messages of an inference, possibly some of them
+        twice. None: ascending. InputError if there are more than twice as many as messages."""
         chosen = range(self._program.layers[0].messages) if order is None else order
         if len(chosen) > self._feature_layout.order_max:
             raise InputError(
@@ -167,7 +169,7 @@ class XdpFabric:
         self._feature_maps.order.write(0, self._feature_layout.order_table(chosen))
 
     def set_faults(self, *, loss: float = 0.0, duplication: float = 0.0, seed: int = 1) -> None:
-        """From now on each unit loses packets, and sends its own twice, with these probabilities."""
+        """From now on, each unit loses packets that it receives, and sends its own twice, with these probabilities."""
         for number, unit in enumerate(unit for units in self._units for unit in units):
             self._write_faults(unit, loss, duplication, seed + number, lose=-1)
 
@@ -362,7 +364,7 @@ def _write_bank(unit: _Unit, layout: UnitLayout, bank: int, weights: object, ver
 
 @functools.cache
 def why_no_xdp() -> str:
-    """Why this machine cannot run programs in the kernel; empty if it can. Tries once what a fabric needs of it."""
+    """Why this machine cannot run programs in the kernel; empty if it can. It tries once all that a fabric needs."""
     code = BpfAssembler()
     code.mov(R0, XDP_PASS)
     code.exit()

@@ -1,7 +1,6 @@
 """The code of one unit, compiled to BPF: an XDP program that stores, computes and answers.
 
-Comparisons of activations have no branches: with a branch for each, the kernel's verifier would follow twice as many
-states each time.
+Comparisons of activations have no branches: each branch would double the states that the kernel's verifier follows.
 """
 
 from collections.abc import Callable, Sequence

@@ -59,8 +59,8 @@ from sloop.innet.xdp_layout import (
 
 
 def broadcast(ports: KernelMap) -> BpfAssembler:
-    """A program that sends every packet to all devices of a map. XDP copies packets at a third of the network stack's
-    cost, and units take its copies as they are."""
+    """A program that sends every packet to all devices of a map. XDP copies a packet at a third of the cost of the
+    network stack, and units take these copies as they are."""
     code = BpfAssembler()
     code.map_address(R1, ports)
     code.mov(R2, 0)

@@ -1,9 +1,9 @@
-"""What is where in the maps of the kernel: packets, states of slots, and tables, computed from a `Program`.
+"""The layout of the BPF maps: packets, states of slots, and tables, computed from a `Program`.
 
-A product is two look-ups: a neuron's weight is stored as a row of its multiples by 0..15, and an activation of eight
-bits is two digits of four. A row's entry holds two neurons, one in each half of 64 bits: sums of both are one addition,
-exact because the whole is a sum modulo 2^64, and each half is at the end a number of 32 bits. The control plane
-computes the rows when it writes weights; the code in the kernel shifts, adds and looks up.
+A product takes two look-ups: a neuron's weight is stored as a row of its multiples by 0..15, and an activation of eight
+bits is two digits of four bits. An entry of a row holds two neurons, one in each half of 64 bits, so that one addition
+adds to the sums of both. This is exact, because the whole is a sum modulo 2^64, and each final sum fits into 32 bits.
+The control plane computes the rows when it writes weights; the code in the kernel only shifts, adds and looks up.
 
 Sizes of entries are powers of two, so that the kernel's own look-ups are shifts as well.
 """
@@ -233,38 +233,38 @@ class UnitLayout:
 
     @property
     def recirculates(self) -> bool:
-        """Whether one packet can cause several: it then comes back over a cable of the unit's own."""
+        """Whether one packet can cause several: it then recirculates over a cable from the unit to itself."""
         return self.layer.kind == "rows" or self.parts_out > 1
 
     @cached_property
     def at_needs(self) -> int:
-        """For each window, how many messages that it needs have arrived; after a flag for each message."""
+        """Offset of the count, for each window, of arrived messages that it needs; flags of all messages lie before."""
         return aligned(AT_CLEARED + self.key_count)
 
     @cached_property
     def at_done(self) -> int:
-        """For each output position, how many windows are done."""
+        """Offset of the count of finished windows for each output position."""
         windows = len(self.layer.windows) if self.layer.kind == "rows" else 0
         return aligned(self.at_needs + 2 * windows)
 
     @cached_property
     def at_out(self) -> int:
-        """The output positions."""
+        """Offset of the output positions."""
         return aligned(self.at_done + 2 * self.layer.positions)
 
     @cached_property
     def at_log(self) -> int:
-        """Numbers of finished outgoing messages; what a new epoch clears ends here."""
+        """Offset of the numbers of finished outgoing messages; a new epoch clears only the state before it."""
         return aligned(self.at_out + (self.layer.positions << self.out_bits))
 
     @cached_property
     def at_sums(self) -> int:
-        """The sums of a dense layer, by pairs."""
+        """Offset of the sums of a dense layer, by pairs."""
         return aligned(self.at_log + 4 * self.outgoing)
 
     @cached_property
     def at_cells(self) -> int:
-        """The stored input of a convolution, and zeros after it for padding."""
+        """Offset of the stored input of a convolution, with zeros after it for padding."""
         return aligned(self.at_sums + (8 * self.pairs if self.layer.kind == "dense" else 0))
 
     @cached_property
