@@ -20,7 +20,7 @@ test: $(READY) ## every test but those of test-hosts; tests of live servers one 
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not needs_hosts" $(FLAGS)
 
 test-hosts: $(READY) ## several hosts out of namespaces, and Ray on them; needs root, skipped without
-	$(BIN)/pytest -n 1 --dist loadgroup -m needs_hosts $(FLAGS)
+	$(BIN)/pytest -n 2 --dist loadgroup -m needs_hosts $(FLAGS)
 
 PURE := tests/app tests/core tests/policies tests/runlog tests/solvers tests/systems tests/workload
 

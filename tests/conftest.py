@@ -1,5 +1,6 @@
-"""Shared by every test: live tests share one worker, so that their servers never compete with each other, and property
-tests draw the same examples each time, so that a commit passes or fails alike on every machine.
+"""Shared by every test: live tests share one worker, so that their servers never compete with each other; those of
+fabrics in the kernel have another one. Property tests draw the same examples each time, so that a commit passes or
+fails alike on every machine.
 
 `make test FLAGS="-m hypothesis --hypothesis-profile=random"` draws others.
 """
@@ -19,7 +20,8 @@ settings.load_profile("same")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for test in items:
         if test.get_closest_marker("live"):
-            test.add_marker(pytest.mark.xdist_group("live"))
+            is_fabric = test.get_closest_marker("needs_hosts") and "innet" in test.path.parts
+            test.add_marker(pytest.mark.xdist_group("fabric" if is_fabric else "live"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
