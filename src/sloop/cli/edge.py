@@ -11,11 +11,16 @@ from typing import Any
 
 import click
 import uvloop
-from click.core import ParameterSource
 
 from sloop.cli.agent import endpoint_of, node_tls_of
 from sloop.cli.command import FILE, CommandOutput, Number, command, print_output
-from sloop.cli.serve import KEY_VARIABLE, PORT, connection_options, connections_of
+from sloop.cli.serve import (
+    connection_options,
+    connections_of,
+    key_options,
+    listening_options,
+    warn_of_visible_key,
+)
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import ALL_BYTES_MAX, JSON_BYTES_MAX
 from sloop.serve.edge.joining import JoiningEdge, JoinSettings
@@ -82,23 +87,8 @@ def joining_of(given: dict[str, Any]) -> JoinSettings:
 
 @command("edge", example=EXAMPLE)
 @join_options
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all.")
-@click.option("--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one.")
-@click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="Port for gRPC; 0 chooses a free one.")
-@click.option(
-    "--api-key",
-    envvar=KEY_VARIABLE,
-    default="",
-    help="Accept only requests with this key. Others can read it in the process list; prefer --api-key-file. "
-    f"[env: {KEY_VARIABLE}]",
-)
-@click.option(
-    "--api-key-file",
-    type=FILE,
-    metavar="FILE",
-    help="Accept only requests with a key of this file: one per line, as KEY or NAME KEY. It is read again when it "
-    "changes, and on SIGHUP. The server must demand keys too.",
-)
+@listening_options
+@key_options(" The server must demand keys too.")
 @click.option(
     "--access-log",
     default="",
@@ -122,8 +112,7 @@ def edge(
     runs, and how many requests may be open at a time. If it cannot be reached, requests wait until their deadlines,
     and the edge tries for a minute to connect again.
     """
-    if click.get_current_context().get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
-        _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")
+    warn_of_visible_key()
     given, keys = joining_of(others), Keys(api_key, api_key_file)
     if access_log:
         AccessLog(access_log).close()

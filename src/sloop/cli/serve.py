@@ -61,6 +61,57 @@ sloop serve app.yaml --host 0.0.0.0 --api-key-file /etc/sloop/keys
 _log = logging.getLogger("sloop.cli")
 
 
+def listening_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The address and the ports for clients."""
+    options = (
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all."
+        ),
+        click.option(
+            "--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one."
+        ),
+        click.option(
+            "--grpc-port", type=PORT, default=8001, show_default=True, help="Port for gRPC; 0 chooses a free one."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def key_options(note: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The keys of clients. `note` follows what is said of the file of keys."""
+    options = (
+        click.option(
+            "--api-key",
+            envvar=KEY_VARIABLE,
+            default="",
+            help="Accept only requests with this key. Others can read it in the process list; prefer --api-key-file. "
+            f"[env: {KEY_VARIABLE}]",
+        ),
+        click.option(
+            "--api-key-file",
+            type=FILE,
+            metavar="FILE",
+            help="Accept only requests with a key of this file: one per line, as KEY or NAME KEY. It is read again "
+            f"when it changes, and on SIGHUP.{note}",
+        ),
+    )
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def warn_of_visible_key() -> None:
+    """Warn if the key was given where others can read it."""
+    if click.get_current_context().get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
+        _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")
+
+
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options about connections; `connections_of` reads them."""
     options = (
@@ -206,28 +257,13 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 
 @command("serve", example=EXAMPLE)
 @click.argument("apps", nargs=-1, required=True, type=FILE)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all.")
-@click.option("--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one.")
-@click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="Port for gRPC; 0 chooses a free one.")
+@listening_options
 @click.option("--system", metavar="NAME", help="Run this system instead of the one that APPS name.")
 @slo_option
 @click.option("--no-profile", is_flag=True, help="Refuse a model without a profile instead of measuring it first.")
 @shape_option
 @models_options
-@click.option(
-    "--api-key",
-    envvar=KEY_VARIABLE,
-    default="",
-    help="Accept only requests with this key. Others can read it in the process list; prefer --api-key-file. "
-    f"[env: {KEY_VARIABLE}]",
-)
-@click.option(
-    "--api-key-file",
-    type=FILE,
-    metavar="FILE",
-    help="Accept only requests with a key of this file: one per line, as KEY or NAME KEY. It is read again when it "
-    "changes, and on SIGHUP.",
-)
+@key_options()
 @click.option(
     "--state",
     type=FOLDER,
@@ -354,8 +390,7 @@ def serve(
     """
     os.environ.pop(KEY_VARIABLE, None)  # user code, which loading an application may run, need not see it
     context = click.get_current_context()
-    if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
-        _log.warning("--api-key stands in the process list, where others can read it: use --api-key-file")
+    warn_of_visible_key()
     models = fetched_models(model_urls(apps), cache_of(others))
     deployment = loaded(apps, slo_ms, models)
     settings = Settings(
