@@ -227,11 +227,30 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
+        self.served: list[HttpServer | Rpc] = []
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait for it here."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return future.result(10)
+
+    def look(self, what: Callable[[], T]) -> T:
+        """A value as the loop sees it between two of its turns."""
+
+        async def main() -> T:
+            return what()
+
+        return self.call(main())
+
+    def until(self, holds: Callable[[], bool], within_s: float = 10) -> None:
+        """Wait until something holds between two turns of the loop. Raises `TimeoutError` if it does not."""
+
+        async def main() -> None:
+            async with asyncio.timeout(within_s):
+                while not holds():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        asyncio.run_coroutine_threadsafe(main(), self.loop).result(within_s + 10)
 
     def serve(self, server: HttpServer | Rpc) -> int:
         """Start a server there, on a free port of loopback; returns the port."""
@@ -241,9 +260,13 @@ class LoopThread:
             server.start(sock)
             return int(sock.getsockname()[1])
 
+        self.served.append(server)
         return self.call(start())
 
     def close(self) -> None:
+        """Close what is served here, also after a test that failed and did not: an open socket fails a later test."""
+        for server in self.served:
+            self.call(server.close(0.2))
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
         self.loop.close()

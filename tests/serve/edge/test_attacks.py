@@ -67,21 +67,10 @@ class Edge:
         return socket.create_connection((self.gateway.host, self.gateway.port), timeout=10)
 
     def look(self, what: Callable[[], Any]) -> Any:
-        """A value as the loop sees it."""
-
-        async def main() -> Any:
-            return what()
-
-        return self.thread.call(main())
+        return self.thread.look(what)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds in the loop; the test's own time-out is the limit."""
-
-        async def main() -> None:
-            while not holds():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-        self.thread.call(main())
+        self.thread.until(holds)
 
     def serves(self) -> bool:
         """Whether an authorised request is answered. On a machine that is busy otherwise, some may wait too long."""
@@ -388,12 +377,9 @@ def test_a_reader_that_stalls_is_closed(thread: LoopThread) -> None:
     server, gateway, sent = large_answers(thread, 2**24, QUICK)
     with closing(socket.create_connection(("127.0.0.1", gateway.port), timeout=10)) as wire:
         wire.sendall(LIVE)
-        deadline = time.monotonic() + 20
-        while not server.expired and time.monotonic() < deadline:
-            time.sleep(0.02)
+        thread.until(lambda: len(sent) == 1, within_s=20)
     assert dict(server.expired) == {"answer": 1}
     assert server.unsent_bytes == 0
-    assert len(sent) == 1
     thread.call(server.close(0.2))
 
 
@@ -421,10 +407,8 @@ def test_answers_that_nobody_takes_are_bounded(thread: LoopThread) -> None:
         for _ in range(12):
             wire = stack.enter_context(closing(socket.create_connection(("127.0.0.1", gateway.port), timeout=10)))
             wire.sendall(LIVE)
-        deadline = time.monotonic() + 20
-        while server.expired["answer"] < 5 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert server.unsent_bytes <= 2**25
+        thread.until(lambda: server.expired["answer"] >= 5, within_s=20)
+        assert thread.look(lambda: server.unsent_bytes) <= 2**25
         assert len(server.sending) >= 2, "no more are closed than have to be"
         assert len(converse(gateway, LIVE)[0].body) == 2**23 + 2, "who takes its answer gets it"
     thread.call(server.close(0.2))
