@@ -7,9 +7,11 @@ Source of the correction: Sponge, specification §6.16: the latency is multiplie
 predicted), clipped to [0.8, 1.5].
 """
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import ClassVar
 
+from sloop.profile.interference import DeviceDemand
 from sloop.profile.profile import FLOOR_MS, Profile
 from sloop.units import ms, s
 from sloop.vocabulary import Slot
@@ -111,6 +113,20 @@ class Estimate:
     def slot(self, cores: float) -> Slot:
         """The slot of a replica with `cores` cores, and with its part of an accelerator if the variant uses one."""
         return Slot(cores, self.hardware, self.profile.accelerator, self.profile.device_share)
+
+    def demand(self, batch: int, slot: Slot) -> DeviceDemand:
+        """What a batch of `batch` on `slot` demands of its device while it runs. If the profile does not say, nothing
+        but its share."""
+        sharing = self.profile.sharing
+        if sharing is None:
+            return DeviceDemand(self.variant, batch, share=slot.share)
+        return sharing.demand(batch, share=slot.share, variant=self.variant)
+
+    def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
+        """How many times as long as `latency_ms` a batch takes that demands `own`, while `others` run on its device
+        (see `sloop.profile.interference`); 1 if the profile does not say."""
+        sharing = self.profile.sharing
+        return 1.0 if sharing is None else sharing.law.slowdown(own, others)
 
     @property
     def correction(self) -> float:

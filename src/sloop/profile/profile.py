@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError
+from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Slowdown
 from sloop.units import NS_PER_MS, quantile
 
 # Latency as a function of batch size and cores, for every batch ≥ 1 and cores > 0, measured or not.
@@ -282,6 +283,71 @@ class LayerProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """See `digest_of_model`."""
 
 
+class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model shares its device with others: what its batches demand, and how much slower they are for it.
+
+    The device is the accelerator of the profile, or without one the cores of a node.
+    """
+
+    law: Slowdown = NO_SLOWDOWN
+    """How much slower its batches are for what others demand."""
+    full_batch: int
+    """The batch that counts as full."""
+    bandwidth: float = 0.0
+    """The part of the device's memory bandwidth that a full batch uses when it is alone, 0 to 1; smaller batches use
+    less in proportion. PALDIA's FBR."""
+    sm_use: dict[int, float] = {}  # msgspec copies the empty dict for each
+    """By batch, the mean part of the SMs that its kernels need, 0 to 1; linear in between, constant beyond."""
+    occupancy: dict[int, float] = {}
+    """By batch, the mean part of the warps that are active, 0 to 1."""
+    is_capped: bool = False
+    """Whether the share of a slot limits its kernels; otherwise it is only reserved."""
+    points: tuple[tuple[float, float], ...] = ()
+    """What the law was fitted to: how many full batches ran together, and how many times as long each took."""
+    origin: Origin = "assumed"
+    source: str = ""
+    hardware: str = ""
+    software: str = ""
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        """ValueError with the field's name for a figure out of its range."""
+        if self.full_batch < 1:
+            raise ValueError(f"full_batch is {self.full_batch}; it must be at least 1")
+        if not 0 <= self.bandwidth <= 1:
+            raise ValueError(f"bandwidth is {self.bandwidth}; it must be between 0 and 1")
+        for name, parts in (("sm_use", self.sm_use), ("occupancy", self.occupancy)):
+            for batch, part in parts.items():
+                if batch < 1 or not 0 <= part <= 1:
+                    raise ValueError(f"{name} at batch {batch} is {part}; it must be between 0 and 1")
+
+    def demand(self, batch: int, *, share: float = 1.0, variant: str = "") -> DeviceDemand:
+        """What a batch of `batch` demands in a slot with this share of the device."""
+        full = batch / self.full_batch
+        return DeviceDemand(
+            variant,
+            batch,
+            full,
+            self.bandwidth * full,
+            _part_at(self.sm_use, batch),
+            _part_at(self.occupancy, batch),
+            share=share,
+            is_capped=self.is_capped,
+        )
+
+
+def _part_at(parts: dict[int, float], batch: int) -> float:
+    """The part at this batch; 0 if none is known."""
+    if batch in parts or not parts:
+        return parts.get(batch, 0.0)
+    known = sorted(parts)
+    high = bisect_left(known, batch)
+    if high in (0, len(known)):
+        return parts[known[min(high, len(known) - 1)]]
+    low, above = known[high - 1], known[high]
+    return parts[low] + (parts[above] - parts[low]) * (batch - low) / (above - low)
+
+
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The speed of one model on one kind of hardware. `latency_ms` is the form in use; `fits` holds all fitted
     forms."""
@@ -323,6 +389,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fits: dict[str, Fit] = {}  # msgspec copies the empty dict for each profile
     layers: LayerProfile | None = None
     """Measured with `sloop profile --layers`."""
+    sharing: DeviceSharing | None = None
+    """How it shares its device; None if that is unknown."""
 
     def __post_init__(self) -> None:
         """ValueError with the field's name for a figure out of its range."""
@@ -380,9 +448,9 @@ def _span(points: list[tuple[int, float]]) -> Region:
 
 # Files: JSON with a version, written atomically.
 
-VERSION: Final = 5
-"""2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights, and layers;
-older ones are still read."""
+VERSION: Final = 6
+"""2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights, and layers, 6 how a model
+shares its device; older ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""

@@ -1,0 +1,201 @@
+"""Interference: how much slower a worker is for what runs beside it on the same device.
+
+A device is an accelerator, or the cores of a node. There is one interface for all laws, and it is the same for the
+beliefs of policies and for the truth of the simulator, which have parameters of their own:
+
+    factor = law.slowdown(own, others)
+
+`own` is what the worker's batch demands of the device while it runs, `others` what each *other batch that runs there at
+this moment* demands. A worker without a batch demands nothing and is not in `others`. The factor multiplies the
+duration that the worker's profile has for its batch; it is 1 for a worker that is alone and has the share for which it
+was profiled. When a batch starts or ends on a device, the factors of its neighbours change, and the rest of each takes
+longer or shorter by the ratio of its new factor to its old one. An observed duration is divided by the believed factor
+before a profile learns from it.
+
+The law belongs to the model whose batch is slowed (`DeviceSharing.law`), the demands to each model. Laws are values
+without state; profiles contain them, as they contain latencies.
+
+Sources: `BandwidthLaw` and `CountLaw`, PALDIA, specification 2.1.1 (Eq. 1 restates Prophet's law; as printed it is
+linear, and queueing never pays); its processor sharing, 3.4. `ProcessorSharing` over SM use: Elvinger's thesis (ETH
+Zurich 2024), specification 7.4. This module knows nothing of views, plans and time; numbers only.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import fsum, isfinite
+from typing import Final, Literal, Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+class DeviceDemand(Struct, frozen=True, omit_defaults=True):
+    """What one batch demands of the device on which it runs. Parts of the device are between 0 and 1; 0 if unknown."""
+
+    variant: str = ""
+    """Whose batch it is, for laws that were measured by pairs."""
+    batch: int = 1
+    """Requests in the batch."""
+    full: float = 1.0
+    """The batch as a part of the model's full batch, so that laws by count take half a batch for half a neighbour."""
+    bandwidth: float = 0.0
+    """The part of the device's memory bandwidth that it uses when it is alone; PALDIA's FBR × b/BS."""
+    sm_use: float = 0.0
+    """The mean part of the device's SMs that its kernels need, weighted by time."""
+    occupancy: float = 0.0
+    """The mean part of the device's warps that are active, weighted by time."""
+    cache: float = 0.0
+    """The part of the device's L2 cache throughput that it uses when it is alone."""
+    power_w: float = 0.0
+    """What it draws above the idle device."""
+    share: float = 1.0
+    """The share of the device in its slot."""
+    is_capped: bool = False
+    """Whether its kernels cannot use more than `share`; otherwise the share is only reserved."""
+
+
+class Interference(Protocol):
+    """What every law can do. `own` and `others` are explained at the top of this module."""
+
+    def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
+        """The factor on the duration of the batch `own` while `others` run on the same device; positive, and at least
+        1 if `own` has the share for which it was profiled."""
+        ...
+
+    def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
+        """The factors if so many batches like `own` run on the device, itself included; each count is at least 1, and
+        may have a fraction, for a batch that is only partly full."""
+        ...
+
+
+def _by_whole_counts(law: Interference, own: DeviceDemand, counts: Vector) -> Vector:
+    """`among_equals` of a law that is defined for whole neighbours: linear in between."""
+    wholes = np.arange(1, int(np.ceil(counts.max(initial=1.0))) + 1)
+    factors = [law.slowdown(own, [own] * (int(whole) - 1)) for whole in wholes]
+    return np.interp(counts, wholes, factors)
+
+
+class BandwidthLaw(Struct, frozen=True, tag_field="form", tag="bandwidth", forbid_unknown_fields=True):
+    """S(L) = max(1, L) · (1 + α · max(0, L - 1)), where L is the sum of all bandwidths demanded.
+
+    PALDIA, specification 2.1.1. With α = 0 it is the literal law, under which running together is never slower than
+    queueing; α of 0.3 to 0.7 stands for the contention for caches and memory that the bandwidth does not show.
+    """
+
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        """ValueError for an α out of range."""
+        if not 0 <= self.alpha < float("inf"):
+            raise ValueError(f"alpha is {self.alpha}; it must not be negative")
+
+    def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
+        """See `Interference`."""
+        load = own.bandwidth + fsum(other.bandwidth for other in others)
+        return max(1.0, load) * (1.0 + self.alpha * max(0.0, load - 1.0))
+
+    def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
+        """See `Interference`."""
+        load = own.bandwidth * counts
+        factors: Vector = np.maximum(1.0, load) * (1.0 + self.alpha * np.maximum(0.0, load - 1.0))
+        return factors
+
+
+class CountLaw(Struct, frozen=True, tag_field="form", tag="count", forbid_unknown_fields=True):
+    """S(k), measured for k = 1, 2, …, K full batches that run together: linear in between, with the last slope beyond.
+
+    PALDIA, specification 2.1.1 (`table`). A batch that is half full counts as half a batch. With a single factor, it is
+    the factor for every k.
+    """
+
+    factors: tuple[float, ...]
+    """For 1, 2, … batches."""
+
+    def __post_init__(self) -> None:
+        """ValueError for factors that are not positive or become smaller with more neighbours."""
+        if not self.factors:
+            raise ValueError("factors is empty; it needs the slowdown of at least one batch, which is 1")
+        if not all(factor > 0 and isfinite(factor) for factor in self.factors):
+            raise ValueError(f"factors are {list(self.factors)}; each must be positive")
+        if any(after < before for before, after in pairwise(self.factors)):
+            raise ValueError(f"factors are {list(self.factors)}; more neighbours cannot make a batch faster")
+
+    def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
+        """See `Interference`."""
+        return float(self._at(np.array([own.full + fsum(other.full for other in others)]))[0])
+
+    def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
+        """See `Interference`."""
+        return self._at(own.full * counts)
+
+    def _at(self, counts: Vector) -> Vector:
+        known = np.arange(1.0, len(self.factors) + 1.0)
+        factors: Vector = np.interp(counts, known, self.factors)
+        if len(self.factors) > 1:
+            slope = self.factors[-1] - self.factors[-2]
+            factors = factors + slope * np.maximum(0.0, counts - known[-1])
+        return factors
+
+
+class PairLaw(Struct, frozen=True, tag_field="form", tag="pairs", forbid_unknown_fields=True):
+    """A factor for each neighbour, measured two by two: 1 + the sum of all (factor - 1).
+
+    The sum is what pairs can say of three batches and more; measured triples would be better, and are many more.
+    """
+
+    factors: dict[str, float]
+    """By the variant of the neighbour."""
+    other: float = 1.0
+    """For neighbours that were not measured."""
+
+    def __post_init__(self) -> None:
+        """ValueError for a factor below 1."""
+        for name, factor in {**self.factors, "other": self.other}.items():
+            if not 1 <= factor < float("inf"):
+                raise ValueError(f"the factor beside {name} is {factor}; it must be at least 1")
+
+    def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
+        """See `Interference`."""
+        return 1.0 + fsum(self.factors.get(each.variant, self.other) - 1.0 for each in others)
+
+    def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
+        """See `Interference`."""
+        return _by_whole_counts(self, own, counts)
+
+
+Resource = Literal["bandwidth", "sm_use", "occupancy", "batches"]
+"""What a device divides among its batches; `batches` gives each batch an equal part of its time."""
+
+
+class ProcessorSharing(Struct, frozen=True, tag_field="form", tag="processor_sharing", forbid_unknown_fields=True):
+    """S = max(1, sum of all demands for one resource): the device divides it in proportion to what each demands.
+
+    With `batches`, k batches each take k times as long, as on one core.
+    """
+
+    resource: Resource = "sm_use"
+
+    def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
+        """See `Interference`."""
+        return max(1.0, self._demand(own) + fsum(self._demand(other) for other in others))
+
+    def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
+        """See `Interference`."""
+        factors: Vector = np.maximum(1.0, self._demand(own) * counts)
+        return factors
+
+    def _demand(self, of: DeviceDemand) -> float:
+        if self.resource == "batches":
+            return 1.0
+        demand: float = getattr(of, self.resource)
+        return demand
+
+
+Slowdown = BandwidthLaw | CountLaw | PairLaw | ProcessorSharing
+"""Any law; in files the key `form` names it."""
+
+NO_SLOWDOWN: Final = CountLaw((1.0,))
+"""The law of a device whose batches do not disturb each other."""

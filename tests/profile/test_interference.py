@@ -1,0 +1,144 @@
+"""Laws of interference: the printed formulas, what every law promises, and how profiles contain them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.profile.estimate import Estimate
+from sloop.profile.interference import (
+    NO_SLOWDOWN,
+    BandwidthLaw,
+    CountLaw,
+    DeviceDemand,
+    PairLaw,
+    ProcessorSharing,
+    Slowdown,
+)
+from sloop.profile.profile import DeviceSharing, Profile, Quadratic
+from sloop.vocabulary import Slot
+
+parts = st.floats(0, 1)
+demands = st.builds(
+    DeviceDemand,
+    variant=st.sampled_from(["a", "b"]),
+    full=st.floats(0.05, 1),
+    bandwidth=parts,
+    sm_use=parts,
+    occupancy=parts,
+)
+laws: st.SearchStrategy[Slowdown] = st.one_of(
+    st.builds(BandwidthLaw, st.floats(0, 2)),
+    st.lists(st.floats(0, 3), max_size=5).map(lambda steps: CountLaw(tuple(1.0 + np.cumsum([0.0, *steps])))),
+    st.builds(PairLaw, st.fixed_dictionaries({"a": st.floats(1, 4)}), st.floats(1, 4)),
+    st.builds(ProcessorSharing, st.sampled_from(["bandwidth", "sm_use", "occupancy", "batches"])),
+)
+
+
+@given(laws, demands, st.lists(demands, max_size=6))
+def test_alone_nobody_is_slower_and_each_neighbour_makes_it_worse(
+    law: Slowdown, own: DeviceDemand, others: Sequence[DeviceDemand]
+) -> None:
+    factors = [law.slowdown(own, others[:count]) for count in range(len(others) + 1)]
+    assert factors[0] == 1.0
+    assert all(after >= before - 1e-9 for before, after in pairwise(factors))
+
+
+@given(laws, demands, st.integers(1, 7))
+def test_equal_batches_together(law: Slowdown, own: DeviceDemand, count: int) -> None:
+    [factor] = law.among_equals(own, np.array([float(count)]))
+    assert factor == pytest.approx(law.slowdown(own, [own] * (count - 1)), rel=1e-9)
+
+
+@given(laws)
+def test_a_law_survives_its_file(law: Slowdown) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(law), type=Slowdown) == law
+
+
+def test_the_bandwidth_law_as_it_is_printed_and_as_it_is_mended() -> None:
+    own = DeviceDemand(bandwidth=0.5)
+    literal, convex = BandwidthLaw(0.0), BandwidthLaw(0.45)
+    assert literal.slowdown(own, [own] * 3) == 2.0
+    assert convex.slowdown(own, [own] * 3) == 2.0 * 1.45
+    assert convex.slowdown(own, [DeviceDemand(bandwidth=0.4)]) == 1.0
+    assert convex.among_equals(own, np.array([3.2]))[0] == pytest.approx(1.6 * 1.27)
+
+
+def test_a_table_goes_on_with_its_last_slope_and_counts_parts_of_batches() -> None:
+    law = CountLaw((1.0, 1.2, 2.0))
+    full, half = DeviceDemand(), DeviceDemand(full=0.5)
+    assert [law.slowdown(full, [full] * others) for others in range(5)] == pytest.approx([1.0, 1.2, 2.0, 2.8, 3.6])
+    assert law.slowdown(full, [half]) == pytest.approx(1.1)
+    assert law.slowdown(half, []) == 1.0
+
+
+def test_pairs_add_what_each_neighbour_costs() -> None:
+    law = PairLaw({"vgg": 1.5}, other=1.1)
+    beside = [DeviceDemand("vgg"), DeviceDemand("vgg"), DeviceDemand("bert")]
+    assert law.slowdown(DeviceDemand("resnet"), beside) == pytest.approx(2.1)
+
+
+def test_a_device_divides_what_is_demanded_of_it() -> None:
+    own, other = DeviceDemand(sm_use=0.6, bandwidth=0.1), DeviceDemand(sm_use=0.9, bandwidth=0.2)
+    assert ProcessorSharing("sm_use").slowdown(own, [other]) == 1.5
+    assert ProcessorSharing("bandwidth").slowdown(own, [other]) == 1.0
+    assert ProcessorSharing("batches").slowdown(own, [other, other]) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ('{"form": "bandwidth", "alpha": -1}', "alpha is -1"),
+        ('{"form": "count", "factors": []}', "factors is empty"),
+        ('{"form": "count", "factors": [1, 0]}', "must be positive"),
+        ('{"form": "count", "factors": [1, 3, 2]}', "cannot make a batch faster"),
+        ('{"form": "pairs", "factors": {"a": 0.5}}', "beside a is 0.5"),
+        ('{"form": "cosine"}', "Invalid value 'cosine'"),
+    ],
+)
+def test_a_law_that_cannot_be(text: str, wrong: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=wrong):
+        msgspec.json.decode(text, type=Slowdown)
+
+
+SHARING = DeviceSharing(
+    law=BandwidthLaw(0.5), full_batch=8, bandwidth=0.8, sm_use={2: 0.2, 4: 0.4}, occupancy={4: 0.9}, is_capped=True
+)
+
+
+def test_what_batches_of_a_model_demand() -> None:
+    assert SHARING.demand(4, share=0.3, variant="v") == DeviceDemand(
+        "v", 4, 0.5, 0.4, 0.4, 0.9, share=0.3, is_capped=True
+    )
+    assert [SHARING.demand(batch).sm_use for batch in (1, 2, 3, 8)] == pytest.approx([0.2, 0.2, 0.3, 0.4])
+    assert DeviceSharing(full_batch=4).law is NO_SLOWDOWN
+
+
+@dataclass(frozen=True)
+class Wrong:
+    field: str
+    value: object
+
+
+@pytest.mark.parametrize(
+    "wrong", [Wrong("full_batch", 0), Wrong("bandwidth", 1.2), Wrong("sm_use", {4: 2.0}), Wrong("occupancy", {0: 0.5})]
+)
+def test_parts_of_a_device_are_at_most_the_device(wrong: Wrong) -> None:
+    with pytest.raises(ValueError, match=f"{wrong.field} .*is "):
+        msgspec.structs.replace(SHARING, **{wrong.field: wrong.value})
+
+
+def test_an_estimate_says_what_its_profile_says() -> None:
+    profile = Profile(latency_ms=Quadratic(0, 1, 0), max_batch=8, max_cores=1, accelerator="T4", sharing=SHARING)
+    belief = Estimate(profile, variant="v")
+    own = belief.demand(8, Slot(1.0, "g", "T4", 0.5))
+    assert own == SHARING.demand(8, share=0.5, variant="v")
+    assert belief.slowdown(own, [own]) == SHARING.law.slowdown(own, [own]) > 1
+    silent = Estimate(msgspec.structs.replace(profile, sharing=None), variant="v")
+    assert silent.demand(3, Slot(1.0)) == DeviceDemand("v", 3)
+    assert silent.slowdown(own, [own]) == 1.0
