@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ demands = st.builds(
 )
 laws: st.SearchStrategy[Slowdown] = st.one_of(
     st.builds(BandwidthLaw, st.floats(0, 2)),
-    st.lists(st.floats(0, 3), max_size=5).map(lambda steps: CountLaw(tuple(1.0 + np.cumsum([0.0, *steps])))),
+    st.lists(st.floats(0, 3), max_size=5).map(lambda steps: CountLaw(tuple(accumulate(steps, initial=1.0)))),
     st.builds(PairLaw, st.fixed_dictionaries({"a": st.floats(1, 4)}), st.floats(1, 4)),
     st.builds(ProcessorSharing, st.sampled_from(["bandwidth", "sm_use", "occupancy", "batches"])),
 )

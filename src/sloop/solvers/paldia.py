@@ -1,0 +1,333 @@
+"""PALDIA's arithmetic: which requests run together and which queue, on which hardware, in how many replicas.
+
+PALDIA serves a model on one node at a time. Of the N requests that are present, it queues y, which run batch by batch,
+and runs the others together, each batch in a worker of its own. Too many together disturb each other, too many in the
+queue wait: `best_split` finds the y with the earliest end T. A choice of hardware compares these T with the deadline.
+
+    T(y) = Solo · y/BS + Solo · S(k)   for k ≥ 1,   k = (N - y)/BS batches together
+
+S is a law of interference (`sloop.profile.interference`). With the law as PALDIA prints it, S = max(1, k · FBR), T
+grows with y for every FBR below 1, so that queueing never pays and PALDIA would be the same as its baseline; the
+measured results need a convex law. T is when the last request ends if the queue waits for all that run together, one
+batch after the other. A queued batch that starts as soon as another ends is earlier as a rule (`executed_ms`).
+
+Source: PALDIA (a framework for serverless inference on mixed CPUs and GPUs); specification, sections 2.1 (Eq. 1, as
+corrected in 2.1.1), 2.3 to 2.5 and 2.7. Where the publication says nothing, the specification's defaults hold. Numbers
+only: milliseconds, requests, dollars per hour. Nothing here knows views, plans or time.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from math import ceil
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Slowdown
+from sloop.units import ROUNDING
+
+TIE_MS: Final = 1e-6
+"""Splits whose ends are this close are equal: the one with the longer queue needs fewer workers."""
+CLIENTS_MAX: Final = 48
+"""The most batches that run together where nothing limits them: the clients of NVIDIA's MPS since Volta."""
+
+Sharing = Literal["hybrid", "together", "queue"]
+"""How a device is shared: with the best split, with all batches together (MPS only), or one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """One model on one kind of accelerator, or of CPU."""
+
+    latencies_ms: tuple[float, ...]
+    """Alone, by batch: `latencies_ms[n]` of a batch of n; the last is that of the largest batch, BS. The first is 0."""
+    law: Slowdown = NO_SLOWDOWN
+    """How much slower its batches are beside each other."""
+    bandwidth: float = 0.0
+    """What a full batch demands of the memory bandwidth (FBR), 0 to 1."""
+    together_max: int = CLIENTS_MAX
+    """The most batches that may run together, 1 or more; see `together_max`."""
+
+    @property
+    def batch(self) -> int:
+        """The largest batch, BS."""
+        return len(self.latencies_ms) - 1
+
+    @property
+    def solo_ms(self) -> float:
+        """The duration of a full batch that is alone."""
+        return self.latencies_ms[-1]
+
+    @property
+    def per_request_ms(self) -> float:
+        """In full batches, alone: the less, the more performant the hardware."""
+        return self.solo_ms / self.batch
+
+    def demand(self, requests: int) -> DeviceDemand:
+        """What a batch of this size demands of the device."""
+        full = requests / self.batch
+        return DeviceDemand(batch=requests, full=full, bandwidth=self.bandwidth * full)
+
+
+class Split(NamedTuple):
+    """`queued` of the requests wait for the others; the last request ends after `t_max_ms`."""
+
+    queued: int
+    t_max_ms: float
+
+
+def t_max_ms(model: DeviceModel, count: int, queued: NDArray[np.int64]) -> NDArray[np.float64]:
+    """When the last of `count` requests ends, for each number of queued ones: Eq. 1 with the law of the model."""
+    together = (count - queued) / model.batch
+    factors = model.law.among_equals(model.demand(model.batch), np.maximum(1.0, together))
+    running_ms = model.solo_ms * np.where(together >= 1.0, factors, together)
+    found: NDArray[np.float64] = model.solo_ms * queued / model.batch + running_ms
+    return found
+
+
+def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid") -> Split:
+    """The number of queued requests with which the last one ends earliest; of equal ones the largest.
+
+    At least one full batch runs, and at most `together_max`. Requests that fit one batch are not split. `together`
+    queues only what `together_max` does not allow to run, `queue` all but one batch.
+    """
+    if count <= 0:
+        return Split(0, 0.0)
+    if count <= model.batch:
+        return Split(0, model.latencies_ms[count])
+    least = max(0, count - model.batch * max(1, model.together_max))
+    most = count - model.batch
+    if sharing == "together":
+        most = least
+    elif sharing == "queue":
+        least = most
+    candidates = np.arange(least, most + 1)
+    ends_ms = t_max_ms(model, count, candidates)
+    best = int(np.flatnonzero(ends_ms <= ends_ms.min() + TIE_MS)[-1])
+    return Split(int(candidates[best]), float(ends_ms[best]))
+
+
+def serial_ms(model: DeviceModel, count: int) -> float:
+    """When the last of `count` requests ends if full batches run one after the other, and what is left at the end: a
+    CPU, whose framework uses all cores for each batch."""
+    full, left = divmod(max(0, count), model.batch)
+    return full * model.solo_ms + model.latencies_ms[left]
+
+
+def batches_of(count: int, batch: int, *, even: bool = False) -> list[int]:
+    """Requests in batches of at most `batch`: full ones with the rest last or, with `even`, as few that differ by at
+    most one request, so that no small batch comes last."""
+    if not even:
+        full, left = divmod(count, batch)
+        return [batch] * full + [left] * (left > 0)
+    number = ceil(count / batch)
+    return [count // number + (index < count % number) for index in range(number)]
+
+
+def together_max(memory_bytes: int, each_bytes: int, *, reserve_bytes: int = 0, clients_max: int = CLIENTS_MAX) -> int:
+    """k_mem: how many workers fit into the memory of a device beside a reserve, at most its clients; 0 if none fits.
+    With `each_bytes` 0, which means unknown, the clients alone limit them."""
+    if each_bytes <= 0:
+        return clients_max
+    return min(clients_max, max(0, memory_bytes - reserve_bytes) // each_bytes)
+
+
+# What a split takes when it is executed
+
+
+def executed_ms(model: DeviceModel, running: Sequence[int], queued: Sequence[int], most: int) -> float:
+    """When the last batch ends on an idle device. `running` are the sizes of the batches that start at once, `queued`
+    those of the others: each starts, in this order, as soon as fewer than `most` batches run.
+
+    Processor sharing (specification, 3.4): a batch of b is Solo · b/BS of work, and each batch proceeds at the rate
+    1/S for those that run beside it. `most` = 0: the queue waits for all that run, then runs one by one (the serial
+    lane, which T bounds); otherwise it is work-conserving.
+    """
+    work = deque((model.solo_ms * size / model.batch, model.demand(size)) for size in queued)
+    active = [(model.solo_ms * size / model.batch, model.demand(size)) for size in running]
+    is_serial, now_ms = most == 0, 0.0
+    while active or work:
+        room = (0 if active else 1) if is_serial else most - len(active)
+        while work and room > 0:
+            active.append(work.popleft())
+            room -= 1
+        factors = [
+            model.law.slowdown(own, [other for place, (_, other) in enumerate(active) if place != at])
+            for at, (_, own) in enumerate(active)
+        ]
+        step_ms = min(left_ms * factor for (left_ms, _), factor in zip(active, factors, strict=True))
+        now_ms += step_ms
+        after = [(left_ms - step_ms / factor, own) for (left_ms, own), factor in zip(active, factors, strict=True)]
+        active = [(left_ms, own) for left_ms, own in after if left_ms > ROUNDING]
+    return now_ms
+
+
+# Several models on one device
+
+
+class Lane(NamedTuple):
+    """The batches of one model on a device that it shares with others: how many run together, and how many wait."""
+
+    running: int
+    queued: int
+
+
+def lanes_ms(models: Sequence[DeviceModel], lanes: Sequence[Lane]) -> list[float]:
+    """For each model, when its last batch ends (specification, 2.7): its batches that run are slowed by all that run,
+    and its queue follows, as if alone."""
+    demands = [[model.demand(model.batch)] * lane.running for model, lane in zip(models, lanes, strict=True)]
+    found = []
+    for at, (model, lane) in enumerate(zip(models, lanes, strict=True)):
+        running_ms = 0.0
+        if lane.running:
+            others = [each for place, own in enumerate(demands) for each in (own[1:] if place == at else own)]
+            running_ms = model.solo_ms * model.law.slowdown(demands[at][0], others)
+        found.append(lane.queued * model.solo_ms + running_ms)
+    return found
+
+
+def split_models(models: Sequence[DeviceModel], counts: Sequence[int], slos_ms: Sequence[float]) -> list[Lane]:
+    """For several models with whole batches on one device: which run together and which wait.
+
+    Greedy, from all together: as long as it lowers the largest T/SLO, move to the queue the batch that lowers it most,
+    of equal ones that of the first model. Exact for one model; for two and three, one case in twenty ends above the
+    exhaustive optimum, the worst by 15 %.
+    """
+    lanes = [Lane(count, 0) for count in counts]
+
+    def worst(of: Sequence[Lane]) -> float:
+        return max((t / slo for t, slo in zip(lanes_ms(models, of), slos_ms, strict=True)), default=0.0)
+
+    now = worst(lanes)
+    while True:
+        moved = [
+            [*lanes[:at], Lane(lane.running - 1, lane.queued + 1), *lanes[at + 1 :]]
+            for at, lane in enumerate(lanes)
+            if lane.running > 1
+        ]
+        scores = [worst(each) for each in moved]
+        if not scores or min(scores) >= now - ROUNDING:
+            return lanes
+        now = min(scores)
+        lanes = moved[scores.index(now)]
+
+
+# Which hardware
+
+
+class HardwareOffer(NamedTuple):
+    """A kind of hardware with what it takes there until the last of the expected requests ends."""
+
+    name: str
+    usd_per_h: float
+    t_max_ms: float
+    per_request_ms: float
+    """See `DeviceModel`."""
+    is_gpu: bool
+
+
+Choice = Literal["slo_first", "tolerance", "fastest"]
+"""`slo_first`: the cheapest that is fast enough (PALDIA, section III). `tolerance`: the cheapest of those that are
+nearly as fast as the fastest (PALDIA, section IV). `fastest`: the most performant, whatever it costs."""
+
+
+def choose_hardware(
+    offers: Sequence[HardwareOffer],
+    choice: Choice,
+    *,
+    cpu_limit_ms: float,
+    gpu_limit_ms: float,
+    tolerance_ms: float,
+) -> HardwareOffer:
+    """The kind of hardware to use; there must be at least one offer.
+
+    A kind is capable if its time is at most its limit. They are looked at in the order of prices (then of times, then
+    of names), up to the first capable CPU, which wins outright if no GPU is cheaper. `tolerance` chooses the cheapest
+    of these GPUs whose time is within `tolerance_ms` of the shortest. Without a capable kind it is the most performant
+    GPU, or the most performant CPU if there is no GPU.
+    """
+    best = min(offers, key=lambda each: (not each.is_gpu, each.per_request_ms, each.name))
+    if choice == "fastest":
+        return best
+    capable = sorted(
+        (each for each in offers if each.t_max_ms <= (gpu_limit_ms if each.is_gpu else cpu_limit_ms) + ROUNDING),
+        key=lambda each: (each.usd_per_h, each.t_max_ms, each.name),
+    )
+    if not capable:
+        return best
+    if choice == "slo_first" or not capable[0].is_gpu:
+        return capable[0]
+    gpus = list(takewhile(lambda each: each.is_gpu, capable))
+    shortest_ms = min(each.t_max_ms for each in gpus)
+    return next(each for each in gpus if each.t_max_ms <= shortest_ms + tolerance_ms + ROUNDING)
+
+
+class Mismatches(NamedTuple):
+    """How often in a row something else than the present hardware was chosen, and whether to switch now."""
+
+    count: int
+    switches: bool
+
+
+def count_mismatch(count: int, *, is_present: bool, is_pending: bool, limit: int) -> Mismatches:
+    """One decision later (Algorithm 1 with its counter kept between calls). With the limit 3 the switch comes with the
+    fourth mismatch in a row, whatever was chosen in between; while a switch is under way nothing is counted."""
+    if is_present:
+        return Mismatches(0, switches=False)
+    if is_pending:
+        return Mismatches(count, switches=False)
+    if count >= limit:
+        return Mismatches(0, switches=True)
+    return Mismatches(count + 1, switches=False)
+
+
+# How many replicas
+
+
+def workers_needed(model: DeviceModel, count: int, split: Split) -> int:
+    """One worker for each batch that runs; queued batches use one of these again. None without requests."""
+    return max(1, ceil((count - split.queued) / model.batch)) if count > 0 else 0
+
+
+@dataclass(slots=True)
+class DelayedTermination:
+    """How many workers to keep: the most that were wanted at any time within the last `keep_alive_ns`.
+
+    So a worker ends when it has been one too many for that long without interruption, and each peak begins the time
+    anew (specification, 2.5).
+    """
+
+    keep_alive_ns: int
+    _wanted: deque[tuple[int, int]] = field(default_factory=deque)
+    """(instant, how many), each with fewer than the one before: the later of two that is as large hides the other."""
+
+    def keep(self, now_ns: int, wanted: int) -> int:
+        """So many are wanted from now on; returns how many to keep."""
+        recent = self._wanted
+        # What was wanted until now counts until now, so its time begins when something else is wanted.
+        held = recent[-1][1] if recent else wanted
+        while recent and recent[-1][1] <= max(held, wanted):
+            recent.pop()
+        if held > wanted:
+            recent.append((now_ns, held))
+        recent.append((now_ns, wanted))
+        while recent[0][0] <= now_ns - self.keep_alive_ns and len(recent) > 1:
+            recent.popleft()
+        return recent[0][1]
+
+
+# The bandwidth that a model demands, where it was not measured
+
+
+def bandwidth_demand(moved_bytes: float, solo_ms: float, bytes_per_s: float) -> float:
+    """FBR from what a full batch reads and writes: its part of the bandwidth while it is alone, at most 1."""
+    return min(1.0, moved_bytes / (solo_ms / 1000.0) / bytes_per_s)
+
+
+def bandwidth_elsewhere(bandwidth: float, bytes_per_s: float, other_bytes_per_s: float, time_ratio: float) -> float:
+    """FBR on another device, on which a full batch takes `time_ratio` times as long: the same bytes in another time, of
+    another bandwidth; at most 1 (specification, 3.4)."""
+    return min(1.0, bandwidth * (bytes_per_s / other_bytes_per_s) / time_ratio)
