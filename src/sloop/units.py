@@ -80,3 +80,12 @@ def rank(share: float, count: int) -> int:
 def quantile(ascending: Sequence[T], share: float) -> T:
     """The nearest-rank quantile of one or more ascending values. See `rank`."""
     return ascending[rank(share, len(ascending))]
+
+
+def interpolated_quantile(ascending: Sequence[float], share: float) -> float:
+    """The `share` quantile of one or more ascending numbers by linear interpolation, as in spreadsheets and NumPy: for
+    published figures that were computed so. See `rank` for all others."""
+    place = share * (len(ascending) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ascending) - 1)
+    return ascending[low] + (place - low) * (ascending[high] - ascending[low])

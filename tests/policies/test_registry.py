@@ -94,7 +94,8 @@ def test_every_policy_is_a_frozen_slotted_dataclass_that_reads_what_it_writes(ve
 def test_policies_that_are_called_within_the_event_loop() -> None:
     """All others are called beside it, because their decisions may take longer than a request can wait."""
     quick = {name for name, kind in POLICIES["scale"].items() if getattr(kind, "is_quick", False)}
-    assert quick == {"static", "sponge", "ds2", "fa2_single", "hpa", "kpa", "vpa"}
+    reactive = {"atoll_rate", "torchserve", "sagemaker"}
+    assert quick == {"static", "sponge", "ds2", "fa2_single", "hpa", "kpa", "vpa"} | reactive
 
 
 @pytest.mark.parametrize(("verb", "name"), EVERY)

@@ -13,7 +13,7 @@ from sloop.policies import POLICIES
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
-from sloop.policies.drop import Age, PredictiveDrop
+from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Last, Lstm, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
@@ -23,6 +23,7 @@ from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
+from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static, StaticGroup
 from sloop.systems import SYSTEMS, build_system
@@ -60,6 +61,10 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
             down_rate=2.0,
         ),
     ),
+    "atoll-rate": ("baseline", AtollRate(factor=1.0, share=0.99, window_ns=s(60), period_ns=s(15), batch_max=1)),
+    "torchserve": ("baseline", TorchServe(target_ns=s(7), tolerance=0.1, window_ns=s(60), period_ns=s(15))),
+    "openwhisk": ("baseline", Hpa(target=0.6, stabilisation_ns=0, period_ns=s(15), batch_max=1)),
+    "sagemaker": ("baseline", SageMaker(safety=0.5, window_ns=s(60), period_ns=s(60))),
     "vpa": ("baseline", Vpa(target=0.7, settle_ns=s(60))),
     "mixed": ("system", Mixed()),
     "static": ("baseline", Static()),
@@ -70,7 +75,9 @@ _FA2 = (Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=
 _IPA = (Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"))
 _BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
+_REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
     "sponge": (Edf(), *_ONE_REPLICA),
     "fa2": (Fifo(), *_FA2),
     "ds2": (Fifo(), WorkConserving(), *_FA2[1:]),

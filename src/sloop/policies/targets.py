@@ -1,4 +1,5 @@
-"""Values that scaling policies share: one kind of hardware, equal replicas, core counts that fit a node, hysteresis.
+"""Values that scaling policies share: one kind of hardware, equal replicas, core counts that fit a node, hysteresis,
+Kubernetes' stabilisation.
 
 Unlike a solver, each reads a view.
 """
@@ -6,13 +7,13 @@ Unlike a solver, each reads a view.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.solvers.budget import IndexedPath
-from sloop.text import counted, listed
+from sloop.text import counted, in_s, listed
 from sloop.units import to_ms
 from sloop.vocabulary import Group, NodeState, ReplicaSpec, StagePlan
 
@@ -205,3 +206,58 @@ def largest(recent: deque[V], newest: V, decisions: int, size: Callable[[V], flo
     while len(recent) > decisions:
         recent.popleft()
     return max(reversed(recent), key=size)
+
+
+UP_REPLICAS: Final = 4
+UP_FACTOR: Final = 2
+"""The default scale-up policy of Kubernetes: at most 4 replicas or a doubling per period, whichever is more."""
+
+
+@dataclass(slots=True)
+class CountHistory:
+    """The numbers of replicas that were decided for one stage, and how Kubernetes' autoscaler lets them change
+    (Kubernetes documentation, "Horizontal Pod Autoscaling", configurable scaling behaviour)."""
+
+    count: int
+    """Replicas of the last decision."""
+    recommendations: deque[tuple[int, int]] = field(default_factory=deque)
+    """(instant, replicas), oldest first, within the stabilisation window."""
+    added: deque[tuple[int, int]] = field(default_factory=deque)
+    """(instant, replicas added), oldest first, within a scale-up period."""
+
+    def decide(
+        self, now_ns: int, proposed: int, *, stabilisation_ns: int, up_period_ns: int, replicas_max: int
+    ) -> tuple[int, str]:
+        """The number of replicas for a proposed one, and as text how it differs from that and from the last one.
+
+        Down only to the largest proposal of the stabilisation window; up at most by the scale-up policy in each
+        `up_period_ns` (0: without a limit).
+        """
+        stable = self._stabilised(now_ns, proposed, stabilisation_ns)
+        desired = min(stable, replicas_max)
+        if up_period_ns:
+            desired = min(desired, self._limit(now_ns, up_period_ns))
+        note = f" (were {self.count})" if desired != self.count else ""
+        if stable > proposed:
+            note += f", {proposed} only after {in_s(stabilisation_ns)}"
+        elif desired < stable:
+            note += f", limited from {stable}"
+        if desired > self.count:
+            self.added.append((now_ns, desired - self.count))
+        self.count = desired
+        return desired, note
+
+    def _stabilised(self, now_ns: int, proposed: int, window_ns: int) -> int:
+        """Up at once; down to the largest recommendation of the window."""
+        self.recommendations.append((now_ns, proposed))
+        while self.recommendations[0][0] < now_ns - window_ns:
+            self.recommendations.popleft()
+        most = max(count for _, count in self.recommendations)
+        return max(proposed, min(self.count, most))
+
+    def _limit(self, now_ns: int, period_ns: int) -> int:
+        """The most replicas that the scale-up limit allows in this period."""
+        while self.added and self.added[0][0] <= now_ns - period_ns:
+            self.added.popleft()
+        start = self.count - sum(added for _, added in self.added)
+        return max(start + UP_REPLICAS, start * UP_FACTOR, self.count)

@@ -15,7 +15,7 @@ from sloop.options import Declared, as_value
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
-from sloop.policies.drop import Age, PredictiveDrop
+from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Last, Lstm, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
@@ -25,11 +25,13 @@ from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
+from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
 from sloop.systems.system import System, is_system_file, system_in_file
 from sloop.units import s
 
+AS_IN_FLASHPOINT: Final = "as compared with in San Juan, Flashpoint, thesis, Waterloo 2023"
 AS_IN_FA2: Final = "as compared with in Razavi et al., FA2, RTAS 2022"
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
@@ -58,6 +60,11 @@ _BISCALE: Final = Policies(
     Biscale(),
     MaxMin(),
 )  # fmt: skip
+
+_REACTIVE: Final = Policies(
+    Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last(), AtollRate(), MaxMin()
+)
+"""As in Flashpoint's evaluation: idle workers take the next request of one queue, and no request is given up."""
 
 CATALOGUE: Final = (
     # One replica per application, resized in place.
@@ -199,6 +206,35 @@ CATALOGUE: Final = (
         "baseline",
         "Kubernetes, Horizontal Pod Autoscaling, autoscaling/v2 with its default behaviour",
         Policies(Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), SpreadPlacement(), Last(), Hpa(), MaxMin()),
+        ONE_KIND,
+    ),
+    # The autoscalers with which Flashpoint is evaluated; parameters in the policies.
+    System(
+        "atoll-rate",
+        "baseline",
+        f"Singhvi et al., Atoll, SoCC 2021: its request-rate mode, {AS_IN_FLASHPOINT}",
+        _REACTIVE,
+        ONE_KIND,
+    ),
+    System(
+        "torchserve",
+        "baseline",
+        f"TorchServe on Kubernetes, scaled by the mean wait in the queue, {AS_IN_FLASHPOINT}",
+        replace(_REACTIVE, scale=TorchServe()),
+        ONE_KIND,
+    ),
+    System(
+        "openwhisk",
+        "baseline",
+        f"OpenWhisk on Kubernetes, scaled by utilisation, {AS_IN_FLASHPOINT}",
+        replace(_REACTIVE, scale=Hpa(target=0.6, stabilisation_ns=0, batch_max=1)),
+        ONE_KIND,
+    ),
+    System(
+        "sagemaker",
+        "baseline",
+        f"Amazon SageMaker, target tracking of invocations per instance, {AS_IN_FLASHPOINT}",
+        replace(_REACTIVE, scale=SageMaker()),
         ONE_KIND,
     ),
     # Replicas by concurrency, down to none.

@@ -17,23 +17,8 @@ from sloop.text import counted, in_s
 from sloop.units import FOREVER_NS, NS_PER_S, round_up, s, to_s
 from sloop.vocabulary import Life, Plan, StagePlan
 
-UP_REPLICAS: Final = 4
-UP_FACTOR: Final = 2
-"""Hpa's default scale-up policy: at most 4 replicas or a doubling per `up_period_ns`, whichever is more."""
 CORES_MAX: Final = 16
 """The largest default core count of `Vpa`, which chooses from 1 to 16."""
-
-
-@dataclass(slots=True)
-class HpaHistory:
-    """State of one stage between decisions."""
-
-    count: int
-    """Replicas of the last decision."""
-    recommendations: deque[tuple[int, int]] = field(default_factory=deque)
-    """(instant, replicas), oldest first, within the stabilisation window."""
-    added: deque[tuple[int, int]] = field(default_factory=deque)
-    """(instant, replicas added), oldest first, within a scale-up period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +38,8 @@ class Hpa:
     tolerance: float = 0.1
     replicas_min: int = 1
     replicas_max: int = 64
+    initial: int = 0
+    """Replicas before any has been ready; 0: `replicas_min`."""
     cores: float = 1.0
     """Of each replica."""
     batch_max: int = 0
@@ -65,12 +52,12 @@ class Hpa:
     stabilisation_ns: int = s(300)
     up_period_ns: int = s(15)
     period_ns: int = s(15)
-    _past: dict[str, HpaHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _past: dict[str, targets.CountHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for key in ("target", "cores", "window_ns", "up_period_ns", "period_ns"):
             check_range(key, getattr(self, key), above=0)
-        for key in ("tolerance", "batch_max", "stabilisation_ns"):
+        for key in ("tolerance", "initial", "batch_max", "stabilisation_ns"):
             check_range(key, getattr(self, key), least=0)
         check_range("replicas_min", self.replicas_min, least=1)
         check_range("replicas_max", self.replicas_max, least=self.replicas_min)
@@ -82,20 +69,17 @@ class Hpa:
         return Plan(tuple(target for target, _ in decided), "; ".join(why for _, why in decided))
 
     def _stage(self, now_ns: int, stage: StageView) -> tuple[StagePlan, str]:
-        past = self._past.setdefault(stage.name, HpaHistory(self.replicas_min))
+        first = max(self.replicas_min, min(self.initial, self.replicas_max))
+        past = self._past.setdefault(stage.name, targets.CountHistory(first))
         proposed, seen = self._proposed(stage, past.count)
-        stable = self._stabilised(now_ns, past, proposed)
-        desired = min(stable, self._limit(now_ns, past), self.replicas_max)
-        why = f"{stage.name}: {seen} → {counted(desired, 'replica')}"
-        if desired != past.count:
-            why += f" (were {past.count})"
-        if stable > proposed:
-            why += f", {proposed} only after {in_s(self.stabilisation_ns)}"
-        elif desired < stable:
-            why += f", limited from {stable}"
-        if desired > past.count:
-            past.added.append((now_ns, desired - past.count))
-        past.count = desired
+        desired, note = past.decide(
+            now_ns,
+            proposed,
+            stabilisation_ns=self.stabilisation_ns,
+            up_period_ns=self.up_period_ns,
+            replicas_max=self.replicas_max,
+        )
+        why = f"{stage.name}: {seen} → {counted(desired, 'replica')}{note}"
         belief = targets.belief_of(stage, self.variant)
         planned = targets.equal_replicas(
             stage, belief, count=desired, cores=self.cores, batch_max=self.batch_max, in_place=False
@@ -124,21 +108,6 @@ class Hpa:
         if (ratio > 1.0 and desired < current) or (ratio < 1.0 and desired > current):
             desired = current
         return max(self.replicas_min, min(desired, self.replicas_max)), seen
-
-    def _stabilised(self, now_ns: int, past: HpaHistory, proposed: int) -> int:
-        """Up at once; down to the largest recommendation of the window."""
-        past.recommendations.append((now_ns, proposed))
-        while past.recommendations[0][0] < now_ns - self.stabilisation_ns:
-            past.recommendations.popleft()
-        largest = max(count for _, count in past.recommendations)
-        return max(proposed, min(past.count, largest))
-
-    def _limit(self, now_ns: int, past: HpaHistory) -> int:
-        """The most replicas that the scale-up limit allows in this period."""
-        while past.added and past.added[0][0] <= now_ns - self.up_period_ns:
-            past.added.popleft()
-        start = past.count - sum(added for _, added in past.added)
-        return max(start + UP_REPLICAS, start * UP_FACTOR, past.count)
 
 
 @dataclass(slots=True)

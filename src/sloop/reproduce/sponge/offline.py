@@ -7,7 +7,7 @@ Source: Razavi et al., Sponge (EuroMLSys 2024), and its public artefact.
 import ast
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
 from typing import Final
@@ -21,7 +21,7 @@ from sloop.reproduce.rows import Claim, Row, compare, contradicted
 from sloop.reproduce.sponge.runs import BYTES_PER_KB, PAYLOAD_KB, RATE_RPS, SLO_MS
 from sloop.solvers import fa2, sponge
 from sloop.solvers.sponge import SpongeGrid
-from sloop.units import NS_PER_MS
+from sloop.units import NS_PER_MS, interpolated_quantile
 from sloop.workload import Link
 
 BATCH_MAX = CORES_MAX = 16
@@ -113,22 +113,14 @@ def _link(link: Link, *, recorded: bool) -> list[Row]:
         found = (
             median(ordered),
             fmean(ordered),
-            _interpolated(ordered, 0.95),
-            _interpolated(ordered, 0.99),
+            interpolated_quantile(ordered, 0.95),
+            interpolated_quantile(ordered, 0.99),
             ordered[-1],
         )
         for name, value, figure in zip(("median", "mean", "p95", "p99", "longest"), found, expected, strict=True):
             claim = _exact("S0 link", f"upload of {payload_kb} KB, {name}", "ms", derived=figure, note=note)
             rows.append(compare(claim, [value], shape=0.5 < value / figure < 2))
     return rows
-
-
-def _interpolated(ordered: Sequence[float], share: float) -> float:
-    """The linearly interpolated quantile, as in spreadsheets and notebooks."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def _published_budgets(link: Link, artefact: Path) -> list[Row]:
