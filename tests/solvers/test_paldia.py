@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sloop.profile.interference import BandwidthLaw, CountLaw, ProcessorSharing
+from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand, ProcessorSharing
 from sloop.solvers import paldia
 from sloop.solvers.paldia import (
     Choice,
@@ -36,7 +36,7 @@ def proportional(
 ) -> DeviceModel:
     """A model whose batches take time in proportion to their size, as in the specification's vectors."""
     latencies_ms = tuple(solo_ms * size / batch for size in range(batch + 1))
-    return DeviceModel(latencies_ms, BandwidthLaw(alpha), bandwidth, most)
+    return DeviceModel(latencies_ms, BandwidthLaw(alpha), DeviceDemand(bandwidth=bandwidth), most)
 
 
 def closed_form(solo_ms: float, batch: int, f: float, alpha: float, count: int, most: float) -> tuple[float, int]:
@@ -118,7 +118,7 @@ def test_no_split_ends_earlier(model: DeviceModel, count: int) -> None:
     best_ms, best = math.inf, -1
     for y in range(count - model.batch + 1):  # as the specification writes the search
         k = (count - y) / model.batch
-        load = k * model.bandwidth
+        load = k * model.largest.bandwidth
         slowdown = max(1.0, load) * (1 + model.law.alpha * max(0.0, load - 1))  # type: ignore[union-attr]
         t = model.solo_ms * y / model.batch + model.solo_ms * slowdown
         if k <= model.together_max:
@@ -181,7 +181,7 @@ def test_a_search_looks_at_a_bounded_number_of_splits() -> None:
             return super().among_equals(own, counts)
 
     law = Counting(0.45)
-    found = best_split(DeviceModel(model.latencies_ms, law, 0.5, 12), 10_000_000)  # type: ignore[arg-type]
+    found = best_split(DeviceModel(model.latencies_ms, law, DeviceDemand(bandwidth=0.5), 12), 10_000_000)
     assert looked == [11 * 128 + 1]
     assert found.queued == best_split(model, 10_000_000).queued
     assert (10_000_000 - found.queued) / 128 == pytest.approx(3.222, abs=1 / 128)
@@ -201,7 +201,7 @@ def stepwise(model: DeviceModel, running: Sequence[int], queued: Sequence[int], 
         while waiting and ((most == 0 and not active) or (most > 0 and len(active) < most)):
             size = waiting.pop(0)
             active.append([model.solo_ms * size / model.batch, size])
-        load = sum(model.bandwidth * size / model.batch for _, size in active)
+        load = sum(model.largest.bandwidth * size / model.batch for _, size in active)
         factor = max(1.0, load) * (1 + model.law.alpha * max(0.0, load - 1))  # type: ignore[union-attr]
         for each in active:
             each[0] -= step_ms / factor
@@ -304,7 +304,7 @@ def offers(solo_ms: float, batch: int, f: float, alpha: float, c4: float, count:
         solo = solo_ms * ratio
         latencies_ms = (0.0, *(solo * (0.03 + 0.97 * size / batch) for size in range(1, batch + 1)))
         bandwidth = paldia.bandwidth_elsewhere(f, 160, gb_per_s, ratio)
-        model = DeviceModel(latencies_ms, BandwidthLaw(alpha), bandwidth)
+        model = DeviceModel(latencies_ms, BandwidthLaw(alpha), DeviceDemand(bandwidth=bandwidth))
         split = best_split(model, count)
         found.append(HardwareOffer(name, PRICES[name], split.t_max_ms, model.per_request_ms, is_gpu=True))
     return found

@@ -7,11 +7,10 @@ Source of the correction: Sponge, specification §6.16: the latency is multiplie
 predicted), clipped to [0.8, 1.5].
 """
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import ClassVar
 
-from sloop.profile.interference import DeviceDemand
+from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import FLOOR_MS, Profile
 from sloop.units import ms, s
 from sloop.vocabulary import Slot
@@ -122,11 +121,12 @@ class Estimate:
             return DeviceDemand(self.variant, batch, share=slot.share)
         return sharing.demand(batch, share=slot.share, variant=self.variant)
 
-    def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
-        """How many times as long as `latency_ms` a batch takes that demands `own`, while `others` run on its device
-        (see `sloop.profile.interference`); 1 if the profile does not say."""
+    @property
+    def interference(self) -> Interference:
+        """How much longer than `latency_ms` its batches take for what runs beside them; not at all if the profile does
+        not say."""
         sharing = self.profile.sharing
-        return 1.0 if sharing is None else sharing.law.slowdown(own, others)
+        return NO_SLOWDOWN if sharing is None else sharing.law
 
     @property
     def correction(self) -> float:

@@ -23,11 +23,13 @@ Zurich 2024), specification 7.4. This module knows nothing of views, plans and t
 from collections.abc import Sequence
 from itertools import pairwise
 from math import fsum, isfinite
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+
+from sloop.vocabulary import Slot
 
 Vector = NDArray[np.float64]
 
@@ -68,6 +70,20 @@ class Interference(Protocol):
     def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
         """The factors if so many batches like `own` run on the device, itself included; each count is at least 1, and
         may have a fraction, for a batch that is only partly full."""
+        ...
+
+
+@runtime_checkable
+class KnowsSharing(Protocol):
+    """A belief about a variant that also knows how it shares its device; `sloop.profile.Estimate` is one."""
+
+    def demand(self, batch: int, slot: Slot) -> DeviceDemand:
+        """What a batch of `batch` on `slot` demands of its device while it runs."""
+        ...
+
+    @property
+    def interference(self) -> Interference:
+        """How much longer its batches take for what runs beside them."""
         ...
 
 

@@ -24,15 +24,19 @@ from math import ceil
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Slowdown
+from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.units import ROUNDING
 
 TIE_MS: Final = 1e-6
 """Splits whose ends are this close are equal: the one with the longer queue needs fewer workers."""
 CLIENTS_MAX: Final = 48
 """The most batches that run together where nothing limits them: the clients of NVIDIA's MPS since Volta."""
+
+ALONE: Final = DeviceDemand()
+"""The demand of a model of which nothing is known."""
 
 Sharing = Literal["hybrid", "together", "queue"]
 """How a device is shared: with the best split, with all batches together (MPS only), or one after the other."""
@@ -44,10 +48,10 @@ class DeviceModel:
 
     latencies_ms: tuple[float, ...]
     """Alone, by batch: `latencies_ms[n]` of a batch of n; the last is that of the largest batch, BS. The first is 0."""
-    law: Slowdown = NO_SLOWDOWN
+    law: Interference = NO_SLOWDOWN
     """How much slower its batches are beside each other."""
-    bandwidth: float = 0.0
-    """What a full batch demands of the memory bandwidth (FBR), 0 to 1."""
+    largest: DeviceDemand = ALONE
+    """What its largest batch demands of the device; of the memory bandwidth, that is FBR."""
     together_max: int = CLIENTS_MAX
     """The most batches that may run together, 1 or more; see `together_max`."""
 
@@ -67,9 +71,9 @@ class DeviceModel:
         return self.solo_ms / self.batch
 
     def demand(self, requests: int) -> DeviceDemand:
-        """What a batch of this size demands of the device."""
-        full = requests / self.batch
-        return DeviceDemand(batch=requests, full=full, bandwidth=self.bandwidth * full)
+        """What a batch of this size demands of the device: of the bandwidth in proportion to its size."""
+        part, of = requests / self.batch, self.largest
+        return structs.replace(of, batch=requests, full=part * of.full, bandwidth=part * of.bandwidth)
 
 
 class Split(NamedTuple):
@@ -82,7 +86,7 @@ class Split(NamedTuple):
 def t_max_ms(model: DeviceModel, count: int, queued: NDArray[np.int64]) -> NDArray[np.float64]:
     """When the last of `count` requests ends, for each number of queued ones: Eq. 1 with the law of the model."""
     together = (count - queued) / model.batch
-    factors = model.law.among_equals(model.demand(model.batch), np.maximum(1.0, together))
+    factors = model.law.among_equals(model.largest, np.maximum(1.0, together))
     running_ms = model.solo_ms * np.where(together >= 1.0, factors, together)
     found: NDArray[np.float64] = model.solo_ms * queued / model.batch + running_ms
     return found
@@ -178,7 +182,7 @@ class Lane(NamedTuple):
 def lanes_ms(models: Sequence[DeviceModel], lanes: Sequence[Lane]) -> list[float]:
     """For each model, when its last batch ends (specification, 2.7): its batches that run are slowed by all that run,
     and its queue follows, as if alone."""
-    demands = [[model.demand(model.batch)] * lane.running for model, lane in zip(models, lanes, strict=True)]
+    demands = [[model.largest] * lane.running for model, lane in zip(models, lanes, strict=True)]
     found = []
     for at, (model, lane) in enumerate(zip(models, lanes, strict=True)):
         running_ms = 0.0

@@ -1,0 +1,281 @@
+"""The scaling policy `Paldia`: one kind of hardware at a time, the cheapest on which the expected requests end in time.
+
+Each second it expects N requests, those of one `group_ns` and those that wait, and computes for every kind of hardware
+when the last of them would end there: on a CPU batch by batch, on a GPU some together and the others queued. It
+switches when another kind was the better choice several times in a row; the old replicas serve until the new ones are
+ready. `choice` and `sharing` make PALDIA, its baselines and its ablations:
+
+| | `choice` | `sharing` |
+| --- | --- | --- |
+| PALDIA, as in its section III | `slo_first` | `hybrid` |
+| PALDIA, as in its section IV | `tolerance` | `hybrid` |
+| INFless/Llama, minding the cost | `isolated` | `together` |
+| INFless/Llama, minding the performance | `fastest` | `together` |
+| Molecule, minding the cost | `isolated` | `queue` |
+| Molecule, minding the performance | `fastest` | `queue` |
+| offline hybrid, MPS only, time sharing only | any, on one kind in `hardware` | `hybrid`, `together`, `queue` |
+
+A replica runs one batch at a time, so the number of replicas on a device is how many batches run together there, and
+what waits goes to the first that is idle: PALDIA's work-conserving lane. What a plan cannot say is how many of them may
+run *now*. PALDIA finds the split anew for every group of requests, and leaves warm replicas without work; here all warm
+replicas take work while any waits, also those that are kept only for the next peak. With `queue` there is one replica,
+which makes Molecule exact.
+
+Source: PALDIA, specification sections 2.2 to 2.5 (with Algorithm 1 as repaired there) and 5.0; `sloop.solvers.paldia`.
+One device of one node is used, as in the publication, and one variant: this policy does not trade accuracy.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from math import ceil
+from typing import ClassVar, Final, Literal, NamedTuple
+
+from msgspec import structs
+
+from sloop.core.views import Belief, ClusterView, NodeView, StageView
+from sloop.errors import InputError
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.profile.interference import NO_SLOWDOWN, KnowsSharing
+from sloop.solvers import paldia
+from sloop.solvers.paldia import ALONE, DelayedTermination, DeviceModel, HardwareOffer, Sharing, Split
+from sloop.text import counted, in_ms, listed
+from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms, to_s
+from sloop.vocabulary import Group, Life, NodeState, Plan, ReplicaSpec, Slot, StagePlan
+
+HardwareRule = Literal["slo_first", "tolerance", "isolated", "fastest"]
+"""The rules of `sloop.solvers.paldia.Choice` and `isolated`: the cheapest kind on which one batch is in time if nothing
+runs beside it, however many batches there are (PALDIA's baselines that mind the cost)."""
+SHARES_NOTHING: Final = 0.0
+"""The share of a replica on a GPU: PALDIA neither caps nor reserves; memory and clients limit how many there are."""
+
+
+class Candidate(NamedTuple):
+    """The stage's variant on one kind of hardware."""
+
+    belief: Belief
+    slot: Slot
+    usd_per_h: float
+    model: DeviceModel
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether batches run on an accelerator."""
+        return bool(self.belief.accelerator)
+
+    @property
+    def rank(self) -> tuple[bool, float, str]:
+        """The lower, the more performant."""
+        return not self.is_gpu, self.model.per_request_ms, self.belief.hardware
+
+    def split(self, count: int, sharing: Sharing) -> Split:
+        """How `count` requests run here; on a CPU one batch after the other."""
+        if self.is_gpu:
+            return paldia.best_split(self.model, count, sharing)
+        return Split(max(0, count - self.model.batch), paldia.serial_ms(self.model, count))
+
+    def workers(self, count: int, split: Split) -> int:
+        """The replicas for `count` requests."""
+        return max(1, paldia.workers_needed(self.model, count, split)) if self.is_gpu else 1
+
+    def offer(self, t_max_ms: float) -> HardwareOffer:
+        """As the choice of hardware sees it."""
+        return HardwareOffer(self.belief.hardware, self.usd_per_h, t_max_ms, self.model.per_request_ms, self.is_gpu)
+
+
+@dataclass(slots=True)
+class PaldiaMemory:
+    """State between decisions."""
+
+    mismatches: int = 0
+    """Decisions in a row that chose something else than the hardware in use."""
+    hardware: str = ""
+    """The kind in use or, during a switch, the next one."""
+    kept: DelayedTermination = field(default_factory=lambda: DelayedTermination(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Paldia:
+    """The hardware of PALDIA or one of its baselines, with as many replicas as batches run together there."""
+
+    is_quick: ClassVar[bool] = True
+
+    choice: HardwareRule = "slo_first"
+    """`slo_first`: the cheapest kind that is fast enough. `tolerance`: the cheapest GPU within `tolerance_ns` of the
+    fastest. `isolated`: the cheapest on which one batch alone is fast enough. `fastest`: always the most performant."""
+    sharing: Sharing = "hybrid"
+    """How a GPU is shared: by the best split, all `together`, or one batch after the other (`queue`)."""
+    headroom_cpu: float = 0.5
+    """Part of the SLO within which the last of the expected requests must end on a CPU."""
+    headroom_gpu: float = 0.75
+    """The same on a GPU; with `isolated` it is 1."""
+    tolerance_ns: int = ms(50)
+    wait_limit: int = 3
+    """The hardware is switched at the first mismatch after so many in a row."""
+    group_ns: int = s(1)
+    """Requests that arrive within this time are taken to be there together. PALDIA does not say; its results need about
+    a second. With even arrivals less is enough, and cheaper."""
+    backlog: bool = True
+    """Whether requests that wait count as expected, too."""
+    keep_alive_ns: int = s(600)
+    """How long a replica must have been one too many before it ends."""
+    together_max: int = 0
+    """The most batches that run together; 0: as the memory and the clients of the GPU allow."""
+    batch_max: int = 0
+    """The largest batch; 0: the profile's, if it takes at most the SLO."""
+    hardware: tuple[str, ...] = ()
+    """The kinds of nodes to choose from; empty: all."""
+    variant: str = ""
+    """Empty: the first variant."""
+    initial_rps: float = 0.0
+    """The rate to expect before any request has come."""
+    period_ns: int = s(1)
+    _memory: PaldiaMemory = field(init=False, default_factory=PaldiaMemory, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for key in ("headroom_cpu", "headroom_gpu"):
+            check_range(key, getattr(self, key), above=0, most=1)
+        for key in ("tolerance_ns", "wait_limit", "keep_alive_ns", "together_max", "batch_max", "initial_rps"):
+            check_range(key, getattr(self, key), least=0)
+        for key in ("group_ns", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """The replicas on the hardware in use, or on the next one. InputError for a graph, for a variant or kind that
+        is not there, and for kinds without a price where prices decide."""
+        stage = targets.one_stage(view, "paldia")
+        candidates = self._candidates(view, stage)
+        if not candidates:
+            return None
+        expected = self._expected(view, stage)
+        self._decide(stage, candidates, expected)
+        chosen = candidates[self._memory.hardware]
+        split = chosen.split(expected, self.sharing)
+        kept = self._memory.kept.keep(now_ns, chosen.workers(expected, split))
+        replicas = max(1, min(kept, chosen.model.together_max))
+        spec = ReplicaSpec(stage.name, chosen.belief.variant, chosen.slot)
+        target = StagePlan(stage.name, (Group(spec, replicas),), chosen.model.batch)
+        return Plan((target,), _why(chosen, expected, split), feasible=split.t_max_ms <= to_ms(stage.slo_ns) + ROUNDING)
+
+    # What there is, and what comes
+
+    def _candidates(self, view: ClusterView, stage: StageView) -> dict[str, Candidate]:
+        """By kind of hardware, the variant on each that has a node which is not lost and has room for a replica."""
+        for kind in self.hardware:
+            targets.check_kind(view, kind)
+        found: dict[str, Candidate] = {}
+        for belief in self._beliefs(stage):
+            nodes = [
+                node
+                for node in view.nodes
+                if node.node.hardware == belief.hardware and node.state is not NodeState.LOST
+            ]
+            if nodes:
+                candidate = self._candidate(stage, belief, nodes[0])
+                if candidate is not None:
+                    found[belief.hardware] = candidate
+        unpriced = [kind for kind, candidate in found.items() if not candidate.usd_per_h]
+        if unpriced and len(found) > 1 and self.choice != "fastest":
+            raise InputError(
+                f"paldia chooses hardware by price, and {listed(unpriced)} has none",
+                help="give its nodes `usd_per_h`, or name one kind under `hardware`",
+            )
+        return found
+
+    def _beliefs(self, stage: StageView) -> list[Belief]:
+        """The variant on each kind of hardware that may be used."""
+        named = [kind for _, kind in stage.beliefs if not self.hardware or kind in self.hardware]
+        variant = self.variant or next(iter(stage.beliefs))[0]
+        found = [stage.beliefs[variant, kind] for kind in dict.fromkeys(named) if (variant, kind) in stage.beliefs]
+        return found or [targets.belief_of(stage, variant, kind) for kind in named[:1] or self.hardware[:1]]
+
+    def _candidate(self, stage: StageView, belief: Belief, node: NodeView) -> Candidate | None:
+        """The variant on this node; None if the node has no room for it at all."""
+        most, slot = 1, belief.slot(min(belief.cores_max, node.node.cores))
+        if belief.accelerator:
+            device = next((each.device for each in node.devices if each.device.kind == belief.accelerator), None)
+            if device is None:
+                return None
+            most = paldia.together_max(device.memory_bytes, belief.device_memory_bytes, clients_max=device.clients_max)
+            most = min(most, self.together_max or most)
+            if not most:
+                return None
+            cores = min(belief.cores_max, node.node.cores / most)
+            slot = structs.replace(belief.slot(cores), share=SHARES_NOTHING)
+        costs_ns = belief.costs_ns(slot)
+        batch = max(1, bisect_right(costs_ns, stage.slo_ns, 1) - 1)
+        if not belief.accelerator:
+            batch = 1 << (batch.bit_length() - 1)
+        batch = min(batch, self.batch_max or batch)
+        latencies_ms = tuple(cost_ns / NS_PER_MS for cost_ns in costs_ns[: batch + 1])
+        law, largest = NO_SLOWDOWN, ALONE
+        if isinstance(belief, KnowsSharing):
+            law, largest = belief.interference, belief.demand(batch, slot)
+        return Candidate(belief, slot, node.node.usd_per_h, DeviceModel(latencies_ms, law, largest, most))
+
+    def _expected(self, view: ClusterView, stage: StageView) -> int:
+        """N: the requests to expect together, at least 1, so that a quiet moment does not look like no load at all."""
+        rate_rps = view.demand_rps[stage.name] if view.ingress.buckets else self.initial_rps
+        waiting = len(stage.queue) if self.backlog else 0
+        return max(1, ceil(rate_rps * to_s(self.group_ns) - ROUNDING) + waiting)
+
+    # Which hardware
+
+    def _decide(self, stage: StageView, candidates: dict[str, Candidate], expected: int) -> None:
+        """Choose the hardware, and switch to it if it was another one often enough."""
+        memory = self._memory
+        ready = {replica.spec.slot.hardware for replica in stage.replicas if replica.life is Life.READY}
+        chosen = self._choose(stage, candidates.values(), expected)
+        if memory.hardware in candidates:
+            memory.mismatches, switches = paldia.count_mismatch(
+                memory.mismatches,
+                is_present=chosen == memory.hardware,
+                is_pending=memory.hardware not in ready,
+                limit=self.wait_limit,
+            )
+            if not switches:
+                return
+        else:
+            memory.mismatches = 0
+            if memory.hardware:  # it is lost
+                still = [kind for kind in candidates if kind in ready]
+                chosen = still[0] if still else self._successor(stage, list(candidates.values()))
+        memory.hardware, memory.kept = chosen, DelayedTermination(self.keep_alive_ns)
+
+    def _choose(self, stage: StageView, candidates: Collection[Candidate], expected: int) -> str:
+        """The kind that the rule prefers at this load."""
+        slo_ms, headroom_gpu = to_ms(stage.slo_ns), self.headroom_gpu
+        if self.choice == "isolated":
+            largest = max((each.model.batch for each in candidates if each.is_gpu), default=expected)
+            one_batch = min(expected, largest)
+            headroom_gpu = 1.0
+            offers = [each.offer(each.split(one_batch, "queue").t_max_ms) for each in candidates]
+        else:
+            offers = [each.offer(each.split(expected, self.sharing).t_max_ms) for each in candidates]
+        return paldia.choose_hardware(
+            offers,
+            "slo_first" if self.choice == "isolated" else self.choice,
+            cpu_limit_ms=self.headroom_cpu * slo_ms,
+            gpu_limit_ms=headroom_gpu * slo_ms,
+            tolerance_ms=to_ms(self.tolerance_ns),
+        ).name
+
+    def _successor(self, stage: StageView, candidates: list[Candidate]) -> str:
+        """What takes over from hardware that is lost: the cheapest that is more performant, or else the most performant
+        that there is (specification, 5.9)."""
+        lost = next((belief for belief in self._beliefs(stage) if belief.hardware == self._memory.hardware), None)
+        if lost is not None:
+            each_ms = to_ms(lost.costs_ns(lost.slot(lost.cores_max))[-1]) / lost.batch_max
+            better = [each for each in candidates if each.rank < (not lost.accelerator, each_ms, lost.hardware)]
+            if better:
+                return min(better, key=lambda each: (each.usd_per_h, each.rank)).belief.hardware
+        return min(candidates, key=lambda each: each.rank).belief.hardware
+
+
+def _why(chosen: Candidate, expected: int, split: Split) -> str:
+    """The reason of a plan, in one line."""
+    ends = f"paldia: {counted(expected, 'request')} end within {in_ms(ms(split.t_max_ms))} on {chosen.belief.hardware}"
+    if not split.queued:
+        return ends
+    return f"{ends}, {expected - split.queued} of them together and {split.queued} queued"
