@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError
-from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Slowdown
+from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, IgniterLaw, Slowdown
 from sloop.units import NS_PER_MS, quantile
 
 # Latency as a function of batch size and cores, for every batch ≥ 1 and cores > 0, measured or not.
@@ -300,6 +300,10 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """By batch, the mean part of the SMs that its kernels need, 0 to 1; linear in between, constant beyond."""
     occupancy: dict[int, float] = {}
     """By batch, the mean part of the warps that are active, 0 to 1."""
+    peak_occupancy: dict[int, float] = {}
+    """By batch, the largest part of the warps that are active at any time, 0 to 1."""
+    memory: dict[int, float] = {}
+    """By batch, the part of the device's memory that is reserved at most, 0 to 1."""
     is_capped: bool = False
     """Whether the share of a slot limits its kernels; otherwise it is only reserved."""
     points: tuple[tuple[float, float], ...] = ()
@@ -316,7 +320,8 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"full_batch is {self.full_batch}; it must be at least 1")
         if not 0 <= self.bandwidth <= 1:
             raise ValueError(f"bandwidth is {self.bandwidth}; it must be between 0 and 1")
-        for name, parts in (("sm_use", self.sm_use), ("occupancy", self.occupancy)):
+        for name in ("sm_use", "occupancy", "peak_occupancy", "memory"):
+            parts: dict[int, float] = getattr(self, name)
             for batch, part in parts.items():
                 if batch < 1 or not 0 <= part <= 1:
                     raise ValueError(f"{name} at batch {batch} is {part}; it must be between 0 and 1")
@@ -324,6 +329,7 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def demand(self, batch: int, *, share: float = 1.0, variant: str = "") -> DeviceDemand:
         """What a batch of `batch` demands in a slot with this share of the device."""
         full = batch / self.full_batch
+        cache, power_w = self.law.used(batch, share) if isinstance(self.law, IgniterLaw) else (0.0, 0.0)
         return DeviceDemand(
             variant,
             batch,
@@ -331,8 +337,12 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             self.bandwidth * full,
             _part_at(self.sm_use, batch),
             _part_at(self.occupancy, batch),
+            cache,
+            power_w,
             share=share,
             is_capped=self.is_capped,
+            peak_occupancy=_part_at(self.peak_occupancy, batch),
+            memory=_part_at(self.memory, batch),
         )
 
 
