@@ -116,6 +116,27 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     replicas share it."""
 
 
+class Shadow(Struct, frozen=True):
+    """A worker beside a replica, on the same node, that holds only some blocks of its model. The replica, its *body*,
+    sends it rows of a batch for these blocks, and both compute."""
+
+    cores: float
+    blocks: tuple[int, ...]
+    """Their positions among the measured layers of the variant's profile, ascending."""
+
+
+class Form(Struct, frozen=True, omit_defaults=True):
+    """Of which workers a replica is made: by default of one, which holds the whole model. Replicas on equal slots in
+    different forms differ in speed, so speeds, limits and what is learnt belong to (variant, slot, form)."""
+
+    shadow: Shadow | None = None
+    """The shadow that serves with it."""
+
+
+ALONE: Final = Form()
+"""One worker with the whole model."""
+
+
 class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
     """One replica: its variant and its slot. `node` and `device` name where it runs.
 
@@ -128,11 +149,18 @@ class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
     node: str | None = None
     device: str | None = None
     """Name of an accelerator of the node; None without one."""
+    shadow: Shadow | None = None
+    """The shadow that it serves with. It is attached to the running replica, which serves alone until then."""
 
     @property
     def cores(self) -> float:
         """The cores of its slot."""
         return self.slot.cores
+
+    @property
+    def form(self) -> Form:
+        """The form that it has when nothing is missing."""
+        return ALONE if self.shadow is None else Form(self.shadow)
 
     def with_cores(self, cores: float) -> "ReplicaSpec":
         """The same replica with other cores."""

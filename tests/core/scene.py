@@ -21,7 +21,7 @@ from sloop.policies.order import Edf
 from sloop.policies.place import BestFit
 from sloop.policies.route import FirstIdle
 from sloop.units import ms, s
-from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
+from sloop.vocabulary import ALONE, Form, Group, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
 
 @dataclass
@@ -39,6 +39,8 @@ class Belief:
     accuracy: float | None = None
     times: float = 1.0
     observed: list[tuple[int, float, int]] = field(default_factory=list)
+    forms: dict[Form, "Belief"] = field(default_factory=dict)
+    layer_count: int = 0
 
     def slot(self, cores: float) -> Slot:
         return Slot(cores, self.hardware, self.accelerator)
@@ -51,6 +53,12 @@ class Belief:
 
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         self.observed.append((batch, slot.cores, taken_ns))
+
+    def blocks(self, body_cores: float, shadow_cores: float) -> None:
+        """Without layers."""
+
+    def of(self, form: Form) -> "Belief":
+        return self if form == ALONE else self.forms.setdefault(form, replace(self, observed=[], forms={}))
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.actions import StartBatch
 from sloop.app.application import Application
@@ -13,7 +14,21 @@ from sloop.core.state import ApplicationState, BatchLimits, Queue, Replica, Runn
 from sloop.events import Finished
 from sloop.policies.order import Edf, Fifo
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import BatchId, Group, Life, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan, Visit
+from sloop.vocabulary import (
+    ALONE,
+    BatchId,
+    Form,
+    Group,
+    Life,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Shadow,
+    Slot,
+    StagePlan,
+    Visit,
+)
 from tests.core.scene import Belief, Scene, graph, plan_of, request
 
 
@@ -45,7 +60,7 @@ def test_the_view_of_a_replica_is_kept_until_the_replica_changes() -> None:
     pool.set_life(replicas[0], Life.READY)
     pool.set_life(replicas[3], Life.DRAINING)
     replicas[1].order_cores(2.0)
-    pool.running[ReplicaId(0)] = RunningBatch(BatchId(0), [visit(0)], 0, Slot(1.0), 1000, (0, 1))
+    pool.running[ReplicaId(0)] = RunningBatch(BatchId(0), [visit(0)], 0, replicas[0].service_rate, 1000, (0, 1))
     first, second, third = pool.views()
     assert (first.life, first.running, second.spec.cores) == (Life.READY, 1, 2.0)
     assert third is before[2]
@@ -100,6 +115,29 @@ def test_rates_are_those_of_the_largest_batches_that_the_plan_allows() -> None:
     assert made.pool.rate_rps(ReplicaSpec("only", "a", Slot(1.0))) == pytest.approx(8 / 0.018), (
         "the variant takes no more than eight"
     )
+
+
+PAIR = Form(Shadow(1.0, (0, 1)))
+
+
+def test_speeds_and_limits_belong_to_a_form() -> None:
+    """A replica in another form, on an equal slot, has a speed and a limit of its own; `ALONE` is the usual one."""
+    made = stage(1)
+    belief, spec = made.beliefs["a", ""], ReplicaSpec("only", "a", Slot(1.0))
+    paired = structs.replace(spec, shadow=PAIR.shadow)
+    assert (spec.form, paired.form) == (ALONE, PAIR)
+    made.limits.follow(StagePlan("only", (Group(spec, 1), Group(paired, 1, batch_max=8, rate_rps=90)), 2))
+    made.refresh()
+    alone, pair = made.pool.service_rate("a", spec.slot), made.pool.service_rate("a", spec.slot, PAIR)
+    assert (alone.form, pair.form) == (ALONE, PAIR)
+    assert alone is made.pool.service_rate("a", Slot(1.0), ALONE) is made.pool.replicas[ReplicaId(0)].service_rate
+    assert (alone.belief, pair.belief) == (belief, belief.of(PAIR))
+    assert (alone.batch_max, pair.batch_max) == (2, 8)
+    assert (alone.weight, pair.weight) == (1.0, 90)
+    assert isinstance(pair.belief, Belief)
+    pair.belief.times = 0.5
+    assert made.pool.rate_rps(spec) == pytest.approx(2 / 0.012)
+    assert made.pool.rate_rps(paired) == pytest.approx(8 / 0.009)
 
 
 def test_batches_and_rates_belong_to_the_group_of_a_slot() -> None:

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.core.views import Belief
-from sloop.profile.estimate import CACHED_MAX, EVERY, Estimate
+from sloop.profile.estimate import CACHED_MAX, EVERY, FORMS_MAX, Estimate
 from sloop.profile.profile import Amdahl, Profile, Quadratic
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T
 from sloop.streams import stream
 from sloop.units import ms
-from sloop.vocabulary import Slot
+from sloop.vocabulary import ALONE, Form, Shadow, Slot
 
 
 def _observe(estimate: Estimate, ratio: float, count: int, cv: float = 0.0) -> None:
@@ -133,3 +133,27 @@ def test_a_fit_that_goes_negative_still_costs_something() -> None:
     estimate = Estimate(profile)
     assert estimate.latency_ms(1, Slot(16)) > 0
     assert estimate.costs_ns(Slot(16.0))[1] >= 1
+
+
+def test_a_form_learns_from_its_own_batches_only() -> None:
+    whole = Estimate(RESNET_T, margin=1.1)
+    pair, other = (whole.of(Form(Shadow(cores, (0,)))) for cores in (1.0, 2.0))
+    assert whole.of(ALONE) is whole is pair.of(ALONE)
+    assert whole.of(Form(Shadow(1.0, (0,)))) is pair
+    assert pair is not other
+    before_ns = whole.costs_ns(Slot(2.0))
+    assert pair.costs_ns(Slot(2.0)) == before_ns
+    _observe(pair, 1.5, 40 * EVERY)
+    assert (whole.correction, other.correction) == (1.0, 1.0)
+    assert pair.correction == pytest.approx(1.5, abs=0.01)
+    _observe(whole, 0.9, 40 * EVERY)
+    assert pair.correction == pytest.approx(1.5, abs=0.01)
+    assert whole.costs_ns(Slot(2.0)) < before_ns < pair.costs_ns(Slot(2.0))
+
+
+def test_forms_are_bounded() -> None:
+    whole = Estimate(RESNET_T)
+    first, *_ = [whole.of(Form(Shadow(cores, (0,)))) for cores in range(1, FORMS_MAX + 1)]
+    assert whole.of(Form(Shadow(1, (0,)))) is first
+    whole.of(Form(Shadow(FORMS_MAX + 1, (0,))))
+    assert whole.of(Form(Shadow(1, (0,)))) is not first

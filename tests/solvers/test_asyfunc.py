@@ -14,19 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloop.profile.pairs import MIB, BlockCosts, Floats, SharedBlocks, capacity_rps, largest_batch, runs_of
 from sloop.solvers.asyfunc import (
-    MIB,
-    BlockCosts,
-    Floats,
     MachineSpeed,
     Objective,
-    SharedBlocks,
-    capacity_rps,
     choose_body,
     choose_shadow,
-    largest_batch,
     rank_correlation,
-    runs_of,
     shadow_candidates,
     shadow_efficiency,
     size_share,

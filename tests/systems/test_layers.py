@@ -23,7 +23,7 @@ def block(name: str, work_ms: float, param_mb: float, load_ms: float, crossing_b
 
 
 def profile(*blocks: LayerBlock, load_ms: float) -> LayerProfile:
-    work_ms = sum(each.latency_ms.table[1][1.0] for each in blocks)
+    work_ms = sum(each.latency_ms.latency_ms(1, 1.0) for each in blocks)
     return LayerProfile(
         blocks=blocks,
         load_ms=load_ms,

@@ -16,6 +16,7 @@ from sloop.profile.examine import ExaminedModel
 from sloop.profile.layers import measure_layers
 from sloop.profile.measure import measure_briefly
 from sloop.profile.profile import (
+    Latency,
     LatencyTable,
     LayerProfile,
     Profile,
@@ -141,11 +142,12 @@ def _display(made: LayerProfile, found: LayerProposals) -> Sequence[RenderableTy
 
 
 def _blocks(made: LayerProfile, found: LayerProposals) -> Table:
+    assert isinstance(made.latency_ms, LatencyTable), "it was measured"
     batches = sorted(made.latency_ms.table)
     columns = ("block", "to layer", "operators", "MiB", "KiB/row on", "load ms")
 
-    def times(table: LatencyTable) -> list[float]:
-        return [table.latency_ms(batch, found.cores) for batch in batches]
+    def times(latency: Latency) -> list[float]:
+        return [latency.latency_ms(batch, found.cores) for batch in batches]
 
     cells: list[tuple[Cell, ...]] = [
         (

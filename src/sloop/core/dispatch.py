@@ -115,7 +115,8 @@ class DataPath:
         if self._is_graph or event.faults or stage.is_disturbed:
             self._finish_each(now_ns, replica, event, batch, out)
         else:
-            replica.service_rate.belief.observe(size, batch.slot, now_ns - batch.started_ns)
+            rate = batch.rate
+            rate.belief.observe(size, rate.slot, now_ns - batch.started_ns)
             for visit in visits:
                 request = visit.request.id
                 deadline_ns = visit.deadline_ns
@@ -246,7 +247,7 @@ class DataPath:
             batch = next(self._batch_ids)
             id = replica.id
             millicores = replica.millicores
-            pool.running[id] = RunningBatch(batch, taken, now_ns, replica.slot, millicores, costs_ns)
+            pool.running[id] = RunningBatch(batch, taken, now_ns, rate, millicores, costs_ns)
             replica.batches += 1
             pool.last = id
             stage.monitor.start(now_ns, count, millicores)
@@ -328,7 +329,7 @@ class DataPath:
         if stage.is_disturbed:
             stage.recover()
         if not event.faults:
-            replica.service_rate.belief.observe(len(batch.visits), batch.slot, now_ns - batch.started_ns)
+            batch.rate.belief.observe(len(batch.visits), batch.rate.slot, now_ns - batch.started_ns)
         why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"
         visits, ended = batch.visits, batch.ended
         for index in event.faults:

@@ -34,7 +34,9 @@ from sloop.core.protocols import Order, Policies
 from sloop.core.views import Belief, BeliefKey, ReplicaView, StageView
 from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import (
+    ALONE,
     BatchId,
+    Form,
     Group,
     Life,
     ReplicaId,
@@ -48,6 +50,9 @@ from sloop.vocabulary import (
 
 Beliefs = Mapping[tuple[str, str, str], Belief]
 """The latency estimate of each stage, variant and kind of hardware."""
+
+RateKey = tuple[str, Slot, Form]
+"""A variant, a slot and a form: replicas that are equal in them are equally fast."""
 
 BUCKET_NS_MAX = NS_PER_S
 """The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
@@ -192,7 +197,7 @@ class BatchLimits:
     default: int = UNLIMITED
     wait_ns: int = 0
     """The longest wait for a full batch."""
-    _by_slot: dict[tuple[str, Slot], Group] = field(default_factory=dict)
+    _by_slot: dict[RateKey, Group] = field(default_factory=dict)
     _by_kind: dict[BeliefKey, int] = field(default_factory=dict)
     """The last limit of each variant on each kind of hardware."""
 
@@ -203,35 +208,38 @@ class BatchLimits:
         for group in target.groups:
             if group.count:
                 spec = group.spec
-                self._by_slot[spec.variant, spec.slot] = group
+                self._by_slot[spec.variant, spec.slot, spec.form] = group
                 self._by_kind[spec.variant, spec.slot.hardware] = target.batch_max_of(group)
 
-    def batch_max(self, variant: str, slot: Slot) -> int:
-        """The largest batch that the plan allows for a variant on a slot; the variant's profile may allow less.
+    def batch_max(self, variant: str, slot: Slot, form: Form = ALONE) -> int:
+        """The largest batch that the plan allows for a variant on a slot in a form; the variant's profile may allow
+        less.
 
-        A replica on a slot that is not in the plan, because it is being resized or replaced, keeps the limit of its
-        variant on its kind of hardware.
+        A replica on a slot or in a form that is not in the plan, because it is being changed or replaced, keeps the
+        limit of its variant on its kind of hardware.
         """
-        group = self._by_slot.get((variant, slot))
+        group = self._by_slot.get((variant, slot, form))
         if group is not None:
             return group.batch_max or self.default
         return self._by_kind.get((variant, slot.hardware), self.default)
 
-    def weight(self, variant: str, slot: Slot) -> float:
+    def weight(self, variant: str, slot: Slot, form: Form = ALONE) -> float:
         """The rate that the plan expects one such replica to serve; its cores if the plan does not say."""
-        group = self._by_slot.get((variant, slot))
+        group = self._by_slot.get((variant, slot, form))
         return group.rate_rps / group.count if group is not None and group.rate_rps else slot.cores
 
 
 @dataclass(slots=True, eq=False)
 class ServiceRate:
-    """The believed speed of one variant on one slot.
+    """The believed speed of one variant on one slot in one form.
 
     All such replicas of a stage share it, so that a control tick costs the same for four replicas as for four hundred.
     """
 
     belief: Belief
+    """Of this form."""
     slot: Slot
+    form: Form
     millicores: int
     costs_ns: Sequence[int] = (0,)
     """Believed durations by size of a batch."""
@@ -251,8 +259,8 @@ class ServiceRate:
     def refresh(self, limits: BatchLimits) -> None:
         """Reread the costs, which the belief may have corrected, and the limits of the plan."""
         self.costs_ns = costs_ns = self.belief.costs_ns(self.slot)
-        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot), len(costs_ns) - 1)
-        self.weight = limits.weight(self.belief.variant, self.slot)
+        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, self.form), len(costs_ns) - 1)
+        self.weight = limits.weight(self.belief.variant, self.slot, self.form)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
 
     def count(self, life: Life, change: int) -> None:
@@ -265,12 +273,13 @@ class ServiceRate:
 
 
 class RunningBatch(Struct, frozen=True, gc=False):
-    """A batch in service, with the slot that its replica had when the batch began."""
+    """A batch in service, with the slot and the form that its replica had when the batch began."""
 
     id: BatchId
     visits: list[Visit]
     started_ns: int
-    slot: Slot
+    rate: ServiceRate
+    """Whose belief learns from it."""
     millicores: int
     costs_ns: Sequence[int]
     ended: frozenset[RequestId] = frozenset()
@@ -385,7 +394,7 @@ class ReplicaPool:
     def __init__(self, beliefs: Mapping[BeliefKey, Belief], limits: BatchLimits) -> None:
         self._beliefs = beliefs
         self._limits = limits
-        self._rates: dict[tuple[str, Slot], ServiceRate] = {}
+        self._rates: dict[RateKey, ServiceRate] = {}
         self.replicas: dict[ReplicaId, Replica] = {}
         self.running: dict[ReplicaId, RunningBatch] = {}
         """The batches that run, by replica, in the order in which they began."""
@@ -409,7 +418,7 @@ class ReplicaPool:
 
     @property
     def rates(self) -> Iterable[ServiceRate]:
-        """The speeds of all replicas, one for each variant and slot."""
+        """The speeds of all replicas, one for each variant, slot and form."""
         return self._rates.values()
 
     @property
@@ -496,15 +505,19 @@ class ReplicaPool:
         assert self.idle[at] is replica, f"replica {replica.id} is not idle"
         del self.idle[at]
 
-    def service_rate(self, variant: str, slot: Slot) -> ServiceRate:
-        """The `ServiceRate` that all replicas of a variant on equal slots share."""
-        found = self._rates.get((variant, slot))
+    def service_rate(self, variant: str, slot: Slot, form: Form = ALONE) -> ServiceRate:
+        """The `ServiceRate` that all replicas of a variant on equal slots in the same form share."""
+        found = self._rates.get((variant, slot, form))
         if found is None:
             self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
-            belief = self._beliefs[variant, slot.hardware]
-            self._rates[variant, slot] = found = ServiceRate(belief, slot, millicores(slot.cores))
+            belief = self._belief_of(variant, slot, form)
+            self._rates[variant, slot, form] = found = ServiceRate(belief, slot, form, millicores(slot.cores))
             found.refresh(self._limits)
         return found
+
+    def _belief_of(self, variant: str, slot: Slot, form: Form) -> Belief:
+        belief = self._beliefs[variant, slot.hardware]
+        return belief if form is ALONE else belief.of(form)
 
     def refresh(self) -> tuple[float, float]:
         """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
@@ -533,8 +546,9 @@ class ReplicaPool:
 
     def rate_rps(self, spec: ReplicaSpec) -> float:
         """Believed capacity of a replica, in the largest batches that the plan allows: visits per second."""
-        costs_ns = self._beliefs[spec.variant, spec.slot.hardware].costs_ns(spec.slot)
-        batch = min(self._limits.batch_max(spec.variant, spec.slot), len(costs_ns) - 1)
+        slot, form = spec.slot, spec.form
+        costs_ns = self._belief_of(spec.variant, slot, form).costs_ns(slot)
+        batch = min(self._limits.batch_max(spec.variant, slot, form), len(costs_ns) - 1)
         return batch * NS_PER_S / costs_ns[batch]
 
     def present_rps(self, id: ReplicaId) -> float:

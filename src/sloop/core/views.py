@@ -5,12 +5,15 @@ Views are built at each control tick. Policies read them and never change them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
 from sloop.units import NS_PER_S
-from sloop.vocabulary import Device, Life, Node, NodeState, Path, Plan, ReplicaId, ReplicaSpec, Slot, Visit
+from sloop.vocabulary import Device, Form, Life, Node, NodeState, Path, Plan, ReplicaId, ReplicaSpec, Slot, Visit
+
+if TYPE_CHECKING:
+    from sloop.profile.pairs import BlockCosts
 
 
 class Belief(Protocol):
@@ -59,6 +62,19 @@ class Belief(Protocol):
 
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         """Learn from a finished batch that took `taken_ns` from its start to its answer, transport included."""
+        ...
+
+    def of(self, form: Form) -> "Belief":
+        """The estimate of replicas of another form, which learns only from their batches; itself for `ALONE`."""
+        ...
+
+    @property
+    def layer_count(self) -> int:
+        """How many layer blocks of the model were measured; 0 if none were, so that it can have no shadow."""
+        ...
+
+    def blocks(self, body_cores: float, shadow_cores: float) -> "BlockCosts | None":
+        """What each of them takes on the cores of a body and of its shadow, as estimated for the body alone."""
         ...
 
 

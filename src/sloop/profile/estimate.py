@@ -7,13 +7,16 @@ Source of the correction: Sponge, specification §6.16: the latency is multiplie
 predicted), clipped to [0.8, 1.5].
 """
 
-from itertools import chain
-from typing import ClassVar
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, ClassVar
 
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.profile.profile import FLOOR_MS, Profile
 from sloop.units import ms, s
-from sloop.vocabulary import Slot
+from sloop.vocabulary import ALONE, Form, Slot
+
+if TYPE_CHECKING:
+    from sloop.profile.pairs import BlockCosts
 
 CORRECTION_MIN, CORRECTION_MAX = 0.8, 1.5
 EVERY = 64
@@ -26,6 +29,8 @@ WEIGHT = 0.3
 """Weight of the newest P99 in the moving average."""
 NOTICED = 0.005
 """Policies see a new correction only if it changed by more than this; otherwise every tick would change the plan."""
+FORMS_MAX = 64
+"""How many forms of a variant are remembered with what they have taught; the oldest is forgotten first."""
 CACHED_MAX = 512
 """Core counts whose costs are cached. The bound keeps a policy with arbitrary core fractions from filling memory."""
 
@@ -45,6 +50,7 @@ class Estimate:
         "_block",
         "_correct",
         "_costs_ns",
+        "_forms",
         "_highest",
         "accuracy",
         "hardware",
@@ -53,7 +59,7 @@ class Estimate:
         "variant",
     )
 
-    NOT_IN_SNAPSHOT: ClassVar = ("profile", "_base_ns", "_costs_ns")
+    NOT_IN_SNAPSHOT: ClassVar[tuple[str, ...]] = ("profile", "_base_ns", "_costs_ns")
 
     def __init__(
         self,
@@ -78,6 +84,18 @@ class Estimate:
         self._highest: list[list[float]] = []
         self._base_ns: dict[float, tuple[int, ...]] = {}
         self._costs_ns: dict[float, tuple[int, ...]] = {}
+        self._forms: dict[Form, FormEstimate] = {}
+
+    def of(self, form: Form) -> "Estimate":
+        """The estimate of replicas of another form, which learns only from their batches; itself for `ALONE`."""
+        if form == ALONE:
+            return self
+        found = self._forms.get(form)
+        if found is None:
+            while len(self._forms) >= FORMS_MAX:
+                del self._forms[next(iter(self._forms))]
+            self._forms[form] = found = FormEstimate(self, form)
+        return found
 
     @property
     def accelerator(self) -> str:
@@ -148,6 +166,22 @@ class Estimate:
         profiled_ms = self.profile.latency_ms.latency_ms(batch, slot.cores)
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
+    def blocks(self, body_cores: float, shadow_cores: float) -> "BlockCosts | None":
+        """What the layers of the model take on the cores of a body and of its shadow, as estimated for the body alone;
+        None if they were not measured."""
+        layers = self.profile.layers
+        if layers is None:
+            return None
+        from sloop.profile.blocks import block_costs  # noqa: PLC0415  # it needs NumPy
+
+        factor = self._applied * self.margin
+        return block_costs(layers, body_cores, shadow_cores, self.profile.max_batch, factor=factor)
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers were measured; 0 if none were."""
+        return len(self.profile.layers.blocks) if self.profile.layers is not None else 0
+
     def costs_ns(self, slot: Slot) -> tuple[int, ...]:
         """Estimated durations in ns indexed by batch size, `(0, cost of 1, …, cost of batch_max)`; never decreasing."""
         cores = slot.cores
@@ -201,3 +235,75 @@ class Estimate:
                 self._base_ns.clear()
             self._base_ns[cores] = base_ns
         return base_ns
+
+
+class FormEstimate(Estimate):
+    """The estimate of the replicas of one form: profile × the form's share of its time × a correction of its own.
+
+    The share of a body with a shadow follows from the profile's layers (`sloop.profile.blocks`); without them it is 1.
+    """
+
+    __slots__ = ("_form", "_shares", "_whole")
+
+    NOT_IN_SNAPSHOT: ClassVar[tuple[str, ...]] = (*Estimate.NOT_IN_SNAPSHOT, "_shares")
+
+    def __init__(self, whole: Estimate, form: Form) -> None:
+        super().__init__(
+            whole.profile,
+            variant=whole.variant,
+            hardware=whole.hardware,
+            accuracy=whole.accuracy,
+            margin=whole.margin,
+            correct=whole._correct,
+        )
+        self._whole = whole
+        self._form = form
+        self._shares: dict[float, tuple[float, ...]] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the replica with its shadow, which holds the weights of its blocks."""
+        shadow, layers = self._form.shadow, self.profile.layers
+        if shadow is None or layers is None:
+            return self.profile.memory_bytes
+        return self.profile.memory_bytes + sum(layers.blocks[place].param_bytes for place in shadow.blocks)
+
+    def latency_ms(self, batch: int, slot: Slot) -> float:
+        """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
+        return max(FLOOR_MS, super().latency_ms(batch, slot) * self._shares_on(slot.cores)[batch])
+
+    def _base(self, cores: float) -> tuple[int, ...]:
+        base_ns = self._base_ns.get(cores)
+        if base_ns is None:
+            pairs = zip(self._whole._base(cores), self._shares_on(cores), strict=True)
+            base_ns = tuple(
+                accumulate((max(1, round(own_ns * share)) if own_ns else 0 for own_ns, share in pairs), max)
+            )
+            if len(self._base_ns) >= CACHED_MAX:
+                self._base_ns.clear()
+            self._base_ns[cores] = base_ns
+        return base_ns
+
+    def _shares_on(self, cores: float) -> tuple[float, ...]:
+        """The share of the whole model's time on these cores, by batch from 0."""
+        shares = self._shares.get(cores)
+        if shares is None:
+            shadow, layers = self._form.shadow, self.profile.layers
+            if shadow is None or layers is None:
+                shares = (1.0,) * (self.profile.max_batch + 1)
+            else:
+                from sloop.profile.blocks import pair_shares  # noqa: PLC0415  # it needs NumPy
+
+                shares = pair_shares(layers, cores, shadow, self.profile.max_batch)
+            if len(self._shares) >= CACHED_MAX:
+                self._shares.clear()
+            self._shares[cores] = shares
+        return shares
+
+    def of(self, form: Form) -> Estimate:
+        """The estimate of another form of the same model."""
+        return self if form == self._form else self._whole.of(form)
+
+    def restored(self) -> None:
+        """A snapshot has set what was learnt; the rest follows from the profile."""
+        self.profile, self._base_ns, self._costs_ns, self._shares = self._whole.profile, {}, {}, {}

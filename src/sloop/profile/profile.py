@@ -124,7 +124,28 @@ class LatencyTable(Struct, frozen=True, dict=True, tag_field="form", tag="table"
         return last_ms + slope_ms * (batch - batches[-1])
 
 
-Latency = Quadratic | Amdahl | LatencyTable
+class ParametricLatency(Struct, frozen=True, tag_field="form", tag="parametric", forbid_unknown_fields=True):
+    """l(b, c) = fixed + (b + σ(c - 1)) · compute/c + b · moved/min(c, m) milliseconds, σ = `serial`, m =
+    `moved_cores_max`: what each further core costs is shared by the rows of a batch, and memory serves few cores.
+
+    For cores that cannot be measured here: AsyFunc's specification, section 2.2.
+    """
+
+    fixed_ms: float
+    compute_ms: float
+    """Of one row on one core."""
+    serial: float
+    moved_ms: float
+    """Of one row's bytes on one core."""
+    moved_cores_max: float
+
+    def latency_ms(self, batch: int, cores: float) -> float:
+        """Milliseconds for a batch of `batch` on `cores`."""
+        rows = batch + self.serial * max(0.0, cores - 1)
+        return self.fixed_ms + rows * self.compute_ms / cores + batch * self.moved_ms / min(cores, self.moved_cores_max)
+
+
+Latency = Quadratic | Amdahl | LatencyTable | ParametricLatency
 """Any form; in files the key `form` names it."""
 
 
@@ -256,8 +277,10 @@ class LayerBlock(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of everything that crosses its end: also what earlier blocks made, and inputs, for later ones."""
     load_ms: float
     """Median time to load it in a process that has the libraries already, from the page cache."""
-    latency_ms: LatencyTable
+    latency_ms: LatencyTable | ParametricLatency
     """Medians."""
+    multiply_adds: float = 0.0
+    """For one row; 0 if they are not known."""
 
 
 class LayerProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -266,7 +289,7 @@ class LayerProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     blocks: tuple[LayerBlock, ...]
     load_ms: float
     """Of the uncut model, measured in the same way."""
-    latency_ms: LatencyTable
+    latency_ms: LatencyTable | ParametricLatency
     """Of the uncut model; the sum of its blocks is above it by what cutting costs."""
     input_bytes: int
     """One row of its inputs."""
@@ -281,6 +304,13 @@ class LayerProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     date: str = ""
     model_digest: str = ""
     """See `digest_of_model`."""
+
+    @property
+    def load_fixed_ms(self) -> float:
+        """What loading any blocks takes, whatever their size: what all blocks take together beyond the whole model."""
+        beyond_ms = sum(each.load_ms for each in self.blocks) - self.load_ms
+        smallest_ms = min(each.load_ms for each in self.blocks)
+        return min(smallest_ms, max(0.0, beyond_ms / max(1, len(self.blocks) - 1)))
 
 
 class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -460,7 +490,7 @@ def _span(points: list[tuple[int, float]]) -> Region:
 
 VERSION: Final = 6
 """2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights, and layers, 6 how a model
-shares its device; older ones are still read."""
+shares its device, multiply-adds of layers, and a form of latency; older ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""

@@ -14,17 +14,10 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from sloop.profile.profile import LayerProfile
-from sloop.solvers.asyfunc import (
-    BlockCosts,
-    MoveCosts,
-    ShadowCandidate,
-    capacity_rps,
-    rank_correlation,
-    runs_of,
-    shadow_candidates,
-    size_share,
-)
+from sloop.errors import InputError
+from sloop.profile.pairs import BlockCosts, MoveCosts, capacity_rps, runs_of
+from sloop.profile.profile import LatencyTable, LayerProfile
+from sloop.solvers.asyfunc import ShadowCandidate, rank_correlation, shadow_candidates, size_share
 from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, even_plan, plan_fronts
 
 PIECES: Final = (2, 3, 4, 6, 8)
@@ -113,6 +106,9 @@ class BlockTable:
 
     def __init__(self, layers: LayerProfile, memory_bytes_max: float = inf, fetch_mbps: float | None = None) -> None:
         self.layers = layers
+        if not isinstance(layers.latency_ms, LatencyTable):
+            what = "its layers have computed latencies, not measured ones"
+            raise InputError(what, help="measure them with `sloop profile MODEL --layers`")
         table = layers.latency_ms.table
         self.batch, self.shadow_batch = min(table), max(table)
         self.cores = min(table[self.batch])
@@ -136,9 +132,7 @@ class BlockTable:
     @cached_property
     def load_fixed_ms(self) -> float:
         """What loading any piece takes, whatever its size: what all blocks take together beyond the whole model."""
-        beyond_ms = sum(each.load_ms for each in self.layers.blocks) - self.layers.load_ms
-        smallest_ms = min(each.load_ms for each in self.layers.blocks)
-        return min(smallest_ms, max(0.0, beyond_ms / max(1, len(self.layers.blocks) - 1)))
+        return self.layers.load_fixed_ms
 
     def load_ms(self, blocks: Sequence[int]) -> float:
         """To load these blocks as one piece, fetched before if a rate is given."""

@@ -1,0 +1,89 @@
+"""From the measured layers of a profile to the times of a pair (`sloop.profile.pairs`).
+
+Beliefs and the simulator's truth both take them from here; the truth from profiles of its own.
+"""
+
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from sloop.profile.pairs import BlockCosts, Floats, MoveCosts, SharedBlocks
+from sloop.profile.profile import FLOOR_MS, LayerProfile
+from sloop.vocabulary import Shadow
+
+NOTIFY_MS: Final = 0.3
+"""Assumed for one message between processes of a node; AsyFunc's specification, section 2.3."""
+
+
+def block_costs(
+    layers: LayerProfile,
+    body_cores: float,
+    shadow_cores: float,
+    batch_max: int,
+    *,
+    factor: float = 1.0,
+    slo_ms: float = inf,
+) -> BlockCosts:
+    """The blocks of a model on the cores of a body and of its shadow; their durations times `factor`.
+
+    The order of the blocks compares their multiply-adds with their size; where those are not known, the duration of the
+    largest batch on one core.
+    """
+    blocks = layers.blocks
+    if all(each.multiply_adds for each in blocks):
+        compute = tuple(each.multiply_adds for each in blocks)
+    else:
+        compute = tuple(each.latency_ms.latency_ms(batch_max, 1.0) for each in blocks)
+    move_ms_per_byte = layers.move_ms_per_mb / 1e6 or MoveCosts().move_ms_per_byte
+    return BlockCosts(
+        _table_ms(layers, body_cores, batch_max, factor),
+        _table_ms(layers, shadow_cores, batch_max, factor),
+        tuple(float(max(1, each.param_bytes)) for each in blocks),
+        compute,
+        (layers.input_bytes, *(each.crossing_bytes for each in blocks)),
+        body_cores,
+        shadow_cores,
+        slo_ms,
+        MoveCosts(layers.load_fixed_ms, 0.0, move_ms_per_byte, NOTIFY_MS),
+        tuple(each.load_ms - layers.load_fixed_ms for each in blocks),
+    )
+
+
+def _table_ms(layers: LayerProfile, cores: float, batch_max: int, factor: float) -> Floats:
+    rows = range(1, batch_max + 1)
+    return np.array(
+        [
+            [0.0, *(max(FLOOR_MS, each.latency_ms.latency_ms(batch, cores)) * factor for batch in rows)]
+            for each in layers.blocks
+        ]
+    )
+
+
+def shared_blocks(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int) -> SharedBlocks:
+    """A body on these cores with a shadow."""
+    return SharedBlocks(block_costs(layers, body_cores, shadow.cores, batch_max), shadow.blocks)
+
+
+def pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int) -> tuple[float, ...]:
+    """How long a body with a shadow is believed to take, as a share of the body alone, by batch from 0: at most 1,
+    because a batch that the pair would not run faster runs on the body alone. Equation (6), a lower bound where the
+    blocks are several runs."""
+    shared = shared_blocks(layers, body_cores, shadow, batch_max)
+    alone_ms = shared.costs.alone_ms
+    pairs = zip(shared.pair_ms[1:], alone_ms[1:], strict=True)
+    return (1.0, *(min(1.0, pair_ms / float(own_ms)) for pair_ms, own_ms in pairs))
+
+
+def true_pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int) -> tuple[float, ...]:
+    """How long it really takes, in the same unit: it is used where it is believed to be faster, and waits at the end of
+    each run of blocks."""
+    shared = shared_blocks(layers, body_cores, shadow, batch_max)
+    triples = zip(shared.pair_ms[1:], shared.waiting_ms[1:], shared.costs.alone_ms[1:], strict=True)
+    return (1.0, *(waiting_ms / float(own_ms) if pair_ms < own_ms else 1.0 for pair_ms, waiting_ms, own_ms in triples))
+
+
+def shadow_load_ms(layers: LayerProfile, shadow: Shadow) -> float:
+    """How long it takes to load a shadow's blocks into a process that is there already."""
+    fixed_ms = layers.load_fixed_ms
+    return fixed_ms + sum(layers.blocks[place].load_ms - fixed_ms for place in shadow.blocks)
