@@ -72,6 +72,13 @@ def test_weights_halve_with_age(arrivals: Callable[..., StageView]) -> None:
     assert Ewma().demand_rps(0, arrivals()) == 0
 
 
+def test_a_step_up_is_followed_at_once_if_so_wanted(arrivals: Callable[..., StageView]) -> None:
+    paldia = Ewma(half_life_ns=s(1), at_least_last=True)
+    assert paldia.demand_rps(0, arrivals(10, 10, 90)) == 90
+    assert paldia.demand_rps(0, arrivals(40, 0, 10)) == Ewma(half_life_ns=s(1)).demand_rps(0, arrivals(40, 0, 10)) > 10
+    assert paldia.demand_rps(0, arrivals(1, 5, bucket_ns=ms(100))) == 50
+
+
 def test_refuses_no_half_life() -> None:
     with pytest.raises(InputError, match="half_life_ms"):
         Ewma(half_life_ns=0)

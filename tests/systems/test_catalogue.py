@@ -14,7 +14,7 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Last, Lstm, MovingMax
+from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin
@@ -23,6 +23,7 @@ from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
+from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static, StaticGroup
@@ -67,6 +68,8 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "sagemaker": ("baseline", SageMaker(safety=0.5, window_ns=s(60), period_ns=s(60))),
     "vpa": ("baseline", Vpa(target=0.7, settle_ns=s(60))),
     "mixed": ("system", Mixed()),
+    "molecule-cost": ("baseline", Paldia(choice="isolated", sharing="queue", headroom_cpu=0.5, wait_limit=3)),
+    "molecule-performance": ("baseline", Paldia(choice="fastest", sharing="queue", keep_alive_ns=s(600))),
     "static": ("baseline", Static()),
 }
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
@@ -76,8 +79,10 @@ _IPA = (Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), Spread
 _BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
 _REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
+_PALDIA = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), BestFit(), Ewma(s(1), at_least_last=True))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
+    **dict.fromkeys(("molecule-cost", "molecule-performance"), _PALDIA),
     "sponge": (Edf(), *_ONE_REPLICA),
     "fa2": (Fifo(), *_FA2),
     "ds2": (Fifo(), WorkConserving(), *_FA2[1:]),

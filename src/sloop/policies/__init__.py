@@ -20,6 +20,7 @@ from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
+from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
@@ -68,6 +69,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "biscale": Biscale,
         "vertical": Vertical,
         "mixed": Mixed,
+        "paldia": Paldia,
         "atoll_rate": AtollRate,
         "torchserve": TorchServe,
         "sagemaker": SageMaker,

@@ -80,10 +80,13 @@ class MovingMax:
 class Ewma:
     """The exponentially weighted mean of all intervals seen; weights halve every `half_life_ns`.
 
-    Fails on a step, which it follows only at the speed of its half-life, up and down.
+    Fails on a step, which it follows only at the speed of its half-life, up and down. With `at_least_last` it follows
+    a step up at once, as PALDIA's predictor does (specification, 2.2: a half-life of a second).
     """
 
     half_life_ns: int = s(10)
+    at_least_last: bool = False
+    """Whether the forecast is never below the rate of the last bucket."""
 
     def __post_init__(self) -> None:
         check_range("half_life_ns", self.half_life_ns, above=0)
@@ -94,7 +97,10 @@ class Ewma:
         for bucket in ingress.buckets:  # oldest first
             weighted = weighted * decay + bucket.arrivals
             weights = weights * decay + 1.0
-        return weighted * NS_PER_S / (weights * ingress.bucket_ns) if weights else 0.0
+        if not weights:
+            return 0.0
+        mean = weighted / weights
+        return (max(mean, bucket.arrivals) if self.at_least_last else mean) * NS_PER_S / ingress.bucket_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Last, Lstm, MovingMax
+from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin
@@ -25,6 +25,7 @@ from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
+from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
@@ -41,6 +42,7 @@ ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on wh
 FIXED_MIX: Final = (
     "runs a fixed mix if `stages: {NAME: {groups: …}}` declares one, and else keeps to one kind (`hardware`)"
 )
+ONE_KIND_AT_A_TIME: Final = "keeps to one kind of hardware at a time, and switches between kinds as the load moves"
 """What systems do on a mixed cluster."""
 
 QUEUE_TRUST: Final = 0.7
@@ -65,6 +67,17 @@ _REACTIVE: Final = Policies(
     Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last(), AtollRate(), MaxMin()
 )
 """As in Flashpoint's evaluation: idle workers take the next request of one queue, and no request is given up."""
+_MOLECULE: Final = Policies(
+    Fifo(),
+    WorkConserving(),
+    FirstIdle(),
+    Never(),
+    Open(),
+    BestFit(),
+    Ewma(half_life_ns=s(1), at_least_last=True),
+    Paldia(choice="isolated", sharing="queue"),
+    MaxMin(),
+)
 
 CATALOGUE: Final = (
     # One replica per application, resized in place.
@@ -180,6 +193,23 @@ CATALOGUE: Final = (
             MaxMin(),
         ),
         "uses all kinds of hardware: the cheapest mix of replicas that carries the forecast in time",
+    ),
+    # The cheapest hardware on which a batch alone is in time, one batch after the other: PALDIA's baseline that shares
+    # no GPU. PALDIA runs all its schemes without admission and without dropping requests.
+    System(
+        "molecule-cost",
+        "baseline",
+        "Du et al., Molecule, ASPLOS 2022, as compared with in Bhasi et al., PALDIA, IPDPS 2024: minding the cost",
+        _MOLECULE,
+        ONE_KIND_AT_A_TIME,
+    ),
+    # The same on the most performant hardware, whatever it costs.
+    System(
+        "molecule-performance",
+        "baseline",
+        "Du et al., Molecule, ASPLOS 2022, as compared with in Bhasi et al., PALDIA, IPDPS 2024: minding the performance",
+        replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="queue")),
+        ONE_KIND_AT_A_TIME,
     ),
     # A fixed number of replicas that accept only requests they can answer in time, so that overload costs no goodput.
     # If the profile is too pessimistic, it refuses requests that could be served.
