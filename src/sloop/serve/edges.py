@@ -60,7 +60,7 @@ from sloop.serve.messages import (
     ToEdge,
     WithdrawModel,
 )
-from sloop.serve.network import RECORDS_BYTES_MAX, ArenaHolder, HolderTable, NetworkLink, machine
+from sloop.serve.network import RECORDS_BYTES_MAX, SILENT_S, ArenaHolder, HolderTable, NetworkLink, machine
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import Pages
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
@@ -157,11 +157,14 @@ class EdgePort:
         requests, self.requests = self.requests, {}
         for request in requests.values():
             self._driver.cancel(request)
-        for block in self._answered:
-            self._arenas.free(block)
-        self._answered.clear()
+        self._free_answers()
         if self.arena is not None:
             self._arenas.abandon(self.arena)
+
+    def _free_answers(self) -> None:
+        answered, self._answered = self._answered, set()
+        for block in answered:
+            self._arenas.free(block)
 
     def _hand_over(self, blocks: Iterable[Block | None]) -> None:
         for block in blocks:
@@ -260,6 +263,10 @@ class FarPort(EdgePort):
     def lose(self) -> None:
         super().lose()
         self._arenas.remove_holder(self.holder)
+
+    def _free_answers(self) -> None:
+        """Later: the edge may still fetch them, until it notices too that the connection has ended."""
+        asyncio.get_running_loop().call_later(2 * SILENT_S, super()._free_answers)
 
     def _submit(self, record: Submit) -> None:
         if record.number <= self._last:

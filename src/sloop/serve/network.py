@@ -22,6 +22,7 @@ import os
 import secrets
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,6 +170,7 @@ class NetworkLink(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._heard_s = self._awake_s = 0.0
+        self._is_strict, self._lived_s = False, 0.0
         self._congested_s = 0.0
         """Since when more waits for the other end than it takes at once."""
         self._owed = 0
@@ -237,9 +239,12 @@ class NetworkLink(asyncio.BufferedProtocol):
         assert self._transport is not None
         return str(self._transport.get_extra_info("sockname")[0])
 
-    def keep_alive(self) -> None:
-        """From now on say that this end lives, and notice when the other end does not."""
+    def keep_alive(self, *, is_strict: bool = False) -> None:
+        """From now on say that this end lives, and notice when the other end does not. With `is_strict` the link also
+        ends when this process has stood still for so long that the other end may have given it up: what came meanwhile
+        is then not read, because it may no longer hold."""
         self._heard_s = self._awake_s = self._loop.time()
+        self._is_strict, self._lived_s = is_strict, time.monotonic()
         self._keep_alive()
 
     # What the transport calls
@@ -272,6 +277,8 @@ class NetworkLink(asyncio.BufferedProtocol):
                 self._greet(bytes(self._expected))
             return
         self._heard_s = self._loop.time()
+        if self._is_strict and self._stood_still():
+            return
         try:
             self._reader.fill(nbytes)
         except ProtocolError as error:
@@ -334,11 +341,20 @@ class NetworkLink(asyncio.BufferedProtocol):
         if frame.kind is not FrameKind.ALIVE:
             self._on_frame(frame)
 
+    def _stood_still(self) -> bool:
+        """Whether this process was silent for so long that the other end may have given it up; then the link ends."""
+        silent_s = time.monotonic() - self._lived_s  # the time of the loop is that of the beginning of its turn
+        if silent_s > SILENT_S:
+            self._end(f"this process stood still for {silent_s:.1f} s")
+        return self._is_closed
+
     def _keep_alive(self) -> None:
+        if self._is_strict and self._stood_still():
+            return
         now_s = self._loop.time()
         # While this process itself stood still, what came was not read: that is no silence of the other end.
         self._heard_s += max(0.0, now_s - self._awake_s - BEAT_S)
-        self._awake_s = now_s
+        self._awake_s, self._lived_s = now_s, time.monotonic()
         silent_s = now_s - self._heard_s
         if silent_s > SILENT_S:
             self._end(f"it has been silent for {silent_s:.1f} s")

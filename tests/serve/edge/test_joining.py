@@ -340,6 +340,22 @@ def test_a_request_whose_deadline_passes_is_answered_without_the_deciding_proces
     assert scene.sink.ended_alone == 3
 
 
+def test_a_request_that_may_have_run_is_not_called_rejected(scene: Scene) -> None:
+    """A balancer sends again what was answered with 503; the deciding process before may have run the request."""
+    first = scene.join()
+    before = scene.submit()
+    scene.lose()
+    meanwhile = scene.submit()
+    second = scene.join()
+    for number in (before, meanwhile):
+        del second.requests[number]
+        scene.sink.on_end(RequestEnded(number, Outcome.REJECTED, "1", [], "the queue is full", NS_PER_S))
+    ends = [(each.outcome, each.why) for number in (before, meanwhile) for each in scene.ends[number]]
+    assert ends == [(Outcome.DROPPED, "the queue is full"), (Outcome.REJECTED, "the queue is full")]
+    assert first.requests.keys() == {before}
+    assert not scene.sink._again
+
+
 def test_questions_without_a_deciding_process(scene: Scene) -> None:
     """What a balancer asks is answered at once; pages are refused, and those under way are asked again."""
     first = scene.join()

@@ -21,6 +21,7 @@ from sloop.serve.messages import (
     Cancel,
     Free,
     FromEdge,
+    Holders,
     OfferModel,
     Page,
     Release,
@@ -191,6 +192,19 @@ def test_a_broken_answer_fails_its_request_alone(scene: Scene) -> None:
     assert scene.sent[-1] == Release(broken), "once"
     scene.answer(scene.submit(b"f"), b"y" * 9000)
     assert [each.outcome for each in scene.ended[4:]] == [Outcome.FAILED, Outcome.SERVED]
+
+
+def test_the_answer_of_an_agent_is_the_edges_own_copy(scene: Scene) -> None:
+    """An agent that ends gives its memory back, while a slow client has not yet received the answer."""
+    agent = Arenas(holder=5)
+    made = agent.make(1 << 20, lambda _: None)
+    assert made is not None
+    scene.sink.set_holders(Holders({5: os.getpid()}, {}))
+    blocks = [write_block([bytes_tensor(b"y" * 50_000)], Arena(made.number, made.fd))]
+    scene.sink.on_end(RequestEnded(scene.submit(b"abc"), Outcome.SERVED, "1", list(blocks)))
+    assert scene.sent[1:] == [Release(block) for block in blocks if isinstance(block, Address)], "at once"
+    agent.close()
+    assert bytes(scene.ended[0].outputs["y"].data) == b"y" * 50_000
 
 
 def test_answers_of_other_machines_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

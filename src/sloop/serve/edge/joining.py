@@ -19,7 +19,7 @@ import os
 import socket
 import time
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -30,8 +30,7 @@ from msgspec import structs
 from sloop import __version__
 from sloop.errors import InputError, MachineError
 from sloop.serve.agent import GIVE_UP_S, RETRY_S
-from sloop.serve.blocks import ARENA_BYTES, Block, BlockReader, tensors_in
-from sloop.serve.dataflow import GivenBlocks, addresses_in
+from sloop.serve.blocks import ARENA_BYTES, Block, BlockReader
 from sloop.serve.edge.process import COUNT_S, EdgeServer, EdgeSettings
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.sink import EdgeSink, Fetched
@@ -52,7 +51,6 @@ from sloop.serve.messages import (
     Holders,
     OfferModel,
     Page,
-    Release,
     ReloadFiles,
     RequestEnded,
     Submit,
@@ -74,7 +72,6 @@ from sloop.serve.network import (
 from sloop.serve.protocols import ModelState, Readiness
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.shared_memory import Address, Arena, ArenaReader, Arenas, readable
-from sloop.tensor import Tensor
 from sloop.text import counted
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Outcome
@@ -110,6 +107,8 @@ class FarSink(EdgeSink):
         """Requests that have not ended."""
         self._sent: set[int] = set()
         """Of these, those that a deciding process has or had."""
+        self._again: set[int] = set()
+        """Of these, those that an earlier deciding process had, or this one over another connection."""
         self._asked: dict[int, Ask] = {}
         self._doubtful: dict[int, TimerHandle] = {}
         """Requests whose answer could not be fetched, and the timer that ends them."""
@@ -123,8 +122,6 @@ class FarSink(EdgeSink):
         self._looking: TimerHandle | None = None
         self.ended_alone = 0
         """Requests that ended here because there was no deciding process."""
-        self._copied: set[Address] = set()
-        """Blocks of the answer that is being read, which are still to be released."""
 
     @property
     def is_away(self) -> bool:
@@ -139,7 +136,7 @@ class FarSink(EdgeSink):
         self._reader = BlockReader(self._holders)
         if self._arena is not None:
             self._arena.set_holder(holder)
-        self._records = records
+        self._records, self._again = records, set(self._sent)
         for number, record in list(self._submitted.items()):
             offered, report = self._waiting[number]
             now = self._offered.get(record.application)
@@ -230,14 +227,13 @@ class FarSink(EdgeSink):
         ending = self._doubtful.pop(ended.number, None)
         if ending is not None:
             ending.cancel()
+        if ended.outcome is Outcome.REJECTED and ended.number in self._again:  # its model may have run before
+            ended = structs.replace(ended, outcome=Outcome.DROPPED)
         try:
             super().on_end(ended, fetched)
         finally:
             if ended.number not in self._waiting:
                 self._forget(ended.number)
-        for block in self._copied:
-            self._pass_on(Release(block))
-        self._copied.clear()
 
     def on_free(self, record: Free) -> None:
         offset = record.block.offset
@@ -253,22 +249,6 @@ class FarSink(EdgeSink):
     def set_holders(self, holders: Holders) -> None:
         """See `EdgeSink`. If the edge may not read the memory of a process on this machine, it fetches its blocks."""
         super().set_holders(Holders(readable(holders.here), holders.endpoints))
-
-    def _read(self, block: Block) -> list[Tensor]:
-        """Copies a block: once the deciding process is gone, an agent may reuse the memory of the block while a client
-        still reads the answer."""
-        if isinstance(block, bytes):
-            return tensors_in(block)
-        try:
-            copy = bytes(self._reader.memory(block))
-        except MemoryError as error:
-            raise ProtocolError(f"there is no memory for {block.size} B") from error
-        self._copied.add(block)
-        return tensors_in(copy)
-
-    def _release(self, blocks: Iterable[GivenBlocks], but: Collection[Address] = ()) -> None:
-        self._copied.difference_update(addresses_in(blocks))
-        super()._release(blocks, but)
 
     # Requests and blocks without a deciding process
 
@@ -295,6 +275,7 @@ class FarSink(EdgeSink):
     def _forget(self, number: int) -> Submit | None:
         """A request has ended, or is cancelled."""
         self._sent.discard(number)
+        self._again.discard(number)
         record = self._submitted.pop(number, None)
         if record is not None and isinstance(record.block, Address) and record.block.offset in self._freed:
             self._take_back(record.block.offset)
@@ -449,6 +430,7 @@ class JoiningEdge:
         ended: asyncio.Future[str] = self._loop.create_future()
 
         def on_end(why: str) -> None:
+            self._lose()  # at once: what is being fetched may be used again
             if not ended.done():
                 ended.set_result(why)
 
@@ -457,7 +439,7 @@ class JoiningEdge:
                 return
             if isinstance(record, CloseEdge):
                 self._is_over, self._refused = True, record.why
-                on_end(record.why)
+                ended.set_result(record.why)
             elif isinstance(record, EdgeSetup) and self._records is None:
                 try:
                     self._set_up(record, records)
@@ -471,15 +453,19 @@ class JoiningEdge:
                 raise ProtocolError(f"an edge that was set up was sent a {type(record).__name__}")
 
         records = RecordLink(self._loop, link, ToEdge, on_record, on_end)
-        link.keep_alive()
+        link.keep_alive(is_strict=True)
         records.send(EdgeHello(__version__, os.getpid(), machine(), endpoint, time.monotonic_ns()))
         try:
             return await ended
         finally:
             if not self._is_over or self._refused or self._records is None:
                 records.close()
-                self._records = None
-                self._sink.lose()
+                self._lose()
+
+    def _lose(self) -> None:
+        """There is no connection."""
+        self._records = None
+        self._sink.lose()
 
     def _set_up(self, setup: EdgeSetup, records: RecordLink) -> None:
         """Take over the bounds and the offers of a deciding process. Raises `InputError`."""

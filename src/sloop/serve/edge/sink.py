@@ -137,6 +137,8 @@ class EdgeSink:
         self._asking: dict[int, Callable[[bytes], None]] = {}
         self._borrowed: dict[tuple[int, int], _Borrowed] = {}
         """By arena and offset, the blocks of answers that have not left."""
+        self._copied: set[Address] = set()
+        """Blocks of the answer that is being read, which are still to be released."""
         self._last = 0
 
     @property
@@ -231,7 +233,11 @@ class EdgeSink:
                     # What was read is released when the error has gone, and with it the arrays that it refers to.
                     read_already = [each.block for each in self._borrowed.values()]
                     self._release(ended.blocks, [*read_already, *(fetched.blocks if fetched is not None else ())])
+                    self._copied.clear()
                     lost = str(error)
+                for block in self._copied:
+                    self._send(Release(block))
+                self._copied.clear()
             if lost:
                 outcome, why = Outcome.FAILED, f"its answer was lost with the node that had it ({lost})"
         if report is not None:
@@ -273,9 +279,18 @@ class EdgeSink:
         self.on_end(ended, fetched)
 
     def _read(self, block: Block) -> list[Tensor]:
-        """The tensors of a block, which is released when they and all their views are gone."""
+        """The tensors of a block, which is released when they and all their views are gone. One of an agent is copied:
+        when the connection between agent and deciding process has ended, the agent uses its memory again, also that
+        which a slow client has not received."""
         if isinstance(block, bytes):
             return tensors_in(block)
+        if block.holder:
+            try:
+                copy = bytes(self._reader.memory(block))
+            except MemoryError as error:
+                raise ProtocolError(f"there is no memory for {block.size} B") from error
+            self._copied.add(block)
+            return tensors_in(copy)
         array = np.frombuffer(self._reader.memory(block), np.uint8)
         borrowed = _Borrowed(array, self._on_gone)
         borrowed.block = block
