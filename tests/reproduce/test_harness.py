@@ -3,6 +3,7 @@
 from math import sqrt
 from typing import Self
 
+import pytest
 from msgspec import structs
 
 from sloop.reproduce.harness import (
@@ -13,6 +14,7 @@ from sloop.reproduce.harness import (
     bars,
     by_second,
     default_processes,
+    equalised,
     in_parallel,
     run_trials,
     silent,
@@ -90,3 +92,31 @@ def test_series() -> None:
     assert (series.x, series.y, series.low, series.high) == ((0.0, 1.0), (2.0, 5.0), (1.0, 5.0), (3.0, 5.0))
     assert by_second("x", [3, 4]).x == (0.0, 1.0)
     assert (by_second("x", [3]).kind, by_second("x", [3], steps=True).kind) == ("line", "steps")
+
+
+@pytest.mark.parametrize("wanted", [2.0, 9.5, 13.0, 40.0, 300.0])
+@pytest.mark.parametrize("power", [0.4, 1.0, 2.0])
+def test_resources_are_made_equal_within_twelve_runs(wanted: float, power: float) -> None:
+    """Whatever the resources follow from, if they rise with the knob."""
+    found = equalised(lambda knob: 13.0 * knob**power, lambda result: result, wanted)
+    assert found.is_equal
+    assert abs(found.result / wanted - 1) <= 0.05
+    assert found.result == 13.0 * found.knob**power
+    assert found.runs <= 12
+
+
+def test_what_is_equal_at_once_takes_one_run() -> None:
+    assert equalised(lambda knob: knob, lambda result: 100 * result, 104.9)[1:] == (1.0, 1, True)
+
+
+def test_the_nearest_counts_where_nothing_is_equal() -> None:
+    """Whole numbers: 1 or 2 replicas, never 1.5."""
+    played: list[float] = []
+
+    def run(knob: float) -> int:
+        played.append(knob)
+        return 1 if knob < 1.3 else 2
+
+    found = equalised(run, float, 1.4, runs_max=8)
+    assert (found.result, found.is_equal, found.runs, len(played)) == (1, False, 8, 8)
+    assert max(knob for knob in played if knob < 1.3) > 1.25, "it searched between the two"

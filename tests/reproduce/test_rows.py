@@ -13,6 +13,7 @@ from sloop.reproduce.rows import (
     compare,
     contradicted,
     directed,
+    outside,
     similar,
     summary,
     with_note,
@@ -147,3 +148,14 @@ def test_tables_and_summaries() -> None:
     assert all(row.note.endswith("; on a stand-in") for row in with_note(rows, "on a stand-in"))
     assert set(VERDICTS) == {"reproduced", "within-bound", "shape", "off", "source-inconsistent"}
     assert TOLERANCES.keys() == {"simulated", "plot", "text"}
+
+
+def test_a_figure_that_its_source_excludes() -> None:
+    claim = Claim("E", "m", "×", paper=7.1)
+    row = outside(claim, [13.5], at_least=8.2, why="one of six alone is 44.1")
+    assert row.verdict == "source-inconsistent"
+    assert row.note == "the source's own figures allow at least 8.2: one of six alone is 44.1"
+    assert outside(claim, [8.0], at_least=8.2, why="").verdict == "off"
+    assert outside(claim, [0.1], at_most=0.67, why="").verdict == "source-inconsistent"
+    with pytest.raises(AssertionError, match="within the bounds"):
+        outside(claim, [8.0], at_least=7.0, why="")

@@ -13,6 +13,7 @@ from sloop.solvers.flashpoint import (
     PiecePlan,
     best_plan,
     even_plan,
+    expected_requests,
     fewest_pieces,
     filled_pieces,
     plan_fronts,
@@ -344,3 +345,19 @@ def test_gillis_equals_brute_force() -> None:
 def test_serfer_fills_from_the_left() -> None:
     assert filled_pieces([100.0, 90.0, 30.0, 250.0, 20.0], 250) == (2, 3, 4)
     assert filled_pieces(T5_MB, 250) == tuple(range(1, 49)), "every block of T5 exceeds 0.8 × 250 MB together"
+
+
+@pytest.mark.parametrize(
+    ("queued", "arrival_rps", "service_rps", "expected"),
+    [
+        (0, 57, 71, 1),
+        (40, 57, 71, 40),
+        (0, 100, 71.1, 795),
+        (100, 100, 71.1, 895),
+        (0, 267, 71, 3000),
+        (5000, 0, 9, 3000),
+    ],
+)
+def test_expected_requests(queued: int, arrival_rps: float, service_rps: float, expected: int) -> None:
+    """Section 2.6: a queue, and the excess during the 27.501 s in which T5 starts from another host; 1 to 3,000."""
+    assert expected_requests(queued, arrival_rps, service_rps, 27.501) == expected

@@ -5,12 +5,13 @@ per seed and results are looked up by trial. Each publication defines a subclass
 violations and cores, of `RunResult`.
 """
 
+import math
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from msgspec import Struct, structs
 
@@ -195,6 +196,56 @@ def in_parallel(
 def default_processes() -> int:
     """The number of usable cores, at most `PROCESSES_MAX`."""
     return max(1, min(PROCESSES_MAX, len(usable_cpus())))
+
+
+Measured = TypeVar("Measured")
+
+
+class Equalised(NamedTuple, Generic[Measured]):
+    """A run whose resources are those wanted, or the nearest that was found."""
+
+    result: Measured
+    knob: float
+    runs: int
+    is_equal: bool
+
+
+RUNS_MAX: Final = 12
+EQUAL_WITHIN: Final = 0.05
+
+
+def equalised(
+    run: Callable[[float], Measured],
+    resources: Callable[[Measured], float],
+    wanted: float,
+    *,
+    runs_max: int = RUNS_MAX,
+    within: float = EQUAL_WITHIN,
+) -> Equalised[Measured]:
+    """Repeat a run with other values of a knob, from 1 on, until its resources are `wanted`, up to a fraction `within`.
+
+    Resources should rise with the knob. As long as they are all above or all below what is wanted, the knob changes in
+    proportion; then it is searched between the nearest values on both sides. After `runs_max` runs the nearest result
+    counts (Flashpoint specification, section 2.17).
+    """
+    knob, low, high = 1.0, 0.0, math.inf
+    best: Equalised[Measured] | None = None
+    best_off = math.inf
+    for runs in range(1, runs_max + 1):
+        result = run(knob)
+        ratio = resources(result) / wanted
+        off = abs(ratio - 1.0)
+        if off < best_off:
+            best, best_off = Equalised(result, knob, runs, off <= within), off
+        if off <= within:
+            break
+        low, high = (max(low, knob), high) if ratio < 1.0 else (low, min(high, knob))
+        if low and high < math.inf:
+            knob = math.sqrt(low * high)
+        else:
+            knob *= min(4.0, max(0.25, 1.0 / ratio)) ** 1.2  # beyond the proportion, so that it ends up on both sides
+    assert best is not None
+    return best._replace(runs=runs)
 
 
 def bars(name: str, samples: Sequence[Sequence[float]]) -> Series:

@@ -167,10 +167,8 @@ def bounded(
     runs = max(runs, len(samples))
     enough = claim.computed or runs >= RUNS_MIN
     verdict: Verdict = "within-bound" if kept and enough else "shape" if shape or kept else "off"
-    limits = [f"at least {number(at_least)}"] if at_least is not None else []
-    limits += [f"at most {number(at_most)}"] if at_most is not None else []
     whose = "published bound" if claim.paper is not None else "our bound"
-    note = f"{whose}: {' and '.join(limits)}" + ("" if enough else f"; {_uncertainty(runs, 0.0)}")
+    note = f"{whose}: {_limits(at_least, at_most)}" + ("" if enough else f"; {_uncertainty(runs, 0.0)}")
     return _row(claim, samples, verdict, note)
 
 
@@ -199,6 +197,23 @@ def contradicted(claim: Claim, samples: Sequence[float], *, other: float, within
     return _row(claim, samples, verdict, f"the source's own figures give {number(other)}")
 
 
+def outside(
+    claim: Claim,
+    samples: Sequence[float],
+    *,
+    why: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Row:
+    """The row of a published figure that lies outside the bounds which other figures of the same source give it:
+    `source-inconsistent` if ours keeps these bounds, else `off`. `why` says where they come from."""
+    assert claim.paper is not None, claim
+    low, high = -math.inf if at_least is None else at_least, math.inf if at_most is None else at_most
+    assert not low <= claim.paper <= high, f"{claim}: the figure is within the bounds"
+    verdict: Verdict = "source-inconsistent" if low <= fmean(samples) <= high else "off"
+    return _row(claim, samples, verdict, f"the source's own figures allow {_limits(at_least, at_most)}: {why}")
+
+
 def with_note(rows: Sequence[Row], note: str) -> list[Row]:
     """The rows with `note` added to each."""
     return [structs.replace(row, note=f"{row.note}; {note}") for row in rows]
@@ -217,6 +232,12 @@ def summary(rows: Sequence[Row]) -> str:
     """`58 rows: 50 reproduced, 6 shape, 1 off, 1 source-inconsistent`."""
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in VERDICTS}
     return f"{len(rows)} rows: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+
+
+def _limits(at_least: float | None, at_most: float | None) -> str:
+    limits = [f"at least {number(at_least)}"] if at_least is not None else []
+    limits += [f"at most {number(at_most)}"] if at_most is not None else []
+    return " and ".join(limits)
 
 
 def _standard_error(samples: Sequence[float]) -> float:

@@ -121,6 +121,11 @@ def _tweets(data: Path | None, spans: tuple[tuple[int, int], ...], seed: int) ->
     return tweets, f"assumed: drawn around the means of the Twitter trace's seconds {seconds}, seed {seed}"
 
 
+def tweets_of(data: Path | None, first: int, end: int) -> "array[int] | None":
+    """The tweets of the seconds from `first` up to before `end`; None if the file is not in the public data."""
+    return _read(data / FILE)[first:end] if data is not None and _is_there(data) else None
+
+
 def _is_there(data: Path | None) -> bool:
     return data is not None and (data / FILE).is_file()
 

@@ -141,6 +141,18 @@ def rounds_before(requests: int, groups: int) -> int:
     return groups * whole * (whole - 1) // 2 + rest * whole
 
 
+def expected_requests(
+    queued: int, arrival_rps: float, service_rps: float, cold_s: float, requests_max: int = WAITING_MAX
+) -> int:
+    """x: how many requests a plan should be made for, 1 to `requests_max`.
+
+    E(x), equation 4.14: those that wait, and those that the present replicas will not serve while a whole model starts,
+    which takes `cold_s` and bounds how long the excess lasts. A replica serves 1/I(1) per second, a pipeline 1/B.
+    """
+    waiting = queued + max(0.0, arrival_rps - service_rps) * cold_s
+    return max(1, min(round(waiting), requests_max))
+
+
 # The exact solver
 
 
