@@ -71,7 +71,7 @@ APPLICATION = ApplicationRow(
     name="shop", slo_ms=200.0, requests=8, served=6, late=1, dropped=1, rejected=0, failed=0, attainment=0.75,
     goodput_rps=3.0, mean_ms=50.0, p50_ms=40.0, p99_ms=210.0, core_seconds=12.0, usd=0.5, accuracy=0.8, cold_starts=1,
 )  # fmt: skip
-NODES = (NodeRow("c5.2xlarge", 7200.0, 0.68, 2), NodeRow("custom", 1800.0, 0.0, 1))
+NODES = (NodeRow("c5.2xlarge", 7200.0, 0.68, 2, 0.25, 90.0), NodeRow("custom", 1800.0, 0.0, 1))
 
 
 def test_applications_and_their_versions() -> None:
@@ -109,7 +109,10 @@ def test_ranges_of_applications_follow_that_of_their_run() -> None:
 
 def test_nodes_and_their_money() -> None:
     run = structs.replace(row(1.0, 5.0), nodes=NODES, node_usd=0.68)
-    assert tables.nodes([("x", run)]).rows == (("c5.2xlarge", 2, 2.0, 0.68), ("custom", 1, 0.5, None))
+    assert tables.nodes([("x", run)]).rows == (
+        ("c5.2xlarge", 2, 2.0, 0.68, 25.0, 90.0),
+        ("custom", 1, 0.5, None, None, None),
+    )
     assert [cells[:2] for cells in tables.nodes([("x", run), ("y", run)]).rows][2:] == [
         *(("y", "c5.2xlarge"), ("y", "custom")),
     ]

@@ -21,9 +21,11 @@ from sloop.actions import (
     VersionState,
 )
 from sloop.app.graph import Graph, GraphStage, When
+from sloop.app.hardware import KINDS, Power
 from sloop.app.load import load_application, load_scenario
 from sloop.events import WOKE, Deployed, Finished, ReplicaStopped, Resized
 from sloop.runlog import MemoryLog
+from sloop.runlog.cost import NodeRow
 from sloop.runlog.fold import OnlyGraph
 from sloop.runlog.summary import RunSummary
 from sloop.sim import World, simulate
@@ -95,7 +97,16 @@ def test_the_story_in_one_row() -> None:
         "accuracy": pytest.approx(0.9),
         "cold_starts": 2,
         "node_usd": pytest.approx(2.5 * 3.6 / 3600),
-        "nodes": [{"hardware": "local", "held_s": 2.5, "usd": pytest.approx(2.5 * 3.6 / 3600), "most": 1}],
+        "nodes": [
+            {
+                "hardware": "local",
+                "held_s": 2.5,
+                "usd": pytest.approx(2.5 * 3.6 / 3600),
+                "most": 1,
+                "busy": None,
+                "energy_wh": None,
+            }
+        ],
         "planner_errors": 0,
         "applications": [],
         "versions": [],
@@ -394,6 +405,37 @@ def test_seconds_and_kinds_of_hardware_add_up_over_applications() -> None:
     assert [second.cores for second in of_a.seconds()][:2] == [4, 4]
     assert (of_a.wait_mean_ms, of_a.batch_mean, of_a.duration_s, of_a.cores_mean) == (0, 1.5, 2, 4)
     assert summary.wait_max_ms == 0
+
+
+def test_energy_where_the_power_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloop.runlog.summary.power_of", {"fast": Power(10, 110)}.get)
+    fast, slow = of_two().row(system="x", seed=1).nodes
+    assert fast.busy == pytest.approx(0.05 * 2 / (2 * 4))  # 50 ms on 2 of the 4 cores, in 2 s
+    assert slow.busy == pytest.approx((0.08 + 0.1) * 2 / (2 * 4))
+    assert fast.energy_wh == pytest.approx((10 + 100 * 0.0125) * 2 / 3600)
+    assert slow.energy_wh is None
+
+
+def test_an_accelerator_is_busy_while_any_batch_runs_on_it() -> None:
+    node = KINDS["g3s.xlarge"].node("g")
+    on_gpu = ReplicaSpec("classify", "small", Slot(0.5, "g3s.xlarge", "M60", 0.0), "g", "M60")
+    rows: Rows = [
+        *((0, StartReplica(ReplicaId(id), on_gpu)) for id in (0, 1)),
+        *(arrived(id, 0, 0) for id in (1, 2)),
+        *(started(0, id, id - 1, id) for id in (1, 2)),
+        *((ms(1500), Finished(BatchId(id), ReplicaId(id - 1), 0)) for id in (1, 2)),
+        (s(4), WOKE),
+    ]
+
+    def busy(records: Rows) -> NodeRow:
+        [found] = RunSummary([known({})], nodes=[node], start_ns=0).fold(records).node_rows()
+        return found
+
+    alone = busy([row for row in rows if not isinstance(row[1], Finished) or row[1].replica == 0])
+    assert (alone.busy, alone.energy_wh) == pytest.approx((0.375, (55 + 120 * 0.375) * 4 / 3600))
+    assert busy(rows).busy == 0.75, "counted one after the other"
+    row = RunSummary([known({})], nodes=[node], start_ns=0).fold(rows).row(system="x", seed=None)
+    assert "the power of g3s.xlarge, from which the energy is estimated" in row.assumed
 
 
 def test_estimates_and_assumptions_name_the_kind_of_hardware() -> None:

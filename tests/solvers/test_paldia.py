@@ -17,7 +17,6 @@ from sloop.solvers.paldia import (
     DeviceModel,
     HardwareOffer,
     Lane,
-    Split,
     batches_of,
     best_split,
     choose_hardware,
@@ -67,11 +66,11 @@ def test_the_vectors_of_the_specification(vector: Vector) -> None:
     solo_ms, batch, f, alpha, count, queued_ms, together_ms, literal_ms, k, y, best_ms = vector
     model, literal = proportional(solo_ms, batch, f, alpha), proportional(solo_ms, batch, f, 0.0)
     assert best_split(model, count, "queue").t_max_ms == pytest.approx(queued_ms, abs=0.005)
-    assert best_split(model, count, "together") == (0, pytest.approx(together_ms, abs=0.005))
-    assert best_split(literal, count) == (0, pytest.approx(literal_ms, abs=0.005))
-    assert best_split(model, count) == (y, pytest.approx(best_ms, abs=0.005))
+    assert best_split(model, count, "together") == pytest.approx((0, together_ms), abs=0.005)
+    assert best_split(literal, count) == pytest.approx((0, literal_ms), abs=0.005)
+    assert best_split(model, count) == pytest.approx((y, best_ms), abs=0.005)
     k_best, y_best = closed_form(solo_ms, batch, f, alpha, count, math.inf)
-    assert (k_best, y_best) == (pytest.approx(k, abs=0.0005), y)
+    assert (k_best, y_best) == pytest.approx((k, y), abs=0.0005)
     assert abs((count - y) / batch - k_best) <= 1 / batch
 
 
@@ -119,7 +118,7 @@ def test_no_split_ends_earlier(model: DeviceModel, count: int) -> None:
     for y in range(count - model.batch + 1):  # as the specification writes the search
         k = (count - y) / model.batch
         load = k * model.largest.bandwidth
-        slowdown = max(1.0, load) * (1 + model.law.alpha * max(0.0, load - 1))  # type: ignore[union-attr]
+        slowdown = max(1.0, load) * (1 + model.law.alpha * max(0.0, load - 1))  # type: ignore[attr-defined]
         t = model.solo_ms * y / model.batch + model.solo_ms * slowdown
         if k <= model.together_max:
             best_ms = min(best_ms, t)
@@ -166,7 +165,7 @@ def test_the_baselines_are_the_ends_of_the_search(model: DeviceModel, count: int
 
 def test_a_measured_table_may_have_its_optimum_inside() -> None:
     model = DeviceModel(tuple(10.0 * size for size in range(11)), CountLaw((1.0, 1.1, 1.3, 3.0)))
-    assert best_split(model, 60) == Split(30, pytest.approx(300 + 130))
+    assert best_split(model, 60) == pytest.approx((30, 300 + 130))
     assert best_split(DeviceModel(model.latencies_ms, CountLaw((1.0,))), 60) == (0, 100.0)
     assert best_split(DeviceModel(model.latencies_ms, ProcessorSharing("batches")), 60) == (50, 600.0)
 
@@ -202,7 +201,7 @@ def stepwise(model: DeviceModel, running: Sequence[int], queued: Sequence[int], 
             size = waiting.pop(0)
             active.append([model.solo_ms * size / model.batch, size])
         load = sum(model.largest.bandwidth * size / model.batch for _, size in active)
-        factor = max(1.0, load) * (1 + model.law.alpha * max(0.0, load - 1))  # type: ignore[union-attr]
+        factor = max(1.0, load) * (1 + model.law.alpha * max(0.0, load - 1))  # type: ignore[attr-defined]
         for each in active:
             each[0] -= step_ms / factor
         active = [each for each in active if each[0] > 1e-9]

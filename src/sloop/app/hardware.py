@@ -4,7 +4,9 @@ Every price names its source. Only `local` and `foreign_profiles` read the local
 
 Sources: prices and instance types of Ribbon (Li et al., SC 2021, price list of its artefact) and of Paldia (Table II);
 cores, memory and memory of the accelerators as Amazon lists them for those types; clients of an accelerator as NVIDIA's
-documentation of MPS (48 since Volta, 16 before).
+documentation of MPS (48 since Volta, 16 before); SMs, memory bandwidth and power of accelerators as NVIDIA's data
+sheets; the machine of Flashpoint's evaluation (San Juan, thesis, Waterloo 2023, chapters 3 and 8). The power of whole
+nodes was not published for any of them; it is assumed (specification of Paldia, section 5.6).
 """
 
 import os
@@ -13,12 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 from msgspec import structs
 
 from sloop.app.application import Application
-from sloop.app.document import read_name
+from sloop.app.document import check_unique, existing_file, read_name, read_yaml
 from sloop.machine import processor, usable_cpus
 from sloop.options import Value, limited, read_options
 from sloop.text import listed
@@ -38,6 +41,48 @@ Kinds = Mapping[str, frozenset[str]]
 
 _RIBBON = "EC2 on demand, us-east-1, as listed by Ribbon (SC 2021)"
 _PALDIA = "EC2 on demand, us-east-1, as listed by Paldia (Table II)"
+_FLASHPOINT = "Lambda Labs, one A10, as described by Flashpoint (San Juan, thesis, Waterloo 2023); no price"
+HOST_W: Final = 25.0
+"""Of the host of a node with one accelerator, assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What a node draws, in watts: at rest, and with all its cores and accelerators busy. In between, in proportion."""
+
+    idle_w: float
+    max_w: float
+    origin: Literal["measured", "published", "assumed"] = "assumed"
+
+    def watts(self, busy: float) -> float:
+        """At this busy part of the time, 0 to 1."""
+        return self.idle_w + min(1.0, max(0.0, busy)) * (self.max_w - self.idle_w)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorFacts:
+    """What is published about a kind of accelerator beside its memory: of one GPU, which of the M60 and the K80 is half
+    a board."""
+
+    sms: int
+    gb_per_s: float
+    """Memory bandwidth, in 10⁹ bytes per second."""
+    tflops_fp32: float
+    max_w: float
+    """Its power limit; of half a board half of the board's."""
+
+
+ACCELERATOR_FACTS: Final[Mapping[str, AcceleratorFacts]] = {
+    "M60": AcceleratorFacts(16, 160.0, 4.8, 150.0),
+    "K80": AcceleratorFacts(13, 240.0, 4.1, 150.0),
+    "P40": AcceleratorFacts(30, 346.0, 11.8, 250.0),
+    "T4": AcceleratorFacts(40, 320.0, 8.1, 70.0),
+    "V100": AcceleratorFacts(80, 900.0, 15.7, 300.0),
+    "A10": AcceleratorFacts(72, 600.0, 31.2, 150.0),
+    "A100": AcceleratorFacts(108, 1555.0, 19.5, 400.0),
+    "H100": AcceleratorFacts(132, 3350.0, 67.0, 700.0),
+}
+"""By kind. A100 is the one with 40 GB, H100 that with SXM5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +97,8 @@ class HardwareKind:
     source: str = ""
     acquire_s: float = ACQUIRE_S
     """Seconds until a node on demand can start replicas."""
+    power: Power | None = None
+    """None if it is unknown."""
 
     def node(self, name: str) -> Node:
         """One node of this kind."""
@@ -65,16 +112,31 @@ ACCELERATORS: dict[str, Device] = {
         Device("K80", "K80", 12 * GIB, clients_max=16),
         Device("T4", "T4", 16 * GIB),
         Device("V100", "V100", 16 * GIB),
+        Device("P40", "P40", 24 * GIB, clients_max=16),
+        Device("A10", "A10", 24 * GIB),
+        Device("A100", "A100", 40 * GIB),
+        Device("H100", "H100", 80 * GIB),
     )
 }
 """Accelerators by kind: one GPU as EC2 rents it, which of the M60 and the K80 is half a board."""
 
 
+def _gpu_power(device: str, idle_w: float) -> Power:
+    """Of a node with one accelerator that draws `idle_w` at rest, and its host."""
+    return Power(idle_w + HOST_W, ACCELERATOR_FACTS[device].max_w + HOST_W)
+
+
 def _kind(
-    name: str, cores: int, memory_gib: float, usd_per_h: float, device: str = "", source: str = _RIBBON
+    name: str,
+    cores: int,
+    memory_gib: float,
+    usd_per_h: float,
+    device: str = "",
+    source: str = _RIBBON,
+    power: Power | None = None,
 ) -> HardwareKind:
     devices = (ACCELERATORS[device],) if device else ()
-    return HardwareKind(name, cores, int(memory_gib * GIB), devices, usd_per_h, source)
+    return HardwareKind(name, cores, int(memory_gib * GIB), devices, usd_per_h, source, power=power)
 
 
 KINDS: dict[str, HardwareKind] = {
@@ -88,9 +150,9 @@ KINDS: dict[str, HardwareKind] = {
         _kind("c5a.4xlarge", 16, 32, 0.616),
         _kind("c5n.2xlarge", 8, 21, 0.432),
         _kind("c5n.4xlarge", 16, 42, 0.864),
-        _kind("c6i.2xlarge", 8, 16, 0.34, source=_PALDIA),
-        _kind("c6i.4xlarge", 16, 32, 0.68, source=_PALDIA),
-        _kind("m4.xlarge", 4, 16, 0.20),
+        _kind("c6i.2xlarge", 8, 16, 0.34, source=_PALDIA, power=Power(25, 70)),
+        _kind("c6i.4xlarge", 16, 32, 0.68, source=_PALDIA, power=Power(45, 130)),
+        _kind("m4.xlarge", 4, 16, 0.20, power=Power(20, 45)),
         _kind("m4.2xlarge", 8, 32, 0.40),
         _kind("m5.xlarge", 4, 16, 0.192),
         _kind("m5.2xlarge", 8, 32, 0.384),
@@ -112,14 +174,15 @@ KINDS: dict[str, HardwareKind] = {
         _kind("t3.2xlarge", 8, 32, 0.3328),
         _kind("t3a.xlarge", 4, 16, 0.1504),
         _kind("t3a.2xlarge", 8, 32, 0.3008),
-        _kind("g3s.xlarge", 4, 30.5, 0.75, "M60", source=_PALDIA),
+        _kind("g3s.xlarge", 4, 30.5, 0.75, "M60", source=_PALDIA, power=_gpu_power("M60", 30)),
         _kind("g4dn.xlarge", 4, 16, 0.526, "T4"),
         _kind("g4dn.2xlarge", 8, 32, 0.752, "T4"),
-        _kind("p2.xlarge", 4, 61, 0.90, "K80"),
-        _kind("p3.2xlarge", 8, 61, 3.06, "V100"),
+        _kind("p2.xlarge", 4, 61, 0.90, "K80", power=_gpu_power("K80", 35)),
+        _kind("p3.2xlarge", 8, 61, 3.06, "V100", power=_gpu_power("V100", 40)),
+        _kind("lambda.a10", 30, 200, 0.0, "A10", source=_FLASHPOINT),
     )
 }
-"""Cloud kinds by name, without `local` and `custom`."""
+"""Kinds to rent by name, without `local` and `custom`. That of Flashpoint was printed without a price."""
 
 
 @cache
@@ -140,6 +203,11 @@ def known_kinds() -> tuple[str, ...]:
 def accelerators_of(hardware: str) -> frozenset[str] | None:
     """The kinds of accelerators of a known kind of hardware; None if nothing is known of it."""
     return frozenset(each.kind for each in KINDS[hardware].devices) if hardware in KINDS else None
+
+
+def power_of(hardware: str) -> Power | None:
+    """What a node of this kind draws; None if it is unknown."""
+    return KINDS[hardware].power if hardware in KINDS else None
 
 
 def acquire_s(hardware: str) -> float:
@@ -218,12 +286,29 @@ class _DeclaredDevice:
     clients: int = limited(48, least=1, most=1_000_000)
 
 
+@dataclass(frozen=True, slots=True)
+class _DeclaredKind:
+    """The options of a kind of hardware of a user."""
+
+    name: str
+    cores: float = limited(above=0, most=1e6)
+    memory_gib: float | None = limited(None, above=0, most=1e6)
+    """Unknown without it: every replica fits."""
+    devices: tuple[Device, ...] = ()
+    usd_per_h: float = limited(0.0, least=0, most=1e6)
+    source: str = ""
+    """Where the figures are from."""
+
+
 def read_cluster(value: Value) -> tuple[Node, ...]:
-    """The nodes under `cluster`, those on demand included."""
-    groups = value.mapping(("nodes",), required=("nodes",))["nodes"]
+    """The nodes under `cluster`, those on demand included. `kinds` has the user's own kinds of hardware, or the name of
+    a file that has them."""
+    fields = value.mapping(("nodes", "kinds"), required=("nodes",))
+    kinds = _own_kinds(fields["kinds"]) if "kinds" in fields else {}
+    groups = fields["nodes"]
     nodes: list[Node] = []
     for group in groups.elements():
-        nodes += _nodes(group, taken=len(nodes))
+        nodes += _nodes(group, kinds, taken=len(nodes))
     if not nodes:
         groups.wrong("at least one group of nodes", "for example [{hardware: local, count: 1}]")
     if len({node.name for node in nodes}) < len(nodes):
@@ -231,10 +316,31 @@ def read_cluster(value: Value) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def _nodes(value: Value, *, taken: int) -> list[Node]:
+def _own_kinds(value: Value) -> dict[str, HardwareKind]:
+    """The user's own kinds of hardware, by name."""
+    if isinstance(value.content, str):
+        folder = Path(value.file).parent if value.file else Path()
+        value = read_yaml(existing_file(value, folder, "file of hardware kinds"))
+        if isinstance(value.content, Mapping):
+            value = value.mapping(("kinds",), required=("kinds",))["kinds"]
+    found: dict[str, HardwareKind] = {}
+    values = value.elements()
+    for each in values:
+        own = read_options(_DeclaredKind, each, readers={"name": read_name, "devices": _devices})
+        if own.name in known_kinds():
+            what = f"{own.name!r} is the name of a known kind of hardware"
+            each.mapping()["name"].fail(what, "choose another name; a group of nodes may replace its price and cores")
+        memory_bytes = ANY_BYTES if own.memory_gib is None else round(own.memory_gib * GIB)
+        source = own.source or each.where
+        found[own.name] = HardwareKind(own.name, own.cores, memory_bytes, own.devices, own.usd_per_h, source)
+    check_unique((each.mapping()["name"] for each in values), "hardware kind")
+    return found
+
+
+def _nodes(value: Value, kinds: Mapping[str, HardwareKind], *, taken: int) -> list[Node]:
     group = read_options(_NodeGroup, value, readers={"name": read_name, "devices": _devices})
     fields = value.mapping()
-    kind = _hardware(fields, group)
+    kind = _hardware(fields, group, kinds)
     total = group.count if group.most is None else group.most
     if not total:
         fields["count"].fail("a group of no nodes", "give at least 1, or up to how many may be rented: `most: 4`")
@@ -258,20 +364,22 @@ def _nodes(value: Value, *, taken: int) -> list[Node]:
     ]
 
 
-def _hardware(fields: Mapping[str, Value], group: _NodeGroup) -> HardwareKind:
+def _hardware(fields: Mapping[str, Value], group: _NodeGroup, kinds: Mapping[str, HardwareKind]) -> HardwareKind:
     value = fields["hardware"]
+    if group.hardware in kinds:
+        return kinds[group.hardware]
     if group.hardware == LOCAL:
         return local()
     if group.hardware == CUSTOM:
         if group.cores is None:
             value.fail("custom hardware needs 'cores'", "add 'cores: 8' and, where known, memory_bytes and usd_per_h")
-        if group.name in known_kinds():
+        if group.name in known_kinds() or group.name in kinds:
             fields["name"].fail(
                 f"{group.name!r} is the name of a known kind of hardware",
                 "a custom group's name is its kind, which `profiles` can name; choose another",
             )
         return HardwareKind(group.name or CUSTOM, 1.0, ANY_BYTES)
-    return value.entry({kind: KINDS.get(kind, local()) for kind in known_kinds()}, "hardware")
+    return value.entry({kind: KINDS.get(kind, local()) for kind in known_kinds()} | dict(kinds), "hardware")
 
 
 def _devices(value: Value) -> tuple[Device, ...]:

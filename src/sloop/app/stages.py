@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Final
 
+import msgspec
+
 from sloop.app.application import Stage, Variant, find_cycle
 from sloop.app.document import check_unique, existing_file, is_url, read_name
 from sloop.app.graph import PARTS_MAX, Each, When, are_exclusive
@@ -17,6 +19,7 @@ from sloop.options import Value, keys_of, limited, nearest, placed, read_options
 from sloop.profile.profile import (
     Amdahl,
     Cells,
+    DeviceSharing,
     Latency,
     LatencyTable,
     Origin,
@@ -237,6 +240,7 @@ class _InlineProfile:
     accelerator: str = ""
     device_memory_bytes: int = limited(0, least=0)
     device_share: float = limited(1.0, above=0, most=1)
+    sharing: DeviceSharing | None = None
     origin: Origin = "assumed"
     hardware: str = ""
     source: str | None = None
@@ -247,7 +251,7 @@ class _InlineProfile:
 def _inline_profile(value: Value) -> Profile:
     fields = value.mapping(("latency_ms", *keys_of(_InlineProfile)), required=("latency_ms",))
     latency = read_latency(fields["latency_ms"])
-    options = read_options(_InlineProfile, value, also=("latency_ms",))
+    options = read_options(_InlineProfile, value, also=("latency_ms",), readers={"sharing": _sharing})
     cores_max = max(max(row) for row in latency.table.values()) if isinstance(latency, LatencyTable) else 16.0
     with placed(value):
         return Profile(
@@ -261,12 +265,22 @@ def _inline_profile(value: Value) -> Profile:
             accelerator=options.accelerator,
             device_memory_bytes=options.device_memory_bytes,
             device_share=options.device_share,
+            sharing=options.sharing,
             origin=options.origin,
             hardware=options.hardware,
             source=value.where if options.source is None else options.source,
             software=options.software,
             date=options.date,
         )
+
+
+def _sharing(value: Value) -> DeviceSharing:
+    """How a model shares its device, as a profile's file has it."""
+    value.mapping(DeviceSharing.__struct_fields__, required=("full_batch",))
+    try:
+        return msgspec.convert(value.content, DeviceSharing)
+    except msgspec.ValidationError as error:
+        value.fail(str(error), "for example {full_batch: 64, bandwidth: 0.6, law: {form: bandwidth, alpha: 0.5}}")
 
 
 def _load_s(value: Value, options: _InlineProfile) -> float:

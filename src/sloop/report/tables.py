@@ -166,9 +166,17 @@ def nodes(runs: Sequence[tuple[str, RunRow]]) -> Table:
     several = len(runs) > 1
     return Table(
         "Nodes",
-        (*(("system",) if several else ()), "hardware", "most at once", "held, node-hours", "USD"),
+        (*(("system",) if several else ()), "hardware", "most at once", "held, node-hours", "USD", "busy %", "Wh"),
         tuple(
-            (*((label,) if several else ()), r.hardware, r.most, r.held_s / 3600, r.usd or None)
+            (
+                *((label,) if several else ()),
+                r.hardware,
+                r.most,
+                r.held_s / 3600,
+                r.usd or None,
+                None if r.busy is None else 100 * r.busy,
+                r.energy_wh,
+            )
             for label, row in runs
             for r in row.nodes
         ),

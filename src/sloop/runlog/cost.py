@@ -165,6 +165,11 @@ class NodeRow(Struct, frozen=True):
     held_s: float
     usd: float
     most: int
+    busy: float | None = None
+    """The part of the time held in which they worked, 0 to 1: of accelerators, the part in which a batch ran; of nodes
+    without, of cores. None if it is unknown."""
+    energy_wh: float | None = None
+    """What they drew in the time held, estimated from `busy`; None if the power of the kind is unknown."""
 
 
 class NodeAccount:

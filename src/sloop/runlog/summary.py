@@ -11,12 +11,14 @@ entering a stage's queue to the start of the batch.
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.app.graph import Graph
+from sloop.app.hardware import power_of
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Region
 from sloop.runlog import Record
@@ -34,6 +36,7 @@ from sloop.runlog.fold import (
     VersionParts,
     combined_accuracy,
 )
+from sloop.text import listed
 from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
 from sloop.vocabulary import Node
 
@@ -499,13 +502,45 @@ class RunSummary(Figures):
             started |= {f"{stage}/{variant}" for stage, variant in keys}
         return tuple(line for name, line in lines.items() if name.partition(" on ")[0] in started)
 
+    def node_rows(self) -> tuple[NodeRow, ...]:
+        """One row for each kind of hardware of which a node was held, with how busy they were and what they drew.
+
+        Several batches that run on an accelerator at once count one after the other, up to the whole time.
+        """
+        busy = self._busy_core_s()
+        if "" in busy:  # replicas whose kind of hardware is unknown
+            return tuple(self.deployment.nodes.rows())
+        found = []
+        for row in self.deployment.nodes.rows():
+            record = next(each for each in self.deployment.nodes.records.values() if each.node.hardware == row.hardware)
+            node, (core_s, device_s) = record.node, busy.get(row.hardware, (0.0, 0.0))
+            worked_s, capacity_s = core_s, row.held_s * node.cores
+            if node.devices:
+                worked_s, capacity_s = device_s, row.held_s * len(node.devices)
+            part = min(1.0, worked_s / capacity_s) if capacity_s else 0.0
+            power = power_of(row.hardware)
+            energy_wh = None if power is None else power.watts(part) * row.held_s / 3600
+            found.append(structs.replace(row, busy=part, energy_wh=energy_wh))
+        return tuple(found)
+
+    def _busy_core_s(self) -> dict[str, tuple[float, float]]:
+        """By kind of hardware, for how long finished batches have run: core-seconds, and seconds on accelerators."""
+        found: dict[str, tuple[float, float]] = {}
+        for group in self._groups():
+            finished = chain(group.durations_ns.values(), group.resized_ns.values())
+            ran_s = sum(map(sum, finished)) / NS_PER_S
+            core_s, device_s = found.get(group.hardware, (0.0, 0.0))
+            on_device_s = ran_s if group.slot.accelerator else 0.0
+            found[group.hardware] = core_s + ran_s * group.cores, device_s + on_device_s
+        return found
+
     # The run in one row
 
     def row(self, *, system: str, seed: int | None, wall_s: float = 0.0, assumed: Iterable[str] = ()) -> RunRow:
         """The run as of the last record; open requests count as not served. `assumed` are further assumptions, which
         the records do not contain."""
         figures, deployment = self.figures(), self.deployment
-        by_name = deployment.applications
+        by_name, rows = deployment.applications, self.node_rows()
         if len(by_name) > 1:
             figures["accuracy"] = None  # those of different applications cannot be averaged
         return RunRow(
@@ -513,7 +548,7 @@ class RunSummary(Figures):
             seed=seed,
             wall_s=wall_s,
             node_usd=deployment.nodes.usd,
-            nodes=tuple(deployment.nodes.rows()),
+            nodes=rows,
             planner_errors=sum(count for (_, kind), count in deployment.decisions.items() if kind == "planner"),
             applications=tuple(
                 ApplicationRow(name=name, slo_ms=each.slo_ms, **each.figures())
@@ -531,9 +566,16 @@ class RunSummary(Figures):
                 if len(records) > 1
                 for record in records
             ),
-            assumed=tuple(dict.fromkeys((*self.assumed(), *assumed))),
+            assumed=tuple(dict.fromkeys((*self.assumed(), *_assumed_power(rows), *assumed))),
             **figures,
         )
+
+
+def _assumed_power(rows: Iterable[NodeRow]) -> tuple[str, ...]:
+    """A line about the kinds of hardware whose power is assumed."""
+    powers = {row.hardware: power_of(row.hardware) for row in rows}
+    kinds = [kind for kind, power in powers.items() if power is not None and power.origin == "assumed"]
+    return (f"the power of {listed(kinds)}, from which the energy is estimated",) if kinds else ()
 
 
 def _accuracy(run: RunState) -> float | None:

@@ -272,7 +272,7 @@ def choose_hardware(
 class Mismatches(NamedTuple):
     """How often in a row something else than the present hardware was chosen, and whether to switch now."""
 
-    count: int
+    in_a_row: int
     switches: bool
 
 

@@ -37,7 +37,7 @@ from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.profile.interference import NO_SLOWDOWN, KnowsSharing
+from sloop.profile.interference import NO_SLOWDOWN, Interference, KnowsSharing
 from sloop.solvers import paldia
 from sloop.solvers.paldia import ALONE, DelayedTermination, DeviceModel, HardwareOffer, Sharing, Split
 from sloop.text import counted, in_ms, listed
@@ -158,6 +158,11 @@ class Paldia:
         target = StagePlan(stage.name, (Group(spec, replicas),), chosen.model.batch)
         return Plan((target,), _why(chosen, expected, split), feasible=split.t_max_ms <= to_ms(stage.slo_ns) + ROUNDING)
 
+    @property
+    def arrivals(self) -> Literal["even", "burst"]:
+        """The arrivals that `group_ns` assumes; `sloop plan` reports them."""
+        return "burst" if self.group_ns >= s(1) else "even"
+
     # What there is, and what comes
 
     def _candidates(self, view: ClusterView, stage: StageView) -> dict[str, Candidate]:
@@ -198,7 +203,7 @@ class Paldia:
             if device is None:
                 return None
             most = paldia.together_max(device.memory_bytes, belief.device_memory_bytes, clients_max=device.clients_max)
-            most = min(most, self.together_max or most)
+            most = min(most, self.together_max or most, 1 if self.sharing == "queue" else most)
             if not most:
                 return None
             cores = min(belief.cores_max, node.node.cores / most)
@@ -209,7 +214,8 @@ class Paldia:
             batch = 1 << (batch.bit_length() - 1)
         batch = min(batch, self.batch_max or batch)
         latencies_ms = tuple(cost_ns / NS_PER_MS for cost_ns in costs_ns[: batch + 1])
-        law, largest = NO_SLOWDOWN, ALONE
+        law: Interference = NO_SLOWDOWN
+        largest = ALONE
         if isinstance(belief, KnowsSharing):
             law, largest = belief.interference, belief.demand(batch, slot)
         return Candidate(belief, slot, node.node.usd_per_h, DeviceModel(latencies_ms, law, largest, most))
