@@ -191,6 +191,29 @@ def test_a_block_of_another_holder_is_freed_and_read_there() -> None:
     assert freed == [block], "a holder that has gone is told nothing"
 
 
+def test_a_reader_keeps_no_memory_of_arenas_that_are_closed() -> None:
+    """Of a process that was killed, nobody else gives it back."""
+    pids = {number: os.getpid() for number in (3, 4, 5)}
+    arenas = [Arenas(holder=number) for number in pids]
+    reader, blocks = ArenaReader(pids), list[Address]()
+    for made in arenas:
+        held = made.make(1 << 20, lambda _: None)
+        assert held is not None
+        block, memory = Arena(held.number, held.fd).allocate(5)
+        memory[:] = b"hello"
+        blocks.append(block)
+    view = reader.read(blocks[0])
+    reader.read(blocks[1])
+    (held,) = arenas[0]._held.values()
+    os.close(held.fd)  # as at the end of its process
+    del pids[4]
+    reader.read(blocks[2])
+    assert list(reader._open) == [blocks[2].arena]
+    assert bytes(view) == b"hello", "what is in use stays"
+    for made in arenas[1:]:
+        made.close()
+
+
 def test_an_arena_of_another_process_is_found_with_the_one_that_relays_it() -> None:
     theirs, relayed = Arenas(holder=3), RelayedArenas(5)
     held = theirs.make(1 << 20, lambda _: None)

@@ -365,10 +365,20 @@ class ArenaReader:
             memory = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))
         finally:
             os.close(fd)
+        for other in [other for other in self._open if not self._is_there(other)]:
+            del self._open[other]  # nobody else would give back its memory
         while len(self._open) >= ARENAS_READ_MAX:
             del self._open[next(iter(self._open))]
         self._open[number] = memory
         return memory
+
+    def _is_there(self, number: int) -> bool:
+        """Whether the arena has not been closed, and the process that holds it has not ended."""
+        pid = self._holders.get(number >> _HOLDER_SHIFT)
+        try:
+            return pid is not None and os.readlink(_path(number, pid)).partition(" ")[0] == _link(number)
+        except OSError:
+            return False
 
 
 class RelayedArenas:
@@ -414,15 +424,28 @@ def readable(pids: Mapping[int, int]) -> dict[int, int]:
 
 def _opened(number: int, pid: int) -> int:
     """A descriptor, for reading, of an arena that a process holds. Raises `ValueError` if it holds no such arena."""
-    serial, descriptor = divmod(number & (1 << _HOLDER_SHIFT) - 1, 1 << _FD_BITS)
     try:
-        fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(_path(number, pid), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise ValueError(f"arena {serial} cannot be opened: {error.strerror}") from error
-    if os.readlink(f"/proc/self/fd/{fd}").partition(" ")[0] != f"/memfd:{_name(serial)}":
+        raise ValueError(f"arena {_serial(number)} cannot be opened: {error.strerror}") from error
+    if os.readlink(f"/proc/self/fd/{fd}").partition(" ")[0] != _link(number):
         os.close(fd)
-        raise ValueError(f"arena {serial} is closed")
+        raise ValueError(f"arena {_serial(number)} is closed")
     return fd
+
+
+def _path(number: int, pid: int) -> str:
+    """Where a process has an arena open, if it holds it."""
+    return f"/proc/{pid}/fd/{number & (1 << _FD_BITS) - 1}"
+
+
+def _link(number: int) -> str:
+    """What `_path` then refers to."""
+    return f"/memfd:{_name(_serial(number))}"
+
+
+def _serial(number: int) -> int:
+    return (number & (1 << _HOLDER_SHIFT) - 1) >> _FD_BITS
 
 
 def _numbered(number: int, holder: int) -> int:

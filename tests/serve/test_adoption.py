@@ -26,6 +26,7 @@ from sloop.serve.agent import (
     Agent,
     AgentReport,
     AgentSetup,
+    CloseAgent,
     FreeBlock,
     RunBatch,
     StartWorker,
@@ -399,6 +400,35 @@ def test_a_worker_serves_one_server_after_the_other_under_other_names(tmp_path: 
             third = await made.next()
             await third.ear.hear(NodeReady)
             assert len(offered(third)) == 2
+
+    play(scene)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_server_whose_core_has_failed_leaves_its_replicas_to_the_next(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with servers(tmp_path) as (made, first):
+            await started(first, A)
+            assert await first.backend.leave()
+            await first.backend.close()
+            assert NodeMemory(tmp_path / "nodes").read() == ["one"]
+            second = await made.next()
+            await second.ear.hear(NodeReady)
+            assert offered(second) == (kept(1),)
+
+    play(scene)
+
+
+def test_a_server_that_nobody_can_follow_leaves_nothing() -> None:
+    async def scene() -> None:
+        async with fleet() as here:
+            found = await here.join()
+            await found.hear(AgentSetup)
+            assert not await here.backend.leave()
+            closing = asyncio.create_task(here.backend.close())
+            await found.hear(CloseAgent)
+            found.records.close()
+            await closing
 
     play(scene)
 

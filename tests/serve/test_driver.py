@@ -363,6 +363,52 @@ def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() ->
     play(scene, finish_at_once)
 
 
+def test_replicas_are_stopped_when_edges_have_the_answers_that_are_on_their_nodes() -> None:
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        async def delivered() -> None:
+            backend.orders.append(("delivered",))
+
+        edge = Waiting()
+        submit(driver, edge, b"in")
+        await turn()
+        draining = asyncio.ensure_future(driver.drain(5, delivered))
+        driver.on_finished(Finished(BatchId(1), R, 7), [address(2)], {})
+        await draining
+        assert [end.outcome for end in edge.ended] == [Outcome.SERVED]
+        assert backend.orders[-2:] == [("delivered",), ("close",)]
+
+    play(scene, finish_at_once)
+
+
+def test_requests_whose_deadline_passes_before_the_core_begins_are_rejected_then() -> None:
+    freed: list[Address] = []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+        driver.wait()
+        submit(driver, edge, address(1), slo_ns=ms(1))
+        gone = submit(driver, edge, address(2), slo_ns=ms(1))
+        left = submit(driver, edge, b"in", slo_ns=s(60))
+        driver.cancel(gone)
+        async with asyncio.timeout(5):
+            while not edge.ended:  # noqa: ASYNC110  # the driver looks from time to time
+                await asyncio.sleep(0.001)
+        (end,) = edge.ended
+        assert (end.number, end.outcome, end.retry_after_ns) == (1, Outcome.REJECTED, s(1))
+        assert "waits for the agents" in end.why
+        assert freed == [address(1), address(2)]
+        driver.start()
+        await turn()
+        assert [event.id for event in core.events if isinstance(event, Request)] == [left]
+        assert not any(isinstance(event, Cancelled) for event in core.events)
+        driver.on_finished(Finished(BatchId(left), ReplicaId(left), 7), [b"out"], {})
+        await turn()
+        assert [end.number for end in edge.ended] == [1, left]
+        assert not edge.requests.keys() - {gone}
+
+    play(scene, finish_at_once, freed=freed)
+
+
 def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     def answer(event: Event) -> list[Action]:
         assert not isinstance(event, ReplicaLost), "a bug"

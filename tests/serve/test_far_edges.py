@@ -304,6 +304,44 @@ def test_an_edge_that_was_told_to_end_is_not_lost(monkeypatch: pytest.MonkeyPatc
     play(scene)
 
 
+def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FETCH_S_MAX", 0.3)
+
+    async def scene() -> None:
+        async with center() as here:
+            found, own = await here.join()
+            found.send(submit(1), submit(2), submit(3, block_of(own)))
+            await until(lambda: len(here.decider.submitted) == 3)
+            here.decider.end(RequestId(1), [block_of(40)])
+            here.decider.end(RequestId(2), [b"small"])
+            delivering = asyncio.create_task(here.edges.delivered())
+            await found.hear(RequestEnded)
+            await asyncio.sleep(0.05)
+            assert not delivering.done()
+            found.send(Release(block_of(40)))
+            await asyncio.wait_for(delivering, 0.2)
+            here.decider.end(RequestId(3), [block_of(40)])
+            await asyncio.wait_for(here.edges.delivered(), 5)  # it does not come: no longer than a fetch takes
+
+    play(scene)
+
+
+def test_a_server_whose_core_has_failed_leaves_its_edges_to_the_next() -> None:
+    async def scene() -> None:
+        async with center() as here:
+            found, _ = await here.join()
+            found.send(submit(1), submit(2))
+            await until(lambda: len(here.decider.submitted) == 2)
+            here.decider.submitted[0][2].on_end(RequestEnded(1, Outcome.FAILED, "1", [], "the core has failed"))
+            here.edges.leave()
+            assert not here.edges.far
+            await until(lambda: bool(found.ends))
+            assert [each.number for each in found.came if isinstance(each, RequestEnded)] == [1], "it is told before"
+            assert not [each for each in found.came if isinstance(each, CloseEdge)]
+
+    play(scene)
+
+
 def test_edges_that_leave_after_the_agents() -> None:
     """As when the server ends: by then nobody listens for agents any more."""
 

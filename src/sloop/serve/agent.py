@@ -781,11 +781,14 @@ class Agent:
                 is_trying = True
                 await asyncio.sleep(RETRY_S)
                 continue
+            began_s = loop.time()
             why = await self._session(link, context)
             gc.collect()  # what was mapped of shared memory keeps its files open
             lost_s, is_trying = loop.time(), False
             if not self._is_over:
                 _log.warning("the connection to the deciding process has ended: %s", why)
+                if lost_s - began_s < RETRY_S:  # what it says may be what ends it
+                    await asyncio.sleep(RETRY_S)
 
     async def _session(self, link: NetworkLink, context: ssl.SSLContext | None) -> str:
         """Serve over one connection; returns why it has ended. `context` is for connections to others."""

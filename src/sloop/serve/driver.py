@@ -20,7 +20,7 @@ import logging
 import time
 from asyncio import AbstractEventLoop, TimerHandle
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Final
 
@@ -77,6 +77,8 @@ TRACE_S: Final = 10.0
 FAILURE_LINES_MAX: Final = 20
 FAILURES_MAX: Final = 1_000
 """How many kinds of failures are remembered."""
+LOOK_S: Final = 0.05
+"""How often a driver that waits checks for requests whose deadline has passed."""
 FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs its batch."""
 
@@ -314,8 +316,10 @@ class Driver:
         return bool(self._stopped_why)
 
     def wait(self) -> None:
-        """Tell the core nothing until `start`: it would plan for nodes of which it is not yet known what they have."""
+        """Tell the core nothing until `start`: it would plan for nodes of which it is not yet known what they have.
+        Requests whose deadline passes meanwhile are rejected."""
         self._is_waiting = True
+        self._loop.call_later(LOOK_S, self._reject_late)
 
     def start(self) -> None:
         """Make the core compute its first plan and start replicas. What is known of nodes comes first."""
@@ -396,8 +400,9 @@ class Driver:
             found.edge = None
             self.on_event(Cancelled(request))
 
-    async def drain(self, timeout_s: float) -> None:
-        """Reject new requests, wait at most `timeout_s` for open ones, then stop all replicas; the rest fails."""
+    async def drain(self, timeout_s: float, delivered: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Reject new requests, wait at most `timeout_s` for open ones, then stop all replicas; the rest fails.
+        `delivered` waits until edges have the answers that are on the nodes of replicas."""
         self.on_event(Draining())
         if self._open:
             self._emptied.clear()
@@ -405,6 +410,8 @@ class Driver:
                 await asyncio.wait_for(self._emptied.wait(), timeout_s)
             except TimeoutError:
                 self._end_all(f"the server stopped before the request was finished (it waited {timeout_s:g} s)")
+        if delivered is not None:
+            await delivered()
         await self.close()
 
     async def close(self) -> None:
@@ -616,6 +623,24 @@ class Driver:
         if not self._open:
             self._emptied.set()
 
+    def _reject_late(self) -> None:
+        """End the requests whose deadline has passed while the core is told nothing. No model has run them."""
+        if not self._is_waiting or self._stopped_why:
+            return
+        self._loop.call_later(LOOK_S, self._reject_late)
+        now_ns = self.now_ns
+        late = {event.id for event in self._inbox if type(event) is Request and event.deadline_ns <= now_ns}
+        if not late:
+            return
+        self._inbox = [event for event in self._inbox if _request_of(event) not in late]
+        for request in late:
+            found = self._open.pop(request)
+            if found.edge is not None:
+                version, why = found.served.version, "the server starts, and waits for the agents of its nodes"
+                self._answer(found.edge, RequestEnded(found.number, Outcome.REJECTED, version, [], why, NS_PER_S))
+            if found.shared:
+                self._free_all(found.shared)
+
     def _answer(self, edge: EdgeClient, ended: RequestEnded) -> None:
         try:
             edge.on_end(ended)
@@ -669,6 +694,13 @@ def _addresses(given: Iterable[GivenBlocks]) -> Iterator[Address]:
             yield from _addresses(each.values())
         elif isinstance(each, Address):
             yield each
+
+
+def _request_of(event: Event) -> RequestId | None:
+    """The request of which clients tell by this event."""
+    if isinstance(event, Request):
+        return event.id
+    return event.request if isinstance(event, Cancelled) else None
 
 
 def _note(action: Action) -> None:

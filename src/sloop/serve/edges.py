@@ -60,7 +60,7 @@ from sloop.serve.messages import (
     ToEdge,
     WithdrawModel,
 )
-from sloop.serve.network import RECORDS_BYTES_MAX, SILENT_S, ArenaHolder, HolderTable, NetworkLink, machine
+from sloop.serve.network import FETCH_S_MAX, RECORDS_BYTES_MAX, SILENT_S, ArenaHolder, HolderTable, NetworkLink, machine
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import Pages
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
@@ -79,6 +79,8 @@ PAUSE_S_MAX: Final = 5.0
 PROVEN_S: Final = 30.0
 """An edge that lived so long is replaced at once."""
 REAP_S: Final = 0.002
+DELIVERY_LOOK_S: Final = 0.01
+"""How often to check whether the last answers have reached their edges."""
 STDOUT: Final = "-"
 HELLO_S_MAX: Final = 5.0
 """In which an edge of another machine must introduce itself."""
@@ -137,6 +139,11 @@ class EdgePort:
             Release: self._release,
             Ask: self._ask,
         }
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether the edge has not yet got all answers that are in the memory of agents."""
+        return any(block.holder for block in self._answered)
 
     def on_record(self, record: FromEdge) -> None:
         """Do what the edge says. Raises `ProtocolError` if it is impossible."""
@@ -531,6 +538,23 @@ class Edges:
     def drain(self) -> None:
         """The server finishes open requests: edges close idle connections."""
         self._tell(DrainEdge())
+
+    async def delivered(self) -> None:
+        """Wait until all edges have the answers that are in the memory of agents, or cannot get them any more."""
+        until_s = self._loop.time() + FETCH_S_MAX
+        while self._loop.time() < until_s and self._are_fetching():  # noqa: ASYNC110  # blocks have no event
+            await asyncio.sleep(DELIVERY_LOOK_S)
+
+    def _are_fetching(self) -> bool:
+        ports = [*(slot.port for slot in self.slots), *(far.port for far in self.far)]
+        return any(port is not None and port.is_fetching for port in ports)
+
+    def leave(self) -> None:
+        """Another server is to take the place of this one: leave the edges of other machines, which wait for it."""
+        for far in list(self.far):
+            far.records.flush()
+            far.records.close()
+            self.lose(far, "the server's core has failed")
 
     async def close(self) -> None:
         """End all within a bounded time."""

@@ -241,6 +241,9 @@ def serve(
                 watching.add_done_callback(lambda _: stop_requested.set())
                 await stop_requested.wait()
                 watching.cancel()
+                has_failed, backend = server.driver.crash is not None, server.backend
+                if has_failed and isinstance(backend, AgentBackend) and await backend.leave():
+                    server.edges.leave()
             if server.driver.crash is not None:
                 what = f"the core has failed: {server.driver.crash!r}"
                 raise MachineError(what, help="a bug of sloop: report the traceback above, with the event log")
@@ -327,7 +330,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         await edges.start()
         await backend.open()
         driver.start()
-        stack.push_async_callback(driver.drain, settings.drain_s)
+        stack.push_async_callback(driver.drain, settings.drain_s, edges.delivered)
         stack.callback(edges.drain)
         stack.push_async_callback(repository.close)
         control = ControlSocket(deployer.handle)

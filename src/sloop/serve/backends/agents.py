@@ -320,7 +320,7 @@ class AgentBackend(KnownStages):
         self._holders.on_change.append(self._tell_endpoints)
         self._blocks = BlockServer(ArenaReader({0: pid}).read)
         self._listener: BackendListener | None = None
-        self._has_begun = False
+        self._has_begun = self._is_left = False
         self.on_edge: Callable[[NetworkLink], None] = lambda link: link.close()
         self._acts: dict[type, Callable[[_ConnectedAgent, Any], None]] = {
             WorkersKept: self._on_kept,
@@ -488,8 +488,20 @@ class AgentBackend(KnownStages):
             placed.batch, placed.visits, placed.began_ns = batch, order.visits, time.monotonic_ns()
             placed.agent.records.send(RunBatch(batch, replica, order))
 
+    async def leave(self) -> bool:
+        """Another server is to take the place of this one: let its agents keep their replicas. Returns whether such a
+        server can reach them."""
+        if not self._memory.is_kept or self._server is None:
+            return False
+        await self._server.close()
+        self._listener, self._is_left = None, True
+        for agent in list(self._agents.values()):
+            agent.records.close()
+            self._forget_agent(agent)
+        return True
+
     async def close(self) -> None:
-        if self._has_begun:
+        if self._has_begun and not self._is_left:
             self._memory.write([])
         self._listener = None
         for timer in self._acquiring.values():
@@ -508,7 +520,8 @@ class AgentBackend(KnownStages):
         self._blocks.close()
         for agent in list(self._agents.values()):
             agent.records.close()
-        await self._provider.close()
+        if not self._is_left:
+            await self._provider.close()
 
     def _reserved(self, replica: ReplicaId, why: str) -> None:
         """What a replica needs is reserved, unless `why` says that it cannot be."""
