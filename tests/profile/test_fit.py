@@ -1,13 +1,27 @@
 """Fits: the golden numbers of the Sponge specification (§3.2, §3.3, §7.3-5), and parameters found again."""
 
-from itertools import product
+from collections.abc import Sequence
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.profile.fit import Point, fit_all, fit_amdahl, fit_quadratic, fit_table, isotonic, points_p50, points_p99
+from sloop.profile.fit import (
+    Point,
+    fit_all,
+    fit_amdahl,
+    fit_bandwidth_law,
+    fit_count_law,
+    fit_quadratic,
+    fit_sharing,
+    fit_table,
+    isotonic,
+    points_p50,
+    points_p99,
+)
+from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand
 from sloop.profile.profile import Amdahl, Fit, LatencyTable, Quadratic, Sample
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T, RESNET_T_CELLS
 
@@ -222,3 +236,84 @@ def test_promised_tables_are_monotone_and_keep_their_bounds(drawn: list[tuple[fl
         for other in samples:
             if other.batch >= own.batch and other.cores <= own.cores:
                 assert table.latency_ms(other.batch, other.cores) >= promised * (1 - 1e-9)
+
+
+# How a model shares its device
+
+
+@given(st.floats(0.05, 1), st.floats(0, 2), st.integers(3, 12))
+@settings(max_examples=40)
+def test_a_bandwidth_law_is_found_again(bandwidth: float, alpha: float, most: int) -> None:
+    law, own = BandwidthLaw(alpha), DeviceDemand(bandwidth=bandwidth)
+    counts = np.arange(1.0, most + 1)
+    points = list(zip(counts, law.among_equals(own, counts), strict=True))
+    fit = fit_sharing(points, full_batch=8)
+    assert fit.max_error < 0.01
+    assert fit.sharing.points == tuple(points)
+
+
+def brute_force(points: Sequence[tuple[float, float]], steps: int = 60) -> float:
+    """The least sum of squared relative errors on a grid of bandwidths and α."""
+    counts, factors = (np.array(values) for values in zip(*points, strict=True))
+    least = np.inf
+    for bandwidth in np.linspace(0.01, 1, steps):
+        for alpha in np.linspace(0, 3, steps):
+            found = BandwidthLaw(alpha).among_equals(DeviceDemand(bandwidth=bandwidth), counts)
+            least = min(least, float((((found - factors) / factors) ** 2).sum()))
+    return least
+
+
+@given(st.lists(st.floats(0.9, 6), min_size=3, max_size=6))
+@settings(max_examples=15)
+def test_no_bandwidth_law_of_a_grid_is_nearer(factors: list[float]) -> None:
+    points = [(float(place), factor) for place, factor in enumerate(sorted(factors), 1)]
+    bandwidth, law = fit_bandwidth_law(points)
+    counts, measured = (np.array(values) for values in zip(*points, strict=True))
+    found = law.among_equals(DeviceDemand(bandwidth=bandwidth), counts)
+    assert 0 < bandwidth <= 1
+    assert law.alpha >= 0
+    assert float((((found - measured) / measured) ** 2).sum()) <= brute_force(points) + 1e-3
+
+
+def test_two_cores_for_single_threaded_workers() -> None:
+    """S(k) = max(1, k/2): each worker wants half of the machine."""
+    fit = fit_sharing([(1, 1.0), (2, 1.01), (3, 1.5), (4, 2.0), (6, 3.0)], full_batch=1, hardware="2 cores")
+    assert fit.sharing.bandwidth == pytest.approx(0.5, abs=0.01)
+    assert isinstance(fit.sharing.law, BandwidthLaw)
+    assert fit.sharing.law.alpha == pytest.approx(0.0, abs=0.01)
+    assert (fit.sharing.origin, fit.sharing.hardware) == ("measured", "2 cores")
+
+
+def test_a_table_of_slowdowns_never_falls_and_fills_gaps() -> None:
+    law = fit_count_law([(1, 1.02), (2, 1.4), (2, 1.2), (3, 1.1), (5, 3.2)])
+    assert law.factors == pytest.approx((1.0, 1.2333, 1.2333, 2.2167, 3.2), abs=1e-3)
+    assert fit_sharing([(2, 1.5), (4, 2.5)], full_batch=4, form="count").sharing.law == CountLaw((1.0, 1.5, 2.0, 2.5))
+    assert fit_count_law([(1, 1.0), (2, 0.8)]).factors == (1.0, 1.0)
+
+
+@given(st.lists(st.floats(0.5, 5), min_size=2, max_size=7))
+@settings(max_examples=30)
+def test_a_table_of_slowdowns_is_the_nearest_that_never_falls(factors: list[float]) -> None:
+    points = [(float(place), factor) for place, factor in enumerate(factors, 1)]
+    found = fit_count_law(points).factors
+    assert found[0] == 1.0
+    assert all(after >= before for before, after in pairwise(found))
+    nearest = isotonic(factors, [1.0] * len(factors))
+    assert found[1:] == pytest.approx([max(1.0, factor) for factor in nearest[1:]])
+
+
+@pytest.mark.parametrize(
+    ("points", "wrong"),
+    [
+        ([], "two different numbers"),
+        ([(2, 1.0), (2, 1.1)], "two different numbers"),
+        ([(0.5, 1.0), (2, 1.1)], "at least 1"),
+        ([(1, 1.0), (2, 0.0)], "must be positive"),
+        ([(1, 1.0), (2, float("nan"))], "must be positive"),
+    ],
+)
+def test_points_that_are_no_slowdowns(points: list[tuple[float, float]], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        fit_sharing(points, full_batch=4)
+    with pytest.raises(ValueError, match="whole numbers"):
+        fit_count_law([(1, 1.0), (1.5, 1.2)])

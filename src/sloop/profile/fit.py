@@ -1,10 +1,10 @@
-"""Fits of latency functions to measured points, and the percentile that a profile uses.
+"""Fits of latency functions and of laws of interference to measured points, and the percentile that a profile uses.
 
 Pure and deterministic functions, robust fits included. A `Fit` holds its parameters and its errors at its points.
 
 Sources: Sponge (Razavi et al., EuroMLSys 2024): l(b, c), fitted by robust regression (RANSAC is cited) to P99
 latencies; specification §2.2: relative errors and non-negative parameters, which cannot be too optimistic at small
-batches.
+batches. The laws of interference are PALDIA's, specification 2.1.1 and 7.2.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.profile.profile import Amdahl, Cells, Fit, Latency, LatencyTable, Quadratic, Sample
+from sloop.profile.interference import BandwidthLaw, CountLaw, Slowdown
+from sloop.profile.profile import Amdahl, Cells, DeviceSharing, Fit, Latency, LatencyTable, Origin, Quadratic, Sample
 
 Percentile = Literal["p50", "p99"]
 
@@ -169,6 +170,113 @@ def judge(latency: Latency, points: Sequence[Point]) -> Fit:
     errors = np.abs(fitted - measured) / measured
     r2 = 1.0 - missed / spread if spread > 0 else float(missed == 0)
     return Fit(latency, r2, float(errors.mean()), float(errors.max()))
+
+
+# How a model shares its device
+
+SlowdownPoint = tuple[float, float]
+"""How many full batches ran together, and how many times as long as alone each of them took."""
+BANDWIDTHS_TRIED: Final = 512
+"""Bandwidth demands that a fit compares in each of its two rounds."""
+
+
+class SlowdownFit(NamedTuple):
+    """How a model shares its device, and the relative errors of its law at the points, as fractions."""
+
+    sharing: DeviceSharing
+    mape: float
+    max_error: float
+
+
+def fit_bandwidth_law(points: Sequence[SlowdownPoint]) -> tuple[float, BandwidthLaw]:
+    """The bandwidth demand f of a full batch, 0 to 1, and the law's α ≥ 0, with the least squares of relative errors.
+
+    For each f the law is linear in α, so that α has a closed form; f is searched, first everywhere and then around the
+    best. ValueError for points that `fit_sharing` refuses.
+    """
+    counts, factors = _checked(points)
+
+    def errors(tried: Vector) -> tuple[Vector, Vector]:
+        load = tried[:, None] * counts
+        base = np.maximum(1.0, load)
+        slope = base * np.maximum(0.0, load - 1.0) / factors
+        rest = 1.0 - base / factors
+        squares = (slope**2).sum(axis=1)
+        alphas = np.maximum(0.0, (slope * rest).sum(axis=1) / np.where(squares > 0, squares, 1.0))
+        missed: Vector = ((rest - alphas[:, None] * slope) ** 2).sum(axis=1)
+        return missed, alphas
+
+    tried = np.linspace(1.0 / BANDWIDTHS_TRIED, 1.0, BANDWIDTHS_TRIED)
+    step = 1.0 / BANDWIDTHS_TRIED
+    best = float(tried[errors(tried)[0].argmin()])
+    tried = np.clip(np.linspace(best - step, best + step, BANDWIDTHS_TRIED), step / 2, 1.0)
+    missed, alphas = errors(tried)
+    place = int(missed.argmin())
+    return float(tried[place]), BandwidthLaw(float(alphas[place]))
+
+
+def fit_count_law(points: Sequence[SlowdownPoint]) -> CountLaw:
+    """The nearest factors, in least squares, that never fall with the number of batches; 1 for a batch that is alone,
+    linear between measured numbers. ValueError for points that `fit_sharing` refuses, or a number that is not whole."""
+    counts, factors = _checked(points)
+    if (counts != np.round(counts)).any():
+        raise ValueError("a table of slowdowns needs whole numbers of batches")
+    wholes = sorted({int(count) for count in counts})
+    means = [float(factors[counts == whole].mean()) for whole in wholes]
+    weights = [float((counts == whole).sum()) for whole in wholes]
+    rising = [max(1.0, factor) for factor in isotonic(means, weights)]
+    known = {1: 1.0} | {whole: factor for whole, factor in zip(wholes, rising, strict=True) if whole > 1}
+    every = np.interp(np.arange(1, wholes[-1] + 1), list(known), list(known.values()))
+    return CountLaw(tuple(float(factor) for factor in every))
+
+
+def fit_sharing(
+    points: Sequence[SlowdownPoint],
+    *,
+    full_batch: int,
+    form: Literal["bandwidth", "count"] = "bandwidth",
+    origin: Origin = "measured",
+    source: str = "",
+    hardware: str = "",
+    software: str = "",
+    date: str = "",
+) -> SlowdownFit:
+    """How a model shares its device, from slowdowns of full batches beside each other, with where they are from.
+
+    ValueError for fewer than two different numbers of batches, a number below 1, or a slowdown that is not positive.
+    """
+    law: Slowdown
+    bandwidth = 0.0
+    if form == "bandwidth":
+        bandwidth, law = fit_bandwidth_law(points)
+    else:
+        law = fit_count_law(points)
+    sharing = DeviceSharing(
+        law=law,
+        full_batch=full_batch,
+        bandwidth=bandwidth,
+        points=tuple((float(count), float(factor)) for count, factor in points),
+        origin=origin,
+        source=source,
+        hardware=hardware,
+        software=software,
+        date=date,
+    )
+    counts, factors = _checked(points)
+    errors = np.abs(law.among_equals(sharing.demand(full_batch), counts) - factors) / factors
+    return SlowdownFit(sharing, float(errors.mean()), float(errors.max()))
+
+
+def _checked(points: Sequence[SlowdownPoint]) -> tuple[Vector, Vector]:
+    """The numbers of batches and the slowdowns."""
+    counts, factors = np.array(points, dtype=np.float64).reshape(-1, 2).T
+    if len(np.unique(counts)) < 2:
+        raise ValueError("a slowdown needs at least two different numbers of batches")
+    if not (np.isfinite(counts).all() and (counts >= 1).all()):
+        raise ValueError("numbers of batches must be at least 1")
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise ValueError("slowdowns must be positive")
+    return counts, factors
 
 
 def _solve(rows: Vector, points: Sequence[Point], *, relative: bool, robust: bool) -> list[float]:
