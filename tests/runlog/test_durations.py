@@ -7,6 +7,7 @@ from sloop.units import ms
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Slot
 from tests.runlog.story import Rows
 
+CORES = (1.0, 1.5, 0.3)
 SLOTS = [Slot(2.0, "fast"), Slot(2.0, "slow"), Slot(4.0, "gpu", "T4"), Slot(4.0, "gpu", "T4", 0.5)]
 
 
@@ -31,4 +32,25 @@ def test_cells_are_kept_apart_by_hardware_and_only_those_of_whole_accelerators_w
         ("m0/s", "v", "fast"): {(1, 2.0): [ms(10)] * BATCHES_MIN},
         ("m1/s", "v", "slow"): {(1, 2.0): [ms(20)] * BATCHES_MIN},
         ("m2/s", "v", "gpu"): {(1, 4.0): [ms(30)] * BATCHES_MIN},
+    }
+
+
+def test_on_a_fraction_of_a_core_only_the_batches_of_a_busy_replica_count() -> None:
+    """What a replica takes after a pause depends on how often it pauses; on whole cores that makes no difference."""
+    busy, idle = ms(40), ms(30)
+    rows: Rows = []
+    for replica, cores in enumerate(CORES):
+        rows.append((0, StartReplica(ReplicaId(replica), ReplicaSpec("m/s", "v", Slot(cores)))))
+        for number in range(BATCHES_MIN):
+            at_ns = ms(1000 * number)
+            first, second = (BatchId(1000 * replica + 2 * number + place) for place in (0, 1))
+            rows.append((at_ns, StartBatch(first, ReplicaId(replica), "m/s", (RequestId(number),))))
+            rows.append((at_ns + idle, Finished(first, ReplicaId(replica), 1)))
+            rows.append((at_ns + idle, StartBatch(second, ReplicaId(replica), "m/s", (RequestId(number),))))
+            rows.append((at_ns + idle + busy, Finished(second, ReplicaId(replica), 1)))
+    (found,) = batch_durations(sorted(rows, key=lambda row: row[0])).values()
+    assert {cell: sorted(runs) for cell, runs in found.items()} == {
+        (1, 1.0): [idle] * BATCHES_MIN + [busy] * BATCHES_MIN,
+        (1, 1.5): [busy] * BATCHES_MIN,
+        (1, 0.3): [busy] * BATCHES_MIN,
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sloop.errors import InputError, MachineError
+from sloop.machine import quota
 from sloop.serve import cpu_quota as module
 from sloop.serve.cpu_quota import (
     Affinity,
@@ -24,7 +25,6 @@ from sloop.serve.cpu_quota import (
     open_v2,
     own_group,
     prefix,
-    quota,
     quota_above,
     remove_stale,
 )

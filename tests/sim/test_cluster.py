@@ -57,10 +57,13 @@ def cluster_of(
     warm: bool = False,
     profiles: Mapping[VariantKey, Profile] | None = None,
     weights: WeightPlaces | None = None,
+    quota_ms: float | None = None,
 ) -> Cluster:
     sampler = FaultSampler(1, faults or FaultRates())
     truths = Truths(
-        ServiceSampler(1, {("only", "a", "slow"): PROFILE, ("only", "a", "quick"): QUICK}, cv=0.0, ratio=1.0),
+        ServiceSampler(
+            1, {("only", "a", "slow"): PROFILE, ("only", "a", "quick"): QUICK}, cv=0.0, ratio=1.0, quota_ms=quota_ms
+        ),
         ColdStartSampler(1, profiles or {}, start_s=start_ms / 1e3, warm=warm),
         ResizeSampler(1, delay_ns=ms(resize_ms), in_flight=in_flight),
         sampler,
@@ -105,6 +108,18 @@ def test_a_batch_takes_what_the_profile_says_for_its_size_and_cores() -> None:
     cluster = started(cluster_of(), cores=2.0)
     cluster.start_batch(ms(1), batch(7, size=3))
     assert play_until(cluster, s(1)) == [(ms(16), Finished(BatchId(7), R0, ms(15)))]
+
+
+def test_a_replica_that_was_idle_has_saved_cpu_time() -> None:
+    cluster = started(cluster_of(quota_ms=10), cores=0.5)
+    cluster.start_batch(ms(100), batch(1, size=2))
+    assert play_until(cluster, s(1)) == [(ms(130), Finished(BatchId(1), R0, ms(30)))]
+    cluster.start_batch(ms(130), batch(2, size=2))
+    assert play_until(cluster, s(1)) == [(ms(170), Finished(BatchId(2), R0, ms(40)))]
+    cluster.obey(ms(170), ResizeReplica(R0, 1.0))
+    play_until(cluster, ms(170))
+    cluster.start_batch(ms(300), batch(3, size=2))
+    assert play_until(cluster, s(1)) == [(ms(320), Finished(BatchId(3), R0, ms(20)))], "whole cores have no quota"
 
 
 def test_a_resize_counts_from_the_next_batch() -> None:

@@ -139,6 +139,10 @@ class Truth:
     service: ServiceTruth = ServiceTruth()
     profile_error: float = limited(1.0, above=0, most=100)
     """True durations = profile's durations × this: above 1 the profile is optimistic."""
+    quota_ms: float | None = limited(None, least=0, most=1e4)
+    """The period of CPU quotas: a replica with a fraction of a core that was idle ends its next batch earlier, by up to
+    one period. The default is that of a server (10 ms) for profiles that were measured, whose durations are those of a
+    busy replica; others have no such effect. 0 for none."""
     resize_ms: float = limited(50.0, least=0, most=1e7)
     resize: ResizeRule = "next_batch"
     cold_start: ColdStartTruth = ColdStartTruth()

@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from sloop.actions import StartBatch
 from sloop.app.graph import Graph, GraphStage
+from sloop.events import Finished
 from sloop.runlog import Record
 from sloop.runlog.fold import RunState
+from sloop.vocabulary import ReplicaId
 
 VariantKey = tuple[str, str, str]
 """Stage, variant and kind of hardware."""
@@ -38,8 +41,20 @@ def durations_of(state: RunState, batches_min: int = BATCHES_MIN) -> Durations:
 
 
 def batch_durations(records: Iterable[tuple[int, Record]]) -> Durations:
-    """The durations of all batches of a log, for cells with at least `BATCHES_MIN` of them."""
+    """The durations of the batches of a log as a profile has them, for cells with at least `BATCHES_MIN` of them.
+
+    On a fraction of a core, only the batches of a busy replica count: those that were ordered when the one before
+    ended. In a pause, a replica saves CPU time, and its next batch takes less. How often that happens depends on the
+    load, and is no property of the model.
+    """
     state = RunState(ANY_GRAPH)
+    ended_ns: dict[ReplicaId, int] = {}
     for now_ns, record in records:
         state.append(now_ns, record)
+        if isinstance(record, Finished):
+            ended_ns[record.replica] = now_ns
+        elif isinstance(record, StartBatch) and ended_ns.get(record.replica) != now_ns:
+            replica = state.replicas.get(record.replica)
+            if replica is not None and not replica.cores.is_integer():
+                state.set_apart(record.batch)
     return durations_of(state)

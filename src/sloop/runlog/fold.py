@@ -164,7 +164,8 @@ class BatchGroup(Struct):
     durations_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
     """Per batch size, the durations of finished batches from order to answer, in ns."""
     resized_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
-    """The same for batches during which the replica was resized; they ran on more than one core count."""
+    """The same for batches that were set apart: the replica was resized meanwhile, so they ran on more than one core
+    count."""
     service_ns: "Samples[int]" = field(default_factory=_samples)
     """Forward-pass times measured by the replicas, in ns; recorded only with `Kept.service`."""
 
@@ -386,6 +387,10 @@ class RunState:
         """Add the records of one instant, in order."""
         for record in records:
             self.append(now_ns, record)
+
+    def set_apart(self, batch: BatchId) -> None:
+        """Count the duration of a running batch apart from the others, in `BatchGroup.resized_ns`."""
+        self._resized.add(batch)
 
     # Derived values
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sloop.errors import MachineError
-from sloop.machine import usable_cpus
+from sloop.machine import PERIOD_US, quota, usable_cpus
 from sloop.profile.measure import by_affinity
 
 
@@ -88,25 +88,13 @@ class Affinity:
         self._held.clear()
 
 
-PERIOD_US: Final = 10_000
-QUOTA_US_MIN: Final = 1_000
-"""The kernel rejects smaller quotas; smaller fractions use a longer period instead."""
 PREFIX: Final = "sloop-"
 
 
-def quota(cores: float) -> tuple[int, int]:
-    """The CPU time and the period of a quota, both in microseconds."""
-    time_us = round(cores * PERIOD_US)
-    if time_us >= QUOTA_US_MIN:
-        return time_us, PERIOD_US
-    return QUOTA_US_MIN, min(1_000_000, ceil(QUOTA_US_MIN / cores))
-
-
 class Cgroups:
-    """Limits each process by a separate control group below `folder`.
+    """Limits each process by a separate control group below `folder`, with the quotas of `sloop.machine`.
 
-    A short period matters: with the kernel's default of 100 ms, forward passes shorter than that take between half and
-    twice their time. Version 2 needs the `cpu` controller delegated to the server's group (systemd: `Delegate=yes`).
+    Version 2 needs the `cpu` controller delegated to the server's group (systemd: `Delegate=yes`).
     There, a group with children may not hold processes itself, so the server moves into a leaf group, and with it all
     processes of its group, such as its planner. Version 1 needs a writable `cpu` hierarchy.
     """

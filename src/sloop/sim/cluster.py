@@ -113,7 +113,7 @@ class SimulatedNode:
 class SimulatedReplica:
     """A worker process: its spec, its speed, and the end of its batch."""
 
-    __slots__ = ("batch_end", "branches", "resized_ns", "size", "slot", "spec", "speed", "start", "truths")
+    __slots__ = ("batch_end", "branches", "quota", "resized_ns", "size", "slot", "spec", "speed", "start", "truths")
 
     def __init__(self, spec: ReplicaSpec, truths: Truths) -> None:
         self.spec = spec
@@ -123,6 +123,8 @@ class SimulatedReplica:
         self.branches = truths.branches or None
         self.speed: Speed = truths.service.speed(spec.stage, spec.variant, spec.slot)
         """Speed on the slot in effect."""
+        self.quota = truths.service.quota(spec.stage, spec.variant, spec.slot)
+        """CPU quota on the slot in effect; None if it has no effect on durations."""
         self.batch_end: tuple[int, int, Finished] | None = None
         """The pending end of the running batch, which has `size` requests; None if that message will be lost."""
         self.size = 0
@@ -161,6 +163,8 @@ class Cluster:
         replica.size = size = len(order.requests)
         speed = replica.speed
         service_ns = round(speed.means_ns[size] * next(speed.noises[size]))
+        if replica.quota is not None:
+            service_ns = replica.quota.run(now_ns, service_ns)
         if self._touches_batches:
             self._start_with_faults(now_ns, order, replica, service_ns)
             return
@@ -407,6 +411,7 @@ class Cluster:
         before_ns = replica.speed.means_ns
         replica.slot = structs.replace(replica.slot, cores=event.cores)
         replica.speed = truths.service.speed(spec.stage, spec.variant, replica.slot)
+        replica.quota = truths.service.quota(spec.stage, spec.variant, replica.slot)
         after_ns = replica.speed.means_ns
         if truths.resize.rescales and replica.batch_end is not None and replica.batch_end[0] > now_ns:
             self._rescale(now_ns, replica, replica.batch_end, after_ns[replica.size] / before_ns[replica.size])

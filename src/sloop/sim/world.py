@@ -275,6 +275,7 @@ class World:
             ratio=declared.ratio,
             recorded=durations_ns,
             errors=self.all_errors,
+            quota_ms=truth.quota_ms,
         )
         truths = Truths(
             service=service,

@@ -1,12 +1,17 @@
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sloop.app.scenario import NoiseShape
 from sloop.profile import Amdahl, LatencyTable, Profile, Quadratic, Sample
-from sloop.sim.truth.service import NOISE_MIN, ServiceSampler, draws, is_measured, noise
+from sloop.sim.truth.service import NOISE_MIN, ReplicaQuota, ServiceSampler, draws, is_measured, noise
+from sloop.units import ms
 from sloop.vocabulary import Slot
 
 A = ("only", "a", "slow")
@@ -111,3 +116,82 @@ def test_every_value_is_drawn_equally_often(values: tuple[float, ...]) -> None:
     counts = Counter(next(drawing) for _ in range(6000))
     assert set(counts) == set(values)
     assert all(count == pytest.approx(6000 / len(values), rel=0.1) for count in counts.values())
+
+
+# CPU quotas
+
+
+def run(quota: ReplicaQuota, batches: Sequence[tuple[float, float]]) -> list[float]:
+    """Durations in ms of batches, given the pause before each, and what it takes on a busy replica."""
+    now_ns, took_ms = 0, []
+    for pause_ms, busy_ms in batches:
+        now_ns += ms(pause_ms)
+        took_ns = quota.run(now_ns, ms(busy_ms))
+        now_ns += took_ns
+        took_ms.append(took_ns / 1e6)
+    return took_ms
+
+
+def test_a_pause_saves_the_cpu_time_of_at_most_one_period() -> None:
+    found = run(ReplicaQuota(0.3, ms(10)), [(0, 36), (0, 36), (4, 36), (0, 36), (10, 36), (500, 36)])
+    assert found == pytest.approx([26, 36, 32, 36, 26, 26])
+
+
+def test_a_batch_is_no_faster_than_without_throttling_and_leaves_what_it_does_not_need() -> None:
+    found = run(ReplicaQuota(0.25, ms(10)), [(100, 8), (0, 8), (0, 8)])
+    assert found == pytest.approx([2, 4, 8])
+
+
+def filled(batches: Sequence[tuple[float, float]], share: float, period_ms: float) -> list[float]:
+    """The same for CPU time that flows into a bucket at a constant rate; the bucket holds one period's."""
+    tokens_ms, took_ms = share * period_ms, []
+    for pause_ms, busy_ms in batches:
+        tokens_ms = min(share * period_ms, tokens_ms + share * pause_ms)
+        needed_ms = share * busy_ms
+        at_full_speed_ms = tokens_ms / (1 - share)
+        if needed_ms <= at_full_speed_ms:
+            took_ms.append(needed_ms)
+            tokens_ms -= (1 - share) * needed_ms
+        else:
+            took_ms.append(at_full_speed_ms + (needed_ms - at_full_speed_ms) / share)
+            tokens_ms = 0.0
+    return took_ms
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.floats(0.1, 100)), min_size=1, max_size=20),
+    st.floats(0.05, 0.95),
+    st.floats(0.5, 50),
+)
+def test_durations_are_those_of_a_token_bucket(
+    batches: list[tuple[float, float]], share: float, period_ms: float
+) -> None:
+    expected = filled(batches, share, period_ms)
+    assert run(ReplicaQuota(share, ms(period_ms)), batches) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_replica_that_never_pauses_is_as_fast_as_its_cores() -> None:
+    found = run(ReplicaQuota(0.3, ms(10)), [(0, 7.0)] * 100)
+    assert sum(found) == pytest.approx(100 * 7.0 - 10)
+
+
+def quota_of(profile: Profile, slot: Slot, **options: Any) -> tuple[float, float] | None:
+    """Share and period in ms."""
+    quota = ServiceSampler(1, {("only", "a", slot.hardware): profile}, **options).quota("only", "a", slot)
+    return quota and (quota.share, quota.period_ns / 1e6)
+
+
+def test_measured_fractions_of_cores_have_the_server_s_quota() -> None:
+    assert quota_of(MEASURED, Slot(0.25, "slow")) == (0.25, 10.0)
+    assert quota_of(MEASURED, Slot(1.5, "slow")) == (0.75, 10.0), "two threads"
+    assert quota_of(MEASURED, Slot(0.05, "slow")) == (0.05, 20.0), "the kernel's least quota is 1 ms"
+    assert quota_of(MEASURED, Slot(2.0, "slow")) is None
+    assert quota_of(MEASURED, Slot(0.5, "slow", "T4")) is None
+    assert quota_of(MEASURED, Slot(0.5, "slow"), recorded={A: {(1, 0.5): [ms(20)] * 20}}) is None
+    assert quota_of(MEASURED, Slot(0.5, "slow"), cv=0.1) is None
+    assert quota_of(PROFILE, Slot(0.5, "slow")) is None
+
+
+def test_a_scenario_may_declare_the_period() -> None:
+    assert quota_of(PROFILE, Slot(0.5, "slow"), quota_ms=100.0) == (0.5, 100.0)
+    assert quota_of(MEASURED, Slot(0.5, "slow"), quota_ms=0.0) is None
