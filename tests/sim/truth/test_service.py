@@ -178,7 +178,7 @@ def test_a_replica_that_never_pauses_is_as_fast_as_its_cores() -> None:
 def quota_of(profile: Profile, slot: Slot, **options: Any) -> tuple[float, float] | None:
     """Share and period in ms."""
     quota = ServiceSampler(1, {("only", "a", slot.hardware): profile}, **options).quota("only", "a", slot)
-    return quota and (quota.share, quota.period_ns / 1e6)
+    return None if quota is None else (quota.share, quota.period_ns / 1e6)
 
 
 def test_measured_fractions_of_cores_have_the_server_s_quota() -> None:
