@@ -213,13 +213,18 @@ def test_a_kind_that_nobody_has_declared() -> None:
 SHARED = {"full_batch": 64, "bandwidth": 0.6, "law": {"form": "bandwidth", "alpha": 0.5}, "sm_use": {1: 0.1, 64: 0.9}}
 
 
-def with_sharing(sharing: object) -> Profile:
-    profile = MEASURED | {"accelerator": "M60", "sharing": sharing}
+def with_sharing(sharing: object, **more: object) -> Profile:
+    profile = MEASURED | {"accelerator": "M60", "sharing": sharing} | more
     cluster = {"nodes": [{"hardware": "g3s.xlarge"}]}
     declared = {"name": "x", "slo_ms": 9, "stages": [{"name": "a", "profile": profile}], "cluster": cluster}
     found = load_application(declared).stages[0].variants[0].profile
     assert found is not None
     return found
+
+
+def test_a_share_is_at_most_the_whole_device() -> None:
+    with pytest.raises(InputError, match=r"device_share: must be a number above 0 and at most 1, not 1\.5"):
+        with_sharing(SHARED, device_share=1.5)
 
 
 def test_a_profile_says_how_a_model_shares_its_device() -> None:

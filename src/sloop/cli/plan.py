@@ -191,7 +191,7 @@ def _hardware(row: StageReport) -> str:
     """`c5.2xlarge`, or `g4dn.xlarge: T4`, or `g4dn.xlarge: 0.5 of a T4`."""
     if not row.accelerator:
         return row.hardware
-    device = row.accelerator if row.share == 1 else f"{row.share:g} of a {row.accelerator}"
+    device = row.accelerator if row.share in (0, 1) else f"{row.share:g} of a {row.accelerator}"
     return f"{row.hardware}: {device}"
 
 

@@ -17,6 +17,7 @@ from sloop.options import OutOfRange
 from sloop.policies import build
 from sloop.policies.scale.paldia import HardwareRule, Paldia
 from sloop.profile.paldia import PALDIA_MODELS, paldia_profiles
+from sloop.profile.profile import Profile
 from sloop.profile.published import YOLOV5S_S
 from sloop.solvers import paldia as solver
 from sloop.solvers.paldia import DeviceModel
@@ -235,6 +236,19 @@ def test_kinds_without_a_price_cannot_be_compared() -> None:
     assert "usd_per_h" in error.value.help
     assert kind_of(Paldia(choice="fastest"), view) == M60
     assert kind_of(Paldia(hardware=("m4.xlarge",)), view) == "m4.xlarge"
+
+
+def test_a_model_that_fits_no_accelerator() -> None:
+    view = view_of(50, kinds=[M60, K80])
+    [stage] = view.stages
+    large = {key: make_belief(huge(key[1]), *key) for key in stage.beliefs}
+    view = replace(view, stages=(replace(stage, beliefs=large),))
+    with pytest.raises(InputError, match=r"stage fits on no node of g3s\.xlarge and p2\.xlarge"):
+        Paldia().plan(0, view)
+
+
+def huge(kind: str) -> Profile:
+    return structs.replace(paldia_profiles("ResNet50")[kind], device_memory_bytes=1 << 40)
 
 
 def test_what_the_cluster_or_the_application_does_not_have() -> None:

@@ -170,6 +170,7 @@ class Paldia:
         for kind in self.hardware:
             targets.check_kind(view, kind)
         found: dict[str, Candidate] = {}
+        too_large: list[str] = []
         for belief in self._beliefs(stage):
             nodes = [
                 node
@@ -180,6 +181,13 @@ class Paldia:
                 candidate = self._candidate(stage, belief, nodes[0])
                 if candidate is not None:
                     found[belief.hardware] = candidate
+                else:
+                    too_large.append(belief.hardware)
+        if too_large and not found:
+            raise InputError(
+                f"paldia: {stage.name} fits on no node of {listed(too_large)}: their accelerators are too small for it",
+                help="correct `device_memory_bytes` of the profile, or add nodes with larger accelerators",
+            )
         unpriced = [kind for kind, candidate in found.items() if not candidate.usd_per_h]
         if unpriced and len(found) > 1 and self.choice != "fastest":
             raise InputError(
