@@ -32,6 +32,7 @@ from sloop.serve.messages import (
     EdgeCounts,
     EdgeEnds,
     EdgeHello,
+    EdgeReady,
     EdgeSetup,
     Free,
     FromEdge,
@@ -97,6 +98,15 @@ class Answers:
         then(type(question).__name__.encode())
 
 
+class NotListening:
+    """A socket of an edge that is not started."""
+
+    def getsockname(self) -> tuple[str, int]:
+        return HOST, 80
+
+    def close(self) -> None: ...
+
+
 class FakeEdge:
     """The other end of an edge's connection, which says what a test wants."""
 
@@ -122,7 +132,7 @@ class Center:
     def __init__(self, settings: EdgeSettings) -> None:
         self.arenas, self.table = Arenas(), HolderTable()
         self.decider = Decider(self.arenas)
-        ports = [cast(Any, ())]  # an edge of its own, which is not started
+        ports = [cast(Any, (NotListening(), NotListening()))]  # an edge of its own, which is not started
         driver = cast(Driver, self.decider)
         self.edges = Edges(driver, Answers(), self.arenas, settings, ports, holders=self.table)
         self.listener: NodeListener | None = None
@@ -217,10 +227,35 @@ def test_an_edge_gets_its_bounds_the_models_and_a_share_of_their_limits() -> Non
     play(scene)
 
 
+def test_edges_are_shown_with_their_requests_while_they_are_connected() -> None:
+    async def scene() -> None:
+        async with center() as here:
+            here.decider.zero_ns = time.monotonic_ns() - NS_PER_S
+            first, _ = await here.join(host="front-1", ports=(8000, 8001))
+            first.send(EdgeReady(), submit(1), submit(2))
+            await until(lambda: len(here.decider.submitted) == 2)
+            await here.join(pid=8)
+            own, one, other = here.edges.shown()
+            assert (own.name, own.where, own.ready) == ("edge 0", "server", False)
+            assert (one.name, one.where, one.ready, one.open) == ("front-1/7", "elsewhere", True, 2)
+            assert (one.address, one.grpc_address, one.pid) == (f"{HOST}:8000", f"{HOST}:8001", 7)
+            assert (other.name, other.ready, other.open) == (f"{HOST}/8", False, 0)
+            assert 1 <= one.since_s <= other.since_s
+            here.decider.end(RequestId(1))
+            assert here.edges.shown()[1].open == 1
+            first.records.close()
+            await until(lambda: len(here.edges.far) == 1)
+            assert [each.name for each in here.edges.shown()] == ["edge 0", f"{HOST}/8"]
+
+    play(scene)
+
+
 @pytest.mark.parametrize(
     ("others", "told"),
     [
         ({"version": "0.0.0"}, "it runs sloop 0.0.0"),
+        ({"ports": (1 << 16, 80)}, "it serves at the ports"),
+        ({"host": "h" * 100_000}, "it serves at the ports"),
         ({"endpoint": (HOST, 1 << 16)}, "which is no address"),
         ({"endpoint": ("", 80)}, "which is no address"),
         ({"version": "v" * 100_000}, "it runs sloop vvv"),

@@ -195,8 +195,13 @@ def test_metrics_state_and_decisions_tell_of_it(running: Running) -> None:
     _, metrics = running.ask("GET", "/metrics")
     served = running.server.metrics.ended().total()
     assert f'sloop_requests_total{{model="demo",outcome="served"}} {served:.1f}' in metrics.decode()
-    (application,) = json.loads(running.ask("GET", "/v2/sloop/state")[1])["applications"]
+    state = json.loads(running.ask("GET", "/v2/sloop/state")[1])
+    (application,) = state["applications"]
     assert [stage["name"] for stage in application["stages"]] == ["s0", "s1"]
+    (edge,) = state["edges"]
+    assert (edge["where"], edge["ready"], edge["open"]) == ("server", True, 0)
+    assert edge["address"] == f"127.0.0.1:{running.server.http_port}"
+    assert edge["since_s"] < state["now_s"]
     decisions = json.loads(running.ask("GET", "/v2/sloop/decisions?limit=1")[1])
     assert len(decisions["decisions"]) == 1
     assert decisions["decisions"][0]["why"]

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from sloop import __version__
 from sloop.app.application import Limits
@@ -66,7 +66,7 @@ from sloop.serve.protocols import Pages
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.text import counted
-from sloop.units import NS_PER_S
+from sloop.units import NS_PER_S, to_s
 from sloop.vocabulary import Outcome, RequestId
 
 START_S_MAX: Final = 60.0
@@ -306,11 +306,31 @@ class FarPort(EdgePort):
         self._blocks.hold(block)
 
 
+class ServingEdge(Struct, frozen=True):
+    """An edge, as the state page shows it."""
+
+    name: str
+    """Of one elsewhere, the name of its machine and its process id; it stays when it connects again."""
+    where: str
+    """`server`, or `elsewhere` if it was started by `sloop edge`."""
+    address: str
+    """Where clients connect by HTTP, as this server sees it."""
+    grpc_address: str
+    pid: int
+    ready: bool
+    """Whether it accepts connections."""
+    since_s: float
+    """When it was started, or has connected, in seconds since the server began."""
+    open: int
+    """Requests that have not ended."""
+
+
 class FarEdge:
     """An edge on another machine, from its connection on. `edges` admits it when it has introduced itself."""
 
     def __init__(self, edges: "Edges", loop: AbstractEventLoop, link: NetworkLink, note: Callable[[int], None]) -> None:
         self._edges, self.peer = edges, link.peer
+        self.since_ns = time.monotonic_ns()
         self.hello: EdgeHello | None = None
         self.clock = FarClock()
         self.port: FarPort | None = None
@@ -321,6 +341,15 @@ class FarEdge:
         self.records = RecordLink(loop, link, FromEdge, self._on_record, self._on_end, note)
         self._timer = loop.call_later(HELLO_S_MAX, self.records.close)
         link.keep_alive()
+
+    def shown(self, zero_ns: int) -> ServingEdge | None:
+        """The edge, for a server that began at `zero_ns`; None before it is admitted."""
+        if self.hello is None or self.port is None:
+            return None
+        name = f"{self.hello.host or self.peer}/{self.hello.pid}"
+        web, grpc = (_place(self.peer, port) for port in self.hello.ports)
+        since_s, count = to_s(self.since_ns - zero_ns), len(self.port.requests)
+        return ServingEdge(name, "elsewhere", web, grpc, self.hello.pid, self.is_ready, since_s, count)
 
     @property
     def name(self) -> str:
@@ -368,6 +397,8 @@ class EdgeSlot:
         """The edge itself, if it shares this process."""
         self.is_ready = False
         self.started_s = 0.0
+        self.since_ns = time.monotonic_ns()
+        """When the process was started that serves now."""
         self.deaths = 0
         """Of edges that died soon after their start, one after another."""
         self.counts = EdgeCounts()
@@ -376,6 +407,14 @@ class EdgeSlot:
     def pid(self) -> int | None:
         """The process that serves now."""
         return self.process.pid if self.process is not None else None
+
+    def shown(self, zero_ns: int) -> ServingEdge:
+        """The edge, for a server that began at `zero_ns`."""
+        web, grpc = (_place(*sock.getsockname()[:2]) for sock in self.ports)
+        count = len(self.port.requests) if self.port is not None else 0
+        pid = self.pid or (os.getpid() if self.server is not None else 0)
+        since_s = to_s(self.since_ns - zero_ns)
+        return ServingEdge(f"edge {self.number}", "server", web, grpc, pid, self.is_ready, since_s, count)
 
 
 class Edges:
@@ -454,6 +493,11 @@ class Edges:
         """How many edges accept connections: of this machine, and elsewhere."""
         return {"server": sum(slot.is_ready for slot in self.slots), "elsewhere": sum(far.is_ready for far in self.far)}
 
+    def shown(self) -> list[ServingEdge]:
+        """All edges: first the own ones, then those elsewhere in the order in which they have connected."""
+        own = [slot.shown(self._driver.zero_ns) for slot in self.slots]
+        return [*own, *(each for far in self.far if (each := far.shown(self._driver.zero_ns)) is not None)]
+
     # Those of other machines
 
     def accept(self, link: NetworkLink) -> None:
@@ -516,6 +560,8 @@ class Edges:
         host, port = hello.endpoint
         if not (0 < len(host) <= 255 and 0 < port < 65536):
             return f"it sends blocks at {host[:255]!r}:{port}, which is no address"
+        if len(hello.host) > 255 or not all(0 <= each < 65536 for each in hello.ports):
+            return f"it serves at the ports {hello.ports} of {hello.host[:255]!r}, which is no address"
         return "the server stops" if self._is_closing else ""
 
     # Their life
@@ -615,7 +661,7 @@ class Edges:
     def _start(self, slot: EdgeSlot) -> None:
         if self._is_closing:
             return
-        slot.started_s = self._loop.time()
+        slot.started_s, slot.since_ns = self._loop.time(), time.monotonic_ns()
         if self._is_within:
             self._start_within(slot)
         else:
@@ -722,6 +768,10 @@ def edge_within(driver: Driver, pages: Pages, arenas: Arenas, settings: EdgeSett
 
 def _is_same(one: EdgeHello, other: EdgeHello) -> bool:
     return (one.machine, one.pid) == (other.machine, other.pid)
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _share(limit: int, count: int) -> int:

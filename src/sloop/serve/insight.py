@@ -57,7 +57,7 @@ class Insight:
     `core` for traffic and free room.
 
     `clock` returns the core's time in ns; `answered_rows` how many rows the requests had that a version of a model has
-    served; `failure` why the server cannot serve at all, empty if it can.
+    served; `failure` why the server cannot serve at all, empty if it can; `edges` all edges, to be shown as they are.
     """
 
     def __init__(
@@ -70,10 +70,12 @@ class Insight:
         clock: Callable[[], int],
         answered_rows: Callable[[str, str], int],
         failure: Callable[[], str] = str,
+        edges: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
         self._core, self._metrics, self._run = core, metrics, metrics.state
         self._deployment, self._system = deployment, system
         self._clock, self._failure, self._answered_rows = clock, failure, answered_rows
+        self._edges = edges
         self.repository: Repository | None = None
         """What loads and ends models as clients order."""
         self._scrapes: list[Callable[[bytes], None]] = []
@@ -221,7 +223,7 @@ class Insight:
 
     def state(self, model: str = "") -> bytes:
         """The versions of one model or of all that have not ended, each with its plan, stages, queues, traffic and
-        replicas; and the nodes with their free room."""
+        replicas; the nodes with their free room; and the edges."""
         run, now_ns = self._run, self._clock()
         # The core forgets a version when it ends, the run state does so at the next scrape or later.
         known = self._core.state.applications
@@ -235,6 +237,7 @@ class Insight:
                 "draining": run.draining,
                 "applications": [self._version(record, now_ns) for record in records],
                 "nodes": [_node(view) for view in self._core.state.ledger.views()],
+                "edges": self._edges(),
             }
         )
 

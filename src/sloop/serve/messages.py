@@ -230,6 +230,10 @@ class EdgeHello(Struct, frozen=True, array_like=True, tag=7):
     """Host and port at which it sends its blocks."""
     sent_ns: int
     """See `EdgeClock`."""
+    host: str = ""
+    """The name of its machine."""
+    ports: tuple[int, int] = (0, 0)
+    """Where it serves HTTP and gRPC."""
 
 
 class EdgeClock(Struct, frozen=True, array_like=True, tag=8, gc=False):

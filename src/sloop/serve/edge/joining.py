@@ -454,7 +454,9 @@ class JoiningEdge:
 
         records = RecordLink(self._loop, link, ToEdge, on_record, on_end)
         link.keep_alive(is_strict=True)
-        records.send(EdgeHello(__version__, os.getpid(), machine(), endpoint, time.monotonic_ns()))
+        web, grpc = (int(sock.getsockname()[1]) for sock in self._ports)
+        who = __version__, os.getpid(), machine(), endpoint, time.monotonic_ns()
+        records.send(EdgeHello(*who, host=socket.gethostname(), ports=(web, grpc)))
         try:
             return await ended
         finally:

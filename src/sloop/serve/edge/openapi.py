@@ -119,7 +119,9 @@ def describe(service: InferenceService) -> Steps[list[bytes]]:
         "/metrics": get("Prometheus metrics", {"type": "string"}, media="text/plain"),
         "/openapi.json": get("This description", answers),
         "/v2/sloop/openapi": get("This description", answers),
-        "/v2/sloop/state": get("Models, replicas, plans and nodes as they are now", answers, 404, parameters=[of_one]),
+        "/v2/sloop/state": get(
+            "Models, replicas, plans, nodes and edges as they are now", answers, 404, parameters=[of_one]
+        ),
         "/v2/repository/index": {
             "post": {
                 "summary": "The models that serve, and those that could be loaded",
