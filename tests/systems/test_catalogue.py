@@ -17,8 +17,9 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin
+from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
 from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
@@ -29,7 +30,7 @@ from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static, StaticGroup
 from sloop.systems import SYSTEMS, build_system
 from sloop.systems.system import VERBS
-from sloop.units import s
+from sloop.units import ms, s
 
 PUBLISHED: dict[str, tuple[str, Any]] = {
     "sponge": (
@@ -70,6 +71,12 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "mixed": ("system", Mixed()),
     "molecule-cost": ("baseline", Paldia(choice="isolated", sharing="queue", headroom_cpu=0.5, wait_limit=3)),
     "molecule-performance": ("baseline", Paldia(choice="fastest", sharing="queue", keep_alive_ns=s(600))),
+    "igniter": ("system", Igniter(rescue=False, wait_ns=ms(100))),
+    "usher": ("system", Usher(metric="peak_occupancy", group_size=4, rescue=False, wait_ns=ms(100))),
+    "usher-wao": ("baseline", Usher(metric="occupancy", group_size=4, rescue=False, wait_ns=ms(100))),
+    "ao-milp": ("baseline", Colocate(metric="peak_occupancy", rescue=False, wait_ns=ms(100))),
+    "wsm-milp": ("baseline", Colocate(metric="sm_use", rescue=False, wait_ns=ms(100))),
+    "harbor": ("system", Harbor()),
     "static": ("baseline", Static()),
 }
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
@@ -80,6 +87,7 @@ _BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
 _REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
 _PALDIA = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), BestFit(), Ewma(s(1), at_least_last=True))
+_IN_TURN = (RoundRobin(), Never(), Open(), BestFit(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
     **dict.fromkeys(("molecule-cost", "molecule-performance"), _PALDIA),
@@ -105,6 +113,17 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "hpa": (Fifo(), WorkConserving(), RoundRobin(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
     "kpa": (Fifo(), WorkConserving(), LeastLoaded(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
     "vpa": (Fifo(), *_ONE_REPLICA),
+    **dict.fromkeys(("usher", "usher-wao", "ao-milp", "wsm-milp"), (Fifo(), Full(patience=1.0), *_IN_TURN)),
+    "igniter": (Fifo(), Full(patience=1.0), SmoothWeighted(), *_IN_TURN[1:]),
+    "harbor": (
+        Edf(),
+        Full(patience=1.0),
+        SmoothWeighted(),
+        PredictiveDrop(),
+        Open(),
+        BestFit(),
+        MovingMax(horizon_ns=s(10), window_ns=s(2)),
+    ),
     "static": (Edf(), *_ONE_REPLICA),
 }
 """All policies before the scale policy, in the order of the verbs."""

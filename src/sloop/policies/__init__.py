@@ -16,6 +16,7 @@ from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
 from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
@@ -70,6 +71,10 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "vertical": Vertical,
         "mixed": Mixed,
         "paldia": Paldia,
+        "igniter": Igniter,
+        "usher": Usher,
+        "colocate": Colocate,
+        "harbor": Harbor,
         "atoll_rate": AtollRate,
         "torchserve": TorchServe,
         "sagemaker": SageMaker,

@@ -212,6 +212,11 @@ def igniter_gpu_ms(
     return (schedule_ms + active_ms) * gpu.max_mhz / mhz
 
 
+def igniter_clock_mhz(gpu: IgniterGpu, residents: Sequence[IgniterResident]) -> float:
+    """Equation 7: the clock of a GPU with these residents."""
+    return gpu.mhz(gpu.idle_w + sum(each.model.power_w(each.batch, each.share) for each in residents))
+
+
 def igniter_predictions(gpu: IgniterGpu, residents: Sequence[IgniterResident]) -> list[IgniterPrediction]:
     """Equations 1 to 8: what each resident takes beside the others."""
     l2_percents = [each.model.l2_percent(each.batch, each.share) for each in residents]

@@ -19,8 +19,9 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin
+from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
 from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
@@ -33,6 +34,8 @@ from sloop.systems.system import System, is_system_file, system_in_file
 from sloop.units import s
 
 AS_IN_FLASHPOINT: Final = "as compared with in San Juan, Flashpoint, thesis, Waterloo 2023"
+COLOCATION: Final = "Elvinger, thesis, ETH Zurich 2024"
+AS_IN_COLOCATION: Final = f"as compared with in {COLOCATION}"
 AS_IN_FA2: Final = "as compared with in Razavi et al., FA2, RTAS 2022"
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
@@ -77,6 +80,10 @@ _MOLECULE: Final = Policies(
     Ewma(half_life_ns=s(1), at_least_last=True),
     Paldia(choice="isolated", sharing="queue"),
     MaxMin(),
+)
+
+_COLOCATED: Final = Policies(
+    Fifo(), Full(patience=1.0), RoundRobin(), Never(), Open(), BestFit(), LAST_10_S, Usher(rescue=False), MaxMin()
 )
 
 CATALOGUE: Final = (
@@ -210,6 +217,60 @@ CATALOGUE: Final = (
         "Du et al., Molecule, ASPLOS 2022, as compared with in Bhasi et al., PALDIA, IPDPS 2024: minding the performance",
         replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="queue")),
         ONE_KIND_AT_A_TIME,
+    ),
+    # Models that share GPUs, by iGniter's model of interference.
+    System(
+        "igniter",
+        "system",
+        "Xu et al., iGniter, TPDS 2023, as its public code has it",
+        replace(_COLOCATED, route=SmoothWeighted(), scale=Igniter(rescue=False)),
+        ONE_KIND,
+    ),
+    # Models that share GPUs, in groups that complement each other; shares by the most occupancy.
+    System(
+        "usher",
+        "system",
+        f"Shubha et al., Usher, OSDI 2024, {AS_IN_COLOCATION}",
+        _COLOCATED,
+        ONE_KIND,
+    ),
+    System(
+        "usher-wao",
+        "baseline",
+        f"Usher (OSDI 2024) with occupancy weighted with time: {COLOCATION}",
+        replace(_COLOCATED, scale=Usher(metric="occupancy", rescue=False)),
+        ONE_KIND,
+    ),
+    # The most goodput by an integer program, without a view of waiting; no limits of shares.
+    System(
+        "ao-milp",
+        "baseline",
+        f"integer program by the most occupancy: {COLOCATION}",
+        replace(_COLOCATED, scale=Colocate(metric="peak_occupancy", rescue=False)),
+        ONE_KIND,
+    ),
+    System(
+        "wsm-milp",
+        "baseline",
+        f"integer program by the SMs that kernels need, weighted with time: {COLOCATION}",
+        replace(_COLOCATED, scale=Colocate(metric="sm_use", rescue=False)),
+        ONE_KIND,
+    ),
+    # Models that share devices of all kinds: our own, which counts waiting, neighbours and prices.
+    System(
+        "harbor",
+        "system",
+        "sloop; the placement that Elvinger's thesis (ETH Zurich 2024) asks for",
+        replace(
+            _COLOCATED,
+            order=Edf(),
+            batch=Full(patience=1.0),
+            route=SmoothWeighted(),
+            drop=PredictiveDrop(),
+            forecast=MovingMax(horizon_ns=s(10), window_ns=s(2)),
+            scale=Harbor(),
+        ),
+        "uses all kinds of hardware: the placement that serves most in time, and the cheapest of equally good ones",
     ),
     # A fixed number of replicas that accept only requests they can answer in time, so that overload costs no goodput.
     # If the profile is too pessimistic, it refuses requests that could be served.

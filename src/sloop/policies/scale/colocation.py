@@ -1,0 +1,787 @@
+"""Scaling policies that place the models of an application on shared devices: iGniter, Usher, two MILPs, and harbor.
+
+Each stage is a model with a rate and a deadline; a device is an accelerator, or a whole node where models run on CPU
+cores. A plan says for every replica its device, its share, its batch and its rate. Devices of one kind are
+interchangeable: a new plan gives contents to those devices on which most replicas stay. A plan stays until a rate has
+changed by `change`, or models or devices have.
+
+Only the stages of one application are placed together. Several applications each plan as if all devices were theirs.
+
+Sources: Elvinger, Towards resource and interference-aware scheduling of ML workloads (ETH Zurich, MSc thesis 505,
+2024), for Usher and the MILPs, which know their rates beforehand and plan once; iGniter (Xu et al., TPDS 2023).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal
+
+from msgspec import structs
+
+from sloop.core.views import Belief, ClusterView, NodeView, StageView
+from sloop.errors import InputError
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.profile.gpu import IgniterGpu
+from sloop.profile.interference import DeviceDemand, IgniterLaw, KnowsSharing
+from sloop.solvers import colocation, harbor, highs, igniter, usher
+from sloop.solvers.colocation import BatchOption, Colocation, Content, SharedModel, hundredths
+from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions
+from sloop.text import counted, listed
+from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms
+from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
+
+Metric = Literal["peak_occupancy", "occupancy", "sm_use"]
+"""What stands for a model's need to compute: the most occupancy at any time (AO), or occupancy (WAO) or the SMs that
+its kernels need (WSM), weighted with time."""
+BATCHES: Final = tuple(2**power for power in range(13))
+IDLE_RPS: Final = 0.1
+"""The rate to plan with for a stage without requests, so that it has a replica for the next one."""
+SERVED: Final = 0.99
+"""A plan that expects to serve a smaller part of a rate is not feasible."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlace:
+    """Where a device is: the name of its node, and its own, None for the cores of a node."""
+
+    node: str
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePool:
+    """Equal devices. Those that are always there come first."""
+
+    hardware: str
+    accelerator: str
+    places: tuple[DevicePlace, ...]
+    owned: int
+    usd_per_h: float
+    """Of one device: the price of its node, divided by the devices of the node."""
+    cores: float
+    """The cores of the node for each device."""
+    memory_bytes: int
+    """Of the device."""
+    node_memory_bytes: int
+    """Of the node, for each device."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedReplica:
+    """A replica on a device: the index of its stage, its batch, its share, and the rate that it is to serve."""
+
+    stage: int
+    batch: int
+    share: float
+    rate_rps: float
+
+
+DeviceContents = tuple[int, tuple[PlannedReplica, ...]]
+"""The index of a pool, and what one of its devices holds."""
+
+
+@dataclass(slots=True)
+class ColocationMemory:
+    """State between decisions."""
+
+    rates: tuple[float, ...] = ()
+    """Those of the last decision."""
+    signature: tuple[object, ...] = ()
+    """All else that it was made from."""
+
+
+@dataclass(frozen=True)
+class SharedDevices:
+    """The stages of an application, and the devices on which their models can run."""
+
+    view: ClusterView
+    policy: "Colocated"
+    hardware: tuple[str, ...]
+
+    @property
+    def stages(self) -> tuple[StageView, ...]:
+        """The models."""
+        return self.view.stages
+
+    @cached_property
+    def pools(self) -> tuple[DevicePool, ...]:
+        """The devices by kind, in the order of the cluster; without those of nodes that are lost."""
+        by_kind: dict[str, list[NodeView]] = {}
+        for node in targets.usable(self.view.nodes):
+            if node.node.hardware in self.hardware:
+                by_kind.setdefault(node.node.hardware, []).append(node)
+        return tuple(self._pool(hardware, nodes) for hardware, nodes in by_kind.items())
+
+    def _pool(self, hardware: str, nodes: Sequence[NodeView]) -> DevicePool:
+        wanted = [belief.accelerator for stage in self.stages for belief in self._beliefs(stage, hardware)]
+        kinds = sorted({accelerator for accelerator in wanted if accelerator})
+        if len(kinds) > 1:
+            what = f"the models run on {listed(kinds)} of {hardware}"
+            raise InputError(what, help="models that share devices need profiles for one accelerator of each node")
+        accelerator = kinds[0] if kinds else ""
+        if accelerator and "" in wanted:
+            what = f"some models run on the cores of {hardware}, others on its {accelerator}"
+            raise InputError(what, help="give all models a profile for the accelerator, or none")
+        ordered = sorted(nodes, key=lambda each: each.node.on_demand)
+        places = [place for each in ordered for place in _places(each, accelerator)]
+        first = ordered[0].node
+        each_node = max(1, len(_places(ordered[0], accelerator)))
+        memory = [each.memory_bytes for each in first.devices if each.kind == accelerator]
+        return DevicePool(
+            hardware,
+            accelerator,
+            tuple(places),
+            sum(len(_places(each, accelerator)) for each in nodes if not each.node.on_demand),
+            first.usd_per_h / each_node,
+            first.cores / each_node,
+            memory[0] if memory else first.memory_bytes,
+            first.memory_bytes // each_node,
+        )
+
+    def _beliefs(self, stage: StageView, hardware: str) -> list[Belief]:
+        own = stage.on(hardware)
+        if not own:
+            return []
+        return [targets.belief_of(stage, self.policy.variant, hardware)]
+
+    def belief(self, stage: int, pool: int) -> Belief | None:
+        """The variant of a stage on a kind of device; None if it cannot run there."""
+        own = self._beliefs(self.stages[stage], self.pools[pool].hardware)
+        return own[0] if own else None
+
+    def slot(self, belief: Belief, pool: DevicePool, share: float) -> Slot:
+        """The slot of a replica: its part of the node's cores if it runs on an accelerator, else as many as it uses."""
+        if not pool.accelerator:
+            return belief.slot(min(belief.cores_max, pool.cores))
+        cores = min(self.policy.cores or belief.cores_max, pool.cores / len(self.stages))
+        return structs.replace(belief.slot(math.floor(1000 * cores + ROUNDING) / 1000), share=share)
+
+    def demand(self, belief: Belief, batch: int, slot: Slot) -> DeviceDemand | None:
+        """What a batch demands of its device; None if the belief does not know."""
+        return belief.demand(batch, slot) if isinstance(belief, KnowsSharing) else None
+
+    def options(
+        self, stage: int, pool: int, metric: Metric, *, must_know: bool = False, reserved: bool = True
+    ) -> tuple[BatchOption, ...]:
+        """The batches of a stage on a kind of device. Where the need to compute is unknown it is the whole device, or
+        an InputError with `must_know`. What a replica reserves of the memory is what its largest batch needs; without
+        `reserved`, each batch needs what is known of it."""
+        belief, where = self.belief(stage, pool), self.pools[pool]
+        if belief is None:
+            return ()
+        slot = self.slot(belief, where, 0.0)
+        costs_ns = belief.costs_ns(slot)
+        found: list[BatchOption] = []
+        for batch in self.policy.batch_sizes(belief):
+            latency_ms = costs_ns[batch] / NS_PER_MS
+            compute, memory = self._needs(belief, where, batch, slot, metric, reserved=reserved)
+            if compute is None:
+                if must_know:
+                    what = f"the profile of {belief.variant} on {where.accelerator or where.hardware} says nothing of "
+                    raise InputError(f"{what}{metric}", help="add `sharing` to the profile, or choose system `mixed`")
+                compute = colocation.WHOLE
+            found.append(BatchOption(batch, latency_ms, 1000.0 * batch / latency_ms, compute, memory))
+        return tuple(found)
+
+    def _needs(
+        self, belief: Belief, pool: DevicePool, batch: int, slot: Slot, metric: Metric, *, reserved: bool
+    ) -> tuple[int | None, int]:
+        if not pool.accelerator:
+            return hundredths(100 * slot.cores / pool.cores), _part(belief.memory_bytes, pool.node_memory_bytes)
+        demand = self.demand(belief, batch, slot)
+        memory = _part(belief.device_memory_bytes, pool.memory_bytes)
+        if demand is None:
+            return None, memory
+        own = hundredths(100 * demand.memory)
+        memory = own if own and not reserved else max(memory, own)
+        need: float = getattr(demand, metric)
+        if not need and demand.bandwidth:  # a law by bandwidth says what sharing costs
+            return 0, memory
+        return hundredths(100 * need) if need else None, memory
+
+    def overbooks(self, contents: Sequence[DeviceContents]) -> bool:
+        """Whether a device holds more than its memory, as replicas reserve it."""
+        for number, replicas in contents:
+            pool, used_bytes = self.pools[number], 0
+            for each in replicas:
+                belief = self.belief(each.stage, number)
+                if belief is not None:
+                    used_bytes += belief.device_memory_bytes if pool.accelerator else belief.memory_bytes
+            if used_bytes > (pool.memory_bytes if pool.accelerator else pool.node_memory_bytes):
+                return True
+        return False
+
+    def check_fit(self, options: Sequence[Sequence[Sequence[BatchOption]]]) -> None:
+        """InputError for a stage that fits on no device, given its options by kind."""
+        for stage, own in zip(self.stages, options, strict=True):
+            every = [option for kind in own for option in kind]
+            if every and not any(max(option.compute, option.memory) <= colocation.WHOLE for option in every):
+                least = min(every, key=lambda option: max(option.compute, option.memory))
+                what, need = ("memory", least.memory) if least.memory > least.compute else ("power", least.compute)
+                devices = listed([pool.accelerator or pool.hardware for pool in self.pools])
+                raise InputError(
+                    f"{stage.name} fits on no device: it needs {need / 100:g} % of the {what} of a {devices}",
+                    help="choose a larger accelerator, or a smaller variant",
+                )
+
+    def rescued(self, contents: Sequence[DeviceContents], metric: Metric) -> list[DeviceContents]:
+        """The contents, with one replica of each stage that has none, where there is room for one."""
+        made = list(contents)
+        served = {replica.stage for _, replicas in made for replica in replicas}
+        for at in range(len(self.stages)):
+            if at not in served:
+                self._add(made, at, metric)
+        return made
+
+    def _add(self, contents: list[DeviceContents], at: int, metric: Metric) -> None:
+        for number, pool in enumerate(self.pools):
+            options = self.options(at, number, metric)
+            if not options:
+                continue
+            smallest = min(options, key=lambda option: (max(option.compute, option.memory), option.batch))
+            added = PlannedReplica(at, smallest.batch, 0.0, 0.0)
+            for place, (own, replicas) in enumerate(contents):
+                if own == number and self._fits(replicas, smallest, number, metric):
+                    contents[place] = (own, (*replicas, added))
+                    return
+            if sum(own == number for own, _ in contents) < len(pool.places) and self._fits(
+                (), smallest, number, metric
+            ):
+                contents.append((number, (added,)))
+                return
+
+    def _fits(self, replicas: Sequence[PlannedReplica], added: BatchOption, pool: int, metric: Metric) -> bool:
+        compute, memory = added.compute, added.memory
+        for each in replicas:
+            own = [option for option in self.options(each.stage, pool, metric) if option.batch >= each.batch]
+            need = own[0].compute if own else colocation.WHOLE
+            compute += round(colocation.WHOLE * each.share) if each.share else need
+            memory += own[0].memory if own else colocation.WHOLE
+        return max(compute, memory) <= colocation.WHOLE
+
+    def deadlines_ms(self) -> tuple[float, ...]:
+        """By stage, its part of the tightest deadline of its paths: in proportion to the times of batches of one."""
+        alone_ms = []
+        for at in range(len(self.stages)):
+            own = [self.belief(at, pool) for pool in range(len(self.pools))]
+            times = [
+                belief.latency_ms(1, self.slot(belief, pool, 0.0))
+                for belief, pool in zip(own, self.pools, strict=True)
+                if belief is not None
+            ]
+            alone_ms.append(min(times, default=1.0))
+        parts = [to_ms(stage.slo_ns) * self.policy.margin for stage in self.stages]
+        for path in targets.indexed_paths(self.view, self.policy.margin):
+            total_ms = sum(alone_ms[at] for at in path.stages)
+            for at in path.stages:
+                parts[at] = min(parts[at], path.slo_ms * alone_ms[at] / total_ms)
+        return tuple(parts)
+
+    def present(self) -> dict[DevicePlace, list[ReplicaSpec]]:
+        """By device, the replicas of the plan in force."""
+        found: dict[DevicePlace, list[ReplicaSpec]] = {}
+        for target in self.view.plan.stages if self.view.plan else ():
+            for group in target.groups:
+                if group.spec.node is not None:
+                    place = DevicePlace(group.spec.node, group.spec.device)
+                    found.setdefault(place, []).append(group.spec)
+        return found
+
+    def labelled(self, contents: Sequence[DeviceContents]) -> list[tuple[DevicePlace, DeviceContents]]:
+        """Each of the contents with the device that gets it, such that most replicas stay where they are."""
+        present = self.present()
+        found: list[tuple[DevicePlace, DeviceContents]] = []
+        for number, pool in enumerate(self.pools):
+            own = [each for each in contents if each[0] == number]
+            rented = sorted(pool.places[pool.owned :], key=lambda place: place not in present)
+            places = [*pool.places[: pool.owned], *rented[: max(0, len(own) - pool.owned)]]
+            now = [[_label(spec) for spec in present.get(place, ())] for place in places]
+            new = [[_label(self.spec(number, replica, place=None)) for replica in replicas] for _, replicas in own]
+            found += [(places[at], each) for at, each in zip(colocation.relabelled(new, now), own, strict=True)]
+        return found
+
+    def spec(self, pool: int, replica: PlannedReplica, place: DevicePlace | None) -> ReplicaSpec:
+        """A replica on a device."""
+        belief = self.belief(replica.stage, pool)
+        assert belief is not None, (replica, pool)
+        slot = self.slot(belief, self.pools[pool], replica.share)
+        stage = self.stages[replica.stage].name
+        if place is None:
+            return ReplicaSpec(stage, belief.variant, slot)
+        return ReplicaSpec(stage, belief.variant, slot, place.node, place.device)
+
+    def plan(
+        self, contents: Sequence[DeviceContents], served: Sequence[float], rates: Sequence[float], why: str
+    ) -> Plan:
+        """The contents as a plan."""
+        groups: list[list[Group]] = [[] for _ in self.stages]
+        for place, (pool, replicas) in self.labelled(contents):
+            for each in replicas:
+                groups[each.stage].append(Group(self.spec(pool, each, place), 1, each.batch, each.rate_rps))
+        stages = tuple(
+            StagePlan(
+                stage.name,
+                tuple(own),
+                max((group.batch_max for group in own), default=1),
+                wait_ns=self.policy.wait_ns,
+            )
+            for stage, own in zip(self.stages, groups, strict=True)
+        )
+        short = tuple(
+            stage.name
+            for stage, own, rate in zip(self.stages, served, rates, strict=True)
+            if own < SERVED * rate - ROUNDING
+        )
+        shortfall = f"; too few devices for {listed(short)}" if short else ""
+        return Plan(stages, f"{why}{shortfall}", feasible=not short, saturated=short)
+
+
+def _places(view: NodeView, accelerator: str) -> list[DevicePlace]:
+    if not accelerator:
+        return [DevicePlace(view.node.name, None)]
+    return [DevicePlace(view.node.name, each.name) for each in view.node.devices if each.kind == accelerator]
+
+
+def _part(used_bytes: int, total_bytes: int) -> int:
+    return math.ceil(colocation.WHOLE * used_bytes / total_bytes - ROUNDING) if used_bytes and total_bytes else 0
+
+
+def _label(spec: ReplicaSpec) -> str:
+    """Equal for replicas that can replace each other."""
+    slot = spec.slot
+    return f"{spec.stage}/{spec.variant}/{slot.hardware}/{slot.accelerator}/{slot.share:g}/{slot.cores:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Colocated:
+    """What the policies of this module have in common: a placement for the forecast rates."""
+
+    headroom: float = 0.0
+    """Plan for the demand times 1 + `headroom`."""
+    margin: float = 1.0
+    """Fraction of every deadline to plan with."""
+    wait_ns: int = ms(100)
+    """How long a batch waits to be full, for batch policies that read it."""
+    batches: tuple[int, ...] = ()
+    """The batch sizes to choose from; empty: the powers of two."""
+    cores: float = 0.0
+    """Cores of a replica on an accelerator; 0: as many as its profile can use. At most its part of the node."""
+    variant: str = ""
+    """The variant of every stage; empty: the first."""
+    initial_rps: float = 1.0
+    """The rate of each stage to expect before any request has come."""
+    change: float = 0.1
+    """A plan stays until a rate has changed by more than this fraction."""
+    rescue: bool = True
+    """Whether a stage that the placement leaves out gets one replica where there is room for it."""
+    period_ns: int = s(10)
+    _memory: ColocationMemory = field(init=False, default_factory=ColocationMemory, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for key in ("headroom", "wait_ns", "cores", "initial_rps", "change"):
+            check_range(key, getattr(self, key), least=0)
+        check_range("margin", self.margin, above=0, most=1)
+        check_range("period_ns", self.period_ns, above=0)
+        for batch in self.batches:
+            check_range("batches", batch, least=1)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """The placement; None while nothing has changed. InputError for a model that fits on no device, or a profile
+        that does not say what it takes of one."""
+        highs.load()  # before the first request, because the import takes half a second
+        devices = SharedDevices(view, self, self._kinds(view))
+        rates = self._rates(view)
+        memory, signature = self._memory, self._signature(devices)
+        if view.plan is not None and memory.signature == signature and self._are_near(rates):
+            return None
+        contents, served, why = self._placed(devices, rates)
+        if self.rescue:
+            contents = devices.rescued(contents, self.metric_of_rescue)
+        made = devices.plan(contents, served, rates, why)
+        memory.rates, memory.signature = rates, signature
+        return made
+
+    @property
+    def metric_of_rescue(self) -> Metric:
+        """What a model needs of a device, where a replica is added."""
+        return "sm_use"
+
+    def batch_sizes(self, belief: Belief) -> Sequence[int]:
+        """The batch sizes of a variant."""
+        return [batch for batch in self.batches or BATCHES if batch <= belief.batch_max] or [belief.batch_max]
+
+    def _rates(self, view: ClusterView) -> tuple[float, ...]:
+        has_seen = bool(view.ingress.buckets)
+        wanted = [view.demand_rps[stage.name] if has_seen else self.initial_rps * stage.visits for stage in view.stages]
+        return tuple(max(IDLE_RPS, (1 + self.headroom) * rate) for rate in wanted)
+
+    def _are_near(self, rates: Sequence[float]) -> bool:
+        before = self._memory.rates
+        return len(before) == len(rates) and all(
+            abs(new - old) <= self.change * old for new, old in zip(rates, before, strict=True)
+        )
+
+    def _signature(self, devices: SharedDevices) -> tuple[object, ...]:
+        beliefs = tuple(
+            belief and (belief.variant, belief.costs_ns(devices.slot(belief, pool, 0.0))[-1])
+            for at in range(len(devices.stages))
+            for number, pool in enumerate(devices.pools)
+            for belief in (devices.belief(at, number),)
+        )
+        return devices.pools, beliefs, devices.deadlines_ms()
+
+    def _kinds(self, view: ClusterView) -> tuple[str, ...]:
+        """The kinds of nodes to use."""
+        raise NotImplementedError
+
+    def _placed(
+        self, devices: SharedDevices, rates: Sequence[float]
+    ) -> tuple[list[DeviceContents], Sequence[float], str]:
+        """The contents of devices, the rates that they are expected to serve, and why."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class OneKind(Colocated):
+    """Policies for devices of one kind."""
+
+    hardware: str = ""
+    """The kind of node to use; empty: the first on which every stage has a profile."""
+
+    def _kinds(self, view: ClusterView) -> tuple[str, ...]:
+        return (targets.kind_of(view, self.hardware, view.stages),)
+
+    def _models(
+        self, devices: SharedDevices, rates: Sequence[float], metric: Metric, *, reserved: bool
+    ) -> list[SharedModel]:
+        options = [
+            devices.options(at, 0, metric, must_know=True, reserved=reserved) for at in range(len(devices.stages))
+        ]
+        devices.check_fit([[own] for own in options])
+        return [
+            SharedModel(stage.name, rate, deadline_ms, own)
+            for stage, rate, deadline_ms, own in zip(
+                devices.stages, rates, devices.deadlines_ms(), options, strict=True
+            )
+        ]
+
+    def _solved(
+        self, devices: SharedDevices, rates: Sequence[float]
+    ) -> tuple[list[DeviceContents], Colocation, list[SharedModel]]:
+        """The placement by what each batch needs of the memory; if a device then has too little for what replicas
+        reserve, by what they reserve."""
+        contents: list[DeviceContents] = []
+        for reserved in (False, True):
+            models = self._models(devices, rates, self.metric_of_rescue, reserved=reserved)
+            found = self._solution(devices, models)
+            contents = _replicas(models, found.contents, is_limited=self.is_limited)
+            if not devices.overbooks(contents):
+                break
+        return contents, found, models
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether shares are limits."""
+        return False
+
+    def _solution(self, devices: SharedDevices, models: Sequence[SharedModel]) -> Colocation:
+        """What the solver finds."""
+        raise NotImplementedError
+
+
+def _replicas(models: Sequence[SharedModel], contents: Sequence[Content], *, is_limited: bool) -> list[DeviceContents]:
+    """Contents of solvers as replicas, with a share as a limit if `is_limited`, and else without."""
+    rates = colocation.planned_rates(models, contents)
+    return [
+        (
+            0,
+            tuple(
+                PlannedReplica(at, option.batch, option.compute / colocation.WHOLE if is_limited else 0.0, rate_rps)
+                for (at, option), rate_rps in zip(content, own, strict=True)
+            ),
+        )
+        for content, own in zip(contents, rates, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Colocate(OneKind):
+    """AO-MILP and WSM-MILP: the placement with the most goodput, by an integer program that knows no waiting.
+
+    Each model has one batch everywhere, the smallest of those that serve as much. Shares are not limited.
+    """
+
+    metric: Metric = "sm_use"
+
+    @property
+    def metric_of_rescue(self) -> Metric:
+        """What a model needs of a device, where a replica is added."""
+        return self.metric
+
+    def _placed(
+        self, devices: SharedDevices, rates: Sequence[float]
+    ) -> tuple[list[DeviceContents], Sequence[float], str]:
+        contents, found, _ = self._solved(devices, rates)
+        why = f"{counted(len(contents), 'device')} for {found.total_rps:.4g} requests/s, by {self.metric}"
+        return contents, found.served_rps, why
+
+    def _solution(self, devices: SharedDevices, models: Sequence[SharedModel]) -> Colocation:
+        return colocation.most_goodput(models, len(devices.pools[0].places))
+
+
+@dataclass(frozen=True, slots=True)
+class Usher(OneKind):
+    """Usher: groups of models that complement each other, placed one group after the other.
+
+    The share of each replica is its need to compute.
+    """
+
+    metric: Metric = "peak_occupancy"
+    group_size: int = usher.GROUP_SIZE
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Groups of stages in the order of placement, instead of those that Usher forms."""
+
+    def __post_init__(self) -> None:
+        Colocated.__post_init__(self)
+        check_range("group_size", self.group_size, least=1, most=64)
+
+    @property
+    def metric_of_rescue(self) -> Metric:
+        """What a model needs of a device, where a replica is added."""
+        return self.metric
+
+    def _placed(
+        self, devices: SharedDevices, rates: Sequence[float]
+    ) -> tuple[list[DeviceContents], Sequence[float], str]:
+        contents, found, models = self._solved(devices, rates)
+        groups = self._groups(devices.view, models)
+        named = "; ".join(" + ".join(models[at].name for at in group) for group in groups)
+        why = f"{counted(len(contents), 'device')} for {found.total_rps:.4g} requests/s; groups {named}"
+        return contents, found.served_rps, why
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether shares are limits."""
+        return True
+
+    def _solution(self, devices: SharedDevices, models: Sequence[SharedModel]) -> Colocation:
+        return usher.plan(models, len(devices.pools[0].places), groups=self._groups(devices.view, models))
+
+    def _groups(self, view: ClusterView, models: Sequence[SharedModel]) -> Sequence[tuple[int, ...]]:
+        if not self.groups:
+            return usher.grouped(models, self.group_size)
+        targets.check_stages(view, {name: None for group in self.groups for name in group}, "groups")
+        found = [
+            tuple(at for at, stage in enumerate(view.stages) if targets.declared_for(stage, dict.fromkeys(own, True)))
+            for own in self.groups
+        ]
+        return [group for group in found if group]
+
+
+@dataclass(frozen=True, slots=True)
+class Igniter(OneKind):
+    """iGniter: for each model the batch and the least share with which half of its deadline suffices, and the GPU where
+    all together need the least more. GPUs beyond those that there are, are left out, the last first."""
+
+    check_new: bool = True
+    """Whether a model that opens a GPU is checked there; the publication checks only those that join."""
+
+    def _placed(
+        self, devices: SharedDevices, rates: Sequence[float]
+    ) -> tuple[list[DeviceContents], Sequence[float], str]:
+        laws = [self._law(devices, at) for at in range(len(devices.stages))]
+        gpu: IgniterGpu = laws[0].gpu
+        workloads = [
+            igniter.IgniterWorkload(stage.name, law.model, rate, deadline_ms)
+            for stage, law, rate, deadline_ms in zip(devices.stages, laws, rates, devices.deadlines_ms(), strict=True)
+        ]
+        index = {stage.name: at for at, stage in enumerate(devices.stages)}
+        wanted = igniter.plan(gpu, workloads, check_new=self.check_new)
+        kept = wanted[: len(devices.pools[0].places)]
+        served = [0.0] * len(devices.stages)
+        contents: list[DeviceContents] = []
+        for own in kept:
+            replicas = []
+            for each in own:
+                at = index[each.workload.name]
+                belief = devices.belief(at, 0)
+                batch = min(each.batch, belief.batch_max) if belief else each.batch
+                replicas.append(PlannedReplica(at, batch, each.share / 100, each.rate_rps))
+                served[at] += each.rate_rps
+            contents.append((0, tuple(replicas)))
+        why = f"{counted(len(wanted), 'device')} needed, {len(kept)} there"
+        return contents, served, why
+
+    def _law(self, devices: SharedDevices, at: int) -> IgniterLaw:
+        belief = devices.belief(at, 0)
+        law: object = belief.interference if isinstance(belief, KnowsSharing) else None
+        if not isinstance(law, IgniterLaw):
+            what = f"the profile of stage {devices.stages[at].name} has no coefficients of iGniter"
+            raise InputError(what, help="give it `sharing` with a law of form `igniter`, or choose another system")
+        return law
+
+
+@dataclass(frozen=True, slots=True)
+class Harbor(Colocated):
+    """Our placement, on devices of several kinds: it counts waiting, transfers and neighbours (`sloop.solvers.harbor`).
+
+    Models keep their devices unless a new placement is better by `gain`. Fails where arrivals are burstier than
+    Poisson's: the estimate then waits too little.
+    """
+
+    fairness: float = 0.0
+    """0: the most requests in time; towards 1, every model is served before any is served well."""
+    gain: float = 0.02
+    """How much better, as a fraction, another placement must be to replace the one in force."""
+    tolerance: float = 0.005
+    """How much less, as a fraction, a cheaper placement may serve."""
+    usd_per_h_max: float = 0.0
+    """The most that nodes on demand may cost; 0: any price."""
+    hardware: tuple[str, ...] = ()
+    """The kinds of nodes to use; empty: all."""
+    slower: float = 1.18
+    """How many times as long as profiled an inference takes beside other busy workers."""
+    transport_ns: int = ms(1)
+    """The time that a request and its answer spend outside queues and workers."""
+    horizon_ns: int = s(10)
+    """For how long an overload is looked at."""
+
+    def __post_init__(self) -> None:
+        Colocated.__post_init__(self)
+        for key in ("gain", "transport_ns", "usd_per_h_max"):
+            check_range(key, getattr(self, key), least=0)
+        check_range("tolerance", self.tolerance, least=0, most=0.5)
+        check_range("fairness", self.fairness, least=0, most=0.99)
+        check_range("slower", self.slower, above=0)
+        check_range("horizon_ns", self.horizon_ns, above=0)
+
+    def _kinds(self, view: ClusterView) -> tuple[str, ...]:
+        for kind in self.hardware:
+            targets.check_kind(view, kind)
+        kinds = [kind for kind in targets.kinds_of(view) if kind in self.hardware or not self.hardware]
+        missing = [stage.name for stage in view.stages if not any(stage.on(kind) for kind in kinds)]
+        if missing and self.hardware:
+            raise InputError(f"{listed(missing)}: no profile for {listed(kinds, 'or')}", help="add a profile")
+        return tuple(kinds)
+
+    def _placed(
+        self, devices: SharedDevices, rates: Sequence[float]
+    ) -> tuple[list[DeviceContents], Sequence[float], str]:
+        problem = self._problem(devices, rates)
+        present = self._present(devices, problem)
+        found = harbor.place(problem) if present is None else harbor.replaced(problem, present, gain=self.gain)
+        counts: dict[int, int] = {}
+        for _, content in found.contents:
+            for at, _ in content:
+                counts[at] = counts.get(at, 0) + 1
+        contents = [
+            (
+                kind,
+                tuple(PlannedReplica(at, option.batch, 0.0, rates[at] / counts[at]) for at, option in content),
+            )
+            for kind, content in found.contents
+        ]
+        price = f" and {found.usd_per_h:.4g} USD/h" if found.usd_per_h else ""
+        proof = "" if found.proven else ", within the bound of the search"
+        why = f"{counted(len(contents), 'device')} for {found.total_rps:.4g} of {sum(rates):.4g} requests/s in time"
+        return contents, found.served_rps, f"{why}{price}{proof}"
+
+    def _problem(self, devices: SharedDevices, rates: Sequence[float]) -> HarborProblem:
+        pools = devices.pools
+        options = [
+            [devices.options(at, pool, "sm_use") for pool in range(len(pools))] for at in range(len(devices.stages))
+        ]
+        devices.check_fit(options)
+        models = tuple(
+            PlacedModel(stage.name, rate, deadline_ms, tuple(own))
+            for stage, rate, deadline_ms, own in zip(
+                devices.stages, rates, devices.deadlines_ms(), options, strict=True
+            )
+        )
+        rentable = [pool for pool in pools if len(pool.places) > pool.owned]
+        priced = [pool.usd_per_h > 0 for pool in rentable]
+        if any(priced) and not all(priced):
+            without = listed([pool.hardware for pool in rentable if not pool.usd_per_h])
+            raise InputError(f"nodes on demand without a price: {without}", help="declare `usd_per_h` for them")
+        kinds = tuple(
+            DeviceKind(
+                pool.hardware,
+                pool.owned,
+                len(pool.places) - pool.owned,
+                pool.usd_per_h or (0.0 if any(priced) or pool not in rentable else 1e-6),
+            )
+            for pool in pools
+        )
+        return HarborProblem(
+            models,
+            kinds,
+            ServingAssumptions(
+                wait_ms=to_ms(self.wait_ns),
+                slower=self.slower,
+                rpc_ms=to_ms(self.transport_ns) / 2,
+                network_ms=0.0,
+                network_ms_per_mb=0.0,
+                horizon_s=to_ms(self.horizon_ns) / 1000,
+            ),
+            fairness=self.fairness,
+            tolerance=self.tolerance,
+            usd_per_h_max=self.usd_per_h_max or math.inf,
+            slowdown=_slowdowns(devices),
+        )
+
+    def _present(self, devices: SharedDevices, problem: HarborProblem) -> Sequence[tuple[int, Content]] | None:
+        """The contents of the plan in force; None if there is none, or it no longer fits the devices and models."""
+        plan = devices.view.plan
+        batches = _batches(plan.stages if plan else ())
+        pool_of = {place: number for number, pool in enumerate(devices.pools) for place in pool.places}
+        index = {stage.name: at for at, stage in enumerate(devices.stages)}
+        found: list[tuple[int, Content]] = []
+        for place, specs in devices.present().items():
+            pool = pool_of.get(place)
+            if pool is None:
+                return None
+            residents = []
+            for spec in specs:
+                at = index.get(spec.stage, -1)
+                belief = devices.belief(at, pool) if at >= 0 else None
+                options = problem.models[at].options[pool] if at >= 0 else ()
+                option = next((each for each in options if each.batch == batches[spec]), None)
+                if belief is None or option is None or spec.slot != devices.slot(belief, devices.pools[pool], 0.0):
+                    return None
+                residents.append((at, option))
+            content = tuple(sorted(residents, key=lambda each: each[0]))
+            if max(colocation.needs(content)) > colocation.WHOLE:
+                return None
+            found.append((pool, content))
+        return found or None
+
+
+def _batches(stages: Sequence[StagePlan]) -> Mapping[ReplicaSpec, int]:
+    return {group.spec: target.batch_max_of(group) for target in stages for group in target.groups}
+
+
+def _slowdowns(devices: SharedDevices) -> harbor.SlowdownOf:
+    """The slowdown of each model of a content, as the beliefs' laws of interference say."""
+
+    def slowdowns(pool: int, content: Content) -> list[float]:
+        if len(content) == 1:
+            return [1.0]
+        known = list(_demands(devices, pool, content))
+        return [
+            max(1.0, belief.interference.slowdown(own, [other for at, (_, other) in enumerate(known) if at != place]))
+            if isinstance(belief, KnowsSharing)
+            else 1.0
+            for place, (belief, own) in enumerate(known)
+        ]
+
+    return slowdowns
+
+
+def _demands(devices: SharedDevices, pool: int, content: Content) -> Iterator[tuple[Belief | None, DeviceDemand]]:
+    for at, option in content:
+        belief = devices.belief(at, pool)
+        assert belief is not None, (at, pool)
+        slot = devices.slot(belief, devices.pools[pool], 0.0)
+        yield belief, devices.demand(belief, option.batch, slot) or DeviceDemand(batch=option.batch)

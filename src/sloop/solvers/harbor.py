@@ -1,0 +1,552 @@
+"""Our placement of models on shared devices: it counts waiting, transfers and interference, and is fair and cheap.
+
+For each model, each kind of device, each batch and each number of replicas there is a *column* with the requests per
+second that are expected to be in time (`ServingAssumptions.in_time_rps`). One integer program chooses at most one
+column for each model, and contents of devices (`sloop.solvers.colocation`) that hold exactly these replicas. So it
+serves few models well rather than many badly if that is more, takes small batches where they suffice, and sees that a
+batch which never fills in time is no use.
+
+- *Interference.* A content slows its models down by what the caller's law says; a column assumes a level of slowdown,
+  and its replicas may only be where the level is kept.
+- *Fairness.* With `fairness` f, a model that serves the part x of its rate counts x^(1 - f) times its rate: 0 counts
+  requests only, and starves heavy models; towards 1, every model is served before any is served well.
+- *Prices.* Devices can be rented. Of all placements whose value is within `tolerance` of the best one, the cheapest.
+- *Bounds.* The search ends after a number of nodes, not after a time, and a greedy placement is there from the start,
+  so that there is always an answer, and always the same one.
+
+Source: the policy that Elvinger's thesis asks for (ETH Zurich, MSc thesis 505, 2024), with the estimate of our
+specification of it, section 6.4. Units: milliseconds, requests per second, hundredths of a percent of a device.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sloop.errors import InputError
+from sloop.solvers import highs
+from sloop.solvers.colocation import WHOLE, BatchOption, Content, Resident, possible_contents
+from sloop.units import ROUNDING
+
+LOAD_MAX: Final = 0.98
+"""The load for which waiting is computed at most: a finite run never sees the wait of a load of 1."""
+SMALL: Final = 1e-3
+"""What a replica with a batch of b costs in the objective, times 1 + b/128: among equal placements, fewer replicas and
+smaller batches."""
+SMALL_BATCH: Final = 128.0
+NODES_MAX: Final = 500
+"""The most branch-and-bound nodes of one program."""
+CONTENTS_MAX: Final = 1_500
+"""The most contents of one kind of device in a program, those with fewer models first."""
+PROGRAM_MAX: Final = 6_000
+"""Programs with more columns are not solved; the greedy placement is the answer."""
+REPLICAS_EACH: Final = 16
+"""Every number of replicas up to this is a column; above, each is a tenth more than the one before."""
+STEPS_MAX: Final = 2_000
+"""The most steps that the greedy placement tries."""
+LEVELS: Final = (1.0, 1.1, 1.25, 1.5, 2.0)
+"""Slowdowns by neighbours that columns assume. Contents that slow a model down more are left out."""
+NEGLIGIBLE: Final = 1e-3
+"""A column that serves a smaller part of a model's rate is left out."""
+PRICE_SCALE: Final = 1e3
+"""An hourly price in the objective of the second program, in which requests per second only break ties."""
+TIE: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ServingAssumptions:
+    """What happens to a request besides its inference; the defaults are those of the thesis and its specification."""
+
+    wait_ms: float = 100.0
+    """How long the first request of a batch waits for others at most."""
+    slower: float = 1.18
+    """κ: how many times as long an inference takes beside other busy workers, by their load on the host."""
+    rpc_ms: float = 1.0
+    """A call between two processes, without its data; there are two."""
+    network_ms: float = 0.32
+    network_ms_per_mb: float = 0.87
+    horizon_s: float = 8.0
+    """For how long an overloaded replica is looked at: its queue grows all the time."""
+    variation: float = 0.0
+    """The coefficient of variation of inference times."""
+
+    def __post_init__(self) -> None:
+        if min(self.wait_ms, self.rpc_ms, self.network_ms, self.network_ms_per_mb, self.variation) < 0:
+            raise InputError("a negative time", help="times and variations are at least 0")
+        if not (self.slower > 0 and self.horizon_s > 0):
+            raise InputError("`slower` and `horizon_s` must be positive", help="1.18 and 8 are the usual values")
+
+    def transfer_ms(self, size_bytes: float) -> float:
+        """The time on the network of a message of this size."""
+        return self.network_ms + self.network_ms_per_mb * size_bytes / 1e6
+
+    def in_time_rps(
+        self, model: "PlacedModel", kind: int, option: BatchOption, replicas: int, level: float = 1.0
+    ) -> float:
+        """The requests per second that replicas with this batch are expected to serve by the deadline, if neighbours
+        make inferences `level` times as long.
+
+        The whole stream of a model builds one batch at a time. A request waits until its batch is full, for a place in
+        a replica's queue, and for the inference. The wait in the queue has an exponential tail with Kingman's mean for
+        arrivals of batches that go round. Above its capacity, a replica serves in time only what comes before the queue
+        is as long as the slack.
+        """
+        rate = model.rate_rps / 1000.0
+        batch = max(1, min(option.batch, math.ceil(rate * self.wait_ms - ROUNDING)))
+        build_ms = min(self.wait_ms, (option.batch - 1) / rate)
+        service_ms = self.slower * level * model.latency_ms(kind, batch)
+        load = rate * service_ms / (replicas * batch)
+        slack_ms = model.slo_ms - (self.transfer_ms(batch * model.request_bytes) + service_ms + 2 * self.rpc_ms)
+        if slack_ms <= 0:
+            return 0.0
+        waits = min(load, LOAD_MAX)
+        decay = 2 * (1 - waits) / (service_ms * (1 / (replicas * batch) + self.variation**2))
+        at_once = min(build_ms, slack_ms)
+        if build_ms > ROUNDING:
+            late = waits / decay * (math.exp(-decay * (slack_ms - at_once)) - math.exp(-decay * slack_ms))
+            share = (at_once - late) / build_ms
+        else:
+            share = 1 - waits * math.exp(-decay * slack_ms)
+        if load > 1:
+            share *= max(0.0, min(1.0, (slack_ms - build_ms / 2) / (load - 1) / (1000.0 * self.horizon_s)))
+        return model.rate_rps * max(0.0, share)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A model with its rate, its deadline, and by kind of device its batch sizes, ascending; none where it cannot
+    run."""
+
+    name: str
+    rate_rps: float
+    slo_ms: float
+    options: tuple[tuple[BatchOption, ...], ...]
+    request_bytes: float = 0.0
+    weight: float = 1.0
+    """How much its requests count."""
+
+    def latency_ms(self, kind: int, batch: int) -> float:
+        """The inference of a batch alone: linear between the batch sizes, constant below the smallest."""
+        options = self.options[kind]
+        above = bisect_left(options, batch, key=lambda option: option.batch)
+        if above == len(options):
+            return options[-1].latency_ms * batch / options[-1].batch
+        high = options[above]
+        if above == 0 or high.batch == batch:
+            return high.latency_ms
+        low = options[above - 1]
+        part = (batch - low.batch) / (high.batch - low.batch)
+        return low.latency_ms + part * (high.latency_ms - low.latency_ms)
+
+    def value(self, served_rps: float, fairness: float) -> float:
+        """What serving so many requests counts."""
+        if self.rate_rps <= 0 or served_rps <= 0:
+            return 0.0
+        value: float = self.weight * self.rate_rps * (served_rps / self.rate_rps) ** (1.0 - fairness)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """Equal devices: some that are always there, and some that can be rented."""
+
+    name: str
+    owned: int
+    rentable: int = 0
+    usd_per_h: float = 0.0
+    """Of one rented device."""
+
+    @property
+    def most(self) -> int:
+        """How many there can be."""
+        return self.owned + self.rentable
+
+    def rented(self, used: int) -> int:
+        """How many are rented if so many are used."""
+        return max(0, used - self.owned)
+
+
+SlowdownOf = Callable[[int, Content], Sequence[float]]
+"""By kind of device and content, how many times as long each of its models takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedColumn:
+    """So many replicas of a model with a batch on a kind of device, each at most `level` times as slow."""
+
+    model: int
+    kind: int
+    option: BatchOption
+    replicas: int
+    level: float
+    served_rps: float
+
+    @property
+    def size(self) -> float:
+        """The devices that its replicas take, at least."""
+        return self.replicas * max(self.option.compute, self.option.memory) / WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class HarborPlacement:
+    """The contents of the devices in use, by kind, and what is expected of them."""
+
+    contents: tuple[tuple[int, Content], ...]
+    """Kind and content of each device."""
+    served_rps: tuple[float, ...]
+    """By model, the requests per second that are expected to be in time."""
+    value: float
+    """The objective: what is served, as `fairness` counts it, less a little for replicas and large batches."""
+    usd_per_h: float
+    """Of the devices that are rented."""
+    proven: bool = False
+    """Whether no placement has a higher value and, within the tolerance, a lower price."""
+
+    @property
+    def total_rps(self) -> float:
+        """The expected goodput."""
+        return math.fsum(self.served_rps)
+
+
+@dataclass(frozen=True, slots=True)
+class HarborProblem:
+    """Models, devices, and how to judge placements."""
+
+    models: tuple[PlacedModel, ...]
+    kinds: tuple[DeviceKind, ...]
+    serving: ServingAssumptions = ServingAssumptions()
+    fairness: float = 0.0
+    tolerance: float = 0.005
+    """The part of the best value that a cheaper placement may lack."""
+    usd_per_h_max: float = math.inf
+    """The most that rented devices may cost."""
+    crowding: float = 1.0
+    """How much of a device models may need together; above 1 only with a law that says what that costs."""
+    slowdown: SlowdownOf | None = None
+    """How much slower models are for their neighbours; None: not, as long as their needs fit."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fairness < 1:
+            raise InputError(f"fairness {self.fairness:g}", help="0 counts requests, and values up to 1 are fairer")
+        if not (0 <= self.tolerance < 1 and self.crowding >= 1):
+            raise InputError("`tolerance` must be at least 0, below 1, and `crowding` at least 1")
+        if self.crowding > 1 and self.slowdown is None:
+            raise InputError("crowded devices without a law of interference", help="leave `crowding` at 1")
+        for model in self.models:
+            if len(model.options) != len(self.kinds):
+                raise InputError(f"{model.name} has options for {len(model.options)} kinds, not {len(self.kinds)}")
+
+    def columns(self, level_max: float = 1.0) -> Iterator[PlacedColumn]:
+        """What can be chosen for the models. Of one model, kind, level and number of replicas, no column needs as much
+        as another of which as much is in time."""
+        levels = [level for level in LEVELS if level <= level_max + ROUNDING]
+        for at, model in enumerate(self.models):
+            for number, kind in enumerate(self.kinds):
+                if model.rate_rps <= 0:
+                    continue
+                options = [each for each in model.options[number] if max(each.compute, each.memory) <= WHOLE]
+                for replicas in _counts(kind.most):
+                    for level in levels:
+                        yield from self._undominated(at, number, options, replicas, level)
+
+    def _undominated(
+        self, at: int, kind: int, options: Sequence[BatchOption], replicas: int, level: float
+    ) -> Iterator[PlacedColumn]:
+        model = self.models[at]
+        found: list[PlacedColumn] = []
+        for option in options:
+            served_rps = self.serving.in_time_rps(model, kind, option, replicas, level)
+            if served_rps >= NEGLIGIBLE * model.rate_rps:
+                found.append(PlacedColumn(at, kind, option, replicas, level, served_rps))
+        for each in found:
+            if not any(
+                other.served_rps >= each.served_rps
+                and other.option.compute <= each.option.compute
+                and other.option.memory <= each.option.memory
+                and (other.option.batch < each.option.batch or other.served_rps > each.served_rps)
+                for other in found
+                if other is not each
+            ):
+                yield each
+
+    def worth(self, column: PlacedColumn) -> float:
+        """What choosing the column adds to the value."""
+        small = SMALL * column.replicas * (1 + column.option.batch / SMALL_BATCH)
+        return self.models[column.model].value(column.served_rps, self.fairness) - small
+
+    def slowdowns(self, kind: int, content: Content) -> Sequence[float]:
+        """How many times as long each model of the content takes."""
+        return [1.0] * len(content) if self.slowdown is None else self.slowdown(kind, content)
+
+    def price(self, contents: Sequence[tuple[int, Content]]) -> float:
+        """What the devices with these contents cost."""
+        used = [kind for kind, _ in contents]
+        return math.fsum(kind.usd_per_h * kind.rented(used.count(at)) for at, kind in enumerate(self.kinds))
+
+    def evaluated(self, contents: Sequence[tuple[int, Content]]) -> HarborPlacement:
+        """A placement as this problem judges it. A model whose replicas differ counts as if all were as its slowest,
+        with its largest batch."""
+        replicas: dict[int, list[tuple[int, BatchOption, float]]] = {}
+        for kind, content in contents:
+            for (at, option), slower in zip(content, self.slowdowns(kind, content), strict=True):
+                replicas.setdefault(at, []).append((kind, option, slower))
+        columns = []
+        for at, own in sorted(replicas.items()):
+            kind, option, _ = max(own, key=lambda each: (self.models[at].latency_ms(each[0], each[1].batch), each[0]))
+            level = max(slower for _, _, slower in own)
+            served_rps = 0.0
+            if self.models[at].rate_rps > 0:
+                served_rps = self.serving.in_time_rps(self.models[at], kind, option, len(own), level)
+            columns.append(PlacedColumn(at, kind, option, len(own), level, served_rps))
+        served = {column.model: column.served_rps for column in columns}
+        return HarborPlacement(
+            tuple(contents),
+            tuple(served.get(at, 0.0) for at in range(len(self.models))),
+            math.fsum(map(self.worth, columns)),
+            self.price(contents),
+        )
+
+
+def _counts(most: int) -> Iterator[int]:
+    """The numbers of replicas to choose from."""
+    count = 1
+    while count <= most:
+        yield count
+        count += 1 if count < REPLICAS_EACH else count // 10
+
+
+def place(problem: HarborProblem, *, nodes_max: int = NODES_MAX) -> HarborPlacement:
+    """The placement with the highest value and, within the tolerance, the lowest price."""
+    possible = [_contents_of(problem, kind) for kind in range(len(problem.kinds))]
+    level_max = max((slower for own in possible for _, levels in own for slower in levels), default=1.0)
+    columns = list(problem.columns(level_max))
+    best = _greedy(problem, columns)
+    program = _Program(problem, columns, possible)
+    if program.size > PROGRAM_MAX:
+        return best
+    found = program.most_value(nodes_max)
+    if found is not None and found.value >= best.value - ROUNDING:
+        best = found
+    if best.usd_per_h > 0:
+        cheaper = program.cheapest(best, nodes_max)
+        if cheaper is not None and cheaper.usd_per_h < best.usd_per_h - ROUNDING:
+            best = cheaper if best.proven else replace(cheaper, proven=False)
+    return best
+
+
+LevelledContent = tuple[Content, tuple[float, ...]]
+"""A content, and the level of slowdown of each of its models."""
+
+
+def _contents_of(problem: HarborProblem, kind: int) -> list[LevelledContent]:
+    """What a device of this kind can hold, with the slowdown of each model rounded up to a level."""
+    options = [model.options[kind] if model.rate_rps > 0 else () for model in problem.models]
+    whole = round(WHOLE * problem.crowding)
+    found: list[LevelledContent] = []
+    for content in possible_contents(options, most=CONTENTS_MAX, compute_max=whole):
+        levels = [_level(slower) for slower in problem.slowdowns(kind, content)]
+        if all(map(math.isfinite, levels)):
+            found.append((content, tuple(levels)))
+    return found
+
+
+def _level(slower: float) -> float:
+    return next((level for level in LEVELS if level >= slower - ROUNDING), math.inf)
+
+
+class _Program:
+    """The integer program. Its columns are those of models (binary), then how many devices have each content, then how
+    many devices of each kind are rented."""
+
+    def __init__(
+        self, problem: HarborProblem, columns: Sequence[PlacedColumn], possible: Sequence[Sequence[LevelledContent]]
+    ) -> None:
+        self._problem = problem
+        self._columns = columns
+        chosen = {(column.kind, column.model, column.option) for column in columns}
+        self._contents = [
+            (kind, content, levels)
+            for kind, own in enumerate(possible)
+            for content, levels in own
+            if all((kind, at, option) in chosen for at, option in content)
+        ]
+        self._first_rented = len(columns) + len(self._contents)
+        self.size = self._first_rented + len(problem.kinds)
+        self._are_all = all(len(own) < CONTENTS_MAX for own in possible)
+
+    def most_value(self, nodes_max: int) -> HarborPlacement | None:
+        """The placement with the highest value within the budget."""
+        costs = [-self._problem.worth(column) for column in self._columns]
+        costs += [0.0] * (self.size - len(self._columns))
+        rows = list(self._rows())
+        if math.isfinite(self._problem.usd_per_h_max):
+            rows.append((self._prices(), -math.inf, self._problem.usd_per_h_max))
+        return self._solved(costs, rows, nodes_max)
+
+    def cheapest(self, best: HarborPlacement, nodes_max: int) -> HarborPlacement | None:
+        """The cheapest placement whose value is within the tolerance of the best one."""
+        worths = {at: self._problem.worth(column) for at, column in enumerate(self._columns)}
+        prices = self._prices()
+        costs = [PRICE_SCALE * prices.get(at, 0.0) - TIE * worths.get(at, 0.0) for at in range(self.size)]
+        least = best.value - self._problem.tolerance * abs(best.value)
+        return self._solved(costs, [*self._rows(), (worths, least, math.inf)], nodes_max)
+
+    def _prices(self) -> dict[int, float]:
+        return {self._first_rented + at: kind.usd_per_h for at, kind in enumerate(self._problem.kinds)}
+
+    def _rows(self) -> Iterator[highs.Row]:
+        """One column for each model; the devices suffice; contents hold the replicas of the columns, at their level."""
+        columns, kinds = self._columns, self._problem.kinds
+        own: dict[int, dict[int, float]] = {}
+        for at, column in enumerate(columns):
+            own.setdefault(column.model, {})[at] = 1.0
+        yield from ((row, -math.inf, 1.0) for row in own.values())
+        for number, kind in enumerate(kinds):
+            row = {len(columns) + at: 1.0 for at, (of, _, _) in enumerate(self._contents) if of == number}
+            yield row | {self._first_rented + number: -1.0}, -math.inf, float(kind.owned)
+        by_resident: dict[tuple[int, Resident], list[tuple[int, float]]] = {}
+        for at, (kind_at, content, levels) in enumerate(self._contents):
+            for resident, level in zip(content, levels, strict=True):
+                by_resident.setdefault((kind_at, resident), []).append((len(columns) + at, level))
+        wanted: dict[tuple[int, Resident], list[int]] = {}
+        for at, column in enumerate(columns):
+            wanted.setdefault((column.kind, (column.model, column.option)), []).append(at)
+        for key, choices in wanted.items():
+            held = by_resident.get(key, [])
+            row = {at: 1.0 for at, _ in held} | {at: -float(columns[at].replicas) for at in choices}
+            yield row, 0.0, 0.0
+            for level in sorted({level for _, level in held})[1:]:
+                # Replicas that are as slow as this must be of a column that assumes it.
+                row = {at: 1.0 for at, slower in held if slower >= level}
+                row |= {at: -float(columns[at].replicas) for at in choices if columns[at].level >= level}
+                yield row, -math.inf, 0.0
+
+    def _solved(self, costs: Sequence[float], rows: Sequence[highs.Row], nodes_max: int) -> HarborPlacement | None:
+        most = [1.0] * len(self._columns)
+        most += [float(self._problem.kinds[kind].most) for kind, _, _ in self._contents]
+        most += [float(kind.rentable) for kind in self._problem.kinds]
+        found = highs.minimise(costs, rows, integers=self.size, nodes_max=nodes_max, most=most, presolve=False)
+        if found.values is None:
+            return None
+        contents = [
+            (kind, content)
+            for value, (kind, content, _) in zip(found.values[len(self._columns) :], self._contents, strict=False)
+            for _ in range(round(value))
+        ]
+        chosen = [column for column, value in zip(self._columns, found.values, strict=False) if value > 1 / 2]
+        return _placement(self._problem, chosen, contents, proven=found.proven and self._are_all)
+
+
+def _placement(
+    problem: HarborProblem,
+    chosen: Sequence[PlacedColumn],
+    contents: Sequence[tuple[int, Content]],
+    *,
+    proven: bool,
+) -> HarborPlacement:
+    served = {column.model: column.served_rps for column in chosen}
+    return HarborPlacement(
+        tuple(contents),
+        tuple(served.get(at, 0.0) for at in range(len(problem.models))),
+        math.fsum(map(problem.worth, chosen)),
+        problem.price(contents),
+        proven,
+    )
+
+
+# The greedy placement
+
+
+def _greedy(problem: HarborProblem, columns: Sequence[PlacedColumn]) -> HarborPlacement:
+    """Improve one model after the other: each time the step with the most value for the devices that it takes more. A
+    step that finds no room is tried again when another one has made some. Nothing is crowded, so that neighbours slow
+    nothing down."""
+    room = _Room(problem)
+    chosen: dict[int, PlacedColumn] = {}
+    steps = [(column, problem.worth(column)) for column in columns if column.level == 1.0]
+    without_room: set[int] = set()
+    for _ in range(STEPS_MAX):
+        best, best_gain = -1, 0.0
+        for at, (column, worth) in enumerate(steps):
+            before = chosen.get(column.model)
+            gain = worth - (problem.worth(before) if before else 0.0)
+            if gain > ROUNDING and at not in without_room:
+                more = max(ROUNDING, column.size - (before.size if before else 0.0))
+                if gain / more > best_gain:
+                    best, best_gain = at, gain / more
+        if best < 0:
+            break
+        column = steps[best][0]
+        if room.change(column):
+            chosen[column.model] = column
+            without_room.clear()
+        else:
+            without_room.add(best)
+    return _placement(problem, list(chosen.values()), room.contents(), proven=False)
+
+
+class _Room:
+    """Devices and what is on them while the greedy placement grows."""
+
+    def __init__(self, problem: HarborProblem) -> None:
+        self._problem = problem
+        self._devices: list[tuple[int, dict[int, BatchOption]]] = []
+
+    def contents(self) -> list[tuple[int, Content]]:
+        """The devices in use."""
+        return [(kind, tuple(sorted(own.items(), key=lambda each: each[0]))) for kind, own in self._devices if own]
+
+    def change(self, after: PlacedColumn) -> bool:
+        """Replace the replicas of a model, each on the fullest device with room for it. False, and nothing changes, if
+        not all find room."""
+        devices = [
+            (kind, {at: option for at, option in own.items() if at != after.model}) for kind, own in self._devices
+        ]
+        devices = [device for device in devices if device[1]]
+        for _ in range(after.replicas):
+            if not self._add(devices, after):
+                return False
+        contents = [(kind, tuple(own.items())) for kind, own in devices]
+        if self._problem.price(contents) > self._problem.usd_per_h_max + ROUNDING:
+            return False
+        if any(max(self._problem.slowdowns(*each), default=1.0) > 1 + ROUNDING for each in contents):
+            return False
+        self._devices = devices
+        return True
+
+    def _add(self, devices: list[tuple[int, dict[int, BatchOption]]], column: PlacedColumn) -> bool:
+        best: tuple[int, int] | None = None
+        for place, (kind, own) in enumerate(devices):
+            if kind == column.kind and column.model not in own:
+                compute = WHOLE - column.option.compute - sum(option.compute for option in own.values())
+                memory = WHOLE - column.option.memory - sum(option.memory for option in own.values())
+                if min(compute, memory) >= 0 and (best is None or compute + memory < best[0]):
+                    best = compute + memory, place
+        if best is not None:
+            devices[best[1]][1][column.model] = column.option
+            return True
+        used = sum(kind == column.kind for kind, _ in devices)
+        if used >= self._problem.kinds[column.kind].most:
+            return False
+        devices.append((column.kind, {column.model: column.option}))
+        return True
+
+
+# Again and again
+
+
+def replaced(problem: HarborProblem, present: Sequence[tuple[int, Content]], *, gain: float) -> HarborPlacement:
+    """The placement to go on with: the present one, unless a new one has `gain` (a part of the value) more, or costs as
+    much less. `present` must still fit on the devices."""
+    found, before = place(problem), problem.evaluated(present)
+    is_cheaper = found.usd_per_h < before.usd_per_h * (1 - gain) - ROUNDING and found.value >= before.value * (1 - gain)
+    return found if found.value > before.value + gain * abs(before.value) + ROUNDING or is_cheaper else before
+
+
+def by_kind(contents: Sequence[tuple[int, Content]]) -> Mapping[int, list[Content]]:
+    """The contents of each kind of device."""
+    found: dict[int, list[Content]] = {}
+    for kind, content in contents:
+        found.setdefault(kind, []).append(content)
+    return found

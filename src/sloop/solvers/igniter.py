@@ -1,0 +1,174 @@
+"""iGniter's plan: for each model a batch and a share of a GPU, and the GPU on which that needs the least more share.
+
+Half of a deadline is for the inference, the other half for waiting. The batch is what arrives in that half; the share
+is the smallest with which a batch alone is in time. A model that needs more than a whole GPU first gets GPUs of its
+own. Then models are placed, the largest share first, on the GPU where they and all residents together need the least
+additional share, according to the model of `sloop.profile.gpu`.
+
+Source: iGniter (Xu et al., TPDS 2023), as its public code has it, with two corrections: the batch of a GPU of its own
+is the largest that is in time (the code takes an entry of a list with that number), and a model that opens a later GPU
+gets the share that it needs there too (`check_new`; the code checks only those that join).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sloop.errors import InputError
+from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident, igniter_predictions
+from sloop.units import ROUNDING
+
+WHOLE: Final = 100.0
+"""All SMs of a GPU, in percent."""
+ALONE_BATCH_MAX: Final = 32
+"""The largest batch of a GPU of its own."""
+ALONE_LOAD: Final = 0.9
+"""How much of what a GPU of its own serves it is given."""
+REPLICAS_MAX: Final = 10_000
+"""More GPUs of its own for one model are a mistake in its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class IgniterWorkload:
+    """A model with its rate and its deadline."""
+
+    name: str
+    model: IgniterModel
+    rate_rps: float
+    slo_ms: float
+
+    @property
+    def limit_ms(self) -> float:
+        """What the inference may take: half of the deadline."""
+        return self.slo_ms / 2
+
+
+@dataclass(frozen=True, slots=True)
+class IgniterReplica:
+    """A replica of the plan. `share` is in percent of the SMs."""
+
+    workload: IgniterWorkload
+    batch: int
+    share: float
+    rate_rps: float
+    is_alone: bool = False
+    """Whether it is on a GPU of its own because one GPU is too small for the model."""
+
+    @property
+    def resident(self) -> IgniterResident:
+        """The replica as the model of interference sees it."""
+        return IgniterResident(self.workload.model, self.batch, self.share)
+
+
+IgniterContents = tuple[IgniterReplica, ...]
+"""The replicas of one GPU."""
+
+
+def batch_for(gpu: IgniterGpu, workload: IgniterWorkload, rate_rps: float) -> int:
+    """The requests that arrive while half of the deadline passes and the batch itself is transferred; at least 1."""
+    rate, load = rate_rps / 1000.0, workload.model.load_bytes
+    arrived = workload.limit_ms * rate * gpu.pcie_bytes_per_ms / (gpu.pcie_bytes_per_ms + load * rate)
+    return max(1, math.ceil(arrived - ROUNDING))
+
+
+def least_share(gpu: IgniterGpu, workload: IgniterWorkload, batch: int) -> float:
+    """The smallest share, in whole units, with which a batch alone takes at most half of the deadline; may be above
+    100, and infinite if no share is enough."""
+    model = workload.model
+    transfer_ms = batch * (model.load_bytes + model.feedback_bytes) / gpu.pcie_bytes_per_ms
+    left_ms = workload.limit_ms - model.schedule_ms - transfer_ms - model.active[4]
+    if left_ms <= 0:
+        return math.inf
+    units = (model.work_ms(batch) / left_ms - model.active[3]) / gpu.share_unit
+    return max(1, math.ceil(units - ROUNDING)) * gpu.share_unit
+
+
+def split(gpu: IgniterGpu, workload: IgniterWorkload) -> list[IgniterReplica]:
+    """The replicas of one model: GPUs of its own as long as it needs more than one, and one replica for the rest, which
+    comes last. InputError if no batch is in time on a whole GPU."""
+    rate_rps = workload.rate_rps
+    batch = batch_for(gpu, workload, rate_rps)
+    share = least_share(gpu, workload, batch)
+    if share <= WHOLE:
+        return [IgniterReplica(workload, batch, share, rate_rps)]
+    largest, cap_rps = _alone(gpu, workload)
+    count = max(0, math.ceil(rate_rps / cap_rps - ROUNDING) - 1)
+    if count > REPLICAS_MAX:
+        what = f"{workload.name} needs {count} GPUs for {rate_rps:g} requests/s"
+        raise InputError(what, help="lower the rate; is it in requests per second?")
+    alone = [IgniterReplica(workload, largest, WHOLE, cap_rps, is_alone=True)] * count
+    rest_rps = rate_rps - count * cap_rps
+    batch = batch_for(gpu, workload, rest_rps)
+    share = least_share(gpu, workload, batch)
+    if share > WHOLE:  # the rest fills a GPU as well; the source does not say what then
+        return [*alone, IgniterReplica(workload, largest, WHOLE, rest_rps, is_alone=True)]
+    return [*alone, IgniterReplica(workload, batch, share, rest_rps)]
+
+
+def _alone(gpu: IgniterGpu, workload: IgniterWorkload) -> tuple[int, float]:
+    """The largest batch in time on a whole GPU, and the rate that the GPU is given."""
+    for batch in range(ALONE_BATCH_MAX, 0, -1):
+        (found,) = igniter_predictions(gpu, [IgniterResident(workload.model, batch, WHOLE)])
+        if found.latency_ms < workload.limit_ms:
+            return batch, math.ceil(ALONE_LOAD * found.served_rps - ROUNDING)
+    what = f"{workload.name} takes longer than {workload.limit_ms:g} ms, half of its deadline, on a whole GPU"
+    raise InputError(what, help="raise its deadline, or choose a faster accelerator")
+
+
+def with_one_more(gpu: IgniterGpu, contents: IgniterContents, added: IgniterReplica) -> IgniterContents | None:
+    """The GPU with one more replica, and the shares with which all are in time; None if they need more than the GPU.
+
+    In rounds, each replica that is too late gets one unit more.
+    """
+    replicas = [*contents, added]
+    while sum(each.share for each in replicas) <= WHOLE + ROUNDING:
+        found = igniter_predictions(gpu, [each.resident for each in replicas])
+        late = [
+            at
+            for at, (each, prediction) in enumerate(zip(replicas, found, strict=True))
+            if prediction.latency_ms > each.workload.limit_ms
+        ]
+        if not late:
+            return tuple(replicas)
+        for at in late:
+            replicas[at] = replace(replicas[at], share=replicas[at].share + gpu.share_unit)
+    return None
+
+
+def plan(gpu: IgniterGpu, workloads: Sequence[IgniterWorkload], *, check_new: bool = True) -> list[IgniterContents]:
+    """The GPUs of the plan, as many as it needs: the shared ones in the order in which they were opened, then those
+    that a model has for itself. InputError if a model is too slow for its deadline on a whole GPU.
+
+    Without `check_new` as published: only the first GPU is checked when it is opened.
+    """
+    alone: list[IgniterContents] = []
+    rest: list[IgniterReplica] = []
+    for workload in workloads:
+        if workload.rate_rps > 0:
+            for replica in split(gpu, workload):
+                if replica.is_alone:
+                    alone.append((replica,))
+                else:
+                    rest.append(replica)
+    shared: list[IgniterContents] = []
+    for replica in sorted(rest, key=lambda each: -each.share):
+        best: tuple[float, int, IgniterContents] | None = None
+        for at, contents in enumerate(shared):
+            tried = with_one_more(gpu, contents, replica)
+            if tried is not None:
+                more = _total(tried) - _total(contents)
+                if best is None or more < best[0] - ROUNDING:
+                    best = (more, at, tried)
+        if best is not None:
+            shared[best[1]] = best[2]
+            continue
+        if check_new or not shared:
+            shared.append(with_one_more(gpu, (), replica) or (replace(replica, share=WHOLE),))
+        else:
+            shared.append((replica,))
+    return shared + alone
+
+
+def _total(contents: IgniterContents) -> float:
+    return sum(each.share for each in contents)

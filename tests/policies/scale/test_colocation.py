@@ -1,0 +1,293 @@
+"""Placements on shared devices as plans: the systems of the thesis and ours, on nodes with V100s, T4s and CPU cores."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from sloop.app.hardware import ACCELERATORS
+from sloop.core.ledger import Ledger, Reservation
+from sloop.core.planner import check
+from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, StageView
+from sloop.errors import InputError
+from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
+from sloop.profile.profile import Profile, Quadratic
+from sloop.profile.published import PUBLISHED
+from sloop.units import s
+from sloop.vocabulary import Node, NodeState, Path, Plan, ReplicaId
+from tests.policies.conftest import make_belief, make_stage, make_view
+
+VISION = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
+BATCHES = (4, 8, 16, 32, 64, 128)
+POLICIES = (Colocate(batches=BATCHES), Usher(batches=BATCHES), Harbor(batches=BATCHES))
+
+
+def v100_nodes(count: int, **changes: Any) -> list[NodeView]:
+    """Nodes with 16 cores and one V100 each."""
+    device = ACCELERATORS["V100"]
+    found = []
+    for number in range(count):
+        node = Node(f"gpu-{number}", "p3.2xlarge", 16.0, 61 << 30, (device,), 3.06)
+        node = structs.replace(node, **changes)
+        found.append(NodeView(node, 16.0, 61 << 30, (DeviceView(device, 1.0, device.memory_bytes, 48),)))
+    return found
+
+
+def stage_of(name: str, slo_ms: float, *profiles: tuple[str, Profile]) -> StageView:
+    beliefs = [make_belief(profile, name, hardware) for hardware, profile in profiles]
+    return make_stage(Bucket(0, arrivals=1), name=name, beliefs=beliefs, slo_ms=slo_ms)
+
+
+def view_of(
+    names: Sequence[str],
+    rate_rps: float | Mapping[str, float],
+    slo_ms: float,
+    nodes: Sequence[NodeView],
+    plan: Plan | None = None,
+    suffix: str = "-V100",
+) -> ClusterView:
+    stages = [stage_of(name, slo_ms, ("p3.2xlarge", PUBLISHED[name + suffix])) for name in names]
+    rates = dict(rate_rps) if isinstance(rate_rps, Mapping) else dict.fromkeys(names, float(rate_rps))
+    paths = [Path((stage.name,), stage.slo_ns) for stage in stages]
+    return make_view(*stages, nodes=nodes, plan=plan, rates=rates, paths=paths)
+
+
+def planned(policy: Any, view: ClusterView, now_s: float = 0.0) -> Plan:
+    plan: Plan | None = policy.plan(s(now_s), view)
+    assert plan is not None
+    check(plan, view)
+    fits(plan, view)
+    return plan
+
+
+def fits(plan: Plan, view: ClusterView) -> None:
+    """Every replica names its place, and together they fit: the ledger says so."""
+    ledger = Ledger.all_ready([node.node for node in view.nodes])
+    number = 0
+    beliefs = {stage.name: stage.beliefs for stage in view.stages}
+    for target in plan.stages:
+        for group in target.groups:
+            spec = group.spec
+            assert group.count == 1
+            assert spec.node is not None
+            belief = beliefs[spec.stage][spec.variant, spec.slot.hardware]
+            assert ledger.reserve(ReplicaId(number), Reservation.of(spec, belief, spec.node, spec.device)), spec
+            number += 1
+
+
+def contents(plan: Plan) -> list[list[str]]:
+    """By device, `resnet50 b4`, in any order."""
+    found: dict[tuple[str | None, str | None], list[str]] = {}
+    for target in plan.stages:
+        for group in target.groups:
+            place = group.spec.node, group.spec.device
+            found.setdefault(place, []).append(f"{target.stage} b{target.batch_max_of(group)}")
+    return sorted(map(sorted, found.values()))
+
+
+# The placements of the solvers
+
+
+def test_the_integer_program_by_sm_use() -> None:
+    view = view_of(VISION, 600, 250, v100_nodes(4))
+    plan = planned(Colocate(batches=BATCHES), view)
+    assert contents(plan) == [
+        ["alexnet b4", "efficientnet_b7 b8"],
+        ["densenet121 b16", "efficientnet_b7 b8"],
+        ["efficientnet_b7 b8", "resnet50 b4"],
+        ["vgg19 b16"],
+    ]
+    assert plan.saturated == ("resnet50",), "589.78 of 600 requests/s"
+    slots = {group.spec.slot for target in plan.stages for group in target.groups}
+    assert {slot.share for slot in slots} == {0.0}, "no limits"
+    rates = [group.rate_rps for target in plan.stages for group in target.groups if target.stage == "efficientnet_b7"]
+    assert rates == pytest.approx([200, 200, 200])
+
+
+def test_usher_limits_shares_to_what_models_need() -> None:
+    view = view_of(["alexnet", "gpt2", "resnet50", "t5"], 400, 200, v100_nodes(4))
+    plan = planned(Usher(batches=BATCHES, rescue=False), view)
+    assert contents(plan) == [["resnet50 b32"], ["t5 b8"], ["t5 b8"], ["t5 b8"]]
+    assert plan.saturated == ("alexnet", "gpt2")
+    (resnet,) = plan.stages[2].groups
+    assert resnet.spec.slot.share == pytest.approx(0.9358)
+
+
+def test_groups_can_be_pinned() -> None:
+    names = ["resnet50", "vgg19", "mobilenet_v2", "gpt2", "bert"]
+    groups = (("bert", "gpt2", "resnet50"), ("mobilenet_v2", "vgg19"))
+    view = view_of(names, 400, 300, v100_nodes(4))
+    plan = planned(Usher(batches=BATCHES, groups=groups, rescue=False), view)
+    assert "793.6 requests/s; groups resnet50 + gpt2 + bert; vgg19 + mobilenet_v2;" in plan.why
+    with pytest.raises(InputError, match="groups: no stage 'bret'"):
+        Usher(groups=(("bret",),)).plan(0, view)
+
+
+def test_igniter() -> None:
+    view = view_of(("alexnet", "resnet50", "vgg19"), 500, 200, v100_nodes(2), suffix="-V100-TensorRT")
+    plan = planned(Igniter(), view)
+    assert contents(plan) == [["alexnet b32", "resnet50 b32"], ["vgg19 b32"]], "49 is above the profiles' largest"
+    shares = {target.stage: target.groups[0].spec.slot.share for target in plan.stages}
+    assert shares == {"alexnet": 0.05, "resnet50": 0.3, "vgg19": 0.85}
+    one = planned(
+        Igniter(rescue=False),
+        view_of(("alexnet", "resnet50", "vgg19"), 500, 200, v100_nodes(1), suffix="-V100-TensorRT"),
+    )
+    assert one.saturated == ("alexnet", "resnet50")
+    assert "2 devices needed, 1 there" in one.why
+
+
+def test_harbor_serves_one_language_model_well_instead_of_two_badly() -> None:
+    names = ("resnet50", "mobilenet_v2", "bert", "gpt2")
+    plan = planned(Harbor(batches=BATCHES), view_of(names, 276, 300, v100_nodes(5)))
+    by_stage = {target.stage: len(target.groups) for target in plan.stages}
+    assert by_stage["bert"] == 3
+    assert plan.saturated == ("gpt2",)
+    assert max(target.batch_max for target in plan.stages) <= 16
+
+
+def test_a_stage_without_a_replica_gets_one_where_there_is_room() -> None:
+    names = ("alexnet", "xlnet")
+    rates = {"alexnet": 100.0, "xlnet": 5000.0}
+    alone = planned(Colocate(batches=BATCHES, rescue=False), view_of(names, rates, 100, v100_nodes(2)))
+    assert not alone.stages[1].groups, "108 ms are longer than its deadline"
+    rescued = planned(Colocate(batches=BATCHES), view_of(names, rates, 100, v100_nodes(2)))
+    assert len(rescued.stages[1].groups) == 1
+    assert "xlnet" in rescued.saturated
+
+
+# Again
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda each: type(each).__name__)
+def test_a_plan_stays_while_rates_are_near(policy: Any) -> None:
+    policy = replace(policy)
+    nodes = v100_nodes(5)
+    plan = planned(policy, view_of(VISION, 400, 200, nodes))
+    assert policy.plan(s(10), view_of(VISION, 430, 200, nodes, plan)) is None
+    more = planned(policy, view_of(VISION, 800, 200, nodes, plan), 20)
+    assert contents(more) != contents(plan)
+
+
+def test_devices_get_those_contents_with_which_most_replicas_stay() -> None:
+    policy = Colocate(batches=BATCHES)
+    nodes = v100_nodes(5)
+    before = planned(policy, view_of(VISION, 500, 200, nodes))
+    places = {group.spec for target in before.stages for group in target.groups}
+    after = planned(policy, view_of(VISION, 400, 200, nodes, before), 10)
+    now = {group.spec for target in after.stages for group in target.groups}
+    # Any other labels of the same contents keep at most as many.
+    kept = len(places & now)
+    by_node = {spec.node: spec for spec in now}
+    shifted = {name: f"gpu-{(int(name[4:]) + 1) % 5}" for name in by_node if name}
+    moved = {structs.replace(spec, node=shifted[spec.node]) for spec in now if spec.node}
+    assert kept >= len(places & moved)
+    assert kept >= 3
+
+
+def test_a_lost_node_moves_its_replicas_only() -> None:
+    policy = Harbor(batches=BATCHES)
+    nodes = v100_nodes(6)
+    before = planned(policy, view_of(VISION, 433, 200, nodes))
+    used = sorted({group.spec.node or "" for target in before.stages for group in target.groups})
+    lost = [replace(view, state=NodeState.LOST) if view.node.name == used[0] else view for view in nodes]
+    view = view_of(VISION, 433, 200, lost, before)
+    after = planned(policy, view, 10)
+    assert all(group.spec.node != used[0] for target in after.stages for group in target.groups)
+
+
+# Kinds and prices
+
+
+T4 = Profile(
+    latency_ms=Quadratic(0.0, 1.0, 9.0), max_batch=16, max_cores=4, accelerator="T4", device_memory_bytes=1 << 30
+)
+CPU = Profile(latency_ms=Quadratic(0.0, 10.0, 20.0), max_batch=8, max_cores=8)
+
+
+def rented(*kinds: tuple[str, int, float, str], count: int = 3) -> list[NodeView]:
+    """Nodes on demand: kind, cores, price, accelerator."""
+    found = []
+    for hardware, cores, price, accelerator in kinds:
+        devices = (ACCELERATORS[accelerator],) if accelerator else ()
+        views = tuple(DeviceView(each, 1.0, each.memory_bytes, 48) for each in devices)
+        for number in range(count):
+            node = Node(f"{hardware}-{number}", hardware, cores, 32 << 30, devices, price, on_demand=True)
+            found.append(NodeView(node, cores, 32 << 30, views, NodeState.RELEASED))
+    return found
+
+
+BOTH = (("c5.2xlarge", 8, 0.34, ""), ("g4dn.xlarge", 4, 0.526, "T4"))
+
+
+@pytest.mark.parametrize(("rate_rps", "expected"), [(5, {"c5.2xlarge": 1}), (200, {"g4dn.xlarge": 1})])
+def test_harbor_rents_the_cheapest_kind_that_serves_as_much(rate_rps: float, expected: dict[str, int]) -> None:
+    stage = stage_of("m", 400, ("c5.2xlarge", CPU), ("g4dn.xlarge", T4))
+    plan = planned(Harbor(), make_view(stage, nodes=rented(*BOTH), rates={"m": rate_rps}))
+    assert Counter(group.spec.slot.hardware for group in plan.stages[0].groups) == expected
+    assert "USD/h" in plan.why
+
+
+def test_prices_must_be_known_for_all_that_can_be_rented() -> None:
+    stage = stage_of("m", 400, ("c5.2xlarge", CPU), ("g4dn.xlarge", T4))
+    nodes = rented(BOTH[0], ("g4dn.xlarge", 4, 0.0, "T4"))
+    with pytest.raises(InputError, match=r"nodes on demand without a price: g4dn\.xlarge"):
+        Harbor().plan(0, make_view(stage, nodes=nodes, rates={"m": 10}))
+
+
+# Mistakes
+
+
+def test_a_model_that_fits_on_no_device_is_refused() -> None:
+    huge = replace_profile(PUBLISHED["resnet50-V100"], device_memory_bytes=20 << 30)
+    stage = stage_of("m", 400, ("p3.2xlarge", huge))
+    for policy in POLICIES:
+        with pytest.raises(InputError, match="m fits on no device: it needs 125 % of the memory of a V100"):
+            replace(policy).plan(0, make_view(stage, nodes=v100_nodes(1), rates={"m": 10}))
+
+
+def replace_profile(profile: Profile, **changes: Any) -> Profile:
+    return structs.replace(profile, **changes)
+
+
+def test_a_profile_that_does_not_say_what_it_takes_is_refused_or_alone() -> None:
+    silent = replace_profile(PUBLISHED["resnet50-V100"], sharing=None)
+    view = make_view(stage_of("m", 400, ("p3.2xlarge", silent)), nodes=v100_nodes(1), rates={"m": 10})
+    with pytest.raises(InputError, match="the profile of m on V100 says nothing of sm_use"):
+        Colocate().plan(0, view)
+    with pytest.raises(InputError, match="has no coefficients of iGniter"):
+        Igniter().plan(0, view)
+    assert len(planned(Harbor(), view).stages[0].groups) == 1
+
+
+def test_kinds_that_the_cluster_does_not_have_are_refused() -> None:
+    view = view_of(("resnet50",), 100, 200, v100_nodes(1))
+    with pytest.raises(InputError, match=r"no node has hardware 'g4dn\.xlarge'"):
+        Harbor(hardware=("g4dn.xlarge",)).plan(0, view)
+    with pytest.raises(InputError, match=r"no node has hardware 'g4dn\.xlarge'"):
+        Usher(hardware="g4dn.xlarge").plan(0, view)
+
+
+# Any view
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(POLICIES),
+    st.dictionaries(st.sampled_from(VISION), st.floats(0, 2000), min_size=1),
+    st.integers(1, 5),
+    st.sampled_from([50, 150, 400]),
+)
+def test_plans_fit_and_are_repeatable(policy: Any, rates: dict[str, float], count: int, slo_ms: float) -> None:
+    view = view_of(tuple(rates), rates, slo_ms, v100_nodes(count))
+    plan = planned(replace(policy), view)
+    assert plan == replace(policy).plan(0, view)
+    for target in plan.stages:
+        rate = max(rates[target.stage], 0.1)
+        own = [group for group in target.groups if group.rate_rps]
+        assert not own or sum(group.rate_rps for group in own) == pytest.approx(rate)

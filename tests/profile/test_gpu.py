@@ -1,0 +1,173 @@
+"""SM use from launches, metrics over time, iGniter's model, and the published profiles of models on a V100."""
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from sloop.errors import InputError
+from sloop.profile.gpu import (
+    GPU_LIMITS,
+    IgniterResident,
+    KernelLaunch,
+    KernelSpan,
+    igniter_predictions,
+    peak,
+    time_weighted,
+)
+from sloop.profile.interference import IgniterLaw, ShareLaw
+from sloop.profile.profile import DeviceSharing
+from sloop.profile.published import PUBLISHED
+from sloop.profile.v100 import IGNITER_V100, IGNITER_V100_MODELS, LANGUAGE_MODELS, V100_ROWS
+
+V100 = GPU_LIMITS["V100"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "per_sm", "percent"),
+    [
+        (KernelLaunch(64, 1024, 32), 2, 40.0),
+        (KernelLaunch(100, 128, 32, 32768), 3, 42.5),
+        (KernelLaunch(50 * 2, 256, 128), 2, 62.5),
+        (KernelLaunch(640, 32, 16), 32, 25.0),
+        (KernelLaunch(4000, 256, 32), 8, 100.0),
+    ],
+    ids=["threads", "shared memory", "registers", "blocks", "at most all"],
+)
+def test_the_sms_that_a_launch_needs(launch: KernelLaunch, per_sm: int, percent: float) -> None:
+    assert launch.blocks_per_sm(V100) == per_sm
+    assert launch.sm_percent(V100) == percent
+
+
+@pytest.mark.parametrize("launch", [KernelLaunch(1, 4096, 16), KernelLaunch(1, 64, 16, 1 << 20)])
+def test_a_block_that_fits_on_no_sm_is_refused(launch: KernelLaunch) -> None:
+    with pytest.raises(InputError, match="fits on no SM"):
+        launch.sm_percent(V100)
+
+
+SPANS = [KernelSpan(0, 2, 50), KernelSpan(1, 3, 30), KernelSpan(5, 6, 100)]
+
+
+def test_peaks_and_means_over_time() -> None:
+    assert peak(SPANS) == 100
+    assert peak(SPANS[:2]) == 80
+    assert time_weighted(SPANS) == pytest.approx((50 + 80 + 30 + 0 + 0 + 100) / 6), "gaps count as 0"
+    assert peak([]) == time_weighted([]) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.integers(0, 100)), min_size=1, max_size=8))
+def test_metrics_against_every_instant(spans: list[tuple[int, int, int]]) -> None:
+    made = [KernelSpan(start, start + length, value) for start, length, value in spans]
+    first, last = min(each.start for each in made), max(each.end for each in made)
+    running = [
+        sum(each.value for each in made if each.start <= instant < each.end) for instant in range(int(first), int(last))
+    ]
+    assert peak(made) == max(running, default=0)
+    assert time_weighted(made) == pytest.approx(sum(running) / len(running) if running else 0)
+
+
+residents = st.lists(
+    st.builds(
+        IgniterResident,
+        st.sampled_from(list(IGNITER_V100_MODELS.values())),
+        st.integers(1, 32),
+        st.integers(1, 16).map(lambda units: 2.5 * units),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(residents)
+def test_the_law_of_interference_is_igniters_model(together: Sequence[IgniterResident]) -> None:
+    """What the law says of one resident beside the others, times its time alone on the GPU, is the prediction."""
+    laws = [IgniterLaw(IGNITER_V100, each.model) for each in together]
+    demands = [
+        DeviceSharing(law=law, full_batch=32).demand(each.batch, share=each.share / 100)
+        for law, each in zip(laws, together, strict=True)
+    ]
+    predicted = igniter_predictions(IGNITER_V100, together)
+    for at, (law, each) in enumerate(zip(laws, together, strict=True)):
+        (alone,) = igniter_predictions(IGNITER_V100, [IgniterResident(each.model, each.batch, 100.0)])
+        others = [demand for other, demand in enumerate(demands) if other != at]
+        assert law.slowdown(demands[at], others) * alone.gpu_ms == pytest.approx(predicted[at].gpu_ms)
+
+
+def test_more_share_is_never_slower_and_neighbours_never_help() -> None:
+    for model in IGNITER_V100_MODELS.values():
+        alone = [
+            igniter_predictions(IGNITER_V100, [IgniterResident(model, 8, share)])[0].gpu_ms for share in (10, 50, 100)
+        ]
+        assert alone == sorted(alone, reverse=True)
+        crowd = [IgniterResident(model, 8, 20.0)] * 4
+        assert igniter_predictions(IGNITER_V100, crowd)[0].gpu_ms > alone[-1]
+
+
+def test_the_share_law_at_its_two_printed_points() -> None:
+    law = ShareLaw()
+
+    def slower(name: str, share: float) -> float:
+        sharing = PUBLISHED[f"{name}-V100"].sharing
+        assert sharing is not None
+        return law.slowdown(structs.replace(sharing, is_capped=True).demand(4, share=share), [])
+
+    assert slower("resnet50", 0.1755) == pytest.approx(3.3, abs=0.05)
+    assert slower("bert", 0.3183) == pytest.approx(6.3, abs=0.05)
+    assert slower("resnet50", 0.3626) == 1.0
+
+
+# The published table
+
+
+def test_the_table_is_consistent_in_itself() -> None:
+    assert sum(map(len, V100_ROWS.values())) == 71
+    assert set(V100_ROWS) >= LANGUAGE_MODELS
+    for rows in V100_ROWS.values():
+        for row in rows:
+            assert 1000 * row.batch / row.latency_ms == pytest.approx(row.rate_rps, rel=0.03)
+
+
+def test_the_table_is_the_published_one() -> None:
+    root = Path(os.environ.get("SLOOP_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+    path = root / "specs" / "data" / "colocation_v100_profiles.csv"
+    if not path.is_file():
+        pytest.skip("the table of the thesis is not here")
+    with path.open(newline="") as file:
+        printed = [
+            (
+                row["model"],
+                int(row["batch"]),
+                pytest.approx(1000 * float(row["latency_s"])),
+                *(
+                    float(row[key])
+                    for key in (
+                        "throughput_rps",
+                        "mem_cap_pct",
+                        "ach_occ_pct",
+                        "wavg_ach_occ_pct",
+                        "wavg_sm_util_pct",
+                    )
+                ),
+            )
+            for row in csv.DictReader(file)
+        ]
+    assert [(name, *row) for name, rows in V100_ROWS.items() for row in rows] == printed
+
+
+@pytest.mark.parametrize("name", V100_ROWS)
+def test_profiles_have_the_printed_rates_and_needs(name: str) -> None:
+    profile = PUBLISHED[f"{name}-V100"]
+    assert profile.accelerator == "V100"
+    assert profile.sharing is not None
+    for row in V100_ROWS[name]:
+        latency_ms = profile.latency_ms.latency_ms(row.batch, 1)
+        assert 1000 * row.batch / latency_ms == pytest.approx(row.rate_rps)
+        demand = profile.sharing.demand(row.batch)
+        assert (demand.sm_use, demand.occupancy, demand.peak_occupancy, demand.memory) == pytest.approx(
+            tuple(each / 100 for each in (row.sm_use, row.occupancy, row.peak_occupancy, row.memory_percent))
+        )
