@@ -416,17 +416,17 @@ class RayCluster:
         hosts: Hosts,
         *,
         cpus: int = 1,
+        head_cpus: int | None = None,
         object_store_bytes: int = 100_000_000,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`cpus` and `object_store_bytes`: of each node. `env`: added to the environment of every Ray process."""
+        """`cpus` and `object_store_bytes`: of each node; `head_cpus`: if the head has others. `env`: added to the
+        environment of every Ray process."""
         self._hosts = hosts
         self.address = f"{hosts[0].address}:{self.PORT}"
-        self._options = [
-            f"--temp-dir={self.FOLDER}",
-            f"--num-cpus={cpus}",
-            f"--object-store-memory={object_store_bytes}",
-        ]
+        self._options = [f"--temp-dir={self.FOLDER}", f"--object-store-memory={object_store_bytes}"]
+        self._cpus = cpus
+        self._head_cpus = cpus if head_cpus is None else head_cpus
         self._options += ["--disable-usage-stats", "--include-log-monitor=false"]
         self._env = {**HEALTH, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **(env or {})}
         self.env = {**self._env, "RAY_ADDRESS": self.address}
@@ -443,13 +443,23 @@ class RayCluster:
             host.kill()
 
     def start_head(self) -> None:
-        """Starts the head in the first host, which has none (any more). It knows nothing of what was before."""
+        """Starts the head in the first host, which has none (any more). Without a store it knows nothing of what was
+        before."""
         head = ["--head", f"--port={self.PORT}", "--include-dashboard=false", "--no-monitor"]
+        head += [f"--num-cpus={self._head_cpus}"]
         self._wait([self._start(self._hosts[0], head)])
 
     def start_nodes(self, hosts: Sequence[Host]) -> None:
         """Starts a node in each of these hosts, which has none (any more), and waits until the head knows them."""
-        self._wait([self._start(host, [f"--address={self.address}"]) for host in hosts])
+        options = [f"--address={self.address}", f"--num-cpus={self._cpus}"]
+        self._wait([self._start(host, options) for host in hosts])
+
+    def kill_head(self) -> None:
+        """Ends all of Ray's processes in the first host, but not the drivers there."""
+        for pid in self._hosts[0].pids():
+            with contextlib.suppress(OSError):
+                if b"/ray/" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
     def run(self, program: str, *arguments: str, host: Host | None = None) -> Process:
         """Starts Python code as a driver, in the first host if none is given. Its stdout is a pipe."""

@@ -2,6 +2,7 @@
 happens when parts of it die. Figures are printed (`pytest -s`)."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from tests.hosts import WAIT_S, Host, Hosts, RayCluster
-from tests.serve.fleet import CAUGHT, MODEL, Fleet, Load, kill, running, tell, until, workers
+from tests.serve.fleet import CAUGHT, HTTP, MODEL, Fleet, Load, kill, running, tell, until, workers
 
 pytestmark = [
     pytest.mark.live,
@@ -63,9 +64,13 @@ class RayFleet:
         for name, text in (("model.py", MODEL), ("huge.yaml", HUGE)):
             (folder / name).write_text(text)
         self.fleet = Fleet(list(hosts), folder, APP, self.backend(ray.address), ray.env)
-        self._watch = hosts[0].run(
+        self.watch()
+
+    def watch(self) -> None:
+        """Ask the cluster's head from now on, which was not there before or is another one."""
+        self._watch = self.hosts[0].run(
             [sys.executable, "-c", WATCH],
-            env=ray.env,
+            env=self.ray.env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -181,6 +186,28 @@ def test_nothing_is_left_in_ray_when_the_server_has_ended(served: RayFleet) -> N
     until(lambda: not any(running(host, "sloop.serve") for host in served.hosts), "no processes")
 
 
+def test_an_edge_on_a_node_of_ray_serves_clients_there(served: RayFleet) -> None:
+    """The server waits for edges if it has a port and a token that others can know."""
+    fleet, host = served.fleet, served.hosts[1]
+    assert fleet.server is not None
+    fleet.server.terminate()
+    fleet.server.wait(WAIT_S)
+    fleet.start_server([*served.backend(served.ray.address), "--agents-port", "9477", "--token-file", "token"])
+    fleet.until_ready(1)
+    join = ["--join", f"{fleet.address}:9477", "--token-file", "token", "--host", "0.0.0.0", "--http-port", str(HTTP)]
+    edge = host.run([sys.executable, "-P", "-m", "sloop", "edge", *join], cwd=fleet.folder, stdout=subprocess.PIPE)
+    assert edge.stdout is not None
+    assert b"serving at" in edge.stdout.readline()
+    with Load(host.address, "mlp", lambda x: 2 * x + 1, rate_rps=FEW_RPS) as load:
+        load.until_steady(20)
+    load.check([200])
+    assert fleet.metric("sloop_edges") == 2
+    edge.terminate()
+    assert edge.wait(WAIT_S) == 0
+    fleet.server.terminate()
+    fleet.server.wait(WAIT_S)
+
+
 # What cannot be served
 
 
@@ -284,3 +311,69 @@ def test_serving_goes_on_without_the_head_until_nodes_give_up_and_another_head_i
         load.check((*CAUGHT, 500))
         assert first_s > give_up_s / 2
         assert "Ray was joined again" in fleet.log()
+
+
+REDIS_PORT: Final = 6380
+
+
+def has_rocksdb() -> bool:
+    """Whether this version of Ray contains RocksDB."""
+    found = find_spec("ray")
+    assert found is not None
+    assert found.origin is not None
+    return "rocksdb" in Path(found.origin).parent.joinpath("_private", "node.py").read_text()
+
+
+@pytest.fixture(params=["redis", "rocksdb"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RayFleet]:
+    """A fleet whose Ray keeps its state in a store: Redis on another host than the head's, or RocksDB, which Ray
+    contains, in a folder of the head. The head has no CPUs, as we recommend, and so no agent."""
+    redis = shutil.which("redis-server") if request.param == "redis" else None
+    if request.param == "redis" and redis is None:
+        pytest.skip("redis-server is not installed")
+    if request.param == "rocksdb" and not has_rocksdb():
+        pytest.skip("this version of Ray has no RocksDB")
+    with Hosts(3) as hosts:
+        if redis is not None:
+            options = ["--port", str(REDIS_PORT), "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""]
+            hosts[1].run([redis, *options], cwd=tmp_path, stdout=subprocess.DEVNULL)
+            env = {"RAY_REDIS_ADDRESS": f"{hosts[1].address}:{REDIS_PORT}"}
+        else:
+            env = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tmp_path / "gcs")}
+        with RayCluster(hosts, cpus=2, head_cpus=0, env=env) as ray:
+            served = RayFleet(hosts, ray, tmp_path)
+            served.restore()
+            yield served
+
+
+def test_with_a_store_nobody_notices_that_the_head_is_killed(kept: RayFleet) -> None:
+    """Nodes, agents and replicas stay, and the next head knows them. The server joins it, reserves again what its
+    replicas have, and can have more."""
+    fleet = kept.fleet
+    before = workers(kept.host_of_replica())
+    with kept.load() as load:
+        load.go_on(1)
+        fault_s = time.monotonic()
+        kept.ray.kill_head()
+        load.go_on(3)
+        kept.ray.start_head()
+        head_s = time.monotonic() - fault_s
+        kept.watch()
+        until(lambda: len(kept.seen()["alive"]) == 3, "all nodes are known to the next head")
+        nodes_s = time.monotonic() - fault_s
+        until(lambda: "Ray was joined again" in fleet.log(), "the server has joined the next head")
+        until(lambda: kept.seen()["groups"] == [1], "the replica has its reservation")
+        whole_s = time.monotonic() - fault_s
+        load.until_steady(10)
+    tell(
+        f"head killed: {load.describe()}; slowest answer {load.slowest_ms():.0f} ms; another head after {head_s:.1f} "
+        f"s, with all nodes after {nodes_s:.1f} s, with the server and its reservations after {whole_s:.1f} s"
+    )
+    load.check([200])
+    assert "lost" not in fleet.nodes().values()
+    assert workers(kept.host_of_replica()) == before
+    with kept.load(MANY_RPS) as load:
+        until(lambda: sorted(kept.seen()["groups"]) == [1, 1], "the replica grows")
+        load.until_steady()
+    load.check([200])
+    assert workers(kept.host_of_replica()) == before

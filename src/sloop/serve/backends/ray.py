@@ -317,6 +317,8 @@ class RayProcess:
         self.ended = asyncio.Event()
         self._link = RecordLink(self._loop, sock, ToRay, self._on_record, lambda _: self.ended.set())
         self._ray: Any = None
+        self._ray_node = ""
+        """The id of the node of Ray through which this process has joined."""
         self._want: Want | None = None
         self._kept: dict[str, _Kept] = {}
         self._groups: dict[ReplicaId, list[tuple[Any, dict[str, float]]]] = {}
@@ -361,7 +363,10 @@ class RayProcess:
         self._link.send(Joined(host))
         while not self._is_closing:
             try:
-                await self._call(self._supervise)
+                if not await self._call(self._supervise):
+                    _log.error("Ray's node on this machine has died, and with it what was reserved")
+                    self.ended.set()
+                    return
             except Exception as error:
                 if not self._is_closing:
                     _log.error("Ray does not answer: %s", str(error).strip().splitlines()[-1])
@@ -386,14 +391,18 @@ class RayProcess:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise _unjoined(address, error) from error
+        self._ray_node = ray.get_runtime_context().get_node_id()
         return str(ray.util.get_node_ip_address())
 
-    def _supervise(self) -> None:
-        """Have an agent on each wanted node, as far as there are nodes of Ray."""
+    def _supervise(self) -> bool:
+        """Have an agent on each wanted node, as far as there are nodes of Ray. False if the node of Ray through which
+        this process has joined is dead: a head with a store has been started again, and takes the process for dead."""
         want = self._want
         if want is None:
-            return
+            return True
         alive = {each["NodeID"]: each for each in self._ray.nodes() if each["Alive"]}
+        if self._ray_node not in alive:
+            return False
         wanted = {node.name: node for node in want.nodes}
         for name, kept in list(self._kept.items()):
             if name not in wanted or kept.ray_node not in alive or self._has_ended(kept):
@@ -405,6 +414,7 @@ class RayProcess:
             if node.name not in self._kept:
                 self._place(node, want, alive, left)
         self._ask_autoscaler([_size_of(node) for node in want.nodes])
+        return True
 
     def _place(
         self, node: Node, want: Want, alive: Mapping[str, Mapping[str, Any]], left: dict[str, dict[str, float]]
