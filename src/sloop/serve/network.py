@@ -16,6 +16,7 @@ certificates are not compared: machines are known by address, and the token says
 """
 
 import asyncio
+import errno
 import hmac
 import logging
 import os
@@ -422,7 +423,10 @@ class NodeListener:
         except OSError as error:
             sock.close()
             where, why = f"{endpoint[0]}:{endpoint[1]}", error.strerror or error
-            raise MachineError(f"cannot listen on {where}: {why}", help="is that an address of this host?") from error
+            fix = "is that an address of this host?"
+            if error.errno == errno.EADDRINUSE:
+                fix = "stop the program that listens there, or choose another port"
+            raise MachineError(f"cannot listen on {where}: {why}", help=fix) from error
         return cls(sock, token, accept, context)
 
     async def close(self) -> None:
