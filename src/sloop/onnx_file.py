@@ -107,7 +107,7 @@ def read_onnx(path: Path) -> Any:  # noqa: ANN401  # a message, whose fields hav
     try:
         return parse_onnx(path.read_bytes(), str(path))
     except OSError as error:
-        raise InputError("not an ONNX model, or truncated", where=str(path), help="export it again") from error
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path), help="check the path") from error
 
 
 def parse_onnx(content: bytes, where: str) -> Any:  # noqa: ANN401

@@ -5,6 +5,13 @@ import pytest
 
 from sloop.errors import InputError
 from sloop.innet.accuracy import (
+    ALONE,
+    MODELS,
+    NETWORKS,
+    OTHERS,
+    TENTH,
+    TREES,
+    AccuracyTrial,
     Dataset,
     Protocol,
     baseline_flow,
@@ -12,9 +19,11 @@ from sloop.innet.accuracy import (
     dataset,
     flow_accuracy,
     network_accuracy,
+    play,
     split,
+    together,
 )
-from sloop.innet.detection import POINTS, FeatureEncoding
+from sloop.innet.detection import POINTS, FeatureEncoding, Representation
 from sloop.innet.shipped import shipped_model
 from sloop.innet.traffic import Knobs, calls, mixed
 from sloop.innet.training import Architecture
@@ -71,6 +80,19 @@ def test_identity_is_masked_unless_the_protocol_shows_it() -> None:
     )
     assert seen > 0.9
     assert masked < 0.7
+
+
+def test_trials_of_all_models_make_one_comparison() -> None:
+    """Each is played alone, with as many flows for the test as it says."""
+    pytest.importorskip("sklearn")
+    base10 = OTHERS[Representation.BASE10]
+    parts = [play(AccuracyTrial(*each, 20, 8, 0.4)) for each in ((TREES, 1), (TREES, 2), (ALONE, 1), (base10, 1))]
+    found = together(parts)
+    assert (found.tested, found.seeds) == (8, (1, 2))
+    assert {name: len(values) for name, values in found.packet.items()} == {TREES: 2, TENTH: 2, ALONE: 1, base10: 1}
+    assert set(found.flow) == {TREES, TENTH, base10}
+    assert found.packet[TREES] == [part.packet[TREES][0] for part in parts[:2]]
+    assert set(MODELS) == {TREES, ALONE, *NETWORKS.values(), *OTHERS.values()}
 
 
 def test_flow_accuracy_uses_the_first_points_only() -> None:

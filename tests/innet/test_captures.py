@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import gzip
 import struct
 import tempfile
 from pathlib import Path
@@ -68,6 +69,38 @@ def test_pcapng_of_both_byte_orders(tmp_path: Path, order: str) -> None:
 )
 def test_link_layers(tmp_path: Path, link: int, front: bytes) -> None:
     assert _read(tmp_path / "a", _pcapng(PACKETS, link=link, front=front))[0] == PACKETS
+
+
+def _interface(link: int, *, resolution: int = 6, offset_s: int = 0, order: str = "<") -> bytes:
+    options = struct.pack(f"{order}HHB3x", 9, 1, resolution) + struct.pack(f"{order}HHq", 14, 8, offset_s)
+    return _block(1, struct.pack(f"{order}HHI", link, 0, 0) + options + bytes(4), order)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_each_interface_of_a_pcapng_has_its_link_layer_and_clock(tmp_path: Path, order: str) -> None:
+    """As Wireshark writes what it captures on several interfaces."""
+    content = _pcapng([], order=order)
+    content += _interface(101, resolution=9, order=order) + _interface(113, resolution=0x80 | 20, order=order)
+    content += _interface(1, resolution=3, offset_s=5, order=order) + _interface(105, order=order)
+    data = PACKETS[0].data
+    fronts = (ETHERNET, b"", bytes(14) + b"\x08\0", ETHERNET, b"\x08\x01")
+    ticks = (7_000_000, 7_000_000_000, 7 << 20, 2_000, 7_000_000)
+    for interface, (front, stamp) in enumerate(zip(fronts, ticks, strict=True)):
+        size = len(front + data)
+        head = struct.pack(f"{order}IIIII", interface, stamp >> 32, stamp & 0xFFFFFFFF, size, size)
+        content += _block(6, head + front + data, order)
+    content += _block(3, struct.pack(f"{order}I", len(ETHERNET + data)) + ETHERNET + data, order)
+    found, reader = _read(tmp_path / "a.pcapng", content)
+    assert found == [TimedPacket(7_000_000, data)] * 4
+    assert reader.counts == {"packets": 5, "not_ip": 1, "without_time": 1}
+    with pytest.raises(InputError, match="a packet of interface 9, which is not described"):
+        _read(tmp_path / "a.pcapng", content + _block(6, struct.pack(f"{order}IIIII", 9, 0, 0, 0, 0), order))
+
+
+def test_a_compressed_capture_says_how_to_unpack_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it is compressed") as error:
+        _read(tmp_path / "a.gz", gzip.compress(_pcapng(PACKETS[:1])))
+    assert "gunzip" in str(error.value.help)
 
 
 def test_frames_without_ip_are_counted(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Files of compiled networks."""
 
+import json
+import tempfile
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +13,7 @@ from numpy.random import RandomState
 from sloop.errors import InputError, MachineError
 from sloop.innet.compiled import CompiledNetwork, load, save
 from sloop.innet.mapper import Fabric, NoCapacity
-from sloop.innet.network import BYTES, Network
+from sloop.innet.network import BYTES, Ints, Network
 from sloop.innet.quantiser import quantise
 from sloop.innet.training import Architecture
 
@@ -56,6 +60,67 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(MachineError, match="cannot write"):
         save(CompiledNetwork(_network(), Fabric()), tmp_path)
+
+
+def test_no_damage_makes_another_network(tmp_path: Path) -> None:
+    """Whatever bytes a file has, it is refused, or it is the same network."""
+    whole, rows, logits = _saved_whole()
+    path = tmp_path / "a.innet"
+    kept = 0
+    for place in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(bytes(damaged))
+        try:
+            found = load(path)
+        except InputError:
+            continue
+        kept += 1
+        assert np.array_equal(found.network.run(rows), logits), place
+    assert kept < len(whole) / 6  # dates and attributes that the archive has of its parts
+
+
+@cache
+def _saved_whole() -> tuple[bytes, Ints, Ints]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.innet"
+        save(CompiledNetwork(_network(), Fabric()), path)
+        rows = RandomState(1).randint(0, 128, (10, 24))
+        return path.read_bytes(), rows, _network().run(rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "order", "message"),
+    [
+        ({"shape": [24, 1, 0]}, None, "its input is 24 × 1 × 0"),
+        ({"inputs": {"low": -128, "high": 127, "exponent": 7}}, None, "inputs from -128 to 127"),
+        ({"layers.0.pool": [0, 1]}, None, "layer 'conv1': its pool"),
+        ({"layers.0.shift": 31}, None, "its shift is 31"),
+        ({"fabric.slots": 7}, None, "slots is 7"),
+        ({}, [0] * 24, "the order of its inputs"),
+    ],
+)
+def test_a_header_with_other_numbers_is_refused(
+    tmp_path: Path, changes: dict[str, Any], order: list[int] | None, message: str
+) -> None:
+    path = tmp_path / "a.innet"
+    save(CompiledNetwork(_network(), Fabric()), path)
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    header = json.loads(arrays["header"].tobytes())
+    for key, value in changes.items():
+        place, *rest = key.split(".")
+        inner = header
+        for name in rest:
+            inner, place = inner[int(place) if place.isdigit() else place], name
+        inner[place] = value
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    if order is not None:
+        arrays["order"] = np.array(order, np.int64)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    with pytest.raises(InputError, match=message):
+        load(path)
 
 
 def test_a_network_that_does_not_fit_is_refused_when_it_is_compiled() -> None:

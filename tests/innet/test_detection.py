@@ -13,6 +13,7 @@ from sloop.innet.detection import (
     FeatureEncoding,
     FlowTable,
     InferencePoint,
+    ParsedPacket,
     Representation,
     Rows,
     Unparsed,
@@ -25,7 +26,7 @@ from sloop.innet.traffic import TimedPacket, calls, in_order_of_time, mixed
 HEADER = bytes.fromhex("4500003c0001400040110000") + bytes([10, 0, 0, 1, 10, 0, 0, 2])
 UDP_PACKET = HEADER + (5000).to_bytes(2) + (6000).to_bytes(2) + (40).to_bytes(2) + b"\0\0" + bytes(range(32))
 """The worked example of the specification (2.4)."""
-V6_PACKET = bytes.fromhex("60000000001c1140") + bytes(range(32)) + bytes.fromhex("1388177000140000") + bytes(12)
+V6_PACKET = bytes.fromhex("60000000001c1140") + bytes(range(32)) + bytes.fromhex("13881770001c0000") + bytes(20)
 
 
 def _observed(table: FlowTable, packets: int, gap_us: int = 1000, data: bytes = UDP_PACKET) -> list[InferencePoint]:
@@ -78,6 +79,16 @@ def test_two_flows_of_one_register_do_not_mix() -> None:
     assert evicting.n == 1
 
 
+def test_a_head_ends_with_its_packet() -> None:
+    """What pads an Ethernet frame, or checks it, is no feature."""
+    expected = parse(UDP_PACKET)
+    assert parse(UDP_PACKET + b"\xab\xcd\xef\x01") == expected
+    assert isinstance(expected, ParsedPacket)
+    assert expected.head == UDP_PACKET + bytes(8)
+    unknown = UDP_PACKET[:2] + b"\0\0" + UDP_PACKET[4:]  # the network card would have filled it in
+    assert isinstance(parse(unknown), ParsedPacket)
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -86,6 +97,9 @@ def test_two_flows_of_one_register_do_not_mix() -> None:
         (b"\x41" + UDP_PACKET[1:], Unparsed.NOT_IP),  # a header of 4 bytes
         (UDP_PACKET[:22], Unparsed.CUT_SHORT),
         (V6_PACKET[:43], Unparsed.CUT_SHORT),
+        (UDP_PACKET[:59], Unparsed.CUT_SHORT),  # a capture of the first bytes of each packet
+        (V6_PACKET[:67], Unparsed.CUT_SHORT),
+        (UDP_PACKET[:2] + b"\0\x17" + UDP_PACKET[4:], Unparsed.CUT_SHORT),  # ends within its ports, it says
         (UDP_PACKET[:6] + b"\x20\x08" + UDP_PACKET[8:], Unparsed.FRAGMENT),
         (UDP_PACKET[:9] + b"\x01" + UDP_PACKET[10:], Unparsed.OTHER_PROTOCOL),
         (V6_PACKET[:6] + b"\x2c" + V6_PACKET[7:], Unparsed.OTHER_PROTOCOL),

@@ -252,7 +252,7 @@ def test_packets_that_are_none_are_counted_and_dropped() -> None:
     assert [verdict.logits for verdict in verdicts] == [tuple(logits) for logits in network.run(rows).tolist()]
     assert counts.unroutable == 4
     assert counts.layers[0].drops == {"malformed": 2, "unknown version": 1}
-    assert counts.sink_drops == {"old epoch": 1}
+    assert counts.sink_drops == {"malformed": 1}
 
 
 # Weights under load

@@ -4,6 +4,8 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.innet.emulator import Emulator
@@ -73,6 +75,38 @@ def test_weights_of_the_flow_model_per_unit() -> None:
     assert max(leaf for group in program.groups for leaf, _ in group) == 5  # six switches with that of features
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 40), st.integers(1, 60), st.sampled_from([1, 2, 4, 8]), st.integers(1, 400), st.sampled_from([1, 2])
+)
+def test_no_leaf_has_more_than_its_memory(
+    neurons: int, inputs: int, pipelines: int, memory: int, switches: int
+) -> None:
+    """Neurons do not divide evenly: the leaf with the most of them decides how many leaves a layer takes."""
+    layer = Dense("dense1", np.ones((neurons, inputs), np.int8), np.zeros(neurons, np.int32))
+    last = Dense("dense2", np.ones((2, neurons), np.int8), np.zeros(2, np.int32))
+    fabric = Fabric(memory_bytes=memory, leaves=4096, pipelines=pipelines, units=pipelines * switches)
+    try:
+        placements = place(Network((inputs, 1, 1), (layer, last)), fabric)
+    except NoCapacity:
+        assert memory < max(neurons, 2) * (inputs + neurons + 2)
+        return
+    for placement, each in zip(placements, (layer, last), strict=True):
+        bytes_of_one = placement.memory_bytes / each.neurons
+        _, bounds = split(each.neurons, len(placement.units))
+        on_leaf = dict.fromkeys(placement.leaves, 0)
+        for (leaf, _), (first, end) in zip(placement.units, bounds, strict=True):
+            on_leaf[leaf] += end - first
+        assert sum(on_leaf.values()) == each.neurons
+        assert max(on_leaf.values()) * bytes_of_one <= memory + 1e-6
+
+
+def test_units_of_several_switches_are_those_of_whole_ones() -> None:
+    with pytest.raises(InputError, match="units is 5, and a switch has 4 pipelines"):
+        Fabric(units=5)
+    assert Fabric(units=3, pipelines=8).units == 3
+
+
 def test_a_layer_on_several_leaves() -> None:
     """Conv2 needs 1,350 bytes: two leaves of 700. Its eight units are all targets of the multicast."""
     network = model(60, [(10, 4, 3), (16, 8, 2)], [2], [3, 7])
@@ -92,7 +126,7 @@ def test_a_layer_on_several_leaves() -> None:
         (
             flow_model(),
             Fabric(memory_bytes=90),
-            "layer 'conv1': it needs 5,376 bytes, and a leaf has 90; its 32 neurons are too few",
+            "layer 'conv1': it needs 5,376 bytes, and a leaf has 90; its 32 neurons on 4 units of each leaf are",
         ),
         (model(70_000, [(1, 2, 1)], [1], [4]), Fabric(), "layer 'conv1': it has 69,999 positions"),
         (model(20, [], [2] * 257, [3] * 256), Fabric(leaves=1000), "257 layers; packets can number 256"),

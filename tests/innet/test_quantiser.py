@@ -1,22 +1,27 @@
 """From ONNX to integers: operators, orders of channels, scales, and models that switches cannot compute."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from sloop.errors import InputError
-from sloop.innet.network import BITS, BYTES, Convolution, FloatNetwork, classify
-from sloop.innet.quantiser import Unsupported, quantise, read_network
+from sloop.innet.network import BITS, BYTES, Convolution, Dense, FloatNetwork, classify
+from sloop.innet.quantiser import Unsupported, _exponent, quantise, read_network
 from tests.innet.models import model, rows_of, small_model
 
 Node = tuple[str, Sequence[str], dict[str, Any]]
 """Operator, constant inputs, attributes; the first input is the output of the node before."""
+POOL = {"kernel_shape": [2], "strides": [2]}
 
 
 def onnx_model(shape: Sequence[int], nodes: Sequence[Node], constants: dict[str, Any]) -> bytes:
@@ -261,3 +266,88 @@ def test_files_that_are_no_such_models(content: bytes, message: str) -> None:
 def test_calibration_that_cannot_be(rows: NDArray[Any] | None, shifts: list[int] | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         quantise(one_dimension(), rows, shifts=shifts, inputs=BITS)
+
+
+def chain(shape: Sequence[int], *nodes: Node, batch: str | int = "batch", **constants: Any) -> bytes:
+    """A convolution of two filters, the nodes, and a dense layer of one neuron over all that is left."""
+    content = onnx_model(shape, [("Conv", ["w"], {}), *nodes, ("Flatten", [], {}), ("Gemm", ["v"], {})], constants)
+    made = onnx.load_from_string(content)
+    if isinstance(batch, int):
+        made.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
+    return made.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape", "message"),
+    [
+        ([("Relu", [], {}), ("Reshape", ["s"], {}), ("MaxPool", [], POOL)], [0, 4, 4], "transposed or reshaped"),
+        ([("Relu", [], {}), ("Transpose", [], {"perm": [0, 2, 1]}), ("MaxPool", [], POOL)], None, "transposed or resh"),
+        ([("Transpose", [], {"perm": [0, 2, 1]}), ("Add", ["column"], {})], None, "transposed or reshaped"),
+        ([("Relu", [], {}), ("Reshape", ["s"], {})], [2, -1], "Reshape changes the batch dimension"),
+        ([("Relu", [], {}), ("Reshape", ["s"], {})], [4, 2, 2], "Reshape changes the batch dimension"),
+    ],
+)
+def test_what_was_rearranged_is_not_pooled_as_if_it_were_not(
+    nodes: list[Node], shape: list[int] | None, message: str
+) -> None:
+    """Of 2 channels × 8 positions: other positions would be neighbours."""
+    constants: dict[str, Any] = {"w": floats(2, 1, 2), "v": floats(8, 1), "column": floats(8, 1)}
+    constants["s"] = np.array(shape or [], np.int64)
+    with pytest.raises(Unsupported, match=message):
+        read_network(chain((1, 9), *nodes, **constants))
+
+
+def test_a_reshape_may_name_the_batch_that_the_model_fixes() -> None:
+    nodes: list[Node] = [("Relu", [], {}), ("Reshape", ["s"], {})]
+    constants: dict[str, Any] = {"w": floats(2, 1, 2), "v": floats(16, 1), "s": np.array([3, 16], np.int64)}
+    content = chain((1, 9), *nodes, batch=3, **constants)
+    rows = np.random.default_rng(1).integers(0, 2, (3, 1, 9))
+    np.testing.assert_allclose(read_network(content).run(rows), onnx_logits(content, rows), atol=1e-5)
+
+
+def test_strides_of_zero_are_refused() -> None:
+    nodes: list[Node] = [("Conv", ["w"], {"strides": [0]}), ("Relu", [], {}), ("Flatten", [], {}), ("Gemm", ["v"], {})]
+    with pytest.raises(Unsupported, match="its strides are"):
+        read_network(onnx_model((1, 9), nodes, {"w": floats(2, 1, 2), "v": floats(16, 1)}))
+
+
+def scaled(*exponents: float) -> FloatNetwork:
+    """Dense layers of four neurons whose weights are around 10 ** exponent."""
+    draw, made = np.random.default_rng(5), []
+    for place, exponent in enumerate(exponents, 1):
+        values = draw.uniform(0.5, 1, (4, 4)) * 10.0**exponent
+        made.append(Dense(f"dense{place}", values, np.zeros(4)))
+    return FloatNetwork((1, 1, 4), tuple(made))
+
+
+@pytest.mark.parametrize("exponent", [-38, -6, 0, 6, 38])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_scale_of_weights_does_not_matter(exponent: int, depth: int) -> None:
+    """Weights times a power of ten are the same integers, or nearly: the scales differ by powers of two."""
+    rows = np.random.default_rng(6).integers(0, 2, (40, 4))
+    network = scaled(*[exponent] * depth)
+    logits = quantise(network, rows).run(rows).ravel()
+    exact = (network.run(rows) / 10.0 ** (exponent * depth)).ravel()
+    assert np.corrcoef(exact, logits)[0, 1] > 0.98
+
+
+@pytest.mark.parametrize(
+    ("exponents", "message"),
+    [
+        ((-200, 0), "'dense1': a weight is at most"),
+        ((200, 0), "'dense1': a weight is at most"),
+        ((-100, -100, 0), "'dense2': an output is at most"),
+        ((120, 120, 120, 0), "'dense2': an output is at most"),
+        ((0, float("nan"), 0), "'dense2': a weight is not finite"),
+        ((0, 308, 308, 0), "'dense2': a weight is at most"),
+    ],
+)
+def test_scales_that_nothing_represents_are_refused(exponents: tuple[float, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        quantise(scaled(*exponents), np.ones((3, 4), np.int64))
+
+
+@given(st.floats(1e-100, 1e100))
+def test_a_scale_is_the_largest_that_fits(largest: float) -> None:
+    exponent = _exponent(largest, "layer", "a weight", 0)
+    assert Fraction(largest) * Fraction(2) ** exponent <= 127 < Fraction(largest) * Fraction(2) ** (exponent + 1)

@@ -2,6 +2,8 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +135,46 @@ def test_late_results_of_an_aborted_inference_are_dropped(answering: Make) -> No
     verdicts = answering(answer).run(2, timeout_s=0.05, at_once=1)
     assert [verdict.ending for verdict in verdicts] == [InferenceEnding.ABORTED, InferenceEnding.VERDICT]
     assert verdicts[1].logits == tuple(LOGITS[1].tolist())
+
+
+def test_an_error_while_rows_run_leaves_nothing_that_answers_later_rows(answering: Make) -> None:
+    late: list[bytes] = []
+
+    def answer(inference: int, row: int) -> list[bytes]:
+        if row == 2:
+            raise OSError("no buffer space")
+        late.extend(results(inference, row))
+        return []
+
+    fabric = answering(answer)
+    with pytest.raises(OSError, match="no buffer space"):
+        fabric.run(3)
+    assert not fabric.requester._begun
+    fabric.answer = lambda inference, row: [*late, *results(inference, row)]
+    assert right(fabric.run(8))
+    assert fabric.requester.drops == {"old epoch": 8 * len(late)}
+
+
+def test_results_that_no_unit_sends_are_counted_and_change_nothing(answering: Make) -> None:
+    """A part of a unit that has none would be the number of another unit's message."""
+
+    def forged(inference: int, **fields: Any) -> bytes:
+        packet = Packet(1, 4, inference, 0, 0, (77,), kind=PacketKind.RESULT, encoding=ValueEncoding.INT32)
+        return replace(packet, **fields).build()
+
+    def answer(inference: int, row: int) -> list[bytes]:
+        return [
+            forged(inference, part=PROGRAM.result_parts),
+            forged(inference, source=200),
+            forged(inference, values=(1,) * 60),
+            forged(inference, encoding=ValueEncoding.INT16),
+            forged(inference, kind=PacketKind.DATA),
+            *results(inference, row),
+        ]
+
+    fabric = answering(answer)
+    assert right(fabric.run(6))
+    assert fabric.requester.drops == {"malformed": 30}
 
 
 def test_a_row_that_does_not_fit_is_refused_and_begins_nothing(answering: Make) -> None:

@@ -1,5 +1,6 @@
 """Trials are played once per seed, in order, and found again by trial."""
 
+import os
 from math import sqrt
 from typing import Self
 
@@ -7,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from sloop.reproduce.harness import (
+    THREADS,
     Reproduction,
     Results,
     RunResult,
@@ -69,6 +71,14 @@ def test_in_several() -> None:
     found = in_parallel(sqrt, values, processes=2, progress=lambda share, _: seen.append(share))
     assert found == [0, 1, 2, 3, 4, 5, 6]
     assert seen[-1] == 1.0
+
+
+def test_each_process_computes_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS[0], "8")
+    monkeypatch.delenv(THREADS[1], raising=False)
+    assert in_parallel(os.getenv, THREADS, processes=2) == ["1"] * len(THREADS)
+    assert os.environ[THREADS[0]] == "8"
+    assert THREADS[1] not in os.environ
 
 
 def test_nothing_to_do() -> None:

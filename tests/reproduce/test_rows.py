@@ -139,6 +139,8 @@ def test_a_source_that_contradicts_itself() -> None:
     assert contradicted(exact, [1.0], other=1.0).verdict == "source-inconsistent"
     assert contradicted(exact, [5.0], other=1.0).verdict == "reproduced"
     assert contradicted(exact, [3.0], other=1.0).verdict == "off"
+    open_constant = contradicted(exact, [1.0], other=1.0, by="with passes of 400 ns it is")
+    assert open_constant.note.startswith("with passes of 400 ns it is 1")
 
 
 def test_tables_and_summaries() -> None:

@@ -23,7 +23,7 @@ from sloop.innet.detection import Detector, FlowVotes, flow_name, infer_with
 from sloop.innet.emulator import run_in_lanes
 from sloop.innet.live import LiveReport, demonstrate
 from sloop.innet.mapper import Fabric
-from sloop.innet.network import BITS, Ints, Network, classify
+from sloop.innet.network import BITS, BYTES, SIGNED, Ints, Network, classify
 from sloop.innet.quantiser import quantise, read_network
 from sloop.innet.shipped import DetectionModel, shipped_file, shipped_model
 from sloop.innet.shipped import load as load_detection
@@ -37,6 +37,7 @@ from sloop.report.tables import Table
 from sloop.text import counted, number
 
 RUNNERS: Final = ("reference", "emulator", "kernel")
+INPUTS: Final = {"bits": BITS, "bytes": BYTES, "signed": SIGNED}
 FLOWS_SHOWN: Final = 20
 FABRIC_HELP: Final = (
     "Fabric: a YAML file, or a mapping such as '{leaves: 8, slots: 8}' [default: 8 leaves with 4 pipelines each]."
@@ -47,6 +48,14 @@ rows_option = click.option(
     "--rows",
     type=FILE,
     help="Inputs of the network: integers, rows × inputs (.npy). They also calibrate the scales of an ONNX model.",
+)
+inputs_option = click.option(
+    "--inputs",
+    type=click.Choice(list(INPUTS)),
+    default="bits",
+    show_default=True,
+    help="What the integers of an ONNX model's --rows are: bits; bytes, 0 to 127 for 0 to 127/128 in the model; or "
+    "signed, -127 to 127 for -127/128 to 127/128.",
 )
 
 
@@ -90,7 +99,7 @@ def _rows_in(path: Path) -> Ints:
     return found.astype(np.int64)
 
 
-def _network(model: Path | None, rows: Path | None, *, only_shape: bool = False) -> Network:
+def _network(model: Path | None, rows: Path | None, inputs: str = "bits", *, only_shape: bool = False) -> Network:
     """The network in a model file: the one that ships, one with a card beside it, or one calibrated with rows."""
     if model is None:
         return shipped_model().network
@@ -103,7 +112,7 @@ def _network(model: Path | None, rows: Path | None, *, only_shape: bool = False)
         raise InputError(what, where=str(model), help="give typical rows with --rows FILE.npy")
     floats = read_network(model)
     given = np.ones((1, int(np.prod(floats.shape))), np.int64) if rows is None else _rows_in(rows)
-    return quantise(floats, given, inputs=BITS)
+    return quantise(floats, given, inputs=INPUTS[inputs])
 
 
 @innet_command(
@@ -172,7 +181,7 @@ def _map_display(compiled: CompiledNetwork) -> list[RenderableType]:
                     "at most",
                     f"{number(round(value['rate_rps']))} inferences/s; {value['bottleneck']} has the most work",
                 ),
-                ("shares", f"{counted(value['shares'], 'slot')} that do not slow each other down"),
+                ("shares", f"{counted(value['shares'], 'slot')} at the same time without slowing each other down"),
             ]
         ),
     ]
@@ -184,6 +193,7 @@ def _map_display(compiled: CompiledNetwork) -> list[RenderableType]:
 )
 @click.argument("model", required=False, type=FILE)
 @rows_option
+@inputs_option
 @fabric_option
 @click.option("--out", required=True, type=FILE, help="The compiled network, a file that ends in .innet.")
 @click.option(
@@ -202,8 +212,15 @@ def _map_display(compiled: CompiledNetwork) -> list[RenderableType]:
     "modelled times.",
 )
 @click.option("--kernel", is_flag=True, help="Servers run it as programs in the kernel (root), not as the reference.")
-def compile_command(
-    model: Path | None, rows: Path | None, fabric: str | None, out: Path, doubt: int, emulate: int, kernel: bool
+def compile_command(  # one parameter for each option
+    model: Path | None,
+    rows: Path | None,
+    inputs: str,
+    fabric: str | None,
+    out: Path,
+    doubt: int,
+    emulate: int,
+    kernel: bool,
 ) -> CommandOutput:
     """Compile MODEL (ONNX) for a fabric of switches; write the compiled network, and its profile beside it.
 
@@ -212,7 +229,7 @@ def compile_command(
     """
     if out.suffix != SUFFIX:
         raise click.UsageError(f"--out {out}: the name of a compiled network ends in {SUFFIX}")
-    compiled = CompiledNetwork(_network(model, rows), _fabric(fabric), doubt=doubt, in_kernel=kernel)
+    compiled = CompiledNetwork(_network(model, rows, inputs), _fabric(fabric), doubt=doubt, in_kernel=kernel)
     shares = compiled.program.time.shares
     save(compiled, out)
     with progress(f"emulating {counted(emulate, 'inference')}", total=1):
@@ -226,7 +243,7 @@ def compile_command(
         "emulated_ms": [sample.p50_ms for sample in profile.samples],
     }
     emulated = f", emulated {profile.samples[0].p50_ms:.3f} ms" if profile.samples else ""
-    line = f"{out}: modelled {value['modelled_ms']:.3f} ms{emulated}; {counted(shares, 'replica')} share a fabric"
+    line = f"{out}: modelled {value['modelled_ms']:.3f} ms{emulated}; room for {counted(shares, 'replica')} on a fabric"
     return CommandOutput(value, [*_map_display(compiled), line, f"its profile: {path_beside(out)}"])
 
 
@@ -235,6 +252,7 @@ def compile_command(
 )
 @click.argument("model", required=False, type=FILE)
 @rows_option
+@inputs_option
 @click.option(
     "--count",
     type=click.IntRange(1, 100_000),
@@ -251,8 +269,14 @@ def compile_command(
     help="Runner to use; can be repeated [default: all that can run].",
 )
 @fabric_option
-def run_command(
-    model: Path | None, rows: Path | None, count: int, seed: int, runners: tuple[str, ...], fabric: str | None
+def run_command(  # one parameter for each option
+    model: Path | None,
+    rows: Path | None,
+    inputs: str,
+    count: int,
+    seed: int,
+    runners: tuple[str, ...],
+    fabric: str | None,
 ) -> CommandOutput:
     """Run rows through MODEL (ONNX or .innet) on several runners, which must give the same logits, bit for bit.
 
@@ -262,10 +286,12 @@ def run_command(
     is_compiled = model is not None and model.suffix == SUFFIX
     if is_compiled and fabric is not None:
         raise click.UsageError("--fabric: a compiled network has its fabric already.")
-    compiled = load(model) if model and is_compiled else CompiledNetwork(_network(model, rows), _fabric(fabric))
-    inputs = compiled.network.inputs
-    shape = (count, compiled.network.input_count)
-    given = _rows_in(rows) if rows else np.random.RandomState(seed).randint(inputs.low, inputs.high + 1, shape)
+    compiled = load(model) if model and is_compiled else CompiledNetwork(_network(model, rows, inputs), _fabric(fabric))
+    network = compiled.network
+    drawn = np.random.RandomState(seed).randint(
+        network.inputs.low, network.inputs.high + 1, (count, network.input_count)
+    )
+    given = _rows_in(rows) if rows else drawn
     expected = compiled.network.run(given)
     notes: list[str] = []
     chosen = list(runners or RUNNERS)
@@ -278,7 +304,7 @@ def run_command(
             advance(place, runner)
             results[runner] = _run_with(runner, compiled, given, expected)
     if not is_compiled:
-        results["onnx runtime"] = _run_on_cpu(model or shipped_file(), given, expected)
+        results["onnx runtime"] = _run_on_cpu(model or shipped_file(), given, expected, network.inputs.exponent)
     wrong = [name for name in chosen if results[name]["differ"]]
     columns = ("runner", "verdicts", "without verdict", "differ", "µs/inference")
     cells = tuple(
@@ -311,14 +337,14 @@ def _run_with(runner: str, compiled: CompiledNetwork, rows: Ints, expected: Ints
     return {"verdicts": len(rows) - lost, "lost": lost, "differ": differ, "ns_per_inference": elapsed_ns / len(rows)}
 
 
-def _run_on_cpu(model: Path, rows: Ints, expected: Ints) -> dict[str, Any]:
+def _run_on_cpu(model: Path, rows: Ints, expected: Ints, exponent: int) -> dict[str, Any]:
     """The model's floats on the CPU; `differ` counts other classes."""
     from sloop.profile.model import open_model  # noqa: PLC0415  # brings ONNX Runtime
 
     session = open_model(model, 1)
     port = session.signature.inputs[0]
     shape = (-1, *port.shape[1:])
-    feed: NDArray[Any] = rows.astype(np.float32)
+    feed: NDArray[Any] = rows.astype(np.float32) / np.float32(2.0**exponent)
     session.run({port.name: feed[:1].reshape(shape)})
     began = time.perf_counter_ns()
     logits = np.concatenate([np.asarray(session.run({port.name: row.reshape(shape)})[0]) for row in feed[:, None]])
@@ -350,6 +376,8 @@ def detect_command(
         raise click.UsageError("Give CAPTURE or --synthetic FLOWS, one of them.")
     if write is not None and synthetic is None:
         raise click.UsageError("--write needs --synthetic FLOWS.")
+    if write is not None and write.suffix == ".csv":
+        raise click.UsageError(f"--write {write}: the labels get this name; name the capture {write.stem}.pcap.")
     detection = shipped_model() if model is None else load_detection(model)
     detector = Detector(infer_with(detection.network), detection.encoding)
     labels: dict[bytes, tuple[str, bool]] = {}

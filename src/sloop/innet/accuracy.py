@@ -1,7 +1,7 @@
 """The accuracy of detection: data sets, the three ways to split them into training and test part, published baselines.
 
 A split by packets puts packets of one flow into both parts. A model that sees addresses can then recognise the flow
-instead of its behaviour. So there are three cases (`Protocol`), and `compare` reports them side by side: `PACKETS` with
+instead of its behaviour. So there are three cases (`Protocol`), to be reported side by side: `PACKETS` with
 addresses (as published), `FLOWS` with addresses, and `FLOWS_MASKED` without.
 
 On synthetic traffic, accuracies depend on the parameters of the generator. Only the order of the models means anything.
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sloop.errors import InputError
 from sloop.innet.detection import GAP_MAX, KEY_BYTES, POINTS, FeatureEncoding, PointArrays, Representation, Rows, vote
-from sloop.innet.traffic import Knobs, TrafficFlow, calls
+from sloop.innet.traffic import TrafficFlow, calls
 from sloop.innet.training import FLOW_MODEL, PACKET_MODEL, Architecture, LabelledRows, TrainingSchedule, fit
 
 LENGTH_BUCKETS: Final = 1500
@@ -31,9 +31,11 @@ GAP_BUCKETS: Final = 3000
 GAP_BUCKET_US: Final = 20_000
 """60 s in 3000 buckets. The publication says 12 ms as well, which does not fit."""
 RANDOM_SHARE: Final = 0.10
+TEST_SHARE: Final = 0.2
+EARLY_SHARE: Final = 0.1
+"""Of what is not for the test."""
 
 Infer = Callable[[Rows], NDArray[Any]]
-Report = Callable[[int, str], None]
 
 
 # Data sets.
@@ -114,17 +116,18 @@ class Split:
     test: NDArray[np.bool_]
 
 
-def split(data: Dataset, protocol: Protocol, seed: int) -> Split:
-    """80 % for training, of which a tenth decides when to end, and 20 % for the test; by flows, or by packets.
+def split(data: Dataset, protocol: Protocol, seed: int, tested: float = TEST_SHARE) -> Split:
+    """20 % (`tested`) for the test; the rest for training, of which a tenth decides when to end.
 
-    Each part has the same share of malicious flows (of points, if split by packets).
+    By flows, or by packets. Each part has the same share of malicious flows (of points, if split by packets).
     """
     random = RandomState(seed)
     if protocol is Protocol.PACKETS:
         drawn = _ranks(random, data.labels)
     else:
         drawn = _ranks(random, data.flow_labels())[data.flow]
-    return Split(drawn >= 0.28, (drawn >= 0.2) & (drawn < 0.28), drawn < 0.2)
+    early = tested + EARLY_SHARE * (1 - tested)
+    return Split(drawn >= early, (drawn >= tested) & (drawn < early), drawn < tested)
 
 
 def _ranks(random: RandomState, labels: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -172,12 +175,12 @@ def network_accuracy(
     seed: int = 0,
     epochs: int = 30,
     integers: bool = False,
-    report: Report | None = None,
+    tested: float = TEST_SHARE,
 ) -> Accuracy:
-    """Train the network on the split's training part and try it on the test part. With `integers`, train it with
-    rounding as well and try what a switch computes; the other accuracies are then of rounded weights."""
+    """Train the network on the split's training part and try it on the test part. With `integers`, then train it with
+    rounding and try what a switch computes, too."""
     encoding = encoding or FeatureEncoding(identity=protocol is not Protocol.FLOWS_MASKED)
-    rows, parts = encoding.from_arrays(data.points).astype(np.uint8), split(data, protocol, seed)
+    rows, parts = encoding.from_arrays(data.points).astype(np.uint8), split(data, protocol, seed, tested)
     made = fit(
         architecture,
         LabelledRows(rows[parts.train], data.labels[parts.train]),
@@ -185,10 +188,9 @@ def network_accuracy(
         seed=seed,
         schedule=TrainingSchedule(epochs, 5 if integers else 0),
         inputs=encoding.range,
-        progress=report,
     )
     given, labels, flow = rows[parts.test], data.labels[parts.test], data.flow[parts.test]
-    logits = _batched(lambda part: made.network.run(part, encoding.range), given)
+    logits = _batched(lambda part: made.floats.run(part, encoding.range), given)
     by_points = tuple(flow_accuracy(logits, flow, labels, count) for count in range(1, len(POINTS) + 1))
     rounded = rounded_flow = None
     if integers:
@@ -206,20 +208,29 @@ def _batched(infer: Infer, rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _trees(rows: NDArray[Any], labels: NDArray[np.bool_], seed: int) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
-    """Gradient-boosted trees. InputError if scikit-learn is not installed."""
+    """Gradient-boosted trees, on one thread: several that share a core with other processes wait for each other, a
+    hundred times as long as they compute. InputError if scikit-learn is not installed."""
     try:
         from sklearn.ensemble import HistGradientBoostingClassifier  # type: ignore[import-untyped]  # noqa: PLC0415
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError:
         raise InputError("the baselines need scikit-learn", help="pip install 'sloop-serve[innet]'") from None
     settings = {"max_iter": 100, "max_depth": 6, "learning_rate": 0.3, "l2_regularization": 1.0, "min_samples_leaf": 4}
-    model = HistGradientBoostingClassifier(**settings, early_stopping=False, random_state=seed).fit(rows, labels)
-    return lambda given: np.asarray(model.predict(given), bool)
+    model = HistGradientBoostingClassifier(**settings, early_stopping=False, random_state=seed)
+    with threadpool_limits(1):
+        model.fit(rows, labels)
+
+    def predict(given: NDArray[Any]) -> NDArray[np.bool_]:
+        with threadpool_limits(1):
+            return np.asarray(model.predict(given), bool)
+
+    return predict
 
 
-def baseline_packet(data: Dataset, seed: int = 0, *, random_buckets: bool = False) -> float:
+def baseline_packet(data: Dataset, seed: int = 0, *, random_buckets: bool = False, tested: float = TEST_SHARE) -> float:
     """Trees on the length of a packet and the gap before it, flows split; or on a random tenth of the buckets that
     these two fall into."""
-    parts = split(data, Protocol.FLOWS, seed)
+    parts = split(data, Protocol.FLOWS, seed, tested)
     features = np.stack([data.points.lengths, data.points.gaps_us], axis=1)
     if random_buckets:
         chosen = RandomState(seed).random_sample(LENGTH_BUCKETS + GAP_BUCKETS) < RANDOM_SHARE
@@ -230,9 +241,9 @@ def baseline_packet(data: Dataset, seed: int = 0, *, random_buckets: bool = Fals
     return float((predict(features[parts.test]) == data.labels[parts.test]).mean())
 
 
-def baseline_flow(data: Dataset, seed: int = 0, *, random_buckets: bool = False) -> float:
+def baseline_flow(data: Dataset, seed: int = 0, *, random_buckets: bool = False, tested: float = TEST_SHARE) -> float:
     """Trees on histograms of a flow's lengths and gaps, all of its packets; or on a random tenth of the buckets."""
-    parts = split(data, Protocol.FLOWS, seed)
+    parts = split(data, Protocol.FLOWS, seed, tested)
     test = np.unique(data.flow[parts.test])
     train = np.setdiff1d(np.arange(len(data.classes)), test)
     features = data.histograms
@@ -250,15 +261,31 @@ def baseline_flow(data: Dataset, seed: int = 0, *, random_buckets: bool = False)
 # All side by side.
 
 
+@dataclass(frozen=True, slots=True)
+class AccuracyTrial:
+    """One model, trained and tried on the flows of one seed."""
+
+    model: str
+    """One of `MODELS`."""
+    seed: int
+    flows: int
+    packets: int
+    """Of each flow."""
+    tested: float = TEST_SHARE
+    """The share of the flows that are only tried."""
+
+
 @dataclass(slots=True)
 class AccuracyComparison:
-    """Accuracies by name of the model; for the network by protocol and representation too. Means over seeds."""
+    """Accuracies by name of the model, one for each seed; for the network by protocol and representation too."""
 
-    flows: int
+    tested: int
+    """Flows that are tried for each seed."""
     seeds: tuple[int, ...]
     packet: dict[str, list[float]] = field(default_factory=dict)
     flow: dict[str, list[float]] = field(default_factory=dict)
     by_points: list[tuple[float, ...]] = field(default_factory=list)
+    """Of the network, flows split and identity masked, for each seed."""
 
     def add(self, name: str, packet: float | None, flow: float | None) -> None:
         """One seed's accuracies of a model."""
@@ -270,49 +297,52 @@ class AccuracyComparison:
 BYTE_MODEL: Final = Architecture(89, (32, 64), (50, 100))
 BASE10_MODEL: Final = Architecture(16, (32, 64), (50, 100), pool=2, same=True)
 """16 inputs are too few for two convolutions without padding and pools of 5."""
+TREES: Final = "trees"
+TENTH: Final = "trees, random tenth"
+ALONE: Final = "network of packets"
+INTEGERS: Final = "network, integers"
+NETWORKS: Final = {protocol: f"network, {protocol.value}" for protocol in Protocol}
+OTHERS: Final = {Representation.BYTE: "network, byte", Representation.BASE10: "network, base10"}
+MODELS: Final = (NETWORKS[Protocol.FLOWS_MASKED], *list(NETWORKS.values())[:2], TREES, ALONE, *OTHERS.values())
+"""What is compared, those that take longest first. The first gives `INTEGERS` too, and `TREES` gives `TENTH` too."""
 
 
-def compare(
-    *,
-    flows: int = 200,
-    packets: int = 1100,
-    seeds: Sequence[int] = (1, 2, 3),
-    knobs: Knobs | None = None,
-    report: Callable[[str], None] | None = None,
-) -> AccuracyComparison:
-    """Accuracies of network and baselines on `traffic.calls`, for each seed, with all protocols and representations."""
-    say = report or (lambda line: None)
-    found = AccuracyComparison(flows, tuple(seeds))
-    for seed in seeds:
-        data = dataset(calls(seed, flows, packets=packets, knobs=knobs))
-        for random in (False, True):
-            name = "trees, random tenth" if random else "trees"
-            found.add(
-                name,
-                baseline_packet(data, seed, random_buckets=random),
-                baseline_flow(data, seed, random_buckets=random),
-            )
-        say(f"seed {seed}: trees")
-        for protocol in Protocol:
-            made = network_accuracy(data, protocol, seed=seed)
-            found.add(f"network, {protocol.value}", made.packet, made.flow)
-            if protocol is Protocol.FLOWS_MASKED:
-                found.by_points.append(made.by_points)
-                rounded = network_accuracy(data, protocol, seed=seed, integers=True)
-                found.add("network, integers", rounded.integers, rounded.integers_flow)
-            say(f"seed {seed}: network, {protocol.value}")
-        alone = network_accuracy(
-            data,
-            Protocol.FLOWS_MASKED,
-            architecture=PACKET_MODEL,
-            encoding=FeatureEncoding(flow_features=False),
-            seed=seed,
-        )
-        found.add("network of packets", alone.packet, None)
-        for representation, shape in ((Representation.BYTE, BYTE_MODEL), (Representation.BASE10, BASE10_MODEL)):
-            other = network_accuracy(
-                data, Protocol.FLOWS_MASKED, architecture=shape, encoding=FeatureEncoding(representation), seed=seed
-            )
-            found.add(f"network, {representation.value}", other.packet, other.flow)
-            say(f"seed {seed}: network, {representation.value}")
+def play(trial: AccuracyTrial) -> AccuracyComparison:
+    """The accuracies of one trial, as a comparison of one seed; each trial depends on nothing else."""
+    data = dataset(calls(trial.seed, trial.flows, packets=trial.packets))
+    seed, tested = trial.seed, trial.tested
+    found = AccuracyComparison(round(tested * trial.flows), (seed,))
+    if trial.model == TREES:
+        for name, random in ((TREES, False), (TENTH, True)):
+            packet = baseline_packet(data, seed, random_buckets=random, tested=tested)
+            found.add(name, packet, baseline_flow(data, seed, random_buckets=random, tested=tested))
+        return found
+    protocol = next((each for each, name in NETWORKS.items() if name == trial.model), Protocol.FLOWS_MASKED)
+    shape, encoding = FLOW_MODEL, FeatureEncoding(identity=protocol is not Protocol.FLOWS_MASKED)
+    if trial.model == ALONE:
+        shape, encoding = PACKET_MODEL, FeatureEncoding(flow_features=False)
+    for representation, name in OTHERS.items():
+        if trial.model == name:
+            shape = BYTE_MODEL if representation is Representation.BYTE else BASE10_MODEL
+            encoding = FeatureEncoding(representation)
+    integers = trial.model == MODELS[0]
+    made = network_accuracy(
+        data, protocol, architecture=shape, encoding=encoding, seed=seed, integers=integers, tested=tested
+    )
+    found.add(trial.model, made.packet, None if trial.model == ALONE else made.flow)
+    if integers:
+        found.by_points.append(made.by_points)
+        found.add(INTEGERS, made.integers, made.integers_flow)
+    return found
+
+
+def together(parts: Sequence[AccuracyComparison]) -> AccuracyComparison:
+    """Trials of all models and seeds as one comparison; each model's accuracies in the order of the parts."""
+    found = AccuracyComparison(parts[0].tested, tuple(dict.fromkeys(seed for part in parts for seed in part.seeds)))
+    for part in parts:
+        for name in {**part.packet, **part.flow}:
+            for values, of in ((part.packet, found.packet), (part.flow, found.flow)):
+                if name in values:
+                    of.setdefault(name, []).extend(values[name])
+        found.by_points += part.by_points
     return found

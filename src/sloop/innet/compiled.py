@@ -6,7 +6,9 @@ code from it.
 """
 
 import json
+import struct
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +24,11 @@ from sloop.innet.program import Program, compile_network
 
 SUFFIX: Final = ".innet"
 FORMAT: Final = 1
+_DAMAGE: Final = (
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError),
+    *(EOFError, zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError),
+)
+"""What NumPy, the archive and the header raise if bytes of the file are others."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def load(path: Path) -> CompiledNetwork:
                 f"its format is {header['format']}; this is {FORMAT}", where=str(path), help="compile again"
             )
         layers = tuple(_layer(described, arrays, place) for place, described in enumerate(header["layers"]))
-        rows, columns, channels = header["shape"]
+        rows, columns, channels = map(int, header["shape"])
         network = Network((rows, columns, channels), layers, InputRange(**header["inputs"]), arrays.get("order"))
         fabric, version, doubt = Fabric(**header["fabric"]), int(header["version"]), int(header["doubt"])
         return CompiledNetwork(network, fabric, version, doubt, bool(header["in_kernel"]))
@@ -101,7 +108,7 @@ def load(path: Path) -> CompiledNetwork:
         raise InputError(
             f"cannot be read: {error.strerror or error}", where=str(path), help="check the path"
         ) from error
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except _DAMAGE as error:
         help_text = "make one with `sloop innet compile`"
         raise InputError("it is no compiled network, or truncated", where=str(path), help=help_text) from error
 

@@ -45,7 +45,7 @@ class ParsedPacket(NamedTuple):
     key: bytes
     """Addresses, ports, protocol as on the wire, 13 bytes; of an IPv6 address the CRC-32."""
     head: bytes
-    """The first 68 bytes from the IP header on, with zeros behind a shorter packet."""
+    """The first 68 bytes from the IP header on, with zeros behind the end of a shorter packet."""
     length: int
     """Bytes from the IP header on, as the header says."""
     ports_at: int
@@ -62,7 +62,11 @@ class Unparsed(StrEnum):
 
 
 def parse(data: bytes) -> ParsedPacket | Unparsed:
-    """The flow and head of an IPv4 or IPv6 packet that carries TCP or UDP, from its IP header on."""
+    """The flow and head of an IPv4 or IPv6 packet that carries TCP or UDP, from its IP header on.
+
+    `CUT_SHORT` if bytes of the head are missing, as in a capture of the first bytes of packets: zeros in their place
+    would be other features than a switch sees. What follows the packet in its frame does not belong to the head.
+    """
     match data[0] >> 4 if data else 0:
         case 4:
             return _parse_v4(data)
@@ -81,9 +85,13 @@ def _parse_v4(data: bytes) -> ParsedPacket | Unparsed:
         return Unparsed.FRAGMENT  # ports are in the first fragment only
     if data[9] not in (TCP, UDP):
         return Unparsed.OTHER_PROTOCOL
+    length = int.from_bytes(data[2:4])
+    head = _head(data, length, ports_at + 4)
+    if head is None:
+        return Unparsed.CUT_SHORT
     ports = data[ports_at : ports_at + 4]
     key = data[12:16] + ports[:2] + data[16:20] + ports[2:] + data[9:10]
-    return ParsedPacket(key, data[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"), int.from_bytes(data[2:4]), ports_at)
+    return ParsedPacket(key, head, length, ports_at)
 
 
 def _parse_v6(data: bytes) -> ParsedPacket | Unparsed:
@@ -91,9 +99,20 @@ def _parse_v6(data: bytes) -> ParsedPacket | Unparsed:
         return Unparsed.CUT_SHORT
     if data[6] not in (TCP, UDP):
         return Unparsed.OTHER_PROTOCOL  # extension headers, among them that of fragments, included
+    payload = int.from_bytes(data[4:6])
+    head = _head(data, 40 + payload if payload else 0, 44)
+    if head is None:
+        return Unparsed.CUT_SHORT
     source, target = (zlib.crc32(data[at : at + 16]).to_bytes(4) for at in (8, 24))
     key = source + data[40:42] + target + data[42:44] + data[6:7]
-    return ParsedPacket(key, data[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"), 40 + int.from_bytes(data[4:6]), 40)
+    return ParsedPacket(key, head, 40 + payload, 40)
+
+
+def _head(data: bytes, length: int, least: int) -> bytes | None:
+    """The head of a packet of `length` bytes, 0 if its header leaves that to the network card; None if bytes of it are
+    missing."""
+    end = min(HEAD_BYTES, length or len(data))
+    return None if end < least or len(data) < end else data[:end].ljust(HEAD_BYTES, b"\0")
 
 
 def flow_name(key: bytes) -> str:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from sloop.errors import InputError
 from sloop.innet.mapper import LINKS, NoCapacity
 from sloop.innet.network import Ints, classify
-from sloop.innet.packets import Malformed, Packet, PacketKind, ValueEncoding, packets_of, parse
+from sloop.innet.packets import Malformed, Packet, PacketKind, ValueEncoding, packets_of, parse, result_of
 from sloop.innet.program import Program
 from sloop.innet.switch import Emission, Multiplier, Pipeline, UnitCounts
 from sloop.options import check_range
@@ -35,7 +35,9 @@ from sloop.text import listed
 LANES_MAX: Final = 256
 """Inferences that `run_in_lanes` executes together: registers of the flow model take 70 MB for them."""
 TIMEOUT_NS: Final = 1_000_000
-"""Of one inference; the modelled latency of the flow model is a quarter of it."""
+"""Of one inference, at least."""
+TIMEOUT_LATENCIES: Final = 4
+"""Of one inference, in modelled latencies: slots slow each other down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +144,14 @@ class Emulator:
         *,
         seed: int = 0,
         faults: Faults | None = None,
-        timeout_ns: float = TIMEOUT_NS,
+        timeout_ns: float | None = None,
         multiplier: Multiplier = "lut16",
         waiting_max: int | None = None,
     ) -> None:
-        """`waiting_max` rows may wait for a slot, any number if None; more end as `InferenceEnding.NO_SLOT`."""
+        """`waiting_max` rows may wait for a slot, any number if None; more end as `InferenceEnding.NO_SLOT`.
+        `timeout_ns`: default 1 ms, and at least 4 modelled latencies."""
+        if timeout_ns is None:
+            timeout_ns = max(TIMEOUT_NS, TIMEOUT_LATENCIES * program.time.latency_ns)
         check_range("timeout_ns", timeout_ns, above=0)
         self.program = program
         self.faults = faults or Faults()
@@ -368,17 +373,15 @@ class Emulator:
         """The sink takes a RESULT packet; the last one of an inference gives its verdict."""
         try:
             packet = parse(content)
+            message = result_of(packet, self.program)
         except Malformed:
             self._drop("malformed")
             return
         begun = self._open.get(packet.inference)
-        message = packet.source * self.program.result_parts + packet.part
         if begun is None:
             self._drop("old epoch")
         elif packet.version != begun.version:
             self._drop("unknown version")
-        elif not self._is_result(packet, message):
-            self._drop("malformed")
         elif message not in begun.missing:
             self._drop("duplicate")
         else:
@@ -387,13 +390,6 @@ class Emulator:
             begun.logits[start : start + len(packet.values)] = packet.values
             if not begun.missing:
                 self._close(begun, InferenceEnding.VERDICT, tuple(begun.logits[: self.program.classes].tolist()))
-
-    def _is_result(self, packet: Packet, message: int) -> bool:
-        """Whether a packet is a RESULT of a unit and a part that there are, with as many logits as these have."""
-        counts = self.program.result_counts
-        is_known = packet.part < self.program.result_parts and message < len(counts)
-        is_result = packet.kind is PacketKind.RESULT and packet.encoding is ValueEncoding.INT32
-        return is_known and is_result and len(packet.values) == counts[message]
 
     def _drop(self, reason: str) -> None:
         self.counts.sink_drops[reason] = self.counts.sink_drops.get(reason, 0) + 1

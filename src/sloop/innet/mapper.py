@@ -36,7 +36,8 @@ class Fabric:
     leaves: int = 8
     pipelines: int = 4
     units: int = 4
-    """Pipelines over which a layer is split: 4, or 16 where a layer has four switches."""
+    """Pipelines over which a layer is split: 4, or 16 where a layer has four switches. More than the pipelines of one
+    switch are those of several whole ones."""
     memory_bytes: int = 200_000_000
     """Weights and activations that one leaf can hold."""
     routing: Routing = "two-tier"
@@ -77,6 +78,12 @@ class Fabric:
         check_range("slots", self.slots, least=1, most=2**16)
         if self.slots & (self.slots - 1):
             raise InputError(f"slots is {self.slots}", where="fabric", help="give a power of two")
+        if self.units > self.pipelines and self.units % self.pipelines:
+            raise InputError(
+                f"units is {self.units}, and a switch has {self.pipelines} pipelines",
+                where="fabric",
+                help=f"give at most {self.pipelines}, or a multiple of it",
+            )
         if self.routing not in LINKS:
             raise InputError(f"unknown routing {self.routing!r}", where="fabric", help=f"give {listed([*LINKS], 'or')}")
 
@@ -112,17 +119,8 @@ def place(network: Network, fabric: Fabric) -> tuple[LayerPlacement, ...]:
     placements, leaf = [], 1
     for at, (layer, shape) in enumerate(zip(network.layers, network.shapes, strict=False)):
         needed = memory_bytes(layer, shape)
-        count = max(-(-needed // fabric.memory_bytes), -(-fabric.units // fabric.pipelines))
         is_last = at == len(network.layers) - 1
-        units = 1 if is_last and layer.neurons == 1 else count * min(fabric.pipelines, fabric.units)
-        if -(-needed // fabric.memory_bytes) > layer.neurons:
-            raise NoCapacity(
-                f"it needs {needed:,} bytes, and a leaf has {fabric.memory_bytes:,}; its {layer.neurons} neurons are "
-                "too few to split it so often",
-                where=f"layer {layer.name!r}",
-                help="use a smaller layer, or switches with more memory",
-            )
-        count = 1 if units == 1 else count
+        count, units = _split_over_leaves(layer, needed, fabric, is_single=is_last and layer.neurons == 1)
         leaves = tuple(range(leaf, leaf + count))
         leaf += count
         ports = tuple((leaves[unit * count // units], unit % fabric.pipelines) for unit in range(units))
@@ -136,6 +134,26 @@ def place(network: Network, fabric: Fabric) -> tuple[LayerPlacement, ...]:
             help="use a fabric with more leaves, or a smaller network",
         )
     return tuple(placements)
+
+
+def _split_over_leaves(layer: Layer, needed: int, fabric: Fabric, *, is_single: bool) -> tuple[int, int]:
+    """The leaves and units of a layer. Units have equally many neurons, but for the last: so the fullest leaf may have
+    more than its part, and decides. NoCapacity if even one neuron on each unit is too much."""
+    units = 1 if is_single else min(fabric.pipelines, fabric.units)
+    count = 1 if is_single else max(-(-needed // fabric.memory_bytes), -(-fabric.units // fabric.pipelines))
+    while True:
+        each, _ = split(layer.neurons, count * units)
+        fullest = min(layer.neurons, each * units)
+        if fullest * needed <= fabric.memory_bytes * layer.neurons:
+            return count, count * units
+        if each == 1:
+            raise NoCapacity(
+                f"it needs {needed:,} bytes, and a leaf has {fabric.memory_bytes:,}; its {layer.neurons} neurons on "
+                f"{units} units of each leaf are too few to split it so often",
+                where=f"layer {layer.name!r}",
+                help="use a smaller layer, or switches with more memory",
+            )
+        count += 1
 
 
 # Routes through the Clos

@@ -62,8 +62,15 @@ class Convolution:
         return self.weights.reshape(len(self.weights), -1)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Rows, columns and channels of its output. InputError if the input is too small for one pooling cell."""
+        """Rows, columns and channels of its output. InputError if the input is too small for one pooling cell, or its
+        pool, stride or padding is impossible."""
         above, left, below, right = self.padding
+        if min(*self.pool, *self.stride) < 1 or min(self.padding) < 0:
+            raise InputError(
+                f"its pool {self.pool}, stride {self.stride} or padding {self.padding} is too small",
+                where=f"layer {self.name!r}",
+                help="give pools and strides of 1 or more, and a padding of 0 or more",
+            )
         sizes = (shape[0] + above + below, shape[1] + left + right)
         cells = [
             ((size - kernel) // stride + 1) // pool if size >= kernel else 0
@@ -138,6 +145,15 @@ class InputRange:
     high: int
     exponent: int
 
+    def __post_init__(self) -> None:
+        """InputError if packets cannot carry the inputs, or no sum of them could be bounded."""
+        if not -WEIGHT_MAX <= self.low <= self.high <= WEIGHT_MAX or not 0 <= self.exponent <= SHIFT_MAX:
+            raise InputError(
+                f"inputs from {self.low} to {self.high}, divided by 2^{self.exponent}",
+                where="inputs",
+                help=f"encode them as integers from -{WEIGHT_MAX} to {WEIGHT_MAX}; the exponent is 0 to {SHIFT_MAX}",
+            )
+
 
 BITS: Final = InputRange(0, 1, 0)
 BYTES: Final = InputRange(0, 127, 7)
@@ -152,6 +168,8 @@ def classify(logits: Ints) -> Ints:
 
 def check_layers(shape: Shape, layers: Sequence[Layer]) -> tuple[Shape, ...]:
     """The shape of the input and of each layer's output. InputError if the layers do not fit each other."""
+    if min(shape) < 1:
+        raise InputError(f"its input is {' × '.join(map(str, shape))}", help="give rows, columns and channels")
     shapes = [shape]
     for place, layer in enumerate(layers):
         where = f"layer {layer.name!r}"
@@ -241,6 +259,8 @@ class Network:
         check_layers(self.shape, self.layers)
         for layer in self.layers:
             _check_integers(layer)
+        if self.order is not None and not np.array_equal(np.sort(self.order, axis=None), np.arange(self.input_count)):
+            raise InputError("the order of its inputs has not each place once", help="make the network again")
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:

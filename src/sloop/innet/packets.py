@@ -151,6 +151,19 @@ def message_of(packet: Packet, layer: LayerProgram, program: Program) -> int:
     return message
 
 
+def result_of(packet: Packet, program: Program) -> int:
+    """The number of a RESULT packet's message to the sink. `Malformed` if no unit of the last layer sends such a
+    message."""
+    number = packet.source * program.result_parts + packet.part
+    if packet.kind is not PacketKind.RESULT or packet.encoding is not ValueEncoding.INT32:
+        raise _malformed(f"a {packet.kind.name} of {packet.encoding.name} is no RESULT of INT32")
+    if packet.part >= program.result_parts or number >= len(program.result_counts):
+        raise _malformed(f"source {packet.source}, part {packet.part} sends no RESULT")
+    if len(packet.values) != program.result_counts[number]:
+        raise _malformed(f"{len(packet.values)} logits instead of {program.result_counts[number]}")
+    return number
+
+
 def packets_of(program: Program, row: ArrayLike, inference: int) -> list[Packet]:
     """What the feature extractor sends for one row, each to all units of the first layer. InputError if it is wrong."""
     first = program.layers[0]

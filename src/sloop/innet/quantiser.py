@@ -37,6 +37,8 @@ from sloop.onnx_file import array_in, parse_onnx, read_onnx
 from sloop.text import listed, quoted
 
 Floats = NDArray[np.float64]
+EXPONENT_MAX: Final = 500
+"""Of the scale of weights or activations, up or down: 64-bit floats hold the product of two such scales."""
 
 
 class Unsupported(InputError):
@@ -69,8 +71,7 @@ def quantise(
         bias = _quantised_bias(layer, scale + exponent)
         shift = 0
         if place < hidden:
-            largest = outputs[place]
-            widest = math.floor(math.log2(WEIGHT_MAX / largest)) if largest > 0 else scale + exponent
+            widest = _exponent(outputs[place], f"layer {layer.name!r}", "an output", scale + exponent)
             shift = shifts[place] if shifts is not None else scale + exponent - min(widest, scale + exponent)
             exponent = scale + exponent - shift
         layers.append(replace(layer, weights=weights, bias=bias, shift=shift))
@@ -88,22 +89,38 @@ def _largest_outputs(network: FloatNetwork, rows: ArrayLike | None, inputs: Inpu
             where="rows",
             help="encode them as the network will get them",
         )
-    outputs = network.activations(given, inputs)[:-1]
+    with np.errstate(over="ignore", invalid="ignore"):  # `_exponent` refuses what is not finite
+        outputs = network.activations(given, inputs)[:-1]
     return [float(output.max()) for output in outputs]
 
 
 def _quantised_weights(layer: Layer) -> tuple[int, NDArray[np.int8]]:
     """The exponent of a layer's weights, and the weights times 2 ** exponent."""
     largest = float(np.abs(layer.weights).max(initial=0.0))
-    if not math.isfinite(largest):
-        raise InputError("a weight is not finite", where=f"layer {layer.name!r}", help="train the model again")
-    exponent = math.floor(math.log2(WEIGHT_MAX / largest)) if largest > 0 else 0
+    exponent = _exponent(largest, f"layer {layer.name!r}", "a weight", 0)
     scaled = np.rint(layer.weights.astype(np.float64) * 2.0**exponent)  # half to even
     return exponent, np.clip(scaled, -WEIGHT_MAX, WEIGHT_MAX).astype(np.int8)
 
 
+def _exponent(largest: float, where: str, what: str, if_zero: int) -> int:
+    """The exponent of the scale with which `largest` is at most 127. InputError if there is none."""
+    if largest == 0:
+        return if_zero
+    if not math.isfinite(largest):
+        raise InputError(f"{what} is not finite", where=where, help="train the model again")
+    fraction, power = math.frexp(largest)  # exact, as the logarithm is not
+    exponent = WEIGHT_MAX.bit_length() - power - (fraction > WEIGHT_MAX / (WEIGHT_MAX + 1))
+    if abs(exponent) > EXPONENT_MAX:
+        raise InputError(
+            f"{what} is at most {largest:.3g}, which no scale of eight bits represents beside others",
+            where=where,
+            help="scale the layer's weights and biases",
+        )
+    return exponent
+
+
 def _quantised_bias(layer: Layer, exponent: int) -> NDArray[np.int32]:
-    scaled = np.rint(layer.bias.astype(np.float64) * 2.0**exponent)
+    scaled = np.rint(np.ldexp(layer.bias.astype(np.float64), exponent))
     if not np.isfinite(scaled).all() or np.abs(scaled).max(initial=0) >= SUM_LIMIT:
         raise InputError(
             "a bias does not fit into 32 bits at the scale of its products",
@@ -139,6 +156,8 @@ class _Reader:
     constants: dict[str, Any]
     """Arrays, or the tensors of the file: one that nobody reads may have any type."""
     order: Ints
+    batch: int = 0
+    """The number of rows that the model fixes; 0 for any."""
     shape: Shape = (1, 1, 1)
     input_shape: Shape | None = None
     input_order: Ints | None = None
@@ -195,6 +214,8 @@ class _Reader:
         if attributes.get("group", 1) != 1 or set(attributes.get("dilations", [1])) != {1}:
             raise Unsupported("it has groups or dilations", where=where, help="use an ordinary convolution")
         stride = [*attributes.get("strides", [1] * dimensions), 1][:2]
+        if min(stride) < 1:
+            raise Unsupported(f"its strides are {stride}", where=where, help="use strides of 1 or more")
         kernel = [*weights.shape[2:], 1][:2]
         channels_last = np.moveaxis(self.order, 0, -1).reshape(self.order.shape[1], -1, len(self.order))
         self._enter(channels_last, where)
@@ -242,6 +263,8 @@ class _Reader:
             raise Unsupported("it adds two activations", where=where, help="a residual connection cannot be mapped")
         if last is None or last.has_bias or last.has_relu or last.has_pool:
             raise Unsupported("it adds a constant that is no bias of a layer", where=where, help="fold it into weights")
+        if not self._is_as_left(self.order.ndim - 1):
+            raise Unsupported("its input is transposed or reshaped", where=where, help="add before that")
         wanted = (last.layer.neurons, *(1 for _ in self.order.shape[1:]))
         if constant.size not in {1, last.layer.neurons} or (
             constant.size > 1 and tuple(constant.shape[-len(wanted) :]) != wanted
@@ -263,6 +286,8 @@ class _Reader:
         if last is None or not isinstance(last.layer, Convolution) or last.has_pool:
             raise Unsupported("it does not follow a convolution", where=where, help="pool once after a convolution")
         kernel = attributes.get("kernel_shape", [])
+        if len(kernel) not in {1, 2} or not self._is_as_left(len(kernel)):
+            raise Unsupported("its input is transposed or reshaped", where=where, help="pool before that")
         if attributes.get("strides", [1] * len(kernel)) != kernel:
             raise Unsupported(
                 f"its cells of {kernel} overlap, or leave gaps: its strides are {attributes.get('strides', 'all 1')}",
@@ -297,9 +322,10 @@ class _Reader:
             turned = attributes.get("perm", [])
             found = with_batch.transpose(turned) if len(turned) == with_batch.ndim and turned[0] == 0 else None
         elif node.op_type == "Reshape":
-            sizes = [int(size) for size in self.constant(node, 1)]
+            sizes = [int(size) for size in self.constant(node, 1).ravel()]
             sizes = [with_batch.shape[at] if size == 0 else size for at, size in enumerate(sizes)]
-            sizes = [1, *sizes[1:]] if -1 in sizes[1:] or sizes[0] != -1 else sizes
+            if sizes and sizes[0] in {1, self.batch}:
+                sizes[0] = 1
             try:
                 found = with_batch.reshape(sizes)
             except ValueError:
@@ -336,9 +362,17 @@ class _Reader:
     def _follow(self, dimensions: int) -> None:
         """After a layer, or its pooling: its outputs in our order."""
         self.shape = self.layers[-1].layer.output_shape(self.before)
+        self.order = self._as_left(dimensions)
+
+    def _as_left(self, dimensions: int) -> Ints:
+        """The `order` that a layer leaves: channels, then so many dimensions of positions."""
         ours = np.arange(int(np.prod(self.shape))).reshape(self.shape)
-        channels_first = np.moveaxis(ours, -1, 0)
-        self.order = channels_first.reshape((self.shape[2], *self.shape[:dimensions]))
+        return np.moveaxis(ours, -1, 0).reshape((self.shape[2], *self.shape[:dimensions]))
+
+    def _is_as_left(self, dimensions: int) -> bool:
+        """Whether nothing was rearranged since the last layer, whose positions have so many dimensions."""
+        used = self.shape[:dimensions]
+        return math.prod(used) == math.prod(self.shape[:2]) and np.array_equal(self.order, self._as_left(dimensions))
 
     def _name(self, node: Any, kind: str, of: type[Layer]) -> str:  # noqa: ANN401
         """`conv1`, `dense2`: in messages and pictures short names read best; a place in the file is in `_place`."""
@@ -395,12 +429,12 @@ def read_network(model: Path | str | bytes) -> FloatNetwork:
     ports = [port for port in graph.input if port.name not in constants]
     if len(ports) != 1:
         raise Unsupported(f"it has {len(ports)} inputs", where="the model", help="use a model of one input")
-    sizes = [dimension.dim_value for dimension in ports[0].type.tensor_type.shape.dim][1:]
+    batch, *sizes = [dimension.dim_value for dimension in ports[0].type.tensor_type.shape.dim] or [0]
     if not sizes or min(sizes) < 1:
         raise Unsupported(
             "the size of its input is open", where="the model", help="export it with all sizes but the batch"
         )
-    reader = _Reader(constants, np.arange(math.prod(sizes)).reshape(sizes))
+    reader = _Reader(constants, np.arange(math.prod(sizes)).reshape(sizes), batch)
     current = ports[0].name
     for node in graph.node:
         if node.op_type == "Constant":

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from sloop.innet.emulator import FlowVerdict, InferenceEnding
 from sloop.innet.network import Ints
-from sloop.innet.packets import ETHERTYPE, Malformed, PacketKind, parse
+from sloop.innet.packets import ETHERTYPE, Malformed, parse, result_of
 from sloop.innet.program import Program
 
 ETHERNET: Final = b"\xff" * 6 + b"\x02\0\0\0\0\1" + ETHERTYPE.to_bytes(2)
@@ -66,6 +66,8 @@ class Requester:
         self._verdicts: list[FlowVerdict | None] = []
         self._running = threading.Lock()
         self._cancelled = False
+        self.drops: dict[str, int] = {}
+        """RESULT packets that were not used, by reason, as `FabricCounts.sink_drops`."""
 
     def run(self, rows: ArrayLike, *, timeout_s: float, at_once: int = 0) -> list[FlowVerdict]:
         """A verdict for each row, in order. At most `at_once` inferences run at the same time, by default one in each
@@ -92,10 +94,18 @@ class Requester:
                 os.sched_setaffinity(0, {self.cpu})
         self._verdicts = [None] * len(rows)
         self._free = deque(range(slots))
-        waiting = deque(range(len(rows)))
         poll = select.poll()
         for end in self.results:
             poll.register(end, select.POLLIN)
+        try:
+            self._answer(rows, timeout_ns, poll)
+        except BaseException:  # nothing of these rows may answer a later one
+            self._abort(0)
+            raise
+        return [each for each in self._verdicts if each is not None]
+
+    def _answer(self, rows: Ints, timeout_ns: int, poll: select.poll) -> None:
+        waiting = deque(range(len(rows)))
         while waiting or self._begun:
             if self._cancelled:
                 self._abort(0)
@@ -108,7 +118,6 @@ class Requester:
                 left_ns = oldest_ns + timeout_ns - time.monotonic_ns()
                 if left_ns <= 0 or not poll.poll(min(left_ns / 1e6 + 1, WAKE_MS)):
                     self._abort(timeout_ns)
-        return [each for each in self._verdicts if each is not None]
 
     def _begin(self, row: int, values: Ints) -> None:
         program, slot = self.program, self._free.popleft()
@@ -134,15 +143,22 @@ class Requester:
 
     def _take(self, content: bytes) -> None:
         """One RESULT packet. Those of no inference that is open are dropped, and so are duplicates."""
+        program = self.program
         try:
             packet = parse(content)
+            number = result_of(packet, program)
         except Malformed:
+            self._drop("malformed")
             return
-        begun, program = self._begun.get(packet.inference), self.program
-        number = packet.source * program.result_parts + packet.part
-        if begun is None or packet.kind is not PacketKind.RESULT or number not in begun.missing:
+        begun = self._begun.get(packet.inference)
+        if begun is None:
+            self._drop("old epoch")
             return
         if begun.version not in {None, packet.version}:
+            self._drop("unknown version")
+            return
+        if number not in begun.missing:
+            self._drop("duplicate")
             return
         start = int(program.result_starts[number])
         begun.logits[start : start + len(packet.values)] = packet.values
@@ -151,6 +167,9 @@ class Requester:
         if not begun.missing:
             logits = tuple(begun.logits[: program.classes].tolist())
             self._end(packet.inference, InferenceEnding.VERDICT, logits, begun.version)
+
+    def _drop(self, reason: str) -> None:
+        self.drops[reason] = self.drops.get(reason, 0) + 1
 
     def _abort(self, timeout_ns: int) -> None:
         now_ns = time.monotonic_ns()

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from sloop.errors import InputError
 from sloop.innet.accuracy import Protocol, dataset, flow_accuracy, split
 from sloop.innet.detection import POINTS, FeatureEncoding, Representation
 from sloop.innet.network import Network
@@ -26,6 +27,7 @@ from sloop.innet.quantiser import quantise
 from sloop.innet.traffic import mixed
 from sloop.innet.training import FLOW_MODEL, LabelledRows, TrainingSchedule, fit, onnx_message
 from sloop.onnx_file import write_onnx
+from sloop.text import counted
 
 NAME: Final = "intrusion"
 
@@ -80,9 +82,27 @@ def shipped_model() -> DetectionModel:
 
 
 def load(path: Path) -> DetectionModel:
-    """A model made by this module. InputError if its files do not fit each other."""
-    card = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=ModelCard)
-    return DetectionModel(quantise(path, inputs=card.encoding.range, shifts=card.shifts), card)
+    """A model made by this module. InputError if one of its files is missing or damaged, or they do not fit."""
+    card_file = path.with_suffix(".json")
+    make = "make both files with `python -m sloop.innet.shipped`"
+    try:
+        card = msgspec.json.decode(card_file.read_bytes(), type=ModelCard)
+        encoding = card.encoding
+    except OSError as error:
+        raise InputError(
+            f"the card of {path.name} cannot be read: {error.strerror}", where=str(card_file), help=make
+        ) from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InputError(f"it is no card of a model: {error}", where=str(card_file), help=make) from error
+    network = quantise(path, inputs=encoding.range, shifts=card.shifts)
+    if (network.input_count, network.classes) != (encoding.inputs, 1):
+        raise InputError(
+            f"it has {counted(network.input_count, 'input')} and {counted(network.classes, 'logit')}; its card says "
+            f"{counted(encoding.inputs, 'input')}, and detection takes one logit",
+            where=str(path),
+            help=make,
+        )
+    return DetectionModel(network, card)
 
 
 def make(seed: int, flows: int, folder: Path, *, epochs: int = 30, report: Any = None) -> ModelCard:  # noqa: ANN401

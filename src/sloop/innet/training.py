@@ -113,6 +113,8 @@ class Trained:
     """The share of the validation rows that it classifies rightly, with rounding if it was trained with it."""
     validation_floats: float
     """The same before quantised training."""
+    floats: FloatNetwork
+    """The network before quantised training."""
 
     def integers(self) -> Network:
         """The network that switches execute."""
@@ -158,7 +160,7 @@ def fit(
         if since >= schedule.patience or epoch == schedule.epochs - 1:
             break
     trainer.restore(best)
-    floats = trainer.judge(held, held_labels)[1]
+    floats, before = trainer.judge(held, held_labels)[1], trainer.network()
     trainer.calibrate(given[RandomState(seed).permutation(len(given))[:1024]], inputs.exponent)
     if schedule.quantised_epochs:
         trainer.quantises, trainer.rate = True, RATE / 10
@@ -172,7 +174,7 @@ def fit(
                 best, best_loss = trainer.copy(), loss
         trainer.restore(best)
     right = trainer.judge(held, held_labels)[1]
-    return Trained(trainer.network(), trainer.final_shifts(), inputs, done, right, floats)
+    return Trained(trainer.network(), trainer.final_shifts(), inputs, done, right, floats, before)
 
 
 @dataclass
@@ -291,14 +293,12 @@ class _Trainer:
         for place, described in enumerate(self._network.layers):
             weights, bias = self._rounded(place)
             columns = _columns(described, current)
-            sums = columns @ weights.T + bias
+            # One matrix: NumPy multiplies a stack of matrices one by one.
+            sums = (columns.reshape(-1, columns.shape[-1]) @ weights.T).reshape(*columns.shape[:-1], -1)
+            sums += bias
             winners = None
             if isinstance(described, Convolution):
-                pool = described.pool[0]
-                cells = sums.shape[1] // pool
-                sums = sums[:, : cells * pool].reshape(len(sums), cells, pool, -1)
-                winners = sums.argmax(axis=2) if kept is not None else None
-                sums = sums.max(axis=2)
+                sums, winners = _pooled(sums, described.pool[0])
             is_last = place == len(self._layers) - 1
             current = sums if is_last else self._activated(place, sums)
             if kept is not None:
@@ -346,13 +346,23 @@ def _columns(layer: Layer, inputs: Floats) -> Floats:
     return np.ascontiguousarray(windows.transpose(0, 1, 3, 2)).reshape(len(inputs), windows.shape[1], -1)
 
 
-def _unpooled(gradient: Floats, winners: NDArray[np.int64], windows: int, pool: int) -> Floats:
+def _pooled(sums: Floats, pool: int) -> tuple[Floats, NDArray[np.uint8]]:
+    """The largest of each pooling cell, and which of its windows that is, the first of equal ones."""
+    windows = [sums[:, place : sums.shape[1] // pool * pool : pool] for place in range(pool)]
+    largest = windows[0].copy()
+    winners = np.zeros(largest.shape, np.uint8)
+    for place, window in enumerate(windows[1:], 1):
+        np.copyto(winners, np.uint8(place), where=window > largest)
+        np.maximum(largest, window, out=largest)
+    return largest, winners
+
+
+def _unpooled(gradient: Floats, winners: NDArray[np.uint8], windows: int, pool: int) -> Floats:
     """The gradient of each window: that of its pooling cell where it was the largest, else 0."""
     count, cells, filters = gradient.shape
     found = np.zeros((count, windows, filters), np.float32)
-    inside = found[:, : cells * pool].reshape(count, cells, pool, filters)
-    np.put_along_axis(inside, winners[:, :, None, :], gradient[:, :, None, :], axis=2)
-    found[:, : cells * pool] = inside.reshape(count, cells * pool, filters)
+    for place in range(pool):
+        np.multiply(gradient, winners == place, out=found[:, place : cells * pool : pool])
     return found
 
 

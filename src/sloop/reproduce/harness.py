@@ -7,8 +7,10 @@ violations and cores, of `RunResult`.
 
 import math
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
@@ -27,6 +29,8 @@ from sloop.sim.world import World
 Progress = Callable[[float, str], None]
 """Called with the finished share, 0 to 1, and the current step."""
 
+THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Where libraries of linear algebra read their number of threads."""
 PROCESSES_MAX: Final = 16
 """Limit of parallel processes: each holds a simulator and its log, so more would exceed a workstation's memory."""
 
@@ -186,11 +190,27 @@ def in_parallel(
         return products
     # Fresh interpreters: forking a process that may have threads is not safe.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with _one_thread_each(), ProcessPoolExecutor(processes, mp_context=context) as pool:
         for place, product in enumerate(pool.map(run, values, chunksize=1)):
             products.append(product)
             progress((place + 1) / len(values), what(values[place]))
     return products
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that start meanwhile compute with one thread: there are as many of them as cores, and threads of NumPy
+    and scikit-learn that share a core wait for each other, several times as long as they compute."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def default_processes() -> int:

@@ -40,7 +40,8 @@ MEANINGS: Final = (
     "so small that its tolerance includes 0. This is weaker than `reproduced`.",
     "shape: our result differs from the figure, or is not precise enough, but the expected order, direction or "
     "magnitude (within a factor of two) holds.",
-    "off: none of these. source-inconsistent: the source's own figures contradict each other.",
+    "off: none of these. source-inconsistent: the source's own figures contradict each other, or a constant that the "
+    "source leaves open and the note names; ours agrees with one of them.",
 )
 RUNS_MIN: Final = 3
 """Runs needed to estimate the standard error of a mean."""
@@ -182,9 +183,16 @@ def directed(claim: Claim, samples: Sequence[float], *, holds: bool, expect: str
     return _row(claim, samples, "shape" if holds else "off", f"expected: {expect}")
 
 
-def contradicted(claim: Claim, samples: Sequence[float], *, other: float, within: float | None = None) -> Row:
-    """The row of a figure that `other`, from the same source, contradicts: `source-inconsistent` if ours matches
-    `other`.
+def contradicted(
+    claim: Claim,
+    samples: Sequence[float],
+    *,
+    other: float,
+    within: float | None = None,
+    by: str = "the source's own figures give",
+) -> Row:
+    """The row of a figure that `other` contradicts, which follows from the same source or, if `by` says so, from a
+    constant that the source leaves open: `source-inconsistent` if ours matches `other`.
     """
     assert claim.paper is not None, claim
     mean = fmean(samples)
@@ -194,7 +202,7 @@ def contradicted(claim: Claim, samples: Sequence[float], *, other: float, within
         verdict = "reproduced"
     elif abs(mean - other) <= rival.tolerance(within):
         verdict = "source-inconsistent"
-    return _row(claim, samples, verdict, f"the source's own figures give {number(other)}")
+    return _row(claim, samples, verdict, f"{by} {number(other)}")
 
 
 def outside(

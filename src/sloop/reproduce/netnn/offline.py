@@ -281,6 +281,16 @@ def recirculating(clones: int = 1, *, sends_windows: bool = True) -> FabricTime:
     return time_of(Fabric(clones=clones), _products(sends_windows=sends_windows))
 
 
+def pass_needed_ns() -> float:
+    """The time of a pass with which mini-AlexNet takes 2 ms if each packet recirculates alone."""
+    low, high = 0.0, 1000.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        latency_ns = time_of(Fabric(pass_ns=middle), _products(sends_windows=True)).latency_ns
+        low, high = (middle, high) if latency_ns < CLAIMED_TOTAL_MS * 1e6 else (low, middle)
+    return low
+
+
 def _recirculation_rows() -> list[Row]:
     """What the same claims are worth if a recirculation takes the time of a pass, which the papers leave out."""
     alone = recirculating().latency_ns / 1e6
@@ -288,14 +298,23 @@ def _recirculation_rows() -> list[Row]:
     times = {clones: recirculating(clones) for clones in range(1, 100)}
     clones = next(g for g, found in times.items() if found.latency_ns < CLAIMED_TOTAL_MS * 1e6)
     slowest = next(g for g, found in times.items() if max(layer.unit_ns for layer in found.layers) < 1e6)
-    note = "a recirculation takes 400 ns; the paper lets it cost throughput alone"
+    pass_ns = pass_needed_ns()
+    note = (
+        f"the claim needs passes of at most {pass_ns:.1f} ns, or {clones} clones that share a packet's products, or "
+        "recirculation that costs throughput alone, as the paper counts it"
+    )
     whole = "derived with 169 windows of conv2, of which 144 are in complete pooling cells and are computed"
     published = Claim(
-        "P5 latency", "all layers, each packet recirculates alone", "ms", paper=2, note=note, computed=True
+        "P5 latency",
+        "all layers, each packet recirculates alone",
+        "ms",
+        known="exact",
+        paper=CLAIMED_TOTAL_MS,
+        note=note,
     )
+    by = f"with passes of {PAPER_FABRIC.pass_ns:g} ns, a constant that the paper does not state, it is"
     return [
-        bounded(published, [alone], at_most=2.0),
-        compare(Claim("P5 latency", "the same, derived", "ms", known="exact", derived=23.4, note=note), [alone]),
+        contradicted(published, [alone], other=23.4, by=by),
         directed(
             Claim("P5 latency", "the same, input in segments of 64 bytes", "ms", note="one completes up to 21 windows"),
             [segments],
