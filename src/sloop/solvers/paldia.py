@@ -76,7 +76,7 @@ class DeviceModel:
         return structs.replace(of, batch=requests, full=part * of.full, bandwidth=part * of.bandwidth)
 
 
-class Split(NamedTuple):
+class DeviceSplit(NamedTuple):
     """`queued` of the requests wait for the others; the last request ends after `t_max_ms`."""
 
     queued: int
@@ -92,16 +92,16 @@ def t_max_ms(model: DeviceModel, count: int, queued: NDArray[np.int64]) -> NDArr
     return found
 
 
-def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid") -> Split:
+def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid") -> DeviceSplit:
     """The number of queued requests with which the last one ends earliest; of equal ones the largest.
 
     At least one full batch runs, and at most `together_max`. Requests that fit one batch are not split. `together`
     queues only what `together_max` does not allow to run, `queue` all but one batch.
     """
     if count <= 0:
-        return Split(0, 0.0)
+        return DeviceSplit(0, 0.0)
     if count <= model.batch:
-        return Split(0, model.latencies_ms[count])
+        return DeviceSplit(0, model.latencies_ms[count])
     least = max(0, count - model.batch * max(1, model.together_max))
     most = count - model.batch
     if sharing == "together":
@@ -111,7 +111,7 @@ def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid") -> S
     candidates = np.arange(least, most + 1)
     ends_ms = t_max_ms(model, count, candidates)
     best = int(np.flatnonzero(ends_ms <= ends_ms.min() + TIE_MS)[-1])
-    return Split(int(candidates[best]), float(ends_ms[best]))
+    return DeviceSplit(int(candidates[best]), float(ends_ms[best]))
 
 
 def serial_ms(model: DeviceModel, count: int) -> float:
@@ -291,7 +291,7 @@ def count_mismatch(count: int, *, is_present: bool, is_pending: bool, limit: int
 # How many replicas
 
 
-def workers_needed(model: DeviceModel, count: int, split: Split) -> int:
+def workers_needed(model: DeviceModel, count: int, split: DeviceSplit) -> int:
     """One worker for each batch that runs; queued batches use one of these again. None without requests."""
     return max(1, ceil((count - split.queued) / model.batch)) if count > 0 else 0
 

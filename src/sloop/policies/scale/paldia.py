@@ -39,7 +39,7 @@ from sloop.options import check_range
 from sloop.policies import targets
 from sloop.profile.interference import NO_SLOWDOWN, Interference, KnowsSharing
 from sloop.solvers import paldia
-from sloop.solvers.paldia import ALONE, DelayedTermination, DeviceModel, HardwareOffer, Sharing, Split
+from sloop.solvers.paldia import ALONE, DelayedTermination, DeviceModel, DeviceSplit, HardwareOffer, Sharing
 from sloop.text import counted, in_ms, listed
 from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms, to_s
 from sloop.vocabulary import Group, Life, NodeState, Plan, ReplicaSpec, Slot, StagePlan
@@ -51,7 +51,7 @@ SHARES_NOTHING: Final = 0.0
 """The share of a replica on a GPU: PALDIA neither caps nor reserves; memory and clients limit how many there are."""
 
 
-class Candidate(NamedTuple):
+class HardwareCandidate(NamedTuple):
     """The stage's variant on one kind of hardware."""
 
     belief: Belief
@@ -69,13 +69,13 @@ class Candidate(NamedTuple):
         """The lower, the more performant."""
         return not self.is_gpu, self.model.per_request_ms, self.belief.hardware
 
-    def split(self, count: int, sharing: Sharing) -> Split:
+    def split(self, count: int, sharing: Sharing) -> DeviceSplit:
         """How `count` requests run here; on a CPU one batch after the other."""
         if self.is_gpu:
             return paldia.best_split(self.model, count, sharing)
-        return Split(max(0, count - self.model.batch), paldia.serial_ms(self.model, count))
+        return DeviceSplit(max(0, count - self.model.batch), paldia.serial_ms(self.model, count))
 
-    def workers(self, count: int, split: Split) -> int:
+    def workers(self, count: int, split: DeviceSplit) -> int:
         """The replicas for `count` requests."""
         return max(1, paldia.workers_needed(self.model, count, split)) if self.is_gpu else 1
 
@@ -165,11 +165,11 @@ class Paldia:
 
     # What there is, and what comes
 
-    def _candidates(self, view: ClusterView, stage: StageView) -> dict[str, Candidate]:
+    def _candidates(self, view: ClusterView, stage: StageView) -> dict[str, HardwareCandidate]:
         """By kind of hardware, the variant on each that has a node which is not lost and has room for a replica."""
         for kind in self.hardware:
             targets.check_kind(view, kind)
-        found: dict[str, Candidate] = {}
+        found: dict[str, HardwareCandidate] = {}
         too_large: list[str] = []
         for belief in self._beliefs(stage):
             nodes = [
@@ -203,7 +203,7 @@ class Paldia:
         found = [stage.beliefs[variant, kind] for kind in dict.fromkeys(named) if (variant, kind) in stage.beliefs]
         return found or [targets.belief_of(stage, variant, kind) for kind in named[:1] or self.hardware[:1]]
 
-    def _candidate(self, stage: StageView, belief: Belief, node: NodeView) -> Candidate | None:
+    def _candidate(self, stage: StageView, belief: Belief, node: NodeView) -> HardwareCandidate | None:
         """The variant on this node; None if the node has no room for it at all."""
         most, slot = 1, belief.slot(min(belief.cores_max, node.node.cores))
         if belief.accelerator:
@@ -226,7 +226,7 @@ class Paldia:
         largest = ALONE
         if isinstance(belief, KnowsSharing):
             law, largest = belief.interference, belief.demand(batch, slot)
-        return Candidate(belief, slot, node.node.usd_per_h, DeviceModel(latencies_ms, law, largest, most))
+        return HardwareCandidate(belief, slot, node.node.usd_per_h, DeviceModel(latencies_ms, law, largest, most))
 
     def _expected(self, view: ClusterView, stage: StageView) -> int:
         """N: the requests to expect together, at least 1, so that a quiet moment does not look like no load at all."""
@@ -236,7 +236,7 @@ class Paldia:
 
     # Which hardware
 
-    def _decide(self, stage: StageView, candidates: dict[str, Candidate], expected: int) -> None:
+    def _decide(self, stage: StageView, candidates: dict[str, HardwareCandidate], expected: int) -> None:
         """Choose the hardware, and switch to it if it was another one often enough."""
         memory = self._memory
         ready = {replica.spec.slot.hardware for replica in stage.replicas if replica.life is Life.READY}
@@ -257,7 +257,7 @@ class Paldia:
                 chosen = still[0] if still else self._successor(stage, list(candidates.values()))
         memory.hardware, memory.kept = chosen, DelayedTermination(self.keep_alive_ns)
 
-    def _choose(self, stage: StageView, candidates: Collection[Candidate], expected: int) -> str:
+    def _choose(self, stage: StageView, candidates: Collection[HardwareCandidate], expected: int) -> str:
         """The kind that the rule prefers at this load."""
         slo_ms, headroom_gpu = to_ms(stage.slo_ns), self.headroom_gpu
         if self.choice == "isolated":
@@ -275,7 +275,7 @@ class Paldia:
             tolerance_ms=to_ms(self.tolerance_ns),
         ).name
 
-    def _successor(self, stage: StageView, candidates: list[Candidate]) -> str:
+    def _successor(self, stage: StageView, candidates: list[HardwareCandidate]) -> str:
         """What takes over from hardware that is lost: the cheapest that is more performant, or else the most performant
         that there is (specification, 5.9)."""
         lost = next((belief for belief in self._beliefs(stage) if belief.hardware == self._memory.hardware), None)
@@ -287,7 +287,7 @@ class Paldia:
         return min(candidates, key=lambda each: each.rank).belief.hardware
 
 
-def _why(chosen: Candidate, expected: int, split: Split) -> str:
+def _why(chosen: HardwareCandidate, expected: int, split: DeviceSplit) -> str:
     """The reason of a plan, in one line."""
     ends = f"paldia: {counted(expected, 'request')} end within {in_ms(ms(split.t_max_ms))} on {chosen.belief.hardware}"
     if not split.queued:
