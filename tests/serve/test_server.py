@@ -24,19 +24,23 @@ from onnx import TensorProto, helper, save
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import Header, read_log
-from sloop.runlog.segments import segments_in
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.segments import FOLDER, segments_in
+from sloop.serve.backends.agents import NodeMemory
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.edge.hpack import encode
 from sloop.serve.edge.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 from sloop.serve.edge.rpc import SERVICE
-from sloop.serve.journal import LogLimits
+from sloop.serve.journal import LogLimits, Observed
 from sloop.serve.protocols import Servable
 from sloop.serve.server import (
+    NODES,
     Serving,
     Settings,
     is_loopback,
     locked,
     models_of,
+    open_journal,
     serve,
     serving,
 )
@@ -567,3 +571,19 @@ def test_a_full_disk_at_the_start_is_an_error_with_help(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="cannot be used: No space left on device") as caught, locked(tmp_path):
         pass
     assert caught.value.help == "free some space, or name a folder on another disk with --state"
+
+
+def test_a_log_that_cannot_be_written_keeps_no_server_from_taking_the_place_of_one_that_has_died(
+    tmp_path: Path, mlp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = set_up(load_application(document(mlp)))
+    core, nodes = setup.core(), NodeMemory(tmp_path / NODES)
+    observed = Observed(core, DeploymentState(setup.parts()))
+    (tmp_path / FOLDER).touch()  # where the folder of the log belongs
+    for at_end in ([], [""]):
+        nodes.write(at_end)
+        with pytest.raises(MachineError, match="the event log cannot be written"):
+            open_journal(setup, tmp_path, LogLimits(), observed)
+    nodes.write(["local-0"])
+    assert open_journal(setup, tmp_path, LogLimits(), observed) is None
+    assert "serves without a log" in caplog.text

@@ -29,7 +29,7 @@ from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError
 from sloop.runlog.segments import FOLDER
-from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeProvider, NodeSettings
+from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import capacity_cores, detect
@@ -456,11 +456,18 @@ def check_repository(folder: Path | None, keys: Keys) -> None:
 
 
 def open_journal(setup: Setup, folder: Path, limits: LogLimits | None, observed: Observed) -> Journal | None:
-    """The event log of this run in a state folder; None without limits."""
+    """The event log of this run in a state folder; None without limits. A log that cannot be written is a
+    `MachineError`, unless agents wait for this server to take the place of one that has died: it then has none."""
     if limits is None:
         return None
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Journal(folder / FOLDER, header_of(setup, origin="live", date=date), limits, observed)
+    try:
+        return Journal(folder / FOLDER, header_of(setup, origin="live", date=date), limits, observed)
+    except MachineError as error:
+        if not any(NodeMemory(folder / NODES).read()):
+            raise
+        _log.error("%s; an earlier server has died, so this one serves without a log", error.what)
+        return None
 
 
 @contextmanager
