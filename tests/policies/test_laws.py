@@ -229,10 +229,6 @@ def test_plans_can_be_carried_out(name: str, history: list[tuple[list[int], int,
         now_s = 60 + 15 * step
         stage = stage_of(counts, ready, starting, queue, now_s)
         view = make_view(stage, nodes=(node,), plan=plan)
-        if name == "igniter":  # it needs a profile with coefficients of its own
-            with pytest.raises(InputError, match="stage stage has no coefficients of iGniter"):
-                policy.plan(s(now_s), view)
-            return
         sent = pickle.loads(pickle.dumps(policy))
         tried = copied(policy).plan(s(now_s), view)  # before the policy itself, which must not notice
         answer = twice(policy, "plan", s(now_s), view)

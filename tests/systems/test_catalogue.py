@@ -71,11 +71,11 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "mixed": ("system", Mixed()),
     "molecule-cost": ("baseline", Paldia(choice="isolated", sharing="queue", headroom_cpu=0.5, wait_limit=3)),
     "molecule-performance": ("baseline", Paldia(choice="fastest", sharing="queue", keep_alive_ns=s(600))),
-    "igniter": ("system", Igniter(rescue=False, wait_ns=ms(100))),
-    "usher": ("system", Usher(metric="peak_occupancy", group_size=4, rescue=False, wait_ns=ms(100))),
-    "usher-wao": ("baseline", Usher(metric="occupancy", group_size=4, rescue=False, wait_ns=ms(100))),
-    "ao-milp": ("baseline", Colocate(metric="peak_occupancy", rescue=False, wait_ns=ms(100))),
-    "wsm-milp": ("baseline", Colocate(metric="sm_use", rescue=False, wait_ns=ms(100))),
+    "igniter": ("system", Igniter(wait_ns=ms(100))),
+    "usher": ("system", Usher(metric="peak_occupancy", group_size=4, wait_ns=ms(100))),
+    "usher-wao": ("baseline", Usher(metric="occupancy", group_size=4, wait_ns=ms(100))),
+    "ao-milp": ("baseline", Colocate(metric="peak_occupancy", wait_ns=ms(100))),
+    "wsm-milp": ("baseline", Colocate(metric="sm_use", wait_ns=ms(100))),
     "harbor": ("system", Harbor()),
     "static": ("baseline", Static()),
 }
@@ -87,7 +87,7 @@ _BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
 _REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
 _PALDIA = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), BestFit(), Ewma(s(1), at_least_last=True))
-_IN_TURN = (RoundRobin(), Never(), Open(), BestFit(), Last(window_ns=s(10)))
+_IN_TURN = (RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
     **dict.fromkeys(("molecule-cost", "molecule-performance"), _PALDIA),

@@ -22,6 +22,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from sloop.errors import InputError
@@ -39,6 +40,8 @@ NODES_MAX: Final = 500
 """The most branch-and-bound nodes of one program."""
 CONTENTS_MAX: Final = 1_500
 """The most contents of one kind of device in a program, those with fewer models first."""
+SOLUTIONS_KEPT: Final = 256
+"""Planners ask the same again, for each of several applications, and in a replay."""
 PROGRAM_MAX: Final = 6_000
 """Programs with more columns are not solved; the greedy placement is the answer."""
 REPLICAS_EACH: Final = 16
@@ -318,6 +321,17 @@ def _counts(most: int) -> Iterator[int]:
 
 def place(problem: HarborProblem, *, nodes_max: int = NODES_MAX) -> HarborPlacement:
     """The placement with the highest value and, within the tolerance, the lowest price."""
+    if problem.slowdown is None:  # otherwise equal problems cannot be told
+        return _remembered(problem, nodes_max)
+    return _found(problem, nodes_max)
+
+
+@lru_cache(maxsize=SOLUTIONS_KEPT)
+def _remembered(problem: HarborProblem, nodes_max: int) -> HarborPlacement:
+    return _found(problem, nodes_max)
+
+
+def _found(problem: HarborProblem, nodes_max: int) -> HarborPlacement:
     possible = [_contents_of(problem, kind) for kind in range(len(problem.kinds))]
     level_max = max((slower for own in possible for _, levels in own for slower in levels), default=1.0)
     columns = list(problem.columns(level_max))
@@ -325,14 +339,25 @@ def place(problem: HarborProblem, *, nodes_max: int = NODES_MAX) -> HarborPlacem
     program = _Program(problem, columns, possible)
     if program.size > PROGRAM_MAX:
         return best
-    found = program.most_value(nodes_max)
-    if found is not None and found.value >= best.value - ROUNDING:
-        best = found
+    if best.value >= _most_possible(problem, columns) - ROUNDING:
+        best = replace(best, proven=True)
+    else:
+        found = program.most_value(nodes_max)
+        if found is not None and found.value >= best.value - ROUNDING:
+            best = found
     if best.usd_per_h > 0:
         cheaper = program.cheapest(best, nodes_max)
         if cheaper is not None and cheaper.usd_per_h < best.usd_per_h - ROUNDING:
             best = cheaper if best.proven else replace(cheaper, proven=False)
     return best
+
+
+def _most_possible(problem: HarborProblem, columns: Sequence[PlacedColumn]) -> float:
+    """The value if each model had its best column."""
+    best: dict[int, float] = {}
+    for column in columns:
+        best[column.model] = max(best.get(column.model, 0.0), problem.worth(column))
+    return math.fsum(best.values())
 
 
 LevelledContent = tuple[Content, tuple[float, ...]]

@@ -83,7 +83,7 @@ _MOLECULE: Final = Policies(
 )
 
 _COLOCATED: Final = Policies(
-    Fifo(), Full(patience=1.0), RoundRobin(), Never(), Open(), BestFit(), LAST_10_S, Usher(rescue=False), MaxMin()
+    Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Usher(), MaxMin()
 )
 
 CATALOGUE: Final = (
@@ -223,7 +223,7 @@ CATALOGUE: Final = (
         "igniter",
         "system",
         "Xu et al., iGniter, TPDS 2023, as its public code has it",
-        replace(_COLOCATED, route=SmoothWeighted(), scale=Igniter(rescue=False)),
+        replace(_COLOCATED, route=SmoothWeighted(), scale=Igniter()),
         ONE_KIND,
     ),
     # Models that share GPUs, in groups that complement each other; shares by the most occupancy.
@@ -238,7 +238,7 @@ CATALOGUE: Final = (
         "usher-wao",
         "baseline",
         f"Usher (OSDI 2024) with occupancy weighted with time: {COLOCATION}",
-        replace(_COLOCATED, scale=Usher(metric="occupancy", rescue=False)),
+        replace(_COLOCATED, scale=Usher(metric="occupancy")),
         ONE_KIND,
     ),
     # The most goodput by an integer program, without a view of waiting; no limits of shares.
@@ -246,14 +246,14 @@ CATALOGUE: Final = (
         "ao-milp",
         "baseline",
         f"integer program by the most occupancy: {COLOCATION}",
-        replace(_COLOCATED, scale=Colocate(metric="peak_occupancy", rescue=False)),
+        replace(_COLOCATED, scale=Colocate(metric="peak_occupancy")),
         ONE_KIND,
     ),
     System(
         "wsm-milp",
         "baseline",
         f"integer program by the SMs that kernels need, weighted with time: {COLOCATION}",
-        replace(_COLOCATED, scale=Colocate(metric="sm_use", rescue=False)),
+        replace(_COLOCATED, scale=Colocate(metric="sm_use")),
         ONE_KIND,
     ),
     # Models that share devices of all kinds: our own, which counts waiting, neighbours and prices.

@@ -260,9 +260,10 @@ def test_a_profile_that_does_not_say_what_it_takes_is_refused_or_alone() -> None
     view = make_view(stage_of("m", 400, ("p3.2xlarge", silent)), nodes=v100_nodes(1), rates={"m": 10})
     with pytest.raises(InputError, match="the profile of m on V100 says nothing of sm_use"):
         Colocate().plan(0, view)
-    with pytest.raises(InputError, match="has no coefficients of iGniter"):
-        Igniter().plan(0, view)
     assert len(planned(Harbor(), view).stages[0].groups) == 1
+    alone = planned(Igniter(), view)
+    assert contents(alone) == [["m b128"]], "111 ms are within half of its deadline"
+    assert "devices of their own for m, whose profiles have no coefficients of iGniter" in alone.why
 
 
 def test_kinds_that_the_cluster_does_not_have_are_refused() -> None:

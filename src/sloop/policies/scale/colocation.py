@@ -12,7 +12,7 @@ Sources: Elvinger, Towards resource and interference-aware scheduling of ML work
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
@@ -23,8 +23,7 @@ from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.profile.gpu import IgniterGpu
-from sloop.profile.interference import DeviceDemand, IgniterLaw, KnowsSharing
+from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, IgniterLaw, Interference, KnowsSharing
 from sloop.solvers import colocation, harbor, highs, igniter, usher
 from sloop.solvers.colocation import BatchOption, Colocation, Content, SharedModel, hundredths
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions
@@ -152,11 +151,10 @@ class SharedDevices:
         return own[0] if own else None
 
     def slot(self, belief: Belief, pool: DevicePool, share: float) -> Slot:
-        """The slot of a replica: its part of the node's cores if it runs on an accelerator, else as many as it uses."""
-        if not pool.accelerator:
-            return belief.slot(min(belief.cores_max, pool.cores))
-        cores = min(self.policy.cores or belief.cores_max, pool.cores / len(self.stages))
-        return structs.replace(belief.slot(math.floor(1000 * cores + ROUNDING) / 1000), share=share)
+        """The slot of a replica: at most its part of the node's cores, so that one of each stage fits."""
+        cores = min(self.policy.cores or belief.cores_max, belief.cores_max, pool.cores / len(self.stages))
+        slot = belief.slot(max(0.001, math.floor(1000 * cores + ROUNDING) / 1000))
+        return structs.replace(slot, share=share) if pool.accelerator else slot
 
     def demand(self, belief: Belief, batch: int, slot: Slot) -> DeviceDemand | None:
         """What a batch demands of its device; None if the belief does not know."""
@@ -367,7 +365,7 @@ class Colocated:
     batches: tuple[int, ...] = ()
     """The batch sizes to choose from; empty: the powers of two."""
     cores: float = 0.0
-    """Cores of a replica on an accelerator; 0: as many as its profile can use. At most its part of the node."""
+    """Cores of a replica; 0: as many as its profile can use. At most the part of the node that each stage has."""
     variant: str = ""
     """The variant of every stage; empty: the first."""
     initial_rps: float = 1.0
@@ -396,7 +394,10 @@ class Colocated:
         memory, signature = self._memory, self._signature(devices)
         if view.plan is not None and memory.signature == signature and self._are_near(rates):
             return None
-        contents, served, why = self._placed(devices, rates)
+        if devices.pools:
+            contents, served, why = self._placed(devices, rates)
+        else:
+            contents, served, why = [], [0.0] * len(rates), "no device is left"
         if self.rescue:
             contents = devices.rescued(contents, self.metric_of_rescue)
         made = devices.plan(contents, served, rates, why)
@@ -583,7 +584,8 @@ class Usher(OneKind):
 @dataclass(frozen=True, slots=True)
 class Igniter(OneKind):
     """iGniter: for each model the batch and the least share with which half of its deadline suffices, and the GPU where
-    all together need the least more. GPUs beyond those that there are, are left out, the last first."""
+    all together need the least more. GPUs beyond those that there are, are left out, the last first. A model without
+    coefficients has devices of its own."""
 
     check_new: bool = True
     """Whether a model that opens a GPU is checked there; the publication checks only those that join."""
@@ -591,36 +593,49 @@ class Igniter(OneKind):
     def _placed(
         self, devices: SharedDevices, rates: Sequence[float]
     ) -> tuple[list[DeviceContents], Sequence[float], str]:
-        laws = [self._law(devices, at) for at in range(len(devices.stages))]
-        gpu: IgniterGpu = laws[0].gpu
+        laws = {at: law for at in range(len(devices.stages)) if (law := _igniter_law(devices, at)) is not None}
+        deadlines_ms = devices.deadlines_ms()
         workloads = [
-            igniter.IgniterWorkload(stage.name, law.model, rate, deadline_ms)
-            for stage, law, rate, deadline_ms in zip(devices.stages, laws, rates, devices.deadlines_ms(), strict=True)
+            igniter.IgniterWorkload(str(at), law.model, rates[at], deadlines_ms[at]) for at, law in laws.items()
         ]
-        index = {stage.name: at for at, stage in enumerate(devices.stages)}
-        wanted = igniter.plan(gpu, workloads, check_new=self.check_new)
-        kept = wanted[: len(devices.pools[0].places)]
-        served = [0.0] * len(devices.stages)
         contents: list[DeviceContents] = []
-        for own in kept:
+        for own in igniter.plan(next(iter(laws.values())).gpu, workloads, check_new=self.check_new) if laws else ():
             replicas = []
             for each in own:
-                at = index[each.workload.name]
+                at = int(each.workload.name)
                 belief = devices.belief(at, 0)
                 batch = min(each.batch, belief.batch_max) if belief else each.batch
                 replicas.append(PlannedReplica(at, batch, each.share / 100, each.rate_rps))
-                served[at] += each.rate_rps
             contents.append((0, tuple(replicas)))
-        why = f"{counted(len(wanted), 'device')} needed, {len(kept)} there"
-        return contents, served, why
+        for at in range(len(devices.stages)):
+            if at not in laws:
+                contents += self._alone(devices, at, rates[at], deadlines_ms[at] / 2)
+        kept = contents[: len(devices.pools[0].places)]
+        served = [0.0] * len(devices.stages)
+        for replica in (each for _, replicas in kept for each in replicas):
+            served[replica.stage] += replica.rate_rps
+        why = f"{counted(len(contents), 'device')} needed, {len(kept)} there"
+        unknown = [stage.name for at, stage in enumerate(devices.stages) if at not in laws]
+        if unknown:
+            why += f"; devices of their own for {listed(unknown)}, whose profiles have no coefficients of iGniter"
+        return kept, served, why
 
-    def _law(self, devices: SharedDevices, at: int) -> IgniterLaw:
-        belief = devices.belief(at, 0)
-        law: object = belief.interference if isinstance(belief, KnowsSharing) else None
-        if not isinstance(law, IgniterLaw):
-            what = f"the profile of stage {devices.stages[at].name} has no coefficients of iGniter"
-            raise InputError(what, help="give it `sharing` with a law of form `igniter`, or choose another system")
-        return law
+    def _alone(self, devices: SharedDevices, at: int, rate_rps: float, limit_ms: float) -> list[DeviceContents]:
+        """Devices of its own for a stage of whose interference nothing is known: as many as carry its rate with the
+        largest batch that takes at most half of its deadline."""
+        options = devices.options(at, 0, "sm_use")
+        option = max([each for each in options if each.latency_ms <= limit_ms] or options[:1], key=lambda o: o.rate_rps)
+        count = max(1, math.ceil(rate_rps / option.rate_rps - ROUNDING))
+        share = 1.0 if devices.pools[0].accelerator else 0.0
+        each = min(option.rate_rps, rate_rps / count)
+        return [(0, (PlannedReplica(at, option.batch, share, each),))] * min(count, len(devices.pools[0].places))
+
+
+def _igniter_law(devices: SharedDevices, at: int) -> IgniterLaw | None:
+    """iGniter's coefficients of a stage, and of its device; None if the profile has none."""
+    belief = devices.belief(at, 0)
+    law: object = belief.interference if isinstance(belief, KnowsSharing) else None
+    return law if isinstance(law, IgniterLaw) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -762,26 +777,36 @@ def _batches(stages: Sequence[StagePlan]) -> Mapping[ReplicaSpec, int]:
     return {group.spec: target.batch_max_of(group) for target in stages for group in target.groups}
 
 
-def _slowdowns(devices: SharedDevices) -> harbor.SlowdownOf:
-    """The slowdown of each model of a content, as the beliefs' laws of interference say."""
+def _slowdowns(devices: SharedDevices) -> harbor.SlowdownOf | None:
+    """The slowdown of each model of a content, as the beliefs' laws of interference say; None if none says anything."""
+    every = [(at, pool) for at in range(len(devices.stages)) for pool in range(len(devices.pools))]
+    laws: dict[tuple[int, int], Interference] = {}
+    for key in every:
+        belief: object = devices.belief(*key)
+        if isinstance(belief, KnowsSharing):
+            laws[key] = belief.interference
+    if all(law == NO_SLOWDOWN for law in laws.values()):
+        return None
+    demands: dict[tuple[int, int, int], DeviceDemand] = {}
+
+    def demand(at: int, pool: int, batch: int) -> DeviceDemand:
+        found = demands.get((at, pool, batch))
+        if found is None:
+            own = devices.belief(at, pool)
+            assert own is not None, (at, pool)
+            known = devices.demand(own, batch, devices.slot(own, devices.pools[pool], 0.0))
+            found = demands[at, pool, batch] = known or DeviceDemand(batch=batch)
+        return found
 
     def slowdowns(pool: int, content: Content) -> list[float]:
         if len(content) == 1:
             return [1.0]
-        known = list(_demands(devices, pool, content))
+        running = [demand(at, pool, option.batch) for at, option in content]
         return [
-            max(1.0, belief.interference.slowdown(own, [other for at, (_, other) in enumerate(known) if at != place]))
-            if isinstance(belief, KnowsSharing)
+            max(1.0, laws[at, pool].slowdown(running[place], running[:place] + running[place + 1 :]))
+            if (at, pool) in laws
             else 1.0
-            for place, (belief, own) in enumerate(known)
+            for place, (at, _) in enumerate(content)
         ]
 
     return slowdowns
-
-
-def _demands(devices: SharedDevices, pool: int, content: Content) -> Iterator[tuple[Belief | None, DeviceDemand]]:
-    for at, option in content:
-        belief = devices.belief(at, pool)
-        assert belief is not None, (at, pool)
-        slot = devices.slot(belief, devices.pools[pool], 0.0)
-        yield belief, devices.demand(belief, option.batch, slot) or DeviceDemand(batch=option.batch)
