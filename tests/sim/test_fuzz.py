@@ -3,22 +3,36 @@
 `make fuzz` plays on for as long as one likes; the worlds here are quick enough for every run.
 """
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from sloop.actions import AcquireNode, Assigned, End, ReleaseNode, Rollout, StartBatch, StartReplica
+from sloop.actions import AcquireNode, AdoptReplica, Assigned, End, ReleaseNode, Rollout, StartBatch, StartReplica
+from sloop.core.control import ControlPath
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed
 from sloop.policies import POLICIES
 from sloop.runlog import MemoryLog
 from sloop.sim import fuzz, simulate
+from sloop.sim.agents import OpenRequests
 from sloop.sim.checkers import Violation
-from sloop.sim.fuzz import BRANCHING, CHOICES, FAULTS, GRAPHS, NAMES, random_deployment, random_world
+from sloop.sim.fuzz import (
+    BRANCHING,
+    CHOICES,
+    FAULTS,
+    GRAPHS,
+    NAMES,
+    DecidingProcesses,
+    random_deployment,
+    random_succession,
+    random_world,
+)
 from sloop.sim.world import World
 from sloop.systems import SYSTEMS
+from sloop.vocabulary import Request
 from tests.sim.scene import world
 
 WORLDS_EACH = 8
@@ -50,6 +64,54 @@ def test_every_invariant_holds_in_random_deployments(place: int) -> None:
             fuzz.play(random_deployment(seed, list(SYSTEMS)[place]))
         except InputError:
             continue  # the system does not fit this cluster
+
+
+@pytest.mark.parametrize("place", range(0, len(SYSTEMS), 3))
+def test_every_request_ends_once_whoever_decides(place: int) -> None:
+    """Under three systems each, in the smallest of four worlds."""
+    worlds = [random_succession(100 + 4 * place + seed) for seed in range(4)]
+    seed = min(worlds, key=lambda world: len(list(world.trace.times_ns()))).seed
+    for system in list(SYSTEMS)[place : place + 3]:
+        with contextlib.suppress(InputError):  # the system does not fit this application
+            fuzz.play_successors(random_succession(seed, system))
+
+
+def played_successors(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[MemoryLog]:
+    """The logs of all deciding processes of a world."""
+    made: list[DecidingProcesses] = []
+    begin = DecidingProcesses.__init__
+
+    def remember(self: DecidingProcesses, world: World, opened: OpenRequests) -> None:
+        made.append(self)
+        begin(self, world, opened)
+
+    monkeypatch.setattr(DecidingProcesses, "__init__", remember)
+    fuzz.play_successors(random_succession(seed))
+    return made[0].logs
+
+
+def test_another_deciding_process_adopts_replicas_and_gets_the_requests_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: Counter[str] = Counter()
+    for seed in range(6):
+        first, *later = played_successors(monkeypatch, seed)
+        asked = {record.id for _, record in first if isinstance(record, Request)}
+        ended = [record.request for log in (first, *later) for _, record in log if isinstance(record, End)]
+        assert len(ended) == len(set(ended)), "once"
+        found["deaths"] += len(later)
+        for log in later:
+            found["adopted"] += sum(isinstance(record, AdoptReplica) for _, record in log)
+            found["again"] += sum(isinstance(record, Request) and record.id in asked for _, record in log)
+    assert found["deaths"] >= 6, found
+    assert found["adopted"] > 6, found
+    assert found["again"] > 6, found
+
+
+def test_a_core_that_forgets_what_was_kept_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlPath, "_adopt", lambda *_: None)
+    with pytest.raises(Violation, match=r"neither adopted nor stopped[\s\S]*--seed 1 --system static --successors"):
+        fuzz.play_successors(random_succession(1))
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
@@ -188,7 +250,9 @@ def test_in_deployments_happens_what_is_to_be_tested() -> None:
 
 def test_one_world_by_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert fuzz.main(["--seed", "1", "--system", "static"]) == 0
-    assert capsys.readouterr().err.startswith("2 worlds with "), "a plain one and a deployment"
+    assert capsys.readouterr().err.startswith("3 worlds with "), "a plain one, a deployment, one with successors"
+    assert fuzz.main(["--seed", "1", "--system", "static", "--successors"]) == 0
+    assert capsys.readouterr().err.startswith("1 worlds with ")
     assert fuzz.main(["--seed", "1", "--system", "static", "--deployment"]) == 0
     assert capsys.readouterr().err.startswith("1 worlds with ")
 

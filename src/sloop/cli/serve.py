@@ -495,6 +495,6 @@ def addresses(
         "slo_ms": {each.name: each.slo_ms for each in deployment.applications},
         "profiles": [{"model": str(each.model), "profile": str(each.file)} for each in first],
     }
-    log = f"event log {value['log']}" if value["log"] else "no event log (--log off)"
+    log = f"event log {value['log']}" if value["log"] else "no event log"
     where = f"at {value['http']} and grpc://{value['grpc']}; {log}"
     return CommandOutput(value, [f"serving {listed(names)} {where}"])

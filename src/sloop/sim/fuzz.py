@@ -10,6 +10,10 @@ application or several, on nodes of several kinds with accelerators, of which so
 longer than their period; and during the run versions are deployed, promoted and removed. `play` simulates a world under
 the checkers, replays its log, and compares the fold's figures with those of the checkers.
 
+`play_successors` lets the deciding process of a world without other faults die once or twice, as the schedules do
+(`sloop.sim.schedules`), but under the published systems: another process, which knows only what the world declares,
+adopts the replicas.
+
 Guarantees that a failure prints one command that reproduces it, and that a seed and a system give the same world on
 every machine. The possible draws are listed here instead of read from the registries, so that a new policy does not
 change the worlds of old seeds. Every seed that ever failed becomes a named test.
@@ -18,7 +22,7 @@ change the worlds of old seeds. Every seed that ever failed becomes a named test
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -27,25 +31,30 @@ from typing import Any, Final, TypeVar
 
 from msgspec import convert, structs
 
-from sloop.actions import Decided
+from sloop.actions import Action, Decided, End
 from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
 from sloop.app.graph import Each, When
 from sloop.app.scenario import Change, ColdStartTruth, NetworkTruth, NodeTruth, ServiceTruth, Truth
+from sloop.core.planner import Planner
+from sloop.core.views import PlanInput
 from sloop.errors import InputError
+from sloop.events import Cancelled
 from sloop.profile import Amdahl, Profile
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
+from sloop.sim.agents import CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster
 from sloop.sim.checkers import Checkers, Violation
 from sloop.sim.engine import RunTotals
+from sloop.sim.engine import play as run
 from sloop.sim.run import rules_of, simulate
-from sloop.sim.truth.failure import FaultRates
+from sloop.sim.truth.failure import NO_FAULTS, FaultRates
 from sloop.sim.world import Clients, World
 from sloop.streams import stream
 from sloop.systems import SYSTEMS
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import build
-from sloop.units import ms, s
-from sloop.vocabulary import Canary, Device, Node
+from sloop.units import FOREVER_NS, ms, s
+from sloop.vocabulary import Canary, Device, Node, Outcome, Request, RequestId
 from sloop.vocabulary import Path as PathWithDeadline
 from sloop.workload import Link, link_from, trace_from
 
@@ -149,7 +158,12 @@ SPEEDS: Final = {"small": 1.0, "large": 0.7, "gpu": 0.3, "gpus": 0.2}
 """How long a batch takes on a kind, relative to the first."""
 NAMES: Final = ("red", "green", "blue", "grey")
 """Applications of random deployments."""
+Make = Callable[[int, str], World]
+Play = Callable[[World], RunTotals]
+
 PLAN_MS: Final = (0.0, 5.0, 5.0, 200.0, 1_500.0)
+
+ALONE: Final = "an edge answers without a deciding process"
 
 Value = TypeVar("Value")
 
@@ -300,6 +314,12 @@ def _one(random: Random, *values: Value) -> Value:
     return random.choice(values)
 
 
+def random_succession(seed: int, system: str = "static") -> World:
+    """The world of a seed for `play_successors`, without random faults."""
+    world = random_world(seed, system)
+    return replace(world, faults=NO_FAULTS, origin=_command(seed, system, "--successors"))
+
+
 def random_deployment(seed: int, system: str = "static") -> World:
     """The deployment of a seed, its requests and its changes, under a system with some of its policies replaced."""
     random = stream(seed, "deployment")
@@ -439,6 +459,93 @@ def play(world: World) -> RunTotals:
     return totals
 
 
+class DecidingProcesses:
+    """The deciding process of a world, and those that take its place when it has died, each with a log and checkers of
+    its own (`CoreInterface`). `opened` are the requests that edges hold; while there is no deciding process, an edge
+    answers those by itself that clients cancel or whose deadline has passed."""
+
+    def __init__(self, world: World, opened: OpenRequests) -> None:
+        self._world, self._opened = world, opened
+        self.logs: list[MemoryLog] = []
+        self._is_down = False
+        self._begin()
+
+    def _begin(self) -> None:
+        setup = self._world.setup()
+        self._core, nodes = setup.core(), self._world.deployment.cluster
+        self.checkers = Checkers([rules_of(each) for each in setup.applications], nodes, origin=self._world.origin)
+        self.logs.append(MemoryLog())
+
+    @property
+    def wake_ns(self) -> int:
+        """See `CoreInterface`."""
+        return FOREVER_NS if self._is_down else self._core.wake_ns
+
+    @property
+    def planner(self) -> Planner:
+        """See `CoreInterface`."""
+        return self._core.planner
+
+    @property
+    def plan_input(self) -> PlanInput | None:
+        """See `CoreInterface`."""
+        return self._core.plan_input
+
+    def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # also those of the cluster
+        """Check and keep a record of the process that is there."""
+        if type(record) is CoreDied:
+            self._is_down = True
+        elif type(record) is CoreBegun:
+            self._is_down = False
+            self._begin()
+        elif not (self._is_down or (type(record) is End and record.why == ALONE)):
+            self.checkers.append(now_ns, record)
+            self.logs[-1].append(now_ns, record)
+
+    def handle(self, now_ns: int, event: Any, more_at_this_instant: bool = False) -> Sequence[Action]:  # noqa: ANN401
+        """See `CoreInterface`."""
+        held = self._opened.by_id
+        if type(event) is Request:
+            held[event.id] = event
+        if type(event) is CoreBegun:
+            return self._answer_alone([id for id, request in held.items() if request.deadline_ns < now_ns])
+        if type(event) is CoreDied or self._is_down:
+            return self._answer_alone([event.request] if type(event) is Cancelled else [])
+        actions = self._core.handle(now_ns, event, more_at_this_instant)
+        for action in actions:
+            if type(action) is End:
+                held.pop(action.request, None)
+        return actions
+
+    def _answer_alone(self, ids: Sequence[RequestId]) -> list[Action]:
+        """Edges answer requests of which no deciding process is told."""
+        return [End(id, Outcome.REJECTED, ALONE) for id in ids if self._opened.by_id.pop(id, None) is not None]
+
+
+def play_successors(world: World) -> RunTotals:
+    """Simulate a world without faults but these: its deciding process dies once or twice. Raises Violation as `play`
+    does; each request must end once, whoever decides."""
+    random, opened = stream(world.seed, "deaths"), OpenRequests()
+    cluster = RemoteCluster(world.truths(), world.deployment.cluster, opened)
+    deciding = DecidingProcesses(world, opened)
+    for _ in range(random.randint(1, 2)):
+        at_ns = random.randrange(world.duration_ns)
+        away_ns = ms(random.choice((0.0, 10.0, 500.0, 3_000.0)))
+        cluster.schedule(at_ns, FaultBegins(FaultKind.CORE_DOWN, "", 0, away_ns))
+    totals = run(
+        *(deciding, cluster, world.ingress()),
+        until_ns=world.duration_ns + s(10),
+        appends=[deciding.append],
+        patience_ns=s(PATIENCE_S),
+    )
+    deciding.checkers.finish()
+    for number, log in enumerate(deciding.logs, 1):
+        replayed = replay_log(log, world.setup().core())
+        if replayed.difference is not None:
+            _fail(world, f"the replay of deciding process {number} differs: {replayed.difference}")
+    return totals
+
+
 def _compare_figures(world: World, records: Sequence[tuple[int, Record]]) -> None:
     """Compare the fold's figures of nodes and requests with those of the checkers."""
     setup = world.setup()
@@ -474,20 +581,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--system", action="append", choices=sorted(SYSTEMS), help="default: all systems")
     parser.add_argument("--deployment", action="store_true", help="only deployments of several applications and kinds")
+    parser.add_argument("--successors", action="store_true", help="only worlds whose deciding process dies")
     options = parser.parse_args(arguments)
     systems = options.system or sorted(SYSTEMS)
     seeds = [options.seed] if options.seed is not None else count(options.first)
-    sorts = [random_deployment] if options.deployment else [random_world, random_deployment]
+    sorts: list[tuple[Make, Play]] = [(random_deployment, play)] if options.deployment else []
+    sorts += [(random_succession, play_successors)] if options.successors else []
+    sorts = sorts or [(random_world, play), (random_deployment, play), (random_succession, play_successors)]
     until_s = time.monotonic() + options.seconds
     worlds = requests = 0
-    for seed, system, make in ((seed, system, make) for seed in seeds for system in systems for make in sorts):
+    for seed, system, sort in ((seed, system, sort) for seed in seeds for system in systems for sort in sorts):
+        (make, simulates), world = sort, None
         try:
             world = make(seed, system)
-            requests += play(world).requests
+            requests += simulates(world).requests
         except InputError:
             continue  # the system cannot serve these applications
         except AssertionError as failure:
-            again = _command(seed, system, *(["--deployment"] if make is random_deployment else []))
+            again = world.origin if world is not None else _command(seed, system)
             sys.stderr.write(f"{type(failure).__name__}: {failure}\nreproduce with: {again}\n")
             return 1
         worlds += 1

@@ -228,6 +228,10 @@ class World:
 
     def cluster(self) -> Cluster:
         """A new cluster with its random streams at their start."""
+        return Cluster(self.truths(), self.deployment.cluster)
+
+    def truths(self) -> ClusterTruths:
+        """What is true of its cluster, with random streams at their start."""
         truth, nodes = self.truth, self.deployment.cluster
         stages: dict[str, Truths] = {}
         for application in self.deployment.applications:
@@ -239,7 +243,7 @@ class World:
         declared_s = truth.nodes.acquire_s
         kinds = {node.hardware for node in nodes if node.on_demand}
         warm = truth.cold_start.warm
-        truths = ClusterTruths(
+        return ClusterTruths(
             stages=stages,
             acquisition=AcquisitionSampler(
                 self.seed,
@@ -252,7 +256,6 @@ class World:
             is_warm=warm,
             weights=self._weights(),
         )
-        return Cluster(truths, nodes)
 
     def _weights(self) -> WeightPlaces | None:
         """The weights of all variants, none of which is on a node; None without a topology."""
