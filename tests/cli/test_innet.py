@@ -16,7 +16,7 @@ from sloop.innet.quantiser import read_network
 from sloop.innet.shipped import shipped_file
 from sloop.innet.training import Architecture, onnx_message
 from sloop.onnx_file import write_onnx
-from sloop.profile.profile import load_profile
+from sloop.profile.profile import load_profile, path_beside
 
 INPUTS = 24
 
@@ -71,6 +71,56 @@ def test_compile_writes_a_model_and_its_profile(model: Path, tmp_path: Path) -> 
     runners = value_of("run", out, "--rows", tmp_path / "rows.npy", "--runner", "reference", "--runner", "emulator")
     assert runners["equal"]
     assert runners["rows"] == 9
+
+
+def test_a_measurement_does_not_replace_the_profile_of_switches(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small.innet"
+    run("compile", model, "--rows", tmp_path / "rows.npy", "--out", out, "--emulate", 0)
+    modelled = path_beside(out).read_bytes()
+    quick = ["--alone", "--passes", "1", "--seconds", "0.01", "--batches", "1", "--cores", "1"]
+    refused = CliRunner().invoke(main, ["profile", str(out), *quick])
+    assert refused.exit_code == 1
+    assert "is of switches, modelled" in refused.stderr
+    assert "--hardware local" in refused.stderr
+    measured = CliRunner().invoke(main, ["profile", str(out), *quick, "--hardware", "local"])
+    assert measured.exit_code == 0, measured.output
+    assert path_beside(out).read_bytes() == modelled
+    assert load_profile(path_beside(out, "local")).accelerator == ""
+
+
+def test_a_slow_fabric_is_emulated_to_its_end(model: Path, tmp_path: Path) -> None:
+    """Its inferences take longer than the time-out of a fast one."""
+    rows, fabric = tmp_path / "rows.npy", "{pass_ms: 1, link_ms: 2}"
+    found = value_of("compile", model, "--rows", rows, "--fabric", fabric, "--out", tmp_path / "slow.innet")
+    assert found["emulated_ms"][0] == pytest.approx(found["modelled_ms"], rel=0.5)
+    assert found["modelled_ms"] > 1
+
+
+def test_inputs_of_several_bits_are_scaled_in_every_runner(model: Path, tmp_path: Path) -> None:
+    for inputs, low in (("bytes", 0), ("signed", -127)):
+        np.save(tmp_path / "rows.npy", np.random.RandomState(2).randint(low, 128, (60, INPUTS)))
+        run("run", model, "--rows", tmp_path / "rows.npy", code=1)
+        given = (model, "--rows", tmp_path / "rows.npy", "--inputs", inputs)
+        runners = value_of("run", *given, "--runner", "reference", "--runner", "emulator")["runners"]
+        assert runners["emulator"]["differ"] == 0
+        assert runners["onnx runtime"]["differ"] <= 6  # of 60 classes; without scale the bias would hardly count
+
+
+def test_a_model_without_a_right_card_is_refused(model: Path, tmp_path: Path) -> None:
+    card = json.loads(shipped_file().with_suffix(".json").read_text())
+    detect = ("detect", "--synthetic", 1, "--model", model)
+    assert "the card of small.onnx cannot be read" in run(*detect, code=1).stderr
+    for wrong, message in (
+        ("{}", "it is no card of a model"),
+        ("x", "it is no card of a model"),
+        (json.dumps(card | {"representation": "tarot"}), "it is no card of a model"),
+        (json.dumps(card | {"shifts": [1, 1]}), "it has 24 inputs and 1 logit; its card says 814 inputs"),
+    ):
+        (tmp_path / "small.json").write_text(wrong)
+        assert message in run(*detect, code=1).stderr
+    (tmp_path / "small.json").unlink()
+    assert "cannot be read: No such file" in run("map", tmp_path / "missing.onnx", code=1).stderr
+    assert "the labels get this name" in run("detect", "--synthetic", 1, "--write", "x.csv", code=2).stderr
 
 
 def test_compile_refuses_what_it_cannot_do_right(model: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from sloop.innet.xdp import XdpFabric, why_no_xdp
 from sloop.options import read_options
 from sloop.profile.fabric import fabric_profile
 from sloop.profile.profile import path_beside, save_profile
-from sloop.report.fabric import draw_fabric
+from sloop.report.plots import draw_fabric
 from sloop.report.tables import Table
 from sloop.text import counted, number
 

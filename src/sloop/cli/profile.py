@@ -40,6 +40,7 @@ from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
 from sloop.systems.replay import refined_profiles
 from sloop.text import counted, listed
+from sloop.vocabulary import FABRIC
 
 _log: Final = logging.getLogger("sloop.profile")
 
@@ -186,9 +187,10 @@ def profile(  # one parameter for each option
         raise click.UsageError("--cut, --pieces, --piece-mib, --fetch-mbps and --plot belong to --layers.")
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
+    path = out or path_beside(model, hardware or "")
+    _check_modelled(model, path)
     known, rows = examined(model, dict(shapes), folder=out and out.parent)
     _check_batches(model, known, batches)
-    path = out or path_beside(model, hardware or "")
     if layers:
         timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
         return profile_layers(model, known, rows, timing, chosen, path)
@@ -249,6 +251,16 @@ def _measured(
             in_service=None if sweep.alone or (is_python(model) and not rows) else in_service,
         )
     return made, service
+
+
+def _check_modelled(model: Path, path: Path) -> None:
+    """InputError if the profile would replace one of switches, which no measurement on this machine could give back."""
+    if path.is_file() and load_profile(path).accelerator == FABRIC:
+        raise InputError(
+            f"its profile {path.name} is of switches, modelled; what is measured on this machine would replace it",
+            where=str(model),
+            help="keep the measured one for this kind of nodes, with --hardware local, or in another file, with --out",
+        )
 
 
 def _check_batches(model: Path, known: ExaminedModel, batches: tuple[int, ...] | None) -> None:

@@ -45,6 +45,7 @@ from sloop.systems.setup import Setup, build
 from sloop.text import counted, in_ms, listed, number, numbered, quoted
 from sloop.units import NS_PER_S, to_ms, to_s
 from sloop.vocabulary import (
+    FABRIC,
     BatchId,
     Group,
     Life,
@@ -979,7 +980,8 @@ def slot_text(slot: Slot) -> str:
     """`2 cores`, `4 cores and a T4 of g4dn.xlarge`, `4 cores and 50% of a T4`."""
     text = counted(slot.cores, "core")
     if slot.accelerator:
-        text += f" and {'a' if slot.share == 1.0 else f'{slot.share:.0%} of a'} {slot.accelerator}"
+        one = "a fabric of switches" if slot.accelerator == FABRIC else f"a {slot.accelerator}"
+        text += f" and {one if slot.share == 1.0 else f'{slot.share:.0%} of {one}'}"
     return f"{text} of {slot.hardware}" if slot.hardware and slot.hardware != LOCAL else text
 
 

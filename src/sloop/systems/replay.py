@@ -30,7 +30,8 @@ from sloop.runlog.durations import BATCHES_MIN, batch_durations
 from sloop.runlog.fold import DeploymentState, Kept
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, restore
-from sloop.vocabulary import Life, Node, version_key
+from sloop.text import listed
+from sloop.vocabulary import FABRIC, Life, Node, version_key
 
 
 def header_of(
@@ -193,6 +194,7 @@ def refined_profiles(
     }
     profiles: dict[tuple[Path, str], Profile] = {}
     runs_ns: dict[tuple[Path, str], dict[tuple[int, float], list[int]]] = {}
+    modelled: set[Path] = set()
     for (stage, name, hardware), cells in durations_ns.items():
         variant = variants.get((stage, name))
         profile = variant.on(hardware) if variant is not None else None
@@ -200,10 +202,18 @@ def refined_profiles(
             continue
         path = Path(variant.model)
         if model is None or path.resolve() == model.resolve():
+            if profile.accelerator == FABRIC:  # the server computed what the switches would, on its processor
+                modelled.add(path)
+                continue
             key = (path, variant.file_on(hardware))
             profiles[key] = profile
             for cell, found_ns in cells.items():
                 runs_ns.setdefault(key, {}).setdefault(cell, []).extend(found_ns)
+    if not profiles and modelled:
+        names = listed(sorted(path.name for path in modelled))
+        what = f"the profile of {names} is of switches, modelled, and a server computes on processors"
+        fix = f"measure it for nodes of this kind: sloop profile {min(modelled)} --hardware local"
+        raise InputError(what, where=where, help=fix)
     if not profiles:
         of = f"{model.name!r}" if model else "any model"
         what = f"no {BATCHES_MIN} batches of one size on one core count were run by {of}"
