@@ -235,17 +235,17 @@ def test_edges_are_shown_with_their_requests_while_they_are_connected() -> None:
             first.send(EdgeReady(), submit(1), submit(2))
             await until(lambda: len(here.decider.submitted) == 2)
             await here.join(pid=8)
-            own, one, other = here.edges.shown()
+            own, one, other = here.edges.serving_edges()
             assert (own.name, own.where, own.ready) == ("edge 0", "server", False)
             assert (one.name, one.where, one.ready, one.open) == ("front-1/7", "elsewhere", True, 2)
             assert (one.address, one.grpc_address, one.pid) == (f"{HOST}:8000", f"{HOST}:8001", 7)
             assert (other.name, other.ready, other.open) == (f"{HOST}/8", False, 0)
             assert 1 <= one.since_s <= other.since_s
             here.decider.end(RequestId(1))
-            assert here.edges.shown()[1].open == 1
+            assert here.edges.serving_edges()[1].open == 1
             first.records.close()
             await until(lambda: len(here.edges.far) == 1)
-            assert [each.name for each in here.edges.shown()] == ["edge 0", f"{HOST}/8"]
+            assert [each.name for each in here.edges.serving_edges()] == ["edge 0", f"{HOST}/8"]
 
     play(scene)
 

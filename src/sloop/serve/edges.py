@@ -342,7 +342,7 @@ class FarEdge:
         self._timer = loop.call_later(HELLO_S_MAX, self.records.close)
         link.keep_alive()
 
-    def shown(self, zero_ns: int) -> ServingEdge | None:
+    def as_serving(self, zero_ns: int) -> ServingEdge | None:
         """The edge, for a server that began at `zero_ns`; None before it is admitted."""
         if self.hello is None or self.port is None:
             return None
@@ -408,7 +408,7 @@ class EdgeSlot:
         """The process that serves now."""
         return self.process.pid if self.process is not None else None
 
-    def shown(self, zero_ns: int) -> ServingEdge:
+    def as_serving(self, zero_ns: int) -> ServingEdge:
         """The edge, for a server that began at `zero_ns`."""
         web, grpc = (_place(*sock.getsockname()[:2]) for sock in self.ports)
         count = len(self.port.requests) if self.port is not None else 0
@@ -493,10 +493,10 @@ class Edges:
         """How many edges accept connections: of this machine, and elsewhere."""
         return {"server": sum(slot.is_ready for slot in self.slots), "elsewhere": sum(far.is_ready for far in self.far)}
 
-    def shown(self) -> list[ServingEdge]:
+    def serving_edges(self) -> list[ServingEdge]:
         """All edges: first the own ones, then those elsewhere in the order in which they have connected."""
-        own = [slot.shown(self._driver.zero_ns) for slot in self.slots]
-        return [*own, *(each for far in self.far if (each := far.shown(self._driver.zero_ns)) is not None)]
+        own = [slot.as_serving(self._driver.zero_ns) for slot in self.slots]
+        return [*own, *(each for far in self.far if (each := far.as_serving(self._driver.zero_ns)) is not None)]
 
     # Those of other machines
 

@@ -304,7 +304,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             clock=lambda: driver.now_ns,
             answered_rows=lambda model, version: driver.answered_rows(model, version),  # noqa: PLW0108  # likewise
             failure=lambda: "" if driver.crash is None else f"the core failed: {driver.crash!r}",
-            edges=lambda: edges.shown(),  # noqa: PLW0108  # likewise
+            edges=lambda: edges.serving_edges(),  # noqa: PLW0108  # likewise
         )
         journal = open_journal(setup, folder, settings.log, Observed(core, metrics.state, planner.save))
         recorders = (metrics.state,) if journal is None else (metrics.state, journal)
