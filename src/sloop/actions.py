@@ -6,7 +6,7 @@ from itertools import repeat
 
 from msgspec import Struct
 
-from sloop.vocabulary import BatchId, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId
+from sloop.vocabulary import BatchId, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Shadow
 
 
 class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
@@ -77,6 +77,24 @@ class ResizeReplica(Struct, frozen=True, gc=False, tag="resize_replica"):
     cores: float
 
 
+class AttachShadow(Struct, frozen=True, gc=False, tag="attach_shadow"):
+    """Start a shadow beside a ready replica. It serves alone until the driver answers `ShadowReady`, and goes on alone
+    after `ShadowLost`. Each shadow has a number of its own."""
+
+    replica: ReplicaId
+    number: int
+    shadow: Shadow
+
+
+class DetachShadow(Struct, frozen=True, gc=False, tag="detach_shadow"):
+    """Stop this shadow of a replica: batches from now on run on the replica alone; one that runs finishes first. The
+    driver answers with `ShadowStopped`. A replica that stops takes its shadow with it, without this order."""
+
+    replica: ReplicaId
+    number: int
+    why: str
+
+
 class AcquireNode(Struct, frozen=True, gc=False, tag="acquire_node"):
     """Rent this node; it costs money from now on. The driver answers with `NodeReady` or `NodeLost`."""
 
@@ -125,8 +143,8 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
     kind: str
     """`plan`: a new plan is in force. `kept`: the same plan, but its feasibility has changed. `lost`: a replica is lost
     and will be replaced. `drain`: a replica stops after its batch. `shortage`: no node has room for a planned replica
-    or resize. `node`: a node is acquired, released or lost. `rest`: an application without traffic gives up its
-    replicas. `planner`: no plan could be made."""
+    or resize. `shadow`: a shadow is lost, or has no room on the node of its replica. `node`: a node is acquired,
+    released or lost. `rest`: an application without traffic gives up its replicas. `planner`: no plan could be made."""
     why: str
     stage: str = ""
     replica: ReplicaId | None = None
@@ -142,6 +160,8 @@ Action = (
     | AdoptReplica
     | StopReplica
     | ResizeReplica
+    | AttachShadow
+    | DetachShadow
     | AcquireNode
     | ReleaseNode
     | RequestPlan

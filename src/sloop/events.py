@@ -83,13 +83,35 @@ class Resized(Struct, frozen=True, gc=False, tag="resized"):
     cores: float
 
 
+class ShadowReady(Struct, frozen=True, gc=False, tag="shadow_ready"):
+    """A shadow has loaded its blocks: the next batch of its replica can use it."""
+
+    replica: ReplicaId
+    number: int
+
+
+class ShadowLost(Struct, frozen=True, gc=False, tag="shadow_lost"):
+    """A shadow died, or could not start. Its replica lives on, and finishes its batch."""
+
+    replica: ReplicaId
+    number: int
+    error: str
+
+
+class ShadowStopped(Struct, frozen=True, gc=False, tag="shadow_stopped"):
+    """A shadow that was ordered to stop has freed its resources."""
+
+    replica: ReplicaId
+    number: int
+
+
 class KeptReplica(Struct, frozen=True, gc=False):
     """A replica that an earlier core has started on a node, and that still runs there."""
 
     number: int
     """By which the driver knows it; unique on the node."""
     spec: ReplicaSpec
-    """With the cores in effect."""
+    """With the cores in effect, and without a shadow: nobody keeps those."""
     is_ready: bool
     """Whether it can take a batch; otherwise it still starts, or finishes a batch that nobody waits for."""
 
@@ -178,6 +200,9 @@ Event = (
     | ReplicaLost
     | ReplicaStopped
     | Resized
+    | ShadowReady
+    | ShadowLost
+    | ShadowStopped
     | NodeReady
     | NodeLost
     | NodeReleased

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sloop.actions import (
     AcquireNode,
+    AttachShadow,
     Decided,
     End,
     RequestPlan,
@@ -20,7 +21,17 @@ from sloop.actions import (
 )
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.errors import InputError
-from sloop.events import WOKE, BatchFailed, Deployed, Finished, NodeReady, Planned, ReplicaProgressed, ReplicaReady
+from sloop.events import (
+    WOKE,
+    BatchFailed,
+    Deployed,
+    Finished,
+    NodeReady,
+    Planned,
+    ReplicaProgressed,
+    ReplicaReady,
+    ShadowReady,
+)
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
 from sloop.report import explain
@@ -41,6 +52,7 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
+    Shadow,
     Slot,
     StagePlan,
 )
@@ -630,3 +642,35 @@ def test_groups_say_their_batch_and_rate_and_slots_their_accelerator() -> None:
         "a: 2 × v on 4 cores and a T4 of g4dn.xlarge (batches up to 16, 120 rps) + 1 × w on 1 core and 50% of a T4 of "
         "cuda:1, batches up to 4"
     )
+
+
+def test_shadows_are_told_while_a_request_waits() -> None:
+    replica, shadow = ReplicaId(0), Shadow(16.0, (0, 1, 2))
+    group = Group(ReplicaSpec("a", "v", Slot(4.0), shadow=shadow), 1)
+    plan = Plan((StagePlan("a", (group,), 8),), "a burst")
+    lost = "its shadow is lost: it died; another one starts at once"
+    rows: Rows = [
+        (0, StartReplica(replica, ReplicaSpec("a", "v", Slot(4.0)))),
+        (0, ReplicaReady(replica)),
+        (ms(1), Request(RequestId(1), ms(1), ms(1), ms(100))),
+        (ms(2), Decided("plan", "a burst", plan=plan)),
+        (ms(2), AttachShadow(replica, 0, shadow)),
+        (ms(3), Decided("shadow", lost, "a", replica)),
+        (ms(3), AttachShadow(replica, 1, shadow)),
+        (ms(9), ShadowReady(replica, 1)),
+        (ms(9), StartBatch(BatchId(1), replica, "a", (RequestId(1),))),
+        (ms(20), Finished(BatchId(1), replica, ms(11))),
+        (ms(20), End(RequestId(1), Outcome.SERVED)),
+    ]
+    story = explain_request(rows, 1, Graph([GraphStage("a")]))
+    said = [(step.what, step.why) for step in story.steps]
+    assert (
+        "while it waited, a new plan: a: 1 × v on 4 cores with a shadow of 16 cores and 3 blocks, batches up to 8",
+        "a burst",
+    ) in said
+    assert (
+        "while it waited, replica 0 had no shadow",
+        "its shadow is lost: it died; another one starts at once",
+    ) in said
+    assert ("while it waited, a shadow of replica 0 became ready", "") in said
+    assert any("on replica 0 (v on 4 cores with a shadow of 16 cores and 3 blocks)" in what for what, _ in said)

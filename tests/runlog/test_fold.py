@@ -21,7 +21,7 @@ from sloop.runlog.fold import (
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
 from sloop.units import ms, s
-from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import ALONE, BatchId, Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from tests.counting import calls_of, instructions_of
 from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
 
@@ -87,7 +87,9 @@ def test_a_batch_counts_for_the_cores_it_ran_on() -> None:
     state = state_at(9999)
     sizes = {group.cores: dict(group.sizes) for group in state.groups.values()}
     assert sizes == {2.0: {1: 2, 2: 1}, 4.0: {1: 1}}
-    durations = {size: list(found) for size, found in state.groups["classify", "small", Slot(2.0)].durations_ns.items()}
+    durations = {
+        size: list(found) for size, found in state.groups["classify", "small", Slot(2.0), ALONE].durations_ns.items()
+    }
     assert durations == {1: [ms(80), ms(100)], 2: [ms(150)]}
 
 
@@ -97,7 +99,7 @@ def test_a_batch_that_was_resized_meanwhile_counts_for_no_number_of_cores() -> N
     rows += [(at_ns - ms(930), record) for at_ns, record in STORY if ms(1000) <= at_ns <= ms(1050)]
     rows += [(ms(140), Finished(BatchId(0), ReplicaId(0), ms(79))), ended(140, 1, Outcome.SERVED)]
     rows += [arrived(2, 150, 150), started(150, 1, 0, 2), (ms(160), Finished(BatchId(1), ReplicaId(0), 1))]
-    group = state_at(999, rows).groups["classify", "small", Slot(4.0)]
+    group = state_at(999, rows).groups["classify", "small", Slot(4.0), ALONE]
     assert ({size: list(n) for size, n in group.durations_ns.items()}, dict(group.sizes)) == ({1: [ms(10)]}, {1: 1})
     assert {size: list(n) for size, n in group.resized_ns.items()} == {1: [ms(80)]}
 
@@ -105,8 +107,8 @@ def test_a_batch_that_was_resized_meanwhile_counts_for_no_number_of_cores() -> N
 def test_service_times_are_kept_only_if_asked_for() -> None:
     asked = RunState(GRAPH, kept=Kept(service=True))
     asked.extend(0, [record for _, record in STORY])
-    assert list(asked.groups["classify", "small", Slot(2.0)].service_ns) == [ms(78), ms(148), ms(99)]
-    assert not state_at(9999).groups["classify", "small", Slot(2.0)].service_ns
+    assert list(asked.groups["classify", "small", Slot(2.0), ALONE].service_ns) == [ms(78), ms(148), ms(99)]
+    assert not state_at(9999).groups["classify", "small", Slot(2.0), ALONE].service_ns
 
 
 def test_the_history_kept_is_bounded() -> None:
@@ -343,7 +345,7 @@ def test_a_visit_whose_replica_is_lost_waits_twice() -> None:
     late = (9, Finished(BatchId(0), ReplicaId(0), 1))
     state = chain(lost, (8, again), late)
     assert (waits_ms(state)["a"], state.waiting, len(state.batches())) == ([0, 3], 0, 1)
-    assert not state.groups["a", "v", Slot(1.0)].durations_ns
+    assert not state.groups["a", "v", Slot(1.0), ALONE].durations_ns
 
 
 def test_a_stuck_batch_waits_again_once_wherever_it_is_when_its_replica_is_gone() -> None:

@@ -12,7 +12,9 @@ from sloop.actions import (
     AcquireNode,
     Action,
     Assigned,
+    AttachShadow,
     Decided,
+    DetachShadow,
     End,
     ReleaseNode,
     RequestPlan,
@@ -43,6 +45,9 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
 )
 from sloop.vocabulary import (
     BatchId,
@@ -56,6 +61,7 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
+    Shadow,
     Slot,
     StagePlan,
 )
@@ -66,6 +72,7 @@ REQUEST = st.builds(RequestId, st.integers(0, 2**40))
 BATCH = st.builds(BatchId, st.integers(0, 2**40))
 REPLICA = st.builds(ReplicaId, st.integers(0, 10_000))
 WORDS = st.text(max_size=12)
+SHADOW = st.builds(Shadow, cores=CORES, blocks=st.lists(st.integers(0, 99), max_size=3).map(tuple))
 SPEC = st.builds(
     ReplicaSpec,
     stage=WORDS,
@@ -73,6 +80,7 @@ SPEC = st.builds(
     slot=st.builds(Slot, cores=CORES, hardware=WORDS, accelerator=WORDS, share=st.floats(0, 1)),
     node=st.none() | WORDS,
     device=st.none() | WORDS,
+    shadow=st.none() | SHADOW,
 )
 PLAN = st.builds(
     Plan,
@@ -127,6 +135,9 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(ReplicaLost, replica=REPLICA, error=WORDS),
     st.builds(ReplicaStopped, replica=REPLICA),
     st.builds(Resized, replica=REPLICA, cores=CORES),
+    st.builds(ShadowReady, replica=REPLICA, number=NS),
+    st.builds(ShadowLost, replica=REPLICA, number=NS, error=WORDS),
+    st.builds(ShadowStopped, replica=REPLICA, number=NS),
     st.builds(NodeReady, node=NODE),
     st.builds(NodeLost, node=WORDS, error=WORDS),
     st.builds(NodeReleased, node=WORDS),
@@ -154,6 +165,8 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(StartReplica, replica=REPLICA, spec=SPEC),
     st.builds(StopReplica, replica=REPLICA, why=WORDS),
     st.builds(ResizeReplica, replica=REPLICA, cores=CORES),
+    st.builds(AttachShadow, replica=REPLICA, number=NS, shadow=SHADOW),
+    st.builds(DetachShadow, replica=REPLICA, number=NS, why=WORDS),
     st.builds(AcquireNode, node=WORDS),
     st.builds(ReleaseNode, node=WORDS),
     st.builds(RequestPlan, number=NS),
@@ -222,8 +235,8 @@ def test_a_crash_costs_only_what_was_cut(
 
 
 def test_every_kind_of_record_is_known() -> None:
-    assert len(runlog.EVENTS) == 18
-    assert len(runlog.ACTIONS) == 12
+    assert len(runlog.EVENTS) == 21
+    assert len(runlog.ACTIONS) == 14
 
 
 def test_records_are_held_back_within_a_bound(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from sloop.actions import (
     AcquireNode,
+    AttachShadow,
     Decided,
+    DetachShadow,
     End,
     ResizeReplica,
     StartBatch,
@@ -23,15 +25,39 @@ from sloop.actions import (
 from sloop.app.graph import Graph, GraphStage, When
 from sloop.app.hardware import KINDS, Power
 from sloop.app.load import load_application, load_scenario
-from sloop.events import WOKE, Deployed, Finished, ReplicaStopped, Resized
+from sloop.events import (
+    WOKE,
+    Deployed,
+    Finished,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
+)
 from sloop.runlog import MemoryLog
 from sloop.runlog.cost import NodeRow
-from sloop.runlog.fold import OnlyGraph
+from sloop.runlog.durations import durations_of
+from sloop.runlog.fold import OnlyGraph, RunState
 from sloop.runlog.summary import RunSummary
 from sloop.sim import World, simulate
 from sloop.systems.setup import beliefs_of, set_up
 from sloop.units import NS_PER_S, ms, s
-from sloop.vocabulary import BatchId, Node, Outcome, Path, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import (
+    ALONE,
+    BatchId,
+    Form,
+    Node,
+    Outcome,
+    Path,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Shadow,
+    Slot,
+)
 from tests.runlog.story import (
     GRAPH,
     STORY,
@@ -59,6 +85,9 @@ class Known:
 
     def costs_ns(self, slot: Slot) -> Sequence[int]:
         return [0, *(ms(50.0 + 30.0 * batch) for batch in range(1, self.batch_max + 1))]
+
+    def of(self, form: Form) -> "Known":
+        return self
 
 
 def known(accuracies: Mapping[str, float | None], batch_max: int = 4) -> OnlyGraph:
@@ -186,6 +215,47 @@ def test_growth_counts_from_its_order_and_shrinkage_from_its_effect() -> None:
     assert [second.cores for second in summary.seconds()] == [1, 3, 3, 3, 1, 0, 0]
     assert summary.core_seconds == 11.0
     assert summary.cores_mean == pytest.approx(11 / 6)
+
+
+def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
+    """A body of 1 core, with a shadow of 2 from second 1 to second 4; one that dies at once costs nothing."""
+    replica, shadow = ReplicaId(0), Shadow(2.0, (0,))
+
+    def run(number: int, at_s: float) -> Rows:
+        start = StartBatch(BatchId(number), replica, "classify", (RequestId(number),))
+        return [(s(at_s), start), (s(at_s) + ms(100), Finished(start.batch, replica, 1))]
+
+    rows: Rows = [
+        (0, StartReplica(replica, ReplicaSpec("classify", "v", Slot(1.0)))),
+        (0, ReplicaReady(replica)),
+        *run(0, 0.1),
+        (s(1), AttachShadow(replica, 0, shadow)),
+        *run(1, 1.1),
+        (s(2), ShadowReady(replica, 0)),
+        *run(2, 2.1),
+        (s(2.5), StartBatch(BatchId(3), replica, "classify", (RequestId(3),))),
+        (s(3), DetachShadow(replica, 0, "why")),
+        (s(3.1), Finished(BatchId(3), replica, 1)),
+        (s(3.2), ShadowReady(replica, 0)),
+        (s(4), ShadowStopped(replica, 0)),
+        (s(5), AttachShadow(replica, 1, shadow)),
+        (s(5), ShadowLost(replica, 1, "it died")),
+        (s(5), ShadowStopped(replica, 0)),
+        *run(4, 5.1),
+        (s(6), ReplicaStopped(replica)),
+    ]
+    summary = RunSummary(GRAPH, start_ns=0).fold(rows)
+    assert [second.cores for second in summary.seconds()] == [1, 3, 3, 3, 1, 1, 0]
+    run_state = RunState(GRAPH, start_ns=0)
+    for now_ns, record in rows:
+        run_state.append(now_ns, record)
+    assert (run_state.shadows, run_state.lost_shadows) == (2, 1)
+    found = {form: group for (_, _, _, form), group in run_state.groups.items()}
+    assert {form.shadow for form in found} == {None, shadow}
+    assert len(found[ALONE].durations_ns[1]) == 3
+    assert len(found[Form(shadow)].durations_ns[1]) == 1
+    assert sum(len(group.resized_ns[1]) for group in found.values()) == 1, "it ran with a shadow that was told to stop"
+    assert durations_of(run_state, batches_min=1)["classify", "v", ""][1, 1.0] == [ms(100)] * 3
 
 
 def random_run(seed: int) -> Rows:

@@ -157,6 +157,20 @@ def release_by_half(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "release", release)
 
 
+def keep_the_room_of_shadows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "detach", lambda self, replica: None)
+
+
+def free_a_shadow_that_still_runs(patch: pytest.MonkeyPatch) -> None:
+    real = ControlPath._part
+
+    def part(self: ControlPath, now_ns: int, replica: Any) -> None:
+        real(self, now_ns, replica)
+        self._state.ledger.detach(replica.id)
+
+    patch.setattr(ControlPath, "_part", part)
+
+
 def use_before_ready(patch: pytest.MonkeyPatch) -> None:
     real = ReplicaPool.add
 
@@ -277,6 +291,8 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     overbook: "gives out|are reserved and",
     forget_a_release: "reservations of",
     release_by_half: "are reserved and",
+    keep_the_room_of_shadows: "the reservation of replica",
+    free_a_shadow_that_still_runs: "the reservation of replica",
     use_before_ready: "not ready|count as idle",
     use_while_it_drains: "count as idle|not ready|is not idle",
     use_twice: "count as idle|still runs",

@@ -50,11 +50,17 @@ class ColdStartTruth:
 
     The default is `load_s` of the variant's profile, or 10 s if it has none. With `warm`, the replicas of the first
     plan are ready at time 0. Fetching weights (`NetworkTruth.topology`) takes its own time before that.
+
+    A shadow takes one of the `spare_workers` that wait on its node without a model, or waits until one is there, and
+    loads its blocks, which takes as long as the layers in the profile say. A spare worker that was taken is replaced
+    within `spare_s` seconds (AsyFunc's specification, sections 2.3 and 2.8); without any, each shadow starts its own.
     """
 
     start_s: float | None = limited(None, least=0, most=1e6)
     jitter: float = limited(0.0, least=0, most=1)
     warm: bool = True
+    spare_workers: int = limited(1, least=0, most=10_000)
+    spare_s: float = limited(1.0, least=0, most=1e6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
     Woke,
 )
 from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request, RequestId
@@ -99,6 +102,9 @@ class Core:
             ReplicaLost: control.lost,
             ReplicaStopped: control.stopped,
             Resized: control.resized,
+            ShadowReady: control.shadow_ready,
+            ShadowLost: control.shadow_lost,
+            ShadowStopped: control.shadow_stopped,
             NodeReady: control.node_ready,
             NodeLost: control.node_lost,
             NodeReleased: control.node_released,

@@ -13,12 +13,22 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.actions import Action, AdoptReplica, Decided, RequestPlan, ResizeReplica, StartReplica, StopReplica
-from sloop.core.difference import Difference, Resizes, diff
+from sloop.actions import (
+    Action,
+    AdoptReplica,
+    AttachShadow,
+    Decided,
+    DetachShadow,
+    RequestPlan,
+    ResizeReplica,
+    StartReplica,
+    StopReplica,
+)
+from sloop.core.difference import Attachments, Difference, Resizes, diff
 from sloop.core.ledger import Reservation, why_unfit
 from sloop.core.nodes import NodePool
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
-from sloop.core.state import BUCKET_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
+from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Traffic
 from sloop.events import (
     KeptReplica,
@@ -30,10 +40,13 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
 )
 from sloop.text import in_s
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import Life, Node, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import ALONE, Form, Life, Node, NodeState, Plan, ReplicaId, ReplicaSpec, Shadow, Slot, StagePlan
 
 WAKE_NS_MIN = ms(100)
 """The shortest time between two plans that are made because a request waits at a stage without replicas."""
@@ -74,13 +87,14 @@ BLOCKED: Final = (PlanProgress.TOO_SOON, PlanProgress.NO_ROOM)
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A part of the plan that no node has room for: a new replica, or more cores for an existing replica."""
+    """A part of the plan that no node has room for: a new replica, or more cores or a shadow for an existing one."""
 
     variant: str
     slot: Slot
     replica: ReplicaId | None = None
     present_cores: float = 0.0
     node: str | None = None
+    shadow: Shadow | None = None
 
     @property
     def why(self) -> str:
@@ -89,6 +103,8 @@ class Shortage:
         if self.replica is None:
             device = f" and {slot.share:g} of a {slot.accelerator}" if slot.accelerator else ""
             return f"no node has room for a replica of {self.variant} with {slot.cores:g} cores{device}"
+        if self.shadow is not None:
+            return f"{self.node} has no room for a shadow of replica {self.replica} with {self.shadow.cores:g} cores"
         has = f"replica {self.replica} has {self.present_cores:g} cores, not {slot.cores:g}"
         return f"{has}: {self.node} has no more free"
 
@@ -381,6 +397,57 @@ class ControlPath:
             self._state.ledger.resize(replica.id, max(event.cores, replica.target_cores))
         self._advance_all(now_ns, replica, out)
 
+    # Events of shadows
+
+    def shadow_ready(self, now_ns: int, event: ShadowReady, out: list[Action]) -> None:
+        """A shadow has loaded its blocks: its replica is a pair from now on."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None or replica.shadow is None or replica.shadow_number != event.number:
+            return
+        if replica.form is ALONE:
+            self._state.set_form(now_ns, replica, Form(replica.shadow))
+            self._advance_all(now_ns, replica, out)
+
+    def shadow_lost(self, now_ns: int, event: ShadowLost, out: list[Action]) -> None:
+        """A shadow died: its replica goes on alone, and gets another one as soon as a lost replica would be
+        replaced. Losses of which the last is longer ago than the longest such delay do not count."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None or replica.shadow_number != event.number:
+            return
+        if replica.is_parting:
+            self._free_shadow(now_ns, replica, out)
+        elif replica.shadow is not None:
+            stage = replica.stage
+            if now_ns > stage.shadow_backoff.not_before_ns + RESTART_NS_MAX:
+                stage.shadow_backoff.reset()
+            wait_ns = stage.shadow_backoff.lose(now_ns)
+            when = f"in {in_s(wait_ns)}" if wait_ns else "at once"
+            why = f"its shadow is lost: {event.error}; another one starts {when}"
+            if replica.life is not Life.DRAINING:
+                out.append(Decided("shadow", why, stage.name, replica.id, application=stage.application.key))
+            self._part(now_ns, replica)
+            self._free_shadow(now_ns, replica, out)
+            self._compare(now_ns, [self._applications[stage.application.key]], out)
+
+    def shadow_stopped(self, now_ns: int, event: ShadowStopped, out: list[Action]) -> None:
+        """A shadow that was told to stop has freed its resources."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is not None and replica.shadow_number == event.number and replica.is_parting:
+            self._free_shadow(now_ns, replica, out)
+
+    def _part(self, now_ns: int, replica: Replica) -> None:
+        """A replica serves alone from now on. Its shadow keeps its reservation."""
+        replica.shadow, replica.is_parting = None, True
+        replica.stage.pool.note_change(replica)
+        if replica.form is not ALONE:
+            self._state.set_form(now_ns, replica, ALONE)
+
+    def _free_shadow(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
+        """A shadow is gone: others may have its room."""
+        replica.is_parting = False
+        self._state.ledger.detach(replica.id)
+        self._advance_all(now_ns, replica, out)
+
     def _advance_all(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
         """After a replica has changed: work on its application's plan, and on all that lack room."""
         own = replica.stage.application.key
@@ -420,7 +487,7 @@ class ControlPath:
         if not state.ledger.reserve(id, reservation):
             why = why or f"{node.name} has no room for it"
             state.ledger.force(id, reservation)
-        wanted = structs.replace(spec, node=None, device=None)
+        wanted = structs.replace(spec, node=None, device=None, shadow=None)
         state.replicas[id] = replica = Replica(id, wanted, stage, now_ns, node.name, spec.device)
         stage.pool.add(replica)
         if why:
@@ -528,8 +595,9 @@ class ControlPath:
         ]
         for _, stage, difference in differences:
             self._stop(now_ns, stage, difference.stop, "the plan has no use for it", out)
-        for _, _, difference in differences:
+        for _, stage, difference in differences:
             self._resize(difference.shrink, out)
+            self._detach(now_ns, stage, difference.detach, "the plan has no such shadow", out)
         for application in applications:
             application.progress, application.compared_ns = PlanProgress.MET, now_ns
             application.unplaced.clear()
@@ -565,6 +633,7 @@ class ControlPath:
         `holds` says whether any stage of the application keeps replicas until others are ready. `without_room` collects
         replicas."""
         shortage = self._resize(difference.grow, out)
+        attaching = self._attach(now_ns, application, stage, difference.attach, out)
         is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
         moves = False
         if shortage is not None:
@@ -590,9 +659,11 @@ class ControlPath:
                 self._report(application, stage, shortage, False, out)
             return PlanProgress.NO_ROOM
         if is_too_soon:
-            return PlanProgress.TOO_SOON
-        application.reported.pop(stage.name, None)
-        return PlanProgress.WAITING if difference.holds or moves else PlanProgress.MET
+            return max(PlanProgress.TOO_SOON, attaching)
+        if attaching is not PlanProgress.NO_ROOM:
+            application.reported.pop(stage.name, None)
+        waits = difference.holds or moves or difference.detach or [each for each in difference.start if each.shadow]
+        return max(PlanProgress.WAITING if waits else PlanProgress.MET, attaching)
 
     def _move(
         self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]
@@ -624,6 +695,46 @@ class ControlPath:
             out.append(ResizeReplica(id, cores))
         return shortage
 
+    def _detach(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
+        """Stop the shadows of replicas, which serve alone from now on."""
+        for id in ids:
+            replica = stage.pool.replicas[id]
+            self._part(now_ns, replica)
+            out.append(DetachShadow(id, replica.shadow_number, why))
+
+    def _attach(
+        self,
+        now_ns: int,
+        application: ControlledApplication,
+        stage: StageState,
+        attachments: Attachments,
+        out: list[Action],
+    ) -> PlanProgress:
+        """Start the shadows of replicas that are ready; says when to try those again that could not start."""
+        progress = PlanProgress.MET
+        for id, shadow in attachments:
+            replica = stage.pool.replicas[id]
+            belief = replica.service_rate.belief
+            memory_bytes = belief.of(Form(shadow)).memory_bytes - belief.of(ALONE).memory_bytes
+            if replica.life is not Life.READY or replica.is_parting:
+                progress = max(progress, PlanProgress.WAITING)
+            elif now_ns < stage.shadow_backoff.not_before_ns:
+                progress = max(progress, PlanProgress.TOO_SOON)
+            elif not self._state.ledger.attach(id, shadow.cores, memory_bytes):
+                progress = PlanProgress.NO_ROOM
+                slot = replica.spec.slot
+                shortage = Shortage(replica.spec.variant, slot, id, slot.cores, replica.node, shadow)
+                if application.reported.get(stage.name) != shortage:
+                    application.reported[stage.name] = shortage
+                    key = application.state.key
+                    out.append(Decided("shadow", shortage.why, stage.name, id, application=key))
+            else:
+                replica.shadow, replica.shadow_number = shadow, self._state.next_shadow
+                self._state.next_shadow += 1
+                stage.pool.note_change(replica)
+                out.append(AttachShadow(id, replica.shadow_number, shadow))
+        return progress
+
     def _start(self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]) -> int:
         """Start missing replicas until one has no room; returns how many were started."""
         for started, spec in enumerate(specs):
@@ -635,7 +746,10 @@ class ControlPath:
         """A replacement has no room: shrink or stop one of the replicas that are kept until it is ready."""
         if stage.pool.is_changing:  # this may make room without a loss of capacity
             return
-        if difference.hold_shrink:
+        if difference.hold_detach:
+            why = "the replacement of its replica has no room while it serves"
+            self._detach(now_ns, stage, difference.hold_detach[:1], why, out)
+        elif difference.hold_shrink:
             self._resize(difference.hold_shrink[:1], out)
         else:
             self._stop(now_ns, stage, difference.hold[:1], "its replacement has no room while it runs", out)
@@ -680,6 +794,8 @@ class ControlPath:
         found = state.ledger.sites(spec, belief, one_of_equal=getattr(place, "ignores_names", False))
         if not found:
             return False
+        if spec.shadow is not None:  # it is attached when the replica is ready
+            spec = structs.replace(spec, shadow=None)
         site = found[place.choose(now_ns, spec, found)]
         node, device = site.node.node.name, site.device.device.name if site.device else None
         id = ReplicaId(state.next_replica)

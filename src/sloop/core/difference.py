@@ -3,13 +3,19 @@
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from sloop.core.ledger import millicores
 from sloop.core.views import ReplicaView
 from sloop.units import ROUNDING
-from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, StagePlan
+from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, Shadow, StagePlan
 
 Resizes = tuple[tuple[ReplicaId, float], ...]
 """Replicas with the cores to resize them to."""
+Attachments = tuple[tuple[ReplicaId, Shadow], ...]
+"""Replicas with the shadows that they get."""
+Matches = list[tuple[ReplicaView, ReplicaSpec]]
+"""Replicas with what the plan wants of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +35,16 @@ class Difference:
     """Replicas that may be stopped now."""
     hold: tuple[ReplicaId, ...]
     """Replicas outside the plan that are kept until enough others are ready."""
+    attach: Attachments = ()
+    detach: tuple[ReplicaId, ...] = ()
+    """Replicas that lose their shadow now, also those that get another one afterwards."""
+    hold_detach: tuple[ReplicaId, ...] = ()
+    """Replicas that keep a shadow that is not in the plan until enough others are ready."""
 
     @property
     def holds(self) -> bool:
-        """Whether any replica is kept, or kept large, until others are ready."""
-        return bool(self.hold or self.hold_shrink)
+        """Whether any replica is kept, or kept large or with its shadow, until others are ready."""
+        return bool(self.hold or self.hold_shrink or self.hold_detach)
 
     def keeping(self, kept: Container[ReplicaId]) -> "Difference":
         """The same, but these replicas are kept, and as large as they are."""
@@ -43,6 +54,8 @@ class Difference:
             hold_shrink=tuple(each for each in self.shrink if each[0] in kept) + self.hold_shrink,
             stop=tuple(id for id in self.stop if id not in kept),
             hold=tuple(id for id in self.stop if id in kept) + self.hold,
+            detach=tuple(id for id in self.detach if id not in kept),
+            hold_detach=tuple(id for id in self.detach if id in kept) + self.hold_detach,
         )
 
 
@@ -60,18 +73,23 @@ def diff(
     leave less ready capacity than both the plan and the present replicas have: replacements come first. Replicas in
     `refused` did not get the cores that were ordered, and will not: nothing waits for their missing capacity.
 
-    It keeps exact matches first, then resizes replicas that differ only in cores, if the plan allows it. It prefers
-    ready to starting replicas and older to newer ones, so the newest are stopped first.
+    It keeps exact matches first, then changes shadows of replicas that differ only in that, then resizes replicas that
+    differ only in cores, or in both, if the plan allows it. It prefers ready to starting replicas and older to newer
+    ones, so the newest are stopped first. A shadow is attached to a running replica; a replica that gets another one
+    serves alone for as long as that takes to load.
     """
     wanted = [group.spec for group in plan.groups for _ in range(group.count)]
     spare = sorted(replicas, key=lambda r: (r.life is Life.STARTING, r.id))
 
-    exact, missing = _match(wanted, spare, same_cores=True)
-    resized: list[tuple[ReplicaView, ReplicaSpec]] = []
+    exact, missing = _match(wanted, spare, _exactly)
+    reformed: Matches = []
+    resized: Matches = []
+    if [1 for spec in missing if spec.shadow] or [1 for replica in spare if replica.spec.shadow]:
+        reformed, missing = _match(missing, spare, _but_shadow)
     if plan.in_place:
-        resized, missing = _match(missing, spare, same_cores=False)
+        resized, missing = _match(missing, spare, _but_cores)
 
-    if not resized and not spare:
+    if not reformed and not resized and not spare:
         return Difference((), (), (), (), tuple(missing), (), ())
     left_rps = sum(present_rps(replica.id) for replica in replicas if replica.life is Life.READY)
     missing_rps = sum(rate_rps(spec) - present_rps(replica.id) for replica, spec in exact if replica.id in refused)
@@ -98,28 +116,54 @@ def diff(
         spec = replica.spec.with_cores(cores)
         loses_rps = present_rps(replica.id) - rate_rps(spec) if replica.life is Life.READY else 0.0
         (shrink if may_lose(loses_rps) else hold_shrink).append((replica.id, cores))
+    attach, detach, hold_detach = _other_shadows((*reformed, *resized), present_rps, rate_rps, may_lose)
     stop = [replica.id for replica in reversed(spare) if replica.life is Life.STARTING]
     hold: list[ReplicaId] = []
     for replica in reversed(spare):
         if replica.life is Life.READY:
             (stop if may_lose(present_rps(replica.id)) else hold).append(replica.id)
+    shadows = tuple(attach), tuple(detach), tuple(hold_detach)
     return Difference(
-        tuple(grow), tuple(grown), tuple(shrink), tuple(hold_shrink), tuple(missing), tuple(stop), tuple(hold)
+        tuple(grow), tuple(grown), tuple(shrink), tuple(hold_shrink), tuple(missing), tuple(stop), tuple(hold), *shadows
     )
 
 
+def _other_shadows(
+    matches: Sequence[tuple[ReplicaView, ReplicaSpec]],
+    present_rps: Callable[[ReplicaId], float],
+    rate_rps: Callable[[ReplicaSpec], float],
+    may_lose: Callable[[float], bool],
+) -> tuple[list[tuple[ReplicaId, Shadow]], list[ReplicaId], list[ReplicaId]]:
+    """The replicas that get a shadow, that lose theirs now, and that keep it until others are ready."""
+    attach: list[tuple[ReplicaId, Shadow]] = []
+    detach: list[ReplicaId] = []
+    hold: list[ReplicaId] = []
+    for replica, wanted in matches:
+        if replica.spec.shadow == wanted.shadow:
+            continue
+        if wanted.shadow is None:
+            alone = structs.replace(replica.spec, shadow=None)
+            loses_rps = present_rps(replica.id) - rate_rps(alone) if replica.life is Life.READY else 0.0
+            (detach if may_lose(loses_rps) else hold).append(replica.id)
+        elif replica.spec.shadow is None:
+            attach.append((replica.id, wanted.shadow))
+        else:  # nothing takes its place before it is gone
+            detach.append(replica.id)
+    return attach, detach, hold
+
+
 def _match(
-    wanted: list[ReplicaSpec], spare: list[ReplicaView], *, same_cores: bool
-) -> tuple[list[tuple[ReplicaView, ReplicaSpec]], list[ReplicaSpec]]:
-    """Move a matching replica out of `spare` for each wanted spec. Returns the replicas with their specs, and the specs
-    without a match."""
+    wanted: list[ReplicaSpec], spare: list[ReplicaView], kind: Callable[[ReplicaSpec], tuple[object, ...]]
+) -> tuple[Matches, list[ReplicaSpec]]:
+    """Move a replica of the same kind out of `spare` for each wanted spec. Returns the replicas with their specs, and
+    the specs without a match."""
     by_kind: dict[tuple[object, ...], list[ReplicaView]] = {}
     for replica in reversed(spare):
-        by_kind.setdefault(_kind(replica.spec, same_cores), []).append(replica)
-    matched: list[tuple[ReplicaView, ReplicaSpec]] = []
+        by_kind.setdefault(kind(replica.spec), []).append(replica)
+    matched: Matches = []
     missing: list[ReplicaSpec] = []
     for spec in wanted:
-        found = _pop(by_kind.get(_kind(spec, same_cores), []), spec)
+        found = _pop(by_kind.get(kind(spec), []), spec)
         if found is None:
             missing.append(spec)
         else:
@@ -129,11 +173,22 @@ def _match(
     return matched, missing
 
 
-def _kind(spec: ReplicaSpec, same_cores: bool) -> tuple[object, ...]:
-    """A key that is equal for replicas that can replace each other."""
+# Keys that are equal for replicas that can replace each other.
+
+
+def _exactly(spec: ReplicaSpec) -> tuple[object, ...]:
     slot = spec.slot
-    cores = millicores(slot.cores) if same_cores else None
-    return (spec.variant, slot.hardware, slot.accelerator, slot.share, cores)
+    return (spec.variant, slot.hardware, slot.accelerator, slot.share, millicores(slot.cores), spec.shadow)
+
+
+def _but_shadow(spec: ReplicaSpec) -> tuple[object, ...]:
+    slot = spec.slot
+    return (spec.variant, slot.hardware, slot.accelerator, slot.share, millicores(slot.cores))
+
+
+def _but_cores(spec: ReplicaSpec) -> tuple[object, ...]:
+    slot = spec.slot
+    return (spec.variant, slot.hardware, slot.accelerator, slot.share)
 
 
 def _pop(candidates: list[ReplicaView], spec: ReplicaSpec) -> ReplicaView | None:

@@ -36,6 +36,9 @@ class Reservation(Struct):
     device: str = ""
     micro_share: int = 0
     device_memory_bytes: int = 0
+    shadow_millicores: int = 0
+    """What its shadow takes besides."""
+    shadow_memory_bytes: int = 0
 
     @classmethod
     def of(cls, spec: ReplicaSpec, belief: Belief, node: str, device: str | None) -> "Reservation":
@@ -195,7 +198,10 @@ class Ledger:
         """Reserve room for a new replica. Returns False, and reserves nothing, if the node has too little."""
         assert replica not in self.reservations, f"replica {replica} reserved twice"
         free = self._free[wanted.node]
-        if wanted.millicores > free.millicores or wanted.memory_bytes > free.memory_bytes:
+        if (
+            wanted.millicores + wanted.shadow_millicores > free.millicores
+            or wanted.memory_bytes + wanted.shadow_memory_bytes > free.memory_bytes
+        ):
             return False
         if wanted.device:
             device = free.devices.get(wanted.device)
@@ -244,6 +250,26 @@ class Ledger:
     def grow(self, replica: ReplicaId, cores: float) -> bool:
         """Reserve at least `cores` for a replica. Returns False, and changes nothing, if the node has too few."""
         return millicores(cores) <= self.reservations[replica].millicores or self.resize(replica, cores)
+
+    def attach(self, replica: ReplicaId, cores: float, memory_bytes: int) -> bool:
+        """Reserve room for a replica's shadow beside it. Returns False, and changes nothing, if the node has too
+        little."""
+        reservation = self.reservations[replica]
+        assert not reservation.shadow_millicores, f"replica {replica} has a shadow already"
+        free, wanted = self._free[reservation.node], millicores(cores)
+        if wanted > free.millicores or memory_bytes > free.memory_bytes:
+            return False
+        self._take(reservation, -1)
+        reservation.shadow_millicores, reservation.shadow_memory_bytes = wanted, memory_bytes
+        self._take(reservation, 1)
+        return True
+
+    def detach(self, replica: ReplicaId) -> None:
+        """Free what the replica's shadow has reserved."""
+        reservation = self.reservations[replica]
+        self._take(reservation, -1)
+        reservation.shadow_millicores = reservation.shadow_memory_bytes = 0
+        self._take(reservation, 1)
 
     def views(self) -> tuple[NodeView, ...]:
         """Every node with its free resources, in the order in which the nodes were declared. The view of a node that
@@ -300,8 +326,8 @@ class Ledger:
         free = self._free[reservation.node]
         self._changed[reservation.node] = None
         free.replicas += sign
-        free.millicores -= sign * reservation.millicores
-        free.memory_bytes -= sign * reservation.memory_bytes
+        free.millicores -= sign * (reservation.millicores + reservation.shadow_millicores)
+        free.memory_bytes -= sign * (reservation.memory_bytes + reservation.shadow_memory_bytes)
         device = free.devices.get(reservation.device)  # none if the node no longer has it
         if device is not None:
             device.micro_share -= sign * reservation.micro_share

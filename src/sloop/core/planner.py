@@ -11,7 +11,7 @@ without other applications.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -327,6 +327,15 @@ def _check_group(group: Group, target: StagePlan, stage: StageView) -> None:
         known = ", ".join(f"{name} on {kind}" if kind else name for name, kind in stage.beliefs)
         what = f"a replica of {group.spec.stage}/{variant} on hardware {slot.hardware!r}"
         raise InputError(f"{of} {what}", help=f"it can run {known}")
+    shadow = group.spec.shadow
+    if shadow is not None:
+        if not 1 / MILLI <= shadow.cores <= CORES_MAX:
+            raise InputError(f"{of} a shadow with {shadow.cores} cores", help=fix)
+        if not shadow.blocks or list(shadow.blocks) != sorted(set(shadow.blocks)) or shadow.blocks[0] < 0:
+            raise InputError(f"{of} a shadow with blocks {shadow.blocks}; they must ascend", help=fix)
+        if shadow.blocks[-1] >= belief.layer_count:
+            what = f"a shadow with block {shadow.blocks[-1]} of {variant}, of which {belief.layer_count} are measured"
+            raise InputError(f"{of} {what}", help="measure them with `sloop profile MODEL --layers`")
     if belief.accelerator not in ("", slot.accelerator):
         what = f"a replica of {variant} on accelerator {slot.accelerator!r}"
         raise InputError(f"{of} {what}", help=f"its profile is for {belief.accelerator!r}")
@@ -337,8 +346,9 @@ def cores_by_hardware(plan: Plan | None) -> dict[str, float]:
     millis: dict[str, int] = {}
     for target in plan.stages if plan else ():
         for group in target.groups:
-            slot = group.spec.slot
-            millis[slot.hardware] = millis.get(slot.hardware, 0) + group.count * millicores(slot.cores)
+            slot, shadow = group.spec.slot, group.spec.shadow
+            each = millicores(slot.cores) + (millicores(shadow.cores) if shadow is not None else 0)
+            millis[slot.hardware] = millis.get(slot.hardware, 0) + group.count * each
     return {hardware: milli / MILLI for hardware, milli in millis.items()}
 
 
@@ -379,9 +389,13 @@ def _nothing(view: ClusterView) -> Plan:
 def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
     """The plan with at most this many cores of each kind of hardware, for policies that do not look at the nodes.
 
-    Replicas go one at a time, each from the group with the most of them, down to one of each group; if that does not
-    suffice, the replicas of the kind get fewer cores, in proportion. Without any cores for a kind, it has none.
+    Where they do not suffice, all shadows go first. Then replicas go one at a time, each from the group with the most
+    of them, down to one of each group; if that does not suffice, the replicas of the kind get fewer cores, in
+    proportion. Without any cores for a kind, it has none.
     """
+    used = cores_by_hardware(plan)
+    short = {kind for kind, limit in limits.items() if used.get(kind, 0.0) > limit * (1 + ROUNDING)}
+    plan = _without_shadows(plan, short)
     groups = [group for target in plan.stages for group in target.groups]
     counts = [group.count for group in groups]
     sizes = [millicores(group.spec.cores) / MILLI for group in groups]
@@ -411,6 +425,21 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
     made = iter([trim(group, count, size) for group, count, size in zip(groups, counts, sizes, strict=True)])
     stages = tuple(structs.replace(target, groups=tuple(islice(made, len(target.groups)))) for target in plan.stages)
     return plan if stages == plan.stages else structs.replace(plan, stages=stages, feasible=False)
+
+
+def _without_shadows(plan: Plan, kinds: Container[str]) -> Plan:
+    """The plan without the shadows on these kinds of hardware; the rates of their groups are not known then."""
+    groups = [group for target in plan.stages for group in target.groups]
+    if not any(group.spec.shadow is not None and group.spec.slot.hardware in kinds for group in groups):
+        return plan
+
+    def alone(group: Group) -> Group:
+        if group.spec.shadow is None or group.spec.slot.hardware not in kinds:
+            return group
+        return structs.replace(group, spec=structs.replace(group.spec, shadow=None), rate_rps=0.0)
+
+    stages = [structs.replace(target, groups=tuple(map(alone, target.groups))) for target in plan.stages]
+    return structs.replace(plan, stages=tuple(stages), feasible=False)
 
 
 def _with_reason(plan: Plan, cores: Mapping[str, float]) -> Plan:

@@ -42,6 +42,7 @@ from sloop.vocabulary import (
     ReplicaId,
     ReplicaSpec,
     RequestId,
+    Shadow,
     Slot,
     StagePlan,
     Visit,
@@ -241,6 +242,7 @@ class ServiceRate:
     slot: Slot
     form: Form
     millicores: int
+    """Of a replica, with those of its shadow."""
     costs_ns: Sequence[int] = (0,)
     """Believed durations by size of a batch."""
     batch_max: int = 0
@@ -331,6 +333,14 @@ class Replica:
     reserved."""
     batches: int = 0
     """Batches it has been sent so far."""
+    form: Form = ALONE
+    """In effect."""
+    shadow: Shadow | None = None
+    """The shadow that serves with it, or is being loaded for that."""
+    shadow_number: int = -1
+    """Of the shadow that was last ordered."""
+    is_parting: bool = False
+    """Whether its shadow was told to stop. It keeps its reservation until it has."""
 
     def __post_init__(self) -> None:
         self.slot = self.spec.slot
@@ -360,8 +370,9 @@ class Replica:
 
     @property
     def will_free_cores(self) -> bool:
-        """Whether it stops or shrinks, so that other replicas soon have room."""
-        return self.life is Life.DRAINING or (self.resizing > 0 and self.target_cores < self.slot.cores)
+        """Whether it, or its shadow, stops or shrinks, so that other replicas soon have room."""
+        is_shrinking = self.resizing > 0 and self.target_cores < self.slot.cores
+        return self.life is Life.DRAINING or is_shrinking or self.is_parting
 
     def order_cores(self, cores: float) -> None:
         """A resize is ordered."""
@@ -370,12 +381,14 @@ class Replica:
         self.stage.pool.note_change(self)
 
     def view(self) -> ReplicaView:
-        """The replica as policies see it, with the cores last ordered."""
+        """The replica as policies see it, with the cores and the shadow last ordered."""
         spec, batch = self.spec, self.batch
         if spec.slot.cores != self.target_cores:
             spec = spec.with_cores(self.target_cores)
+        if self.shadow is not None:
+            spec = structs.replace(spec, shadow=self.shadow)
         running = len(batch.visits) if batch else 0
-        return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device)
+        return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.form)
 
 
 _ID_OF = attrgetter("id")
@@ -423,8 +436,9 @@ class ReplicaPool:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a replica starts, drains or is being resized, so that room or capacity may soon grow."""
-        return any(r.life is not Life.READY or r.resizing for r in self.replicas.values())
+        """Whether a replica starts, drains or is being resized, or a shadow stops, so that room or capacity may soon
+        grow."""
+        return any(r.life is not Life.READY or r.resizing or r.is_parting for r in self.replicas.values())
 
     def add(self, replica: Replica) -> None:
         """Add a replica whose start was ordered."""
@@ -441,9 +455,17 @@ class ReplicaPool:
 
     def set_cores(self, replica: Replica, cores: float) -> None:
         """Move a replica to another number of cores."""
+        self._set_rate(replica, structs.replace(replica.slot, cores=cores), replica.form)
+
+    def set_form(self, replica: Replica, form: Form) -> None:
+        """Move a replica to another form."""
+        self._set_rate(replica, replica.slot, form)
+        self._changed[replica.id] = None
+
+    def _set_rate(self, replica: Replica, slot: Slot, form: Form) -> None:
         replica.service_rate.count(replica.life, -1)
-        replica.slot = structs.replace(replica.slot, cores=cores)
-        replica.service_rate = self.service_rate(replica.spec.variant, replica.slot)
+        replica.slot, replica.form = slot, form
+        replica.service_rate = self.service_rate(replica.spec.variant, slot, form)
         replica.service_rate.count(replica.life, 1)
         replica.millicores = replica.service_rate.millicores
 
@@ -510,14 +532,12 @@ class ReplicaPool:
         found = self._rates.get((variant, slot, form))
         if found is None:
             self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
-            belief = self._belief_of(variant, slot, form)
-            self._rates[variant, slot, form] = found = ServiceRate(belief, slot, form, millicores(slot.cores))
+            belief = self._beliefs[variant, slot.hardware]
+            belief = belief if form is ALONE else belief.of(form)
+            used = millicores(slot.cores) + (millicores(form.shadow.cores) if form.shadow is not None else 0)
+            self._rates[variant, slot, form] = found = ServiceRate(belief, slot, form, used)
             found.refresh(self._limits)
         return found
-
-    def _belief_of(self, variant: str, slot: Slot, form: Form) -> Belief:
-        belief = self._beliefs[variant, slot.hardware]
-        return belief if form is ALONE else belief.of(form)
 
     def refresh(self) -> tuple[float, float]:
         """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
@@ -546,15 +566,19 @@ class ReplicaPool:
 
     def rate_rps(self, spec: ReplicaSpec) -> float:
         """Believed capacity of a replica, in the largest batches that the plan allows: visits per second."""
-        slot, form = spec.slot, spec.form
-        costs_ns = self._belief_of(spec.variant, slot, form).costs_ns(slot)
+        slot, form = spec.slot, ALONE if spec.shadow is None else Form(spec.shadow)
+        belief = self._beliefs[spec.variant, slot.hardware]
+        costs_ns = (belief if form is ALONE else belief.of(form)).costs_ns(slot)
         batch = min(self._limits.batch_max(spec.variant, slot, form), len(costs_ns) - 1)
         return batch * NS_PER_S / costs_ns[batch]
 
     def present_rps(self, id: ReplicaId) -> float:
-        """`rate_rps` of one replica, on its present or its ordered cores, whichever are fewer."""
+        """`rate_rps` of one replica in its present form, on its present or its ordered cores, whichever are fewer."""
         replica = self.replicas[id]
-        return self.rate_rps(replica.spec.with_cores(min(replica.slot.cores, replica.target_cores)))
+        spec = replica.spec.with_cores(min(replica.slot.cores, replica.target_cores))
+        if replica.form is not ALONE:
+            spec = structs.replace(spec, shadow=replica.form.shadow)
+        return self.rate_rps(spec)
 
 
 @dataclass(slots=True, eq=False)
@@ -637,6 +661,8 @@ class StageState:
         self.limits = BatchLimits()
         self.pool = ReplicaPool(beliefs, self.limits)
         self.backoff = RestartBackoff()
+        self.shadow_backoff = RestartBackoff()
+        """How soon a lost shadow is replaced."""
         self.times = TimeEstimates()
 
     def follow(self, target: StagePlan) -> None:
@@ -774,6 +800,7 @@ class State:
         self.replicas: dict[ReplicaId, Replica] = {}
         self.ledger = ledger
         self.next_replica = 0
+        self.next_shadow = 0
 
     def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
         """Move a replica to another state."""
@@ -788,6 +815,14 @@ class State:
         """Record that a resize took effect."""
         before = replica.millicores
         replica.stage.pool.set_cores(replica, cores)
+        if replica.life is Life.READY:
+            replica.stage.monitor.ready(now_ns, replica.millicores - before)
+        self._refresh(replica.stage)
+
+    def set_form(self, now_ns: int, replica: Replica, form: Form) -> None:
+        """Record that a replica serves in another form from now on."""
+        before = replica.millicores
+        replica.stage.pool.set_form(replica, form)
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, replica.millicores - before)
         self._refresh(replica.stage)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from sloop.units import NS_PER_S
-from sloop.vocabulary import Device, Form, Life, Node, NodeState, Path, Plan, ReplicaId, ReplicaSpec, Slot, Visit
+from sloop.vocabulary import ALONE, Device, Form, Life, Node, NodeState, Path, Plan, ReplicaId, ReplicaSpec, Slot, Visit
 
 if TYPE_CHECKING:
     from sloop.profile.pairs import BlockCosts
@@ -104,7 +104,7 @@ class ReplicaView(Struct, frozen=True, gc=False):
 
     id: ReplicaId
     spec: ReplicaSpec
-    """What the plan asked for, with the cores last ordered."""
+    """What the plan asked for, with the cores and the shadow last ordered."""
     life: Life
     since_ns: int
     """When it entered this state."""
@@ -114,6 +114,8 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """Where it runs."""
     device: str | None = None
     """The accelerator of the node that it runs on, if any."""
+    form: Form = ALONE
+    """In effect: while `spec.shadow` still loads, or has just been told to stop, it serves alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,9 +37,19 @@ from sloop.events import (
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
+    ShadowReady,
 )
 from sloop.runlog import EVENTS, Record, RecordedLog
-from sloop.runlog.fold import DeploymentState, GraphRequestRecord, Kept, Place, RunState, StaticEstimate, VersionRecord
+from sloop.runlog.fold import (
+    BatchGroup,
+    DeploymentState,
+    GraphRequestRecord,
+    Kept,
+    Place,
+    RunState,
+    StaticEstimate,
+    VersionRecord,
+)
 from sloop.systems.replay import beginning_of
 from sloop.systems.setup import Setup, build
 from sloop.text import counted, in_ms, listed, number, numbered, quoted
@@ -55,6 +65,7 @@ from sloop.vocabulary import (
     ReplicaId,
     Request,
     RequestId,
+    Shadow,
     Slot,
     StagePlan,
 )
@@ -228,8 +239,8 @@ class _Estimator:
         self._state = state
         self._beliefs: dict[tuple[str, str, str], StaticEstimate] = {}
         self._versions = 0
-        self._running: dict[BatchId, tuple[Slot, int]] = {}
-        """Per batch, the slot on which it started and its estimated duration there in ns."""
+        self._running: dict[BatchId, tuple[BatchGroup, int]] = {}
+        """Per batch, the slot and the form in which it started, and its estimated duration there in ns."""
         self._finished = BatchId(-1), 0
         """The last finished batch and its estimated duration in ns."""
 
@@ -245,14 +256,15 @@ class _Estimator:
         if belief is None:
             return
         if isinstance(record, StartBatch):
-            size, slot = len(record.requests), replica.group.slot
-            expected_ns = belief.costs_ns(slot)[size] if size <= belief.batch_max else 0
-            self._running[record.batch] = slot, expected_ns
+            size, group = len(record.requests), replica.group
+            expected_ns = belief.of(group.form).costs_ns(group.slot)[size] if size <= belief.batch_max else 0
+            self._running[record.batch] = group, expected_ns
         elif replica.running is not None and replica.running.batch == record.batch:
-            slot, expected_ns = self._running.pop(record.batch)
+            group, expected_ns = self._running.pop(record.batch)
             self._finished = record.batch, expected_ns
             if not record.faults:
-                belief.observe(len(replica.running.requests), slot, now_ns - replica.running_ns)
+                own = belief.of(group.form)
+                own.observe(len(replica.running.requests), group.slot, now_ns - replica.running_ns)
 
     def _belief(self, key: tuple[str, str, str]) -> StaticEstimate | None:
         records = self._state.records
@@ -486,7 +498,10 @@ class _Follower:
             visit.wait_ns += waited_ns
             visit.batch, visit.since_ns = batch, now_ns
             replica = self._run.replicas.get(batch.replica) if self._run is not None else None
-            on = f" ({replica.spec.variant} on {slot_text(replica.group.slot)})" if replica is not None else ""
+            on = ""
+            if replica is not None:
+                group = replica.group
+                on = f" ({replica.spec.variant} on {slot_text(group.slot)}{shadow_text(group.form.shadow)})"
             others = sorted({id for id in batch.requests if id != self._id})
             alone = "alone" if len(batch.requests) == 1 else "with other parts of it"
             beside = f"with {numbered('request', others)}" if others else alone
@@ -531,19 +546,26 @@ class _Follower:
                 pass
             elif record.plan is not None:
                 self._add(now_ns, f"while it waited, a new plan: {plan_text(record.plan)}", record.plan.why)
-            elif record.kind == "shortage":
-                self._add(now_ns, "while it waited, the cluster fell short of the plan", record.why)
-        elif isinstance(record, ReplicaReady):
+            elif record.kind in ("shortage", "shadow"):
+                what = "the cluster fell short of the plan"
+                if record.kind == "shadow":
+                    what = f"replica {record.replica} had no shadow"
+                self._add(now_ns, f"while it waited, {what}", record.why)
+        elif isinstance(record, ReplicaReady | AdoptReplica | ShadowReady):
             if self._state.run_of_replica(record.replica) is self._run:
-                steps = self._starts.end(record.replica)
-                self._add(now_ns, f"while it waited, replica {record.replica} became ready{steps}")
-        elif isinstance(record, AdoptReplica):
-            if self._state.run_of_replica(record.replica) is self._run:
-                self._add(now_ns, f"while it waited, replica {record.replica} was taken over from an earlier server")
+                self._add(now_ns, f"while it waited, {self._replica_change(record)}")
         elif isinstance(record, NodeReady):
             self._add(now_ns, f"while it waited, node {record.node.name} became ready")
         elif isinstance(record, Rollout) and record.application == self._version.application:
             self._add(now_ns, f"while it waited, {rollout_text(record)}", record.why)
+
+    def _replica_change(self, record: ReplicaReady | AdoptReplica | ShadowReady) -> str:
+        name = f"replica {record.replica}"
+        if isinstance(record, ReplicaReady):
+            return f"{name} became ready{self._starts.end(record.replica)}"
+        if isinstance(record, AdoptReplica):
+            return f"{name} was taken over from an earlier server"
+        return f"a shadow of {name} became ready"
 
     def _finish(self, now_ns: int, end: End) -> None:
         waiting = self._waiting()
@@ -973,7 +995,14 @@ def _group_text(group: Group) -> str:
     limits = [f"batches up to {group.batch_max}"] if group.batch_max else []
     limits += [f"{group.rate_rps:.4g} rps"] if group.rate_rps else []
     limited = f" ({', '.join(limits)})" if limits else ""
-    return f"{group.count} × {spec.variant} on {slot_text(spec.slot)}{at}{limited}"
+    return f"{group.count} × {spec.variant} on {slot_text(spec.slot)}{at}{shadow_text(spec.shadow)}{limited}"
+
+
+def shadow_text(shadow: Shadow | None) -> str:
+    """` with a shadow of 16 cores and 3 blocks`, or nothing."""
+    if shadow is None:
+        return ""
+    return f" with a shadow of {counted(shadow.cores, 'core')} and {counted(len(shadow.blocks), 'block')}"
 
 
 def slot_text(slot: Slot) -> str:

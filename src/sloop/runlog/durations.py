@@ -8,7 +8,7 @@ from sloop.app.graph import Graph, GraphStage
 from sloop.events import Finished
 from sloop.runlog import Record
 from sloop.runlog.fold import RunState
-from sloop.vocabulary import ReplicaId
+from sloop.vocabulary import ALONE, ReplicaId
 
 VariantKey = tuple[str, str, str]
 """Stage, variant and kind of hardware."""
@@ -27,11 +27,11 @@ def durations_of(state: RunState, batches_min: int = BATCHES_MIN) -> Durations:
     """Batch durations from order to answer, transport included, for cells with at least `batches_min` batches.
 
     A batch during which the replica was resized is left out, because it ran on two core counts; so is one on a share of
-    an accelerator, because a profile is of a whole one.
+    an accelerator, because a profile is of a whole one, and one that a shadow had a part in.
     """
     found: dict[VariantKey, dict[tuple[int, float], Sequence[int]]] = {}
     for group in state.groups.values():
-        if group.slot.accelerator and group.slot.share < 1.0:
+        if (group.slot.accelerator and group.slot.share < 1.0) or group.form != ALONE:
             continue
         for size, runs_ns in group.durations_ns.items():
             cells = found.setdefault(group.variant_key, {})

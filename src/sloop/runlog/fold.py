@@ -29,7 +29,9 @@ from sloop.actions import (
     AcquireNode,
     AdoptReplica,
     Assigned,
+    AttachShadow,
     Decided,
+    DetachShadow,
     End,
     ReleaseNode,
     RequestPlan,
@@ -56,12 +58,17 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
 )
 from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount, NodeAccount
 from sloop.units import NS_PER_S
 from sloop.vocabulary import (
+    ALONE,
     BatchId,
+    Form,
     Life,
     Node,
     NodeState,
@@ -154,18 +161,19 @@ class GraphRequestRecord(RequestRecord, gc=False):
 
 
 class BatchGroup(Struct):
-    """Batches of one variant on equal slots."""
+    """Batches of one variant on equal slots in the same form."""
 
     key: tuple[str, str]
     """Stage and variant."""
     slot: Slot
+    form: Form = ALONE
     sizes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """How many batches of each size were started."""
     durations_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
     """Per batch size, the durations of finished batches from order to answer, in ns."""
     resized_ns: "dict[int, Samples[int]]" = field(default_factory=lambda: defaultdict(_samples))
-    """The same for batches that were set apart: the replica was resized meanwhile, so they ran on more than one core
-    count."""
+    """The same for batches that were set apart: the replica was resized, or changed its form, meanwhile, so they ran on
+    more than one core count, or with a shadow in part."""
     service_ns: "Samples[int]" = field(default_factory=_samples)
     """Forward-pass times measured by the replicas, in ns; recorded only with `Kept.service`."""
 
@@ -189,7 +197,7 @@ class ReplicaRecord(Struct):
     id: ReplicaId
     spec: ReplicaSpec
     group: BatchGroup
-    """The batch group of its variant on its current slot."""
+    """The batch group of its variant on its current slot, in its current form."""
     cores: float
     """In effect."""
     wanted_cores: float
@@ -210,6 +218,13 @@ class ReplicaRecord(Struct):
     """When its batch was started."""
     batches: int = 0
     """Started."""
+    shadow: AttachShadow | None = None
+    """The order of the shadow that it has. The replica serves alone until that is ready, and when it was told to
+    stop."""
+
+    def all_cores(self, cores: float) -> float:
+        """These cores with those of its shadow."""
+        return cores + (self.shadow.shadow.cores if self.shadow is not None else 0.0)
 
 
 class StageRecord(Struct):
@@ -266,7 +281,7 @@ class RunState:
         self.open: dict[RequestId, RequestRecord] = {}
         self.replicas: dict[ReplicaId, ReplicaRecord] = {}
         self.stages = {name: StageRecord(name) for name in graph.stages}
-        self.groups: dict[tuple[str, str, Slot], BatchGroup] = {}
+        self.groups: dict[tuple[str, str, Slot, Form], BatchGroup] = {}
         self.cost = cost or CostAccount()
         self.cost.charged_ns = start_ns or 0
         self.seconds: deque[SecondRecord] = deque(maxlen=kept.seconds)
@@ -285,6 +300,8 @@ class RunState:
         """By stage, variant and step."""
         self.resize_ns: defaultdict[str, Samples[int]] = defaultdict(_samples)
         """By stage, the times in ns from the order of a resize to its effect."""
+        self.shadows, self.lost_shadows = 0, 0
+        """How many shadows were ordered, and how many of them died."""
         counters = (Counter[tuple[str, str]]() for _ in range(3))
         self.failed_batches, self.lost_replicas, self.adopted_replicas = counters
         self.failed_tries: Counter[tuple[str, str, str]] = Counter()
@@ -298,7 +315,11 @@ class RunState:
         """Microcores × ns up to the current second: of all replicas, and by kind of hardware if there are several."""
         self._resized: set[BatchId] = set()
         """Running batches whose replica was resized after their start."""
-        self._rare: Mapping[type, Callable[[int, Any], None]] = {
+        self._rare: Mapping[type, Callable[[int, Any], None]] = {**self._takers(), **(others or {})}
+
+    def _takers(self) -> dict[type, Callable[[int, Any], None]]:
+        """What takes each kind of record that is not on the path of a request."""
+        return {
             BatchFailed: self._fail_batch,
             StartReplica: self._start_replica,
             AdoptReplica: self._adopt_replica,
@@ -306,12 +327,16 @@ class RunState:
             ReplicaReady: self._ready,
             ResizeReplica: self._order_resize,
             Resized: self._resize,
+            AttachShadow: self._attach_shadow,
+            DetachShadow: self._detach_shadow,
+            ShadowReady: self._shadow_ready,
+            ShadowLost: self._shadow_gone,
+            ShadowStopped: self._shadow_gone,
             StopReplica: self._stop,
             ReplicaStopped: self._stopped,
             ReplicaLost: self._lost,
             Decided: self.decide,
             Unlogged: self._count_unlogged,
-            **(others or {}),
         }
 
     def restored(self) -> None:
@@ -530,11 +555,11 @@ class RunState:
         self.replicas[id] = made
         return made
 
-    def _group(self, spec: ReplicaSpec, slot: Slot) -> BatchGroup:
-        key = spec.stage, spec.variant, slot
+    def _group(self, spec: ReplicaSpec, slot: Slot, form: Form = ALONE) -> BatchGroup:
+        key = spec.stage, spec.variant, slot, form
         group = self.groups.get(key)
         if group is None:
-            group = self.groups[key] = BatchGroup((spec.stage, spec.variant), slot)
+            group = self.groups[key] = BatchGroup((spec.stage, spec.variant), slot, form)
         return group
 
     def _progress(self, now_ns: int, event: ReplicaProgressed) -> None:
@@ -560,20 +585,56 @@ class RunState:
         replica = self.replicas.get(order.replica)
         if replica is not None:
             replica.wanted_cores, replica.resize_ns = order.cores, now_ns
-            self.cost.grow(now_ns, order.replica, order.cores)
+            self.cost.grow(now_ns, order.replica, replica.all_cores(order.cores))
 
     def _resize(self, now_ns: int, event: Resized) -> None:
         replica = self.replicas.get(event.replica)
         if replica is None:
             return
-        self.cost.allocate(now_ns, replica.id, replica.spec, event.cores)
+        self.cost.allocate(now_ns, replica.id, replica.spec, replica.all_cores(event.cores))
         if replica.running is not None and event.cores != replica.cores:
             self._resized.add(replica.running.batch)
         slot = structs.replace(replica.spec.slot, cores=event.cores)
-        replica.cores, replica.group = event.cores, self._group(replica.spec, slot)
+        replica.cores, replica.group = event.cores, self._group(replica.spec, slot, replica.group.form)
         if replica.resize_ns:
             self.resize_ns[replica.spec.stage].append(now_ns - replica.resize_ns)
             replica.resize_ns = 0
+
+    def _attach_shadow(self, now_ns: int, order: AttachShadow) -> None:
+        replica = self.replicas.get(order.replica)
+        if replica is not None:
+            self.shadows += 1
+            replica.shadow = order
+            self._charge_shadow(now_ns, replica)
+
+    def _detach_shadow(self, now_ns: int, order: DetachShadow) -> None:
+        replica = self.replicas.get(order.replica)
+        if replica is not None:
+            self._set_form(replica, ALONE)
+
+    def _shadow_ready(self, now_ns: int, event: ShadowReady) -> None:
+        replica = self.replicas.get(event.replica)
+        if replica is not None and replica.shadow is not None and replica.shadow.number == event.number:
+            self._set_form(replica, Form(replica.shadow.shadow))
+
+    def _shadow_gone(self, now_ns: int, event: ShadowLost | ShadowStopped) -> None:
+        replica = self.replicas.get(event.replica)
+        if replica is not None and replica.shadow is not None and replica.shadow.number == event.number:
+            self.lost_shadows += isinstance(event, ShadowLost)
+            self._set_form(replica, ALONE)
+            replica.shadow = None
+            self._charge_shadow(now_ns, replica)
+
+    def _charge_shadow(self, now_ns: int, replica: ReplicaRecord) -> None:
+        """Charge a replica for the cores that it has with its shadow from now on."""
+        cores = max(replica.cores, replica.wanted_cores) if replica.resize_ns else replica.cores
+        self.cost.allocate(now_ns, replica.id, replica.spec, replica.all_cores(cores))
+
+    def _set_form(self, replica: ReplicaRecord, form: Form) -> None:
+        if replica.group.form != form:
+            if replica.running is not None:
+                self._resized.add(replica.running.batch)
+            replica.group = self._group(replica.spec, replica.group.slot, form)
 
     def _stop(self, now_ns: int, order: StopReplica) -> None:
         replica = self.replicas.get(order.replica)
@@ -691,6 +752,10 @@ class StaticEstimate(Protocol):
 
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         """Learn from a finished batch; only explanations do so, as the core did."""
+        ...
+
+    def of(self, form: Form) -> "StaticEstimate":
+        """The estimate of replicas of another form."""
         ...
 
 
@@ -1199,6 +1264,11 @@ _ABOUT_REPLICAS: Final = frozenset(
         Resized,
         StopReplica,
         ResizeReplica,
+        AttachShadow,
+        DetachShadow,
+        ShadowReady,
+        ShadowLost,
+        ShadowStopped,
     }
 )
 """Records with a replica that has been started before."""

@@ -599,7 +599,7 @@ def _estimate_error(key: VariantKey, groups: Sequence[BatchGroup], estimate: Sta
     batches = estimated_ns = actual_ns = 0
     error = 0.0
     for group in groups:
-        costs_ns = estimate.costs_ns(group.slot)
+        costs_ns = estimate.of(group.form).costs_ns(group.slot)
         for size, durations_ns in group.durations_ns.items():
             if size > estimate.batch_max or not costs_ns[size]:
                 continue

@@ -346,6 +346,7 @@ def _replica(replica: ReplicaRecord, now_ns: int) -> dict[str, Any]:
         "for_s": to_s(now_ns - replica.since_ns),
         "cores": replica.cores,
         "cores_wanted": replica.wanted_cores,
+        "shadow_cores": replica.all_cores(0.0),
         "running": len(replica.running.requests) if replica.running else 0,
         "batches": replica.batches,
     }

@@ -48,6 +48,8 @@ from sloop.actions import (
     AcquireNode,
     Action,
     AdoptReplica,
+    AttachShadow,
+    DetachShadow,
     ReleaseNode,
     ResizeReplica,
     StartBatch,
@@ -103,6 +105,8 @@ class FaultKind(StrEnum):
     """Late reports of closed connections reach the core."""
     CRASH = "crash"
     """A worker dies."""
+    SHADOW_CRASH = "shadow crash"
+    """A shadow dies, of a worker that has one."""
     HANG = "hang"
     """A worker answers no batch any more."""
     FAILED_STARTS = "failed starts"
@@ -349,7 +353,7 @@ class RemoteCluster(Cluster):
                 self._send(now_ns, self._node_of[order.replica], order)
             elif order.replica not in link.replicas:
                 self._report(now_ns, ReplicaStopped(order.replica))
-        elif isinstance(order, ResizeReplica):
+        elif isinstance(order, ResizeReplica | AttachShadow | DetachShadow):
             node = self._node_of[order.replica]
             if self._links[node].is_open:
                 self._send(now_ns, node, order)
@@ -362,7 +366,7 @@ class RemoteCluster(Cluster):
         """An order with the number that its replica has here."""
         if isinstance(order, AdoptReplica):
             self._call(ReplicaId(order.number), order.replica)
-        elif isinstance(order, StartReplica | StopReplica | ResizeReplica):
+        elif isinstance(order, StartReplica | StopReplica | ResizeReplica | AttachShadow | DetachShadow):
             if isinstance(order, StartReplica):
                 self._call(ReplicaId(self._era * ERA + order.replica), order.replica)
             return structs.replace(order, replica=self._number_of[order.replica])
@@ -476,7 +480,7 @@ class RemoteCluster(Cluster):
             self._begin(now_ns, message)
         else:
             super().obey(now_ns, message)
-            if type(message) is ResizeReplica:
+            if type(message) is ResizeReplica or type(message) is AttachShadow:
                 self._check_cores(self._node_of[message.replica])
         return None
 
@@ -542,6 +546,8 @@ class RemoteCluster(Cluster):
         for replica in self._replicas.values():
             if replica.spec.node == node:
                 used += replica.slot.cores
+                if replica.shadow is not None:
+                    used += replica.shadow.shadow.cores
         if used > capacity + HALF_UNIT * len(self._replicas):
             raise Violation(f"the workers on {node} have {used:g} cores, the node {capacity:g}")
 
@@ -565,6 +571,9 @@ class RemoteCluster(Cluster):
             link.held.clear()
         # Agents finish what they do at once, such as a resize, before they connect again.
         self.void.update(entry[1] for entry in self.pending if type(entry[2]) is Resized)
+        for replica in self._replicas.values():  # nor do they keep shadows
+            replica.shadow = None
+            replica.update_speed()
         for id in self._busy & self._replicas.keys():
             self._abandoned.add(id)
             self._push(now_ns + ABANDON_NS, Overdue(id))  # type: ignore[arg-type]
@@ -751,10 +760,15 @@ class RemoteCluster(Cluster):
     def _hurt_worker(self, now_ns: int, fault: FaultBegins) -> None:
         """One worker of a node dies or hangs, if there are any."""
         own = [id for id, replica in self._replicas.items() if replica.spec.node == fault.node]
+        if fault.kind is FaultKind.SHADOW_CRASH:
+            own = [id for id in own if self._replicas[id].shadow is not None]
         if not own:
             return
         id = own[fault.detail % len(own)]
-        if fault.kind is FaultKind.CRASH:
+        shadow = self._replicas[id].shadow
+        if fault.kind is FaultKind.SHADOW_CRASH and shadow is not None:
+            self._lose_shadow(now_ns, id, shadow.number)
+        elif fault.kind is FaultKind.CRASH:
             self._lose(now_ns, id, "the worker process died")
         else:
             self._hung.add(id)
@@ -830,6 +844,7 @@ BEGINNINGS: Final[dict[FaultKind, Any]] = {
     FaultKind.SLOW_LINK: RemoteCluster._slow_down,
     FaultKind.CRASH: RemoteCluster._hurt_worker,
     FaultKind.HANG: RemoteCluster._hurt_worker,
+    FaultKind.SHADOW_CRASH: RemoteCluster._hurt_worker,
     FaultKind.CANCEL: RemoteCluster._leave_clients,
     FaultKind.EDGE_DOWN: RemoteCluster._cut_edge,
     FaultKind.EDGE_CUT: RemoteCluster._cut_edge,

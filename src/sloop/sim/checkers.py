@@ -22,7 +22,9 @@ from sloop.actions import (
     AcquireNode,
     AdoptReplica,
     Assigned,
+    AttachShadow,
     Decided,
+    DetachShadow,
     End,
     ReleaseNode,
     ResizeReplica,
@@ -48,12 +50,17 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
 )
 from sloop.profile import Profile
 from sloop.runlog import EVENTS, Record
 from sloop.units import NS_PER_S, ROUNDING, to_ms
 from sloop.vocabulary import (
+    ALONE,
     BatchId,
+    Form,
     Node,
     NodeState,
     Outcome,
@@ -206,9 +213,13 @@ class CheckedReplica:
         "batch",
         "cores",
         "draining",
+        "form",
         "limit",
         "ready",
         "resizing",
+        "shadow",
+        "shadow_bytes",
+        "shadow_parts",
         "size_max",
         "spec",
         "started_ns",
@@ -225,6 +236,13 @@ class CheckedReplica:
         """The largest core count among its pending resizes."""
         self.resizing = 0
         """The number of pending resizes."""
+        self.form = ALONE
+        """In effect."""
+        self.shadow: AttachShadow | None = None
+        """The order of the shadow that has room on the node."""
+        self.shadow_bytes = 0
+        self.shadow_parts = False
+        """Whether it was told to stop."""
         self.limit = 0
         """The largest batch that the plan allows it."""
         self.size_max = 0
@@ -298,11 +316,14 @@ class CheckedNode:
     def excess(self, profiles: Mapping[tuple[str, str, str], Profile]) -> str:
         """Why its replicas do not fit on it together; empty if they do."""
         node, replicas = self.node, self.replicas.values()
+        shadows = [replica.shadow for replica in replicas if replica.shadow is not None]
         cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
-        if cores > node.cores + HALF_UNIT * len(replicas) + ROUNDING:
+        cores += sum(order.shadow.cores for order in shadows)
+        if cores > node.cores + HALF_UNIT * (len(replicas) + len(shadows)) + ROUNDING:
             return f"{node.name} has {node.cores:g} cores and gives out {cores:g}"
         used = [(replica.spec, profiles.get(profile_key(replica.spec))) for replica in replicas]
         memory_bytes = sum(profile.memory_bytes for _, profile in used if profile is not None)
+        memory_bytes += sum(replica.shadow_bytes for replica in replicas)
         if memory_bytes > node.memory_bytes:
             return f"{node.name} has {node.memory_bytes} bytes and gives out {memory_bytes}"
         for device in node.devices:
@@ -501,8 +522,8 @@ class Checkers:
         self._now_ns = -(2**63)
         self._record: Record | None = None
         self._event: Record | None = None
-        self._limits: dict[tuple[str, str, Slot], int] = {}
-        """Per stage, variant and slot of the last plans: the largest batch allowed."""
+        self._limits: dict[tuple[str, str, Slot, Form], int] = {}
+        """Per stage, variant, slot and form of the last plans: the largest batch allowed."""
         self._kind_limits: dict[tuple[str, str, str], int] = {}
         """Per stage, variant and kind of hardware: the largest batch that the last plan with this variant allows."""
         self._default_limits: dict[str, int] = {}
@@ -512,6 +533,7 @@ class Checkers:
         """Keys of versions whose policy could not plan."""
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
+        self._last_shadow = -1
         self._kept: dict[int, KeptReplica] = {}
         """What a node has kept that became ready in this step, and is not adopted yet."""
         self._adopted: list[ReplicaId] = []
@@ -530,6 +552,9 @@ class Checkers:
             ReplicaLost: self._lost,
             ReplicaStopped: self._stopped,
             Resized: self._resized,
+            ShadowReady: self._shadow_ready,
+            ShadowLost: self._shadow_gone,
+            ShadowStopped: self._shadow_gone,
             NodeReady: self._node_ready,
             NodeLost: self._node_lost,
             NodeReleased: self._node_released,
@@ -542,6 +567,8 @@ class Checkers:
             AdoptReplica: self._adopt_replica,
             StopReplica: self._stop_replica,
             ResizeReplica: self._resize_replica,
+            AttachShadow: self._attach_shadow,
+            DetachShadow: self._detach_shadow,
             AcquireNode: self._acquire_node,
             ReleaseNode: self._release_node,
             Decided: self._decided,
@@ -829,7 +856,7 @@ class Checkers:
             of_kind: dict[tuple[str, str, str], int] = {}
             for group in (group for group in target.groups if group.count):
                 spec, limit = group.spec, target.batch_max_of(group)
-                self._limits[target.stage, spec.variant, spec.slot] = limit
+                self._limits[target.stage, spec.variant, spec.slot, spec.form] = limit
                 of_kind[profile_key(spec)] = max(limit, of_kind.get(profile_key(spec), 0))
             self._kind_limits |= of_kind
         for replica in self._state.replicas.values():
@@ -837,8 +864,8 @@ class Checkers:
                 self._limit(replica)
 
     def _limit(self, replica: CheckedReplica) -> None:
-        """Set the largest batch of a replica: that of its slot in the plan; of its kind if the plan has no such
-        slot."""
+        """Set the largest batch of a replica: that of its slot and form in the plan; of its kind if the plan has no
+        such slot or form."""
         spec = replica.spec
         slot = structs.replace(spec.slot, cores=replica.cores)
         default = self._default_limits.get(spec.stage)
@@ -846,7 +873,7 @@ class Checkers:
             replica.limit = replica.size_max or 1
             return
         of_kind = self._kind_limits.get(profile_key(spec), default)
-        replica.limit = self._limits.get((spec.stage, spec.variant, slot), of_kind)
+        replica.limit = self._limits.get((spec.stage, spec.variant, slot, replica.form), of_kind)
 
     # Replicas and nodes
 
@@ -871,8 +898,54 @@ class Checkers:
             self._limit(replica)
             self._check_node(replica.spec)
 
+    def _shadow_ready(self, event: ShadowReady) -> None:
+        replica = self._state.replicas.get(event.replica)
+        if replica is None or replica.shadow is None or replica.shadow.number != event.number:
+            return
+        if not replica.shadow_parts:
+            self._set_form(replica, Form(replica.shadow.shadow))
+
+    def _shadow_gone(self, event: ShadowLost | ShadowStopped) -> None:
+        replica = self._state.replicas.get(event.replica)
+        if replica is None or replica.shadow is None or replica.shadow.number != event.number:
+            return
+        if isinstance(event, ShadowLost) or replica.shadow_parts:
+            replica.shadow, replica.shadow_bytes, replica.shadow_parts = None, 0, False
+            self._set_form(replica, ALONE)
+
+    def _set_form(self, replica: CheckedReplica, form: Form) -> None:
+        replica.form = form
+        self._limit(replica)
+
+    def _attach_shadow(self, order: AttachShadow) -> None:
+        """A shadow is for a ready replica that has none, on a node with room for both."""
+        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
+        if order.number <= self._last_shadow:
+            self._fail(f"shadow {order.number} after shadow {self._last_shadow}")
+        self._last_shadow = order.number
+        if not replica.ready or replica.draining:
+            self._fail("a shadow for a replica that is not ready or drains")
+        if replica.shadow is not None:
+            self._fail(f"the replica has shadow {replica.shadow.number}, which has not stopped")
+        profile = self._profiles.get(profile_key(replica.spec))
+        layers = profile.layers if profile is not None else None
+        blocks = order.shadow.blocks
+        if layers is None or not blocks or not 0 <= blocks[0] <= blocks[-1] < len(layers.blocks):
+            self._fail("a shadow with blocks that the profile does not have")
+        replica.shadow, replica.shadow_bytes = order, sum(layers.blocks[place].param_bytes for place in blocks)
+        self._check_node(replica.spec)
+
+    def _detach_shadow(self, order: DetachShadow) -> None:
+        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
+        if replica.shadow is None or replica.shadow.number != order.number or replica.shadow_parts:
+            self._fail("a shadow is ordered to stop that the replica does not have, or twice")
+        replica.shadow_parts = True
+        self._set_form(replica, ALONE)
+
     def _start_replica(self, order: StartReplica) -> None:
         self._number(order.replica)
+        if order.spec.shadow is not None:
+            self._fail("a replica starts without its shadow, which is attached when it is ready")
         version, node = self._state.stages.get(order.spec.stage), self._state.nodes.get(order.spec.node or "")
         if version is None or version.state is VersionState.RETIRED:
             self._fail("a replica for a stage of no application version")

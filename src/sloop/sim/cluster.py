@@ -9,9 +9,19 @@ from collections.abc import Iterable, Mapping
 from heapq import heappush
 from itertools import count
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
-from sloop.actions import AcquireNode, Action, ReleaseNode, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import (
+    AcquireNode,
+    Action,
+    AttachShadow,
+    DetachShadow,
+    ReleaseNode,
+    ResizeReplica,
+    StartBatch,
+    StartReplica,
+    StopReplica,
+)
 from sloop.events import (
     WOKE,
     BatchFailed,
@@ -26,6 +36,9 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
 )
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import (
@@ -35,12 +48,13 @@ from sloop.sim.truth.cold_start import (
     AcquisitionSampler,
     ColdStartSampler,
     ResizeSampler,
+    SpareWorkers,
 )
 from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.service import ServiceSampler, Speed
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, Node, NodeState, ReplicaId, ReplicaSpec
 
 
 class Truths(Struct, frozen=True):
@@ -67,6 +81,8 @@ class ClusterTruths(Struct, frozen=True):
     """Whether the first plan is there at once."""
     weights: WeightPlaces | None = None
     """The weights on the nodes; None if no start has to fetch any."""
+    spares: SpareWorkers = field(default_factory=SpareWorkers)
+    """The workers that shadows take."""
 
 
 class NodeFailed(Struct, frozen=True):
@@ -81,11 +97,18 @@ class Crashed(Struct, frozen=True):
     replica: ReplicaId
 
 
+class ShadowCrashed(Struct, frozen=True):
+    """A shadow dies. Also internal to the simulator."""
+
+    replica: ReplicaId
+    number: int
+
+
 class TransfersDue(Struct, frozen=True):
     """Transfers of weights have begun or ended. Also internal to the simulator."""
 
 
-Happening = Event | NodeFailed | Crashed | TransfersDue
+Happening = Event | NodeFailed | Crashed | ShadowCrashed | TransfersDue
 PendingHappening = tuple[int, int, Happening]
 """The instant, the sequence number among entries of one instant, and the event."""
 
@@ -110,10 +133,40 @@ class SimulatedNode:
         """Sequence number of its next event: its failure while it is ready, its repair while it is lost."""
 
 
+class SimulatedShadow:
+    """A shadow from its order until it has stopped or is lost."""
+
+    __slots__ = ("alone", "is_ready", "number", "shadow")
+
+    def __init__(self, order: AttachShadow) -> None:
+        self.number, self.shadow = order.number, order.shadow
+        self.is_ready = False
+        """Whether batches use it; not any more when it was told to stop."""
+        self.alone: BatchId | None = None
+        """The batch that ran when it became ready, which does not use it."""
+
+    def is_used(self, replica: "SimulatedReplica", now_ns: int) -> bool:
+        """Whether it computes for the running batch."""
+        end = replica.batch_end
+        return self.is_ready and end is not None and end[0] > now_ns and end[2].batch != self.alone
+
+
 class SimulatedReplica:
     """A worker process: its spec, its speed, and the end of its batch."""
 
-    __slots__ = ("batch_end", "branches", "quota", "resized_ns", "size", "slot", "spec", "speed", "start", "truths")
+    __slots__ = (
+        "batch_end",
+        "branches",
+        "quota",
+        "resized_ns",
+        "shadow",
+        "size",
+        "slot",
+        "spec",
+        "speed",
+        "start",
+        "truths",
+    )
 
     def __init__(self, spec: ReplicaSpec, truths: Truths) -> None:
         self.spec = spec
@@ -132,6 +185,15 @@ class SimulatedReplica:
         """When the last ordered resize takes effect; later ones must not overtake it."""
         self.start: LocalStart | None = None
         """What follows when its weights have been fetched; None if it waits for none."""
+        self.shadow: SimulatedShadow | None = None
+
+    def update_speed(self) -> None:
+        """Its slot has changed, or it serves with its shadow, or not any more."""
+        service, spec = self.truths.service, self.spec
+        if self.shadow is not None and self.shadow.is_ready:
+            self.speed = service.pair_speed(spec.stage, spec.variant, self.slot, self.shadow.shadow)
+        else:
+            self.speed = service.speed(spec.stage, spec.variant, self.slot)
 
 
 class Cluster:
@@ -187,6 +249,12 @@ class Cluster:
             if replica is not None:
                 replica.resized_ns = max(replica.resized_ns, now_ns + replica.truths.resize.draw_ns())
                 self._push(replica.resized_ns, Resized(order.replica, order.cores))
+        elif isinstance(order, AttachShadow | DetachShadow):
+            replica = self._replicas.get(order.replica)
+            if replica is not None and isinstance(order, AttachShadow):
+                self._attach(now_ns, order, replica)
+            elif replica is not None:
+                self._detach(now_ns, order.replica, order.number, replica)
         elif isinstance(order, AcquireNode):
             self._acquire(now_ns, self._nodes[order.node])
         elif isinstance(order, ReleaseNode):
@@ -202,29 +270,35 @@ class Cluster:
         if sequence in self.void:
             self.void.remove(sequence)
             return None
-        if isinstance(event, NodeFailed | Crashed | TransfersDue):
+        if isinstance(event, NodeFailed | Crashed | ShadowCrashed | TransfersDue):
             self._happen_within(now_ns, sequence, event)
             return None
         if isinstance(event, NodeReady):
             node = self._nodes[event.node.name]
             node.state = NodeState.READY
             self._plan_failure(now_ns, node)
-        elif isinstance(event, ReplicaProgressed | ReplicaReady | Resized | BatchFailed):
+        elif isinstance(event, ReplicaProgressed | ReplicaReady | Resized | BatchFailed | ShadowReady | ShadowStopped):
             replica = self._replicas.get(event.replica)
             if replica is None:
                 return None
+            if isinstance(event, ShadowReady | ShadowStopped):
+                return self._change_shadow(now_ns, replica, event)
             if isinstance(event, Resized):
                 return self._resize_now(now_ns, replica, event)
             if isinstance(event, ReplicaReady):
                 self._plan_crash(now_ns, event.replica, replica)
         return event
 
-    def _happen_within(self, now_ns: int, sequence: int, event: NodeFailed | Crashed | TransfersDue) -> None:
+    def _happen_within(
+        self, now_ns: int, sequence: int, event: NodeFailed | Crashed | ShadowCrashed | TransfersDue
+    ) -> None:
         """Apply an entry that the core is not told."""
         if isinstance(event, NodeFailed):
             self._lose_node(now_ns, self._nodes[event.node])
         elif isinstance(event, Crashed):
             self._lose(now_ns, event.replica, "the worker process died")
+        elif isinstance(event, ShadowCrashed):
+            self._lose_shadow(now_ns, event.replica, event.number)
         elif sequence == self._transfers_due[1]:
             self._receive_weights(now_ns)
 
@@ -233,7 +307,9 @@ class Cluster:
         lost."""
         self._healed = True
         self._touches_batches = False
-        self.void.update(entry[1] for entry in self.pending if isinstance(entry[2], NodeFailed | Crashed))
+        self.void.update(
+            entry[1] for entry in self.pending if isinstance(entry[2], NodeFailed | Crashed | ShadowCrashed)
+        )
         for node in self._nodes.values():
             if node.state is NodeState.LOST and not node.node.on_demand:
                 self.void.add(node.pending)
@@ -344,6 +420,69 @@ class Cluster:
         if weights is not None and weights.leave(now_ns, id):
             self._await_transfers(now_ns)
 
+    # Shadows
+
+    def _attach(self, now_ns: int, order: AttachShadow, replica: SimulatedReplica) -> None:
+        """A spare worker of the node loads the blocks of a shadow."""
+        truths = replica.truths
+        replica.shadow = SimulatedShadow(order)
+        waits_ns = self._truths.spares.take_ns(now_ns, replica.spec.node or "")
+        length_ns = waits_ns + truths.cold_start.shadow_ns(replica.spec, order.shadow)
+        if not self._healed and truths.faults.strikes("failed_shadow", self._rates.failed_shadow):
+            at_ns = now_ns + truths.faults.within_ns("failed_shadow", length_ns)
+            self._push(at_ns, ShadowCrashed(order.replica, order.number))
+        self._push(now_ns + length_ns, ShadowReady(order.replica, order.number))
+
+    def _detach(self, now_ns: int, id: ReplicaId, number: int, replica: SimulatedReplica) -> None:
+        """Batches do not use the shadow any more; it stops when the running one is over."""
+        shadow = replica.shadow
+        if shadow is None or shadow.number != number:
+            return
+        stops_ns = now_ns
+        if shadow.is_used(replica, now_ns) and replica.batch_end is not None:
+            stops_ns = replica.batch_end[0]
+        shadow.is_ready = False
+        replica.update_speed()
+        shadow.number = -1 - number  # if it still loads, it does not become ready
+        self._push(stops_ns, ShadowStopped(id, number))
+
+    def _change_shadow(
+        self, now_ns: int, replica: SimulatedReplica, event: ShadowReady | ShadowStopped
+    ) -> ShadowReady | ShadowStopped | None:
+        """A shadow has loaded its blocks, or has stopped."""
+        shadow = replica.shadow
+        if shadow is None:
+            return None
+        if isinstance(event, ShadowStopped):
+            if shadow.number != -1 - event.number:
+                return None
+            replica.shadow = None
+            return event
+        if shadow.number != event.number:
+            return None
+        shadow.is_ready = True
+        if replica.batch_end is not None and replica.batch_end[0] > now_ns:
+            shadow.alone = replica.batch_end[2].batch
+        replica.update_speed()
+        mean_s = self._rates.shadow_mtbf_s
+        if mean_s > 0.0 and not self._healed:
+            after_ns = replica.truths.faults.after_ns("shadow", mean_s)
+            self._push(now_ns + after_ns, ShadowCrashed(event.replica, event.number))
+        return event
+
+    def _lose_shadow(self, now_ns: int, id: ReplicaId, number: int) -> None:
+        """A shadow dies. What is left of a batch that uses it takes the body as long as alone."""
+        replica = self._replicas.get(id)
+        if replica is None or replica.shadow is None or replica.shadow.number != number:
+            return
+        before_ns, is_used = replica.speed.means_ns, replica.shadow.is_used(replica, now_ns)
+        replica.shadow = None
+        replica.update_speed()
+        if is_used and replica.batch_end is not None:
+            ratio = replica.speed.means_ns[replica.size] / before_ns[replica.size]
+            self._rescale(now_ns, replica, replica.batch_end, ratio)
+        self._push(now_ns, ShadowLost(id, number, "the shadow's process died"))
+
     def _start_ns(self, now_ns: int, order: StartReplica, truths: Truths) -> int:
         """How long a replica takes to start."""
         return truths.cold_start.draw_ns(now_ns, order.spec)
@@ -390,7 +529,8 @@ class Cluster:
             node.pending = self._push(now_ns + s(self._rates.node_repair_s), NodeReady(node.node))
 
     def _empty(self, node: str) -> None:
-        """A node that fails or is released keeps no weights."""
+        """A node that fails or is released keeps no weights and no spare workers."""
+        self._truths.spares.lose(node)
         if self._truths.weights is not None:
             self._truths.weights.lose(node)
 
@@ -405,13 +545,13 @@ class Cluster:
         replica.batch_end = None
 
     def _resize_now(self, now_ns: int, replica: SimulatedReplica, event: Resized) -> Resized:
-        truths, spec = replica.truths, replica.spec
+        truths = replica.truths
         if not self._healed and truths.faults.strikes("refused_resize", self._rates.refused_resize):
             return Resized(event.replica, replica.slot.cores)
         before_ns = replica.speed.means_ns
         replica.slot = structs.replace(replica.slot, cores=event.cores)
-        replica.speed = truths.service.speed(spec.stage, spec.variant, replica.slot)
-        replica.quota = truths.service.quota(spec.stage, spec.variant, replica.slot)
+        replica.quota = truths.service.quota(replica.spec.stage, replica.spec.variant, replica.slot)
+        replica.update_speed()
         after_ns = replica.speed.means_ns
         if truths.resize.rescales and replica.batch_end is not None and replica.batch_end[0] > now_ns:
             self._rescale(now_ns, replica, replica.batch_end, after_ns[replica.size] / before_ns[replica.size])

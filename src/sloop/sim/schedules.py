@@ -21,7 +21,7 @@ from functools import cached_property
 from random import Random
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.actions import Action, Assigned, End, StartBatch, VersionState
 from sloop.app.application import Application, Stage, SystemChoice, Variant
@@ -35,6 +35,7 @@ from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished
 from sloop.policies import POLICIES
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.profile import Amdahl, Profile
+from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency
 from sloop.sim.agents import (
     OF_REQUESTS,
     SILENT_NS,
@@ -59,6 +60,7 @@ from sloop.streams import stream
 from sloop.systems.setup import beliefs_of
 from sloop.units import FOREVER_NS, ms, s, to_ms
 from sloop.vocabulary import (
+    ALONE,
     Canary,
     Device,
     Group,
@@ -71,6 +73,7 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
+    Shadow,
     Slot,
     StagePlan,
     Visit,
@@ -167,6 +170,8 @@ class Scene:
     edges: int
     truth: Mapping[str, float]
     """Options of the true speeds."""
+    has_shadows: bool
+    """Whether plans have shadows, which may die."""
 
     @cached_property
     def hosts(self) -> dict[str, list[str]]:
@@ -255,7 +260,7 @@ def schedule_of(seed: int) -> Schedule:
     applications = len(scene.applications)
     for at_ns in _arrival_times(random, duration_ns):
         add(Doing.REQUEST, at_ns, applications)
-    usual = [kind for kind in FaultKind if kind is not FaultKind.CORE_DOWN]
+    usual = [kind for kind in FaultKind if kind not in (FaultKind.CORE_DOWN, FaultKind.SHADOW_CRASH)]
     kinds = random.sample(usual, random.randint(2, 8))
     for _ in range(random.randint(*FAULTS)):
         kind = random.choice(kinds)
@@ -266,6 +271,9 @@ def schedule_of(seed: int) -> Schedule:
         add(random.choice((Doing.DEPLOY, Doing.DEPLOY, Doing.PROMOTE, Doing.REMOVE)), some_time(), applications)
     for _ in range(random.choice((0, 0, 0, 1, 1, 2))):
         add(FaultKind.CORE_DOWN, some_time(), 1, s(random.choice((0.001, 0.3, 1.5, 3.0))))
+    random = stream(seed, "shadow_crashes")
+    for _ in range(random.randint(0, 4) if scene.has_shadows else 0):
+        add(FaultKind.SHADOW_CRASH, some_time(), len(scene.nodes))
     made.sort(key=lambda each: each.at_ns)
     heals_ns = max(duration_ns, *(each.at_ns + each.span_ns for each in made)) + ms(1)
     return Schedule(scene, tuple(made), tuple(range(len(made))), heals_ns)
@@ -316,6 +324,7 @@ def _scene(seed: int, random: Random) -> Scene:
             "acquire_s": random.choice((0.2, 3.0)),
             "warm": random.random() < 0.6,
         },
+        has_shadows=stream(seed, "shadows").random() < 0.5,
     )
 
 
@@ -364,6 +373,7 @@ def _profiles(random: Random, kinds: Sequence[str]) -> dict[str, Profile]:
         max_cores=8.0,
         load_s=random.choice((0.01, 0.1, 1.0, 3.0)),
         memory_bytes=random.choice((0, 1 << 30, 4 << 30)),
+        layers=_layers(latency),
     )
     found = {"cpu": made}
     if "gpu" in kinds:
@@ -376,8 +386,38 @@ def _profiles(random: Random, kinds: Sequence[str]) -> dict[str, Profile]:
             memory_bytes=made.memory_bytes,
             accelerator="T4",
             device_memory_bytes=memory_bytes,
+            layers=made.layers,
         )
     return found
+
+
+def _layers(whole: Amdahl) -> LayerProfile:
+    """Three blocks: the first computes half and weighs little, the last weighs most."""
+    blocks = []
+    for place, (part, mib) in enumerate(((0.5, 1), (0.3, 300), (0.2, 3000))):
+        latency = ParametricLatency(
+            part * (whole.epsilon + whole.eta), part * whole.gamma, 0.0, part * whole.delta, 1.0
+        )
+        blocks.append(
+            LayerBlock(
+                end=f"block-{place}",
+                operators="Conv",
+                layers=1,
+                param_bytes=mib << 20,
+                output_bytes=10_000,
+                crossing_bytes=10_000,
+                load_ms=5.0 + mib / 2,
+                latency_ms=latency,
+            )
+        )
+    return LayerProfile(
+        blocks=tuple(blocks),
+        load_ms=5.0 + 3301 / 2,
+        latency_ms=ParametricLatency(whole.epsilon + whole.eta, whole.gamma, 0.0, whole.delta, 1.0),
+        input_bytes=100_000,
+        move_ms_per_mb=0.5,
+        difference=0.0,
+    )
 
 
 # Plans
@@ -385,10 +425,12 @@ def _profiles(random: Random, kinds: Sequence[str]) -> dict[str, Profile]:
 
 def _random_plan(scene: Scene, application: Application, detail: int) -> Plan:
     """A plan of up to six replicas for each stage, in one group or two, perhaps of more than there is room for."""
-    random = Random(detail)
+    random, of_shadows = Random(detail), Random(~detail)
     stages = []
     for stage in application.stages:
         groups = tuple(_random_group(random, scene, stage) for _ in range(random.choice((0, 1, 1, 1, 2))))
+        if scene.has_shadows:
+            groups = tuple(each for group in groups for each in _with_shadows(of_shadows, group))
         in_place, wait_ns = random.random() < 0.6, random.choice((0, ms(20)))
         stages.append(StagePlan(stage.name, groups, random.choice((1, 2, 4, 8)), in_place, wait_ns))
     return Plan(tuple(stages), f"random plan {detail}", feasible=random.random() < 0.8)
@@ -402,6 +444,16 @@ def _random_group(random: Random, scene: Scene, stage: Stage) -> Group:
     node = random.choice(scene.hosts[hardware]) if random.random() < 0.15 else None
     spec = ReplicaSpec(stage.name, variant.name, Slot(random.choice(CORES), hardware, accelerator, share), node)
     return Group(spec, random.choice((0, 1, 1, 2, 3, 5)), random.choice((0, 0, 2)))
+
+
+def _with_shadows(random: Random, group: Group) -> list[Group]:
+    """Perhaps some of the replicas of a group with shadows."""
+    if random.random() < 0.3:
+        return [group]
+    shadow = Shadow(random.choice(CORES), random.choice(((0,), (0, 1), (0, 2), (1,))))
+    pairs, rest = min(group.count, random.choice((1, 2, 5))), random.choice((0, 0, 2))
+    with_shadow = Group(structs.replace(group.spec, shadow=shadow), pairs, rest)
+    return [structs.replace(group, count=group.count - pairs), with_shadow]
 
 
 def _small_plan(application: Application) -> Plan:
@@ -923,9 +975,13 @@ def wrong_ledger(core: Core) -> str:
     ledger = state.ledger
     if ledger.reservations.keys() != state.replicas.keys():
         return f"reservations of {list(ledger.reservations)}, replicas {list(state.replicas)}"
+    for id, replica in state.replicas.items():
+        wanted = replica.shadow or replica.form.shadow
+        if bool(ledger.reservations[id].shadow_millicores) is not (wanted is not None or replica.is_parting):
+            return f"the reservation of replica {id} is {ledger.reservations[id]}, its shadow {wanted}"
     used = dict.fromkeys(ledger.nodes, 0)
     for reservation in ledger.reservations.values():
-        used[reservation.node] += reservation.millicores
+        used[reservation.node] += reservation.millicores + reservation.shadow_millicores
     for name, node in ledger.nodes.items():
         free = ledger.free_millicores(name)
         if free < 0 or free + used[name] != millicores(node.cores):
@@ -960,8 +1016,12 @@ def _unfinished_version(core: Core, application: ApplicationState) -> str:
         return f"{key} works on its plan: {control.progress.name}"
     for target in control.plan.stages:
         replicas = application.stages[target.stage].pool.replicas.values()
-        found = [(each.life, each.spec.variant, each.target_cores, each.resizing) for each in replicas]
-        if found != [(Life.READY, group.spec.variant, group.spec.cores, 0) for group in target.groups]:
+        found = [
+            (each.life, each.spec.variant, each.target_cores, each.resizing, each.form, each.is_parting)
+            for each in replicas
+        ]
+        wanted = [(Life.READY, group.spec.variant, group.spec.cores, 0, ALONE, False) for group in target.groups]
+        if found != wanted:
             return f"replicas of {target.stage} are {found}"
     return ""
 

@@ -26,7 +26,7 @@ from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
 from sloop.sim.cluster import Cluster, ClusterTruths, Truths
 from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler, SpareWorkers
 from sloop.sim.truth.failure import NO_FAULTS, FaultRates, FaultSampler
 from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.network import (
@@ -255,6 +255,7 @@ class World:
             plan_ns=ms(truth.plan_ms),
             is_warm=warm,
             weights=self._weights(),
+            spares=SpareWorkers(truth.cold_start.spare_workers, truth.cold_start.spare_s),
         )
 
     def _weights(self) -> WeightPlaces | None:

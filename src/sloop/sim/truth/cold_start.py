@@ -9,6 +9,8 @@ once, as in a cluster that is already running. Where a topology is declared, the
 
 To acquire a node takes as long as its hardware kind says (`HardwareKind.acquire_s`), or `truth.nodes.acquire_s`.
 
+A shadow needs a spare worker of its node and loads its blocks (`SpareWorkers`, `ColdStartSampler.shadow_ns`).
+
 A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
 50 ms). The scenario chooses how the running batch behaves (§2.6): with `next_batch` it keeps its speed, because
 the model's thread count changes only between batches; with `rescale` its remaining work runs at the new speed.
@@ -17,20 +19,24 @@ The delays do not depend on the reason for a start or resize.
 """
 
 from collections.abc import Mapping
+from heapq import heappop, heappush
 from random import Random
 from typing import Final
 
 from sloop.app.scenario import ResizeRule
 from sloop.profile import Profile
+from sloop.profile.blocks import shadow_load_ms
 from sloop.profile.profile import START_S_ASSUMED
 from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
 from sloop.streams import stream
 from sloop.units import s
-from sloop.vocabulary import ReplicaSpec
+from sloop.vocabulary import ReplicaSpec, Shadow
 
 FETCHING, SPAWNING, LOADING, WARMING = "fetching", "spawning", "loading", "warming"
 """The steps of a cold start, as a server reports them. Without a topology every start is one step, `LOADING`."""
+
+MS_PER_S: Final = 1e3
 
 WARM_NS: Final = 1_000
 """The first plan of a run, and all that is ordered for it, comes within the first microsecond: orders that follow from
@@ -52,10 +58,17 @@ class ColdStartSampler:
     ) -> None:
         self._load_s = {key: profile.load_s for key, profile in profiles.items()}
         self._parts = {key: profile.startup for key, profile in profiles.items() if profile.startup is not None}
+        self._layers = {key: profile.layers for key, profile in profiles.items() if profile.layers is not None}
         self._start_s = start_s
         self._jitter = jitter
         self._warm = warm
         self._random = stream(seed, "cold_start")
+        self._of_shadows = stream(seed, "shadow_start")
+
+    def shadow_ns(self, spec: ReplicaSpec, shadow: Shadow) -> int:
+        """How long a worker that is there loads the blocks of a shadow."""
+        load_ms = shadow_load_ms(self._layers[spec.stage, spec.variant, spec.slot.hardware], shadow)
+        return _varied_ns(load_ms / MS_PER_S, self._jitter, self._of_shadows)
 
     def draw_ns(self, now_ns: int, spec: ReplicaSpec) -> int:
         """The time until a replica ordered now is ready."""
@@ -76,6 +89,29 @@ class ColdStartSampler:
         spawned_ns = round(length_ns * (parts.process_s / sum_s))
         loaded_ns = round(length_ns * ((parts.process_s + parts.weights_s) / sum_s))
         return [(SPAWNING, spawned_ns), (LOADING, loaded_ns - spawned_ns), (WARMING, length_ns - loaded_ns)]
+
+
+class SpareWorkers:
+    """The workers without a model that wait on each node, `count` of them; each is replaced within `spare_s` when it
+    was taken."""
+
+    def __init__(self, count: int = 1, spare_s: float = 1.0) -> None:
+        self._count, self._spare_ns = count, s(spare_s)
+        self._ready_ns: dict[str, list[int]] = {}
+        """By node, when each of them is there."""
+
+    def take_ns(self, now_ns: int, node: str) -> int:
+        """How long a shadow waits for its worker, which it takes."""
+        if not self._count:
+            return self._spare_ns
+        ready_ns = self._ready_ns.setdefault(node, [0] * self._count)
+        at_ns = max(now_ns, heappop(ready_ns))
+        heappush(ready_ns, at_ns + self._spare_ns)
+        return at_ns - now_ns
+
+    def lose(self, node: str) -> None:
+        """The node is gone; if it comes back, its spare workers are there with it."""
+        self._ready_ns.pop(node, None)
 
 
 class AcquisitionSampler:

@@ -22,6 +22,10 @@ class FaultRates:
 
     crash_mtbf_s: float = OFF
     """A ready replica dies."""
+    shadow_mtbf_s: float = OFF
+    """A shadow that serves dies."""
+    failed_shadow: float = OFF
+    """A shadow dies while it loads its blocks."""
     node_mtbf_s: float = OFF
     """A ready node goes down with all its replicas."""
     node_repair_s: float = 5.0

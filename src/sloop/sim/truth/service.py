@@ -25,6 +25,9 @@ A seed gives the same factors on every machine. The normal noise therefore does 
 it draws one of 4,096 equally likely quantiles, rounded to nine decimals, which all libraries compute equally. That cuts
 the tails at 3.7 standard deviations, which the durations of forward passes do not reach.
 
+A body with a shadow takes a share of the body's time, batch by batch: that of the layers in the profile, where the pair
+waits at the end of each run of blocks (`sloop.profile.blocks.true_pair_shares`). Its noise is the body's.
+
 Must not read the policies' beliefs or corrections: it has separate profiles.
 """
 
@@ -41,12 +44,13 @@ from msgspec import Struct, structs
 from sloop.app.scenario import NoiseShape
 from sloop.machine import quota
 from sloop.profile import Profile
+from sloop.profile.blocks import true_pair_shares
 from sloop.profile.passes import tables_of
 from sloop.profile.profile import FLOOR_MS, sample_of
 from sloop.runlog.durations import Durations, VariantKey
 from sloop.streams import stream
 from sloop.units import NS_PER_MS
-from sloop.vocabulary import Slot
+from sloop.vocabulary import Shadow, Slot
 
 RATIO: Final = 1.05
 CV: Final = 0.03
@@ -98,6 +102,19 @@ class ServiceSampler:
         self._as_measured = shape == "normal" and cv is None and ratio is None
         self._quota_ms = quota_ms
         self._speeds: dict[tuple[str, str, Slot], Speed] = {}
+        self._pair_speeds: dict[tuple[str, str, Slot, Shadow], Speed] = {}
+
+    def pair_speed(self, stage: str, variant: str, slot: Slot, shadow: Shadow) -> Speed:
+        """The true speed of a body on `slot` with a shadow; returns the same object for the same arguments."""
+        key = stage, variant, slot, shadow
+        known = self._pair_speeds.get(key)
+        if known is None:
+            alone, layers = self.speed(stage, variant, slot), self._profiles[stage, variant, slot.hardware].layers
+            assert layers is not None, f"{stage}/{variant} has a shadow and no measured layers"
+            shares = true_pair_shares(layers, slot.cores, shadow, len(alone.means_ns) - 1)
+            means_ns = [mean_ns * share for mean_ns, share in zip(alone.means_ns, shares, strict=True)]
+            known = self._pair_speeds[key] = Speed(means_ns, alone.noises)
+        return known
 
     def speed(self, stage: str, variant: str, slot: Slot) -> Speed:
         """The true speed of a variant on `slot`; returns the same object for the same arguments."""

@@ -165,7 +165,7 @@ class StagePrediction:
 
     def belief(self, group: Group) -> Estimate:
         """The belief about the replicas of a group."""
-        return self.beliefs[group.spec.variant, group.spec.slot.hardware]
+        return self.beliefs[group.spec.variant, group.spec.slot.hardware].of(group.spec.form)
 
     def batch_max(self, group: Group) -> int:
         """The largest batch that the replicas of a group are sent."""
