@@ -49,7 +49,9 @@ def run_model(
         arrivals.append(now)
     factors = list(slowdowns) or [1.0] * len(batches)
     free = [0.0] * len(batches)
-    replica, open_batch, done, good, waits = 0, [], 0, 0, []
+    replica, done, good = 0, 0, 0
+    open_batch: list[float] = []
+    waits: list[float] = []
 
     def send(at_ms: float) -> None:
         nonlocal replica, open_batch, done, good

@@ -415,7 +415,20 @@ def _system(value: Value, folder: FilePath) -> SystemChoice:
         return SystemChoice(_system_name(value, folder), {}, value.path, value.file, value.lines)
     fields = value.mapping(required=("name",))
     parameters = {key: field.content for key, field in fields.items() if key != "name"}
+    placements = fields.get("placements")
+    if placements is not None and isinstance(placements.content, str):
+        parameters["placements"] = _placements(placements, folder)
     return SystemChoice(_system_name(fields["name"], folder), parameters, value.path, value.file, value.lines)
+
+
+def _placements(value: Value, folder: FilePath) -> object:
+    """The placements in a file: a list of them, or what `sloop plan --json` prints."""
+    found = read_yaml(existing_file(value, folder, "placement file")).content
+    if isinstance(found, Mapping):
+        found = found.get("placements")
+    if not isinstance(found, list):
+        value.fail("the placement file has no placements", "write one with `sloop plan APP --rate R --json`")
+    return found
 
 
 def _system_name(value: Value, folder: FilePath) -> str:

@@ -1,15 +1,22 @@
 """The same cluster always, of one kind of hardware or of several."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
+from sloop.app.load import load_application
 from sloop.core.views import ClusterView, StageView
 from sloop.errors import InputError
 from sloop.policies import build
-from sloop.policies.scale.static import Static, StaticGroup, StaticStage
+from sloop.policies.scale.static import Static, StaticGroup, StaticPlacement, StaticStage
 from sloop.profile.profile import Profile, Quadratic
+from sloop.systems.planning import explain_plan
+from sloop.systems.setup import set_up
 from sloop.vocabulary import Group, ReplicaSpec, Slot, StagePlan
 from tests.policies.conftest import make_belief, make_node, make_stage, make_view
 
@@ -128,3 +135,73 @@ def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], vie
 def test_refuses_what_cannot_be(policy: Callable[[], Static]) -> None:
     with pytest.raises(InputError, match="must be"):
         policy()
+
+
+# Placements
+
+
+def placed_view(devices: float = 1.0) -> ClusterView:
+    profile = Profile(
+        latency_ms=Quadratic(0, 1, 5), max_batch=8, max_cores=2, accelerator="T4", device_memory_bytes=6 << 30
+    )
+    node = make_node("gpu-0", hardware="g4dn.xlarge", devices={"T4": devices}, memory_bytes=16 << 30)
+    stages = [make_stage(name=name, beliefs=[make_belief(profile, "v", "g4dn.xlarge")]) for name in ("a", "b")]
+    return make_view(*stages, nodes=[node], rates={"a": 1.0, "b": 1.0})
+
+
+def placement(stage: str, **changes: Any) -> StaticPlacement:
+    values: dict[str, Any] = {"variant": "v", "node": "gpu-0", "device": "T4", "share": 0.5, "batch": 4, **changes}
+    return StaticPlacement(stage, **values)
+
+
+def test_placements_say_where_replicas_are() -> None:
+    policy = Static(placements=(placement("a", rate_rps=10.0), placement("b", share=0.25, replicas=1)))
+    plan = policy.plan(0, placed_view())
+    assert plan is not None
+    (a,), (b,) = (target.groups for target in plan.stages)
+    assert (a.spec.node, a.spec.device, a.spec.slot.share, a.batch_max, a.rate_rps) == ("gpu-0", "T4", 0.5, 4, 10.0)
+    assert b.spec.slot == structs.replace(a.spec.slot, share=0.25)
+
+
+@pytest.mark.parametrize(
+    ("placements", "message"),
+    [
+        ([placement("a", share=0.6), placement("b", share=0.6)], "no room for a replica of b on T4 of gpu-0"),
+        ([placement("a", share=0, replicas=2), placement("b", share=0)], "no room for a replica of b on T4 of gpu-0"),
+        ([placement("a", node="gpu-7")], "the cluster has no node 'gpu-7'"),
+        ([placement("a", device="T4-1")], "node gpu-0 has no device 'T4-1'"),
+        ([placement("a", device="")], "the profile of v is for T4 of gpu-0"),
+        ([placement("c")], "placements: no stage 'c'"),
+        ([placement("a", variant="w")], "stage a has no variant 'w'"),
+    ],
+    ids=["shares", "memory", "node", "device", "cores", "stage", "variant"],
+)
+def test_placements_that_do_not_fit_are_refused(placements: list[StaticPlacement], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        Static(placements=tuple(placements)).plan(0, placed_view())
+
+
+def test_a_share_above_the_whole_device_is_refused() -> None:
+    with pytest.raises(InputError, match=r"share must be a number of at least 0 and at most 1, not 1\.2"):
+        placement("a", share=1.2)
+
+
+def test_a_plan_can_be_read_again(tmp_path: Path) -> None:
+    """What `sloop plan --json` prints as placements is a placement file."""
+    application = {
+        "name": "shop",
+        "slo_ms": 400,
+        "stages": [{"name": "a", "profile": "resnet50-V100"}, {"name": "b", "profile": "alexnet-V100"}],
+        "cluster": {"nodes": [{"hardware": "p3.2xlarge", "count": 2}]},
+        "system": "harbor",
+    }
+    report = explain_plan(set_up(load_application(application)), 100.0)
+    assert report.placements
+    path = tmp_path / "placed.json"
+    path.write_bytes(msgspec.json.encode(report))
+    again = {**application, "system": {"name": "static", "placements": path.name}}
+    found = explain_plan(set_up(load_application(again, folder=tmp_path)), 100.0)
+    assert found.placements == report.placements
+    path.write_text("{}")
+    with pytest.raises(InputError, match="the placement file has no placements"):
+        load_application(again, folder=tmp_path)

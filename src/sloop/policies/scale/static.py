@@ -4,18 +4,19 @@ The baseline of every publication here (Sponge: Static-8, Static-16), and the us
 changes: too little at the peak, too much at night.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from msgspec import Struct
 
+from sloop.core.ledger import Ledger, Reservation
 from sloop.core.views import ClusterView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
 from sloop.units import s
-from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
+from sloop.vocabulary import Group, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 
 class StaticGroup(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +30,29 @@ class StaticGroup(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_ranges(self.replicas, self.cores, self.batch_max)
+
+
+class StaticPlacement(Struct, frozen=True, forbid_unknown_fields=True):
+    """Equal replicas of one stage on one node, and on one accelerator of it; the fields of `sloop plan --json`."""
+
+    stage: str
+    variant: str
+    node: str
+    hardware: str = ""
+    device: str = ""
+    share: float = 0.0
+    """Fraction of the accelerator; with 0, only its memory limits how many replicas share it."""
+    replicas: int = 1
+    cores: float = 1.0
+    batch: int = 0
+    rate_rps: float = 0.0
+    """Requests per second that they are to serve together, for routes that go by it; 0: not said."""
+    application: str = ""
+
+    def __post_init__(self) -> None:
+        _check_ranges(self.replicas, self.cores, self.batch)
+        check_range("share", self.share, least=0, most=1)
+        check_range("rate_rps", self.rate_rps, least=0)
 
 
 class StaticStage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +87,9 @@ class Static:
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage that names none has a profile."""
     stages: Mapping[str, StaticStage] = field(default_factory=dict)
+    placements: tuple[StaticPlacement, ...] = ()
+    """Where each replica is, instead of all the above; in application files also the name of a file with them, such as
+    `sloop plan --json` writes."""
     period_ns: int = s(1)
     _declared: dict[str, tuple[StaticGroup, ...]] = field(init=False, default_factory=dict, repr=False, compare=False)
     """By stage, its groups."""
@@ -73,13 +100,36 @@ class Static:
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The configured plan. InputError for a stage, variant or kind of hardware that the application does not
-        have."""
+        have, or for placements that do not fit on the nodes."""
+        if self.placements:
+            return self._as_placed(view)
         targets.check_stages(view, self.stages, "system static")
         groups = {stage.name: self._declared.get(stage.name) or self._groups(stage) for stage in view.stages}
         unnamed = [stage for stage in view.stages if None in [group.hardware for group in groups[stage.name]]]
         default = targets.kind_of(view, self.hardware, unnamed) if unnamed else ""
         stages = [self._stage(view, stage, groups[stage.name], default) for stage in view.stages]
         return Plan(tuple(stages), "static: the configured replicas")
+
+    def _as_placed(self, view: ClusterView) -> Plan:
+        """The plan that the placements are."""
+        is_deployment = "/" in view.stages[0].name  # of several applications
+        by_stage: dict[str, list[StaticPlacement]] = {}
+        for each in self.placements:
+            stage_name = each.stage.rpartition("/")[2]
+            of = f"{each.application}/" if is_deployment and each.application else ""
+            by_stage.setdefault(f"{of}{stage_name}", []).append(each)
+        targets.check_stages(view, by_stage, "placements")
+        groups = {
+            stage.name: [_placed_group(stage, each, view) for each in targets.declared_for(stage, by_stage) or ()]
+            for stage in view.stages
+        }
+        if view.plan is None:
+            _check_overbooked(view, [group for own in groups.values() for group in own])
+        stages = tuple(
+            StagePlan(name, tuple(own), max((group.batch_max for group in own), default=1))
+            for name, own in groups.items()
+        )
+        return Plan(stages, "static: the placements as declared")
 
     def _groups(self, stage: StageView) -> tuple[StaticGroup, ...]:
         """The declared groups of a stage, or its replicas as the only group; the same at every tick."""
@@ -116,6 +166,43 @@ class Static:
             ((spec, only),) = made.items()
             return StagePlan(stage.name, (Group(spec, only.count),), largest)
         return StagePlan(stage.name, tuple(made.values()), largest)
+
+
+def _placed_group(stage: StageView, placement: StaticPlacement, view: ClusterView) -> Group:
+    node = next((each.node for each in view.nodes if each.node.name == placement.node), None)
+    if node is None:
+        what = f"placements: the cluster has no node {placement.node!r}"
+        raise InputError(what, help=f"its nodes are {', '.join(each.node.name for each in view.nodes[:8])}")
+    device = next((each for each in node.devices if each.name == placement.device), None)
+    if placement.device and device is None:
+        what = f"placements: node {node.name} has no device {placement.device!r}"
+        raise InputError(what, help=f"it has {', '.join(each.name for each in node.devices) or 'none'}")
+    belief = targets.belief_of(stage, placement.variant, node.hardware)
+    accelerator = device.kind if device else ""
+    if belief.accelerator != accelerator:
+        what = f"placements: the profile of {belief.variant} is for {belief.accelerator or 'the cores'} of {node.name}"
+        raise InputError(what, help=f"it is placed on {placement.device or 'its cores'}")
+    slot = Slot(placement.cores, node.hardware, accelerator, placement.share if device else 1.0)
+    spec = ReplicaSpec(stage.name, belief.variant, slot, node.name, device.name if device else None)
+    batch = min(placement.batch or belief.batch_max, belief.batch_max)
+    return Group(spec, placement.replicas, batch, placement.rate_rps)
+
+
+def _check_overbooked(view: ClusterView, groups: Sequence[Group]) -> None:
+    """InputError if the placements do not fit together on the empty nodes."""
+    ledger = Ledger.all_ready([each.node for each in view.nodes])
+    beliefs = {stage.name: stage.beliefs for stage in view.stages}
+    number = 0
+    for group in groups:
+        spec = group.spec
+        belief = beliefs[spec.stage][spec.variant, spec.slot.hardware]
+        for _ in range(group.count):
+            number += 1
+            wanted = Reservation.of(spec, belief, spec.node or "", spec.device)
+            if not ledger.reserve(ReplicaId(number), wanted):
+                where = f"{spec.device} of {spec.node}" if spec.device else str(spec.node)
+                what = f"placements: no room for a replica of {spec.stage} on {where}, whose shares, memory or cores"
+                raise InputError(f"{what} the placements overbook", help="move it, or make replicas smaller")
 
 
 def _check_ranges(replicas: int | None, cores: float | None, batch_max: int | None) -> None:
