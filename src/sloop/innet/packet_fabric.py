@@ -27,17 +27,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final, Self
-
-from numpy.typing import ArrayLike
+from typing import Final
 
 from sloop.errors import InputError, MachineError
-from sloop.innet.emulator import Faults, FlowVerdict, emitted
+from sloop.innet.emulator import Faults, emitted
 from sloop.innet.namespaces import FabricCables
 from sloop.innet.network import Ints
 from sloop.innet.packets import packets_of
 from sloop.innet.program import Program
-from sloop.innet.requester import ETHERNET, FRAME_MAX, Requester
+from sloop.innet.requester import ETHERNET, FRAME_MAX, RealFabric, Requester
 from sloop.innet.switch import Pipeline, UnitCounts
 from sloop.streams import stream
 
@@ -89,39 +87,19 @@ class _Layer:
     seed: int
 
 
-class PacketFabric:
+class PacketFabric(RealFabric):
     """A compiled network on emulated switches that exchange real packets, for the duration of a `with` block."""
+
+    _timeout_s = TIMEOUT_S
 
     def __init__(self, program: Program, *, faults: Faults | None = None, seed: int = 0) -> None:
         """InputError for `Faults.lost`: real packets have no numbers by which to lose single copies."""
+        super().__init__()
         self._program, self._faults, self._seed = program, faults or Faults(), seed
         if self._faults.lost:
             raise InputError("real packets have no numbers to lose them by", help="give a share, or use the emulator")
-        self._resources: contextlib.ExitStack | None = None
         self.counts: list[list[UnitCounts]] = []
         """Of each layer's units, after the fabric has been closed."""
-
-    def __enter__(self) -> Self:
-        """Builds it. MachineError without the rights."""
-        with contextlib.ExitStack() as opening:
-            self._build(opening)
-            self._resources = opening.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the processes and removes the namespaces. A second call does nothing."""
-        if self._resources is not None:
-            self._resources.close()
-            self._resources = None
-
-    def run(self, rows: ArrayLike, *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[FlowVerdict]:
-        """A verdict for each row, in order, as `Requester.run`."""
-        if self._resources is None:
-            raise MachineError("the fabric is not open", help="use it in a `with` block")
-        return self._requester.run(rows, timeout_s=timeout_s, at_once=at_once)
 
     def _build(self, opening: contextlib.ExitStack) -> None:
         sizes = [(layer.name, len(layer.units)) for layer in self._program.layers]

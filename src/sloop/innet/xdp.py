@@ -20,10 +20,9 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from sloop.errors import InputError, MachineError
 from sloop.innet.bpf import (
@@ -37,12 +36,11 @@ from sloop.innet.bpf import (
     ProgramKind,
     arithmetic_beyond_switches,
 )
-from sloop.innet.emulator import FlowVerdict
 from sloop.innet.namespaces import CableEnd, FabricCables, Namespace, UnitCables
 from sloop.innet.network import Ints
 from sloop.innet.packets import HEADER, MAGIC
 from sloop.innet.program import Program
-from sloop.innet.requester import ETHERNET, Requester
+from sloop.innet.requester import ETHERNET, RealFabric, Requester
 from sloop.innet.xdp_code import UnitCode
 from sloop.innet.xdp_features import FeatureCode, broadcast
 from sloop.innet.xdp_layout import (
@@ -86,12 +84,15 @@ class _Unit:
         return f"{self.layout.layer.name}.{self.number}"
 
 
-class XdpFabric:
+class XdpFabric(RealFabric):
     """A compiled network in the kernel, for the duration of a `with` block."""
+
+    _timeout_s = TIMEOUT_S
 
     def __init__(self, program: Program, *, faults: bool = False, cpu: int | None = None) -> None:
         """`faults`: units can lose and duplicate packets, for tests. `cpu`: on which it runs; default the last one of
         this process. NoCapacity if the program does not fit into the kernel's limits."""
+        super().__init__()
         self._program, self._with_faults = program, faults
         self._cpu = usable_cpus()[-1] if cpu is None else cpu
         self._layouts = [UnitLayout(program, layer) for layer in program.layers]
@@ -103,37 +104,16 @@ class XdpFabric:
                 f"a row has {program.input_count:,} inputs; one packet carries {MTU_FEATURES - PAYLOAD:,}",
                 help="use a smaller input, or the emulator",
             )
-        self._resources: contextlib.ExitStack | None = None
         self._units: list[list[_Unit]] = []
         self._programs: list[KernelProgram] = []
         self._versions: list[int | None] = [program.version, None]
         """Of each bank."""
         self._swapping = threading.Lock()
 
-    def __enter__(self) -> Self:
-        """Builds it. MachineError without the rights."""
-        with contextlib.ExitStack() as opening:
-            self._build(opening)
-            self._resources = opening.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Removes it from the kernel. A second call does nothing."""
-        if self._resources is not None:
-            self._resources.close()
-            self._resources = None
-            self._units, self._programs = [], []
-
-    def run(self, rows: ArrayLike, *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[FlowVerdict]:
-        """A verdict for each row, in order, with instants of the machine's monotonic clock. At most `at_once`
-        inferences run at the same time, by default one in each slot, and never more; the others wait. InputError if a
-        row does not fit."""
-        if self._resources is None:
-            raise MachineError("the fabric is not open", help="use it in a `with` block")
-        return self._requester.run(rows, timeout_s=timeout_s, at_once=at_once)
+        super().close()
+        self._units, self._programs = [], []
 
     def swap(self, program: Program) -> None:
         """Replaces the weights under load: inferences that have begun end with the weights with which they began.
@@ -341,7 +321,12 @@ class XdpFabric:
     def _begin(self, inference: int, row: Ints) -> None:
         """Sends the packet of features that begins an inference."""
         header = HEADER.pack(MAGIC, 0, LABEL_FEATURES, 0, inference, 0, 0, 0, 0, 0)
-        self._rows.send(ETHERNET + header + row.astype(np.uint8).tobytes() + bytes(payload_room(self._program)))
+        frame = ETHERNET + header + row.astype(np.uint8).tobytes() + bytes(payload_room(self._program))
+        try:
+            self._rows.send(frame)
+        except OSError as error:
+            what = f"cannot send a row of features into the fabric: {error.strerror}"
+            raise MachineError(what, help="try again; the machine may be short of memory for packets") from error
 
 
 def _array(opening: contextlib.ExitStack, name: str, value_bytes: int, entries: int = 1) -> KernelMap:
