@@ -6,6 +6,7 @@ import io
 import math
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -50,7 +51,16 @@ from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.backends.ray import RayNodes, Want
 from sloop.serve.blocks import Block, tensors_in, write_block
 from sloop.serve.messages import Run
-from sloop.serve.network import BlockClient, Endpoint, HolderTable, NetworkLink, NodeTls, Purpose, connect
+from sloop.serve.network import (
+    BlockClient,
+    Endpoint,
+    HolderTable,
+    NetworkLink,
+    NodeListener,
+    NodeTls,
+    Purpose,
+    connect,
+)
 from sloop.serve.protocols import Servable
 from sloop.serve.transport import FrameKind, RecordLink, pack_head
 from sloop.shared_memory import Address, Arena, Arenas
@@ -553,6 +563,27 @@ def test_a_failure_of_a_model_is_passed_on() -> None:
             )
             failed = await here.ear.hear(BatchFailed)
             assert failed == BatchFailed(BATCH, A, "the model raised KeyError", "KeyError: 7")
+
+    play(scene)
+
+
+def test_an_agent_whose_connections_end_at_once_waits_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says may be what ends them."""
+    monkeypatch.setattr(module, "RETRY_S", 0.5)
+    came_s: list[float] = []
+
+    def refuse(link: NetworkLink) -> None:
+        came_s.append(time.monotonic())
+        link.attach(lambda _: link.close(), lambda _: None)  # when it has introduced itself
+
+    async def scene() -> None:
+        listener = await NodeListener.listen((HOST, 0), TOKEN, refuse)
+        serving = asyncio.create_task(Agent((HOST, listener.port), "one", TOKEN).serve())
+        await until(lambda: len(came_s) == 2)
+        serving.cancel()
+        await asyncio.wait((serving,))
+        await listener.close()
+        assert came_s[1] - came_s[0] > 0.49
 
     play(scene)
 
