@@ -316,3 +316,10 @@ def test_unchanged_contents_stay() -> None:
     assert relabelled([["c"], ["a", "b"]], [["a", "b"], [], []]) == (1, 0)
     with pytest.raises(InputError, match="2 contents for 1 devices"):
         relabelled([["a"], ["b"]], [[]])
+
+
+def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """With rates instead of parts of rates, HiGHS printed to standard output here, where `--json` is."""
+    for total in (3000, 5000):
+        most_goodput(models_of(LANGUAGE_MIX, [total * 2 / 9] * 3 + [total / 6] * 2, 350), 4)
+    assert capfd.readouterr().out == ""

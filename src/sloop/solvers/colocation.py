@@ -159,10 +159,11 @@ def most_goodput(
     served = {at: len(contents) + len(batches) + at for at in range(len(models))}
     limit = min(devices, replicas_max or devices)
     costs = [sum(small * (1 + option.batch / SMALL_BATCH) for _, option in content) for content in contents]
-    costs += [0.0] * len(batches) + [-1.0] * len(models)
-    most = [float(devices)] * len(contents) + [1.0] * len(batches) + [model.rate_rps for model in models]
+    costs += [0.0] * len(batches) + [-model.rate_rps for model in models]
+    most = [float(devices)] * len(contents) + [1.0] * (len(batches) + len(models))
     rows = list(_rows(models, contents, choice, served, devices, limit))
-    found = highs.minimise(costs, rows, integers=len(contents) + len(batches), nodes_max=nodes_max, most=most)
+    integers = len(contents) + len(batches)
+    found = highs.minimise(costs, rows, integers=integers, nodes_max=nodes_max, most=most, presolve=False)
     if found.values is None:  # nothing but the node limit can be the reason: no device in use is feasible
         return Colocation((), (0.0,) * len(models), proven=False)
     counts = [round(value) for value in found.values[: len(contents)]]
@@ -197,9 +198,9 @@ def _rows(
         own = {resident: column for resident, column in choice.items() if resident[0] == at}
         if own:
             yield dict.fromkeys(own.values(), 1.0), -math.inf, 1.0
-        row = {served[at]: 1.0}
+        row = {served[at]: 1.0}  # the part of the rate that is served, so that coefficients are near 1
         for resident in own:
-            row |= dict.fromkeys(with_resident.get(resident, ()), -resident[1].rate_rps)
+            row |= dict.fromkeys(with_resident.get(resident, ()), -resident[1].rate_rps / models[at].rate_rps)
         yield row, -math.inf, 0.0
 
 
