@@ -9,7 +9,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from sloop.errors import MachineError
@@ -205,6 +207,26 @@ def test_a_damaged_copy_is_noticed_and_the_store_is_read(
             file.write(b"damaged!")
         assert (await second.fetch(text, [first])).read_bytes() == CONTENT
         assert [each for each in asked if each.size], "the copy was read first"
+
+    play(tmp_path, scene)
+
+
+def test_a_peer_that_says_a_wrong_length_is_left(
+    store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the cache would not have room for so much."""
+    known = module.known_file
+
+    def lie(*given: Any) -> Any:  # arguments and result of `known_file`
+        found = known(*given)
+        return found and (found[0], msgspec.structs.replace(found[1], size_bytes=10**12))
+
+    monkeypatch.setattr(module, "known_file", lie)
+
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        await first.fetch(f"{store.url}/big.bin")
+        assert (await second.fetch(f"{store.url}/big.bin", [first])).read_bytes() == CONTENT
 
     play(tmp_path, scene)
 

@@ -655,7 +655,13 @@ class _Transfer:
             if not download.start:  # before the state says of which version the file is
                 path.unlink(missing_ok=True)
             self._state.files[name] = Partial(download.version, download.total_bytes, download.is_resumable)
-            self._reserve(download.total_bytes or 0)
+            try:
+                self._reserve(download.total_bytes or 0)
+            except MachineError as error:
+                if not download.is_copy:
+                    raise
+                # It may not be true: the store has the last word.
+                raise InterruptedTransferError(f"a peer says: {error.what}", "fetch it from the store") from error
             with path.open("r+b" if download.start else "wb") as out:
                 digest = self._digest(out, download.start)
                 size = self._copy(file, download, out, digest)
