@@ -41,6 +41,7 @@ class Belief:
     observed: list[tuple[int, float, int]] = field(default_factory=list)
     forms: dict[Form, "Belief"] = field(default_factory=dict)
     layer_count: int = 0
+    multiply_adds: float = 0.0
 
     def slot(self, cores: float) -> Slot:
         return Slot(cores, self.hardware, self.accelerator)

@@ -45,6 +45,7 @@ class Idle(Struct, frozen=True):
     batches: int = 0
     weight: float = 1.0
     alone_ns: int = 1
+    batch_max: int = 1
 
 
 def make_visit(number: int = 0, *, deadline_ms: float = 1000, arrived_ms: float = 0, sent_ms: float = 0) -> Visit:

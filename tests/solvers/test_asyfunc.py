@@ -6,7 +6,7 @@ outputs, for one row. Derived from the architectures for the specification.
 
 import json
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloop.profile import PUBLISHED
 from sloop.profile.pairs import MIB, BlockCosts, Floats, SharedBlocks, capacity_rps, largest_batch, runs_of
 from sloop.solvers.asyfunc import (
-    MachineSpeed,
     Objective,
+    choose_batching,
     choose_body,
     choose_shadow,
+    in_time_share,
+    mean_batch,
     rank_correlation,
     shadow_candidates,
     shadow_efficiency,
@@ -27,7 +30,7 @@ from sloop.solvers.asyfunc import (
 )
 
 CORES_MAX, BATCH_MAX = 16, 8
-NETWORKS = json.loads((Path(__file__).parent / "asyfunc_blocks.json").read_text())["models"]
+NETWORKS = json.loads((files("sloop.profile") / "asyfunc_blocks.json").read_text())["models"]
 CHOSEN = ("inception_v3", "vgg19", "efficientnet_b5", "ssd300", "yolov8x", "resnet101")
 
 
@@ -45,13 +48,16 @@ def sizes_of(name: str) -> tuple[float, ...]:
 
 @cache
 def latencies(name: str) -> Floats:
-    """Shape (cores from 0, batches from 0, blocks), by the parametric model."""
-    speed = MachineSpeed()
+    """Shape (cores from 0, batches from 0, blocks), by the published profile."""
+    label = NETWORKS[name]["label"].split()[0]
+    layers = PUBLISHED[f"{label}-asyfunc"].layers
+    assert layers is not None
+    none = [[0.0] * len(layers.blocks)]
     rows = [
-        [speed.latency_ms(compute_of(name), sizes_of(name), column(name, 4), cores, batch) for batch in range(9)]
+        none + [[each.latency_ms.latency_ms(batch, cores) for each in layers.blocks] for batch in range(1, 9)]
         for cores in range(1, CORES_MAX + 1)
     ]
-    return np.array([np.zeros_like(rows[0]), *rows])
+    return np.array([none * 9, *rows])
 
 
 def whole(name: str) -> Floats:
@@ -487,3 +493,41 @@ def test_correlations_of_simple_rows() -> None:
     assert rank_correlation([1, 2, 3], [9, 4, 1]) == pytest.approx(-1)
     assert np.isnan(rank_correlation([1, 1], [1, 2]))
     assert rank_correlation([1, 1, 2], [1, 2, 3]) == pytest.approx(0.8660, abs=1e-4)
+
+
+# Batches chosen beforehand
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.floats(1, 60), st.floats(1, 200), st.integers(0, 10**6))
+def test_batches_fill_as_poisson_arrivals_do(batch: int, wait_ms: float, rate: float, seed: int) -> None:
+    """Against drawn batches."""
+    random = np.random.default_rng(seed)
+    sizes = 1 + np.minimum(random.poisson(rate * wait_ms / 1e3, 20_000), batch - 1)
+    assert mean_batch(batch, wait_ms, rate) == pytest.approx(float(sizes.mean()), abs=0.06)
+    latency_ms = [0.0, *(10.0 + 8.0 * size for size in range(1, batch + 1))]
+    fills = np.where(sizes < batch, wait_ms, min(wait_ms, 1e3 * (batch - 1) / rate))
+    rows, fills = np.repeat(sizes, sizes), np.repeat(fills, sizes)
+    ends = random.uniform(0, 1, len(rows)) * fills + np.array(latency_ms)[rows]
+    expected = float((ends <= 40.0).mean())
+    assert in_time_share(latency_ms, batch, wait_ms, rate, 40.0) == pytest.approx(expected, abs=0.03)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(5, 200), st.sampled_from((0.5, 0.9, 0.95)))
+def test_the_chosen_batching_is_the_cheapest(rate: float, share: float) -> None:
+    found = choose_batching(EXAMPLE_WHOLE, rate, SLO_MS, share)
+    costs = [
+        cores * float(np.interp(rows, range(5), EXAMPLE_WHOLE[cores])) / rows
+        for cores in range(1, 5)
+        for batch in range(1, 5)
+        for wait_ms in range(10, 99, 10)
+        if in_time_share(EXAMPLE_WHOLE[cores].tolist(), batch, wait_ms, rate, SLO_MS) >= share
+        for rows in [mean_batch(batch, wait_ms, rate)]
+    ]
+    if not costs:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.core_ms == pytest.approx(min(costs))
+        assert in_time_share(EXAMPLE_WHOLE[found.cores].tolist(), found.batch, found.wait_ms, rate, SLO_MS) >= share

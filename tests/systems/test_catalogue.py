@@ -11,13 +11,14 @@ from sloop.core.protocols import Policies
 from sloop.options import keys_of
 from sloop.policies import POLICIES
 from sloop.policies.admit import Open, PredictiveAdmit
-from sloop.policies.batch import Deadline, Full, Slack, WorkConserving
+from sloop.policies.batch import Adaptive, Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax
+from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
+from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
+from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
@@ -77,6 +78,18 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "ao-milp": ("baseline", Colocate(metric="peak_occupancy", wait_ns=ms(100))),
     "wsm-milp": ("baseline", Colocate(metric="sm_use", wait_ns=ms(100))),
     "harbor": ("system", Harbor()),
+    "asyfunc": (
+        "system",
+        AsyFunc(alpha=0.8, beta=0.6, gamma=1.0, cores_max=16, batch_max=8, adapt_ns=s(10), period_ns=ms(500)),
+    ),
+    "asyfunc-noadapt": ("baseline", AsyFunc(alpha=0.8, beta=0.6)),
+    "asyfunc-nolls": ("baseline", AsyFunc(shadows=False)),
+    "asyfunc-none": ("baseline", AsyFunc(shadows=False)),
+    "batch": ("baseline", OfflineBatch(alpha=0.8, share=0.95, cores_max=16, batch_max=8, period_ns=s(10))),
+    "batch-plus": ("baseline", OfflineBatch()),
+    "on-demand": ("baseline", ByCapacity(period_ns=s(1))),
+    "last-value": ("baseline", ByCapacity(period_ns=s(10))),
+    "k-last-value": ("baseline", ByCapacity(period_ns=s(10))),
     "static": ("baseline", Static()),
 }
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
@@ -88,6 +101,8 @@ _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit()
 _REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
 _PALDIA = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), BestFit(), Ewma(s(1), at_least_last=True))
 _IN_TURN = (RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
+_ADAPTIVE = (Fifo(), Adaptive(overflow="drop"), Smallest(), Age(limit=1.0), Open(), SpreadPlacement())
+_FIXED_BATCHES = (Fifo(), Full(patience=1.0), FirstIdle(), Never(), Open(), SpreadPlacement(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
     **dict.fromkeys(("molecule-cost", "molecule-performance"), _PALDIA),
@@ -115,6 +130,10 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "vpa": (Fifo(), *_ONE_REPLICA),
     **dict.fromkeys(("usher", "usher-wao", "ao-milp", "wsm-milp"), (Fifo(), Full(patience=1.0), *_IN_TURN)),
     "igniter": (Fifo(), Full(patience=1.0), SmoothWeighted(), *_IN_TURN[1:]),
+    **dict.fromkeys(("asyfunc", "asyfunc-nolls", "batch-plus", "last-value"), (*_ADAPTIVE, Last(window_ns=s(10)))),
+    **dict.fromkeys(("asyfunc-noadapt", "asyfunc-none", "batch"), _FIXED_BATCHES),
+    "on-demand": (*_ADAPTIVE, Last(window_ns=s(1))),
+    "k-last-value": (*_ADAPTIVE, Times(factor=1.5, window_ns=s(10))),
     "harbor": (
         Edf(),
         Full(patience=1.0),

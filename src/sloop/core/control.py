@@ -404,7 +404,7 @@ class ControlPath:
         replica = self._state.replicas.get(event.replica)
         if replica is None or replica.shadow is None or replica.shadow_number != event.number:
             return
-        if replica.form is ALONE:
+        if replica.form.shadow is None:
             self._state.set_form(now_ns, replica, Form(replica.shadow))
             self._advance_all(now_ns, replica, out)
 
@@ -439,7 +439,7 @@ class ControlPath:
         """A replica serves alone from now on. Its shadow keeps its reservation."""
         replica.shadow, replica.is_parting = None, True
         replica.stage.pool.note_change(replica)
-        if replica.form is not ALONE:
+        if replica.form.shadow is not None:
             self._state.set_form(now_ns, replica, ALONE)
 
     def _free_shadow(self, now_ns: int, replica: Replica, out: list[Action]) -> None:

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.progress import Entered, RequestProgress
-from sloop.core.protocols import Policies
+from sloop.core.protocols import Policies, Take
 from sloop.core.state import ApplicationState, Replica, RunningBatch, StageState
 from sloop.events import BatchFailed, Cancelled, Finished
 from sloop.text import in_ms
@@ -231,16 +231,18 @@ class DataPath:
                 count = queue.group_size(limit)
             else:
                 take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.limits.wait_ns, times.remaining_ns)
-                if take.skip:
-                    for visit in queue.take(take.skip):
-                        stage.monitor.queue(now_ns, -1)
-                        why = "it would force a batch that is too small for the requests behind it"
-                        self._drop_visit(now_ns, visit, alone_ns, why, out)
-                    continue  # the new head of the queue is not pruned yet
                 count = take.count
-                if not count:
-                    assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
-                    return take.wait_until_ns
+                if take.skip or not count:
+                    if take.asks_others and len(idle) > 1:
+                        index, take = self._ask_others(now_ns, stage, index, take)
+                        replica, count = idle[index], take.count
+                        rate, costs_ns, limit = replica.service_rate, replica.service_rate.costs_ns, replica.batch_max
+                    if take.skip:
+                        self._skip(now_ns, stage, take.skip, alone_ns, out)
+                        continue  # the new head of the queue is not pruned yet
+                    if not count:
+                        assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
+                        return take.wait_until_ns
             assert count <= limit, f"batch of {count} at {stage.name}, whose limit is {limit}"
             del idle[index]
             taken = queue.take(count)
@@ -258,6 +260,32 @@ class DataPath:
             else:
                 out.append(StartBatch(batch, id, stage.name, ids))
         return FOREVER_NS
+
+    def _skip(self, now_ns: int, stage: StageState, count: int, alone_ns: int, out: list[Action]) -> None:
+        """Drop the first visits, as the batch policy says."""
+        for visit in stage.queue.take(count):
+            stage.monitor.queue(now_ns, -1)
+            why = "it would force a batch that is too small for the requests behind it"
+            self._drop_visit(now_ns, visit, alone_ns, why, out)
+
+    def _ask_others(self, now_ns: int, stage: StageState, index: int, take: Take) -> tuple[int, Take]:
+        """Ask the batch policy for the other idle replicas, in the order of the route policy, until it takes a batch
+        for one; returns the place of the last one that it was asked for, with the answer."""
+        pool, wait_ns = stage.pool, take.wait_until_ns
+        places = list(range(len(pool.idle)))
+        while take.asks_others and len(places) > 1:
+            places.remove(index)
+            left = [pool.idle[place] for place in places]
+            index = places[self._route.choose(now_ns, left, pool.last) if len(left) > 1 else 0]
+            rate = pool.idle[index].service_rate
+            remaining_ns = stage.times.remaining_ns
+            take = self._batch.decide(
+                now_ns, stage.queue.visits, rate.batch_max, rate.costs_ns, stage.limits.wait_ns, remaining_ns
+            )
+            wait_ns = min(wait_ns, take.wait_until_ns)
+        if not take.skip and not take.count:
+            take = structs.replace(take, wait_until_ns=wait_ns)
+        return index, take
 
     def sweep(self, now_ns: int, stage: StageState, out: list[Action]) -> None:
         """Drop visits that no replica could serve in time, even while no replica is idle."""

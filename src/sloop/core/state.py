@@ -369,6 +369,11 @@ class Replica:
         return self.service_rate.costs_ns[1]
 
     @property
+    def batch_max(self) -> int:
+        """The largest batch that it gets."""
+        return self.service_rate.batch_max
+
+    @property
     def will_free_cores(self) -> bool:
         """Whether it, or its shadow, stops or shrinks, so that other replicas soon have room."""
         is_shrinking = self.resizing > 0 and self.target_cores < self.slot.cores
@@ -576,7 +581,7 @@ class ReplicaPool:
         """`rate_rps` of one replica in its present form, on its present or its ordered cores, whichever are fewer."""
         replica = self.replicas[id]
         spec = replica.spec.with_cores(min(replica.slot.cores, replica.target_cores))
-        if replica.form is not ALONE:
+        if replica.form.shadow is not None:
             spec = structs.replace(spec, shadow=replica.form.shadow)
         return self.rate_rps(spec)
 

@@ -73,6 +73,11 @@ class Belief(Protocol):
         """How many layer blocks of the model were measured; 0 if none were, so that it can have no shadow."""
         ...
 
+    @property
+    def multiply_adds(self) -> float:
+        """Of the model for one row; 0 if they are not known."""
+        ...
+
     def blocks(self, body_cores: float, shadow_cores: float) -> "BlockCosts | None":
         """What each of them takes on the cores of a body and of its shadow, as estimated for the body alone."""
         ...

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from sloop.options import Declared, Value, read_options
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
-from sloop.policies.batch import Deadline, Full, Slack, Timeout, WorkConserving
+from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout, WorkConserving
 from sloop.policies.divide import MaxMin, Priority, Proportional
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Holt, Last, Lstm, MovingMax, OracleForecast, P99Rate, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
+from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
+from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
@@ -34,6 +35,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "full": Full,
         "slack": Slack,
         "deadline": Deadline,
+        "adaptive": Adaptive,
     },
     "route": {
         "first_idle": FirstIdle,
@@ -41,6 +43,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "smooth_weighted": SmoothWeighted,
         "least_loaded": LeastLoaded,
         "fastest": Fastest,
+        "smallest": Smallest,
     },
     "drop": {"never": Never, "age": Age, "predictive": PredictiveDrop},
     "admit": {"open": Open, "bounded": Bounded, "predictive": PredictiveAdmit},
@@ -78,6 +81,9 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "atoll_rate": AtollRate,
         "torchserve": TorchServe,
         "sagemaker": SageMaker,
+        "asyfunc": AsyFunc,
+        "offline_batch": OfflineBatch,
+        "by_capacity": ByCapacity,
     },
     "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
 }

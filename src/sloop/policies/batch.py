@@ -6,6 +6,7 @@ Each class is one policy; none uses another. `core.protocols.Batch` describes th
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sloop.core.protocols import Take
 from sloop.options import check_range
@@ -128,6 +129,47 @@ class Slack:
         earliest_ns = min(visit.deadline_ns for visit in queue)
         start_by_ns = earliest_ns - remaining_ns - costs_ns[limit] - self.guard_ns
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """All waiting visits in one batch, as late as one more visit would not fit into the SLO any more.
+
+    The adaptive scheduling of AsyFunc (submission to SoCC'23, Algorithm 3, as corrected in our specification, section
+    2.9). With q visits waiting, the batch would end t_s after the oldest was sent; it starts when t_s · (q + 1)/q
+    exceeds the SLO, or at once if the replica takes no more than q. Where more wait than an idle replica serves in
+    time, the others are asked for; if none does, `drop` drops the oldest visits, and `split` serves as many of the
+    oldest as the replica can. Needs the order `fifo` and the route `smallest`. Fails, with `drop`, where a busy replica
+    would soon have served what it drops.
+    """
+
+    overflow: Literal["drop", "split"] = "drop"
+
+    def decide(
+        self,
+        now_ns: int,
+        queue: Sequence[Visit],
+        limit: int,
+        costs_ns: Sequence[int],
+        wait_ns: int = 0,
+        remaining_ns: int = 0,
+    ) -> Take:
+        count, head = len(queue), queue[0]
+        if count <= limit and now_ns + costs_ns[count] + remaining_ns <= head.deadline_ns:
+            sent_ns, slo_ns = head.request.sent_ns, head.deadline_ns - head.request.sent_ns
+            taken_ns = now_ns + costs_ns[count] + remaining_ns - sent_ns
+            if count == limit or taken_ns * (count + 1) > slo_ns * count:
+                return Take(count=count)
+            full_ns = sent_ns + slo_ns * count // (count + 1) - costs_ns[count] - remaining_ns + 1
+            return Take(count=0, wait_until_ns=full_ns, asks_others=True)
+        due_ns = now_ns + remaining_ns
+        if self.overflow == "split":
+            count = min(_affordable(head.deadline_ns - due_ns, limit, costs_ns), count)
+            return Take(count=count) if count else Take(count=0, skip=1, asks_others=True)
+        for served in range(min(count, limit), 0, -1):
+            if due_ns + costs_ns[served] <= queue[count - served].deadline_ns:
+                return Take(count=0, skip=count - served, asks_others=True)
+        return Take(count=0, skip=count, asks_others=True)
 
 
 LOOKAHEAD_BATCHES = 4

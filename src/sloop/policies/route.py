@@ -97,3 +97,15 @@ class Fastest:
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
         return min(range(len(idle)), key=lambda index: idle[index].alone_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The idle replica with the smallest batch limit; ties go to the lowest id.
+
+    AsyFunc (submission to SoCC'23, Algorithm 3) keeps large replicas for bursts: small ones serve more requests per
+    core. O(n) in idle replicas. Fails if the plan gives all replicas the same limit: then it is `first_idle`.
+    """
+
+    def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
+        return min(range(len(idle)), key=lambda index: idle[index].batch_max)

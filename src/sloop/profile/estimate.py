@@ -182,6 +182,11 @@ class Estimate:
         """How many layers were measured; 0 if none were."""
         return len(self.profile.layers.blocks) if self.profile.layers is not None else 0
 
+    @property
+    def multiply_adds(self) -> float:
+        """Of the model for one row; 0 if they are not known."""
+        return sum(each.multiply_adds for each in self.profile.layers.blocks) if self.profile.layers else 0.0
+
     def costs_ns(self, slot: Slot) -> tuple[int, ...]:
         """Estimated durations in ns indexed by batch size, `(0, cost of 1, …, cost of batch_max)`; never decreasing."""
         cores = slot.cores

@@ -4,12 +4,14 @@
 
 Sources: Razavi et al., Sponge (EuroMLSys 2024), and the figures of its public artefact; San Juan, Flashpoint (thesis,
 Waterloo 2023), Table 3.1, with what our specification derives from its text, sections 3.1 and 3.2. Those on a V100 are
-in `sloop.profile.v100`, those of PALDIA's models on EC2 in `sloop.profile.paldia`.
+in `sloop.profile.v100`, those of PALDIA's models on EC2 in `sloop.profile.paldia`, those of AsyFunc's models in
+`sloop.profile.asyfunc`.
 """
 
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
+from sloop.profile.asyfunc import ASYFUNC_PROFILES
 from sloop.profile.paldia import PALDIA_PROFILES
 from sloop.profile.profile import (
     Amdahl,
@@ -289,6 +291,7 @@ PUBLISHED: dict[str, Profile] = {
     "YOLOv5s-S": YOLOV5S_S,
     **{model.name: _profile_of(model) for model in FLASHPOINT_MODELS.values()},
     **V100_PROFILES,
+    **ASYFUNC_PROFILES,
     **PALDIA_PROFILES,
 }
 """The published profiles by the names that application files use."""

@@ -10,13 +10,13 @@ shadows by `shadow_candidates` and starts bodies by `choose_body`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import exp
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from sloop.profile.pairs import BlockCosts, Floats, PairSplit, SharedBlocks, capacity_rps
-from sloop.units import at_least
+from sloop.units import ROUNDING, at_least
 
 Objective = Literal["literal", "printed", "demand"]
 
@@ -42,19 +42,41 @@ def shadow_candidates(costs: BlockCosts, order: Sequence[int]) -> list[ShadowCan
     """For each number of first blocks of `order`, the candidate; none where no batch keeps the SLO and gives at least
     `GAIN_MIN` of the body's own capacity."""
     alone_rps = capacity_rps(costs.alone_ms, costs.slo_ms)
-    found = []
-    for count in range(1, len(order) + 1):
-        shared = SharedBlocks(costs, tuple(order[:count]))
-        if shared.load_ms > costs.slo_ms:
-            continue
-        for batch in range(costs.batch_max, 0, -1):
-            split = shared.split(batch)
+    body_ms, shadow_ms = _first_blocks_ms(costs, order)
+    loads_ms = [SharedBlocks(costs, tuple(order[:count])).load_ms for count in range(1, len(order) + 1)]
+    chosen: dict[int, ShadowCandidate] = {}
+    for batch in range(costs.batch_max, 0, -1):
+        apart_ms = np.abs(body_ms[:, : batch + 1] - shadow_ms[:, batch::-1])
+        all_rows = batch - np.argmin(apart_ms[:, ::-1], axis=1)
+        for place, load_ms in enumerate(loads_ms):
+            rows = int(all_rows[place])
+            if place in chosen or rows == batch or load_ms > costs.slo_ms:
+                continue
+            own_ms, other_ms = float(body_ms[place, rows]), float(shadow_ms[place, batch - rows])
+            rest_ms = float(costs.alone_ms[batch] - body_ms[place, batch])
+            split = PairSplit(rows, batch - rows, own_ms, other_ms, rest_ms)
             rate_rps = 1e3 * batch / split.latency_ms
-            keeps = at_least(costs.slo_ms, shared.load_ms + split.latency_ms)
-            if keeps and split.shadow_rows >= 1 and rate_rps > GAIN_MIN * alone_rps:
-                found.append(ShadowCandidate(shared, batch, split, shared.load_ms, rate_rps))
-                break
-    return found
+            if at_least(costs.slo_ms, load_ms + split.latency_ms) and rate_rps > GAIN_MIN * alone_rps:
+                shared = SharedBlocks(costs, tuple(order[: place + 1]))
+                chosen[place] = ShadowCandidate(shared, batch, split, load_ms, rate_rps)
+    return [chosen[place] for place in sorted(chosen)]
+
+
+def _first_blocks_ms(costs: BlockCosts, order: Sequence[int]) -> tuple[Floats, Floats]:
+    """For each number of first blocks of `order`, the durations of the body and of the shadow, by rows; the shadow's
+    with what it takes to move the rows over the boundaries of its runs."""
+    moved_bytes, runs = np.zeros(len(order)), np.zeros(len(order))
+    crossed: set[int] = set()
+    for place, block in enumerate(order):
+        crossed ^= {block, block + 1}
+        moved_bytes[place] = sum(costs.crossing_bytes[boundary] for boundary in sorted(crossed))
+        runs[place] = len(crossed) / 2
+    rows, moves = np.arange(costs.batch_max + 1), costs.moves
+    body_ms = costs.body_ms[list(order)].cumsum(axis=0)
+    shadow_ms = costs.shadow_ms[list(order)].cumsum(axis=0)
+    shadow_ms += moved_bytes[:, None] * rows * moves.move_ms_per_byte + (2 * runs * moves.notify_ms)[:, None]
+    shadow_ms[:, 0] = 0.0
+    return body_ms, shadow_ms
 
 
 def shadow_efficiency(found: ShadowCandidate, model_weight: float, *, printed: bool = False) -> float:
@@ -123,38 +145,75 @@ def choose_body(latency_ms: Floats, rate_rps: float, slo_ms: float, model_weight
     return best
 
 
-# Latency without measurements
+# Batches chosen beforehand
 
 
-@dataclass(frozen=True, slots=True)
-class MachineSpeed:
-    """A machine in the parametric latency model of the specification, for cores that cannot be measured here."""
+class StaticBatching(NamedTuple):
+    """One configuration of equal replicas for a whole trace."""
 
-    start_ms: float = 0.03
-    """Of each block."""
-    compute_per_ms: float = 25e6
-    """Multiply-adds per millisecond on one core."""
-    serial: float = 0.08
-    """σ: what a further core costs, shared by the rows of a batch; it is what makes batches worthwhile."""
-    bytes_per_ms: float = 6e6
-    """Memory bandwidth of one core."""
-    bandwidth_cores_max: int = 6
-    weights_bytes_per_ms: float = 20e6
+    cores: int
+    batch: int
+    wait_ms: float
+    """A batch starts when it is full, or when its first request has waited so long."""
+    core_ms: float
+    """What a request costs."""
 
-    def latency_ms(
-        self,
-        compute: Sequence[float],
-        size_bytes: Sequence[float],
-        output_bytes: Sequence[float],
-        cores: float,
-        batch: int,
-    ) -> Floats:
-        """Of each block, for a batch of `batch`; 0 rows take no time."""
-        if not batch:
-            return np.zeros(len(compute))
-        work = batch * np.asarray(compute) / (self.compute_per_ms * cores) * (1 + self.serial * (cores - 1) / batch)
-        memory = batch * 2 * np.asarray(output_bytes) / (self.bytes_per_ms * min(cores, self.bandwidth_cores_max))
-        return np.asarray(self.start_ms + work + memory + np.asarray(size_bytes) / self.weights_bytes_per_ms)
+
+def in_time_share(latency_ms: Sequence[float], batch: int, wait_ms: float, rate_rps: float, slo_ms: float) -> float:
+    """The share of requests that keep the SLO if Poisson arrivals are batched, on a replica that is always free.
+
+    A batch has 1 + Poisson(rate · wait) requests, at most `batch`; each of them waits for a part of the time in which
+    the batch fills, all parts equally likely (section 5.1). `latency_ms` by batch from 0.
+    """
+    expected = rate_rps * wait_ms / 1e3
+    chance, left, kept, requests = exp(-expected), 1.0, 0.0, 0.0
+    for size in range(1, batch + 1):
+        own = chance if size < batch else left
+        left -= chance
+        chance *= expected / size
+        fills_ms = wait_ms if size < batch else min(wait_ms, 1e3 * (batch - 1) / rate_rps)
+        spare_ms = slo_ms - latency_ms[size]
+        within = 1.0 if at_least(spare_ms, fills_ms) else max(0.0, spare_ms / fills_ms) if fills_ms else 0.0
+        kept += own * size * within
+        requests += own * size
+    return kept / requests
+
+
+def mean_batch(batch: int, wait_ms: float, rate_rps: float) -> float:
+    """How many requests a batch has in the mean."""
+    expected = rate_rps * wait_ms / 1e3
+    chance, left, mean = exp(-expected), 1.0, 0.0
+    for size in range(1, batch):
+        mean += chance * size
+        left -= chance
+        chance *= expected / size
+    return mean + left * batch
+
+
+def choose_batching(
+    latency_ms: Floats, rate_rps: float, slo_ms: float, share: float = 0.95, step_ms: float = 10.0
+) -> StaticBatching | None:
+    """The configuration with the least core time per request with which this share of the requests keeps the SLO; None
+    if there is none. The first of equal ones, by fewer cores.
+
+    What BATCH does offline (Ali et al., SC 2020), as AsyFunc compares with it: section 5.1. `latency_ms[c, b]` from 0
+    cores and 0 rows; waits are multiples of `step_ms`.
+    """
+    best: StaticBatching | None = None
+    for cores in range(1, latency_ms.shape[0]):
+        own_ms = [float(each) for each in latency_ms[cores]]
+        for batch in range(1, latency_ms.shape[1]):
+            for steps in range(1, int((slo_ms + ROUNDING) // step_ms) + 1):
+                wait_ms = steps * step_ms
+                rows = mean_batch(batch, wait_ms, rate_rps)
+                whole = min(int(rows), batch - 1)
+                took_ms = own_ms[whole] + (rows - whole) * (own_ms[whole + 1] - own_ms[whole])
+                cost = cores * took_ms / rows
+                if best is not None and cost >= best.core_ms * (1 - ROUNDING):
+                    continue
+                if at_least(in_time_share(own_ms, batch, wait_ms, rate_rps, slo_ms), share):
+                    best = StaticBatching(cores, batch, wait_ms, cost)
+    return best
 
 
 # How compute and weight relate

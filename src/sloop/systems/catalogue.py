@@ -13,13 +13,14 @@ from typing import Final
 from sloop.core.protocols import Policies
 from sloop.options import Declared, as_value
 from sloop.policies.admit import Open, PredictiveAdmit
-from sloop.policies.batch import Deadline, Full, WorkConserving
+from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax
+from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, SmoothWeighted
+from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
+from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
@@ -85,6 +86,15 @@ _MOLECULE: Final = Policies(
 _COLOCATED: Final = Policies(
     Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Usher(), MaxMin()
 )
+
+_ASYFUNC: Final = Policies(
+    Fifo(), Adaptive(), Smallest(), Age(), Open(),
+    # The node with the most free cores, so that a body has room for a shadow.
+    SpreadPlacement(), LAST_10_S, AsyFunc(), MaxMin(),
+)  # fmt: skip
+_STATIC_BATCHES: Final = replace(_ASYFUNC, batch=Full(patience=1.0), route=FirstIdle(), drop=Never())
+"""A fixed batch that waits for a fixed time; requests are never dropped."""
+SUBMISSION: Final = "AsyFunc (submission to SoCC'23; its specification, section 5.1)"
 
 CATALOGUE: Final = (
     # One replica per application, resized in place.
@@ -351,6 +361,60 @@ CATALOGUE: Final = (
         "the fixed allocations that Sponge (EuroMLSys 2024), FA2 and Biscale are compared with",
         Policies(Edf(), WorkConserving(), FirstIdle(), Age(), Open(), BestFit(), Last(), Static(), MaxMin()),
         FIXED_MIX,
+    ),
+    # Replicas of the whole model for the mean rate, shadows of some of its layers for bursts.
+    System("asyfunc", "system", SUBMISSION, _ASYFUNC, ONE_KIND),
+    System(
+        "asyfunc-noadapt",
+        "baseline",
+        f"{SUBMISSION}: AsyFunc⁻, without adaptive scheduling",
+        replace(_STATIC_BATCHES, scale=AsyFunc()),
+        ONE_KIND,
+    ),
+    System(
+        "asyfunc-nolls",
+        "baseline",
+        f"{SUBMISSION}: AsyFunc⁻, without layer-level scaling",
+        replace(_ASYFUNC, scale=AsyFunc(shadows=False)),
+        ONE_KIND,
+    ),
+    System(
+        "asyfunc-none",
+        "baseline",
+        f"{SUBMISSION}: without both",
+        replace(_STATIC_BATCHES, scale=AsyFunc(shadows=False)),
+        ONE_KIND,
+    ),
+    # Equal replicas and fixed batches, chosen beforehand.
+    System(
+        "batch",
+        "baseline",
+        f"BATCH (Ali et al., SC 2020) as compared with in {SUBMISSION}",
+        replace(_STATIC_BATCHES, scale=OfflineBatch()),
+        ONE_KIND,
+    ),
+    System(
+        "batch-plus",
+        "baseline",
+        f"BATCH⁺, with adaptive scheduling, as compared with in {SUBMISSION}",
+        replace(_ASYFUNC, scale=OfflineBatch()),
+        ONE_KIND,
+    ),
+    # As many replicas as the rate needs: the rate of now, of the last period, and half as much again.
+    System(
+        "on-demand",
+        "baseline",
+        f"{SUBMISSION}: OD",
+        replace(_ASYFUNC, forecast=Last(), scale=ByCapacity(period_ns=s(1))),
+        ONE_KIND,
+    ),
+    System("last-value", "baseline", f"{SUBMISSION}: LV", replace(_ASYFUNC, scale=ByCapacity()), ONE_KIND),
+    System(
+        "k-last-value",
+        "baseline",
+        f"{SUBMISSION}: k-LV, k = 1.5",
+        replace(_ASYFUNC, forecast=Times(factor=1.5, window_ns=s(10)), scale=ByCapacity()),
+        ONE_KIND,
     ),
 )
 

@@ -1,0 +1,398 @@
+"""The scaling policy `AsyFunc`: bodies for the mean rate every ten seconds, shadows beside them for bursts. At the end,
+what it is compared with: `OfflineBatch` and `ByCapacity`.
+
+A body is a replica of the whole model. A shadow holds the blocks that compute much and weigh little; attached to a
+body, it raises the body's capacity within the SLO, and loads in a hundredth of the time of another body.
+
+Source: AsyFunc (submission to SoCC'23), Algorithms 1 and 2, with the corrections of our specification, sections 2.4 to
+2.8. The arithmetic is in `sloop.solvers.asyfunc`. Choices of ours where the publication says nothing:
+
+- The policy is asked every tick and plans what there is, with what it changes; bodies are named by their nodes, so that
+  a shadow comes to the body that was meant.
+- Where no node has room for the chosen body, the largest one that has room and keeps the SLO is started; otherwise the
+  plan is not feasible until the next period.
+- A body that still starts counts for the mean rate and not for the burst; a shadow that loads counts with the capacity
+  that it was chosen for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import floor
+from typing import ClassVar, Final, Literal
+
+import numpy as np
+
+from sloop.core.views import Belief, ClusterView, ReplicaView, StageView
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.profile.pairs import Floats, capacity_rps, largest_batch
+from sloop.solvers.asyfunc import (
+    Objective,
+    ShadowCandidate,
+    choose_batching,
+    choose_body,
+    choose_shadow,
+    shadow_candidates,
+)
+from sloop.text import counted
+from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, round_up, s, to_ms
+from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Shadow, StagePlan
+
+OVER_AT: Final = 0.9
+"""A burst is over when its rate has fallen below this part of what the bodies alone carry, at two ticks in a row."""
+OVER_TICKS: Final = 2
+WEIGHT_UNKNOWN: Final = 64.0
+"""K of a model whose multiply-adds are not known: the least of those with which the publication's savings come out."""
+
+
+@dataclass(slots=True)
+class CountedBody:
+    """A body with its shadow, as the policy counts it. `replica` is None for one that the plan adds."""
+
+    cores: float
+    node: str | None
+    capacity_rps: float
+    """With its shadow."""
+    alone_rps: float
+    batch_max: int
+    shadow: Shadow | None = None
+    replica: ReplicaView | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can serve a burst."""
+        return self.replica is not None and self.replica.life is Life.READY
+
+
+@dataclass(frozen=True, slots=True)
+class AsyFunc:
+    """Bodies by the mean rate every `adapt_ns`, shadows by the rate of the last second at every tick (`period_ns`).
+
+    Serves one model. With `shadows=False` only the first part is left. Fails where a burst is over before a shadow has
+    loaded, and where all bodies fill their nodes.
+    """
+
+    alpha: float = 0.8
+    """Bodies are added above this utilisation,"""
+    beta: float = 0.6
+    """and removed below this one."""
+    gamma: float = 1.0
+    """Shadows are added when the rate exceeds this part of the capacity."""
+    cores_max: int = 16
+    """Of a body, and of a shadow."""
+    batch_max: int = 8
+    model_weight: float = 0.0
+    """K: how many cores one copy of the model's weights is worth; 0: as many as it has 10⁹ multiply-adds."""
+    shadows: bool = True
+    objective: Objective = "demand"
+    selection: Literal["ranked", "prefix"] = "ranked"
+    """Which blocks come first: those that compute most per byte, or those that come first in the model."""
+    shadows_per_node: int = 1
+    """How many may be on a node at a time: its spare workers."""
+    variant: str = ""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which the model has a profile."""
+    adapt_ns: int = s(10)
+    period_ns: int = ms(500)
+    _adapted_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
+    """When bodies were last adapted; empty before."""
+    _quiet: list[int] = field(init=False, default_factory=lambda: [0], repr=False, compare=False)
+    """At how many ticks in a row the burst was over."""
+    _booked_rps: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """The capacity that pairs were chosen for whose shadow still loads."""
+
+    def __post_init__(self) -> None:
+        for key in ("alpha", "beta", "gamma", "adapt_ns", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+        check_range("beta", self.beta, most=self.alpha)
+        check_range("model_weight", self.model_weight, least=0)
+        for key in ("cores_max", "batch_max"):
+            check_range(key, getattr(self, key), least=1, most=1024)
+        check_range("shadows_per_node", self.shadows_per_node, least=0)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """InputError for a graph, or a variant that the stage does not have."""
+        view = targets.on_one_kind(view, self.hardware)
+        stage = targets.one_stage(view, "asyfunc")
+        belief = targets.belief_of(stage, self.variant)
+        model = ServedModel(self, stage, belief)
+        for id in self._booked_rps.keys() - {replica.id for replica in stage.replicas}:
+            del self._booked_rps[id]
+        bodies = [model.body(replica, self._booked_rps) for replica in stage.replicas]
+        free = {node.node.name: node.free_cores for node in view.nodes}
+        whys: list[str] = []
+        is_feasible = True
+        if not self._adapted_ns or now_ns - self._adapted_ns[0] >= self.adapt_ns:
+            self._adapted_ns[:] = [now_ns]
+            rate_rps = view.demand_rps[stage.name]
+            is_feasible = self._adapt(model, bodies, free, rate_rps, whys)
+        if self.shadows:
+            self._meet_burst(model, bodies, free, stage.rate_rps(NS_PER_S), whys)
+        if not whys and view.plan is not None:
+            whys.append("as it is")
+        return Plan((model.stage_plan(bodies),), f"{stage.name}: {'; '.join(whys)}", feasible=is_feasible)
+
+    def _adapt(
+        self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], rate_rps: float, whys: list[str]
+    ) -> bool:
+        """Model-level scaling; returns whether there was room for all bodies (section 2.7)."""
+        total_rps = sum(body.capacity_rps for body in bodies)
+        before = len(bodies)
+        why = f"{rate_rps:.4g} rps at a capacity of {total_rps:.4g} rps"
+        choice = choose_body(model.latency_ms(), rate_rps, model.slo_ms, model.weight)
+        cores = choice.cores if choice is not None else self.cores_max
+        is_feasible = choice is not None
+        while not bodies or not at_least(self.alpha * total_rps, rate_rps):
+            body = model.new_body(cores, free)
+            if body is None or (bodies and body.capacity_rps <= 0):
+                is_feasible = False
+                break
+            bodies.append(body)
+            total_rps += body.capacity_rps
+        if len(bodies) > before:
+            whys.append(f"{why}: {counted(len(bodies) - before, 'more body', 'more bodies')}")
+            return is_feasible
+        removed = 0
+        for body in sorted(bodies, key=model.worth):
+            if rate_rps >= self.beta * total_rps:
+                break
+            left_rps = total_rps - body.capacity_rps
+            if len(bodies) > 1 and at_least(self.alpha * left_rps, rate_rps):
+                bodies.remove(body)
+                total_rps, removed = left_rps, removed + 1
+        if removed:
+            whys.append(f"{why}: {counted(removed, 'fewer body', 'fewer bodies')}")
+        return is_feasible
+
+    def _meet_burst(
+        self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]
+    ) -> None:
+        """Layer-level scaling: shadows for bodies while the rate exceeds their capacity (section 2.8)."""
+        ready = [body for body in bodies if body.is_ready]
+        total_rps = sum(body.capacity_rps for body in ready)
+        alone_rps = sum(body.alone_rps for body in ready)
+        is_over = burst_rps < OVER_AT * self.gamma * alone_rps
+        self._quiet[0] = self._quiet[0] + 1 if is_over else 0
+        if self._quiet[0] >= OVER_TICKS and any(body.shadow is not None for body in bodies):
+            for body in bodies:
+                body.shadow, body.capacity_rps = None, body.alone_rps
+            whys.append(f"the burst is over, at {burst_rps:.4g} rps")
+            return
+        started = 0
+        for body in sorted(ready, key=lambda each: (-each.cores, each.replica.id if each.replica else 0)):
+            if at_least(self.gamma * total_rps, burst_rps):
+                break
+            there = sum(each.shadow is not None for each in bodies if each.node == body.node)
+            cores = min(float(self.cores_max), float(round_down(free.get(body.node or "", 0.0))))
+            if body.shadow is not None or cores < 1 or there >= self.shadows_per_node:
+                continue
+            chosen = model.shadow_for(body.cores, cores, burst_rps / self.gamma - total_rps)
+            if chosen is None:
+                continue
+            body.shadow = Shadow(cores, tuple(sorted(chosen.shared.blocks)))
+            total_rps += chosen.booked_rps - body.capacity_rps
+            body.capacity_rps, free[body.node or ""] = chosen.booked_rps, free[body.node or ""] - cores
+            assert body.replica is not None
+            self._booked_rps[body.replica.id] = chosen.booked_rps
+            started += 1
+        if started:
+            whys.append(f"a burst of {burst_rps:.4g} rps: {counted(started, 'more shadow')}")
+
+
+class ServedModel:
+    """One model under the SLO, as the policy's formulas need it."""
+
+    def __init__(self, policy: AsyFunc, stage: StageView, belief: Belief) -> None:
+        self._policy, self._stage, self._belief = policy, stage, belief
+        self.slo_ms = to_ms(stage.slo_ns)
+        self.batch_max = min(policy.batch_max, belief.batch_max)
+        self.weight = policy.model_weight or belief.multiply_adds / 1e9 or WEIGHT_UNKNOWN
+        self._candidates: dict[tuple[float, float], Sequence[ShadowCandidate]] = {}
+
+    def latency_ms(self) -> Floats:
+        """By whole cores and by batch, from 0."""
+        return table_ms(self._belief, self._policy.cores_max, self.batch_max)
+
+    def alone_ms(self, cores: float) -> Sequence[float]:
+        """Of a body on these cores, by batch from 0."""
+        return self._costs_ms(self._belief, cores)
+
+    def _costs_ms(self, belief: Belief, cores: float) -> Sequence[float]:
+        return [cost_ns / NS_PER_MS for cost_ns in belief.costs_ns(self._belief.slot(cores))[: self.batch_max + 1]]
+
+    def body(self, replica: ReplicaView, booked_rps: Mapping[ReplicaId, float]) -> CountedBody:
+        """A body that is there."""
+        cores, shadow = replica.spec.cores, replica.spec.shadow
+        alone_ms = self.alone_ms(cores)
+        alone_rps = capacity_rps(alone_ms, self.slo_ms)
+        found = CountedBody(
+            cores, replica.node or None, alone_rps, alone_rps, largest_batch(alone_ms, self.slo_ms), shadow, replica
+        )
+        if shadow is not None:
+            pair_ms = self._costs_ms(self._belief.of(replica.spec.form), cores)
+            found.capacity_rps = max(alone_rps, capacity_rps(pair_ms, self.slo_ms))
+            found.batch_max = max(found.batch_max, largest_batch(pair_ms, self.slo_ms))
+            if replica.form.shadow is None:  # it loads
+                found.capacity_rps = booked_rps.get(replica.id, found.capacity_rps)
+        return found
+
+    def new_body(self, cores: int, free: dict[str, float]) -> CountedBody | None:
+        """One more body on the node with the most free cores, perhaps a smaller one; None without room."""
+        node = max(free, key=lambda name: free[name], default=None)
+        if node is None:
+            return None
+        room = min(cores, floor(free[node] + 1e-9))
+        for fitting in range(room, 0, -1):
+            alone_ms = self.alone_ms(fitting)
+            alone_rps = capacity_rps(alone_ms, self.slo_ms)
+            if alone_rps > 0 or (fitting == room == cores):
+                free[node] -= fitting
+                batch_max = largest_batch(alone_ms, self.slo_ms)
+                return CountedBody(float(fitting), None, alone_rps, alone_rps, batch_max)
+        return None
+
+    def worth(self, body: CountedBody) -> tuple[float, bool, int]:
+        """By which bodies are removed: the least efficient first, then those without a shadow, then the youngest."""
+        alone_ms = self.alone_ms(body.cores)
+        most = capacity_rps(alone_ms, float("inf")) * (1 / body.cores + 1 / self.weight)
+        return round(most, 9), body.shadow is not None, -(body.replica.id if body.replica is not None else 1 << 60)
+
+    def shadow_for(self, body_cores: float, shadow_cores: float, need_rps: float) -> ShadowCandidate | None:
+        """The shadow to attach to a body; None if none is worth it."""
+        key = body_cores, shadow_cores
+        if key not in self._candidates:
+            costs = self._belief.blocks(body_cores, shadow_cores)
+            if costs is None:
+                return None
+            batches = slice(0, self.batch_max + 1)
+            costs = replace(
+                costs,
+                body_ms=costs.body_ms[:, batches],
+                shadow_ms=costs.shadow_ms[:, batches],
+                slo_ms=self.slo_ms,
+            )
+            order = costs.ranked() if self._policy.selection == "ranked" else costs.prefix()
+            self._candidates[key] = shadow_candidates(costs, order)
+        return choose_shadow(self._candidates[key], self.weight, self._policy.objective, need_rps)
+
+    def stage_plan(self, bodies: Sequence[CountedBody]) -> StagePlan:
+        """The plan of these bodies: those that are there are named by their nodes."""
+        counts: dict[ReplicaSpec, list[CountedBody]] = {}
+        for body in sorted(bodies, key=lambda each: each.node is None):
+            slot = self._belief.slot(body.cores)
+            spec = ReplicaSpec(self._stage.name, self._belief.variant, slot, body.node, shadow=body.shadow)
+            counts.setdefault(spec, []).append(body)
+        groups = [
+            Group(
+                spec,
+                len(equal),
+                max(1, *(body.batch_max for body in equal)),
+                sum(body.capacity_rps for body in equal),
+            )
+            for spec, equal in counts.items()
+        ]
+        return StagePlan(self._stage.name, tuple(groups), self.batch_max, in_place=False, wait_ns=self._stage.slo_ns)
+
+
+# What it is compared with
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineBatch:
+    """Equal replicas whose cores, batch and waiting time are chosen once; their number follows the mean rate.
+
+    BATCH (Ali et al., SC 2020) as AsyFunc compares with it (section 5.1 of our specification): the configuration is
+    that with the least core time per request for `rate_rps`, the mean rate of the trace. Fails when the rate is another
+    one than that.
+    """
+
+    rate_rps: float = 0.0
+    """0: the rate of the first plan that has one."""
+    prewarm: float = 1.0
+    """k_b: how many times the needed replicas are there."""
+    alpha: float = 0.8
+    share: float = 0.95
+    """Of the requests that have to keep the SLO."""
+    cores_max: int = 16
+    batch_max: int = 8
+    variant: str = ""
+    hardware: str = ""
+    period_ns: int = s(10)
+    _chosen: list[tuple[int, int, float]] = field(init=False, default_factory=list, repr=False, compare=False)
+    """Cores, batch and waiting time in ms; empty before they are chosen."""
+
+    def __post_init__(self) -> None:
+        for key in ("prewarm", "alpha", "share", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+        check_range("share", self.share, most=1)
+        check_range("rate_rps", self.rate_rps, least=0)
+        for key in ("cores_max", "batch_max"):
+            check_range(key, getattr(self, key), least=1, most=1024)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """InputError for a graph, or a variant that the stage does not have."""
+        view = targets.on_one_kind(view, self.hardware)
+        stage = targets.one_stage(view, "batch")
+        belief = targets.belief_of(stage, self.variant)
+        largest = max([node.node.cores for node in view.nodes], default=self.cores_max)
+        cores_max = max(1, min(self.cores_max, round_down(largest)))
+        latency_ms = table_ms(belief, cores_max, min(self.batch_max, belief.batch_max))
+        now_rps = view.demand_rps[stage.name]
+        rate_rps = self.rate_rps or now_rps
+        if not self._chosen and rate_rps:
+            found = choose_batching(latency_ms, rate_rps, to_ms(stage.slo_ns), self.share)
+            self._chosen[:] = [(found.cores, found.batch, found.wait_ms) if found else (cores_max, 1, 0.0)]
+        cores, batch, wait_ms = self._chosen[0] if self._chosen else (cores_max, 1, 0.0)
+        each_rps = 1e3 * batch / float(latency_ms[cores, batch])
+        count = max(1, round_up(self.prewarm * now_rps / (self.alpha * each_rps)))
+        why = f"{now_rps:.4g} rps, {each_rps:.4g} rps each with {cores} cores and batches of {batch}"
+        group = Group(ReplicaSpec(stage.name, belief.variant, belief.slot(cores)), count, batch, count * each_rps)
+        target = StagePlan(stage.name, (group,), batch, in_place=False, wait_ns=ms(wait_ms))
+        return Plan((target,), f"{stage.name}: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class ByCapacity:
+    """As many equal replicas as carry the forecast within the SLO: ⌈rate / capacity⌉.
+
+    With the rate of now it is on-demand scaling, with that of the last period last-value, with half as much again
+    k-last-value (AsyFunc's Fig. 1; section 5.1 of our specification). Fails when a replica takes longer to load than
+    the rate stays as it is.
+    """
+
+    is_quick: ClassVar[bool] = True
+    cores: int = 16
+    batch_max: int = 8
+    variant: str = ""
+    hardware: str = ""
+    period_ns: int = s(10)
+
+    def __post_init__(self) -> None:
+        check_range("period_ns", self.period_ns, above=0)
+        for key in ("cores", "batch_max"):
+            check_range(key, getattr(self, key), least=1, most=1024)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """InputError for a graph, or a variant that the stage does not have."""
+        view = targets.on_one_kind(view, self.hardware)
+        stage = targets.one_stage(view, "by_capacity")
+        belief = targets.belief_of(stage, self.variant)
+        own_ms = table_ms(belief, self.cores, min(self.batch_max, belief.batch_max))[self.cores].tolist()
+        each_rps = capacity_rps(own_ms, to_ms(stage.slo_ns))
+        batch, rate_rps = max(1, largest_batch(own_ms, to_ms(stage.slo_ns))), view.demand_rps[stage.name]
+        count = max(1, round_up(rate_rps / each_rps)) if each_rps else 1
+        why = f"{rate_rps:.4g} rps, {each_rps:.4g} rps each"
+        group = Group(ReplicaSpec(stage.name, belief.variant, belief.slot(self.cores)), count, batch)
+        return Plan(
+            (StagePlan(stage.name, (group,), batch, in_place=False, wait_ns=stage.slo_ns),),
+            f"{stage.name}: {why}",
+            feasible=each_rps > 0,
+        )
+
+
+def table_ms(belief: Belief, cores_max: int, batch_max: int) -> Floats:
+    """Durations by whole cores and by batch, both from 0."""
+    slots = [belief.slot(cores) for cores in range(1, cores_max + 1)]
+    return np.array(
+        [[0.0] * (batch_max + 1), *(np.array(belief.costs_ns(each)[: batch_max + 1]) / NS_PER_MS for each in slots)]
+    )

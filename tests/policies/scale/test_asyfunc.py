@@ -1,0 +1,214 @@
+"""AsyFunc: bodies by the mean rate, shadows by the rate of the last second; against the rules of the specification,
+sections 2.7, 2.8 and 7.4, on its worked example (2.12)."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
+from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
+from sloop.profile.estimate import Estimate
+from sloop.profile.pairs import capacity_rps
+from sloop.units import ms, s
+from sloop.vocabulary import ALONE, Form, Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Shadow, Slot
+from tests.profile.test_blocks import PROFILE
+
+SLO_NS, CAPACITIES = ms(99), (0.0, 10.101, 20.202, 30.303, 40.404)
+PERIOD_NS = ms(500)
+
+
+def body(id: int, cores: float, node: str = "n0", shadow: Shadow | None = None, **other: object) -> ReplicaView:
+    spec = ReplicaSpec("m", "a", Slot(cores, "cpu"), shadow=shadow)
+    own: dict[str, object] = {"life": Life.READY, "since_ns": 0, "running": 0, "node": node, "form": spec.form} | other
+    return ReplicaView(ReplicaId(id), spec, **own)  # type: ignore[arg-type]
+
+
+def view(
+    replicas: Sequence[ReplicaView], rate_rps: float, burst_rps: float, *, cores: float = 16.0, nodes: int = 1
+) -> ClusterView:
+    used = {f"n{at}": 0.0 for at in range(nodes)}
+    for each in replicas:
+        used[each.node] += each.spec.cores + (each.spec.shadow.cores if each.spec.shadow else 0)
+    buckets = [Bucket(at * PERIOD_NS, arrivals=round(burst_rps / 2)) for at in range(2)]
+    stage = StageView(
+        name="m",
+        slo_ns=SLO_NS,
+        after=(),
+        beliefs={("a", "cpu"): Estimate(PROFILE, variant="a", hardware="cpu")},
+        replicas=tuple(replicas),
+        queue=(),
+        running=0,
+        buckets=buckets,
+        bucket_ns=PERIOD_NS,
+    )
+    return ClusterView(
+        stages=(stage,),
+        nodes=tuple(NodeView(Node(name, "cpu", cores, 1 << 40), cores - own, 1 << 40) for name, own in used.items()),
+        plan=None,
+        demand_rps={"m": rate_rps},
+        ingress=Traffic(buckets=buckets, bucket_ns=PERIOD_NS),
+        forecast_rps=rate_rps,
+        paths=(),
+    )
+
+
+def policy(**options: object) -> AsyFunc:
+    return AsyFunc(**({"cores_max": 4, "batch_max": 4, "model_weight": 64.0} | options))  # type: ignore[arg-type]
+
+
+def groups_of(plan: Plan | None) -> tuple[Group, ...]:
+    assert plan is not None
+    return plan.stages[0].groups
+
+
+def sizes(plan: Plan | None) -> list[tuple[float, int]]:
+    return [(group.spec.cores, group.count) for group in groups_of(plan)]
+
+
+@pytest.mark.parametrize(
+    ("weight", "rate", "cores", "count"),
+    [(64, 10, 1, 2), (64, 20, 1, 3), (64, 40, 4, 2), (64, 100, 4, 4), (64, 200, 4, 7), (4, 10, 4, 1), (4, 20, 4, 1)],
+)
+def test_bodies_started_from_none(weight: float, rate: float, cores: int, count: int) -> None:
+    plan = policy(model_weight=weight).plan(0, view([], rate, 0, cores=64))
+    assert sizes(plan) == [(cores, count)]
+    assert plan is not None
+    assert plan.feasible
+
+
+def test_bodies_change_only_outside_of_the_band_and_once_in_a_period() -> None:
+    """Two bodies of 4 cores: 80.8 rps; β of it is 48.5, α of it is 64.6."""
+    two = [body(0, 4, "n0"), body(1, 4, "n1")]
+    for rate, left in ((64, 2), (49, 2), (48, 2), (33, 2), (32, 1), (1, 1)):
+        assert sum(count for _, count in sizes(policy().plan(0, view(two, rate, 0, nodes=2)))) == left, rate
+    own = policy()
+    own.plan(0, view(two, 64, 0, nodes=2))
+    assert sum(count for _, count in sizes(own.plan(s(9.5), view(two, 500, 0, nodes=2)))) == 2
+    assert sum(count for _, count in sizes(own.plan(s(10), view(two, 70, 0, nodes=2)))) == 3
+
+
+def test_a_body_that_starts_counts_for_the_mean_rate() -> None:
+    starting = [body(0, 4), body(1, 4, life=Life.STARTING)]
+    assert sum(count for _, count in sizes(policy().plan(0, view(starting, 64, 0)))) == 2
+
+
+def test_a_smaller_body_where_no_node_has_room_and_no_plan_beyond_it() -> None:
+    plan = policy().plan(0, view([], 40, 0, cores=3))
+    assert sizes(plan) == [(3, 1)]
+    assert plan is not None
+    assert not plan.feasible
+
+
+def test_never_below_one_body() -> None:
+    assert sizes(policy().plan(0, view([body(0, 4)], 0, 0))) == [(4, 1)]
+
+
+def test_a_burst_gets_the_shadow_of_the_worked_example() -> None:
+    """A 2-core body carries 20.2 rps; {1} adds 13.09 rps, {1, 2} 26.66."""
+    for burst, blocks in ((20, None), (30, (0,)), (40, (0, 1)), (400, (0, 1))):
+        (group,) = groups_of(policy().plan(0, view([body(0, 2)], 12, burst)))
+        assert (group.spec.shadow and group.spec.shadow.blocks) == blocks
+        if blocks:
+            assert group.spec.shadow == Shadow(4.0, blocks)
+            assert group.spec.node == "n0", "on the node of its body"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores", "others"),
+    [
+        ({"shadows": False}, 16, {}),
+        ({"shadows_per_node": 0}, 16, {}),
+        ({}, 2.5, {}),
+        ({}, 16, {"life": Life.STARTING}),
+        ({}, 16, {"shadow": Shadow(4.0, (0, 1)), "form": ALONE}),
+    ],
+)
+def test_when_no_shadow_is_started(changes: dict[str, object], cores: float, others: dict[str, object]) -> None:
+    replica = body(0, 2, **others)  # type: ignore[arg-type]
+    (group, *_) = groups_of(policy(**changes).plan(0, view([replica], 12, 400, cores=cores)))
+    assert group.spec.shadow == replica.spec.shadow
+
+
+def test_one_shadow_for_each_node_and_larger_bodies_first() -> None:
+    three = [body(0, 2, "n0"), body(1, 3, "n0"), body(2, 2, "n1")]
+    found = groups_of(policy().plan(0, view(three, 50, 500, nodes=2)))
+    assert {(group.spec.node, group.spec.cores, group.spec.shadow is not None) for group in found} == {
+        ("n0", 2, False),
+        ("n0", 3, True),
+        ("n1", 2, True),
+    }
+
+
+def test_shadows_go_at_the_second_tick_below_what_the_bodies_carry() -> None:
+    own, pair = policy(), [body(0, 2, shadow=Shadow(4.0, (0, 1)))]
+    assert groups_of(own.plan(0, view(pair, 12, 17)))[0].spec.shadow is not None
+    assert groups_of(own.plan(PERIOD_NS, view(pair, 12, 19)))[0].spec.shadow is not None, "0.9 × 20.2 = 18.2"
+    assert groups_of(own.plan(2 * PERIOD_NS, view(pair, 12, 17)))[0].spec.shadow is not None
+    assert groups_of(own.plan(3 * PERIOD_NS, view(pair, 12, 17)))[0].spec.shadow is None
+
+
+def test_a_shadow_that_loads_counts_as_chosen_so_that_no_other_is_started() -> None:
+    own, two = policy(), [body(0, 2, "n0"), body(1, 2, "n1")]
+    first = groups_of(own.plan(0, view(two, 25, 60, nodes=2)))
+    assert [group.spec.shadow is not None for group in first].count(True) == 1
+    loading = [body(0, 2, "n0", Shadow(4.0, (0, 1)), form=ALONE), two[1]]
+    second = groups_of(own.plan(PERIOD_NS, view(loading, 25, 60, nodes=2)))
+    assert [group.spec.shadow is not None for group in second].count(True) == 1
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from((1, 2, 3, 4)), st.booleans(), st.booleans()), max_size=4),
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.sampled_from(("literal", "printed", "demand")),
+)
+def test_laws_of_a_plan(there: list[tuple[int, bool, bool]], rate: int, burst: int, objective: str) -> None:
+    """Checks 1 and 2 of section 7.4."""
+    replicas = [
+        body(
+            at,
+            cores,
+            f"n{at}",
+            Shadow(4.0, (0, 1)) if has_shadow and ready else None,
+            life=Life.READY if ready else Life.STARTING,
+        )
+        for at, (cores, ready, has_shadow) in enumerate(there)
+    ]
+    before = view(replicas, rate, burst, nodes=5)
+    plan = policy(objective=objective).plan(0, before)
+    assert plan is not None
+    groups = groups_of(plan)
+    belief = Estimate(PROFILE, variant="a", hardware="cpu")
+
+    def alone_rps(cores: float) -> float:
+        return capacity_rps([each / 1e6 for each in belief.costs_ns(Slot(cores, "cpu"))], SLO_NS / 1e6)
+
+    assert sum(group.count for group in groups) >= 1
+    assert not plan.feasible or rate <= 0.8 * sum(group.rate_rps for group in groups) + 1e-6
+    present = {(each.node, each.spec.cores) for each in replicas}
+    for group in groups:
+        spec = group.spec
+        assert spec.node is None or (spec.node, spec.cores) in present
+        assert 1 <= spec.cores <= 4
+        assert group.batch_max >= 1
+        if spec.shadow is not None and spec.form not in {each.form for each in replicas}:
+            assert spec.shadow.blocks in ((0,), (0, 1)), "the first of the order"
+            node = next(each for each in before.nodes if each.node.name == spec.node)
+            assert spec.shadow.cores <= node.free_cores
+            pair = belief.of(Form(spec.shadow)).costs_ns(Slot(spec.cores, "cpu"))
+            assert capacity_rps([each / 1e6 for each in pair], SLO_NS / 1e6) > alone_rps(spec.cores)
+
+
+def test_what_it_is_compared_with() -> None:
+    (group,) = groups_of(ByCapacity(cores=4, batch_max=4).plan(0, view([], 100, 0)))
+    assert (group.spec.cores, group.count, group.batch_max) == (4, 3, 4), "⌈100 / 40.4⌉"
+    batch = OfflineBatch(cores_max=4, batch_max=4)
+    (first,) = groups_of(batch.plan(0, view([], 100, 0)))
+    (later,) = groups_of(batch.plan(s(10), view([], 200, 0)))
+    assert (first.spec, first.batch_max) == (later.spec, later.batch_max), "chosen once"
+    assert later.count == pytest.approx(2 * first.count, abs=1)
+    (more,) = groups_of(OfflineBatch(cores_max=4, batch_max=4, prewarm=1.5).plan(0, view([], 100, 0)))
+    assert more.count == pytest.approx(1.5 * first.count, abs=1)

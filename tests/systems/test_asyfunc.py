@@ -1,0 +1,94 @@
+"""AsyFunc simulated: shadows meet bursts, and the log of such a run can be replayed and begun anew from a snapshot."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sloop.actions import AttachShadow, DetachShadow, End, StartReplica
+from sloop.app.load import load_application
+from sloop.events import ShadowReady
+from sloop.options import as_value
+from sloop.profile import PUBLISHED
+from sloop.runlog import MemoryLog
+from sloop.sim import World, simulate
+from sloop.sim.truth.failure import FaultRates
+from sloop.systems.replay import replay_log
+from sloop.units import s
+from sloop.vocabulary import Outcome
+from sloop.workload import trace_from
+from tests.systems.test_snapshot import check
+
+MODEL = "InceptionV3-asyfunc"
+SLO_MS = round(PUBLISHED[MODEL].latency_ms.latency_ms(8, 16), 2)
+TRACE = {"kind": "square", "rate": 30, "burst_rate": 75, "period_s": 30, "burst_s": 6}
+
+
+def world(system: str, *, duration_s: float = 90.0, faults: FaultRates | None = None, **options: object) -> World:
+    nodes = {"hardware": "custom", "count": 4, "cores": 26, "memory_bytes": 96 << 30}
+    application = load_application(
+        {
+            "name": "inception",
+            "slo_ms": SLO_MS,
+            "stages": [{"name": "m", "profile": MODEL}],
+            "system": {"name": system, **options},
+            "cluster": {"nodes": [nodes]},
+        }
+    )
+    trace = trace_from(as_value(TRACE), seed=3, duration_s=duration_s, folder=Path())
+    return World.of(application, trace, seed=3, duration_ns=s(duration_s), faults=faults or FaultRates())
+
+
+@cache
+def run(system: str) -> MemoryLog:
+    log = MemoryLog()
+    simulate(world(system), [log])
+    return log
+
+
+def count(log: MemoryLog, kind: type) -> int:
+    return sum(isinstance(record, kind) for _, record in log.records)
+
+
+def missed(log: MemoryLog) -> float:
+    ends = [record.outcome for _, record in log.records if isinstance(record, End)]
+    return sum(outcome is not Outcome.SERVED for outcome in ends) / len(ends)
+
+
+def test_shadows_come_at_bursts_and_go_afterwards() -> None:
+    log = run("asyfunc")
+    attached, ready, gone = (count(log, kind) for kind in (AttachShadow, ShadowReady, DetachShadow))
+    assert attached >= 2
+    assert ready == attached
+    assert gone >= attached - 1
+
+
+def test_shadows_miss_fewer_requests_at_no_more_bodies() -> None:
+    """Check 6 of section 7.4, on one trace."""
+    with_shadows, without = run("asyfunc"), run("asyfunc-nolls")
+    assert missed(with_shadows) < missed(without)
+    assert count(with_shadows, StartReplica) <= count(without, StartReplica)
+
+
+def test_adaptive_batches_miss_fewer_requests_than_fixed_ones() -> None:
+    """Check 7."""
+    assert missed(run("asyfunc")) < missed(run("asyfunc-noadapt"))
+    assert missed(run("batch-plus")) < missed(run("batch"))
+
+
+@pytest.mark.parametrize("system", ["asyfunc", "asyfunc-noadapt"])
+def test_a_run_with_shadows_goes_on_from_a_snapshot(system: str) -> None:
+    assert check(world(system, duration_s=40.0), 0.55)
+
+
+def test_a_run_with_shadows_is_replayed() -> None:
+    assert replay_log(run("asyfunc").records, world("asyfunc").setup().core()).difference is None
+
+
+def test_shadows_that_die_are_replaced_and_every_request_ends() -> None:
+    """The checkers look at every record."""
+    log = MemoryLog()
+    simulate(world("asyfunc", duration_s=60.0, faults=FaultRates(shadow_mtbf_s=0.7, failed_shadow=0.3)), [log])
+    assert count(log, AttachShadow) > count(run("asyfunc"), AttachShadow)
+    ends = [record.request for _, record in log.records if isinstance(record, End)]
+    assert len(ends) == len(set(ends))
