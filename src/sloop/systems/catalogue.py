@@ -224,7 +224,7 @@ CATALOGUE: Final = (
     System(
         "molecule-performance",
         "baseline",
-        "Du et al., Molecule, ASPLOS 2022, as compared with in Bhasi et al., PALDIA, IPDPS 2024: minding the performance",
+        "Du et al., Molecule, ASPLOS 2022, as compared with in Bhasi et al., PALDIA, IPDPS 2024: minding performance",
         replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="queue")),
         ONE_KIND_AT_A_TIME,
     ),
