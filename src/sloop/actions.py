@@ -6,7 +6,18 @@ from itertools import repeat
 
 from msgspec import Struct
 
-from sloop.vocabulary import BatchId, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Shadow
+from sloop.vocabulary import (
+    BatchId,
+    ModelWeights,
+    Outcome,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    RequestId,
+    Shadow,
+    TransferId,
+    WeightLevel,
+)
 
 
 class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
@@ -45,11 +56,44 @@ class Assigned(Struct, frozen=True, gc=False, tag="assigned"):
     """Key of the version."""
 
 
-class StartReplica(Struct, frozen=True, gc=False, tag="start_replica"):
+class StartReplica(Struct, frozen=True, gc=False, tag="start_replica", omit_defaults=True):
     """Start a replica on the node `spec.node`. The driver answers with `ReplicaProgressed`, then ready or lost."""
 
     replica: ReplicaId
     spec: ReplicaSpec
+    transfer: TransferId | None = None
+    """The transfer that brings its weights to the node, for which it waits. With None, they are there, or the driver
+    gets them in its own way."""
+    shares_load: bool = False
+    """Whether the weights are loaded once for all replicas of the node, and stay loaded until `Evict`."""
+
+
+class Transfer(Struct, frozen=True, gc=False, tag="transfer", omit_defaults=True):
+    """Bring the weights of a model to nodes. The source sends to the first receiver, and each of them sends to the next
+    what it receives, while it receives; with one receiver this is a plain transfer.
+
+    For each receiver the driver answers with `Transferred` or `TransferFailed`, unless the node is lost or released
+    before. If a node of the chain is lost, the driver lets those behind it receive from those before it what they have,
+    and says `TransferFailed` only for receivers that nobody can serve.
+    """
+
+    transfer: TransferId
+    weights: ModelWeights
+    source: str
+    """A node, or `STORE`."""
+    receivers: tuple[str, ...]
+    is_kept: bool = True
+    """Whether the files stay on the nodes until `Evict`; otherwise only until the replicas that wait for this transfer
+    are gone."""
+
+
+class Evict(Struct, frozen=True, gc=False, tag="evict"):
+    """Free memory of a node, at once: delete the files of a model, or end the process that has loaded them."""
+
+    node: str
+    weights: ModelWeights
+    level: WeightLevel
+    """`FILES` or `LOADED`; the other one stays."""
 
 
 class AdoptReplica(Struct, frozen=True, gc=False, tag="adopt_replica"):
@@ -143,7 +187,8 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
     kind: str
     """`plan`: a new plan is in force. `kept`: the same plan, but its feasibility has changed. `lost`: a replica is lost
     and will be replaced. `drain`: a replica stops after its batch. `shortage`: no node has room for a planned replica
-    or resize. `shadow`: a shadow is lost, or has no room on the node of its replica. `node`: a node is acquired,
+    or resize. `shadow`: a shadow is lost, or has no room on the node of its replica. `provision`: where missing
+    replicas start, and from where their weights come. `node`: a node is acquired,
     released or lost. `rest`: an application without traffic gives up its replicas. `planner`: no plan could be made."""
     why: str
     stage: str = ""
@@ -157,6 +202,8 @@ Action = (
     StartBatch
     | End
     | StartReplica
+    | Transfer
+    | Evict
     | AdoptReplica
     | StopReplica
     | ResizeReplica

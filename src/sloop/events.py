@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from sloop.vocabulary import BatchId, Canary, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId
+from sloop.vocabulary import BatchId, Canary, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, TransferId
 
 V = TypeVar("V")
 
@@ -51,7 +51,8 @@ class BatchFailed(Struct, frozen=True, gc=False, tag="batch_failed", omit_defaul
 
 
 class ReplicaProgressed(Struct, frozen=True, gc=False, tag="replica_progressed"):
-    """A starting replica entered a step of its cold start: `spawning`, `fetching`, `loading` or `warming`."""
+    """A starting replica entered a step of its cold start: `fetching`, `spawning`, `loading`, `sending` (to the
+    accelerator) or `warming`."""
 
     replica: ReplicaId
     step: str
@@ -103,6 +104,22 @@ class ShadowStopped(Struct, frozen=True, gc=False, tag="shadow_stopped"):
 
     replica: ReplicaId
     number: int
+
+
+class Transferred(Struct, frozen=True, gc=False, tag="transferred"):
+    """A receiver of a transfer has all the files."""
+
+    transfer: TransferId
+    node: str
+
+
+class TransferFailed(Struct, frozen=True, gc=False, tag="transfer_failed"):
+    """A receiver of a transfer will not get the files, and has deleted what had come. The replicas that wait for them
+    are lost, which the driver reports as well (`ReplicaLost`)."""
+
+    transfer: TransferId
+    node: str
+    error: str
 
 
 class KeptReplica(Struct, frozen=True, gc=False):
@@ -203,6 +220,8 @@ Event = (
     | ShadowReady
     | ShadowLost
     | ShadowStopped
+    | Transferred
+    | TransferFailed
     | NodeReady
     | NodeLost
     | NodeReleased

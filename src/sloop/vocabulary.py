@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 RequestId = NewType("RequestId", int)
 BatchId = NewType("BatchId", int)
 ReplicaId = NewType("ReplicaId", int)
+TransferId = NewType("TransferId", int)
 
 
 def version_key(application: str, version: str) -> str:
@@ -230,7 +231,29 @@ class Device(Struct, frozen=True):
     """How many processes may use it at once. NVIDIA's MPS allows 48 since Volta."""
 
 
-class Node(Struct, frozen=True):
+STORE: Final = ""
+"""The name of the store of models among the sources of transfers; nodes have names that are not empty."""
+
+
+class ModelWeights(Struct, frozen=True):
+    """The files of a model. Variants of the same model have equal `ModelWeights`, and share the files on a node."""
+
+    name: str
+    size_bytes: int
+
+
+class WeightLevel(StrEnum):
+    """What a node has, or keeps, of the weights of a model; each level includes those before it, unless it is evicted
+    by itself."""
+
+    NOTHING = "nothing"
+    FILES = "files"
+    """The files, in its memory."""
+    LOADED = "loaded"
+    """A process of the node that has loaded them, from which each replica gets a copy."""
+
+
+class Node(Struct, frozen=True, omit_defaults=True):
     """A machine of the cluster: its name, hardware kind, capacities and price."""
 
     name: str
@@ -241,6 +264,8 @@ class Node(Struct, frozen=True):
     usd_per_h: float = 0.0
     on_demand: bool = False
     """Whether the core acquires and releases it as plans need it. Other nodes are there from the start."""
+    rack: str = ""
+    """Nodes of the same rack are at one switch; empty if that is unknown."""
 
 
 class NodeState(StrEnum):

@@ -124,6 +124,11 @@ def test_nodes_beyond_count_are_on_demand() -> None:
     ]
 
 
+def test_racks_have_so_many_nodes_in_the_order_of_the_cluster() -> None:
+    nodes = cluster({"hardware": "c5.2xlarge", "count": 3, "per_rack": 2}, {"hardware": "m5.xlarge", "count": 1})
+    assert [node.rack for node in nodes] == ["rack-0", "rack-0", "rack-1", ""]
+
+
 def test_fewer_nodes_at_most_than_there_always_are() -> None:
     with pytest.raises(InputError, match="`most` is 1, less than `count`, 2"):
         cluster({"hardware": "c5.2xlarge", "count": 2, "most": 1})

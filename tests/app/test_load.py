@@ -304,6 +304,8 @@ def test_inline_with_the_parts_of_its_start() -> None:
     assert profile.weights_bytes == 11_408_000_000
     assert inline("startup: {weights_s: 2}\nload_s: 2").startup == Startup(0.0, 2.0, 0.0)
     assert inline("load_s: 2").startup is None
+    assert inline("startup: {weights_s: 2, send_s: 0.5}").startup == Startup(0.0, 2.0, 0.0, 0.5)
+    assert inline("startup: {weights_s: 2, send_s: 0.5}").load_s == 2.5
     for wrong, what in (
         ("startup: {weights_s: 2}\nload_s: 3", r"a.yaml:4: load_s: is 3, but the parts under `startup` sum to 2"),
         ("startup: {weights_s: -2}", r"a.yaml:3: startup.weights_s: must be a number of at least 0"),

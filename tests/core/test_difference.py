@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from sloop.core.difference import Difference
+from sloop.core.difference import Difference, fullest_nodes_first
 from sloop.core.difference import diff as diff_with_rates
 from sloop.core.views import ReplicaView
 from sloop.vocabulary import Group, Life, ReplicaId, ReplicaSpec, Slot, StagePlan
@@ -100,3 +101,15 @@ def test_a_replica_shrinks_at_once_where_the_plan_needs_less() -> None:
 def test_two_slow_replicas_are_held_for_one_of_the_same_rate() -> None:
     change = diff([replica(0), replica(1), replica(2, Life.STARTING, variant="b")], plan(1, variant="b"))
     assert (change.stop, change.hold) == ((), (ReplicaId(1), ReplicaId(0)))
+
+
+def test_of_equal_replicas_those_on_the_fullest_nodes_stay() -> None:
+    """Flashpoint specification, section 2.14: starting ones stop first, then idle ones, then those on nodes with the
+    fewest, so that nodes with the weights keep room for more."""
+    on = {0: "few", 1: "many", 2: "many", 3: "many", 4: "two", 5: "two"}
+    replicas = [replica(id, node=node) for id, node in on.items()] + [replica(6, Life.STARTING, node="many")]
+    replicas[4] = structs.replace(replicas[4], running=1)
+    for left, stopped in ((6, [6]), (5, [6, 0]), (4, [6, 0, 5]), (2, [6, 0, 5, 3, 2]), (1, [6, 0, 5, 3, 2, 1])):
+        found = diff_with_rates(replicas, plan(left), lambda id: 1.0, rate_rps, (), fullest_nodes_first(replicas))
+        assert list(found.stop) == stopped, "never more than there are too many"
+        assert not found.hold

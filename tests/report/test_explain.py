@@ -17,6 +17,7 @@ from sloop.actions import (
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
     VersionState,
 )
 from sloop.app.graph import Each, Graph, GraphStage, When
@@ -72,6 +73,7 @@ from tests.runlog.story import (
     starts,
     told,
 )
+from tests.sim.scene import provisioned
 
 
 def explain_request(
@@ -674,3 +676,18 @@ def test_shadows_are_told_while_a_request_waits() -> None:
     ) in said
     assert ("while it waited, a shadow of replica 0 became ready", "") in said
     assert any("on replica 0 (v on 4 cores with a shadow of 16 cores and 3 blocks)" in what for what, _ in said)
+
+
+def test_places_and_sources_of_starts_and_the_transfers_under_way() -> None:
+    made, log = provisioned(), MemoryLog()
+    simulate(made, [log])
+    first_ns = next(now_ns for now_ns, each in log if isinstance(each, Transfer) and each.source)
+    story = explain.explain_decision(log, first_ns + s(1), explain.fresh_state(made.setup()))
+    told = [f"{step.what}: {step.why}" for step in story.steps]
+    assert any(each.startswith("provision at only: ") and "; custom-0 sends them to custom-1" in each for each in told)
+    assert "weights under way: 'only/t5' from custom-0 to custom-1 since 1 s: " in told
+    late = next(record.request for _, record in log if isinstance(record, End) and record.outcome is Outcome.LATE)
+    request = explain.explain_request(log, late, explain.fresh_state(made.setup()))
+    waited = [(step.what, step.why) for step in request.steps]
+    assert any(what == "while it waited, replicas were started" and "weights are on" in why for what, why in waited)
+    assert any("became ready (" in what and "sending 1.206 s" in what for what, _ in waited)

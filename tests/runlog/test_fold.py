@@ -5,9 +5,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from sloop.actions import Decided, End, StartBatch, StartReplica, StopReplica
+from sloop.actions import Decided, End, Evict, StartBatch, StartReplica, StopReplica, Transfer
 from sloop.app.graph import Each, Graph, GraphStage, When
-from sloop.events import WOKE, BatchFailed, Finished, ReplicaLost, ReplicaStopped
+from sloop.events import (
+    WOKE,
+    BatchFailed,
+    Finished,
+    NodeLost,
+    ReplicaLost,
+    ReplicaStopped,
+    TransferFailed,
+    Transferred,
+)
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import (
     ROUTES_MAX,
@@ -21,7 +30,21 @@ from sloop.runlog.fold import (
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
 from sloop.units import ms, s
-from sloop.vocabulary import ALONE, BatchId, Life, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import (
+    ALONE,
+    BatchId,
+    Life,
+    ModelWeights,
+    Node,
+    Outcome,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+    TransferId,
+    WeightLevel,
+)
 from tests.counting import calls_of, instructions_of
 from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
 
@@ -414,3 +437,32 @@ def test_a_request_costs_four_calls_and_few_instructions() -> None:
     instructions = (instructions_of(lambda: fold(long)) - instructions_of(lambda: fold(short))) / 200
     assert calls <= 4
     assert instructions <= INSTRUCTIONS_A_REQUEST
+
+
+# Weights
+
+
+def test_transfers_of_weights_are_counted_by_their_source() -> None:
+    weights = ModelWeights("m", 100)
+    state = DeploymentState([OnlyGraph(GRAPH)], nodes=[Node(name, "k", 1.0, 1) for name in ("a", "b", "c")])
+    rows: list[tuple[float, Record]] = [
+        (0, Transfer(TransferId(0), weights, "", ("a", "b", "c"))),
+        (1, Transferred(TransferId(0), "a")),
+        (1, Transferred(TransferId(0), "a")),
+        (2, NodeLost("b", "it went down")),
+        (2, Transferred(TransferId(0), "b")),
+        (3, TransferFailed(TransferId(0), "c", "nobody has the rest")),
+        (4, Transfer(TransferId(1), weights, "a", ("c",))),
+        (6, Transferred(TransferId(1), "c")),
+        (7, Evict("a", weights, WeightLevel.FILES)),
+    ]
+    for at_s, record in rows:
+        state.append(s(at_s), record)
+    found = state.weights
+    assert found.received == {"from the store": 1, "from a node": 1}
+    assert found.received_bytes == {"from the store": 100, "from a node": 100}
+    assert {source: list(taken_ns) for source, taken_ns in found.transfer_ns.items()} == {
+        "from the store": [s(1)],
+        "from a node": [s(2)],
+    }
+    assert (found.failed, found.evicted, found.open) == (1, {WeightLevel.FILES: 1}, {})

@@ -16,6 +16,7 @@ from sloop.actions import (
     Decided,
     DetachShadow,
     End,
+    Evict,
     ReleaseNode,
     RequestPlan,
     ResizeReplica,
@@ -23,6 +24,7 @@ from sloop.actions import (
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
     VersionState,
 )
 from sloop.errors import InputError, MachineError
@@ -48,12 +50,15 @@ from sloop.events import (
     ShadowLost,
     ShadowReady,
     ShadowStopped,
+    TransferFailed,
+    Transferred,
 )
 from sloop.vocabulary import (
     BatchId,
     Canary,
     Device,
     Group,
+    ModelWeights,
     Node,
     Outcome,
     Plan,
@@ -64,6 +69,8 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
     StagePlan,
+    TransferId,
+    WeightLevel,
 )
 
 NS = st.integers(min_value=0, max_value=2**62)
@@ -72,6 +79,8 @@ REQUEST = st.builds(RequestId, st.integers(0, 2**40))
 BATCH = st.builds(BatchId, st.integers(0, 2**40))
 REPLICA = st.builds(ReplicaId, st.integers(0, 10_000))
 WORDS = st.text(max_size=12)
+TRANSFER = st.builds(TransferId, st.integers(0, 10_000))
+WEIGHTS = st.builds(ModelWeights, name=WORDS, size_bytes=NS)
 SHADOW = st.builds(Shadow, cores=CORES, blocks=st.lists(st.integers(0, 99), max_size=3).map(tuple))
 SPEC = st.builds(
     ReplicaSpec,
@@ -136,6 +145,8 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(ReplicaStopped, replica=REPLICA),
     st.builds(Resized, replica=REPLICA, cores=CORES),
     st.builds(ShadowReady, replica=REPLICA, number=NS),
+    st.builds(Transferred, transfer=TRANSFER, node=WORDS),
+    st.builds(TransferFailed, transfer=TRANSFER, node=WORDS, error=WORDS),
     st.builds(ShadowLost, replica=REPLICA, number=NS, error=WORDS),
     st.builds(ShadowStopped, replica=REPLICA, number=NS),
     st.builds(NodeReady, node=NODE),
@@ -163,6 +174,16 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(StartBatch, batch=BATCH, replica=REPLICA, stage=WORDS, requests=st.lists(REQUEST, max_size=5).map(tuple)),
     st.builds(End, request=REQUEST, outcome=st.sampled_from(Outcome), why=WORDS, retry_after_ns=NS),
     st.builds(StartReplica, replica=REPLICA, spec=SPEC),
+    st.builds(StartReplica, replica=REPLICA, spec=SPEC, transfer=TRANSFER, shares_load=st.booleans()),
+    st.builds(
+        Transfer,
+        transfer=TRANSFER,
+        weights=WEIGHTS,
+        source=WORDS,
+        receivers=st.lists(WORDS, max_size=3).map(tuple),
+        is_kept=st.booleans(),
+    ),
+    st.builds(Evict, node=WORDS, weights=WEIGHTS, level=st.sampled_from(WeightLevel)),
     st.builds(StopReplica, replica=REPLICA, why=WORDS),
     st.builds(ResizeReplica, replica=REPLICA, cores=CORES),
     st.builds(AttachShadow, replica=REPLICA, number=NS, shadow=SHADOW),
@@ -235,8 +256,8 @@ def test_a_crash_costs_only_what_was_cut(
 
 
 def test_every_kind_of_record_is_known() -> None:
-    assert len(runlog.EVENTS) == 21
-    assert len(runlog.ACTIONS) == 14
+    assert len(runlog.EVENTS) == 23
+    assert len(runlog.ACTIONS) == 16
 
 
 def test_records_are_held_back_within_a_bound(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from sloop.actions import Rollout, VersionState
-from sloop.app.load import load_deployment
+from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve import control
@@ -34,7 +34,8 @@ from sloop.serve.control import (
     is_served,
     send,
 )
-from sloop.serve.deploy import ENDED_KEPT, Deployer
+from sloop.serve.deploy import ENDED_KEPT, Deployer, check_live
+from sloop.systems.setup import set_up
 from sloop.vocabulary import Canary
 from tests.serve.conftest import write_mlp
 from tests.serve.edge.fakes import LoopThread
@@ -509,3 +510,17 @@ def test_a_repository_is_a_folder_and_needs_a_key(
 ) -> None:
     with pytest.raises(InputError, match=error):
         Running(thread, tmp_path, named("demo", write_mlp(tmp_path / "model.onnx", "n")), settings=settings)
+
+
+def test_a_server_refuses_a_policy_that_orders_transfers() -> None:
+    declared = {
+        "name": "a",
+        "slo_ms": 100,
+        "stages": [{"name": "only", "profile": "YOLOv5s-S"}],
+        "system": {"name": "hpa", "provision": "flashpoint"},
+    }
+    (setup,) = set_up(load_application(declared)).applications
+    with pytest.raises(InputError, match="orders transfers of weights, which only the simulator carries out yet"):
+        check_live(setup)
+    (plain,) = set_up(load_application(declared | {"system": "hpa"})).applications
+    check_live(plain)

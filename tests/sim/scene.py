@@ -168,3 +168,44 @@ def once(kind: type, change: Tamper, *, after: int = 20) -> Tamper:
         return change(action) if isinstance(action, kind) and seen == after else [action]
 
     return tamper
+
+
+T5 = {
+    "latency_ms": {"table": {1: {1: 1406.0}}},
+    "max_batch": 1,
+    "weights_bytes": 11_408_000_000,
+    "startup": {"weights_s": 14.138, "send_s": 1.206},
+    "accelerator": "A10",
+    "device_memory_bytes": 11_408_000_000,
+}
+"""T5-3B as in the Flashpoint specification, section 3.1, but ten times as slow, so that a small load needs many."""
+
+
+def provisioned(**provision: Any) -> World:
+    """A load that grows to five times as much for a while, on ten nodes of eight accelerators in two racks."""
+    scenario = {
+        "name": "t5",
+        "slo_ms": 60_000,
+        "stages": [{"name": "only", "variants": [{"name": "t5", "profile": T5}]}],
+        "system": {"name": "hpa", "drop": "never", "provision": {"name": "flashpoint", **provision}},
+        "cluster": {
+            "nodes": [
+                {
+                    "hardware": "custom",
+                    "count": 10,
+                    "cores": 32,
+                    "memory_bytes": 200 * 2**30,
+                    "per_rack": 5,
+                    "devices": [{"kind": "A10", "memory_gib": 24}] * 8,
+                }
+            ]
+        },
+        "trace": {"kind": "square", "rate": 3, "burst_rate": 16, "period_s": 120, "burst_s": 40},
+        "duration_s": 200,
+        "truth": {
+            "network": {
+                "topology": {"store_mbps": 2203, "node_mbps": 7506.89, "nodes_per_leaf": 5, "leaf_mbps": 15_000}
+            }
+        },
+    }
+    return World.from_scenario(load_scenario(scenario))

@@ -233,7 +233,7 @@ def test_nothing_that_the_dead_core_was_to_be_told_reaches_the_next_one() -> Non
     events_of(found, 9)
     found._links[HOME.name].delay_ns = s(0.1)
     found.obey(s(9.95), StopReplica(R0, "a test"))
-    found._leave(s(9.95), ReplicaReady(R0))
+    found._leave(s(9.95), HOME.name, ReplicaReady(R0))
     told = [event for _, event in events_of(found, 20)]
     assert not any(isinstance(event, ReplicaReady | ReplicaStopped) for event in told)
 

@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heappop
 
 from msgspec import structs
@@ -6,11 +6,13 @@ from msgspec import structs
 from sloop.actions import (
     AcquireNode,
     Decided,
+    Evict,
     ReleaseNode,
     ResizeReplica,
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
 )
 from sloop.app.graph import Each, Graph, GraphStage
 from sloop.app.scenario import ResizeRule, TopologyTruth
@@ -26,6 +28,8 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    TransferFailed,
+    Transferred,
 )
 from sloop.profile import Amdahl, Profile
 from sloop.profile.profile import Startup
@@ -36,9 +40,20 @@ from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, Res
 from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.service import ServiceSampler
-from sloop.sim.truth.weights import ModelWeights, WeightPlaces
+from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, RequestId, Slot
+from sloop.vocabulary import (
+    STORE,
+    BatchId,
+    ModelWeights,
+    Node,
+    ReplicaId,
+    ReplicaSpec,
+    RequestId,
+    Slot,
+    TransferId,
+    WeightLevel,
+)
 
 PROFILE = Profile(latency_ms=Amdahl(gamma=10.0, epsilon=0.0, delta=0.0, eta=0.0), max_batch=4, max_cores=8)
 """A batch of b on c cores takes 10 b / c ms."""
@@ -58,6 +73,7 @@ def cluster_of(
     profiles: Mapping[VariantKey, Profile] | None = None,
     weights: WeightPlaces | None = None,
     quota_ms: float | None = None,
+    nodes: Sequence[Node] = (N0, RENTED),
 ) -> Cluster:
     sampler = FaultSampler(1, faults or FaultRates())
     truths = Truths(
@@ -70,7 +86,7 @@ def cluster_of(
         branches,
     )
     acquisition = AcquisitionSampler(1, {"quick": 60.0}, warm=warm)
-    return Cluster(ClusterTruths({"only": truths}, acquisition, sampler, is_warm=warm, weights=weights), [N0, RENTED])
+    return Cluster(ClusterTruths({"only": truths}, acquisition, sampler, is_warm=warm, weights=weights), nodes)
 
 
 def spec(cores: float = 1.0, hardware: str = "slow", node: str = "n0") -> ReplicaSpec:
@@ -357,6 +373,126 @@ def fetching(faults: FaultRates | None = None, *, start_ms: float = 400.0, warm:
     places = WeightPlaces(Topology(TopologyTruth(800.0), [N0, RENTED]), weights)
     profiles = {("only", "a", "slow"): parts}
     return cluster_of(faults, start_ms=start_ms, warm=warm, profiles=profiles, weights=places)
+
+
+def sharing(*, parts: Startup | None = Startup(1.0, 2.0, 1.0, 4.0)) -> Cluster:  # noqa: B008  # frozen
+    """Three more nodes on a network of 100 MB a second, which are there from the start; starts take 800 ms."""
+    nodes = [Node(f"n{number}", "slow", 8.0, 1) for number in range(4)]
+    places = WeightPlaces(Topology(TopologyTruth(800.0, node_mbps=800.0), nodes), {("only", "a", "slow"): HUNDRED})
+    profiles = {("only", "a", "slow"): structs.replace(PROFILE, startup=parts)}
+    return cluster_of(start_ms=800.0, nodes=nodes, profiles=profiles, weights=places)
+
+
+HUNDRED = ModelWeights("a", 100_000_000)
+
+
+def provided(number: int, node: str, transfer: int | None = None, *, shares_load: bool = False) -> StartReplica:
+    brought = None if transfer is None else TransferId(transfer)
+    return StartReplica(ReplicaId(number), spec(node=node), brought, shares_load)
+
+
+def transfer(number: int, source: str, *receivers: str, is_kept: bool = True) -> Transfer:
+    return Transfer(TransferId(number), HUNDRED, source, receivers, is_kept)
+
+
+def transferred(told: list[tuple[int, Event]]) -> list[tuple[int, int, str]]:
+    return [(now_ns, each.transfer, each.node) for now_ns, each in told if isinstance(each, Transferred)]
+
+
+def test_a_chain_takes_as_long_as_one_transfer_and_those_who_wait_go_on() -> None:
+    cluster = sharing()
+    cluster.obey(0, transfer(0, STORE, "n0", "n1"))
+    cluster.obey(0, provided(0, "n0", 0))
+    told = play_until(cluster, s(1.5))
+    assert transferred(told) == [(s(1), 0, "n0"), (s(1), 0, "n1")]
+    assert steps(told) == [(0, "fetching"), (s(1), "spawning"), (ms(1100), "loading"), (ms(1300), "sending")]
+    cluster.obey(s(2), transfer(1, "n1", "n2"))
+    cluster.obey(s(2), transfer(2, "n1", "n3"))
+    cluster.obey(s(2), provided(1, "n1"))
+    told = play_until(cluster, s(9))
+    assert transferred(told) == [(s(4), 1, "n2"), (s(4), 2, "n3")], "two transfers share the link of their source"
+    assert steps(told, R1)[0] == (s(2), "spawning"), "its weights are there"
+
+
+def test_a_chain_goes_on_without_a_link_that_is_lost() -> None:
+    cluster = sharing()
+    cluster.obey(0, transfer(0, STORE, "n0", "n1", "n2"))
+    for number in range(3):
+        cluster.obey(0, provided(number, f"n{number}", 0))
+    play_until(cluster, ms(500))
+    cluster.happen(ms(500), -1, NodeFailed("n1"))
+    told = play_until(cluster, s(9))
+    assert transferred(told) == [(s(1), 0, "n0"), (s(1), 0, "n2")]
+    assert (ms(500), ReplicaLost(R1, "node n1 went down")) in told
+    assert not any(isinstance(event, TransferFailed) for _, event in told)
+
+
+def test_when_the_source_is_lost_nobody_gets_the_rest() -> None:
+    cluster = sharing()
+    cluster.obey(0, transfer(0, STORE, "n0"))
+    play_until(cluster, s(2))
+    cluster.obey(s(2), transfer(1, "n0", "n1", "n2"))
+    cluster.obey(s(2), provided(0, "n1", 1))
+    play_until(cluster, ms(2500))
+    cluster.happen(ms(2500), -1, NodeFailed("n0"))
+    told = play_until(cluster, s(9))
+    failed = [(now_ns, event.node) for now_ns, event in told if isinstance(event, TransferFailed)]
+    assert failed == [(ms(2500), "n1"), (ms(2500), "n2")]
+    assert (ms(2500), ReplicaLost(R0, "its weights do not come")) in told
+    cluster.obey(s(10), provided(1, "n1", 1))
+    assert play_until(cluster, s(11)) == [(s(10), ReplicaLost(R1, "its weights do not come"))]
+
+
+def test_a_shared_load_is_done_once_and_stays_until_it_is_evicted() -> None:
+    cluster = sharing()
+    cluster.obey(0, transfer(0, STORE, "n0"))
+    cluster.obey(0, provided(0, "n0", 0, shares_load=True))
+    told = play_until(cluster, ms(1200))
+    cluster.obey(ms(1200), provided(1, "n0", shares_load=True))
+    told += play_until(cluster, s(3))
+    assert steps(told, R0)[1:] == [
+        (s(1), "spawning"),
+        (ms(1100), "loading"),
+        (ms(1300), "sending"),
+        (ms(1700), "warming"),
+        (ms(1800), "ready"),
+    ]
+    assert [step for _, step in steps(told, R1)] == ["spawning", "sending", "warming", "ready"], "loaded when it came"
+    assert steps(told, R1)[-1] == (ms(1800), "ready")
+    cluster.obey(s(3), Evict("n0", HUNDRED, WeightLevel.FILES))
+    cluster.obey(s(3), provided(2, "n0", shares_load=True))
+    assert steps(play_until(cluster, s(5)), ReplicaId(2))[-1] == (ms(3600), "ready"), "files are not needed"
+    cluster.obey(s(5), Evict("n0", HUNDRED, WeightLevel.LOADED))
+    cluster.obey(s(5), provided(3, "n0", shares_load=True))
+    assert steps(play_until(cluster, s(9)), ReplicaId(3))[-1] == (ms(5800), "ready")
+
+
+def test_a_second_start_waits_for_what_is_left_of_the_load() -> None:
+    cluster = sharing(parts=Startup(0.0, 6.0, 0.0, 2.0))
+    cluster.obey(0, transfer(0, STORE, "n0"))
+    cluster.obey(0, provided(0, "n0", 0, shares_load=True))
+    play_until(cluster, ms(1400))
+    cluster.obey(ms(1400), provided(1, "n0", shares_load=True))
+    found = steps(play_until(cluster, s(9)), R1)
+    assert found == [(ms(1400), "loading"), (ms(1600), "sending"), (ms(1800), "ready")]
+
+
+def test_what_is_not_kept_is_for_those_who_wait_alone() -> None:
+    cluster = sharing()
+    cluster.obey(0, transfer(0, STORE, "n0", is_kept=False))
+    cluster.obey(0, provided(0, "n0", 0))
+    told = play_until(cluster, s(5))
+    assert steps(told)[-1] == (ms(1800), "ready")
+    cluster.obey(s(5), StartReplica(R1, spec(node="n0")))
+    assert steps(play_until(cluster, s(9)), R1)[0] == (s(5), "fetching")
+
+
+def test_in_a_warm_world_the_first_weights_are_there_at_once() -> None:
+    weights = WeightPlaces(Topology(TopologyTruth(800.0), [N0]), {("only", "a", "slow"): HUNDRED})
+    cluster = cluster_of(start_ms=800.0, warm=True, weights=weights)
+    cluster.obey(0, transfer(0, STORE, "n0"))
+    cluster.obey(0, provided(0, "n0", 0, shares_load=True))
+    assert play_until(cluster, s(1)) == [(0, Transferred(TransferId(0), "n0")), (0, ReplicaReady(R0))]
 
 
 def steps(told: list[tuple[int, Event]], replica: ReplicaId = R0) -> list[tuple[int, str]]:

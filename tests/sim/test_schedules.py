@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sloop.actions import AdoptReplica, End
-from sloop.core import Core
+from sloop.actions import AdoptReplica, End, StartReplica
+from sloop.core import Core, provision
 from sloop.core.control import ControlPath
 from sloop.core.dispatch import DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.nodes import NodePool
 from sloop.core.rollout import Rollouts
 from sloop.core.state import Queue, ReplicaPool, StageState, State
+from sloop.core.weights import WeightRegistry
 from sloop.policies.admit import Bounded
 from sloop.sim import schedules
 from sloop.sim.agents import OF_REQUESTS, FaultKind
@@ -51,7 +52,7 @@ def test_every_invariant_holds_in_random_schedules(first: int) -> None:
         assert played.faults >= 5
         assert sum(played.outcomes.values()) >= played.requests
         outcomes.update(played.outcomes)
-    assert min(outcomes[each] for each in Outcome) > 20, outcomes
+    assert min(outcomes[each] for each in Outcome) > 10, outcomes
 
 
 def test_a_core_that_dies_is_followed_by_one_that_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +282,26 @@ def number_from_the_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ControlPath, "_adopt", adopt)
 
 
+def evict_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WeightRegistry, "make_room", lambda *given: [])
+
+
+def wait_for_no_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(provision, "StartReplica", lambda id, spec, transfer, shares: StartReplica(id, spec, None, shares))
+
+
+def hold_no_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "hold", lambda *given: None)
+
+
+def forget_who_uses_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WeightRegistry, "leave", lambda *given: None)
+
+
+def never_hear_of_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WeightRegistry, "arrived", lambda *given: None)
+
+
 def compare_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rollouts, "count", lambda *given: None)
 
@@ -307,6 +328,11 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     adopt_nothing: "neither adopted nor stopped",
     adopt_without_room: "reservations of",
     adopt_as_ready: "not kept, or is another one",
+    evict_nothing: "bytes of weights where|bytes and gives out",
+    wait_for_no_weights: "waits for no transfer",
+    hold_no_memory: "bytes, of which|bytes and gives out",
+    forget_who_uses_weights: "weights are used by replicas",
+    never_hear_of_weights: "have not ended|after 200 s and more, ",
     number_from_the_start: "replica 0 after replica 0|counts|are idle|reserved twice",
 }
 """What is broken in the core, and what the schedules say of it."""

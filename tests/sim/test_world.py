@@ -8,24 +8,23 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sloop.actions import End, StartBatch
+from sloop.actions import End, StartBatch, StartReplica, Transfer
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.load import load_application, load_scenario
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, TopologyTruth
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, Promoted, Removed, ReplicaProgressed, ReplicaReady
 from sloop.profile.profile import Profile, Startup
-from sloop.runlog import FileLog
+from sloop.runlog import FileLog, MemoryLog
+from sloop.runlog.fold import DeploymentState
 from sloop.runlog.summary import RunSummary
 from sloop.sim import RecordedRun, World, recorded_in, simulate
 from sloop.sim.fuzz import random_deployment, random_world
-from sloop.sim.truth.weights import ModelWeights
-from sloop.sim.world import weights_of
-from sloop.systems.replay import header_of
-from sloop.systems.setup import build
-from sloop.units import ms
-from sloop.vocabulary import Outcome, Request
-from tests.sim.scene import application, graph_world, records_of, several, world
+from sloop.systems.replay import header_of, replay_log
+from sloop.systems.setup import build, weights_of
+from sloop.units import ms, s
+from sloop.vocabulary import ModelWeights, Outcome, Request
+from tests.sim.scene import application, graph_world, provisioned, records_of, several, world
 
 PROFILE = {
     "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 2, "gamma": 10},
@@ -485,3 +484,51 @@ def test_random_worlds_with_faults_keep_all_invariants_where_weights_must_be_fet
         if isinstance(record, ReplicaProgressed)
     }
     assert {"fetching", "loading"} <= steps
+
+
+# Weights that the core sends where they are needed
+
+
+def cold_starts_s(records: Sequence[tuple[int, Any]]) -> list[float]:
+    """How long each start took that came after the first plan."""
+    ordered = {each.replica: now_ns for now_ns, each in records if isinstance(each, StartReplica)}
+    return [
+        (now_ns - ordered[each.replica]) / 1e9
+        for now_ns, each in records
+        if isinstance(each, ReplicaReady) and ordered[each.replica] > ms(1)
+    ]
+
+
+def test_cold_starts_take_what_the_level_of_their_source_says() -> None:
+    """Flashpoint specification, section 1.3: T5 takes 1.206 s from a loaded process, 15.344 s from files, 27.501 s from
+    another node and 56.771 s from the store, where nothing else is on the network."""
+    found = {round(taken_s, 3) for taken_s in cold_starts_s(records_of(provisioned()))}
+    assert {1.206, 27.501} <= found
+    assert 15.344 in {round(taken_s, 3) for taken_s in cold_starts_s(records_of(provisioned(cache="files")))}
+    alone = cold_starts_s(records_of(provisioned(locality=False)))
+    assert {round(taken_s, 3) for taken_s in alone} == {56.771}, "one chain from the store for each decision"
+    baseline = cold_starts_s(records_of(provisioned(locality=False, multicast=False)))
+    assert max(baseline) > 2 * 41.427 + 15.344 > min(baseline) == pytest.approx(56.771, rel=1e-4), (
+        "they share the store's link"
+    )
+
+
+def test_a_provisioned_run_replays_and_its_fold_counts_the_transfers() -> None:
+    world = provisioned()
+    log = MemoryLog()
+    simulate(world, [log])
+    assert replay_log(log, world.setup().core()).difference is None
+    state = DeploymentState(world.setup().parts(), nodes=world.deployment.cluster)
+    for now_ns, record in log:
+        state.append(now_ns, record)
+    weights = state.weights
+    ordered = [record for _, record in log if isinstance(record, Transfer)]
+    assert ordered[0].receivers == ("custom-0",)
+    assert weights.received["from the store"] == 1
+    assert weights.received["from a node"] >= 2
+    assert weights.received_bytes["from the store"] == 11_408_000_000
+    assert min(weights.transfer_ns["from a node"]) == pytest.approx(s(12.157), rel=1e-3)
+    assert not weights.failed
+    missing = sum(len(each.receivers) for each in weights.open.values())
+    assert weights.received.total() + missing == sum(len(each.receivers) for each in ordered)
+    assert any(len(each.receivers) > 1 for each in ordered), "a chain"

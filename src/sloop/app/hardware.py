@@ -274,6 +274,8 @@ class _NodeGroup:
     memory_bytes: int | None = limited(None, least=0)
     devices: tuple[Device, ...] | None = None
     usd_per_h: float | None = limited(None, least=0, most=1e6)
+    per_rack: int | None = limited(None, least=1, most=NODES_MAX)
+    """How many nodes are at one switch, in the order of the cluster; without it, their racks are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +361,7 @@ def _nodes(value: Value, kinds: Mapping[str, HardwareKind], *, taken: int) -> li
             kind.devices if group.devices is None else group.devices,
             kind.usd_per_h if group.usd_per_h is None else group.usd_per_h,
             on_demand=index >= group.count,
+            rack="" if group.per_rack is None else f"rack-{(taken + index) // group.per_rack}",
         )
         for index in range(total)
     ]

@@ -221,10 +221,11 @@ class _DeclaredStartup:
     process_s: float = limited(0.0, least=0, most=1e6)
     weights_s: float = limited(0.0, least=0, most=1e6)
     first_batch_s: float = limited(0.0, least=0, most=1e6)
+    send_s: float = limited(0.0, least=0, most=1e6)
 
     def parts(self) -> Startup:
         """As a profile has them."""
-        return Startup(self.process_s, self.weights_s, self.first_batch_s)
+        return Startup(self.process_s, self.weights_s, self.first_batch_s, self.send_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +286,9 @@ def _sharing(value: Value) -> DeviceSharing:
 
 def _load_s(value: Value, options: _InlineProfile) -> float:
     """The start-up time that a profile declares as a whole, as its parts, or both."""
-    parts = options.startup
-    if parts is None:
+    if options.startup is None:
         return options.load_s or 0.0
-    sum_s = parts.process_s + parts.weights_s + parts.first_batch_s
+    sum_s = options.startup.parts().sum_s
     if options.load_s is not None and abs(options.load_s - sum_s) > ROUNDING:
         what = f"is {options.load_s:g}, but the parts under `startup` sum to {sum_s:g}"
         value.mapping()["load_s"].fail(what, "leave load_s out, or correct one of them")

@@ -41,6 +41,8 @@ from sloop.events import (
     ShadowLost,
     ShadowReady,
     ShadowStopped,
+    TransferFailed,
+    Transferred,
     Woke,
 )
 from sloop.vocabulary import BatchId, Canary, Node, Outcome, Plan, Request, RequestId
@@ -108,6 +110,8 @@ class Core:
             NodeReady: control.node_ready,
             NodeLost: control.node_lost,
             NodeReleased: control.node_released,
+            Transferred: control.transferred,
+            TransferFailed: control.transfer_failed,
             Planned: control.planned,
             Deployed: self._deploy,
             Promoted: self._promote,

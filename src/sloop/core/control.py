@@ -9,6 +9,7 @@ so.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import groupby
 from typing import Final
 
 from msgspec import structs
@@ -24,10 +25,11 @@ from sloop.actions import (
     StartReplica,
     StopReplica,
 )
-from sloop.core.difference import Attachments, Difference, Resizes, diff
+from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.ledger import Reservation, why_unfit
 from sloop.core.nodes import NodePool
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
+from sloop.core.provision import start_together
 from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Traffic
 from sloop.events import (
@@ -43,6 +45,8 @@ from sloop.events import (
     ShadowLost,
     ShadowReady,
     ShadowStopped,
+    TransferFailed,
+    Transferred,
 )
 from sloop.text import in_s
 from sloop.units import FOREVER_NS, ms, s
@@ -349,6 +353,8 @@ class ControlPath:
         if replica is None or replica.life is not Life.STARTING:
             return
         self._state.set_life(now_ns, replica, Life.READY)
+        if replica.is_provided:
+            self._state.weights.ready(now_ns, replica.id)
         replica.stage.pool.add_idle(replica)
         self._advance_all(now_ns, replica, out)
 
@@ -501,11 +507,24 @@ class ControlPath:
     def node_lost(self, now_ns: int, event: NodeLost, out: list[Action]) -> None:
         """A node has failed; its replicas are reported separately."""
         self._nodes.lose(now_ns, event.node)
+        self._state.weights.lose(event.node)
         out.append(Decided("node", f"node {event.node} is lost: {event.error}"))
 
     def node_released(self, now_ns: int, event: NodeReleased, out: list[Action]) -> None:
         """A node has been given back."""
         self._nodes.released(event.node)
+        self._state.weights.lose(event.node)
+
+    # Events of transfers
+
+    def transferred(self, now_ns: int, event: Transferred, out: list[Action]) -> None:
+        """A node has the weights that it was to receive; the driver goes on with the starts that wait for them."""
+        self._state.weights.arrived(now_ns, event.transfer, event.node)
+
+    def transfer_failed(self, now_ns: int, event: TransferFailed, out: list[Action]) -> None:
+        """A node will not get the weights. The replicas that wait for them are reported lost separately; the provision
+        policy decides anew on places and sources."""
+        self._state.weights.failed(now_ns, event.transfer, event.node)
 
     # Plans
 
@@ -614,7 +633,10 @@ class ControlPath:
         pool = application.state.stages[target.stage].pool
         staying = [replica for replica in pool.replicas.values() if replica.life is not Life.DRAINING]
         refused = {each.id for each in staying if not each.resizing and each.slot.cores != each.target_cores}
-        found = diff(pool.views(), target, pool.present_rps, pool.rate_rps, refused)
+        views = pool.views()
+        leaves_all = application.state.parts.policies.provision.leaves_all
+        prefers = oldest_first if leaves_all else fullest_nodes_first(views)
+        found = diff(views, target, pool.present_rps, pool.rate_rps, refused, prefers)
         if not application.keeps_all:
             return found
         return found.keeping({each.id for each in staying if each.life is Life.READY})
@@ -676,7 +698,7 @@ class ControlPath:
             replica = self._state.replicas[id]
             if replica.target_cores == cores:
                 continue
-            if is_too_soon or left or not self._place(now_ns, stage, spec, out):
+            if is_too_soon or left or not self._start(now_ns, stage, [spec], out):
                 left.append((spec, replica.service_rate.belief))
         return left
 
@@ -732,15 +754,27 @@ class ControlPath:
                 replica.shadow, replica.shadow_number = shadow, self._state.next_shadow
                 self._state.next_shadow += 1
                 stage.pool.note_change(replica)
+                if self._state.weights.by_node:
+                    out += self._state.weights.make_room([replica.node])
                 out.append(AttachShadow(id, replica.shadow_number, shadow))
         return progress
 
     def _start(self, now_ns: int, stage: StageState, specs: Sequence[ReplicaSpec], out: list[Action]) -> int:
-        """Start missing replicas until one has no room; returns how many were started."""
-        for started, spec in enumerate(specs):
-            if not self._place(now_ns, stage, spec, out):
-                return started
-        return len(specs)
+        """Start missing replicas until one has no room; returns how many were started. The only place that orders a
+        start."""
+        if stage.application.parts.policies.provision.leaves_all:
+            for started, spec in enumerate(specs):
+                if not self._place(now_ns, stage, spec, out):
+                    return started
+            return len(specs)
+        started = 0
+        for spec, equal in groupby(specs):
+            count = sum(1 for _ in equal)
+            made = start_together(now_ns, self._state, stage, spec, count, out)
+            started += made
+            if made < count:
+                break
+        return started
 
     def _make_room(self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]) -> None:
         """A replacement has no room: shrink or stop one of the replicas that are kept until it is ready."""
@@ -797,6 +831,7 @@ class ControlPath:
         if spec.shadow is not None:  # it is attached when the replica is ready
             spec = structs.replace(spec, shadow=None)
         site = found[place.choose(now_ns, spec, found)]
+        # As `begin_replica` does: a call for each start is counted.
         node, device = site.node.node.name, site.device.device.name if site.device else None
         id = ReplicaId(state.next_replica)
         reserved = state.ledger.reserve(id, Reservation.of(spec, belief, node, device))
@@ -804,6 +839,8 @@ class ControlPath:
         state.next_replica += 1
         state.replicas[id] = replica = Replica(id, spec, stage, now_ns, node, device)
         stage.pool.add(replica)
+        if state.weights.by_node:  # those of other applications
+            out += state.weights.make_room([node])
         out.append(StartReplica(id, structs.replace(spec, node=node, device=device)))
         return True
 

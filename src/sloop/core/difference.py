@@ -1,5 +1,6 @@
 """What leads a stage to its plan: `diff` compares its replicas with the plan, and says what to resize, start, stop."""
 
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
@@ -59,12 +60,29 @@ class Difference:
         )
 
 
+Preference = Callable[[ReplicaView], tuple[int, ...]]
+"""Which replicas stay: those with the smallest keys."""
+
+
+def oldest_first(replica: ReplicaView) -> tuple[int, ...]:
+    """Ready replicas stay before starting ones, and older ones before newer ones."""
+    return replica.life is Life.STARTING, replica.id
+
+
+def fullest_nodes_first(replicas: Sequence[ReplicaView]) -> Preference:
+    """Ready replicas stay before starting ones, busy before idle ones, then those on nodes with the most replicas: so
+    the nodes that have their weights keep room for more of them (Flashpoint, section 2.14 of our specification)."""
+    on = Counter(replica.node for replica in replicas)
+    return lambda replica: (replica.life is Life.STARTING, not replica.running, -on[replica.node], replica.id)
+
+
 def diff(
     replicas: Sequence[ReplicaView],
     plan: StagePlan,
     present_rps: Callable[[ReplicaId], float],
     rate_rps: Callable[[ReplicaSpec], float],
     refused: Container[ReplicaId] = (),
+    prefers: Preference = oldest_first,
 ) -> Difference:
     """Which replicas of a stage to keep, resize, start and stop. A pure function of the replicas and the stage's plan.
 
@@ -74,12 +92,12 @@ def diff(
     `refused` did not get the cores that were ordered, and will not: nothing waits for their missing capacity.
 
     It keeps exact matches first, then changes shadows of replicas that differ only in that, then resizes replicas that
-    differ only in cores, or in both, if the plan allows it. It prefers ready to starting replicas and older to newer
-    ones, so the newest are stopped first. A shadow is attached to a running replica; a replica that gets another one
-    serves alone for as long as that takes to load.
+    differ only in cores, or in both, if the plan allows it. Of equal replicas those stay that it `prefers`, and the
+    others are stopped in the opposite order, by default the newest first. A shadow is attached to a running replica; a
+    replica that gets another one serves alone for as long as that takes to load.
     """
     wanted = [group.spec for group in plan.groups for _ in range(group.count)]
-    spare = sorted(replicas, key=lambda r: (r.life is Life.STARTING, r.id))
+    spare = sorted(replicas, key=prefers)
 
     exact, missing = _match(wanted, spare, _exactly)
     reformed: Matches = []

@@ -131,6 +131,8 @@ class Ledger:
         self.nodes: dict[str, Node] = {}
         self.states: dict[str, NodeState] = {}
         self.reservations: dict[ReplicaId, Reservation] = {}
+        self._held: dict[str, int] = {}
+        """By node, the bytes of memory that it holds for other reasons than a replica (`core.weights`)."""
         self._free: dict[str, _Free] = {}
         self.restored()
         for node in nodes:
@@ -167,6 +169,8 @@ class Ledger:
         for id, reservation in self.reservations.items():
             if id not in replicas:
                 made.reserve(id, structs.replace(reservation))
+        for name, held_bytes in self._held.items():
+            made.hold(name, held_bytes)
         return made
 
     def add(self, node: Node, state: NodeState) -> None:
@@ -175,7 +179,8 @@ class Ledger:
         devices = {each.name: _FreeDevice(MICRO, each.memory_bytes, each.clients_max) for each in node.devices}
         self.nodes[node.name] = node
         self.states[node.name] = state
-        self._free[node.name] = _Free(millicores(node.cores), node.memory_bytes, devices)
+        left_bytes = node.memory_bytes - self._held.get(node.name, 0)
+        self._free[node.name] = _Free(millicores(node.cores), left_bytes, devices)
         self._changed[node.name] = None
         for reservation in self.reservations.values():
             if reservation.node == node.name:
@@ -187,12 +192,26 @@ class Ledger:
         self._changed[node] = None
 
     def is_empty(self, node: str) -> bool:
-        """Whether no replica has a reservation on the node."""
-        return not self._free[node].replicas
+        """Whether no replica has a reservation on the node, and it holds no memory for anything else."""
+        return not self._free[node].replicas and node not in self._held
 
     def free_millicores(self, node: str) -> int:
         """The cores of a node that no replica has reserved, in thousandths."""
         return self._free[node].millicores
+
+    def free_memory_bytes(self, node: str) -> int:
+        """The memory of a node that is neither reserved nor held."""
+        return self._free[node].memory_bytes
+
+    def hold(self, node: str, held_bytes: int | None) -> None:
+        """Hold so much of a node's memory for other reasons than a replica, from now on; None if there are none. Less
+        than nothing may then be free."""
+        before = self._held.pop(node, None)
+        if held_bytes is not None:
+            self._held[node] = held_bytes
+        if before != held_bytes and node in self._free:
+            self._free[node].memory_bytes += (before or 0) - (held_bytes or 0)
+            self._changed[node] = None
 
     def reserve(self, replica: ReplicaId, wanted: Reservation) -> bool:
         """Reserve room for a new replica. Returns False, and reserves nothing, if the node has too little."""

@@ -1,4 +1,4 @@
-"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the nine policies that make up a system. At
+"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the ten policies that make up a system. At
 the end, the core as drivers see it.
 
 A policy is a frozen dataclass of parameters with one method. State between calls, if it needs any, is in `init=False`
@@ -7,15 +7,15 @@ fields that only this method changes. The core passes in the time and all values
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from msgspec import Struct
 
 from sloop.actions import Action
-from sloop.core.views import ClusterView, CoreDemand, PlanInput, Site, Traffic
+from sloop.core.views import ClusterView, CoreDemand, PlanInput, Provisioning, ProvisionInput, Site, Traffic
 from sloop.events import Event, Planned
 from sloop.units import FOREVER_NS
-from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit
+from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit, WeightLevel
 
 
 class Order(Protocol):
@@ -168,6 +168,43 @@ class Divide(Protocol):
         ...
 
 
+class Provision(Protocol):
+    """Where the replicas that are missing now start, and from where the weights of their models come to their nodes.
+
+    A policy with `leaves_all = True` is not asked: replicas start one after another where the place policy chooses, and
+    each driver gets the weights in its own way. For all others the core knows which node has which weights, orders the
+    transfers, and decides what is evicted when memory is short; the place policy is then not asked.
+    """
+
+    leaves_all: ClassVar[bool]
+
+    @property
+    def keeps(self) -> WeightLevel:
+        """What a node keeps of weights that no replica uses, as long as its memory suffices. With `LOADED`, they are
+        also loaded only once for all replicas of a node."""
+        ...
+
+    def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
+        """The starts to make now; fewer than `given.count` if there is not enough room. There is at least one site.
+        Equal replicas are decided on together, so that one chain can serve them all."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AsPlaced:
+    """Replicas start one after another where the place policy chooses, and each driver gets the weights in its own way:
+    what a system does that says nothing about it."""
+
+    leaves_all: ClassVar[bool] = True
+
+    @property
+    def keeps(self) -> WeightLevel:
+        return WeightLevel.NOTHING
+
+    def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
+        return Provisioning(())
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
     """One policy of each kind. Two systems differ in nothing else."""
@@ -181,6 +218,7 @@ class Policies:
     forecast: Forecast
     scale: Scale
     divide: Divide
+    provision: Provision = AsPlaced()  # frozen, without state
 
 
 class PlanSource(Protocol):

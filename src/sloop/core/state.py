@@ -31,7 +31,8 @@ from sloop.core.graph_estimates import EdgeHistory, LeastTimes, VisitRates, rema
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
 from sloop.core.protocols import Order, Policies
-from sloop.core.views import Belief, BeliefKey, ReplicaView, StageView
+from sloop.core.views import Belief, BeliefKey, ReplicaView, StageView, StartCosts
+from sloop.core.weights import WeightRegistry
 from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import (
     ALONE,
@@ -39,12 +40,14 @@ from sloop.vocabulary import (
     Form,
     Group,
     Life,
+    ModelWeights,
     ReplicaId,
     ReplicaSpec,
     RequestId,
     Shadow,
     Slot,
     StagePlan,
+    TransferId,
     Visit,
     version_key,
 )
@@ -103,6 +106,8 @@ class ApplicationParts:
     """After how long without a request it gives up its replicas; 0: never."""
     response_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
     """The response timeouts that stages declare; the others have the default (`StageState.response_timeout_ns`)."""
+    starts: Mapping[tuple[str, str, str], StartCosts] = field(default_factory=dict)
+    """What a start of each stage, variant and kind of hardware consists of, for provision policies."""
 
     @property
     def key(self) -> str:
@@ -341,6 +346,10 @@ class Replica:
     """Of the shadow that was last ordered."""
     is_parting: bool = False
     """Whether its shadow was told to stop. It keeps its reservation until it has."""
+    is_provided: bool = False
+    """Whether a provision policy has placed it, so that the core knows of its weights."""
+    transfer: TransferId | None = None
+    """The transfer for which its start waits, or has waited."""
 
     def __post_init__(self) -> None:
         self.slot = self.spec.slot
@@ -652,6 +661,8 @@ class StageState:
         self.dispatch: Callable[[int, StageState, list[Action]], int]
         """Starts batches from its queue (`DataPath.dispatch`); set by the core."""
         self.runs_for_parts = False
+        self.is_new = True
+        """Whether no replica was provided for it yet."""
         self.response_timeout_ns = 0
         """The response timeout that the stage declares; 0 for the default."""
         self.watched_ns = -1
@@ -674,6 +685,11 @@ class StageState:
         """Adopt a new plan."""
         self.limits.follow(target)
         self.refresh()
+
+    def start_costs(self, spec: ReplicaSpec) -> StartCosts:
+        """What a start consists of; weights of its own without a size if nobody has said."""
+        found = self.application.parts.starts.get((self.name, spec.variant, spec.slot.hardware))
+        return found or StartCosts(ModelWeights(f"{self.name}/{spec.variant}", 0))
 
     def refresh(self) -> None:
         """Recompute the estimates from the beliefs. Called when replicas change and at every control tick."""
@@ -804,6 +820,7 @@ class State:
         """By key."""
         self.replicas: dict[ReplicaId, Replica] = {}
         self.ledger = ledger
+        self.weights = WeightRegistry(ledger)
         self.next_replica = 0
         self.next_shadow = 0
 
@@ -837,6 +854,8 @@ class State:
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, -replica.millicores)
         self.ledger.release(replica.id)
+        if replica.is_provided:
+            self.weights.leave(now_ns, replica.id)
         del self.replicas[replica.id]
         replica.stage.pool.remove(replica)
         self._refresh(replica.stage)

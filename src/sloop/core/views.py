@@ -10,7 +10,22 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from sloop.units import NS_PER_S
-from sloop.vocabulary import ALONE, Device, Form, Life, Node, NodeState, Path, Plan, ReplicaId, ReplicaSpec, Slot, Visit
+from sloop.vocabulary import (
+    ALONE,
+    Device,
+    Form,
+    Life,
+    ModelWeights,
+    Node,
+    NodeState,
+    Path,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Slot,
+    TransferId,
+    Visit,
+)
 
 if TYPE_CHECKING:
     from sloop.profile.pairs import BlockCosts
@@ -208,6 +223,94 @@ class Site(Struct, frozen=True):
 
     node: NodeView
     device: DeviceView | None = None
+
+
+class StartCosts(Struct, frozen=True):
+    """What a start of one variant on one kind of hardware consists of, as its profile has it. Seconds."""
+
+    weights: ModelWeights
+    process_s: float = 0.0
+    """Until the worker process accepts orders."""
+    load_s: float = 0.0
+    """Loading the files in a process of the node."""
+    send_s: float = 0.0
+    """Copying what was loaded to the accelerator."""
+    first_batch_s: float = 0.0
+
+
+class WeightsView(Struct, frozen=True, gc=False):
+    """The weights of a model on one node."""
+
+    node: str
+    rack: str
+    """Of the node; empty if it is unknown."""
+    has_files: bool
+    is_loaded: bool
+    """Whether a process of the node has loaded them, so that a start only copies them to its accelerator."""
+    arriving: TransferId | None
+    """A transfer that brings the files, which more starts may wait for; None if there is none."""
+    replicas: int
+    """How many replicas on the node have come from them, or start."""
+    is_source: bool
+    """Whether it can send them to other nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvisionInput:
+    """Equal replicas of one stage that are to be started now, and all that a provision policy may know."""
+
+    stage: str
+    spec: ReplicaSpec
+    count: int
+    """How many."""
+    sites: Sequence[Site]
+    """All places with room for one of them and its weights, in the order in which the nodes were declared. A place may
+    have room for several."""
+    memory_bytes: int
+    """Memory that one takes on its node."""
+    device_memory_bytes: int
+    """Memory that one takes on its accelerator."""
+    costs: StartCosts
+    weights: Sequence[WeightsView]
+    """Where their weights are, or arrive to be kept."""
+    sends: Mapping[str, int]
+    """By node, how many transfers of any weights it sends now; nodes that send none are left out."""
+    waiting: int
+    """Visits in the stage's queue."""
+    arrivals_rps: float
+    """Visits that came to the stage per second, in the last ten seconds."""
+    served_rps: float
+    """Visits per second that its ready replicas are believed to serve."""
+    is_first: bool
+    """Whether the application starts replicas of this stage for the first time."""
+
+
+class WeightChain(Struct, frozen=True):
+    """A transfer to be ordered: the source sends to the first receiver, and each receiver to the next."""
+
+    source: str
+    """A node that `is_source`, or `STORE`."""
+    receivers: tuple[str, ...]
+
+
+class ReplicaStart(Struct, frozen=True, gc=False):
+    """One start: at which of the sites, and what brings its weights. With neither `chain` nor `joins` they must be on
+    the node."""
+
+    site: int
+    chain: int | None = None
+    """The one of the new transfers that it waits for."""
+    joins: TransferId | None = None
+    """A transfer under way to the node, for which it waits as well."""
+
+
+class Provisioning(Struct, frozen=True):
+    """The answer of a provision policy: starts, at most as many as are to be made, the most urgent first; transfers;
+    and the reason in one line."""
+
+    starts: tuple[ReplicaStart, ...]
+    chains: tuple[WeightChain, ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Holt, Last, Lstm, MovingMax, OracleForecast, P99Rate, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
+from sloop.policies.provision import AsPlaced, Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
@@ -86,6 +87,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "by_capacity": ByCapacity,
     },
     "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
+    "provision": {"as_placed": AsPlaced, "flashpoint": Flashpoint},
 }
 
 

@@ -540,7 +540,7 @@ def _profile(
         latency_ms=fits["table"].params,
         max_batch=max(sample.batch for sample in samples),
         max_cores=max(sample.cores for sample in samples),
-        load_s=startup.process_s + startup.weights_s + startup.first_batch_s,
+        load_s=startup.sum_s,
         startup=startup,
         weights_bytes=size_of_model(path),
         memory_bytes=max(report.memory_bytes for report in reports),

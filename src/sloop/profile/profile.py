@@ -250,7 +250,7 @@ START_S_ASSUMED: Final = 10.0
 """Seconds of a start that was neither measured nor declared: a new instance in the Sponge specification, §3.1."""
 
 
-class Startup(Struct, frozen=True, forbid_unknown_fields=True):
+class Startup(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The parts of `Profile.load_s`, in the order in which a new replica goes through them, in seconds."""
 
     process_s: float
@@ -259,6 +259,13 @@ class Startup(Struct, frozen=True, forbid_unknown_fields=True):
     """Loading the model file."""
     first_batch_s: float
     """The first forward pass, which is slower than later ones."""
+    send_s: float = 0.0
+    """Copying the loaded weights to the accelerator, between loading and the first pass."""
+
+    @property
+    def sum_s(self) -> float:
+        """All parts together."""
+        return self.process_s + self.weights_s + self.send_s + self.first_batch_s
 
 
 class LayerBlock(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -78,6 +78,12 @@ TOGETHER_MAX: Final = 8
 """How many versions are named with the cores that they have by their plans: those with the most."""
 QUEUED: Final = "queued"
 """The step of a replica that was ordered to start and has reported none."""
+MEANWHILE: Final = {
+    "shortage": "the cluster fell short of the plan",
+    "provision": "replicas were started",
+    "shadow": "a replica had no shadow",
+}
+"""Decisions that are told of a request that waits, besides new plans and nodes."""
 UNACCOUNTED_NS_MIN: Final = 50_000
 """Durations that round to less than 0.1 ms are not mentioned."""
 
@@ -546,10 +552,8 @@ class _Follower:
                 pass
             elif record.plan is not None:
                 self._add(now_ns, f"while it waited, a new plan: {plan_text(record.plan)}", record.plan.why)
-            elif record.kind in ("shortage", "shadow"):
-                what = "the cluster fell short of the plan"
-                if record.kind == "shadow":
-                    what = f"replica {record.replica} had no shadow"
+            elif record.kind in MEANWHILE:
+                what = f"replica {record.replica} had no shadow" if record.kind == "shadow" else MEANWHILE[record.kind]
                 self._add(now_ns, f"while it waited, {what}", record.why)
         elif isinstance(record, ReplicaReady | AdoptReplica | ShadowReady):
             if self._state.run_of_replica(record.replica) is self._run:
@@ -812,6 +816,8 @@ def _decision_story(
     steps.append(StoryStep(now_s, f"in force at the instant asked for: {now}"))
     if nodes := _nodes_text(state):
         steps.append(StoryStep(now_s, f"nodes: {nodes}"))
+    if weights := _transfers_text(state, at_ns):
+        steps.append(StoryStep(now_s, f"weights under way: {weights}"))
     if together := _together_text(state):
         steps.append(StoryStep(now_s, f"the plans in force together: {together}"))
     summary = f"since {to_s(decided_ns):.3f} s: {plan_text(decided.plan)}"
@@ -863,6 +869,18 @@ def rollouts(records: Iterable[tuple[int, Record]]) -> list[RolloutStep]:
         for now_ns, record in records
         if isinstance(record, Rollout)
     ]
+
+
+def _transfers_text(state: DeploymentState, at_ns: int) -> str:
+    """The transfers under way, up to `TOGETHER_MAX`, as text; empty if there are none."""
+    opened = list(state.weights.open.values())
+    parts = [
+        f"{quoted(each.order.weights.name)} from {each.order.source or 'the store'} to {listed(list(each.receivers))} "
+        f"since {number(to_s(at_ns - each.since_ns))} s"
+        for each in opened[:TOGETHER_MAX]
+    ]
+    more = len(opened) - len(parts)
+    return "; ".join([*parts, *([f"{more} more"] if more else [])])
 
 
 def _is_plan(note: Decided | Rollout) -> bool:

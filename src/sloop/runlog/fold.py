@@ -33,6 +33,7 @@ from sloop.actions import (
     Decided,
     DetachShadow,
     End,
+    Evict,
     ReleaseNode,
     RequestPlan,
     ResizeReplica,
@@ -40,6 +41,7 @@ from sloop.actions import (
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
     VersionState,
 )
 from sloop.app.graph import Graph, GraphStage
@@ -61,6 +63,8 @@ from sloop.events import (
     ShadowLost,
     ShadowReady,
     ShadowStopped,
+    TransferFailed,
+    Transferred,
 )
 from sloop.runlog import Record, Unlogged
 from sloop.runlog.cost import CostAccount, NodeAccount
@@ -79,6 +83,8 @@ from sloop.vocabulary import (
     Request,
     RequestId,
     Slot,
+    TransferId,
+    WeightLevel,
 )
 
 ROUTES_MAX: Final = 100
@@ -734,6 +740,68 @@ def combined_accuracy(accuracies: Sequence[float]) -> float:
     return scale * math.prod(accuracy / scale for accuracy in accuracies)
 
 
+# Weights
+
+
+class TransferRecord(Struct):
+    """A transfer of weights under way, and the receivers that have yet to get them."""
+
+    order: Transfer
+    since_ns: int
+    receivers: dict[str, None]
+
+
+class WeightAccount:
+    """The transfers of weights between the store and the nodes, and what was evicted."""
+
+    def __init__(self) -> None:
+        self.open: dict[TransferId, TransferRecord] = {}
+        self.received: Counter[str] = Counter()
+        """How many receivers got weights `from the store`, and how many `from a node`."""
+        self.received_bytes: Counter[str] = Counter()
+        """The same in bytes."""
+        self.transfer_ns: defaultdict[str, Samples[int]] = defaultdict(_samples)
+        """By the same, the times in ns from the order until a receiver had them."""
+        self.failed = 0
+        """Receivers that did not get them, although they were not lost."""
+        self.evicted: Counter[WeightLevel] = Counter()
+
+    def order(self, now_ns: int, order: Transfer) -> None:
+        """A transfer begins."""
+        self.open[order.transfer] = TransferRecord(order, now_ns, dict.fromkeys(order.receivers))
+
+    def arrive(self, now_ns: int, event: Transferred) -> None:
+        """A receiver has the weights."""
+        record = self._end(event.transfer, event.node)
+        if record is not None:
+            source = "from a node" if record.order.source else "from the store"
+            self.received[source] += 1
+            self.received_bytes[source] += record.order.weights.size_bytes
+            self.transfer_ns[source].append(now_ns - record.since_ns)
+
+    def fail(self, now_ns: int, event: TransferFailed) -> None:
+        """A receiver will not get them."""
+        self.failed += self._end(event.transfer, event.node) is not None
+
+    def evict(self, now_ns: int, order: Evict) -> None:
+        """A node deletes files, or ends a process that has loaded them."""
+        self.evicted[order.level] += 1
+
+    def lose(self, node: str) -> None:
+        """A node is gone, and receives nothing any more."""
+        for transfer in list(self.open):
+            self._end(transfer, node)
+
+    def _end(self, transfer: TransferId, node: str) -> TransferRecord | None:
+        record = self.open.get(transfer)
+        if record is None or node not in record.receivers:
+            return None
+        del record.receivers[node]
+        if not record.receivers:
+            del self.open[transfer]
+        return record
+
+
 # Deployments
 
 
@@ -848,6 +916,7 @@ class DeploymentState:
         self.versions: dict[str, VersionRecord] = {}
         """By key. A version that was deployed again has replaced the earlier one."""
         self.nodes = NodeAccount(nodes, steps_kept=kept.seconds)
+        self.weights = WeightAccount()
         self.draining = False
         """Whether the server is shutting down."""
         self.decisions: Counter[tuple[str, str]] = Counter()
@@ -908,6 +977,10 @@ class DeploymentState:
             NodeReady: self._node_ready,
             NodeLost: self._node_lost,
             NodeReleased: self._node_released,
+            Transfer: self.weights.order,
+            Transferred: self.weights.arrive,
+            TransferFailed: self.weights.fail,
+            Evict: self.weights.evict,
             RequestPlan: self._request_plan,
             Planned: self._planned,
             Draining: self._begin_draining,
@@ -1238,9 +1311,11 @@ class DeploymentState:
         self._change_node(now_ns, order.node, NodeState.RELEASING)
 
     def _node_lost(self, now_ns: int, event: NodeLost) -> None:
+        self.weights.lose(event.node)
         self._change_node(now_ns, event.node, NodeState.LOST)
 
     def _node_released(self, now_ns: int, event: NodeReleased) -> None:
+        self.weights.lose(event.node)
         self._change_node(now_ns, event.node, NodeState.RELEASED)
 
     def _change_node(self, now_ns: int, node: str, state: NodeState) -> None:

@@ -184,6 +184,12 @@ def check_live(setup: ApplicationSetup) -> None:
             where=setup.application.system.declared.where,
             help="`sloop systems` shows which ones run live",
         )
+    if not setup.system.policies.provision.leaves_all:
+        raise InputError(
+            "its `provision` policy orders transfers of weights, which only the simulator carries out yet",
+            where=setup.application.system.declared.where,
+            help="write `provision: as_placed`: nodes get weights from each other by themselves",
+        )
 
 
 def threads_of(beliefs: EstimateMap) -> int:

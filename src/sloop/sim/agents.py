@@ -20,6 +20,11 @@ connection reach the core nevertheless (`GHOSTS`), because it must ignore them.
 back with no workers. A node on demand that is lost is terminated at the provider, or comes back if it was only cut off.
 A node that was ordered to be released is expected to vanish; its loss is not reported.
 
+**Weights.** The driver begins a transfer as soon as it is ordered, and each receiver reports over its link that it has
+the files. When the driver gives up a node, chains go on without it. Files and loaded processes stay on a node that was
+only cut off, or whose deciding process has died; the next core does not know of them, and is not told what became of
+the transfers that an earlier one has ordered.
+
 **Edges.** A request of an edge that is cut off arrives when the cut ends. After `SILENT_NS` the driver closes the
 connection: the edge's open requests are cancelled, their clients see a connection error, and requests that were under
 way never arrive. An edge that dies is noticed at once.
@@ -50,11 +55,13 @@ from sloop.actions import (
     AdoptReplica,
     AttachShadow,
     DetachShadow,
+    Evict,
     ReleaseNode,
     ResizeReplica,
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
 )
 from sloop.events import (
     WOKE,
@@ -71,11 +78,13 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    TransferFailed,
+    Transferred,
 )
 from sloop.sim.checkers import HALF_UNIT, Violation
 from sloop.sim.cluster import Cluster, ClusterTruths, Crashed, SimulatedNode, Truths
 from sloop.units import ms, s
-from sloop.vocabulary import Node, NodeState, ReplicaId, Request, RequestId
+from sloop.vocabulary import Node, NodeState, ReplicaId, Request, RequestId, TransferId
 
 SILENT_NS: Final = s(2)
 """How long a link may be silent before the driver closes it."""
@@ -353,17 +362,21 @@ class RemoteCluster(Cluster):
                 self._send(now_ns, self._node_of[order.replica], order)
             elif order.replica not in link.replicas:
                 self._report(now_ns, ReplicaStopped(order.replica))
-        elif isinstance(order, ResizeReplica | AttachShadow | DetachShadow):
-            node = self._node_of[order.replica]
+        elif isinstance(order, ResizeReplica | AttachShadow | DetachShadow | Evict):
+            node = order.node if isinstance(order, Evict) else self._node_of[order.replica]
             if self._links[node].is_open:
                 self._send(now_ns, node, order)
         elif isinstance(order, AcquireNode):
             self._acquire(now_ns, self._nodes[order.node])
         elif isinstance(order, ReleaseNode):
             self._release(now_ns, self._nodes[order.node])
+        elif isinstance(order, Transfer):
+            self._transfer(now_ns, order)
 
     def _numbered(self, order: Action) -> Action:
-        """An order with the number that its replica has here."""
+        """An order with the numbers that its replica and its transfer have here."""
+        if isinstance(order, StartReplica | Transfer) and order.transfer is not None:
+            order = structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
         if isinstance(order, AdoptReplica):
             self._call(ReplicaId(order.number), order.replica)
         elif isinstance(order, StartReplica | StopReplica | ResizeReplica | AttachShadow | DetachShadow):
@@ -401,6 +414,9 @@ class RemoteCluster(Cluster):
     def happen(self, now_ns: int, sequence: int, event: Any) -> Event | None:  # noqa: ANN401  # also those of this class
         """Apply a pending entry. Returns the event for the core, or None."""
         found: Any = self._happen(now_ns, sequence, event)
+        if isinstance(found, Transferred | TransferFailed):
+            era, transfer = divmod(found.transfer, ERA)
+            return structs.replace(found, transfer=TransferId(transfer)) if era == self._era else None
         if self._era == 0 or found is None:
             return found  # type: ignore[no-any-return]  # an event
         number = getattr(found, "replica", None)
@@ -429,11 +445,11 @@ class RemoteCluster(Cluster):
             return None
         if kind is ReplicaReady:
             self._ready.add(event.replica)
-        return self._leave(now_ns, found)
+        is_of_node = kind is Transferred or kind is TransferFailed
+        return self._leave(now_ns, event.node if is_of_node else self._node_of[event.replica], found)
 
-    def _leave(self, now_ns: int, event: Any) -> Event | None:  # noqa: ANN401  # an event of a replica
+    def _leave(self, now_ns: int, node: str, event: Any) -> Event | None:  # noqa: ANN401  # an event of a node
         """An agent or a worker reports something: it reaches the core at once if the link is as quick as that."""
-        node = self._node_of[event.replica]
         link = self._links[node]
         if type(event) is not Finished and type(event) is not BatchFailed:
             if link.is_reachable and link.is_open and not link.delay_ns and link.last_ns[1] <= now_ns:
@@ -649,6 +665,7 @@ class RemoteCluster(Cluster):
         name = node.node.name
         node.state = NodeState.RELEASED
         self._kill_all(now_ns, name)
+        self._lose_weights(now_ns, name)
         self._close(self._links[name])
         self._report(now_ns + PROVIDER_NS, NodeReleased(name))
 
@@ -671,6 +688,7 @@ class RemoteCluster(Cluster):
         for id in link.replicas:
             now_ns += gap_ns
             self._report(now_ns, ReplicaLost(id, f"node {name} is lost: {why}"))
+        self._lose_weights(now_ns, name)
         self._close(link)
         if node.node.on_demand and (link.downs or link.session % 2):
             node.state = NodeState.LOST

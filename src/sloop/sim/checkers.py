@@ -5,7 +5,9 @@ it. Safety is checked at every record: a request ends once, in a version of its 
 batch, on a node that was ready for it; no core and no share of a device is given out twice; a queue is served in its
 policy's order; a request that shared a failed batch fails only alone, after few tries; a node is charged once; a
 version that has retired has neither requests nor replicas. Liveness is checked at the end (`finish`): every request
-that arrived has ended. They work on live logs as well as on simulated ones.
+that arrived has ended. Where the core orders transfers of weights: who sends them has them, no replica starts before
+its own are there, nothing in use is evicted, and no memory is given out twice. They work on live logs as well as on
+simulated ones.
 
 Must not import the core, beliefs or truth. State and node capacities are deliberately computed a second time here: a
 checker that shared the core's code would share its mistakes.
@@ -26,12 +28,14 @@ from sloop.actions import (
     Decided,
     DetachShadow,
     End,
+    Evict,
     ReleaseNode,
     ResizeReplica,
     Rollout,
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
     VersionState,
 )
 from sloop.app.application import Application
@@ -47,20 +51,25 @@ from sloop.events import (
     NodeReady,
     NodeReleased,
     ReplicaLost,
+    ReplicaProgressed,
     ReplicaReady,
     ReplicaStopped,
     Resized,
     ShadowLost,
     ShadowReady,
     ShadowStopped,
+    TransferFailed,
+    Transferred,
 )
 from sloop.profile import Profile
 from sloop.runlog import EVENTS, Record
 from sloop.units import NS_PER_S, ROUNDING, to_ms
 from sloop.vocabulary import (
     ALONE,
+    STORE,
     BatchId,
     Form,
+    ModelWeights,
     Node,
     NodeState,
     Outcome,
@@ -70,7 +79,9 @@ from sloop.vocabulary import (
     Request,
     RequestId,
     Slot,
+    TransferId,
     Visit,
+    WeightLevel,
     version_key,
 )
 
@@ -89,6 +100,9 @@ HALF_UNIT: Final = 0.0005
 
 FIRST_KEY: Final = -(1 << 63)
 """The key of a visit that is tried again: before all others."""
+
+FETCHING: Final = "fetching"
+"""The step of a start that waits for its weights."""
 
 STALL_NS_MIN: Final = NS_PER_S
 """A request is dropped from a running batch only if the batch has run for this long."""
@@ -129,18 +143,20 @@ class Rules:
     """What the records of one application version are checked against.
 
     `order` is the order policy: batches must take the visits with the smallest keys. `is_hopeless` is the drop policy's
-    method: requests for which it returned True must have ended.
+    method: requests for which it returned True must have ended. `provides` says that the core knows where weights are:
+    a start without a transfer needs them on its node.
     """
 
     application: Application
     order: QueueKey | None = None
     is_hopeless: IsHopeless = _never
+    provides: bool = False
 
 
 class CheckedVersion:
     """An application version while it is deployed."""
 
-    __slots__ = ("graph", "is_hopeless", "key", "name", "only", "order_key", "plan", "state", "version")
+    __slots__ = ("graph", "is_hopeless", "key", "name", "only", "order_key", "plan", "provides", "state", "version")
 
     def __init__(self, rules: Rules, state: VersionState) -> None:
         application = rules.application
@@ -149,6 +165,7 @@ class CheckedVersion:
         self.only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
         self.order_key = rules.order.key if rules.order is not None else None
         self.is_hopeless = rules.is_hopeless
+        self.provides = rules.provides
         self.state = state
         self.plan: Plan | None = None
         """The last plan."""
@@ -220,16 +237,24 @@ class CheckedReplica:
         "shadow",
         "shadow_bytes",
         "shadow_parts",
+        "shares_load",
         "size_max",
         "spec",
         "started_ns",
         "stopping",
+        "transfer",
         "visits",
         "wanted_cores",
+        "weights",
     )
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self.spec = spec
+        self.weights: ModelWeights | None = None
+        """What it starts from; None if drivers see to it."""
+        self.transfer: TransferId | None = None
+        """The transfer that it waits for."""
+        self.shares_load = False
         self.cores = spec.cores
         """In effect."""
         self.wanted_cores = spec.cores
@@ -291,10 +316,15 @@ class WaitingKeys:
 class CheckedNode:
     """A node: its state, what it holds, and for how long it was charged."""
 
-    __slots__ = ("charged_ns", "node", "replicas", "since_ns", "state")
+    __slots__ = ("arriving", "charged_ns", "files", "loaded", "node", "replicas", "since_ns", "state")
 
     def __init__(self, node: Node, now_ns: int = 0) -> None:
         self.node = node
+        self.files: set[ModelWeights] = set()
+        self.loaded: set[ModelWeights] = set()
+        """What it keeps of the weights of models."""
+        self.arriving: dict[TransferId, Transfer] = {}
+        """The transfers to it."""
         self.state = NodeState.RELEASED if node.on_demand else NodeState.READY
         self.replicas: dict[ReplicaId, CheckedReplica] = {}
         self.since_ns: int | None = None if node.on_demand else now_ns
@@ -322,7 +352,7 @@ class CheckedNode:
         if cores > node.cores + HALF_UNIT * (len(replicas) + len(shadows)) + ROUNDING:
             return f"{node.name} has {node.cores:g} cores and gives out {cores:g}"
         used = [(replica.spec, profiles.get(profile_key(replica.spec))) for replica in replicas]
-        memory_bytes = sum(profile.memory_bytes for _, profile in used if profile is not None)
+        memory_bytes = sum(profile.memory_bytes for _, profile in used if profile is not None) + self.weights_bytes
         memory_bytes += sum(replica.shadow_bytes for replica in replicas)
         if memory_bytes > node.memory_bytes:
             return f"{node.name} has {node.memory_bytes} bytes and gives out {memory_bytes}"
@@ -337,6 +367,31 @@ class CheckedNode:
             if len(own) > device.clients_max:
                 return f"{device.name} of {node.name} takes {device.clients_max} clients and has {len(own)}"
         return ""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory for the weights of models: files that are there or arrive, and loaded ones, also where replicas have
+        yet to load them."""
+        if not (self.files or self.loaded or self.arriving or self.replicas):
+            return 0
+        own = [each for each in self.replicas.values() if each.weights is not None]
+        files = {each.weights for each in own if not each.ready and each.transfer not in (None, *self.arriving)}
+        loaded = {each.weights for each in own if each.shares_load}
+        found = [*(self.files | files), *(self.loaded | loaded), *(each.weights for each in self.arriving.values())]
+        return sum(each.size_bytes for each in found if each is not None)
+
+    def uses(self, weights: ModelWeights, level: WeightLevel) -> bool:
+        """Whether a replica here needs these files to start, or this loaded process."""
+        own = [each for each in self.replicas.values() if each.weights == weights]
+        if level is WeightLevel.LOADED:
+            return any(each.shares_load for each in own)
+        return any(not each.ready and not (each.shares_load and weights in self.loaded) for each in own)
+
+    def empty(self) -> None:
+        """It is lost or released, with all that it kept."""
+        self.files.clear()
+        self.loaded.clear()
+        self.arriving.clear()
 
     def misfit(self, spec: ReplicaSpec) -> str:
         """Why a replica must not start here, whatever is free; empty if it may."""
@@ -509,6 +564,7 @@ class Checkers:
         self, versions: Sequence[Rules], nodes: Iterable[Node], *, later: Sequence[Rules] = (), origin: str = ""
     ) -> None:
         self._profiles = {key: profile for each in (*versions, *later) for key, profile in _profiles(each.application)}
+        self._weights = {key: each for rules in (*versions, *later) for key, each in _weights(rules.application)}
         self._state = state = CheckerState(nodes)
         for rules in versions:
             state.deploy(rules)
@@ -534,6 +590,7 @@ class Checkers:
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
         self._last_shadow = -1
+        self._last_transfer = TransferId(-1)
         self._kept: dict[int, KeptReplica] = {}
         """What a node has kept that became ready in this step, and is not adopted yet."""
         self._adopted: list[ReplicaId] = []
@@ -544,10 +601,15 @@ class Checkers:
         """Requests that finished their last stage in this step, and must be answered in it."""
         self._started: list[tuple[str, int]] = []
         """Stage and largest key of the batches started in this step."""
-        self._checks: dict[type, Callable[[Any], None]] = {
+        self._checks = self._checks_by_type()
+
+    def _checks_by_type(self) -> dict[type, Callable[[Any], None]]:
+        """What to do for each type of record; nothing for the others."""
+        return {
             Request: self._arrived,
             Finished: self._finished,
             BatchFailed: self._batch_failed,
+            ReplicaProgressed: self._progressed,
             ReplicaReady: self._ready,
             ReplicaLost: self._lost,
             ReplicaStopped: self._stopped,
@@ -558,6 +620,8 @@ class Checkers:
             NodeReady: self._node_ready,
             NodeLost: self._node_lost,
             NodeReleased: self._node_released,
+            Transferred: self._transferred,
+            TransferFailed: self._transfer_failed,
             Deployed: self._deployed,
             Assigned: self._assigned,
             Rollout: self._rolled_out,
@@ -571,6 +635,8 @@ class Checkers:
             DetachShadow: self._detach_shadow,
             AcquireNode: self._acquire_node,
             ReleaseNode: self._release_node,
+            Transfer: self._transfer,
+            Evict: self._evict,
             Decided: self._decided,
         }
 
@@ -875,12 +941,75 @@ class Checkers:
         of_kind = self._kind_limits.get(profile_key(spec), default)
         replica.limit = self._limits.get((spec.stage, spec.variant, slot, replica.form), of_kind)
 
+    # Weights
+
+    def _transfer(self, order: Transfer) -> None:
+        """Who sends weights has them; who receives them is there and has the memory."""
+        nodes = self._state.nodes
+        if order.transfer <= self._last_transfer:
+            self._fail(f"transfer {order.transfer} after transfer {self._last_transfer}")
+        self._last_transfer = order.transfer
+        if not order.receivers or len({order.source, *order.receivers}) != 1 + len(order.receivers):
+            self._fail("a transfer without receivers, or one that comes to a node twice")
+        source = nodes.get(order.source)
+        if order.source != STORE and (source is None or order.weights not in source.files | source.loaded):
+            self._fail(f"{order.source} does not have {order.weights.name}")
+        for name in order.receivers:
+            node = nodes.get(name)
+            if node is None or node.state is not NodeState.READY:
+                self._fail(f"{name} receives weights and is not ready")
+            node.arriving[order.transfer] = order
+            excess = node.excess(self._profiles)
+            if excess:
+                self._fail(excess)
+
+    def _transferred(self, event: Transferred) -> None:
+        node = self._state.nodes.get(event.node)
+        order = node.arriving.pop(event.transfer, None) if node is not None else None
+        if node is not None and order is not None and order.is_kept:
+            node.files.add(order.weights)
+
+    def _transfer_failed(self, event: TransferFailed) -> None:
+        node = self._state.nodes.get(event.node)
+        if node is not None:
+            node.arriving.pop(event.transfer, None)
+
+    def _evict(self, order: Evict) -> None:
+        """Only what is there and not in use is evicted."""
+        node = self._state.nodes.get(order.node)
+        kept = None if node is None else node.files if order.level is WeightLevel.FILES else node.loaded
+        if node is None or kept is None or order.weights not in kept:
+            self._fail(f"{order.weights.name} is not {order.level} on {order.node}")
+        if node.uses(order.weights, order.level):
+            self._fail("a replica needs what is evicted")
+        kept.discard(order.weights)
+        if order.weights in node.files | node.loaded:
+            return
+        for other in self._state.nodes.values():
+            if any((each.source, each.weights) == (order.node, order.weights) for each in other.arriving.values()):
+                self._fail("a transfer reads what is evicted")
+
     # Replicas and nodes
 
     def _ready(self, event: ReplicaReady) -> None:
         replica = self._state.replicas.get(event.replica)
         if replica is not None:
             replica.ready = True
+            if replica.weights is not None:
+                self._check_arrived(replica)
+                if replica.shares_load:
+                    self._state.nodes[replica.spec.node or ""].loaded.add(replica.weights)
+
+    def _progressed(self, event: ReplicaProgressed) -> None:
+        replica = self._state.replicas.get(event.replica)
+        if replica is not None and replica.weights is not None and event.step != FETCHING:
+            self._check_arrived(replica)
+
+    def _check_arrived(self, replica: CheckedReplica) -> None:
+        """A replica that starts must not go on before its weights have come."""
+        node = self._state.nodes.get(replica.spec.node or "")
+        if node is not None and replica.transfer in node.arriving and not replica.stopping:
+            self._fail(f"the replica goes on before transfer {replica.transfer} has brought its weights")
 
     def _lost(self, event: ReplicaLost) -> None:
         self._state.forget(event.replica, has_died=True)
@@ -955,6 +1084,20 @@ class Checkers:
         if misfit:
             self._fail(misfit)
         self._begin_replica(order)
+        if version.provides:
+            self._check_provided(order, node)
+
+    def _check_provided(self, order: StartReplica, node: CheckedNode) -> None:
+        """The weights of a start are on its node, or it waits for a transfer that brings them there."""
+        replica, weights = self._state.replicas[order.replica], self._weights[profile_key(order.spec)]
+        replica.weights, replica.transfer, replica.shares_load = weights, order.transfer, order.shares_load
+        if order.transfer is not None:
+            arriving = node.arriving.get(order.transfer)
+            if arriving is None or arriving.weights != weights:
+                self._fail(f"transfer {order.transfer} does not bring {weights.name} to {node.node.name}")
+        elif weights not in node.files and not (order.shares_load and weights in node.loaded):
+            self._fail(f"{weights.name} is not on {node.node.name}, and the start waits for no transfer")
+        self._check_node(order.spec)
 
     def _number(self, id: ReplicaId) -> None:
         if id <= self._last_replica:
@@ -1035,12 +1178,14 @@ class Checkers:
         node = self._state.nodes.get(event.node)
         if node is not None:
             node.state = NodeState.LOST
+            node.empty()
             node.discharge(self._now_ns)
 
     def _node_released(self, event: NodeReleased) -> None:
         node = self._state.nodes.get(event.node)
         if node is not None and node.state is NodeState.RELEASING:
             node.state = NodeState.RELEASED
+            node.empty()
             node.discharge(self._now_ns)
 
     def _acquire_node(self, order: AcquireNode) -> None:
@@ -1058,6 +1203,8 @@ class Checkers:
             self._fail("an order to release a node that is not there, or not on demand")
         if node.replicas:
             self._fail(f"the node still holds replicas {list(node.replicas)}")
+        if node.arriving:
+            self._fail(f"the node still receives weights, by transfers {list(node.arriving)}")
         node.state = NodeState.RELEASING
 
 
@@ -1067,3 +1214,12 @@ def _profiles(application: Application) -> Iterable[tuple[tuple[str, str, str], 
         for variant in stage.variants:
             for hardware, profile in application.profiles_of(variant).items():
                 yield (stage.name, variant.name, hardware), profile
+
+
+def _weights(application: Application) -> Iterable[tuple[tuple[str, str, str], ModelWeights]]:
+    """The weights of every variant on every kind of hardware, in the same way."""
+    for stage in application.stages:
+        for variant in stage.variants:
+            for hardware, profile in application.profiles_of(variant).items():
+                name = variant.model or profile.model_digest or f"{stage.name}/{variant.name}"
+                yield (stage.name, variant.name, hardware), ModelWeights(name, variant.weights_bytes(hardware))

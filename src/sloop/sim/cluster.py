@@ -5,7 +5,7 @@ discarded. It executes every order; `sim.checkers` verifies orders. Must not imp
 stores no requests, only batch durations.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush
 from itertools import count
 
@@ -16,11 +16,13 @@ from sloop.actions import (
     Action,
     AttachShadow,
     DetachShadow,
+    Evict,
     ReleaseNode,
     ResizeReplica,
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
 )
 from sloop.events import (
     WOKE,
@@ -39,11 +41,14 @@ from sloop.events import (
     ShadowLost,
     ShadowReady,
     ShadowStopped,
+    TransferFailed,
+    Transferred,
 )
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import (
     FETCHING,
     LOADING,
+    SPAWNING,
     WARM_NS,
     AcquisitionSampler,
     ColdStartSampler,
@@ -54,7 +59,7 @@ from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.service import ServiceSampler, Speed
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import BatchId, Node, NodeState, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, ModelWeights, Node, NodeState, ReplicaId, ReplicaSpec, TransferId, WeightLevel
 
 
 class Truths(Struct, frozen=True):
@@ -80,7 +85,7 @@ class ClusterTruths(Struct, frozen=True):
     is_warm: bool = True
     """Whether the first plan is there at once."""
     weights: WeightPlaces | None = None
-    """The weights on the nodes; None if no start has to fetch any."""
+    """The weights on the nodes; None if no start has to fetch any, and the core orders no transfers."""
     spares: SpareWorkers = field(default_factory=SpareWorkers)
     """The workers that shadows take."""
 
@@ -109,6 +114,8 @@ class TransfersDue(Struct, frozen=True):
 
 
 Happening = Event | NodeFailed | Crashed | ShadowCrashed | TransfersDue
+NO_WEIGHTS = "its weights do not come"
+"""Why a replica is lost whose transfer has failed."""
 PendingHappening = tuple[int, int, Happening]
 """The instant, the sequence number among entries of one instant, and the event."""
 
@@ -119,6 +126,8 @@ class LocalStart(Struct, frozen=True):
     length_ns: int
     crash_ns: int | None = None
     """When its process dies before it is ready, from here on; None if it does not."""
+    shares_load: bool = False
+    """Whether it uses weights that another replica of the node has loaded."""
 
 
 class SimulatedNode:
@@ -210,6 +219,12 @@ class Cluster:
         self.pending: list[PendingHappening] = []
         self.void: set[int] = set()
         """Sequence numbers of cancelled entries."""
+        self._awaiting: dict[tuple[TransferId, str], list[ReplicaId]] = {}
+        """By ordered transfer and receiver, the replicas that wait for it."""
+        self._failed: set[tuple[TransferId, str]] = set()
+        """Ordered transfers that have failed, with their receivers."""
+        self._loaded_ns: dict[tuple[str, ModelWeights], int] = {}
+        """By node, when weights that its replicas share have been loaded, or will be."""
         self._transfers_due = FOREVER_NS, -1
         """The instant and the sequence number of the next `TransfersDue`; others in `pending` have no effect."""
         self._push(FOREVER_NS, WOKE)
@@ -259,6 +274,10 @@ class Cluster:
             self._acquire(now_ns, self._nodes[order.node])
         elif isinstance(order, ReleaseNode):
             self._release(now_ns, self._nodes[order.node])
+        elif isinstance(order, Transfer):
+            self._transfer(now_ns, order)
+        elif isinstance(order, Evict):
+            self._evict(order)
 
     def deliver_plan(self, now_ns: int, planned: Planned) -> None:
         """The core is told a plan when the time that planning takes has passed."""
@@ -373,18 +392,45 @@ class Cluster:
                 length_ns = round(length_ns * self._rates.slow_start_factor)
             if truths.faults.strikes("failed_start", self._rates.failed_start):
                 crash_ns = truths.faults.within_ns("failed_start", length_ns)
-        start, weights = LocalStart(length_ns, crash_ns), self._truths.weights
-        if weights is None:
+        start, weights = LocalStart(length_ns, crash_ns, order.shares_load), self._truths.weights
+        is_provided = order.transfer is not None or order.shares_load
+        if weights is None or not (weights.has_network or is_provided):
             self._load(now_ns, id, start, [(LOADING, length_ns)])
-        elif self._truths.is_warm and now_ns < WARM_NS:
-            weights.place(spec)
-            self._load(now_ns, id, start, [])
-        elif weights.fetch(now_ns, id, spec):
-            self._load(now_ns, id, start, truths.cold_start.steps(spec, length_ns))
-        else:
-            self._replicas[id].start = start
-            self._push(now_ns, ReplicaProgressed(id, FETCHING))
-            self._await_transfers(now_ns)
+            return
+        if order.transfer is not None and (order.transfer, spec.node or "") in self._failed:
+            self._lose(now_ns, id, NO_WEIGHTS)
+            return
+        is_warm = self._truths.is_warm and now_ns < WARM_NS
+        if is_warm and not is_provided:
+            weights.place(spec.node or "", weights.of(spec))
+        waits = order.transfer is not None and weights.is_coming(order.transfer, spec.node or "")
+        if is_warm or (not waits if is_provided else weights.fetch(now_ns, id, spec)):
+            self._load_there(now_ns, id, start, is_warm=is_warm)
+            return
+        if order.transfer is not None:
+            self._awaiting.setdefault((order.transfer, spec.node or ""), []).append(id)
+        self._replicas[id].start = start
+        self._push(now_ns, ReplicaProgressed(id, FETCHING))
+        self._await_transfers(now_ns)
+
+    def _load_there(self, now_ns: int, id: ReplicaId, start: LocalStart, *, is_warm: bool = False) -> None:
+        """A replica starts whose weights are on its node. If the load is shared, it waits for what is left of it, and
+        skips it when it is over."""
+        replica = self._replicas[id]
+        steps: Sequence[tuple[str, int]] = replica.truths.cold_start.steps(replica.spec, start.length_ns)
+        weights = self._truths.weights
+        assert weights is not None
+        if start.shares_load and (is_warm or len(steps) > 1):
+            lengths_ns = dict(steps)
+            from_ns = now_ns + lengths_ns.get(SPAWNING, 0)
+            key = replica.spec.node or "", weights.of(replica.spec)
+            loaded_ns = self._loaded_ns.setdefault(key, from_ns + lengths_ns[LOADING])
+            lengths_ns[LOADING] = max(0, loaded_ns - from_ns)
+            steps, length_ns = list(lengths_ns.items()), sum(lengths_ns.values())
+            if start.crash_ns is not None and start.length_ns:
+                start = structs.replace(start, crash_ns=start.crash_ns * length_ns // start.length_ns)
+            start = structs.replace(start, length_ns=length_ns)
+        self._load(now_ns, id, start, [] if is_warm else steps)
 
     def _load(self, now_ns: int, id: ReplicaId, start: LocalStart, steps: Iterable[tuple[str, int]]) -> None:
         """A replica whose weights are on its node goes through these steps, each with its length, and is ready."""
@@ -401,13 +447,65 @@ class Cluster:
         """Let the replicas whose weights have come load them."""
         weights = self._truths.weights
         assert weights is not None
-        for id in weights.arrived(now_ns):
-            replica = self._replicas[id]
-            start, replica.start = replica.start, None
-            assert start is not None
-            self._load(now_ns, id, start, replica.truths.cold_start.steps(replica.spec, start.length_ns))
+        for arrival in weights.arrived(now_ns):
+            waiting = list(arrival.replicas)
+            if arrival.transfer is not None:
+                for node in arrival.receivers:
+                    self._push(now_ns, Transferred(arrival.transfer.transfer, node))
+                    waiting += self._awaiting.pop((arrival.transfer.transfer, node), ())
+            for id in waiting:
+                if id in self._replicas:
+                    self._go_on(now_ns, id)
         self._transfers_due = FOREVER_NS, -1
         self._await_transfers(weights.due_ns)
+
+    def _go_on(self, now_ns: int, id: ReplicaId) -> None:
+        """The weights of a replica that waited are on its node."""
+        replica = self._replicas[id]
+        start, replica.start = replica.start, None
+        assert start is not None
+        self._load_there(now_ns, id, start)
+
+    def _transfer(self, now_ns: int, order: Transfer) -> None:
+        """Begin an ordered transfer. In a warm world, what is ordered at first is there at once."""
+        weights = self._truths.weights
+        assert weights is not None, "the core orders transfers in a world without weights"
+        if self._truths.is_warm and now_ns < WARM_NS:
+            for node in order.receivers:
+                if order.is_kept:
+                    weights.place(node, order.weights)
+                self._push(now_ns, Transferred(order.transfer, node))
+            return
+        gone = [name for name in order.receivers if self._nodes[name].state is not NodeState.READY]
+        weights.send(now_ns, order)
+        for name in gone:  # the core hears of their loss
+            self._lose_weights(now_ns, name)
+        if order.source and self._nodes[order.source].state is not NodeState.READY:
+            self._lose_weights(now_ns, order.source)
+        self._await_transfers(now_ns)
+
+    def _evict(self, order: Evict) -> None:
+        weights = self._truths.weights
+        assert weights is not None, "the core evicts weights in a world without weights"
+        if order.level is WeightLevel.FILES:
+            weights.evict(order.node, order.weights)
+        else:
+            self._loaded_ns.pop((order.node, order.weights), None)
+
+    def _lose_weights(self, now_ns: int, node: str) -> None:
+        """A node that fails or is released keeps no weights, sends none, and has no spare workers."""
+        self._truths.spares.lose(node)
+        weights = self._truths.weights
+        if weights is None:
+            return
+        for order, name in weights.lose(now_ns, node):
+            self._push(now_ns, TransferFailed(order.transfer, name, f"node {node}, which sent it, is gone"))
+            self._failed.add((order.transfer, name))
+            for id in self._awaiting.pop((order.transfer, name), ()):
+                self._lose(now_ns, id, NO_WEIGHTS)
+        for key in [key for key in self._loaded_ns if key[0] == node]:
+            del self._loaded_ns[key]
+        self._await_transfers(now_ns)
 
     def _await_transfers(self, at_ns: int) -> None:
         """Look at the transfers at this instant, so that all that begin or end until then get their rates together."""
@@ -514,7 +612,7 @@ class Cluster:
     def _release(self, now_ns: int, node: SimulatedNode) -> None:
         node.state = NodeState.RELEASED
         self._cancel_failure(node)
-        self._empty(node.node.name)
+        self._lose_weights(now_ns, node.node.name)
         self._push(now_ns, NodeReleased(node.node.name))
 
     def _lose_node(self, now_ns: int, node: SimulatedNode) -> None:
@@ -524,15 +622,9 @@ class Cluster:
         self._push(now_ns, NodeLost(name, "it went down"))
         for id in [id for id, replica in self._replicas.items() if replica.spec.node == name]:
             self._lose(now_ns, id, error)
-        self._empty(name)
+        self._lose_weights(now_ns, name)
         if not node.node.on_demand:
             node.pending = self._push(now_ns + s(self._rates.node_repair_s), NodeReady(node.node))
-
-    def _empty(self, node: str) -> None:
-        """A node that fails or is released keeps no weights and no spare workers."""
-        self._truths.spares.lose(node)
-        if self._truths.weights is not None:
-            self._truths.weights.lose(node)
 
     def _cancel_failure(self, node: SimulatedNode) -> None:
         if node.pending >= 0 and not self._healed:

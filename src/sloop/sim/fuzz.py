@@ -34,12 +34,13 @@ from msgspec import convert, structs
 from sloop.actions import Action, Decided, End
 from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
 from sloop.app.graph import Each, When
-from sloop.app.scenario import Change, ColdStartTruth, NetworkTruth, NodeTruth, ServiceTruth, Truth
+from sloop.app.scenario import Change, ColdStartTruth, NetworkTruth, NodeTruth, ServiceTruth, TopologyTruth, Truth
 from sloop.core.planner import Planner
 from sloop.core.views import PlanInput
 from sloop.errors import InputError
 from sloop.events import Cancelled
 from sloop.profile import Amdahl, Profile
+from sloop.profile.profile import Startup
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
 from sloop.sim.agents import CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster
@@ -132,6 +133,17 @@ REQUEST_FAULTS: Final[dict[str, float]] = {"bad_request": 0.02, "deadly_request"
 ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
 """True over believed durations."""
 
+PROVISIONS: Final[Sequence[dict[str, Any]]] = (
+    {},
+    {"multicast": False},
+    {"packs_first": False},
+    {"multicast": False, "join": False, "source": "store", "cache": "files"},
+    {"multicast": False, "join": False, "source": "store"},
+    {"locality": False},
+    {"locality": False, "multicast": False},
+)
+"""Parameters of `flashpoint`, which decides in one world of four where replicas start and from where weights come."""
+
 LINK: Final = {"kind": "lte"}
 
 REQUESTS_MAX: Final = 1_500
@@ -192,7 +204,7 @@ def random_world(seed: int, system: str = "static") -> World:
         declared_paths=_paths(stages, seed, slo_ms),
     )
     trace = trace_from(spec, seed=seed, duration_s=duration_s, folder=Path())
-    return World.of(
+    world = World.of(
         application,
         trace,
         seed=seed,
@@ -208,6 +220,7 @@ def random_world(seed: int, system: str = "static") -> World:
         faults=_faults(random, seed),
         origin=_command(seed, system),
     )
+    return _provisioned(world)
 
 
 def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
@@ -352,7 +365,46 @@ def random_deployment(seed: int, system: str = "static") -> World:
         changes=changes,
         origin=_command(seed, system, "--deployment"),
     )
-    return replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
+    return _provisioned(replace(world, errors={key: random.choice(ERRORS) for key in world.profiles}))
+
+
+def _provisioned(world: World) -> World:
+    """In one world of four, the same with weights of some size, which come over a network as a policy says. From a
+    separate stream, so that the others do not change."""
+    own = stream(world.seed, "provision")
+    if own.random() >= 0.25:
+        return world
+    chosen = {"name": "flashpoint", **own.choice(PROVISIONS)}
+
+    def provided(application: Application) -> Application:
+        system = replace(application.system, parameters={**application.system.parameters, "provision": chosen})
+        return replace(with_weights(application, own), system=system)
+
+    topology = TopologyTruth(own.choice((2e3, 2e4)), own.choice(("shared", "per_node")), 1e4, 2, 1.5e4)
+    network = replace(world.truth.network or NetworkTruth(topology=topology), topology=topology)
+    return replace(
+        world,
+        deployment=replace(world.deployment, applications=tuple(map(provided, world.deployment.applications))),
+        changes=tuple(replace(each, deploy=each.deploy and provided(each.deploy)) for each in world.changes),
+        truth=replace(world.truth, network=network),
+    )
+
+
+def with_weights(application: Application, random: Random) -> Application:
+    """The same application with weights of some size, and starts of several parts."""
+
+    def heavy(profile: Profile) -> Profile:
+        size_bytes = random.choice((1, 1 << 28, 1 << 30, 4 << 30))
+        startup = random.choice((None, Startup(0.1, 1.0, 0.1, 0.3), Startup(0.0, 0.5, 0.0)))
+        load_s = profile.load_s if startup is None else startup.sum_s
+        return structs.replace(profile, weights_bytes=size_bytes, startup=startup, load_s=load_s)
+
+    def variant(given: Variant) -> Variant:
+        profiles = {kind: heavy(profile) for kind, profile in given.profiles.items()}
+        return replace(given, profile=given.profile and heavy(given.profile), profiles=profiles)
+
+    stages = tuple(replace(stage, variants=tuple(map(variant, stage.variants))) for stage in application.stages)
+    return replace(application, stages=stages)
 
 
 def _nodes(random: Random) -> tuple[Node, ...]:

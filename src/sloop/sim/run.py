@@ -52,7 +52,9 @@ def simulate(
 def rules_of(setup: ApplicationSetup) -> Rules:
     """What the records of an application version are checked against."""
     policies = setup.system.policies
-    return Rules(setup.application, policies.order, policies.drop.is_hopeless)
+    return Rules(
+        setup.application, policies.order, policies.drop.is_hopeless, provides=not policies.provision.leaves_all
+    )
 
 
 def _watch(checkers: Checkers, appends: list[Append], first: int | None) -> Append:

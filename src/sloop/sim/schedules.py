@@ -25,11 +25,12 @@ from msgspec import Struct, structs
 
 from sloop.actions import Action, Assigned, End, StartBatch, VersionState
 from sloop.app.application import Application, Stage, SystemChoice, Variant
+from sloop.app.scenario import TopologyTruth
 from sloop.core import ApplicationParts, Core
 from sloop.core.control import PlanProgress
 from sloop.core.ledger import millicores
 from sloop.core.protocols import CoreInterface, Policies
-from sloop.core.state import ApplicationState, StageState
+from sloop.core.state import ApplicationState, StageState, State
 from sloop.core.views import ClusterView, PlanInput
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies import POLICIES
@@ -51,13 +52,15 @@ from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.sim.cluster import ClusterTruths, Truths
 from sloop.sim.engine import Ingress
 from sloop.sim.engine import play as run
-from sloop.sim.fuzz import BRANCHING, CHOICES, GRAPHS, PATHS, Edges
+from sloop.sim.fuzz import BRANCHING, CHOICES, GRAPHS, PATHS, PROVISIONS, Edges, with_weights
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultSampler
+from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.service import ServiceSampler
+from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import stream
-from sloop.systems.setup import beliefs_of
+from sloop.systems.setup import beliefs_of, starts_of, weights_of
 from sloop.units import FOREVER_NS, ms, s, to_ms
 from sloop.vocabulary import (
     ALONE,
@@ -172,6 +175,8 @@ class Scene:
     """Options of the true speeds."""
     has_shadows: bool
     """Whether plans have shadows, which may die."""
+    provision: Mapping[str, Any]
+    """The name and the parameters of the provision policy."""
 
     @cached_property
     def hosts(self) -> dict[str, list[str]]:
@@ -308,6 +313,11 @@ def _scene(seed: int, random: Random) -> Scene:
         for name in ("red", "green", "blue")[:count]
     ]
     policies = {verb: random.choice(names) for verb, names in CHOICES.items()}
+    own = stream(seed, "provision")  # a separate stream, so that schedules without it stay as they were
+    provision: dict[str, Any] = {"name": "as_placed"}
+    if own.random() < 0.4:
+        provision = {"name": "flashpoint", **own.choice(PROVISIONS)}
+        applications = [with_weights(application, own) for application in applications]
     return Scene(
         seed,
         tuple(nodes),
@@ -325,6 +335,7 @@ def _scene(seed: int, random: Random) -> Scene:
             "warm": random.random() < 0.6,
         },
         has_shadows=stream(seed, "shadows").random() < 0.5,
+        provision=provision,
     )
 
 
@@ -506,6 +517,9 @@ class Setting:
             forecast=POLICIES["forecast"]["last"](),
             divide=POLICIES["divide"]["max_min"](),
             scale=ScriptedPlans(tuple(steps), s(1) if scene.seed % 3 else ms(500), scene.is_quick),
+            provision=POLICIES["provision"][scene.provision["name"]](
+                **{key: value for key, value in scene.provision.items() if key != "name"}
+            ),
             **chosen,
         )
 
@@ -551,7 +565,12 @@ class Setting:
             stages |= {stage.name: truths for stage in application.stages}
         kinds = {node.hardware for node in scene.nodes}
         acquisition = AcquisitionSampler(scene.seed, dict.fromkeys(kinds, truth["acquire_s"]), warm=bool(truth["warm"]))
-        truths_of_all = ClusterTruths(stages, acquisition, none, ms(truth["plan_ms"]), bool(truth["warm"]))
+        weights = {key: each for application in self.versions for key, each in weights_of(application).items()}
+        has_network = scene.provision["name"] != "as_placed"
+        topology = Topology(TopologyTruth(3.2e4, "shared", 6.4e4, 2, 8e4), scene.nodes) if has_network else None
+        truths_of_all = ClusterTruths(
+            stages, acquisition, none, ms(truth["plan_ms"]), bool(truth["warm"]), WeightPlaces(topology, weights)
+        )
         made = RemoteCluster(truths_of_all, scene.nodes, opened, delay_ns=scene.delay_ns)
         made.stages = frozenset(stage.name for application, _ in self.first for stage in application.stages)
         for op in self.schedule.operations:
@@ -574,12 +593,13 @@ def parts_of(application: Application, policies: Policies) -> ApplicationParts:
         response_timeouts_ns={
             stage.name: s(stage.response_timeout_s) for stage in application.stages if stage.response_timeout_s
         },
+        starts=starts_of(application),
     )
 
 
 def rules(application: Application, policies: Policies) -> Rules:
     """What the log of an application version is checked against."""
-    return Rules(application, policies.order, policies.drop.is_hopeless)
+    return Rules(application, policies.order, policies.drop.is_hopeless, provides=not policies.provision.leaves_all)
 
 
 OF_DEPLOYMENT: Final = frozenset(
@@ -979,21 +999,41 @@ def wrong_ledger(core: Core) -> str:
         wanted = replica.shadow or replica.form.shadow
         if bool(ledger.reservations[id].shadow_millicores) is not (wanted is not None or replica.is_parting):
             return f"the reservation of replica {id} is {ledger.reservations[id]}, its shadow {wanted}"
-    used = dict.fromkeys(ledger.nodes, 0)
+    used, memory_bytes = dict.fromkeys(ledger.nodes, 0), dict.fromkeys(ledger.nodes, 0)
     for reservation in ledger.reservations.values():
         used[reservation.node] += reservation.millicores + reservation.shadow_millicores
+        memory_bytes[reservation.node] += reservation.memory_bytes + reservation.shadow_memory_bytes
     for name, node in ledger.nodes.items():
         free = ledger.free_millicores(name)
         if free < 0 or free + used[name] != millicores(node.cores):
             return f"{name} has {node.cores:g} cores, of which {used[name]} m are reserved and {free} m free"
+        why = _wrong_memory(state, name, memory_bytes[name])
+        if why:
+            return why
     views = tuple([ledger.view(name) for name in ledger.nodes])
     return f"policies see {ledger.views()}, where there are {views}" if ledger.views() != views else ""
+
+
+def _wrong_memory(state: State, name: str, reserved_bytes: int) -> str:
+    """Whether the memory of a node is all reserved, held for weights, or free, and weights that nobody uses fit into
+    what is free; empty if so."""
+    held_bytes, free_bytes = state.weights.held_bytes(name), state.ledger.free_memory_bytes(name)
+    node_bytes, spare_bytes = state.ledger.nodes[name].memory_bytes, state.weights.spare_bytes(name)
+    if free_bytes < 0 or free_bytes + reserved_bytes + held_bytes != node_bytes:
+        parts = f"{reserved_bytes} are reserved, {held_bytes} held and {free_bytes} free"
+        return f"{name} has {node_bytes} bytes, of which {parts}"
+    if spare_bytes > free_bytes:
+        return f"{name} keeps {spare_bytes} bytes of weights where {free_bytes} are free"
+    strangers = state.weights.users - state.replicas.keys()
+    return f"weights are used by replicas {list(strangers)}, which do not exist" if strangers else ""
 
 
 def unfinished(core: Core, opened: OpenRequests) -> str:
     """Why the core is not whole, when there have been no faults for a while; empty if it is."""
     if opened.by_id:
         return f"requests {list(opened.by_id)[:5]} have not ended"
+    if core.state.weights.transfers:
+        return f"transfers {list(core.state.weights.transfers)} have not ended"
     ledger = core.state.ledger
     for name, state in ledger.states.items():
         is_lost = state is NodeState.LOST and not ledger.nodes[name].on_demand

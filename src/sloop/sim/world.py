@@ -40,10 +40,10 @@ from sloop.sim.truth.network import (
 )
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
 from sloop.sim.truth.service import ServiceSampler
-from sloop.sim.truth.weights import ModelWeights, WeightPlaces
+from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import seed_of
 from sloop.systems.replay import require_all, with_beginning
-from sloop.systems.setup import ApplicationSetup, Setup, application_in, definition_of, set_up
+from sloop.systems.setup import ApplicationSetup, Setup, application_in, definition_of, set_up, weights_of
 from sloop.text import listed
 from sloop.units import ms, to_s
 from sloop.workload import Link, Trace, link_from, read_link, trace_from
@@ -258,13 +258,12 @@ class World:
             spares=SpareWorkers(truth.cold_start.spare_workers, truth.cold_start.spare_s),
         )
 
-    def _weights(self) -> WeightPlaces | None:
-        """The weights of all variants, none of which is on a node; None without a topology."""
-        topology = self.truth.network.topology if self.truth.network is not None else None
-        if topology is None:
-            return None
+    def _weights(self) -> WeightPlaces:
+        """The weights of all variants, none of which is on a node."""
+        declared = self.truth.network.topology if self.truth.network is not None else None
         weights = {key: each for application in self.applications for key, each in weights_of(application).items()}
-        return WeightPlaces(Topology(topology, self.deployment.cluster), weights)
+        topology = Topology(declared, self.deployment.cluster) if declared is not None else None
+        return WeightPlaces(topology, weights)
 
     def _truths(self, application: Application, seed: int) -> dict[str, Truths]:
         """The truth of an application version, for each of its stages."""
@@ -368,18 +367,6 @@ def profiles_of(application: Application) -> dict[VariantKey, Profile]:
         for variant in stage.variants
         for hardware, profile in application.profiles_of(variant).items()
     }
-
-
-def weights_of(application: Application) -> dict[VariantKey, ModelWeights]:
-    """The weights of every variant on every kind of hardware where it can run. Models with the same file, or measured
-    with the same digest, are the same; a variant without a model has weights of its own."""
-    found: dict[VariantKey, ModelWeights] = {}
-    for stage in application.stages:
-        for variant in stage.variants:
-            for hardware, profile in application.profiles_of(variant).items():
-                name = variant.model or profile.model_digest or f"{stage.name}/{variant.name}"
-                found[stage.name, variant.name, hardware] = ModelWeights(name, variant.weights_bytes(hardware))
-    return found
 
 
 def _of_stages(declared: Mapping[str, V], application: Application) -> dict[str, V]:

@@ -19,7 +19,7 @@ from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.hardware import ANY_BYTES, GIB
 from sloop.core import ApplicationParts, Core
 from sloop.core.ledger import Ledger, sites, why_impossible
-from sloop.core.views import NodeView
+from sloop.core.views import NodeView, StartCosts
 from sloop.errors import InputError
 from sloop.events import WOKE
 from sloop.options import placed
@@ -30,7 +30,7 @@ from sloop.systems.system import System, is_system_file
 from sloop.text import counted, listed
 from sloop.units import s
 from sloop.user_code import raise_user_error
-from sloop.vocabulary import Node, ReplicaSpec
+from sloop.vocabulary import ModelWeights, Node, ReplicaSpec
 
 EstimateMap = dict[tuple[str, str, str], Estimate]
 """The estimate of each stage, variant and kind of hardware."""
@@ -58,6 +58,7 @@ class ApplicationSetup:
             response_timeouts_ns={
                 stage.name: s(stage.response_timeout_s) for stage in application.stages if stage.response_timeout_s
             },
+            starts=starts_of(application),
         )
 
 
@@ -138,6 +139,33 @@ def beliefs_of(application: Application) -> EstimateMap:
                     margin=chosen.margin,
                     correct=chosen.correct,
                 )
+    return found
+
+
+def weights_of(application: Application) -> dict[tuple[str, str, str], ModelWeights]:
+    """The weights of every stage, variant and kind of hardware where it can run. Models with the same file, or measured
+    with the same digest, are the same; a variant without a model has weights of its own."""
+    found: dict[tuple[str, str, str], ModelWeights] = {}
+    for stage in application.stages:
+        for variant in stage.variants:
+            for hardware, profile in application.profiles_of(variant).items():
+                name = variant.model or profile.model_digest or f"{stage.name}/{variant.name}"
+                found[stage.name, variant.name, hardware] = ModelWeights(name, variant.weights_bytes(hardware))
+    return found
+
+
+def starts_of(application: Application) -> dict[tuple[str, str, str], StartCosts]:
+    """What a start of every stage, variant and kind of hardware consists of. A start whose parts are unknown counts as
+    one of the process alone."""
+    found: dict[tuple[str, str, str], StartCosts] = {}
+    for (stage, variant, hardware), weights in weights_of(application).items():
+        profile = application.by_name[stage].variant(variant).on(hardware)
+        parts = profile.startup if profile is not None else None
+        if parts is None:
+            made = StartCosts(weights, process_s=profile.load_s if profile is not None else 0.0)
+        else:
+            made = StartCosts(weights, parts.process_s, parts.weights_s, parts.send_s, parts.first_batch_s)
+        found[stage, variant, hardware] = made
     return found
 
 

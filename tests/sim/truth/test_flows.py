@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.app.scenario import TopologyTruth
-from sloop.sim.truth.flows import STORE, Flow, FlowLink, FlowNetwork, Topology
+from sloop.sim.truth.flows import Flow, FlowLink, FlowNetwork, Topology
 from sloop.units import FOREVER_NS, NS_PER_S, ms, s
-from sloop.vocabulary import Node
+from sloop.vocabulary import STORE, Node
 
 GBIT = 1e9 / 8
 

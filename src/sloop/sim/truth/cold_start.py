@@ -33,7 +33,7 @@ from sloop.streams import stream
 from sloop.units import s
 from sloop.vocabulary import ReplicaSpec, Shadow
 
-FETCHING, SPAWNING, LOADING, WARMING = "fetching", "spawning", "loading", "warming"
+FETCHING, SPAWNING, LOADING, SENDING, WARMING = "fetching", "spawning", "loading", "sending", "warming"
 """The steps of a cold start, as a server reports them. Without a topology every start is one step, `LOADING`."""
 
 MS_PER_S: Final = 1e3
@@ -83,12 +83,19 @@ class ColdStartSampler:
         """The steps of a start that takes `length_ns` in all, each with its length, in proportion to the parts in the
         profile; loading alone if it does not know them."""
         parts = self._parts.get((spec.stage, spec.variant, spec.slot.hardware))
-        sum_s = parts.process_s + parts.weights_s + parts.first_batch_s if parts is not None else 0.0
+        sum_s = parts.sum_s if parts is not None else 0.0
         if parts is None or not sum_s:
             return [(LOADING, length_ns)]
         spawned_ns = round(length_ns * (parts.process_s / sum_s))
         loaded_ns = round(length_ns * ((parts.process_s + parts.weights_s) / sum_s))
-        return [(SPAWNING, spawned_ns), (LOADING, loaded_ns - spawned_ns), (WARMING, length_ns - loaded_ns)]
+        sent_ns = round(length_ns * ((parts.process_s + parts.weights_s + parts.send_s) / sum_s))
+        sending = [(SENDING, sent_ns - loaded_ns)] if parts.send_s else []
+        return [
+            (SPAWNING, spawned_ns),
+            (LOADING, loaded_ns - spawned_ns),
+            *sending,
+            (WARMING, length_ns - sent_ns),
+        ]
 
 
 class SpareWorkers:

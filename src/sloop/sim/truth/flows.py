@@ -30,15 +30,12 @@ from typing import Final
 
 from sloop.app.scenario import TopologyTruth
 from sloop.units import FOREVER_NS, NS_PER_S
-from sloop.vocabulary import Node
+from sloop.vocabulary import STORE, Node
 
 EXACT: Final = 1e-12
 """Relative tolerance for "a link is full" and "no flow is faster": some thousand roundings of a float."""
 BYTES_PER_S: Final = 1e6 / 8
 """Of one megabit per second."""
-
-STORE: Final = ""
-"""The name of the store in routes; nodes have names that are not empty."""
 
 
 class FlowLink:

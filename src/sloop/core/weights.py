@@ -1,0 +1,307 @@
+"""Which nodes have the weights of which models, which transfers are under way, and what gives way when memory is short.
+
+The core knows this only of weights for which a provision policy orders transfers. It follows from orders and reports:
+no node is asked. A node has the files of a model in its memory, or a process that has loaded them, or both
+(`WeightLevel`).
+
+The ledger *holds* the memory of what is needed: files that are on their way, that a transfer reads, or that a replica
+has yet to load; and a loaded process while replicas have come from it. So the memory of a start is reserved when it is
+ordered, and it cannot fail midway. Everything else stays where it is as long as nobody wants the memory. To the ledger
+and to policies it is free, and `make_room` evicts it when it is needed: files before processes, those that were used
+longest ago first (Flashpoint, San Juan, thesis, Waterloo 2023, section 2.10 of our specification).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec import Struct
+
+from sloop.actions import Evict, Transfer
+from sloop.core.ledger import Ledger
+from sloop.core.views import WeightsView
+from sloop.units import s
+from sloop.vocabulary import STORE, ModelWeights, ReplicaId, TransferId, WeightLevel
+
+DOUBT_NS: Final = s(60)
+"""How long a node is not shown as a source after a transfer from it has failed: it, or its network, may be ill."""
+
+LEVELS: Final = tuple(WeightLevel)
+
+
+@dataclass(slots=True, eq=False)
+class NodeWeights:
+    """The weights of one model on one node."""
+
+    node: str
+    weights: ModelWeights
+    keeps: WeightLevel = WeightLevel.NOTHING
+    """What stays when no replica uses them."""
+    has_files: bool = False
+    is_loaded: bool = False
+    arriving: dict[TransferId, None] = field(default_factory=dict)
+    """The transfers that bring them."""
+    readers: dict[TransferId, None] = field(default_factory=dict)
+    """The transfers for which the node is the source."""
+    users: dict[ReplicaId, bool] = field(default_factory=dict)
+    """The replicas that have come from them or start, and whether each has yet to load them."""
+    sharers: dict[ReplicaId, None] = field(default_factory=dict)
+    """Those of them that share the loaded process."""
+    used_ns: int = 0
+    """When they were last used."""
+    doubted_until_ns: int = 0
+    """Until when the node is not to be a source."""
+
+    @property
+    def needs_files(self) -> bool:
+        """Whether the files that are there must stay."""
+        if not self.has_files or self.readers:
+            return self.has_files
+        return any(loads and not (self.is_loaded and id in self.sharers) for id, loads in self.users.items())
+
+    @property
+    def needs_loaded(self) -> bool:
+        """Whether memory is needed for the loaded process, also if it has yet to be loaded."""
+        reads = self.is_loaded and not self.has_files and bool(self.readers)
+        return reads or bool(self.sharers)
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that must not be taken away."""
+        return self.weights.size_bytes * (len(self.arriving) + self.needs_files + self.needs_loaded)
+
+    @property
+    def spare_bytes(self) -> int:
+        """The memory that may be taken away."""
+        files = self.has_files and not self.needs_files
+        return self.weights.size_bytes * (files + (self.is_loaded and not self.needs_loaded))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is there, and nothing comes."""
+        return not (self.has_files or self.is_loaded or self.arriving or self.users or self.readers)
+
+    def view(self, now_ns: int, rack: str) -> WeightsView:
+        """As policies see them."""
+        return WeightsView(
+            node=self.node,
+            rack=rack,
+            has_files=self.has_files,
+            is_loaded=self.is_loaded,
+            arriving=next(iter(self.arriving), None),
+            replicas=len(self.users),
+            is_source=(self.has_files or self.is_loaded) and self.doubted_until_ns <= now_ns,
+        )
+
+
+class OpenTransfer(Struct):
+    """A transfer under way, and the receivers that have yet to get it."""
+
+    order: Transfer
+    receivers: dict[str, None]
+
+
+class WeightRegistry:
+    """The weights on all nodes of a ledger, and the transfers."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.by_node: dict[str, dict[ModelWeights, NodeWeights]] = {}
+        """What each node has, or is to have; only this class changes it."""
+        self._of: dict[ModelWeights, dict[str, NodeWeights]] = {}
+        """The same by model."""
+        self._used: dict[ReplicaId, NodeWeights] = {}
+        """By replica, where its weights are."""
+        self.transfers: dict[TransferId, OpenTransfer] = {}
+        self._next = 0
+
+    # What policies see
+
+    def views(self, now_ns: int, weights: ModelWeights) -> tuple[WeightsView, ...]:
+        """Where the weights are or arrive to be kept, in the order in which they came."""
+        nodes = self._ledger.nodes
+        return tuple(
+            [
+                each.view(now_ns, nodes[name].rack)
+                for name, each in self._of.get(weights, {}).items()
+                if each.keeps is not WeightLevel.NOTHING and (each.has_files or each.is_loaded or each.arriving)
+            ]
+        )
+
+    def sends(self) -> dict[str, int]:
+        """By node, how many transfers it sends now, also as a link of a chain."""
+        chains = [(each.order.source, *each.order.receivers[:-1]) for each in self.transfers.values()]
+        return dict(Counter(name for chain in chains for name in chain if name != STORE))
+
+    # What audits see
+
+    def held_bytes(self, node: str) -> int:
+        """The memory that a node must hold."""
+        return sum(each.held_bytes for each in self.by_node.get(node, {}).values())
+
+    def spare_bytes(self, node: str) -> int:
+        """The memory that a node uses as long as nobody wants it."""
+        return sum(each.spare_bytes for each in self.by_node.get(node, {}).values())
+
+    @property
+    def users(self) -> AbstractSet[ReplicaId]:
+        """The replicas whose weights it knows."""
+        return self._used.keys()
+
+    # Orders
+
+    def extra_bytes(self, node: str, weights: ModelWeights, keeps: WeightLevel) -> int:
+        """How much more memory the node must hold for one more replica that comes from what is there or arrives; from
+        a transfer, if nothing is."""
+        found, shares = self._of.get(weights, {}).get(node), keeps is WeightLevel.LOADED
+        if found is None:
+            return weights.size_bytes * (1 + shares)
+        needs_no_files = shares and found.is_loaded
+        is_held = found.needs_files if found.has_files else bool(found.arriving)
+        return weights.size_bytes * (not (needs_no_files or is_held)) + weights.size_bytes * (
+            shares and not found.needs_loaded
+        )
+
+    def order(
+        self, now_ns: int, weights: ModelWeights, source: str, receivers: Sequence[str], keeps: WeightLevel
+    ) -> Transfer | None:
+        """Order a transfer to those of the receivers that have memory for it; None if none has. The source must have
+        the weights."""
+        if source != STORE:
+            sender = self._of[weights][source]
+            assert sender.has_files or sender.is_loaded, f"{source} has no {weights.name}"
+        room = [name for name in receivers if weights.size_bytes <= self._ledger.free_memory_bytes(name)]
+        if not room:
+            return None
+        id = TransferId(self._next)
+        self._next += 1
+        made = Transfer(id, weights, source, tuple(room), keeps is not WeightLevel.NOTHING)
+        self.transfers[id] = OpenTransfer(made, dict.fromkeys(room))
+        if source != STORE:
+            sender = self._of[weights][source]
+            sender.readers[id], sender.used_ns = None, now_ns
+            self._settle(sender)
+        for name in room:
+            found = self._found(name, weights, keeps)
+            found.arriving[id] = None
+            self._settle(found)
+        return made
+
+    def use(self, now_ns: int, replica: ReplicaId, node: str, weights: ModelWeights, keeps: WeightLevel) -> None:
+        """A replica starts from the weights that are on its node, or will be."""
+        found, shares = self._found(node, weights, keeps), keeps is WeightLevel.LOADED
+        assert found.has_files or found.arriving or (shares and found.is_loaded), f"{weights.name} is not on {node}"
+        found.users[replica], found.used_ns = True, now_ns
+        if shares:
+            found.sharers[replica] = None
+        self._used[replica] = found
+        self._settle(found)
+
+    def make_room(self, nodes: Iterable[str]) -> list[Evict]:
+        """Evict from these nodes what they have no memory for any more."""
+        evicted: list[Evict] = []
+        for node in nodes:
+            own = self.by_node.get(node, {})
+            while self.spare_bytes(node) > max(0, self._ledger.free_memory_bytes(node)):
+                spare = [each for each in own.values() if each.spare_bytes]
+                files = [each for each in spare if each.has_files and not each.needs_files]
+                victim = min(files or spare, key=lambda each: (each.used_ns, each.weights.name))
+                if files:
+                    victim.has_files = False
+                else:
+                    victim.is_loaded = False
+                evicted.append(Evict(node, victim.weights, WeightLevel.FILES if files else WeightLevel.LOADED))
+                self._settle(victim)
+        return evicted
+
+    # Reports
+
+    def ready(self, now_ns: int, replica: ReplicaId) -> None:
+        """A replica that uses weights has loaded them."""
+        found = self._used[replica]
+        found.users[replica], found.used_ns = False, now_ns
+        found.is_loaded = found.is_loaded or replica in found.sharers
+        self._settle(found)
+
+    def leave(self, now_ns: int, replica: ReplicaId) -> None:
+        """A replica that uses weights is gone."""
+        found = self._used.pop(replica)
+        del found.users[replica]
+        found.sharers.pop(replica, None)
+        found.used_ns = now_ns
+        self._settle(found)
+
+    def arrived(self, now_ns: int, transfer: TransferId, node: str) -> None:
+        """A receiver has the files. Nothing happens if it was not expected to get them any more."""
+        found = self._end(transfer, node)
+        if found is not None:
+            found.has_files, found.used_ns = True, now_ns
+            self._settle(found)
+
+    def failed(self, now_ns: int, transfer: TransferId, node: str) -> bool:
+        """A receiver will not get the files; returns whether it was expected to get them."""
+        opened = self.transfers.get(transfer)
+        found = self._end(transfer, node)
+        if opened is None or found is None:
+            return False
+        source = self._of.get(found.weights, {}).get(opened.order.source)
+        if source is not None:
+            source.doubted_until_ns = now_ns + DOUBT_NS
+        self._settle(found)
+        return True
+
+    def lose(self, node: str) -> None:
+        """A node is lost or released, with all that it had."""
+        for id, opened in list(self.transfers.items()):
+            if node in opened.receivers:
+                self._end(id, node)
+        for found in self.by_node.pop(node, {}).values():
+            del self._of[found.weights][node]
+            if not self._of[found.weights]:
+                del self._of[found.weights]
+        self._ledger.hold(node, None)
+
+    # Within
+
+    def _found(self, node: str, weights: ModelWeights, keeps: WeightLevel) -> NodeWeights:
+        """The weights on a node, of which at least `keeps` stays from now on."""
+        own = self._of.setdefault(weights, {})
+        found = own.get(node)
+        if found is None:
+            found = own[node] = self.by_node.setdefault(node, {})[weights] = NodeWeights(node, weights)
+        found.keeps = max(found.keeps, keeps, key=LEVELS.index)
+        return found
+
+    def _end(self, transfer: TransferId, node: str) -> NodeWeights | None:
+        """A transfer is over for one of its receivers; returns the weights there."""
+        opened = self.transfers.get(transfer)
+        if opened is None or node not in opened.receivers:
+            return None
+        weights = opened.order.weights
+        del opened.receivers[node]
+        if not opened.receivers:
+            del self.transfers[transfer]
+            source = self._of[weights].get(opened.order.source)
+            if source is not None and source.readers.pop(transfer, True) is None:
+                self._settle(source)
+        found = self._of[weights][node]
+        del found.arriving[transfer]
+        return found
+
+    def _settle(self, found: NodeWeights) -> None:
+        """Weights on a node have changed: forget what does not stay, and hold the memory of what must."""
+        if self.by_node.get(found.node, {}).get(found.weights) is not found:
+            return  # the node was lost
+        if found.keeps is WeightLevel.NOTHING and not (found.arriving or found.readers or any(found.users.values())):
+            found.has_files = False
+        own = self.by_node[found.node]
+        if found.is_gone:
+            del own[found.weights], self._of[found.weights][found.node]
+            if not self._of[found.weights]:
+                del self._of[found.weights]
+            if not own:
+                del self.by_node[found.node]
+        is_needed = any(each.users or each.arriving or each.readers for each in own.values())
+        self._ledger.hold(found.node, self.held_bytes(found.node) if is_needed else None)

@@ -1,0 +1,295 @@
+"""Provision: where missing replicas start together, and from where their weights come. Each class is one policy."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar, Literal
+
+from sloop.core.protocols import AsPlaced
+from sloop.core.views import Provisioning, ProvisionInput, ReplicaStart, Site, WeightChain
+from sloop.text import counted, listed
+from sloop.units import ROUNDING
+from sloop.vocabulary import STORE, WeightLevel
+
+__all__ = ["AsPlaced", "Flashpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flashpoint:
+    """Weights come from the nearest place that has them, and along chains.
+
+    Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 to 2.12 and 5.1 of our specification, with its
+    corrections. Each technique can be switched off, which gives the systems that the thesis compares with: the
+    baseline (`locality` and `multicast` off), GPU-enabled FaaS (`multicast` and `join` off, `source` `store`) and Atoll
+    (the same with `cache` `files`). Fails where accelerators of one node disturb each other: it fills nodes that have
+    the model.
+    """
+
+    leaves_all: ClassVar[bool] = False
+    locality: bool = True
+    """Replicas start first on nodes that have the weights, then one on each other node, and weights come from nodes
+    that have them; without it, each start is a download from the store, on the node with the fewest replicas."""
+    multicast: bool = True
+    """The receivers of one source form a chain, in the order of their racks; without it, each has its own transfer."""
+    cache: Literal["files", "loaded"] = "loaded"
+    """What nodes keep of weights that no replica uses, with `locality`: their `files`, or also the process that has
+    `loaded` them."""
+    source: Literal["nearest", "store"] = "nearest"
+    """Whether weights come from other nodes that have them, or always from the store."""
+    join: bool = True
+    """Whether a start waits for a transfer to its node that is under way already, instead of ordering its own."""
+    packs_first: bool = True
+    """Whether the first replicas of an application fill one node after the other, as if they had grown there."""
+
+    @property
+    def keeps(self) -> WeightLevel:
+        return WeightLevel(self.cache) if self.locality else WeightLevel.NOTHING
+
+    def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
+        if not self.locality:
+            chosen = least_used_first(given)
+            names = [_name(given.sites[index]) for index in chosen]
+            if self.multicast:
+                chains = (
+                    [WeightChain(STORE, in_rack_order(STORE, dict.fromkeys(names), _racks(given)))] if names else []
+                )
+                starts = [ReplicaStart(index, chain=0) for index in chosen]
+            else:
+                chains = [WeightChain(STORE, (name,)) for name in names]
+                starts = [ReplicaStart(index, chain=place) for place, index in enumerate(chosen)]
+            return Provisioning(tuple(starts), tuple(chains), _why(given, starts, chains))
+        found = {each.node: each for each in given.weights}
+        ready = {name for name, each in found.items() if each.has_files or (each.is_loaded and self.cache == "loaded")}
+        coming = {name: each.arriving for name, each in found.items() if self.join and each.arriving is not None}
+        chosen = self._sites(given, ready, coming.keys() - ready)
+        names = [_name(given.sites[index]) for index in chosen]
+        without = [name for name in names if name not in ready and name not in coming]
+        chains = self._chains(given, list(dict.fromkeys(without)) if self.join else without)
+        unused = [set(chain.receivers) for chain in chains]
+        starts = []
+        for index, name in zip(chosen, names, strict=True):
+            if name in ready:
+                starts.append(ReplicaStart(index))
+            elif name in coming:
+                starts.append(ReplicaStart(index, joins=coming[name]))
+            else:
+                place = next(place for place, receivers in enumerate(unused) if name in receivers)
+                starts.append(ReplicaStart(index, chain=place))
+                if not self.join:
+                    unused[place].discard(name)
+        return Provisioning(tuple(starts), tuple(chains), _why(given, starts, chains))
+
+    def _sites(self, given: ProvisionInput, ready: Iterable[str], coming: Iterable[str]) -> list[int]:
+        if self.packs_first and given.is_first:
+            return packed(given)
+        loaded = {each.node for each in given.weights if each.is_loaded} if self.cache == "loaded" else set()
+        levels = dict.fromkeys(coming, 2) | {name: int(name not in loaded) for name in ready}
+        return primed_first(given, levels)
+
+    def _chains(self, given: ProvisionInput, without: Sequence[str]) -> list[WeightChain]:
+        """The transfers to nodes without the weights."""
+        sources = {each.node: each.rack for each in given.weights if each.is_source} if self.source == "nearest" else {}
+        for name in without:
+            sources.pop(name, None)
+        racks = _racks(given) | sources
+        parts = divided(without, list(sources), given.sends, racks) if sources else {STORE: list(without)}
+        if self.multicast and self.join:
+            return [WeightChain(source, in_rack_order(source, own, racks)) for source, own in parts.items() if own]
+        return [WeightChain(source, (name,)) for source, own in parts.items() for name in own]
+
+
+# Places
+
+
+class _SiteRoom:
+    """What is left of the sites while replicas are put there."""
+
+    def __init__(self, given: ProvisionInput) -> None:
+        self._given = given
+        self._nodes = {_name(site): [site.node.free_cores, site.node.free_memory_bytes] for site in given.sites}
+        self._devices = [
+            None
+            if site.device is None
+            else [site.device.free_share, site.device.free_memory_bytes, site.device.free_clients]
+            for site in given.sites
+        ]
+        self.sites: dict[str, list[int]] = {}
+        """By node, in the order in which they were declared."""
+        for index, site in enumerate(given.sites):
+            self.sites.setdefault(_name(site), []).append(index)
+
+    def take(self, name: str) -> int | None:
+        """Put one replica on a node, on the first device with room; returns the site, or None if there is no room."""
+        given, node = self._given, self._nodes[name]
+        slot = given.spec.slot
+        if slot.cores > node[0] + ROUNDING or given.memory_bytes > node[1]:
+            return None
+        for index in self.sites[name]:
+            device = self._devices[index]
+            if device is not None:
+                if slot.share > device[0] + ROUNDING or given.device_memory_bytes > device[1] or device[2] < 1:
+                    continue
+                device[0] -= slot.share
+                device[1] -= given.device_memory_bytes
+                device[2] -= 1
+            node[0] -= slot.cores
+            node[1] -= given.memory_bytes
+            return index
+        return None
+
+    def fill(self, names: Iterable[str], chosen: list[int]) -> None:
+        """Put replicas on one node after the other, until there are enough."""
+        for name in names:
+            while len(chosen) < self._given.count and (index := self.take(name)) is not None:
+                chosen.append(index)
+
+    def spread(self, names: Iterable[str], chosen: list[int]) -> None:
+        """Put one replica on each node, then a second one on each, until there are enough or there is no room."""
+        left = list(names)
+        while left and len(chosen) < self._given.count:
+            stay: list[str] = []
+            for name in left:
+                if len(chosen) == self._given.count:
+                    break
+                index = self.take(name)
+                if index is not None:
+                    chosen.append(index)
+                    stay.append(name)
+            left = stay
+
+
+def packed(given: ProvisionInput) -> list[int]:
+    """The sites that fill one node after the other, in their order."""
+    room, chosen = _SiteRoom(given), list[int]()
+    room.fill(room.sites, chosen)
+    return chosen
+
+
+def primed_first(given: ProvisionInput, levels: Mapping[str, int]) -> list[int]:
+    """The two stages of Flashpoint (section 2.8). First all room on the nodes that have the weights, those of the
+    lowest level first and of these those with the most room. Then one replica on each other node, so that many will
+    have them: those with the least in use first, and their racks in turn. Then a second one there, and so on."""
+    room, chosen = _SiteRoom(given), list[int]()
+    primed = [name for name in room.sites if name in levels]
+    room.fill(sorted(primed, key=lambda name: (levels[name], -len(room.sites[name]))), chosen)
+    fresh: dict[tuple[float, str], list[str]] = {}
+    usage = {_name(site): _used(site) for site in given.sites}
+    racks = _racks(given)
+    for name in room.sites:
+        if name not in levels:
+            fresh.setdefault((usage[name], racks[name]), []).append(name)
+    rounds = {name: (used, place) for (used, _), names in fresh.items() for place, name in enumerate(names)}
+    room.spread(sorted(rounds, key=rounds.__getitem__), chosen)
+    return chosen
+
+
+def least_used_first(given: ProvisionInput) -> list[int]:
+    """Each replica on the node with the least in use, that of the replicas before it included."""
+    room, chosen = _SiteRoom(given), list[int]()
+    used = {_name(site): _used(site) for site in given.sites}
+    order = {name: place for place, name in enumerate(room.sites)}
+    left = set(room.sites)
+    while left and len(chosen) < given.count:
+        name = min(left, key=lambda name: (used[name], order[name]))
+        index = room.take(name)
+        if index is None:
+            left.discard(name)
+            continue
+        used[name] += _step(given.sites[index], given)
+        chosen.append(index)
+    return chosen
+
+
+def _used(site: Site) -> float:
+    """How much of a node is in use: of its devices, or of its cores if it has none. 0 to 1."""
+    devices, node = site.node.devices, site.node.node
+    if devices:
+        return 1.0 - sum(each.free_share for each in devices) / len(devices)
+    return 1.0 - site.node.free_cores / node.cores if node.cores else 1.0
+
+
+def _step(site: Site, given: ProvisionInput) -> float:
+    """How much more is in use with one more replica."""
+    devices, slot = site.node.devices, given.spec.slot
+    return slot.share / len(devices) if devices else slot.cores / max(ROUNDING, site.node.node.cores)
+
+
+def _name(site: Site) -> str:
+    return site.node.node.name
+
+
+def _racks(given: ProvisionInput) -> dict[str, str]:
+    return {_name(site): site.node.node.rack for site in given.sites}
+
+
+# Sources
+
+
+def divided(
+    receivers: Sequence[str], senders: Sequence[str], sends: Mapping[str, int], racks: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """The receivers of each sender, as evenly as possible: the numbers differ by at most one (section 2.9). Senders
+    with the fewest transfers come first, then those with the most receivers in their rack, and each prefers those."""
+    beside = {name: sum(racks.get(each, "") == racks[name] != "" for each in receivers) for name in senders}
+    order = {name: place for place, name in enumerate(senders)}
+    chosen = sorted(senders, key=lambda name: (sends.get(name, 0), -beside[name], order[name]))[: len(receivers)]
+    left = list(receivers)
+    parts: dict[str, list[str]] = {}
+    quotas = {name: (len(receivers) + len(chosen) - 1 - place) // len(chosen) for place, name in enumerate(chosen)}
+    for name in chosen:
+        own = [each for each in left if racks.get(each, "") == racks[name] != ""][: quotas[name]]
+        parts[name] = own
+        for each in own:
+            left.remove(each)
+    for name, own in parts.items():
+        missing = quotas[name] - len(own)
+        own.extend(left[:missing])
+        del left[:missing]
+    return parts
+
+
+def in_rack_order(source: str, receivers: Iterable[str], racks: Mapping[str, str]) -> tuple[str, ...]:
+    """The order of a chain that crosses the links between racks least often (section 2.15): the rack of the source
+    first, then one rack after the other, as they come."""
+    numbers = count(1)
+    places: dict[str, int] = {racks[source]: 0} if source in racks else {}
+    for name in receivers:
+        rack = racks.get(name, "")
+        if rack not in places:
+            places[rack] = next(numbers)
+    return tuple(sorted(receivers, key=lambda name: places[racks.get(name, "")]))
+
+
+# Reasons
+
+
+def _why(given: ProvisionInput, starts: Sequence[ReplicaStart], chains: Sequence[WeightChain]) -> str:
+    """The starts and transfers in one line."""
+    there = dict.fromkeys(_name(given.sites[each.site]) for each in starts if each.chain is None and each.joins is None)
+    joining = dict.fromkeys(_name(given.sites[each.site]) for each in starts if each.joins is not None)
+    parts = [f"{counted(len(starts), 'replica')} of {given.spec.variant}"]
+    if len(starts) < given.count:
+        parts[0] += f", for {given.count - len(starts)} more there is no room"
+    if there:
+        parts.append(f"weights are on {_some(there)}")
+    if joining:
+        parts.append(f"weights are on their way to {_some(joining)}")
+    for chain in chains[:MENTIONED_MAX]:
+        source = chain.source or "the store"
+        parts.append(f"{source} sends them to {' → '.join(chain.receivers[:MENTIONED_MAX])}{_more(chain.receivers)}")
+    if len(chains) > MENTIONED_MAX:
+        parts.append(f"{len(chains) - MENTIONED_MAX} more transfers")
+    return "; ".join(parts)
+
+
+MENTIONED_MAX = 8
+"""How many nodes or transfers a reason names."""
+
+
+def _some(names: Iterable[str]) -> str:
+    found = list(names)
+    return listed(found[:MENTIONED_MAX]) + _more(found)
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" and {len(names) - MENTIONED_MAX} more" if len(names) > MENTIONED_MAX else ""

@@ -1,0 +1,168 @@
+"""Starts that are ordered together with the transfers of their weights."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sloop.actions import Decided, Evict, StartReplica, Transfer
+from sloop.core.views import Provisioning, ProvisionInput, ReplicaStart, StartCosts, WeightChain
+from sloop.events import (
+    NodeLost,
+    NodeReady,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    TransferFailed,
+    Transferred,
+    Woke,
+)
+from sloop.policies.provision import Flashpoint
+from sloop.units import s
+from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId, WeightLevel
+from tests.core.scene import Scene, plan_of, request
+
+WEIGHTS = ModelWeights("a", 300)
+NODES = tuple(Node(f"n{number}", "local", 2.0, 1000) for number in range(3))
+NEAREST = Flashpoint(packs_first=False)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Answers what the test has put in `answers`, and remembers what it was asked."""
+
+    keeps: WeightLevel = WeightLevel.FILES
+    answers: list[Provisioning] = field(default_factory=list)
+    seen: list[ProvisionInput] = field(default_factory=list)
+    leaves_all: ClassVar[bool] = False
+
+    def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
+        self.seen.append(given)
+        return self.answers.pop(0)
+
+
+def scene_of(replicas: int, provision: object = NEAREST, nodes: tuple[Node, ...] = NODES) -> Scene:
+    made = Scene(plan_of(replicas), nodes=nodes, provision=provision)
+    made.application.parts.starts["only", "a", ""] = StartCosts(WEIGHTS)  # type: ignore[index]
+    return made
+
+
+def starts(actions: object) -> list[tuple[str | None, int | None]]:
+    return [(each.spec.node, each.transfer) for each in actions if isinstance(each, StartReplica)]  # type: ignore[attr-defined]
+
+
+def test_starts_wait_for_one_chain_and_are_ready_when_their_driver_says_so() -> None:
+    scene = scene_of(4)
+    actions = scene.act(0, Woke())
+    chain = Transfer(TransferId(0), WEIGHTS, STORE, ("n0", "n1", "n2"))
+    assert [each for each in actions if isinstance(each, Transfer)] == [chain]
+    assert starts(actions) == [("n0", 0), ("n1", 0), ("n2", 0), ("n0", 0)]
+    assert all(each.shares_load for each in actions if isinstance(each, StartReplica))
+    place = [type(each) for each in actions]
+    assert place.index(Transfer) < place.index(StartReplica), "drivers know the transfer before those who wait for it"
+    (why,) = [each.why for each in actions if isinstance(each, Decided) and each.kind == "provision"]
+    assert why == "4 replicas of a; the store sends them to n0 → n1 → n2"
+    assert not scene.act(1, Transferred(TransferId(0), "n1"), ReplicaReady(ReplicaId(1)))
+    (started,) = [each for each in scene.act(2, request(0, at_ms=2)) if not isinstance(each, Decided)]
+    assert started.replica == 1  # type: ignore[union-attr]
+
+
+def test_later_starts_use_what_is_there_or_comes() -> None:
+    scene = scene_of(1)
+    scene.act(0, Woke())
+    scene.script.target = plan_of(3)
+    assert starts(scene.act(1_000, Woke())) == [("n0", 0), ("n1", 1)], "the second waits for the transfer under way"
+    scene.act(1_500, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
+    scene.act(1_500, ReplicaReady(ReplicaId(1)), Transferred(TransferId(1), "n1"), ReplicaReady(ReplicaId(2)))
+    scene.script.target = plan_of(5)
+    actions = scene.act(2_000, Woke())
+    assert starts(actions) == [("n1", None), ("n2", 2)]
+    (sent,) = [each for each in actions if isinstance(each, Transfer)]
+    assert (sent.source, sent.receivers) == ("n0", ("n2",))
+
+
+def test_a_failed_transfer_replaces_the_starts_that_wait_for_it() -> None:
+    """Flashpoint specification, number 23: if nobody has the weights any more, they come from the store."""
+    scene = scene_of(1)
+    scene.act(0, Woke())
+    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
+    scene.script.target = plan_of(3)
+    actions = scene.act(1_000, Woke())
+    assert starts(actions) == [("n0", None), ("n1", 1)]
+    scene.act(1_000, ReplicaReady(ReplicaId(1)))
+    scene.act(1_100, request(7, at_ms=1_100))
+    scene.act(1_100, NodeLost("n0", "it went down"))
+    assert not scene.act(1_100, TransferFailed(TransferId(1), "n1", "n0 is gone"))
+    actions = scene.act(1_100, ReplicaLost(ReplicaId(2), "its weights do not come"))
+    (why,) = [each.why for each in actions if isinstance(each, Decided) and each.kind == "lost"]
+    assert why == "its weights do not come; a replacement starts at once"
+    (again,) = [each for each in actions if isinstance(each, Transfer)]
+    assert (again.source, again.receivers) == (STORE, ("n1",))
+    assert starts(actions) == [("n1", 2)]
+    assert not scene.act(1_101, TransferFailed(TransferId(1), "n1", "again")), "said twice"
+    scene.act(1_200, ReplicaLost(ReplicaId(0), "n0"), ReplicaLost(ReplicaId(1), "n0"))
+    scene.act(1_400, Transferred(TransferId(2), "n1"))
+    ended = scene.act(1_400, ReplicaReady(ReplicaId(3)))
+    assert any(getattr(each, "requests", ()) == (7,) for each in ended), "the request was not lost"
+
+
+def test_a_start_without_room_for_its_weights_is_missing() -> None:
+    small = tuple(Node(f"n{number}", "local", 2.0, 100 + 300 * 2 * (number == 0)) for number in range(2))
+    scene = scene_of(3, nodes=small)
+    assert starts(scene.act(0, Woke())) == [("n0", 0)], "100 of memory each, and 600 for the weights"
+    assert any(isinstance(each, Decided) and each.kind == "shortage" for each in scene.actions)
+
+
+def test_memory_of_weights_that_nobody_uses_gives_way() -> None:
+    scene = scene_of(1, nodes=NODES[:1])
+    scene.act(0, Woke())
+    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
+    scene.script.target = plan_of(0)
+    scene.act(1_000, Woke())
+    scene.act(1_001, ReplicaStopped(ReplicaId(0)))
+    free = scene.core.state.ledger.free_memory_bytes("n0")
+    assert free == 1000, "files and process are there, and free for others"
+    other = Scripted(answers=[Provisioning((ReplicaStart(0, chain=0),), (WeightChain(STORE, ("n0",)),))])
+    object.__setattr__(scene.application.parts.policies, "provision", other)
+    scene.application.parts.starts["only", "b", ""] = StartCosts(ModelWeights("b", 800))  # type: ignore[index]
+    scene.script.target = plan_of(1, variant="b")
+    actions = scene.act(2_000, Woke())
+    evicted = [(each.weights.name, each.level) for each in actions if isinstance(each, Evict)]
+    assert evicted == [("a", WeightLevel.FILES), ("a", WeightLevel.LOADED)]
+    place = [type(each) for each in actions]
+    assert place.index(Evict) < place.index(Transfer)
+
+
+def test_a_policy_sees_the_stage_and_what_is_under_way() -> None:
+    other = Scripted()
+    scene = scene_of(1, other)
+    other.answers.append(Provisioning((ReplicaStart(0, chain=0),), (WeightChain(STORE, ("n0", "n1")),)))
+    scene.act(0, Woke())
+    (seen,) = other.seen
+    assert (seen.stage, seen.count, seen.is_first, len(seen.sites), seen.weights) == ("only", 1, True, 3, ())
+    assert seen.spec == ReplicaSpec("only", "a", Slot(1.0))
+    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
+    scene.act(1_500, *(request(number, at_ms=1_500) for number in range(6)))
+    scene.script.target = plan_of(2)
+    other.answers.append(Provisioning(()))
+    scene.act(s(2) / 1e6, Woke())
+    seen = other.seen[-1]
+    assert not seen.is_first
+    assert [(view.node, view.has_files, view.arriving) for view in seen.weights] == [
+        ("n0", True, None),
+        ("n1", False, 0),
+    ]
+    assert seen.sends == {"n0": 1}, "as a link of the chain"
+    assert (seen.arrivals_rps, seen.waiting) == (3.0, 5)
+    assert round(seen.served_rps) == round(4000 / 14)
+
+
+def test_nodes_that_send_or_receive_are_not_released() -> None:
+    rented = (Node("n0", "local", 2.0, 1000), Node("n1", "local", 2.0, 1000, on_demand=True))
+    other = Scripted()
+    scene = scene_of(3, other, rented)
+    other.answers.append(Provisioning(()))
+    other.answers.append(Provisioning((), (WeightChain(STORE, ("n1",)),)))
+    scene.act(0, Woke())
+    scene.act(1, NodeReady(rented[1]))
+    assert not scene.core.state.ledger.is_empty("n1")
+    scene.act(2, Transferred(TransferId(0), "n1"))
+    assert scene.core.state.ledger.is_empty("n1")

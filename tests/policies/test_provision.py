@@ -1,0 +1,250 @@
+"""Provision policies. Sections and numbers are those of the Flashpoint specification."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.core.views import (
+    DeviceView,
+    NodeView,
+    Provisioning,
+    ProvisionInput,
+    Site,
+    StartCosts,
+    WeightChain,
+    WeightsView,
+)
+from sloop.policies.provision import Flashpoint, divided, in_rack_order
+from sloop.vocabulary import STORE, Device, ModelWeights, Node, ReplicaSpec, Slot, TransferId
+
+COSTS = StartCosts(ModelWeights("t5", 10))
+SPEC = ReplicaSpec("only", "t5", Slot(1.0, "gpu", "A10"))
+BASELINE = Flashpoint(locality=False, multicast=False)
+LOCALITY = Flashpoint(multicast=False, packs_first=False)
+ALL = Flashpoint(packs_first=False)
+
+
+def node_view(name: str, free: Sequence[bool], rack: str = "", cores: float = 32.0) -> NodeView:
+    """A node with a device for each of `free`, which says whether nobody uses it."""
+    devices = tuple(Device(f"d{number}", "A10", 24) for number in range(len(free)))
+    views = tuple(
+        DeviceView(device, float(is_free), 24 * is_free, int(is_free))
+        for device, is_free in zip(devices, free, strict=True)
+    )
+    return NodeView(Node(name, "gpu", 32.0, 200, devices, rack=rack), cores, 200, views)
+
+
+def given_of(
+    nodes: Sequence[NodeView], count: int, weights: Sequence[WeightsView] = (), **others: object
+) -> ProvisionInput:
+    sites = [Site(node, device) for node in nodes for device in node.devices if device.free_share]
+    made = ProvisionInput(
+        stage="only",
+        spec=SPEC,
+        count=count,
+        sites=sites,
+        memory_bytes=0,
+        device_memory_bytes=12,
+        costs=COSTS,
+        weights=weights,
+        sends={},
+        waiting=0,
+        arrivals_rps=0.0,
+        served_rps=0.0,
+        is_first=False,
+    )
+    return replace(made, **others)  # type: ignore[arg-type]
+
+
+def has(name: str, *, loaded: bool = False, rack: str = "") -> WeightsView:
+    return WeightsView(name, rack, has_files=True, is_loaded=loaded, arriving=None, replicas=1, is_source=True)
+
+
+def comes(name: str, transfer: int) -> WeightsView:
+    return WeightsView(name, "", False, False, TransferId(transfer), replicas=1, is_source=False)
+
+
+def places(found: Provisioning, asked: ProvisionInput) -> list[str]:
+    """The node of each start."""
+    return [asked.sites[start.site].node.node.name for start in found.starts]
+
+
+FREE = [True] * 8
+
+
+def test_the_baseline_downloads_once_for_each_replica_on_the_least_used_nodes() -> None:
+    """Section 5.1, and number 9: a burst of eight on one node is eight downloads."""
+    asked = given_of([node_view("n0", FREE)], 8, [has("n0")])
+    found = BASELINE.provide(0, asked)
+    assert found.chains == (WeightChain(STORE, ("n0",)),) * 8
+    assert [start.chain for start in found.starts] == list(range(8))
+    asked = given_of([node_view("n0", [True, True, False, False]), node_view("n1", [True] * 4)], 4)
+    assert places(BASELINE.provide(0, asked), asked) == ["n1", "n1", "n0", "n1"]
+
+
+def test_a_burst_on_one_node_is_one_download() -> None:
+    """Number 9."""
+    asked = given_of([node_view("n0", FREE)], 8)
+    found = ALL.provide(0, asked)
+    assert found.chains == (WeightChain(STORE, ("n0",)),)
+    assert {start.chain for start in found.starts} == {0}
+    asked = given_of([node_view("n0", FREE)], 8, [comes("n0", 5)])
+    found = ALL.provide(0, asked)
+    assert not found.chains
+    assert {start.joins for start in found.starts} == {5}
+    found = replace(ALL, join=False).provide(0, asked)
+    assert len(found.chains) == 8, "each for itself"
+
+
+def test_multicast_alone_is_one_stream_from_the_store() -> None:
+    nodes = [node_view(f"n{number}", [True], rack=f"r{number % 2}") for number in range(4)]
+    found = Flashpoint(locality=False).provide(0, given_of(nodes, 4))
+    assert found.chains == (WeightChain(STORE, ("n0", "n2", "n1", "n3")),)
+
+
+def test_loaded_weights_come_before_files_and_files_before_downloads() -> None:
+    nodes = [node_view(name, [True, True]) for name in ("fresh", "files", "loaded", "coming")]
+    asked = given_of(nodes, 7, [has("files"), has("loaded", loaded=True), comes("coming", 3)])
+    found = LOCALITY.provide(0, asked)
+    assert places(found, asked) == ["loaded", "loaded", "files", "files", "coming", "coming", "fresh"]
+    assert [(start.chain, start.joins) for start in found.starts] == [(None, None)] * 4 + [(None, 3)] * 2 + [(0, None)]
+    assert found.chains == (WeightChain("files", ("fresh",)),)
+    in_files = replace(LOCALITY, cache="files").provide(0, asked)
+    assert places(in_files, asked)[:2] == ["files", "files"], "what was loaded is of no use to others"
+
+
+def test_gpu_enabled_faas_takes_what_it_lacks_from_the_store() -> None:
+    faas = Flashpoint(multicast=False, join=False, source="store", packs_first=False)
+    asked = given_of([node_view("has", [True]), node_view("lacks", [True, True])], 3, [has("has", loaded=True)])
+    found = faas.provide(0, asked)
+    assert places(found, asked) == ["has", "lacks", "lacks"]
+    assert found.chains == (WeightChain(STORE, ("lacks",)),) * 2
+    assert [start.chain for start in found.starts] == [None, 0, 1]
+
+
+def test_the_first_replicas_fill_one_node_after_the_other() -> None:
+    nodes = [node_view(f"n{number}", [True] * 4) for number in range(3)]
+    asked = given_of(nodes, 6, is_first=True)
+    assert Counter(places(Flashpoint().provide(0, asked), asked)) == {"n0": 4, "n1": 2}
+    assert Counter(places(ALL.provide(0, asked), asked)) == {"n0": 2, "n1": 2, "n2": 2}
+
+
+def test_fresh_nodes_are_taken_from_the_racks_in_turn_the_least_used_first() -> None:
+    nodes = [node_view("busy", [True, False], rack="a")]
+    nodes += [node_view(f"{rack}{number}", [True, True], rack=rack) for rack in "ab" for number in range(2)]
+    asked = given_of(nodes, 5)
+    assert places(ALL.provide(0, asked), asked) == ["a0", "b0", "a1", "b1", "busy"]
+
+
+def test_a_chain_serves_the_rack_of_its_source_first() -> None:
+    """Section 2.15: a chain 0 → 20 → 1 → 21 → 2 → 22 over two racks would cross the link between them three times."""
+    racks = {"n0": "a", "n20": "b", "n1": "a", "n21": "b", "n2": "a", "n22": "b"}
+    assert in_rack_order("n0", ["n20", "n1", "n21", "n2", "n22"], racks) == ("n1", "n2", "n20", "n21", "n22")
+    assert in_rack_order(STORE, ["n20", "n1", "n21"], racks) == ("n20", "n21", "n1")
+
+
+NAMES = [f"n{number}" for number in range(12)]
+
+
+@given(
+    st.lists(st.sampled_from(NAMES), unique=True, max_size=8),
+    st.lists(st.sampled_from([f"s{number}" for number in range(5)]), unique=True, min_size=1),
+    st.dictionaries(st.sampled_from(NAMES), st.sampled_from("abc")),
+    st.dictionaries(st.sampled_from([f"s{number}" for number in range(5)]), st.integers(0, 3)),
+)
+def test_receivers_are_divided_evenly(
+    receivers: Sequence[str], senders: Sequence[str], racks: Mapping[str, str], sends: Mapping[str, int]
+) -> None:
+    """Number 8: sizes differ by at most one; nobody is left out."""
+    parts = divided(receivers, senders, sends, dict(racks) | dict.fromkeys(senders, "a"))
+    sizes = [len(own) for own in parts.values()]
+    assert sorted(name for own in parts.values() for name in own) == sorted(receivers)
+    assert not sizes or max(sizes) - min(sizes) <= 1
+    assert len(parts) == min(len(senders), len(receivers))
+    idle = [sends.get(name, 0) for name in senders if name not in parts]
+    assert not idle or not parts or min(idle) >= max(sends.get(name, 0) for name in parts), "the least busy send"
+
+
+def test_receivers_are_served_within_their_rack_if_that_is_even() -> None:
+    racks = {"a0": "a", "a1": "a", "b0": "b", "b1": "b", "sa": "a", "sb": "b"}
+    assert divided(["a0", "b0", "a1", "b1"], ["sb", "sa"], {}, racks) == {"sb": ["b0", "b1"], "sa": ["a0", "a1"]}
+    assert divided(["a0", "a1"], ["sb", "sa"], {}, racks) == {"sa": ["a0"], "sb": ["a1"]}
+
+
+@st.composite
+def cluster(draw: st.DrawFn) -> ProvisionInput:
+    nodes = [
+        node_view(name, draw(st.lists(st.booleans(), min_size=1, max_size=4)), draw(st.sampled_from(["", "r0", "r1"])))
+        for name in NAMES[: draw(st.integers(1, 6))]
+    ]
+    states = st.sampled_from(["none", "files", "loaded", "coming"])
+    weights: list[WeightsView] = []
+    for each in nodes:
+        state, name = draw(states), each.node.name
+        if state == "coming":
+            weights.append(comes(name, len(weights)))
+        elif state != "none":
+            weights.append(has(name, loaded=state == "loaded", rack=each.node.rack))
+    return given_of(nodes, draw(st.integers(1, 20)), weights)
+
+
+@given(cluster(), st.booleans(), st.booleans(), st.sampled_from(["nearest", "store"]), st.booleans())
+def test_places_and_sources(asked: ProvisionInput, multicast: bool, join: bool, source: str, first: bool) -> None:
+    """Numbers 7 and 8: at most as many starts as asked for, no device twice, all room is used; every start has weights
+    or waits for a transfer to its node; the store sends only if no node has them."""
+    policy = Flashpoint(multicast=multicast, join=join, source=source)  # type: ignore[arg-type]
+    asked = replace(asked, is_first=first)
+    found = policy.provide(0, asked)
+    assert len(found.starts) == min(asked.count, len(asked.sites))
+    assert max(Counter(start.site for start in found.starts).values(), default=0) <= 1
+    weights = {each.node: each for each in asked.weights}
+    for start, name in zip(found.starts, places(found, asked), strict=True):
+        if start.chain is not None:
+            assert name in found.chains[start.chain].receivers
+        elif start.joins is not None:
+            assert weights[name].arriving == start.joins
+        else:
+            assert weights[name].has_files
+    holders = {name for name, each in weights.items() if each.is_source}
+    for chain in found.chains:
+        assert chain.source in holders if holders and source == "nearest" else chain.source == STORE
+        assert chain.source not in chain.receivers
+        assert multicast or len(chain.receivers) == 1
+    received = Counter(name for chain in found.chains for name in chain.receivers)
+    assert not join or max(received.values(), default=0) <= 1
+    assert received.keys() <= set(places(found, asked))
+
+
+@given(cluster())
+def test_nodes_that_have_the_weights_are_used_up_before_fresh_ones_and_those_one_by_one(asked: ProvisionInput) -> None:
+    """Number 7."""
+    found = ALL.provide(0, asked)
+    used, room = Counter(places(found, asked)), Counter(site.node.node.name for site in asked.sites)
+    primed = {each.node for each in asked.weights} & room.keys()
+    fresh = room.keys() - primed
+    if any(used[name] for name in fresh):
+        assert all(used[name] == room[name] for name in primed)
+    most = max((used[name] for name in fresh), default=0)
+    assert all(used[name] >= min(most - 1, room[name]) for name in fresh), "one on each before a second on any"
+
+
+@pytest.mark.parametrize("policy", [BASELINE, ALL, Flashpoint(locality=False)])
+def test_a_node_without_devices_takes_as_many_as_its_cores_and_memory_hold(policy: Flashpoint) -> None:
+    view = NodeView(Node("cpu", "cpu", 4.0, 100), 3.5, 25)
+    spec = ReplicaSpec("only", "t5", Slot(1.0, "cpu"))
+    asked = replace(given_of([], 9), sites=[Site(view)], spec=spec, memory_bytes=10)
+    assert len(policy.provide(0, asked).starts) == 2
+    assert len(policy.provide(0, replace(asked, memory_bytes=1)).starts) == 3
+
+
+def test_the_reason_names_places_and_sources() -> None:
+    nodes = [node_view(name, [True]) for name in ("a", "b", "c", "d")]
+    asked = given_of(nodes, 5, [has("a"), comes("b", 1)])
+    assert ALL.provide(0, asked).why == (
+        "4 replicas of t5, for 1 more there is no room; weights are on a; weights are on their way to b; "
+        "a sends them to c → d"
+    )
