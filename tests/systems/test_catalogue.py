@@ -17,6 +17,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
+from sloop.policies.provision import AsPlaced, Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
@@ -65,6 +66,10 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
         ),
     ),
     "atoll-rate": ("baseline", AtollRate(factor=1.0, share=0.99, window_ns=s(60), period_ns=s(15), batch_max=1)),
+    **{
+        name: ("system" if name == "flashpoint" else "baseline", AtollRate())
+        for name in ("flashpoint", "gpu-faas", "atoll", "baseline")
+    },
     "torchserve": ("baseline", TorchServe(target_ns=s(7), tolerance=0.1, window_ns=s(60), period_ns=s(15))),
     "openwhisk": ("baseline", Hpa(target=0.6, stabilisation_ns=0, period_ns=s(15), batch_max=1)),
     "sagemaker": ("baseline", SageMaker(safety=0.5, window_ns=s(60), period_ns=s(60))),
@@ -105,6 +110,7 @@ _ADAPTIVE = (Fifo(), Adaptive(overflow="drop"), Smallest(), Age(limit=1.0), Open
 _FIXED_BATCHES = (Fifo(), Full(patience=1.0), FirstIdle(), Never(), Open(), SpreadPlacement(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
+    **dict.fromkeys(("flashpoint", "gpu-faas", "atoll", "baseline"), _REACTIVE),
     **dict.fromkeys(("molecule-cost", "molecule-performance"), _PALDIA),
     "sponge": (Edf(), *_ONE_REPLICA),
     "fa2": (Fifo(), *_FA2),
@@ -146,13 +152,20 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "static": (Edf(), *_ONE_REPLICA),
 }
 """All policies before the scale policy, in the order of the verbs."""
+PROVISION = {
+    "flashpoint": Flashpoint(locality=True, multicast=True, cache="loaded", source="nearest", join=True),
+    "gpu-faas": Flashpoint(locality=True, multicast=False, cache="loaded", source="store", join=False),
+    "atoll": Flashpoint(locality=True, multicast=False, cache="files", source="store", join=False),
+    "baseline": Flashpoint(locality=False, multicast=False),
+}
+"""Section 5.1 of Flashpoint's specification; all others leave starts to the place policy."""
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
-    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin())
+    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), PROVISION.get(name, AsPlaced()))
     assert (system.kind, system.policies) == (kind, Policies(*expected))
 
 

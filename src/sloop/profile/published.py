@@ -24,6 +24,7 @@ from sloop.profile.profile import (
     Quadratic,
     Region,
     Sample,
+    Startup,
 )
 from sloop.profile.v100 import V100_PROFILES
 
@@ -273,6 +274,7 @@ def _profile_of(model: FlashpointModel) -> Profile:
         max_batch=1,
         max_cores=1,
         load_s=model.load_s.value + model.send_s.value,
+        startup=Startup(0.0, model.load_s.value, 0.0, send_s=model.send_s.value),
         weights_bytes=round(model.size_bytes.value),
         hardware=_LAMBDA,
         accelerator="A10",

@@ -19,6 +19,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
+from sloop.policies.provision import Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
@@ -336,6 +337,35 @@ CATALOGUE: Final = (
         "baseline",
         f"Amazon SageMaker, target tracking of invocations per instance, {AS_IN_FLASHPOINT}",
         replace(_REACTIVE, scale=SageMaker()),
+        ONE_KIND,
+    ),
+    # Large models that start from inside the cluster. Any other scaling policy may stand on it: `scale: torchserve`.
+    System(
+        "flashpoint",
+        "system",
+        "San Juan, Flashpoint, thesis, Waterloo 2023: locality and chains of transfers, under Atoll's policy",
+        replace(_REACTIVE, provision=Flashpoint()),
+        ONE_KIND,
+    ),
+    System(
+        "gpu-faas",
+        "baseline",
+        f"GPU-enabled FaaS, {AS_IN_FLASHPOINT}: hosts keep loaded models, others come from the store",
+        replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store")),
+        ONE_KIND,
+    ),
+    System(
+        "atoll",
+        "baseline",
+        f"Singhvi et al., Atoll, SoCC 2021, {AS_IN_FLASHPOINT}: hosts keep files of models, others come from the store",
+        replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store", cache="files")),
+        ONE_KIND,
+    ),
+    System(
+        "baseline",
+        "baseline",
+        f"the baseline of Flashpoint, {AS_IN_FLASHPOINT}: each replica downloads its model from the store",
+        replace(_REACTIVE, provision=Flashpoint(locality=False, multicast=False)),
         ONE_KIND,
     ),
     # Replicas by concurrency, down to none.

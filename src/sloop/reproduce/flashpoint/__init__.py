@@ -1,4 +1,4 @@
-"""Flashpoint reproduced: its traces, autoscalers, plans of pieces, transfers and averages.
+"""Flashpoint reproduced: its traces, autoscalers, plans of pieces, transfers, and its grid of simulated runs.
 
 Source: San Juan, Flashpoint: A Low-latency Serverless Platform for DL Inference Serving (MMath thesis, Waterloo 2023).
 """
@@ -7,28 +7,59 @@ from pathlib import Path
 from typing import Final
 
 from sloop.report.plots import Figure, Panel, Series
+from sloop.reproduce.flashpoint.experiments import LABELS, SHARED, Found, Grid, grid_rows, hour, simulated_rows, wanted
 from sloop.reproduce.flashpoint.offline import QUEUES, T5, atoll_targets, benefits, offline_rows
 from sloop.reproduce.flashpoint.traces import AZURE, MAIN, requests_of
-from sloop.reproduce.harness import Progress, Reproduction, silent
+from sloop.reproduce.harness import Progress, Reproduction, bars, run_trials, silent
+from sloop.reproduce.rows import with_note
 
+FIRST_SHARE, LAST_SHARE = 0.3, 0.9
+"""Parts of the time until the trials have been simulated on which others depend."""
 SOURCE: Final = "San Juan, Flashpoint, MMath thesis, Waterloo 2023"
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
-    """All rows.
+    """All rows; `quick` simulates one hour of T5 under Atoll's policy, and not the grid of models and policies.
 
-    `data` is the folder of public data. If the Twitter trace is missing there, rows of its windows are left out.
+    `data` is the folder of public data. If the Twitter trace is missing there, a generated one replaces it, and every
+    simulated row has a note; rows about its windows are left out.
     """
-    rows = offline_rows(data)
-    progress(1.0, "offline")
+    folder = str(data) if data is not None else ""
+    share = 1.0 if quick else FIRST_SHARE
+    results: Found = run_trials(
+        wanted(quick=quick), folder, processes=processes, progress=lambda done, what: progress(share * done, what)
+    )
+    simulated = simulated_rows(results, quick=quick)
+    if not quick:
+        simulated += grid_rows(_whole_grid(results, folder, processes, progress))
     assumed = [
         "six models: size, and load and send of T5, as printed; the others calibrated to the printed means",
         "layers of the public architectures, all of a model equally slow; boundaries calibrated to the printed mean",
         f"requests: {requests_of(AZURE, data).provenance}",
     ]
     main = requests_of(MAIN, data)
-    assumed += [] if main.is_measured else [f"requests: {main.provenance}"]
-    return Reproduction("flashpoint", SOURCE, tuple(rows), (targets_figure(data), plans_figure()), tuple(assumed))
+    if not main.is_measured:
+        assumed.append(f"requests: {main.provenance}")
+        simulated = with_note(simulated, "with a generated trace, because the Twitter trace is missing")
+    figures = (targets_figure(data), plans_figure(), techniques_figure(results))
+    return Reproduction("flashpoint", SOURCE, (*offline_rows(data), *simulated), figures, tuple(assumed))
+
+
+def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> Grid:
+    """The grid with all its cells: those at the resources of the baselines, then those with Flashpoint's latency."""
+    tuned: Found = run_trials(
+        Grid(results).wanted(),
+        folder,
+        processes=processes,
+        progress=lambda done, what: progress(FIRST_SHARE + (LAST_SHARE - FIRST_SHARE) * done, what),
+    )
+    matched: Found = run_trials(
+        Grid(results, tuned).wanted_matches(),
+        folder,
+        processes=processes,
+        progress=lambda done, what: progress(LAST_SHARE + (1 - LAST_SHARE) * done, what),
+    )
+    return Grid(results, tuned, matched)
 
 
 def targets_figure(data: Path | None) -> Figure:
@@ -64,4 +95,25 @@ def plans_figure() -> Figure:
         panels=(Panel(y_label="time saved, %", series=series),),
         alt=f"With one waiting request all save {100 * found[0].best:.0f} %; with {QUEUES[-1]:,} Flashpoint's plan "
         f"saves {100 * found[-1].best:.0f} %, Gillis's {100 * found[-1].gillis:.0f} %.",
+    )
+
+
+def techniques_figure(results: Found) -> Figure:
+    """Cold starts and latencies of T5 under Atoll's policy by technique, published parameters."""
+    trials = [hour(MAIN, technique) for technique in SHARED]
+    cold, mean = ([results.each(trial, field) for trial in trials] for field in ("cold_s", "mean_s"))
+    ticks = tuple(LABELS[technique].removeprefix("the ").replace(" and ", "\nand ") for technique in SHARED)
+    spoken = "; ".join(
+        f"{LABELS[technique]}: {results.mean(trial, 'cold_s'):.3g} s and {results.mean(trial, 'mean_s'):.3g} s"
+        for technique, trial in zip(SHARED, trials, strict=True)
+    )
+    return Figure(
+        name="techniques",
+        title=f"{T5}, an hour of the Twitter trace, one link to the store",
+        x_label="",
+        panels=(
+            Panel(y_label="cold start, s (log)", ticks=ticks, series=(bars("cold start", cold),), log=True),
+            Panel(y_label="mean latency, s (log)", ticks=ticks, series=(bars("latency", mean),), log=True),
+        ),
+        alt=f"Mean cold start and mean latency of {spoken}.",
     )

@@ -179,6 +179,26 @@ def source_rows() -> list[Row]:
     return [contradicted(far, [fmean(remote)], other=402.6), compare(near, [fmean(faster)])]
 
 
+# Queueing (section 2.2)
+
+
+def backlog(arrival_rps: float, served_rps: float, cold_s: float) -> float:
+    """L: the requests that wait when replicas become ready that were started when the rate had risen."""
+    return max(0.0, arrival_rps - served_rps) * cold_s
+
+
+def expected_wait_s(arrival_rps: float, served_before_rps: float, served_after_rps: float, cold_s: float) -> float:
+    """E(d_w): the wait of a request that comes at that instant. The printed formula has another sign, which would make
+    it negative where the new replicas suffice."""
+    return backlog(arrival_rps, served_before_rps, cold_s) / served_after_rps
+
+
+def expected_cold_s(growth: float, download_s: float, load_s: float, send_s: float) -> float:
+    """E(d_c) when replicas grow by this fraction and all download over one link: as many copies as new replicas for
+    each that was there, at least one."""
+    return max(1.0, growth) * download_s + load_s + send_s
+
+
 # Pieces
 
 

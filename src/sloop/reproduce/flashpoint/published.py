@@ -46,6 +46,8 @@ COLD_FACTORS: Final = {
     "azure": {"mp": 1.95, "mc": 1.73, "lc": 7.93},
 }
 """Fig. 8.9: how many times shorter with a single technique, means over models and autoscalers."""
+MORE_FOR_T5: Final = {"gpu-faas": 18.67, "baseline": 53.28}
+"""Section 8.4.5: more replicas in % that others need for Flashpoint's mean latency of T5, within 10 %, Twitter."""
 T5_LATENCY: Final = {"atoll-rate": 147.48, "torchserve": 50.22, "openwhisk": 51.80, "sagemaker": 69.91}
 """Fig. 3.4: mean latency of T5 under the baseline, in inferences (printed as seconds by mistake)."""
 

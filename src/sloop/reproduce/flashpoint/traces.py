@@ -32,6 +32,9 @@ within its burst. 10800 has a median of 58 and a peak of 273."""
 HOURS: Final = ("470042", "1652593", "470470", "10800")
 MAIN: Final = "470470"
 AZURE: Final = "azure"
+STEP: Final = "step"
+STEP_RPS, STEP_AT_S, STEP_END_S = (50, 100), 298, 600
+"""A rate that doubles two seconds before the policies look: for the formulas of section 2.2."""
 TWITTER_STATISTICS: Final = (57, 4.68)
 LONG_STATISTICS: Final = (47, 6.19)
 AZURE_STATISTICS: Final = (18, 2.54)
@@ -39,7 +42,11 @@ AZURE_STATISTICS: Final = (18, 2.54)
 
 
 def requests_of(name: str, data: Path | None, *, seed: int = 0) -> Excerpt:
-    """The requests per second of a window, or of `azure`. Without the file, a generated hour stands for a window."""
+    """The requests per second of a window, of `azure`, or of `step`. Without the file, a generated hour stands for a
+    window."""
+    if name == STEP:
+        counts = array("q", (STEP_RPS[second >= STEP_AT_S] for second in range(STEP_END_S)))
+        return Excerpt(name, counts, "assumed: a step, for the formulas")
     if name == AZURE:
         made = generated_counts(AZURE, HOUR_S, *AZURE_STATISTICS, seed=seed)
         return Excerpt(name, made, f"assumed: made up with the median and the peak of the Azure trace, seed {seed}")

@@ -1,0 +1,425 @@
+"""Flashpoint's simulated experiments: which trials they need, and their rows.
+
+Experiments are named as in the specification (section 5.2): E3 autoscalers, E7 testbed, E8 bandwidth of the store, E11
+locality and other systems, E14 single techniques, E17 headline, E18 by model, E19 resources; checks are those of its
+section 7.5.
+Pieces of models that start side by side are not simulated here, so that "Flashpoint" is locality and chains.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import ceil
+from statistics import fmean
+from typing import Final
+
+from msgspec import structs
+
+from sloop.profile.published import FLASHPOINT_MODELS, STORE_MBPS
+from sloop.reproduce.flashpoint import published
+from sloop.reproduce.flashpoint.offline import T5, expected_cold_s, expected_wait_s, stages_s
+from sloop.reproduce.flashpoint.runs import SCALING, FlashpointResult, FlashpointTrial, ScalingName, Technique
+from sloop.reproduce.flashpoint.traces import AZURE, HOURS, MAIN, STEP, STEP_RPS
+from sloop.reproduce.harness import EQUAL_WITHIN, Results, Wanted
+from sloop.reproduce.rows import Claim, Row, bounded, compare, directed, similar
+
+Found = Results[FlashpointResult]
+
+MODELS: Final = tuple(FLASHPOINT_MODELS)
+TRACES: Final = {"twitter": MAIN, "azure": AZURE}
+FLASHPOINT: Final[Technique] = "lc+mc"
+TUNED: Final[tuple[Technique, ...]] = ("mc", "lc", "lc+mc", "gpu-faas")
+"""Compared with the baseline at equal resources."""
+MATCHING: Final[tuple[Technique, ...]] = ("gpu-faas", "baseline")
+LABELS: Final[dict[Technique, str]] = {
+    "baseline": "the baseline",
+    "mc": "chains",
+    "lc": "locality",
+    "lc+mc": "locality and chains",
+    "gpu-faas": "GPU-enabled FaaS",
+    "atoll": "Atoll as a system",
+}
+WITHOUT_PIECES: Final = "ours is without pieces"
+
+OWN_LINKS: Final = {"470042": 2.34, "1652593": 1.63, "470470": 4.16, "10800": 6.41}
+"""Derived mean latency in s of T5 under the baseline, if each host has a link to the store of its own (section 6)."""
+COLD_S: Final = 56.771
+SHARED: Final[dict[Technique, tuple[float, ...]]] = {
+    "baseline": (7.52, 2.53, 238.0, 777.0),
+    "gpu-faas": (0.253, 1.38, 103.0, 453.0),
+    "lc": (0.253, 1.35, 3.4, 7.2),
+    "lc+mc": (0.253, 1.35, 0.99, 1.36),
+    "mc": (3.8, 2.1, 10.4, 20.8),
+}
+"""The same over one link for the cluster, in the order of `HOURS`; by another simulation (section 7.5, check 15)."""
+STORE_MBPS_STEPS: Final = {2000.0: 2.66, 4000.0: 2.18, 8000.0: 2.14, 16_000.0: 2.14}
+"""Derived mean latency in s of the baseline by bandwidth of the store in Mbit/s, window 1652593."""
+SCALES: Final = (0.5, 1.0, 1.5, 2.0, 2.5)
+PER_HOST_STEPS: Final = (1, 2, 4, 8)
+BASE: Final = FlashpointTrial()
+STEPPED: Final = structs.replace(BASE, trace=STEP, store="per_node")
+STEP_SEEN_S: Final = 2
+"""From the step until Atoll's policy looks, which then has two busy seconds in its window: enough for its P99."""
+
+
+def hour(name: str, technique: Technique = "baseline") -> FlashpointTrial:
+    """T5 under Atoll's policy over an hour of the Twitter trace, one link to the store for all."""
+    return structs.replace(BASE, trace=name, technique=technique)
+
+
+def own_links(name: str) -> FlashpointTrial:
+    """The baseline where each host has its own link to the store."""
+    return structs.replace(BASE, trace=name, store="per_node")
+
+
+def with_store(mbps: float) -> FlashpointTrial:
+    """The baseline with another bandwidth of the store."""
+    return structs.replace(BASE, trace="1652593", store_mbps=mbps)
+
+
+def scaled(factor: float, technique: Technique) -> FlashpointTrial:
+    """More or fewer requests."""
+    return structs.replace(BASE, scale=factor, technique=technique)
+
+
+def beside(per_host: int, technique: Technique) -> FlashpointTrial:
+    """As many accelerators on fewer or more hosts."""
+    return structs.replace(BASE, per_host=per_host, technique=technique)
+
+
+def testbed(name: str) -> FlashpointTrial:
+    """The physical experiment: ten hosts with an accelerator each, each with its own link, 15 % of the requests."""
+    return structs.replace(own_links(name), scale=0.15, accelerators=10, per_host=1)
+
+
+def cell(model: str, policy: ScalingName, trace: str, technique: Technique = "baseline") -> FlashpointTrial:
+    """A cell of the grid with the published parameters."""
+    return FlashpointTrial(model=model, policy=policy, trace=TRACES[trace], technique=technique)
+
+
+def apart(model: str, technique: Technique) -> FlashpointTrial:
+    """A model under Atoll's policy, which has equal resources by itself, where each host has its own link."""
+    return structs.replace(cell(model, "atoll-rate", "twitter", technique), store="per_node")
+
+
+APART: Final[tuple[Technique, ...]] = ("baseline", "gpu-faas", FLASHPOINT)
+OTHERS: Final[tuple[Technique, ...]] = ("baseline", "atoll", "gpu-faas", "lc")
+
+
+def wanted(*, quick: bool) -> Wanted[FlashpointTrial]:
+    """The trials that need no other result. `quick`: one window, Atoll's policy, T5."""
+    if quick:
+        return [(STEPPED, 1), (own_links(MAIN), 1), *((hour(MAIN, technique), 1) for technique in SHARED)]
+    repeated = [own_links(name) for name in HOURS]
+    repeated += [hour(name, technique) for name in HOURS for technique in SHARED]
+    repeated.append(STEPPED)
+    trials = [with_store(mbps) for mbps in STORE_MBPS_STEPS]
+    trials += [scaled(factor, technique) for factor in SCALES for technique in OTHERS]
+    trials += [beside(count, technique) for count in PER_HOST_STEPS for technique in ("gpu-faas", "lc")]
+    trials += [cell(*each) for each in product(MODELS, SCALING, TRACES)]
+    trials += [testbed(name) for name in HOURS]
+    trials += [apart(model, technique) for model in MODELS for technique in APART]
+    return [(trial, 1) for trial in trials] + [(trial, SEEDS) for trial in repeated]
+
+
+SEEDS: Final = 3
+"""For the hours of T5, whose derived figures are compared; all other runs are made once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The cells of the grid, each at the resources of its baseline."""
+
+    baselines: Found
+    tuned: Found | None = None
+    matched: Found | None = None
+
+    def trial(self, model: str, policy: ScalingName, trace: str, technique: Technique) -> FlashpointTrial:
+        """The trial of a cell."""
+        base = cell(model, policy, trace)
+        if technique == "baseline":
+            return base
+        return structs.replace(base, technique=technique, resources=self.baselines.mean(base, "cores", 1))
+
+    def of(self, model: str, policy: ScalingName, trace: str, technique: Technique) -> FlashpointResult:
+        """The result of a cell."""
+        found = self.baselines if technique == "baseline" else self.tuned
+        assert found is not None, "the tuned cells have not been simulated"
+        return found.of(self.trial(model, policy, trace, technique))[0]
+
+    def wanted(self) -> Wanted[FlashpointTrial]:
+        """The tuned cells, whose resources are those of the baselines."""
+        return [(self.trial(*each), 1) for each in product(MODELS, SCALING, TRACES, TUNED)]
+
+    def matching(self, policy: ScalingName, technique: Technique) -> FlashpointTrial:
+        """The trial of T5 over an hour of the Twitter trace with as many replicas as Flashpoint's latency takes."""
+        latency_s = self.of(T5, policy, "twitter", FLASHPOINT).mean_s
+        return structs.replace(cell(T5, policy, "twitter", technique), matches_s=latency_s)
+
+    def wanted_matches(self) -> Wanted[FlashpointTrial]:
+        """The trials that are tuned to Flashpoint's latency."""
+        return [(self.matching(policy, technique), 1) for policy, technique in product(SCALING, MATCHING)]
+
+    def ratios(
+        self, trace: str, value: Callable[[FlashpointResult], float], of: Technique, to: Technique
+    ) -> dict[str, list[float]]:
+        """By model and policy, a figure of one technique divided by that of another, where both have it."""
+        found: dict[str, list[float]] = {}
+        for model in MODELS:
+            pairs = [
+                (value(self.of(model, policy, trace, of)), value(self.of(model, policy, trace, to)))
+                for policy in SCALING
+            ]
+            found[model] = [one / other for one, other in pairs if one > 0 and other > 0]
+        return {model: each for model, each in found.items() if each}
+
+
+# Rows
+
+
+def window_rows(results: Found, names: Sequence[str]) -> list[Row]:
+    """Checks 15 and 27: the derived latencies of T5 over hours of the Twitter trace, and orders."""
+    rows = []
+    for name in names:
+        place = HOURS.index(name)
+        trial, derived = own_links(name), OWN_LINKS[name]
+        claim = Claim("check 27", f"mean latency, own links, window {name}", "s", derived=derived)
+        rows.append(compare(claim, results.each(trial, "mean_s"), within=0.03 * derived, shape=True))
+        least, most = results.mean(trial, "cold_least_s"), results.mean(trial, "cold_most_s")
+        cold = Claim(
+            "check 27", f"shortest and longest cold start, own links, window {name}", "s", "exact", None, COLD_S
+        )
+        rows.append(compare(cold, [least, most]))
+        for technique, figures in SHARED.items():
+            found = results.each(hour(name, technique), "mean_s")
+            claim = Claim("check 15", f"mean latency, {LABELS[technique]}, window {name}", "s", derived=figures[place])
+            rows.append(compare(claim, found, shape=similar(figures[place], found)))
+        rows += _orders(results, name)
+    return rows
+
+
+def _orders(results: Found, name: str) -> list[Row]:
+    cold = {technique: results.mean(hour(name, technique), "cold_s") for technique in SHARED}
+    mean = {technique: results.mean(hour(name, technique), "mean_s") for technique in SHARED}
+    rows = []
+    for what, found in (("cold start", cold), ("mean latency", mean)):
+        chain = [found[technique] for technique in ("baseline", "mc", "lc")]
+        holds = all(before > after for before, after in pairwise(chain)) and found["lc+mc"] <= 1.01 * found["lc"]
+        expect = "the baseline, then chains, then locality, which chains do not make worse"
+        claim = Claim("check 15", f"{what}, baseline / locality and chains, window {name}", "×")
+        rows.append(directed(claim, [found["baseline"] / found["lc+mc"]], holds=holds, expect=expect))
+    between = mean["lc"] <= 1.01 * mean["gpu-faas"] and mean["gpu-faas"] <= mean["baseline"]
+    claim = Claim("check 15", f"mean latency, GPU-enabled FaaS / locality, window {name}", "×")
+    expect = "GPU-enabled FaaS lies between the baseline and locality"
+    return [*rows, directed(claim, [mean["gpu-faas"] / mean["lc"]], holds=between, expect=expect)]
+
+
+def step_rows(results: Found) -> list[Row]:
+    """Section 2.2: the longest latency after a step of the rate, from the backlog of one cold start."""
+    exec_s = FLASHPOINT_MODELS[T5].exec_ms.value / 1e3
+    before, after = (ceil(rps * exec_s) / exec_s for rps in STEP_RPS)
+    cold_s = expected_cold_s(1.0, *stages_s(T5, STORE_MBPS))
+    waited_s = expected_wait_s(STEP_RPS[1], before, after, cold_s + STEP_SEEN_S)
+    note = f"{STEP_SEEN_S} s until the policy looks, and a cold start"
+    claim = Claim("section 2.2", "longest latency after a step of the rate", "s", derived=waited_s + exec_s, note=note)
+    return [compare(claim, results.each(STEPPED, "longest_s"))]
+
+
+def autoscaler_rows(results: Found) -> list[Row]:
+    """E3: T5 under the baseline, in inferences. The thesis's window and its links to the store are unknown."""
+    exec_s = FLASHPOINT_MODELS[T5].exec_ms.value / 1e3
+    rows = []
+    for policy in SCALING:
+        found = [each / exec_s for each in results.each(cell(T5, policy, "twitter"), "mean_s")]
+        figure = published.T5_LATENCY[policy]
+        note = f"window {MAIN}, one link of 2,203 Mbit/s; both decide, see check 15 and 27"
+        claim = Claim("E3 autoscalers", f"mean latency of T5 under {policy}", "× inference", paper=figure, note=note)
+        rows.append(compare(claim, found, shape=similar(figure, found)))
+    return rows
+
+
+def testbed_rows(results: Found) -> list[Row]:
+    """E7: the baseline of the physical experiment, 2.61 s as measured and 2.23 s as simulated in the thesis."""
+    found = [results.mean(testbed(name), "mean_s") for name in HOURS]
+    note = "over four hours; thinning and hour decide, and the thesis's hour is unknown"
+    claim = Claim("E7 testbed", "mean latency, baseline, ten hosts, 15 % of the requests", "s", paper=2.23, note=note)
+    bound = Claim("E7 testbed", "the same, of each hour", "s")
+    return [compare(claim, found, shape=similar(2.23, found)), bounded(bound, found, at_least=0.6, at_most=1.9)]
+
+
+def store_rows(results: Found) -> list[Row]:
+    """E8, check 20: the bandwidth of the store."""
+    rows = []
+    for mbps, figure in STORE_MBPS_STEPS.items():
+        found = results.each(with_store(mbps), "mean_s")
+        claim = Claim("E8 bandwidth", f"mean latency, {mbps:,.0f} Mbit/s from the store", "s", derived=figure)
+        rows.append(compare(claim, found, shape=similar(figure, found)))
+    steps = [results.mean(with_store(mbps), "mean_s") for mbps in STORE_MBPS_STEPS]
+    falls = all(after <= 1.01 * before for before, after in pairwise(steps))
+    claim = Claim("E8 bandwidth", "mean latency, 2 / 16 Gbit/s", "×")
+    return [*rows, directed(claim, [steps[0] / steps[-1]], holds=falls, expect="more bandwidth never makes it worse")]
+
+
+def locality_rows(results: Found) -> list[Row]:
+    """E11, check 21: more requests, and more accelerators in each host."""
+    rows = []
+    gaps = []
+    for factor in SCALES:
+        means = {technique: results.mean(scaled(factor, technique), "mean_s") for technique in OTHERS}
+        gaps.append(means["gpu-faas"] - means["lc"])
+        for technique in OTHERS[:-1]:
+            claim = Claim("E11 locality", f"mean latency, {LABELS[technique]} / locality, {factor:g} × requests", "×")
+            holds = means[technique] >= 0.99 * means["lc"]
+            rows.append(directed(claim, [means[technique] / means["lc"]], holds=holds, expect="locality is no slower"))
+    claim = Claim("E11 locality", "growth of what locality gains on GPU-enabled FaaS, 0.5 to 2.5 × requests", "s")
+    grows = gaps[-1] > gaps[0]
+    rows.append(directed(claim, [gaps[-1] - gaps[0]], holds=grows, expect="it gains more with more requests"))
+    for technique in ("gpu-faas", "lc"):
+        shares = [results.mean(beside(count, technique), "sent_only") for count in PER_HOST_STEPS]
+        grows = all(after >= before - 0.01 for before, after in pairwise(shares))
+        claim = Claim(
+            "E11 locality", f"starts from the same host, 8 - 1 accelerators each, {LABELS[technique]}", "points"
+        )
+        expect = "more accelerators in a host, more starts from it"
+        rows.append(directed(claim, [100 * (shares[-1] - shares[0])], holds=grows, expect=expect))
+    return rows
+
+
+def apart_rows(results: Found) -> list[Row]:
+    """E17 under Atoll's policy where each host has its own link to the store: the thesis does not say which it is."""
+    rows = []
+    for other in APART[:-1]:
+        ratios = {
+            model: [results.mean(apart(model, other), "mean_s") / results.mean(apart(model, FLASHPOINT), "mean_s")]
+            for model in MODELS
+        }
+        figure, found = published.LATENCY_SAVED[other, "twitter"], published.mean_saved(ratios)
+        note = f"Atoll's policy alone; {WITHOUT_PIECES}; T5: {published.saved_percent(ratios[T5][0]):.2f} %"
+        metric = f"mean latency saved over {LABELS[other]}, twitter, own links"
+        claim = Claim("E17 headline", metric, "%", paper=figure, note=note)
+        rows.append(compare(claim, [found], shape=found > 0 and similar(figure, [found])))
+    return rows
+
+
+def technique_rows(grid: Grid) -> list[Row]:
+    """E14: how many times shorter with single techniques."""
+    rows = []
+    for trace, (what, table, field) in product(
+        TRACES,
+        (("cold start", published.COLD_FACTORS, "cold_s"), ("mean latency", published.LATENCY_FACTORS, "mean_s")),
+    ):
+        for technique in ("mc", "lc"):
+            ratios = grid.ratios(trace, lambda result, field=field: getattr(result, field), "baseline", technique)  # type: ignore[misc]
+            found, figure = fmean(_flat(ratios)), table[trace][technique]
+            note = "printed for locality alone and for all techniques" if technique == "lc" else ""
+            claim = Claim(
+                "E14 techniques", f"{what}, the baseline / {LABELS[technique]}, {trace}", "×", paper=figure, note=note
+            )
+            rows.append(compare(claim, [found], shape=found > 1 and similar(figure, [found])))
+    return rows
+
+
+def headline_rows(grid: Grid) -> list[Row]:
+    """E17: what is saved at equal resources, by the thesis's average and as the mean of percentages."""
+    rows = []
+    tables = (
+        ("cold start", published.COLD_SAVED, "cold_s"),
+        ("mean latency", published.LATENCY_SAVED, "mean_s"),
+        ("P99 latency", published.P99_SAVED, "p99_s"),
+    )
+    others: tuple[Technique, ...] = ("baseline", "gpu-faas")
+    for (what, table, field), other, trace in product(tables, others, TRACES):
+        ratios = grid.ratios(trace, lambda result, field=field: getattr(result, field), other, FLASHPOINT)  # type: ignore[misc]
+        found = published.mean_saved(ratios)
+        plain = published.mean_of_percents(ratios)
+        note = f"{WITHOUT_PIECES}; mean of percentages {plain:.2f} %"
+        claim = Claim(
+            "E17 headline", f"{what} saved over {LABELS[other]}, {trace}", "%", paper=table[other, trace], note=note
+        )
+        rows.append(compare(claim, [found], shape=found > 0 and similar(table[other, trace], [found])))
+    return rows
+
+
+def model_rows(grid: Grid) -> list[Row]:
+    """E18, Table 8.1: mean latency saved, by model; larger models save more over the baseline (check 16)."""
+    rows = []
+    for place, (other, trace) in enumerate(published.COLUMNS):
+        ratios = grid.ratios(trace, lambda result: result.mean_s, other, FLASHPOINT)  # type: ignore[arg-type]
+        for model, printed in published.SAVED_PERCENT.items():
+            found = published.saved_percent(fmean(ratios[model]))
+            metric = f"mean latency saved over {LABELS[other]}, {trace}, {model}"  # type: ignore[index]
+            claim = Claim("E18 models", metric, "%", paper=printed[place], note=WITHOUT_PIECES)
+            rows.append(compare(claim, [found], shape=found > 0 and similar(printed[place], [found])))
+        if other == "baseline":
+            saved = [fmean(ratios[model]) for model in MODELS]
+            inversions = sum(after < before for before, after in pairwise(saved))
+            claim = Claim(
+                "check 16", f"larger models that save less over the baseline than the next smaller, {trace}", ""
+            )
+            rows.append(directed(claim, [inversions], holds=inversions <= 1, expect="at most one"))
+    return rows
+
+
+def resource_rows(grid: Grid) -> list[Row]:
+    """E19, check 19: whether resources could be made equal, and in how many runs."""
+    apart, runs = [], []
+    for model, policy, trace, technique in product(MODELS, SCALING, TRACES, TUNED):
+        result = grid.of(model, policy, trace, technique)
+        apart.append(abs(result.cores / grid.of(model, policy, trace, "baseline").cores - 1))
+        runs.append(result.runs)
+    equal = 100 * fmean(each <= EQUAL_WITHIN + 1e-9 for each in apart)
+    cells = len(apart)
+    share = Claim(
+        "E19 resources", f"cells whose replicas are within 5 % of the baseline's, of {cells}", "%", "exact", 100.0
+    )
+    mean = Claim("E19 resources", "runs for a cell, mean", "", computed=True)
+    most = Claim("E19 resources", "runs for a cell, most", "", computed=True)
+    return [
+        compare(share, [equal], shape=equal >= 90),
+        bounded(mean, [fmean(runs)], at_most=6),
+        bounded(most, [max(runs)], at_most=12),
+        *_matching_rows(grid),
+    ]
+
+
+def _matching_rows(grid: Grid) -> list[Row]:
+    """How many more replicas the others take for Flashpoint's latency."""
+    assert grid.matched is not None, "the matching trials have not been simulated"
+    rows = []
+    for technique in MATCHING:
+        more, reached = [], 0
+        for policy in SCALING:
+            trial = grid.matching(policy, technique)
+            found = grid.matched.of(trial)[0]
+            more.append(100 * (found.cores / grid.of(T5, policy, "twitter", FLASHPOINT).cores - 1))
+            reached += found.mean_s <= 1.11 * trial.matches_s
+        note = f"mean of the policies; {reached} of {len(SCALING)} reach it within 12 runs; {WITHOUT_PIECES}"
+        figure = published.MORE_FOR_T5[technique]
+        metric = f"more replicas for Flashpoint's latency of T5, {LABELS[technique]}"
+        claim = Claim("E19 resources", metric, "%", paper=figure, note=note)
+        rows.append(compare(claim, [fmean(more)], shape=fmean(more) > 0 and similar(figure, [fmean(more)])))
+    return rows
+
+
+def _flat(ratios: dict[str, list[float]]) -> Iterable[float]:
+    return (each for model in ratios.values() for each in model)
+
+
+def simulated_rows(results: Found, *, quick: bool) -> list[Row]:
+    """The rows of `wanted`."""
+    if quick:
+        return [*step_rows(results), *window_rows(results, (MAIN,))]
+    return [
+        *step_rows(results),
+        *window_rows(results, HOURS),
+        *autoscaler_rows(results),
+        *testbed_rows(results),
+        *store_rows(results),
+        *locality_rows(results),
+        *apart_rows(results),
+    ]
+
+
+def grid_rows(grid: Grid) -> list[Row]:
+    """The rows of the whole grid."""
+    return [*technique_rows(grid), *headline_rows(grid), *model_rows(grid), *resource_rows(grid)]
