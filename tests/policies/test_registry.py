@@ -95,7 +95,7 @@ def test_policies_that_are_called_within_the_event_loop() -> None:
     """All others are called beside it, because their decisions may take longer than a request can wait."""
     quick = {name for name, kind in POLICIES["scale"].items() if getattr(kind, "is_quick", False)}
     reactive = {"atoll_rate", "torchserve", "sagemaker", "paldia"}
-    assert quick == {"static", "sponge", "ds2", "fa2_single", "hpa", "kpa", "vpa"} | reactive
+    assert quick == {"static", "sponge", "ds2", "fa2_single", "hpa", "kpa", "vpa", "by_capacity"} | reactive
 
 
 @pytest.mark.parametrize(("verb", "name"), EVERY)

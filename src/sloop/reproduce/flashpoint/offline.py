@@ -27,7 +27,7 @@ from sloop.reproduce.flashpoint.traces import (
     requests_of,
 )
 from sloop.reproduce.rows import Claim, Row, compare, contradicted, directed, outside
-from sloop.sim.truth.flows import FlowNetwork, Topology
+from sloop.sim import FlowNetwork, Topology
 from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, fewest_pieces, filled_pieces, plan_fronts
 from sloop.units import FOREVER_NS, s, to_s
 from sloop.vocabulary import Node
@@ -275,25 +275,25 @@ def plan_rows() -> list[Row]:
     for name in ("CodeBERT", "BART-large", "GPT-2-XL"):
         apart = min(benefits(name, x).best - max(benefits(name, x).gillis, benefits(name, x).serfer) for x in QUEUES)
         metric = f"{name}: least saving over Gillis and SerFer, in points of the whole model's time"
-        rows.append(directed(_shown(metric, "points"), [100 * apart], holds=apart > 1e-9, expect="always better"))
+        rows.append(directed(_plotted(metric, "points"), [100 * apart], holds=apart > 1e-9, expect="always better"))
     for name in ("DialoGPT-large", T5):
         apart = min(benefits(name, x).best - benefits(name, x).gillis for x in QUEUES)
         rows.append(
-            directed(_shown(f"{name}: least saving over Gillis", "points"), [100 * apart], holds=apart > -1e-9,
+            directed(_plotted(f"{name}: least saving over Gillis", "points"), [100 * apart], holds=apart > -1e-9,
                      expect="no worse; about equal is printed for DialoGPT")
         )  # fmt: skip
     pieces = [benefits("ALBERT-xxlarge", x).ours.pieces for x in QUEUES if x >= 100]
     losing = max(benefits("ALBERT-xxlarge", 3000).gillis, benefits("ALBERT-xxlarge", 3000).serfer)
     rows += [
-        directed(_shown("ALBERT-xxlarge: most pieces from 100 requests on", ""), [max(pieces)],
+        directed(_plotted("ALBERT-xxlarge: most pieces from 100 requests on", ""), [max(pieces)],
                  holds=max(pieces) == 1,
                  expect="not cut, for its layers share their weights; ours also has an embedding of 85 MB to cut off"),
-        directed(_shown("ALBERT-xxlarge: saving of Gillis and SerFer, 3,000 requests", "points"), [100 * losing],
+        directed(_plotted("ALBERT-xxlarge: saving of Gillis and SerFer, 3,000 requests", "points"), [100 * losing],
                  holds=losing < 0, expect="they lose"),
     ]  # fmt: skip
     own, others = benefits(T5, 1).ours.pieces, len(_gillis_cuts(T5)) + 1
     rows.append(
-        directed(_shown("T5-3B: pieces for one request, ours / Gillis", "×"), [own / others],
+        directed(_plotted("T5-3B: pieces for one request, ours / Gillis", "×"), [own / others],
                  holds=abs(own / others - 1) <= 0.2, expect=f"about as many ({own} and {others})")
     )  # fmt: skip
     return rows
@@ -367,5 +367,5 @@ def _exact(experiment: str, metric: str, unit: str, paper: float) -> Claim:
     return Claim(experiment, metric, unit, "exact", paper)
 
 
-def _shown(metric: str, unit: str) -> Claim:
+def _plotted(metric: str, unit: str) -> Claim:
     return Claim("E6 plans", metric, unit)
