@@ -106,6 +106,19 @@ def test_what_nobody_keeps_is_there_only_for_the_starts_that_wait(kept: Kept) ->
     assert kept.ledger.is_empty("n0")
 
 
+def test_what_nobody_keeps_is_forgotten_also_while_another_transfer_brings_it(kept: Kept) -> None:
+    """The start that it came for has been given up; else it would be evicted, although no node keeps it."""
+    first, second = (kept.registry.order(0, A, STORE, ["n0"], NOTHING) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    kept.registry.use(0, ReplicaId(0), "n0", A, NOTHING)
+    kept.registry.leave(1, ReplicaId(0))
+    kept.registry.arrived(2, first.transfer, "n0")
+    assert kept.ledger.reserve(ReplicaId(9), Reservation("n0", 0, 60))
+    assert kept.registry.make_room(["n0"]) == []
+    assert kept.free() == 0, "only what the second transfer brings is held"
+
+
 def test_receivers_without_memory_are_left_out(kept: Kept) -> None:
     kept.ledger.force(ReplicaId(7), Reservation("n1", 0, 61))
     order = kept.registry.order(0, A, STORE, ["n0", "n1", "n2"], FILES)

@@ -294,7 +294,7 @@ class WeightRegistry:
         """Weights on a node have changed: forget what does not stay, and hold the memory of what must."""
         if self.by_node.get(found.node, {}).get(found.weights) is not found:
             return  # the node was lost
-        if found.keeps is WeightLevel.NOTHING and not (found.arriving or found.readers or any(found.users.values())):
+        if found.keeps is WeightLevel.NOTHING and not (found.readers or any(found.users.values())):
             found.has_files = False
         own = self.by_node[found.node]
         if found.is_gone:

@@ -375,7 +375,8 @@ class CheckedNode:
         if not (self.files or self.loaded or self.arriving or self.replicas):
             return 0
         own = [each for each in self.replicas.values() if each.weights is not None]
-        files = {each.weights for each in own if not each.ready and each.transfer not in (None, *self.arriving)}
+        arrived = [each for each in own if each.transfer not in (None, *self.arriving)]
+        files = {each.weights for each in arrived if self._loads(each)}
         loaded = {each.weights for each in own if each.shares_load}
         found = [*(self.files | files), *(self.loaded | loaded), *(each.weights for each in self.arriving.values())]
         return sum(each.size_bytes for each in found if each is not None)
@@ -385,7 +386,11 @@ class CheckedNode:
         own = [each for each in self.replicas.values() if each.weights == weights]
         if level is WeightLevel.LOADED:
             return any(each.shares_load for each in own)
-        return any(not each.ready and not (each.shares_load and weights in self.loaded) for each in own)
+        return any(self._loads(each) for each in own)
+
+    def _loads(self, replica: CheckedReplica) -> bool:
+        """Whether a replica has yet to load its weights from files."""
+        return not replica.ready and not (replica.shares_load and replica.weights in self.loaded)
 
     def empty(self) -> None:
         """It is lost or released, with all that it kept."""
