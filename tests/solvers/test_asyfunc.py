@@ -531,3 +531,12 @@ def test_the_chosen_batching_is_the_cheapest(rate: float, share: float) -> None:
         assert found is not None
         assert found.core_ms == pytest.approx(min(costs))
         assert in_time_share(EXAMPLE_WHOLE[found.cores].tolist(), found.batch, found.wait_ms, rate, SLO_MS) >= share
+
+
+def test_without_arrivals_each_request_is_a_batch() -> None:
+    assert mean_batch(4, 50.0, 0.0) == 1
+    assert in_time_share([0.0, 20.0, 25.0], 2, 30.0, 0.0, 40.0) == pytest.approx(20 / 30), "it waits for the timer"
+    found = choose_batching(EXAMPLE_WHOLE, 0.0, SLO_MS)
+    assert found is not None
+    assert (found.cores, found.batch) == (1, 1)
+    assert found.core_ms == pytest.approx(99)

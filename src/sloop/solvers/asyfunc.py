@@ -171,7 +171,8 @@ def in_time_share(latency_ms: Sequence[float], batch: int, wait_ms: float, rate_
         own = chance if size < batch else left
         left -= chance
         chance *= expected / size
-        fills_ms = wait_ms if size < batch else min(wait_ms, 1e3 * (batch - 1) / rate_rps)
+        full_ms = 1e3 * (batch - 1) / rate_rps if rate_rps else 0.0
+        fills_ms = wait_ms if size < batch else min(wait_ms, full_ms)
         spare_ms = slo_ms - latency_ms[size]
         within = 1.0 if at_least(spare_ms, fills_ms) else max(0.0, spare_ms / fills_ms) if fills_ms else 0.0
         kept += own * size * within

@@ -212,3 +212,12 @@ def test_what_it_is_compared_with() -> None:
     assert later.count == pytest.approx(2 * first.count, abs=1)
     (more,) = groups_of(OfflineBatch(cores_max=4, batch_max=4, prewarm=1.5).plan(0, view([], 100, 0)))
     assert more.count == pytest.approx(1.5 * first.count, abs=1)
+
+
+def test_batch_is_cheap_until_something_arrives() -> None:
+    """Alone, a request takes 99 ms on one core, 51 ms on two: the least core time is one core's."""
+    batch = OfflineBatch(cores_max=4, batch_max=4)
+    (idle,) = groups_of(batch.plan(0, view([], 0, 0)))
+    assert (idle.spec.cores, idle.count, idle.batch_max) == (1, 1, 1)
+    (busy,) = groups_of(batch.plan(s(10), view([], 100, 0)))
+    assert busy == groups_of(OfflineBatch(cores_max=4, batch_max=4).plan(0, view([], 100, 0)))[0], "chosen by its rate"

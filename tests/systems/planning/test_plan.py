@@ -12,7 +12,7 @@ from sloop.core.monitor import BUCKETS_KEPT, Monitor
 from sloop.solvers import sponge as solver
 from sloop.systems import SYSTEMS
 from sloop.systems.planning import PlanReport, explain_plan
-from sloop.systems.planning.steady import BEYOND, REPLICAS_MAX, SteadyBuckets, steady_plans
+from sloop.systems.planning.steady import BEYOND, REPLICAS_MAX, Occupation, SteadyBuckets, steady_plans
 from sloop.systems.setup import set_up
 from sloop.units import ms, s
 from tests.systems.planning.scene import READING, nodes, profile, setup, stage, steady_plan
@@ -152,8 +152,13 @@ def test_batches_grow_to_what_the_rate_needs() -> None:
     assert found.stages[0].predicted_ms == pytest.approx(12 + 10)  # three per batch; two more arrive in 10 ms
 
 
+TO_AND_FRO = ("torchserve", "kpa")
+"""Both ask for fewer replicas as soon as no request waits, down to too few for the rate."""
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_settles_on_a_plan(name: str) -> None:
+    """Or, for the two that keep none at a steady rate, says between which it goes to and fro."""
     application = load_application(
         {
             "name": "one",
@@ -168,6 +173,24 @@ def test_every_system_settles_on_a_plan(name: str) -> None:
     assert busy.feasible, busy.why
     assert busy.cores >= idle.cores
     assert busy.predicted_ms < 1000
+    assert any("keeps no plan at this rate" in note for note in busy.notes) == (name in TO_AND_FRO)
+
+
+def test_a_policy_that_keeps_no_plan_shows_its_largest() -> None:
+    """A replica of 10 ms serves 100 requests/s. TorchServe's autoscaler adds four while requests wait, which then wait
+    no longer, and removes all but one."""
+    steady = steady_plans(setup(stage("a"), system="torchserve").applications, {"x": 150})
+    assert steady.plans["x"].stages[0].groups[0].count == 5
+    assert "goes to and fro between 1 replica with 1 core and 5 replicas with 5 cores" in steady.cut_short["x"]
+
+
+def test_requests_that_nobody_drops_wait_for_ever() -> None:
+    """Three a second too many: in the tenth minute's last second 1798.5 wait in the mean, or 3 where others are
+    dropped."""
+    busy = Occupation(waiting=3.0)
+    growing = SteadyBuckets(s(BUCKETS_KEPT), 10, ms(100), busy, keeps_all=True)
+    assert [growing[place].waiting_ns for place in (0, 1, -1)] == [s(3) // 2, 9 * s(1) // 2, 3597 * s(1) // 2]
+    assert {bucket.waiting_ns for bucket in SteadyBuckets(s(BUCKETS_KEPT), 10, ms(100), busy)} == {s(3)}
 
 
 SMALL = stage("a", profile=profile(16, 12, batch=4, cores=2))

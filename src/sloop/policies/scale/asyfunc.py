@@ -307,7 +307,7 @@ class OfflineBatch:
     """
 
     rate_rps: float = 0.0
-    """0: the rate of the first plan that has one."""
+    """0: the rate of the first plan that has one. Before, a replica runs as is cheapest for single requests."""
     prewarm: float = 1.0
     """k_b: how many times the needed replicas are there."""
     alpha: float = 0.8
@@ -339,10 +339,12 @@ class OfflineBatch:
         latency_ms = table_ms(belief, cores_max, min(self.batch_max, belief.batch_max))
         now_rps = view.demand_rps[stage.name]
         rate_rps = self.rate_rps or now_rps
-        if not self._chosen and rate_rps:
+        if not self._chosen:
             found = choose_batching(latency_ms, rate_rps, to_ms(stage.slo_ns), self.share)
-            self._chosen[:] = [(found.cores, found.batch, found.wait_ms) if found else (cores_max, 1, 0.0)]
-        cores, batch, wait_ms = self._chosen[0] if self._chosen else (cores_max, 1, 0.0)
+            chosen = (found.cores, found.batch, found.wait_ms) if found else (cores_max, 1, 0.0)
+            if rate_rps:
+                self._chosen.append(chosen)
+        cores, batch, wait_ms = self._chosen[0] if self._chosen else chosen
         each_rps = 1e3 * batch / float(latency_ms[cores, batch])
         count = max(1, round_up(self.prewarm * now_rps / (self.alpha * each_rps)))
         why = f"{now_rps:.4g} rps, {each_rps:.4g} rps each with {cores} cores and batches of {batch}"

@@ -24,6 +24,7 @@ from sloop.core.views import (
     Traffic,
 )
 from sloop.errors import InputError
+from sloop.policies.drop import Never
 from sloop.profile.estimate import Estimate
 from sloop.systems.planning.infeasibility import beyond_cluster
 from sloop.systems.planning.prediction import (
@@ -34,7 +35,7 @@ from sloop.systems.planning.prediction import (
     stage_beliefs,
 )
 from sloop.systems.setup import ApplicationSetup
-from sloop.text import number
+from sloop.text import counted, number
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Life, Plan, ReplicaId, StagePlan
 
@@ -42,6 +43,8 @@ ROUNDS_MAX: Final = 40
 """The most rounds of `steady_plans`. Policies that react to utilisation settle within a few rounds, or never."""
 SLACKS_MAX: Final = 10_000
 """Slacks listed per second; at a steady rate they are all equal, so more of them say nothing new."""
+LATE_ROUNDS: Final = 12
+"""Of the last so many rounds the largest plan is taken where a policy keeps none."""
 REPLICAS_MAX: Final = 10_000
 """A plan with at most this many replicas always goes through another round."""
 BEYOND: Final = 2.0
@@ -58,7 +61,7 @@ class SteadyPlans:
     limits: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """By application and hardware, the cores of those that cannot have what they want."""
     cut_short: Mapping[str, str] = field(default_factory=dict)
-    """By application, why the rounds ended before its policy kept a plan."""
+    """By application, why its policy kept none of its plans."""
 
 
 def steady_plans(
@@ -73,7 +76,8 @@ def steady_plans(
     `rates_rps` are by application; `others` are the cores of applications whose plans stay as they are; `clock` returns
     nanoseconds and times the decisions. An application whose system makes no plan has an infeasible, empty one; an
     application without requests that may rest has no replicas. If a plan has more than `REPLICAS_MAX` replicas and the
-    rate is far beyond the cluster, the first such plan is the result. Raises what a policy raises, except for an
+    rate is far beyond the cluster, the first such plan is the result. Of a policy that keeps none within `ROUNDS_MAX`
+    the result is its largest plan of the last rounds. Raises what a policy raises, except for an
     application that has fewer cores than it wants: its plan is then infeasible and empty.
     """
     planner, now_ns, longest_ns = Planner(), BUCKETS_KEPT * NS_PER_S, 0
@@ -90,6 +94,7 @@ def steady_plans(
         plans[application.key] = Plan((), f"{setup.system.name} has no plan", feasible=False)
     nodes = Ledger(setups[0].application.cluster).views()
     cut_short: dict[str, str] = {}
+    late: dict[str, list[Plan]] = {}
     for round_number in range(ROUNDS_MAX if active else 0):
         due = tuple(_view(now_ns, setup, plans, rates_rps) for setup in active)
         given = PlanInput(round_number, now_ns, nodes, due, tuple(others))
@@ -105,7 +110,30 @@ def steady_plans(
         if cut_short:
             break
         now_ns += BUCKETS_KEPT * NS_PER_S  # so that no window or delay of a policy reaches back to the last round
+        if round_number >= ROUNDS_MAX - LATE_ROUNDS:
+            for key in changed:
+                late.setdefault(key, []).append(plans[key])
+    else:
+        for setup in active:
+            key = setup.application.key
+            if key in changed:
+                plans[key], cut_short[key] = _largest(setup, late[key])
     return SteadyPlans(plans, longest_ns / 1e6, planner.limits, cut_short)
+
+
+def _largest(setup: ApplicationSetup, plans: Sequence[Plan]) -> tuple[Plan, str]:
+    """Of plans between which a policy goes to and fro the one with most cores, and that this is so."""
+
+    def size(plan: Plan) -> tuple[float, int]:
+        groups = [group for target in plan.stages for group in target.groups]
+        return math.fsum(group.count * group.spec.cores for group in groups), sum(group.count for group in groups)
+
+    largest, smallest = max(plans, key=size), min(plans, key=size)
+    return largest, (
+        f"{setup.system.name} keeps no plan at this rate: after {ROUNDS_MAX} decisions it goes to and fro between "
+        f"{counted(size(smallest)[1], 'replica')} with {counted(size(smallest)[0], 'core')} and "
+        f"{counted(size(largest)[1], 'replica')} with {counted(size(largest)[0], 'core')}, which is the plan shown"
+    )
 
 
 def _failed(planner: Planner, setups: Iterable[ApplicationSetup]) -> dict[str, Plan]:
@@ -174,6 +202,7 @@ def _stage_view(
     specs = [spec for group in groups for spec in repeat(group.spec, group.count)]
     ready_cores = math.fsum(group.count * group.spec.cores for group in groups)
     occupation = _occupation(target, beliefs, rate_rps)
+    keeps_all = isinstance(setup.system.policies.drop, Never)
     return StageView(
         name=name,
         slo_ns=application.slo_ns,
@@ -182,7 +211,7 @@ def _stage_view(
         replicas=tuple([ReplicaView(ReplicaId(id), spec, Life.READY, 0, 0) for id, spec in enumerate(specs)]),
         queue=(),
         running=0,
-        buckets=SteadyBuckets(now_ns, rate_rps, application.slo_ns, occupation, ready_cores),
+        buckets=SteadyBuckets(now_ns, rate_rps, application.slo_ns, occupation, ready_cores, keeps_all=keeps_all),
         bucket_ns=NS_PER_S,
         visits=application.visits[name],
     )
@@ -196,7 +225,8 @@ class Occupation:
     running: float = 0.0
     """Requests being executed."""
     waiting: float = 0.0
-    """Requests per second beyond what the replicas serve: a lower bound of a queue that grows without end."""
+    """Requests per second beyond what the replicas serve: by how much the queue grows in a second if none is dropped,
+    and else a lower bound of its length."""
 
 
 def _occupation(target: StagePlan | None, beliefs: Mapping[BeliefKey, Estimate], rate_rps: float) -> Occupation:
@@ -223,16 +253,25 @@ def _occupation(target: StagePlan | None, beliefs: Mapping[BeliefKey, Estimate],
 class SteadyBuckets(Sequence[Bucket]):
     """The buckets of the ten minutes before `now_ns`, at a steady rate. As in a monitor only the newest keep slacks.
 
+    With `keeps_all` no request is dropped: what the replicas do not serve waits, more in each second.
     Each is made when it is read: of the 120,000 buckets of 200 applications, policies read only a few thousand.
     """
 
     def __init__(
-        self, now_ns: int, rate_rps: float, slo_ns: int, busy: Occupation | None = None, ready_cores: float = 0.0
+        self,
+        now_ns: int,
+        rate_rps: float,
+        slo_ns: int,
+        busy: Occupation | None = None,
+        ready_cores: float = 0.0,
+        *,
+        keeps_all: bool = False,
     ) -> None:
         busy = busy or Occupation()
         self._start_ns = now_ns - BUCKETS_KEPT * NS_PER_S
         self._rate_rps = rate_rps
         self._slo_ns = slo_ns
+        self._keeps_all = keeps_all
         self._waiting_ns, self._running_ns = round(busy.waiting * NS_PER_S), round(busy.running * NS_PER_S)
         self._busy_core_ns, self._ready_core_ns = round(busy.busy_cores * NS_PER_S), round(ready_cores * NS_PER_S)
         self._slack_ns: dict[int, list[int]] = {}
@@ -254,7 +293,7 @@ class SteadyBuckets(Sequence[Bucket]):
         return Bucket(
             self._start_ns + place * NS_PER_S,
             arrivals,
-            self._waiting_ns,
+            self._waiting_ns * (2 * place + 1) // 2 if self._keeps_all else self._waiting_ns,
             self._running_ns,
             self._busy_core_ns,
             self._ready_core_ns,
