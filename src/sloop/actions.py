@@ -87,6 +87,14 @@ class Transfer(Struct, frozen=True, gc=False, tag="transfer", omit_defaults=True
     are gone."""
 
 
+class CancelTransfer(Struct, frozen=True, gc=False, tag="cancel_transfer"):
+    """Stop a transfer to one of its receivers, at once, and delete what has come there: nobody needs it any more. The
+    chain goes on without it. The driver does not answer; a report that the files have come may be under way."""
+
+    transfer: TransferId
+    node: str
+
+
 class Evict(Struct, frozen=True, gc=False, tag="evict"):
     """Free memory of a node, at once: delete the files of a model, or end the process that has loaded them."""
 
@@ -203,6 +211,7 @@ Action = (
     | End
     | StartReplica
     | Transfer
+    | CancelTransfer
     | Evict
     | AdoptReplica
     | StopReplica

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sloop.actions import Decided, Evict, StartReplica, Transfer
+from sloop.actions import CancelTransfer, Decided, Evict, StartReplica, Transfer
 from sloop.core.views import Provisioning, ProvisionInput, ReplicaStart, StartCosts, WeightChain
 from sloop.events import (
     NodeLost,
@@ -47,6 +47,10 @@ def scene_of(replicas: int, provision: object = NEAREST, nodes: tuple[Node, ...]
 
 def starts(actions: object) -> list[tuple[str | None, int | None]]:
     return [(each.spec.node, each.transfer) for each in actions if isinstance(each, StartReplica)]  # type: ignore[attr-defined]
+
+
+def cancelled(actions: object) -> list[tuple[int, str]]:
+    return [(each.transfer, each.node) for each in actions if isinstance(each, CancelTransfer)]  # type: ignore[attr-defined]
 
 
 def test_starts_wait_for_one_chain_and_are_ready_when_their_driver_says_so() -> None:
@@ -102,6 +106,32 @@ def test_a_failed_transfer_replaces_the_starts_that_wait_for_it() -> None:
     scene.act(1_400, Transferred(TransferId(2), "n1"))
     ended = scene.act(1_400, ReplicaReady(ReplicaId(3)))
     assert any(getattr(each, "requests", ()) == (7,) for each in ended), "the request was not lost"
+
+
+def test_a_transfer_is_cancelled_with_the_last_start_that_waits_for_it() -> None:
+    other = Scripted(WeightLevel.NOTHING)
+    scene = scene_of(3, other)
+    twice = (ReplicaStart(0, chain=0), ReplicaStart(0, chain=0), ReplicaStart(1, chain=0))
+    other.answers.append(Provisioning(twice, (WeightChain(STORE, ("n0", "n1", "n2")),)))
+    other.answers.extend([Provisioning(())] * 9)
+    actions = scene.act(0, Woke())
+    assert cancelled(actions) == [(0, "n2")], "no start waits there"
+    assert not cancelled(scene.act(1, ReplicaStopped(ReplicaId(0)))), "another one waits"
+    assert cancelled(scene.act(2, ReplicaLost(ReplicaId(1), "it crashed"))) == [(0, "n0")]
+    assert scene.core.state.weights.transfers[TransferId(0)].receivers.keys() == {"n1"}
+    assert not scene.act(3, Transferred(TransferId(0), "n0")), "its report was under way"
+    scene.act(4, Transferred(TransferId(0), "n1"))
+    assert not cancelled(scene.act(5, ReplicaLost(ReplicaId(2), "it crashed"))), "it has come"
+    assert not scene.core.state.weights.by_node, "what is not kept is gone"
+
+
+def test_what_nodes_keep_comes_although_the_start_is_given_up() -> None:
+    scene = scene_of(1)
+    scene.act(0, Woke())
+    scene.script.target = plan_of(0)
+    scene.act(1_000, Woke())
+    assert not cancelled(scene.act(1_001, ReplicaStopped(ReplicaId(0))))
+    assert scene.core.state.weights.transfers, "the next start on this node needs it"
 
 
 def test_a_start_without_room_for_its_weights_is_missing() -> None:

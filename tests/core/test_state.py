@@ -231,7 +231,7 @@ def test_remaining_times_follow_changes_of_replicas() -> None:
     assert [stage.times.remaining_full_ns for stage in made.stages.values()] == [ms(28), ms(14), 0]
     shared.set_cores(0, made.replicas[ReplicaId(2)], 2.0)
     assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(16.5), ms(5.5), 0]
-    shared.forget(0, made.replicas[ReplicaId(1)])
+    shared.forget(0, made.replicas[ReplicaId(1)], [])
     assert [stage.times.remaining_ns for stage in made.stages.values()] == [ms(5.5), ms(5.5), 0]
 
 

@@ -9,7 +9,7 @@ from sloop.actions import Evict
 from sloop.core.ledger import Ledger, Reservation
 from sloop.core.weights import DOUBT_NS, WeightRegistry
 from sloop.units import s
-from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, WeightLevel
+from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, TransferId, WeightLevel
 
 NOTHING, FILES, LOADED = WeightLevel
 A, B = ModelWeights("a", 40), ModelWeights("b", 30)
@@ -170,7 +170,8 @@ class RandomWeights(RuleBasedStateMachine):
         super().__init__()
         self.kept = Kept()
         self.now_ns = 0
-        self.replicas: dict[ReplicaId, tuple[str, ModelWeights]] = {}
+        self.replicas: dict[ReplicaId, TransferId | None] = {}
+        """Each with the transfer that it waits for."""
         self.next = 0
 
     nodes = st.sampled_from([node.name for node in NODES])
@@ -193,9 +194,10 @@ class RandomWeights(RuleBasedStateMachine):
         is_known = view is not None and (
             view.has_files or view.arriving is not None or (view.is_loaded and keeps is LOADED)
         )
-        if is_known and registry.extra_bytes(node, weights, keeps) <= self.kept.free(node):
-            registry.use(self.now_ns, ReplicaId(self.next), node, weights, keeps)
-            self.replicas[ReplicaId(self.next)] = node, weights
+        if view is not None and is_known and registry.extra_bytes(node, weights, keeps) <= self.kept.free(node):
+            id, transfer = ReplicaId(self.next), None if view.has_files else view.arriving
+            registry.use(self.now_ns, id, node, weights, keeps, transfer)
+            self.replicas[id] = transfer
             self.next += 1
             self.make_room()
 
@@ -211,8 +213,8 @@ class RandomWeights(RuleBasedStateMachine):
         if self.replicas:
             id = list(self.replicas)[place % len(self.replicas)]
             if gone:
-                del self.replicas[id]
-                self.kept.registry.leave(self.now_ns, id)
+                for order in self.kept.registry.leave(self.now_ns, id, self.replicas.pop(id)):
+                    assert order.transfer not in self.replicas.values(), "another one waits"
             else:
                 self.kept.registry.ready(self.now_ns, id)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sloop.actions import Decided, End, Evict, StartBatch, StartReplica, StopReplica, Transfer
+from sloop.actions import CancelTransfer, Decided, End, Evict, StartBatch, StartReplica, StopReplica, Transfer
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.events import (
     WOKE,
@@ -455,6 +455,9 @@ def test_transfers_of_weights_are_counted_by_their_source() -> None:
         (4, Transfer(TransferId(1), weights, "a", ("c",))),
         (6, Transferred(TransferId(1), "c")),
         (7, Evict("a", weights, WeightLevel.FILES)),
+        (8, Transfer(TransferId(2), weights, "", ("b", "c"), False)),
+        (8, CancelTransfer(TransferId(2), "b")),
+        (9, Transferred(TransferId(2), "b")),
     ]
     for at_s, record in rows:
         state.append(s(at_s), record)
@@ -465,4 +468,5 @@ def test_transfers_of_weights_are_counted_by_their_source() -> None:
         "from the store": [s(1)],
         "from a node": [s(2)],
     }
-    assert (found.failed, found.evicted, found.open) == (1, {WeightLevel.FILES: 1}, {})
+    assert (found.failed, found.cancelled, found.evicted) == (1, 1, {WeightLevel.FILES: 1})
+    assert [list(record.receivers) for record in found.open.values()] == [["c"]]

@@ -13,6 +13,7 @@ from sloop.actions import (
     Action,
     Assigned,
     AttachShadow,
+    CancelTransfer,
     Decided,
     DetachShadow,
     End,
@@ -183,6 +184,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
         receivers=st.lists(WORDS, max_size=3).map(tuple),
         is_kept=st.booleans(),
     ),
+    st.builds(CancelTransfer, transfer=TRANSFER, node=WORDS),
     st.builds(Evict, node=WORDS, weights=WEIGHTS, level=st.sampled_from(WeightLevel)),
     st.builds(StopReplica, replica=REPLICA, why=WORDS),
     st.builds(ResizeReplica, replica=REPLICA, cores=CORES),
@@ -257,7 +259,7 @@ def test_a_crash_costs_only_what_was_cut(
 
 def test_every_kind_of_record_is_known() -> None:
     assert len(runlog.EVENTS) == 23
-    assert len(runlog.ACTIONS) == 16
+    assert len(runlog.ACTIONS) == 17
 
 
 def test_records_are_held_back_within_a_bound(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
+    CancelTransfer,
     Decided,
     Evict,
     ReleaseNode,
@@ -441,6 +442,19 @@ def test_when_the_source_is_lost_nobody_gets_the_rest() -> None:
     assert (ms(2500), ReplicaLost(R0, "its weights do not come")) in told
     cluster.obey(s(10), provided(1, "n1", 1))
     assert play_until(cluster, s(11)) == [(s(10), ReplicaLost(R1, "its weights do not come"))]
+
+
+def test_a_transfer_that_is_cancelled_leaves_its_links_to_others() -> None:
+    cluster = sharing()
+    cluster.obey(0, transfer(0, STORE, "n0", "n1", is_kept=False))
+    cluster.obey(0, transfer(1, STORE, "n2", is_kept=False))
+    cluster.obey(0, provided(0, "n0", 0))
+    play_until(cluster, s(1))
+    cluster.obey(s(1), CancelTransfer(TransferId(0), "n1"))
+    play_until(cluster, ms(1500))
+    cluster.obey(ms(1500), CancelTransfer(TransferId(1), "n2"))
+    cluster.obey(ms(1500), CancelTransfer(TransferId(1), "n2"))
+    assert transferred(play_until(cluster, s(9))) == [(ms(1750), 0, "n0")], "75 of 100 MB at half the rate"
 
 
 def test_a_shared_load_is_done_once_and_stays_until_it_is_evicted() -> None:

@@ -222,8 +222,8 @@ def replace_nothing(patch: pytest.MonkeyPatch) -> None:
 
     real = State.forget
 
-    def forget(self: State, now_ns: int, replica: Any) -> None:
-        real(self, now_ns, replica)
+    def forget(self: State, now_ns: int, replica: Any, out: list[Any]) -> None:
+        real(self, now_ns, replica, out)
         replica.life = Life.DRAINING
 
     patch.setattr(ControlPath, "lost", lost)
@@ -295,7 +295,11 @@ def hold_no_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_who_uses_weights(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WeightRegistry, "leave", lambda *given: None)
+    patch.setattr(WeightRegistry, "leave", lambda *given: [])
+
+
+def cancel_no_transfer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WeightRegistry, "give_up", lambda *given: [])
 
 
 def never_hear_of_weights(patch: pytest.MonkeyPatch) -> None:
@@ -332,6 +336,7 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     wait_for_no_weights: "waits for no transfer",
     hold_no_memory: "bytes, of which|bytes and gives out",
     forget_who_uses_weights: "weights are used by replicas",
+    cancel_no_transfer: "no replica waits for it",
     never_hear_of_weights: "have not ended|after 200 s and more, ",
     number_from_the_start: "replica 0 after replica 0|counts|are idle|reserved twice",
 }

@@ -373,7 +373,7 @@ class ControlPath:
         wait_ns = stage.lose(now_ns, event.error, is_found_out=is_found_out)
         why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
         out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
-        self._state.forget(now_ns, replica)
+        self._state.forget(now_ns, replica, out)
         self._lose(now_ns, replica, event.error, is_blamed, out)
         self._compare(now_ns, [self._applications[stage.application.key]], out)
 
@@ -385,7 +385,7 @@ class ControlPath:
 
     def _remove(self, now_ns: int, replica: Replica, error: str, is_blamed: bool, out: list[Action]) -> None:
         """A replica is gone that was to stop, or stopped by itself."""
-        self._state.forget(now_ns, replica)
+        self._state.forget(now_ns, replica, out)
         self._lose(now_ns, replica, error, is_blamed, out)
         if replica.life is not Life.DRAINING:  # it stopped without an order
             self._compare(now_ns, [self._applications[replica.stage.application.key]], out)

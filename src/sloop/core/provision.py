@@ -47,7 +47,7 @@ def start_together(
         if replica is None:
             break
         replica.is_provided, replica.transfer = True, transfer
-        state.weights.use(now_ns, replica.id, node, weights, keeps)
+        state.weights.use(now_ns, replica.id, node, weights, keeps, transfer)
         touched[node] = None
         placed = structs.replace(spec, node=node, device=replica.device)
         orders.append(StartReplica(replica.id, placed, transfer, keeps is WeightLevel.LOADED))
@@ -57,6 +57,8 @@ def start_together(
     out += state.weights.make_room(touched)
     out += transfers
     out += orders
+    for order in transfers:
+        out += state.weights.give_up(order.transfer)
     return len(orders)
 
 

@@ -849,13 +849,14 @@ class State:
             replica.stage.monitor.ready(now_ns, replica.millicores - before)
         self._refresh(replica.stage)
 
-    def forget(self, now_ns: int, replica: Replica) -> None:
-        """Remove a replica that has stopped or is lost, and free its reservation."""
+    def forget(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
+        """Remove a replica that has stopped or is lost, free its reservation, and cancel its transfer if nobody else
+        waits for it."""
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, -replica.millicores)
         self.ledger.release(replica.id)
         if replica.is_provided:
-            self.weights.leave(now_ns, replica.id)
+            out += self.weights.leave(now_ns, replica.id, replica.transfer)
         del self.replicas[replica.id]
         replica.stage.pool.remove(replica)
         self._refresh(replica.stage)

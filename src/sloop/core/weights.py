@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.actions import Evict, Transfer
+from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.core.ledger import Ledger
 from sloop.core.views import WeightsView
 from sloop.units import s
@@ -97,10 +97,10 @@ class NodeWeights:
 
 
 class OpenTransfer(Struct):
-    """A transfer under way, and the receivers that have yet to get it."""
+    """A transfer under way, and the receivers that have yet to get it, each with the replicas that wait for it."""
 
     order: Transfer
-    receivers: dict[str, None]
+    receivers: dict[str, dict[ReplicaId, None]]
 
 
 class WeightRegistry:
@@ -178,7 +178,7 @@ class WeightRegistry:
         id = TransferId(self._next)
         self._next += 1
         made = Transfer(id, weights, source, tuple(room), keeps is not WeightLevel.NOTHING)
-        self.transfers[id] = OpenTransfer(made, dict.fromkeys(room))
+        self.transfers[id] = OpenTransfer(made, {name: {} for name in room})
         if source != STORE:
             sender = self._of[weights][source]
             sender.readers[id], sender.used_ns = None, now_ns
@@ -189,15 +189,39 @@ class WeightRegistry:
             self._settle(found)
         return made
 
-    def use(self, now_ns: int, replica: ReplicaId, node: str, weights: ModelWeights, keeps: WeightLevel) -> None:
-        """A replica starts from the weights that are on its node, or will be."""
+    def use(
+        self,
+        now_ns: int,
+        replica: ReplicaId,
+        node: str,
+        weights: ModelWeights,
+        keeps: WeightLevel,
+        transfer: TransferId | None = None,
+    ) -> None:
+        """A replica starts from the weights that are on its node, or that a transfer brings there."""
         found, shares = self._found(node, weights, keeps), keeps is WeightLevel.LOADED
         assert found.has_files or found.arriving or (shares and found.is_loaded), f"{weights.name} is not on {node}"
         found.users[replica], found.used_ns = True, now_ns
         if shares:
             found.sharers[replica] = None
         self._used[replica] = found
+        opened = self.transfers.get(transfer) if transfer is not None else None
+        if opened is not None and node in opened.receivers:
+            opened.receivers[node][replica] = None
         self._settle(found)
+
+    def give_up(self, transfer: TransferId) -> list[CancelTransfer]:
+        """Cancel a transfer for those receivers of which no replica waits for it. Files that are kept come
+        nevertheless: the next start on their node, or near it, needs them."""
+        opened = self.transfers.get(transfer)
+        if opened is None or opened.order.is_kept:
+            return []
+        unneeded = [name for name, waiting in opened.receivers.items() if not waiting]
+        for name in unneeded:
+            found = self._end(transfer, name)
+            assert found is not None, f"transfer {transfer} to {name} is open"
+            self._settle(found)
+        return [CancelTransfer(transfer, name) for name in unneeded]
 
     def make_room(self, nodes: Iterable[str]) -> list[Evict]:
         """Evict from these nodes what they have no memory for any more."""
@@ -225,13 +249,17 @@ class WeightRegistry:
         found.is_loaded = found.is_loaded or replica in found.sharers
         self._settle(found)
 
-    def leave(self, now_ns: int, replica: ReplicaId) -> None:
-        """A replica that uses weights is gone."""
+    def leave(self, now_ns: int, replica: ReplicaId, transfer: TransferId | None = None) -> list[CancelTransfer]:
+        """A replica that uses weights is gone. If it was the last that waited for its transfer, this is cancelled."""
         found = self._used.pop(replica)
         del found.users[replica]
         found.sharers.pop(replica, None)
         found.used_ns = now_ns
         self._settle(found)
+        opened = self.transfers.get(transfer) if transfer is not None else None
+        if transfer is None or opened is None or opened.receivers.get(found.node, {}).pop(replica, True) is not None:
+            return []
+        return self.give_up(transfer)
 
     def arrived(self, now_ns: int, transfer: TransferId, node: str) -> None:
         """A receiver has the files. Nothing happens if it was not expected to get them any more."""

@@ -30,6 +30,7 @@ from sloop.actions import (
     AdoptReplica,
     Assigned,
     AttachShadow,
+    CancelTransfer,
     Decided,
     DetachShadow,
     End,
@@ -764,6 +765,8 @@ class WeightAccount:
         """By the same, the times in ns from the order until a receiver had them."""
         self.failed = 0
         """Receivers that did not get them, although they were not lost."""
+        self.cancelled = 0
+        """Receivers that did not get them because nobody waited for them any more."""
         self.evicted: Counter[WeightLevel] = Counter()
 
     def order(self, now_ns: int, order: Transfer) -> None:
@@ -782,6 +785,10 @@ class WeightAccount:
     def fail(self, now_ns: int, event: TransferFailed) -> None:
         """A receiver will not get them."""
         self.failed += self._end(event.transfer, event.node) is not None
+
+    def cancel(self, now_ns: int, order: CancelTransfer) -> None:
+        """A receiver is not to get them any more."""
+        self.cancelled += self._end(order.transfer, order.node) is not None
 
     def evict(self, now_ns: int, order: Evict) -> None:
         """A node deletes files, or ends a process that has loaded them."""
@@ -978,6 +985,7 @@ class DeploymentState:
             NodeLost: self._node_lost,
             NodeReleased: self._node_released,
             Transfer: self.weights.order,
+            CancelTransfer: self.weights.cancel,
             Transferred: self.weights.arrive,
             TransferFailed: self.weights.fail,
             Evict: self.weights.evict,

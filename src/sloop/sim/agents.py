@@ -20,10 +20,10 @@ connection reach the core nevertheless (`GHOSTS`), because it must ignore them.
 back with no workers. A node on demand that is lost is terminated at the provider, or comes back if it was only cut off.
 A node that was ordered to be released is expected to vanish; its loss is not reported.
 
-**Weights.** The driver begins a transfer as soon as it is ordered, and each receiver reports over its link that it has
-the files. When the driver gives up a node, chains go on without it. Files and loaded processes stay on a node that was
-only cut off, or whose deciding process has died; the next core does not know of them, and is not told what became of
-the transfers that an earlier one has ordered.
+**Weights.** The driver begins and cancels a transfer as soon as it is ordered, and each receiver reports over its link
+that it has the files. When the driver gives up a node, chains go on without it. Files and loaded processes stay on a
+node that was only cut off, or whose deciding process has died; the next core does not know of them, and is not told
+what became of the transfers that an earlier one has ordered.
 
 **Edges.** A request of an edge that is cut off arrives when the cut ends. After `SILENT_NS` the driver closes the
 connection: the edge's open requests are cancelled, their clients see a connection error, and requests that were under
@@ -54,6 +54,7 @@ from sloop.actions import (
     Action,
     AdoptReplica,
     AttachShadow,
+    CancelTransfer,
     DetachShadow,
     Evict,
     ReleaseNode,
@@ -370,12 +371,12 @@ class RemoteCluster(Cluster):
             self._acquire(now_ns, self._nodes[order.node])
         elif isinstance(order, ReleaseNode):
             self._release(now_ns, self._nodes[order.node])
-        elif isinstance(order, Transfer):
-            self._transfer(now_ns, order)
+        elif isinstance(order, Transfer | CancelTransfer):
+            self._move_weights(now_ns, order)
 
     def _numbered(self, order: Action) -> Action:
         """An order with the numbers that its replica and its transfer have here."""
-        if isinstance(order, StartReplica | Transfer) and order.transfer is not None:
+        if isinstance(order, StartReplica | Transfer | CancelTransfer) and order.transfer is not None:
             order = structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
         if isinstance(order, AdoptReplica):
             self._call(ReplicaId(order.number), order.replica)

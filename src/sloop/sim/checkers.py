@@ -25,6 +25,7 @@ from sloop.actions import (
     AdoptReplica,
     Assigned,
     AttachShadow,
+    CancelTransfer,
     Decided,
     DetachShadow,
     End,
@@ -641,6 +642,7 @@ class Checkers:
             AcquireNode: self._acquire_node,
             ReleaseNode: self._release_node,
             Transfer: self._transfer,
+            CancelTransfer: self._cancel_transfer,
             Evict: self._evict,
             Decided: self._decided,
         }
@@ -978,6 +980,14 @@ class Checkers:
         node = self._state.nodes.get(event.node)
         if node is not None:
             node.arriving.pop(event.transfer, None)
+
+    def _cancel_transfer(self, order: CancelTransfer) -> None:
+        """Only a transfer that is under way is cancelled, and for which no replica of the node waits."""
+        node = self._state.nodes.get(order.node)
+        if node is None or node.arriving.pop(order.transfer, None) is None:
+            self._fail(f"transfer {order.transfer} to {order.node} is cancelled and not under way")
+        if any(each.transfer == order.transfer for each in node.replicas.values()):
+            self._fail(f"transfer {order.transfer} to {order.node} is cancelled while a replica needs it")
 
     def _evict(self, order: Evict) -> None:
         """Only what is there and not in use is evicted."""

@@ -15,6 +15,7 @@ from sloop.actions import (
     AcquireNode,
     Action,
     AttachShadow,
+    CancelTransfer,
     DetachShadow,
     Evict,
     ReleaseNode,
@@ -274,10 +275,8 @@ class Cluster:
             self._acquire(now_ns, self._nodes[order.node])
         elif isinstance(order, ReleaseNode):
             self._release(now_ns, self._nodes[order.node])
-        elif isinstance(order, Transfer):
-            self._transfer(now_ns, order)
-        elif isinstance(order, Evict):
-            self._evict(order)
+        elif isinstance(order, Transfer | CancelTransfer | Evict):
+            self._move_weights(now_ns, order)
 
     def deliver_plan(self, now_ns: int, planned: Planned) -> None:
         """The core is told a plan when the time that planning takes has passed."""
@@ -466,10 +465,23 @@ class Cluster:
         assert start is not None
         self._load_there(now_ns, id, start)
 
-    def _transfer(self, now_ns: int, order: Transfer) -> None:
-        """Begin an ordered transfer. In a warm world, what is ordered at first is there at once."""
+    def _move_weights(self, now_ns: int, order: Transfer | CancelTransfer | Evict) -> None:
+        """Execute an order about weights."""
         weights = self._truths.weights
         assert weights is not None, "the core orders transfers in a world without weights"
+        if isinstance(order, Transfer):
+            self._transfer(now_ns, order, weights)
+        elif isinstance(order, CancelTransfer):
+            self._awaiting.pop((order.transfer, order.node), None)
+            if weights.cancel(now_ns, order.transfer, order.node):
+                self._await_transfers(now_ns)
+        elif order.level is WeightLevel.FILES:
+            weights.evict(order.node, order.weights)
+        else:
+            self._loaded_ns.pop((order.node, order.weights), None)
+
+    def _transfer(self, now_ns: int, order: Transfer, weights: WeightPlaces) -> None:
+        """Begin an ordered transfer. In a warm world, what is ordered at first is there at once."""
         if self._truths.is_warm and now_ns < WARM_NS:
             for node in order.receivers:
                 if order.is_kept:
@@ -483,14 +495,6 @@ class Cluster:
         if order.source and self._nodes[order.source].state is not NodeState.READY:
             self._lose_weights(now_ns, order.source)
         self._await_transfers(now_ns)
-
-    def _evict(self, order: Evict) -> None:
-        weights = self._truths.weights
-        assert weights is not None, "the core evicts weights in a world without weights"
-        if order.level is WeightLevel.FILES:
-            weights.evict(order.node, order.weights)
-        else:
-            self._loaded_ns.pop((order.node, order.weights), None)
 
     def _lose_weights(self, now_ns: int, node: str) -> None:
         """A node that fails or is released keeps no weights, sends none, and has no spare workers."""

@@ -1024,6 +1024,9 @@ def _wrong_memory(state: State, name: str, reserved_bytes: int) -> str:
         return f"{name} has {node_bytes} bytes, of which {parts}"
     if spare_bytes > free_bytes:
         return f"{name} keeps {spare_bytes} bytes of weights where {free_bytes} are free"
+    for id, opened in state.weights.transfers.items():
+        if not opened.order.is_kept and not all(opened.receivers.values()):
+            return f"transfer {id} goes on, and no replica waits for it on one of {list(opened.receivers)}"
     strangers = state.weights.users - state.replicas.keys()
     return f"weights are used by replicas {list(strangers)}, which do not exist" if strangers else ""
 

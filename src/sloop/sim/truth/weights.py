@@ -4,7 +4,8 @@ There are two ways for weights to come to a node. If a start simply needs them, 
 once, however many replicas wait for them; if all of these stop, the transfer is cancelled, and the bytes that had
 arrived are lost. Or the core orders a *transfer* (`Transfer`), from the store or from another node, to one receiver or
 along a chain. The receivers of a chain get the same bytes at the same time. If one of them is lost, those behind it
-receive what is missing from those before it; if the source is lost, nobody has the rest, and all of them fail.
+receive what is missing from those before it; if the source is lost, nobody has the rest, and all of them fail. The core
+may cancel it for a receiver (`CancelTransfer`), whose bytes are lost.
 
 Weights stay on a node until it fails or is released, or until the core evicts them. The duration of a transfer depends
 on the other flows (`sloop.sim.truth.flows`). Without a topology, transfers take no time.
@@ -137,6 +138,15 @@ class WeightPlaces:
         self._forget(transfer)
         return True
 
+    def cancel(self, now_ns: int, transfer: TransferId, node: str) -> bool:
+        """A receiver is not to get the weights any more: the chain goes on without it. Returns whether it was still to
+        get them."""
+        found = self._ordered.get(transfer)
+        if found is None or node not in found.receivers:
+            return False
+        self._go_on_without(now_ns, found, node)
+        return True
+
     def evict(self, node: str, weights: ModelWeights) -> None:
         """Delete the files of a model on a node."""
         self._present.get(node, set()).discard(weights)
@@ -150,18 +160,24 @@ class WeightPlaces:
             order, receivers = transfer.order, transfer.receivers
             if node != order.source and node not in receivers:
                 continue
-            left = self._network.left(now_ns, transfer.flow)
-            self._network.cancel(now_ns, transfer.flow)
-            del self._by_flow[transfer.flow]
-            if node in receivers:
-                receivers.remove(node)
-            if node == order.source or not receivers:
-                del self._ordered[order.transfer]
+            self._go_on_without(now_ns, transfer, node)
+            if node == order.source:
                 failed += [(order, name) for name in receivers]
-                continue
-            transfer.flow = self._network.start(now_ns, self._chain(order.source, receivers), left)
-            self._by_flow[transfer.flow] = transfer
         return failed
+
+    def _go_on_without(self, now_ns: int, transfer: ChainTransfer, node: str) -> None:
+        """A chain goes on without this node; it ends if that is its source or its last receiver."""
+        order, receivers = transfer.order, transfer.receivers
+        left = self._network.left(now_ns, transfer.flow)
+        self._network.cancel(now_ns, transfer.flow)
+        del self._by_flow[transfer.flow]
+        if node in receivers:
+            receivers.remove(node)
+        if node == order.source or not receivers:
+            del self._ordered[order.transfer]
+            return
+        transfer.flow = self._network.start(now_ns, self._chain(order.source, receivers), left)
+        self._by_flow[transfer.flow] = transfer
 
     def _chain(self, source: str, receivers: list[str]) -> list[FlowLink]:
         return [] if self._topology is None else self._topology.chain(source, receivers)
