@@ -318,13 +318,21 @@ def read_cluster(value: Value) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
+def kinds_in(file: Path) -> dict[str, HardwareKind]:
+    """The user's own kinds of hardware in a file, by name: a list of them, or a mapping with `kinds`."""
+    return _own_kinds(_kinds_of_file(file))
+
+
+def _kinds_of_file(file: Path) -> Value:
+    value = read_yaml(file)
+    return value.mapping(("kinds",), required=("kinds",))["kinds"] if isinstance(value.content, Mapping) else value
+
+
 def _own_kinds(value: Value) -> dict[str, HardwareKind]:
     """The user's own kinds of hardware, by name."""
     if isinstance(value.content, str):
         folder = Path(value.file).parent if value.file else Path()
-        value = read_yaml(existing_file(value, folder, "file of hardware kinds"))
-        if isinstance(value.content, Mapping):
-            value = value.mapping(("kinds",), required=("kinds",))["kinds"]
+        value = _kinds_of_file(existing_file(value, folder, "file of hardware kinds"))
     found: dict[str, HardwareKind] = {}
     values = value.elements()
     for each in values:

@@ -27,6 +27,7 @@ from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_stages
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
 from sloop.profile.model import is_model
+from sloop.profile.published import PUBLISHED
 from sloop.text import counted, listed, number
 from sloop.vocabulary import Canary, Node
 from sloop.workload.link import link_options
@@ -196,7 +197,7 @@ def _model_document(path: FilePath) -> Value:
     beside it, see `with_deadline`; without one, it is the least until the model has been measured."""
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), help="give a model or an application file")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:NAME_CHARS_MAX] or "model"
+    name = _name_from(path.stem)
     stage = {"name": name, "model": str(path.absolute())}
     return Value({"name": name, "slo_ms": SLO_MS_LEAST, "stages": [stage]}, "", str(path))
 
@@ -231,6 +232,31 @@ def usual_slo_ms(single_ms: float) -> float:
     wanted_ms = max(SLO_MS_LEAST, SLO_FACTOR * single_ms)
     power = 10.0 ** floor(log10(wanted_ms))
     return next((power * step for step in SLO_STEPS if power * step >= wanted_ms), 10 * power)
+
+
+# Published profiles
+
+
+def published_profiles(name: str) -> dict[str, str]:
+    """The published profiles of a model, by kind of hardware; "" is one for every kind that has its accelerator. Empty
+    if there is none with this name."""
+    if name in PUBLISHED:
+        return {"": name}
+    return {each.removeprefix(f"{name}@"): each for each in PUBLISHED if each.startswith(f"{name}@")}
+
+
+def published_document(name: str, slo_ms: float, kinds: Collection[str] = ()) -> dict[str, object]:
+    """An application of one stage with the published profiles of a model, those for `kinds` if any is for them."""
+    found = published_profiles(name)
+    own = {kind: profile for kind, profile in found.items() if kind in kinds} or found
+    profiles = {"profile": own[""]} if "" in own else {"profiles": own}
+    called = _name_from(name)
+    return {"name": called, "slo_ms": slo_ms, "stages": [{"name": called, **profiles}]}
+
+
+def _name_from(text: str) -> str:
+    """A valid name that is like the text."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:NAME_CHARS_MAX] or "model"
 
 
 # Deployments

@@ -245,12 +245,12 @@ class Rate(click.ParamType):  # type: ignore[type-arg]  # generic only in newer 
         return name, self._number.convert(rate, param, ctx)
 
 
-def rates_by_name(rates: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The values of a repeated option of type `Rate`, by name."""
+def rates_by_name(rates: Iterable[tuple[str, float]], option: str = "--rate", noun: str = "rates") -> dict[str, float]:
+    """The values, called `noun`, of a repeated option of type `Rate`, by name."""
     found: dict[str, float] = {}
     for name, rate_rps in rates:
         if name in found:
-            raise click.BadParameter(f"two rates for {name or 'all applications'}; keep one", param_hint="--rate")
+            raise click.BadParameter(f"two {noun} for {name or 'all applications'}; keep one", param_hint=option)
         found[name] = rate_rps
     return found
 

@@ -320,6 +320,36 @@ def arrivals_figure(trace: Trace) -> Figure:
     return Figure(name="arrivals", title=str(trace), x_label="time, s", panels=(panel,), alt=alt)
 
 
+def frontier_figure(
+    choices: Sequence[tuple[str, float, float]], frontier: Sequence[tuple[float, float]], wanted: float
+) -> Figure:
+    """Price against deadlines: `choices` are a system, its price in USD per hour, and the part of requests that it
+    serves in time; `frontier` has price and part of those that no other beats, the cheapest first."""
+    last = max((price for _, price, _ in choices), default=0.0)
+    ends = [*frontier, (last, frontier[-1][1])] if frontier else []
+    line = Series("frontier", tuple(price for price, _ in ends), tuple(100 * part for _, part in ends), "steps")
+    points = []
+    for system in dict.fromkeys(system for system, _, _ in choices):
+        own = [(price, 100 * part) for name, price, part in choices if name == system]
+        points.append(Series(system, tuple(price for price, _ in own), tuple(part for _, part in own), "points"))
+    best = next((price for price, part in frontier if part >= wanted), None)
+    enough = f"from {best:.4g} USD per hour on" if best is not None else "at no price"
+    return Figure(
+        name="frontier",
+        title="Price against deadlines",
+        x_label="USD per hour",
+        panels=(
+            Panel(
+                y_label="in time, %",
+                series=(line, *points),
+                marks=(Mark(f"wanted: {100 * wanted:.6g} %", "y", 100 * wanted),),
+            ),
+        ),
+        alt=f"The part of requests served in time against the price of {len(choices)} choices; "
+        f"{100 * wanted:.6g} % {enough}.",
+    )
+
+
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure as .png or .svg. InputError for another suffix, MachineError if it cannot be written."""
     if path.suffix == ".png":

@@ -69,6 +69,8 @@ class Clients:
     """Deadlines in ns, one drawn per request; empty for the application's deadline."""
     begins_ns: int = 0
     """When the trace begins: later than the run if the application is deployed later."""
+    paths: tuple[int, ...] = ()
+    """For each request of the trace, the position of the declared path that it is on; empty: drawn by their shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +358,7 @@ class World:
             shares=_of_stages(truth.shares, application),
             recorded=self.recorded.branches,
             numbering=self._numbering(name),
+            paths=self.clients[name].paths if name in self.clients else (),
         )
 
 

@@ -46,7 +46,8 @@ class BranchSampler:
     `fan_out` gives, for stages with `each`, the possible numbers of parts, all equally likely. `shares` gives, for
     stages with `when`, the true fraction of requests that take them; the rest is divided among the other alternatives,
     including none, in proportion to the application's shares. At stages in `recorded`, a request takes the edges of the
-    recorded request with the same number, or of a random one if there is none.
+    recorded request with the same number, or of a random one if there is none. `paths` are the positions of the
+    declared paths that the requests are on, in order; without it they are drawn.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class BranchSampler:
         shares: Mapping[str, float] | None = None,
         recorded: RecordedBranches | None = None,
         numbering: Numbering | None = None,
+        paths: Sequence[int] = (),
     ) -> None:
         self._seed = seed
         self._graph = graph
+        self._paths = paths
         self._numbering = numbering or Numbering()
         self._shares = _true_shares(graph, shares or {})
         self._counts = dict(fan_out or {})
@@ -144,6 +147,8 @@ class BranchSampler:
         return count
 
     def _path(self, request: int) -> Path:
+        if self._paths:
+            return self._graph.declared_paths[self._paths[request]]
         at = stream(self._seed, f"path/{request}").random() * self._path_bounds[-1]
         return self._graph.declared_paths[min(bisect_right(self._path_bounds, at), len(self._path_bounds) - 1)]
 

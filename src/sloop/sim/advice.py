@@ -1,0 +1,429 @@
+"""Advice: simulates systems on fleets, from those that their plans ask for to their cheaper and dearer neighbours, and
+compares price with deadlines.
+
+Every choice serves the same requests with the same random draws. The search begins with the fleets that each system
+plans, on each kind of hardware alone and on all, for the mean and for the highest rate. Then it tries one node more
+where deadlines are missed, and one node fewer where most are met, for as long as a choice can still be on the frontier.
+The order is fixed, so that the same seed gives the same advice; only a limit of time can end the search early.
+
+On fleets whose nodes are rented as they are needed, the price is what was paid over the run, from the order of a node
+to its release.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heappop, heappush, merge
+from itertools import accumulate, pairwise, zip_longest
+from typing import Final
+
+from msgspec import structs
+
+from sloop.actions import End
+from sloop.app.scenario import Truth
+from sloop.errors import InputError
+from sloop.runlog import Record
+from sloop.runlog.summary import RunRow
+from sloop.sim.run import simulate
+from sloop.sim.scenarios import CHECK_FIRST, summary_of
+from sloop.sim.world import AS_DECLARED, Clients, World
+from sloop.solvers.frontier import PricedWorth, cannot_be_better, cheapest, frontier
+from sloop.systems.planning import explain_plan
+from sloop.systems.planning.advice import (
+    AdviceReport,
+    AdvisedChoice,
+    Candidate,
+    Fleet,
+    FleetKind,
+    FleetQuestion,
+    LeftOut,
+    ModelService,
+    StepDown,
+)
+from sloop.systems.planning.report import PlanReport
+from sloop.systems.setup import set_up
+from sloop.text import listed
+from sloop.units import NS_PER_S, quantile, to_ms
+from sloop.vocabulary import Outcome, Request, RequestId
+from sloop.workload import Link, Trace
+from sloop.workload.trace import trace_of
+
+PEAK_S: Final = 10
+"""The highest rate of a trace is the mean over so many seconds: shorter peaks are for queues, not for nodes."""
+BURSTY: Final = 1.25
+"""A highest rate above this many times the mean is worth fleets of its own, and nodes that come and go."""
+CHANCE: Final = 3.0
+"""Standard deviations of a Poisson number: what random arrivals alone may add to the highest rate."""
+ENOUGH: Final = 0.9999
+"""A fleet that serves this part of the requests of every application needs no further node."""
+LEAST: Final = 0.5
+"""Nothing is taken away from a fleet that serves less than this of an application."""
+CHOICES_MAX: Final = 80
+"""The most choices that are simulated."""
+SPARE: Final = 1
+"""Nodes of each kind that may be rented beyond those of the plan for the highest rate."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be advised on: the requests of every application, their deadlines, and the hardware on offer."""
+
+    fleets: FleetQuestion
+    traces: Mapping[str, Trace]
+    """By application."""
+    wanted: float
+    """The part of the requests of every application that should be served in time."""
+    seed: int = 0
+    truth: Truth = AS_DECLARED
+    link: Link | None = None
+    """Of the clients."""
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def duration_ns(self) -> int:
+        """The longest trace."""
+        return max(trace.duration_ns for trace in self.traces.values())
+
+    @cached_property
+    def clients(self) -> dict[str, Clients]:
+        """The clients of each planned application. Those of a joined one send the requests of all, in order of time."""
+        joined = self.fleets.joined
+        if joined is None:
+            return {name: Clients(trace, self.link) for name, trace in self.traces.items()}
+        names = [each.name for each in self.fleets.deployment.applications]
+        streams = [[(at_ns, path) for at_ns in self.traces[name].times_ns()] for path, name in enumerate(names)]
+        requests = list(merge(*streams))
+        times_ns, paths = [at_ns for at_ns, _ in requests], tuple(path for _, path in requests)
+        provenance = self.traces[names[0]].provenance
+        whole = trace_of(times_ns, duration_ns=self.duration_ns, name=joined.name, provenance=provenance)
+        return {joined.application.name: Clients(whole, self.link, paths=paths)}
+
+    def world(self, candidate: Candidate) -> World:
+        """The world of one choice; all have the same requests and seed."""
+        return World(
+            seed=self.seed,
+            deployment=self.fleets.deployed(candidate),
+            clients=self.clients,
+            duration_ns=self.duration_ns,
+            truth=self.truth,
+            origin="sloop advise",
+        )
+
+    @cached_property
+    def peak(self) -> float:
+        """The highest rate of all applications together, as a multiple of their mean rate."""
+        return max(1.0, peak_rps(self.traces.values()) / math.fsum(self.fleets.rates_rps.values()))
+
+    @cached_property
+    def is_bursty(self) -> bool:
+        """Whether the highest rate is much higher than the mean, by more than chance."""
+        expected = PEAK_S * math.fsum(self.fleets.rates_rps.values())
+        return self.peak > BURSTY + CHANCE / math.sqrt(expected)
+
+
+def mean_rps(trace: Trace) -> float:
+    """Requests per second over the whole trace."""
+    return sum(trace.counts_per_s()) * NS_PER_S / trace.duration_ns if trace.duration_ns else 0.0
+
+
+def first_rps(trace: Trace) -> float:
+    """Requests per second over the first `PEAK_S` seconds."""
+    counts = trace.counts_per_s()[:PEAK_S]
+    return sum(counts) / len(counts) if counts else 0.0
+
+
+def peak_rps(traces: Iterable[Trace]) -> float:
+    """The highest mean rate of `PEAK_S` seconds, of all traces together."""
+    seconds = [sum(each) for each in zip_longest(*(trace.counts_per_s() for trace in traces), fillvalue=0)]
+    length = max(1, min(PEAK_S, len(seconds)))
+    sums = list(accumulate(seconds, initial=0))
+    return max((end - begin for begin, end in zip(sums, sums[length:], strict=False)), default=0) / length
+
+
+class ServiceCounts:
+    """Counts by application how requests end, and how long answers take. A sink."""
+
+    def __init__(self, names: Sequence[str], paths: Sequence[int]) -> None:
+        self._names = names
+        self._paths = paths
+        self._open: dict[RequestId, tuple[str, int]] = {}
+        self.requests = dict.fromkeys(names, 0)
+        self.served = dict.fromkeys(names, 0)
+        self.latencies_ns: dict[str, list[int]] = {name: [] for name in names}
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Count a request that arrives or ends."""
+        if isinstance(record, Request):
+            name = self._names[self._paths[record.id]] if self._paths else record.application or self._names[0]
+            self._open[record.id] = name, record.sent_ns
+            self.requests[name] += 1
+        elif isinstance(record, End):
+            name, sent_ns = self._open.pop(record.request)
+            self.served[name] += record.outcome is Outcome.SERVED
+            if record.outcome in (Outcome.SERVED, Outcome.LATE):
+                self.latencies_ns[name].append(now_ns - sent_ns)
+
+
+@dataclass(slots=True)
+class SearchTotals:
+    """How far a search has come."""
+
+    pruned: int = 0
+    unfinished: int = 0
+    assumed: dict[Candidate, tuple[str, ...]] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+class AdviceSearch:
+    """Simulates the choices that can be on the frontier. `is_over` says when time is up; `progress` is told how many
+    choices are done, how many are known, and which one is next."""
+
+    def __init__(
+        self, question: Question, is_over: Callable[[], bool], progress: Callable[[int, int, str], None]
+    ) -> None:
+        self._question = question
+        self._fleets = question.fleets
+        self._is_over = is_over
+        self._progress = progress
+        self._known: set[Candidate] = set()
+        self._waiting: list[tuple[float, int, tuple[int, ...], Candidate]] = []
+        self.found: dict[Candidate, AdvisedChoice] = {}
+        self.totals = SearchTotals()
+
+    def run(self) -> None:
+        """Search. InputError if no system can plan for the applications on any kind of hardware."""
+        for system in range(len(self._fleets.systems)):
+            self._begin(system)
+        while self._waiting:
+            candidate = heappop(self._waiting)[-1]
+            is_first = not self.found
+            if not is_first and (len(self.found) >= CHOICES_MAX or self._is_over()):
+                self.totals.unfinished += 1 + len(self._waiting)
+                return
+            self._progress(len(self.found), len(self.found) + len(self._waiting) + 1, self._fleets.name(candidate))
+            self._try(candidate)
+        if not self.found:
+            why = "; ".join(f"{each.name}: {each.why}" for each in self.totals.left_out)
+            raise InputError(f"no system can serve these applications: {why}", help="name others with --system")
+
+    # Where the search begins
+
+    def _begin(self, system: int) -> None:
+        """The fleets that the system plans on each kind alone and on all: for the mean rate and, if the highest is much
+        higher, for that. Then also nodes that come and go: of the kind that is cheapest for the highest rate, and of
+        all kinds."""
+        fleets, label = self._fleets, self._fleets.systems[system].label
+        count = len(fleets.kinds)
+        sets = [(at,) for at in range(count)] + ([tuple(range(count))] if count > 1 else [])
+        errors: list[str] = []
+        peaks: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for done, kinds in enumerate(sets):
+            if self._waiting and self._is_over():
+                self.totals.unfinished += len(sets) - done
+                break
+            self._progress(system * len(sets) + done, len(sets) * len(fleets.systems), f"plans of {label}")
+            try:
+                self._wait_for(Candidate(system, Fleet(fleets.needed(system, kinds, 1.0).counts)))
+                if self._question.is_bursty:
+                    peaks[kinds] = fleets.needed(system, kinds, self._question.peak).counts
+                    self._wait_for(Candidate(system, Fleet(peaks[kinds])))
+            except InputError as error:
+                errors.append(str(error.what))
+        if len(errors) == len(sets):
+            self.totals.left_out.append(LeftOut(label, errors[0]))
+        for counts in _rentable(peaks, fleets):
+            self._wait_for(Candidate(system, Fleet(counts, as_needed=True)))
+
+    def _wait_for(self, candidate: Candidate) -> None:
+        if candidate in self._known or not any(candidate.fleet.counts):
+            return
+        self._known.add(candidate)
+        fleet = candidate.fleet
+        price = 0.0 if fleet.as_needed else self._fleets.price_usd_per_h(fleet)
+        heappush(self._waiting, (price, candidate.system, fleet.counts, candidate))
+
+    # One choice
+
+    def _try(self, candidate: Candidate) -> None:
+        fleet = candidate.fleet
+        try:
+            if not fleet.as_needed and self._is_beaten(fleet, 1.0):
+                self.totals.pruned += 1
+                return
+            planned = self._fleets.plan(candidate)
+            if not fleet.as_needed and self._is_beaten(fleet, planned.served_max):
+                self.totals.pruned += 1
+            else:
+                self.found[candidate] = self._simulated(candidate, planned.why)
+        except InputError as error:
+            self.totals.left_out.append(LeftOut(self._fleets.name(candidate), str(error.what)))
+            return
+        least = self.found[candidate].attainment_least if candidate in self.found else 0.0
+        if fleet.as_needed:
+            return
+        used = [kind for kind, count in enumerate(fleet.counts) if count]
+        if least < ENOUGH:
+            for kind in used:
+                self._wait_for(replace(candidate, fleet=fleet.with_one(kind, 1)))
+        if least >= LEAST:
+            for kind in used:
+                self._wait_for(replace(candidate, fleet=fleet.with_one(kind, -1)))
+
+    def _is_beaten(self, fleet: Fleet, served_max: float) -> bool:
+        return cannot_be_better(self._points, self._fleets.price_usd_per_h(fleet), min(ENOUGH, served_max))
+
+    @property
+    def _points(self) -> list[PricedWorth]:
+        return [(each.usd_per_h, each.attainment_least) for each in self.found.values()]
+
+    def _simulated(self, candidate: Candidate, why: str) -> AdvisedChoice:
+        question, fleets = self._question, self._fleets
+        world = question.world(candidate)
+        summary = summary_of(world, world.setup())
+        paths = question.clients[fleets.joined.application.name].paths if fleets.joined is not None else ()
+        counts = ServiceCounts(list(question.traces), paths)
+        simulate(world, [summary, counts], check_first=CHECK_FIRST)
+        row = summary.row(system=fleets.systems[candidate.system].label, seed=question.seed)
+        self.totals.assumed[candidate] = (*summary.assumed_starts(world.assumed_starts), *row.assumed)
+        return _choice(question, candidate, row, counts, summary.duration_s / 3600, why)
+
+
+def _rentable(peaks: Mapping[tuple[int, ...], tuple[int, ...]], fleets: FleetQuestion) -> Iterator[tuple[int, ...]]:
+    """How many nodes of each kind may be rented as they are needed, given what plans use at the highest rate: of the
+    cheapest kind alone, and of all kinds, of each as many as alone."""
+    alone = {kinds[0]: counts for kinds, counts in peaks.items() if len(kinds) == 1 and any(counts)}
+    if alone:
+        kind = min(alone, key=lambda at: (fleets.price_usd_per_h(Fleet(alone[at])), at))
+        yield tuple(count + SPARE if at == kind else 0 for at, count in enumerate(alone[kind]))
+    for kinds, counts in peaks.items():
+        if len(kinds) > 1:
+            yield tuple(max(has, alone[at][at] if at in alone else 0) + SPARE for at, has in enumerate(counts))
+
+
+def _choice(
+    question: Question, candidate: Candidate, row: RunRow, counts: ServiceCounts, hours: float, why: str
+) -> AdvisedChoice:
+    """One simulated choice. A run lasts until its last request has ended."""
+    fleets, fleet = question.fleets, candidate.fleet
+    paid = {each.hardware: each.usd / hours for each in row.nodes}
+    kinds = tuple(
+        FleetKind(node.hardware, count, paid.get(node.hardware, 0.0) if fleet.as_needed else count * node.usd_per_h)
+        for count, node in zip(fleet.counts, fleets.kinds, strict=True)
+        if count
+    )
+    rows = tuple(_service(question, name, counts) for name in question.traces)
+    requests, served = sum(each.requests for each in rows), sum(each.served for each in rows)
+    usd_per_h = math.fsum(each.usd_per_h for each in kinds)
+    served_per_h = served / (question.duration_ns / NS_PER_S / 3600)
+    energies = [each.energy_wh for each in row.nodes]
+    return AdvisedChoice(
+        name=fleets.name(candidate),
+        system=fleets.systems[candidate.system].label,
+        nodes=kinds,
+        as_needed=fleet.as_needed,
+        usd_per_h=usd_per_h,
+        usd_per_million=1e6 * usd_per_h / served_per_h if served else None,
+        attainment=served / requests if requests else 1.0,
+        attainment_least=min((each.attainment for each in rows), default=1.0),
+        applications=rows,
+        watts=None if None in energies or not energies else math.fsum(filter(None, energies)) / hours,
+        on_frontier=False,
+        why=why,
+    )
+
+
+def _service(question: Question, name: str, counts: ServiceCounts) -> ModelService:
+    application = question.fleets.deployment.by_name[name]
+    requests, served, latencies_ns = counts.requests[name], counts.served[name], sorted(counts.latencies_ns[name])
+    p99_ms = to_ms(quantile(latencies_ns, 0.99)) if latencies_ns else None
+    return ModelService(name, application.slo_ms, requests, served, served / requests if requests else 1.0, p99_ms)
+
+
+def advise(
+    question: Question,
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+    progress: Callable[[int, int, str], None] = lambda done, known, now: None,
+) -> AdviceReport:
+    """Which kinds of hardware to rent for the question's requests, how many, and under which system.
+
+    Ends early when `is_over` says so, but simulates at least one choice. InputError if no system can plan for the
+    applications on the hardware on offer.
+    """
+    search = AdviceSearch(question, is_over, progress)
+    search.run()
+    candidates = sorted(search.found, key=lambda each: _order(search.found[each]))
+    found = [search.found[each] for each in candidates]
+    points = [(each.usd_per_h, each.attainment_least) for each in found]
+    on = frontier(points)
+    choices = [structs.replace(each, on_frontier=at in on) for at, each in enumerate(found)]
+    at, most = cheapest(points, question.wanted), on[-1]
+    best = most if at is None else at
+    plan = _explained(question, candidates[best])
+    fleets, totals = question.fleets, search.totals
+    rate_rps = math.fsum(fleets.rates_rps.values())
+    return AdviceReport(
+        wanted=question.wanted,
+        recommended=None if at is None else choices[at],
+        closest=choices[best],
+        frontier=tuple(choices[place] for place in on),
+        steps=tuple(_steps([choices[place] for place in reversed(on) if place <= best])),
+        choices=tuple(choices),
+        placements=plan.placements,
+        plan=plan,
+        kinds=tuple(FleetKind(node.hardware, 1, node.usd_per_h) for node in fleets.kinds),
+        left_out=(*question.left_out, *totals.left_out),
+        requests=sum(each.requests for each in choices[best].applications),
+        rate_rps=rate_rps,
+        rate_max_rps=question.peak * rate_rps,
+        duration_s=question.duration_ns / NS_PER_S,
+        seed=question.seed,
+        simulated=len(choices),
+        pruned=totals.pruned,
+        unfinished=totals.unfinished,
+        notes=(*question.notes, *_notes(question)),
+        assumed=totals.assumed[candidates[best]],
+    )
+
+
+def _order(choice: AdvisedChoice) -> tuple[float, float, bool, str]:
+    """By price; of equal prices those first that serve most, and on nodes that are always there."""
+    return choice.usd_per_h, -choice.attainment_least, choice.as_needed, choice.name
+
+
+def _explained(question: Question, candidate: Candidate) -> PlanReport:
+    """The plan of a choice: at the mean rate, on nodes that come and go at the highest."""
+    setup = set_up(question.fleets.deployed(candidate), must_fit=False)
+    times = question.peak if candidate.fleet.as_needed else 1.0
+    return explain_plan(setup, question.fleets.rates(times))
+
+
+def _steps(down: Sequence[AdvisedChoice]) -> list[StepDown]:
+    """The steps from each choice to the next, which is cheaper."""
+    found = []
+    for dearer, each in pairwise(down):
+        worst = min(each.applications, key=lambda own: own.attainment)
+        found.append(
+            StepDown(
+                each.name,
+                dearer.name,
+                dearer.usd_per_h - each.usd_per_h,
+                1e6 * (dearer.attainment - each.attainment),
+                each.attainment_least,
+                worst.application,
+            )
+        )
+    return found
+
+
+def _notes(question: Question) -> list[str]:
+    fleets = question.fleets
+    if fleets.joined is not None:
+        names = listed([each.name for each in fleets.deployment.applications])
+        return [f"{names} are planned together, as one application of one path each, so that they may share devices"]
+    if len(fleets.deployment.applications) > 1:
+        what = "requests of an application may take different paths, so the applications are planned side by side"
+        return [f"{what}: they share nodes, but no accelerators, and each plans as if it paid for its nodes alone"]
+    return []
