@@ -18,6 +18,7 @@ from sloop.report.plots import (
     Series,
     arrivals_figure,
     deadline_cdf,
+    frontier_figure,
     hardware_timeline,
     latency_cdf,
     layers_figure,
@@ -266,3 +267,19 @@ def test_layers_figure_shows_where_the_compute_sits() -> None:
     assert png(figure).startswith(b"\x89PNG")
     many = layers_figure("m.onnx", [1] * 100, [1] * 100, range(100))
     assert sum(bool(tick) for tick in many.panels[0].ticks) <= 40
+
+
+def test_the_frontier_is_a_line_below_which_there_is_nothing_cheaper() -> None:
+    choices = [("mixed", 1.0, 0.5), ("harbor", 2.0, 0.9), ("mixed", 3.0, 0.8)]
+    figure = frontier_figure(choices, [(1.0, 0.5), (2.0, 0.9)], 0.9)
+    (panel,) = figure.panels
+    line, *points = panel.series
+    assert (line.x, line.y, line.kind) == ((1.0, 2.0, 3.0), (50.0, 90.0, 90.0), "steps")
+    assert {series.name: list(zip(series.x, series.y, strict=True)) for series in points} == {
+        "mixed": [(1.0, 50.0), (3.0, 80.0)],
+        "harbor": [(2.0, 90.0)],
+    }
+    assert panel.marks == (Mark("wanted: 90 %", "y", 90.0),)
+    assert "of 3 choices; 90 % from 2 USD per hour on" in figure.alt
+    assert "at no price" in frontier_figure(choices, [(1.0, 0.5)], 0.9).alt
+    assert svg(figure) == svg(figure)

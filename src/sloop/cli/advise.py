@@ -43,12 +43,13 @@ from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.profile.model import is_model
 from sloop.profile.published import PUBLISHED
-from sloop.report.plots import Figure, frontier_figure, write_figure
+from sloop.report.plots import Figure, check_figure_file, frontier_figure, write_figure
 from sloop.report.tables import Table
 from sloop.sim import advice
 from sloop.sim.advice import Question, first_rps, mean_rps
 from sloop.sim.world import World
 from sloop.streams import seed_of
+from sloop.systems import build_system
 from sloop.systems.planning.advice import (
     AdviceReport,
     AdvisedChoice,
@@ -153,6 +154,8 @@ def advise(
     Systems on fleets of all kinds on offer are planned and simulated: the answer is the cheapest choice that serves
     enough requests in time, the frontier of price against deadlines, and what each cheaper choice would cost.
     """
+    if plot is not None:
+        check_figure_file(plot)
     question = _question(apps, options)
     started_s = time.monotonic()
 
@@ -187,6 +190,8 @@ def _question(apps: Sequence[str], options: Mapping[str, Any]) -> Question:
     kinds, left_out = offered_kinds(deployment, hardware, own, dict(options["prices"]))
     check_deadlines(deployment, kinds)
     choices = tuple(choice for name in _names(options["names"]) if (choice := chosen_system(name)))
+    for choice in choices:
+        build_system(choice.name, choice.declared)  # so that an unknown name is refused before anything is planned
     fleets = FleetQuestion(
         deployment,
         kinds,
@@ -359,11 +364,9 @@ def advice_display(report: AdviceReport) -> list[RenderableType]:
 def _advice(report: AdviceReport) -> Iterator[str]:
     """What to rent, in two sentences."""
     best, wanted = report.closest, number(100 * report.wanted)
-    of = (
-        f" of every application's requests (of {_worst(best)}, the worst)"
-        if len(best.applications) > 1
-        else " of requests"
-    )
+    of = " of every application's requests" if len(best.applications) > 1 else " of requests"
+    if len(best.applications) > 1 and best.attainment_least < 1:
+        of += f" (the worst: {_worst(best)})"
     serves = f"serves {_percent(best.attainment_least)} %{of} in time"
     million = f", {number(best.usd_per_million)} USD for a million served in time" if best.usd_per_million else ""
     price = f"{number(best.usd_per_h)} USD/h{million}"

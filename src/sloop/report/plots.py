@@ -350,14 +350,16 @@ def frontier_figure(
     )
 
 
+def check_figure_file(path: Path) -> None:
+    """InputError for a file that `write_figure` does not write: one that ends neither in .png nor in .svg."""
+    if path.suffix not in (".png", ".svg"):
+        raise InputError(f"{path.name!r} is neither .png nor .svg", help="end its name with one of these")
+
+
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure as .png or .svg. InputError for another suffix, MachineError if it cannot be written."""
-    if path.suffix == ".png":
-        content = png(figure)
-    elif path.suffix == ".svg":
-        content = svg(figure).encode()
-    else:
-        raise InputError(f"{path.name!r} is neither .png nor .svg", help="end its name with one of these")
+    check_figure_file(path)
+    content = png(figure) if path.suffix == ".png" else svg(figure).encode()
     try:
         path.write_bytes(content)
     except OSError as error:

@@ -33,8 +33,8 @@ from sloop.systems.planning import explain_plan
 from sloop.systems.planning.advice import (
     AdviceReport,
     AdvisedChoice,
-    Candidate,
     Fleet,
+    FleetChoice,
     FleetKind,
     FleetQuestion,
     LeftOut,
@@ -100,7 +100,7 @@ class Question:
         whole = trace_of(times_ns, duration_ns=self.duration_ns, name=joined.name, provenance=provenance)
         return {joined.application.name: Clients(whole, self.link, paths=paths)}
 
-    def world(self, candidate: Candidate) -> World:
+    def world(self, candidate: FleetChoice) -> World:
         """The world of one choice; all have the same requests and seed."""
         return World(
             seed=self.seed,
@@ -172,7 +172,7 @@ class SearchTotals:
 
     pruned: int = 0
     unfinished: int = 0
-    assumed: dict[Candidate, tuple[str, ...]] = field(default_factory=dict)
+    assumed: dict[FleetChoice, tuple[str, ...]] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
 
 
@@ -187,9 +187,9 @@ class AdviceSearch:
         self._fleets = question.fleets
         self._is_over = is_over
         self._progress = progress
-        self._known: set[Candidate] = set()
-        self._waiting: list[tuple[float, int, tuple[int, ...], Candidate]] = []
-        self.found: dict[Candidate, AdvisedChoice] = {}
+        self._known: set[FleetChoice] = set()
+        self._waiting: list[tuple[float, int, tuple[int, ...], FleetChoice]] = []
+        self.found: dict[FleetChoice, AdvisedChoice] = {}
         self.totals = SearchTotals()
 
     def run(self) -> None:
@@ -225,18 +225,18 @@ class AdviceSearch:
                 break
             self._progress(system * len(sets) + done, len(sets) * len(fleets.systems), f"plans of {label}")
             try:
-                self._wait_for(Candidate(system, Fleet(fleets.needed(system, kinds, 1.0).counts)))
+                self._wait_for(FleetChoice(system, Fleet(fleets.needed(system, kinds, 1.0).counts)))
                 if self._question.is_bursty:
                     peaks[kinds] = fleets.needed(system, kinds, self._question.peak).counts
-                    self._wait_for(Candidate(system, Fleet(peaks[kinds])))
+                    self._wait_for(FleetChoice(system, Fleet(peaks[kinds])))
             except InputError as error:
                 errors.append(str(error.what))
         if len(errors) == len(sets):
             self.totals.left_out.append(LeftOut(label, errors[0]))
         for counts in _rentable(peaks, fleets):
-            self._wait_for(Candidate(system, Fleet(counts, as_needed=True)))
+            self._wait_for(FleetChoice(system, Fleet(counts, as_needed=True)))
 
-    def _wait_for(self, candidate: Candidate) -> None:
+    def _wait_for(self, candidate: FleetChoice) -> None:
         if candidate in self._known or not any(candidate.fleet.counts):
             return
         self._known.add(candidate)
@@ -246,39 +246,47 @@ class AdviceSearch:
 
     # One choice
 
-    def _try(self, candidate: Candidate) -> None:
-        fleet = candidate.fleet
+    def _try(self, candidate: FleetChoice) -> None:
+        """Simulate a choice, unless it cannot be on the frontier, and let its neighbours wait: one node fewer unless it
+        serves too little already, and one more if it serves better than all that is as cheap."""
+        before, fleet = self._points, candidate.fleet
         try:
-            if not fleet.as_needed and self._is_beaten(fleet, 1.0):
-                self.totals.pruned += 1
-                return
-            planned = self._fleets.plan(candidate)
-            if not fleet.as_needed and self._is_beaten(fleet, planned.served_max):
-                self.totals.pruned += 1
-            else:
-                self.found[candidate] = self._simulated(candidate, planned.why)
+            choice = self._unbeaten(candidate)
         except InputError as error:
             self.totals.left_out.append(LeftOut(self._fleets.name(candidate), str(error.what)))
             return
-        least = self.found[candidate].attainment_least if candidate in self.found else 0.0
+        if choice is None:
+            self.totals.pruned += 1
+        else:
+            self.found[candidate] = choice
         if fleet.as_needed:
             return
         used = [kind for kind, count in enumerate(fleet.counts) if count]
-        if least < ENOUGH:
+        least = LEAST if choice is None else choice.attainment_least
+        if choice is not None and least < ENOUGH and not cannot_be_better(before, choice.usd_per_h, least):
             for kind in used:
                 self._wait_for(replace(candidate, fleet=fleet.with_one(kind, 1)))
         if least >= LEAST:
             for kind in used:
                 self._wait_for(replace(candidate, fleet=fleet.with_one(kind, -1)))
 
-    def _is_beaten(self, fleet: Fleet, served_max: float) -> bool:
-        return cannot_be_better(self._points, self._fleets.price_usd_per_h(fleet), min(ENOUGH, served_max))
+    def _unbeaten(self, candidate: FleetChoice) -> AdvisedChoice | None:
+        """The choice, simulated; None if its price, or the most that its plan can serve, shows that it is beaten."""
+        fleet, points = candidate.fleet, self._points
+        price = 0.0 if fleet.as_needed else self._fleets.price_usd_per_h(fleet)
+        if cannot_be_better(points, price, ENOUGH):
+            return None
+        planned = self._fleets.plan(candidate)
+        if cannot_be_better(points, price, min(ENOUGH, planned.served_max)):
+            return None
+        return self.simulated(candidate, planned.why)
 
     @property
     def _points(self) -> list[PricedWorth]:
         return [(each.usd_per_h, each.attainment_least) for each in self.found.values()]
 
-    def _simulated(self, candidate: Candidate, why: str) -> AdvisedChoice:
+    def simulated(self, candidate: FleetChoice, why: str = "") -> AdvisedChoice:
+        """What becomes of the requests under a choice, for which the system says `why`."""
         question, fleets = self._question, self._fleets
         world = question.world(candidate)
         summary = summary_of(world, world.setup())
@@ -303,7 +311,7 @@ def _rentable(peaks: Mapping[tuple[int, ...], tuple[int, ...]], fleets: FleetQue
 
 
 def _choice(
-    question: Question, candidate: Candidate, row: RunRow, counts: ServiceCounts, hours: float, why: str
+    question: Question, candidate: FleetChoice, row: RunRow, counts: ServiceCounts, hours: float, why: str
 ) -> AdvisedChoice:
     """One simulated choice. A run lasts until its last request has ended."""
     fleets, fleet = question.fleets, candidate.fleet
@@ -393,7 +401,7 @@ def _order(choice: AdvisedChoice) -> tuple[float, float, bool, str]:
     return choice.usd_per_h, -choice.attainment_least, choice.as_needed, choice.name
 
 
-def _explained(question: Question, candidate: Candidate) -> PlanReport:
+def _explained(question: Question, candidate: FleetChoice) -> PlanReport:
     """The plan of a choice: at the mean rate, on nodes that come and go at the highest."""
     setup = set_up(question.fleets.deployed(candidate), must_fit=False)
     times = question.peak if candidate.fleet.as_needed else 1.0

@@ -238,3 +238,14 @@ def test_as_recorded_requests_go_where_they_went_and_others_like_one_of_them() -
     assert others.keys() == {(2,), (0,), (7,)}
     assert is_near(others[7,], 0.5)
     assert not taken(sampler, "d", [0])
+
+
+def test_requests_are_on_the_paths_that_are_given() -> None:
+    paths = (Path(("x",), 10, 0.5), Path(("y", "z"), 20, 0.5))
+    graph = Graph((GraphStage("x"), GraphStage("y"), GraphStage("z", ("y",))), paths, 20)
+    given_paths = (1, 0, 0, 1, 1)
+    sampler = BranchSampler(1, graph, paths=given_paths)
+    arrivals = [(at, Request(RequestId(at), at, at, at + 20)) for at in range(5)]
+    found = [request.enters for _, request in sampler.entering(arrivals)]
+    assert found == [paths[at].stages[:1] for at in given_paths]
+    assert taken(sampler, "y", [0, 3, 4]) == ((1,), (1,), (1,))

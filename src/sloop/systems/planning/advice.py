@@ -167,7 +167,8 @@ def offered_kinds(
             raise InputError(f"no kind of hardware is called {kind!r}", where="--hardware", help=help)
     found: list[Node] = []
     left_out: list[LeftOut] = []
-    for kind in dict.fromkeys(named) or _kinds_of(deployment, own):
+    considered = list(dict.fromkeys(named)) or _kinds_of(deployment, own)
+    for kind in considered:
         node = declared[kind] if kind in declared else table[kind].node(kind)
         node = structs.replace(node, usd_per_h=prices.get(kind, node.usd_per_h), on_demand=False)
         if not any(_profiles(each, node) for each in _stages(deployment)):
@@ -181,7 +182,7 @@ def offered_kinds(
     without = [each.name for each in left_out if each.why.startswith("it has no price")]
     if not found and without:
         _no_price(without)
-    _check_profiles(deployment, found or list(declared.values()))
+    _check_profiles(deployment, found, considered)
     return tuple(found), tuple(left_out)
 
 
@@ -222,15 +223,14 @@ def single_ms(variant: Variant, node: Node) -> float | None:
     return profile.latency_ms.latency_ms(1, min(profile.max_cores, node.cores))
 
 
-def _check_profiles(deployment: Deployment, kinds: Sequence[Node]) -> None:
+def _check_profiles(deployment: Deployment, kinds: Sequence[Node], considered: Sequence[str]) -> None:
     """InputError for a stage that can run on none of the kinds."""
     for application in deployment.applications:
         for stage in application.stages:
             if any(_profiles(stage, node) for node in kinds):
                 continue
             name, has = declared_name(stage.name), [kind for each in stage.variants for kind in each.profiles]
-            what = f"{application.name}: {name} has no profile for any kind on offer"
-            what += f" ({listed([node.hardware for node in kinds])})" if kinds else ""
+            what = f"{application.name}: {name} has no profile for any kind on offer ({listed(considered)})"
             help = f"it has profiles for {listed(has)}: offer these with --hardware" if has else ""
             model = next((each.model for each in stage.variants if each.model), None) or "MODEL"
             raise InputError(what, help=help or f"measure it on such a node with `sloop profile {model}`")
@@ -325,7 +325,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FleetChoice:
     """A system, by its position among those of the question, on a fleet."""
 
     system: int
@@ -388,7 +388,7 @@ class FleetQuestion:
         """The price of all nodes of a fleet."""
         return math.fsum(count * node.usd_per_h for count, node in zip(fleet.counts, self.kinds, strict=True))
 
-    def name(self, candidate: Candidate) -> str:
+    def name(self, candidate: FleetChoice) -> str:
         """`harbor on 2 p3.2xlarge`."""
         fleet = candidate.fleet
         nodes = " + ".join(
@@ -397,7 +397,7 @@ class FleetQuestion:
         up_to, rented = ("up to ", ", rented as needed") if fleet.as_needed else ("", "")
         return f"{self.systems[candidate.system].label} on {up_to}{nodes}{rented}"
 
-    def deployed(self, candidate: Candidate) -> Deployment:
+    def deployed(self, candidate: FleetChoice) -> Deployment:
         """What is planned for, under the system on the nodes of the fleet."""
         choice, nodes = self.systems[candidate.system], self._nodes(candidate.fleet)
         made = self.planned.under(choice)
@@ -421,7 +421,7 @@ class FleetQuestion:
         rate_rps = math.fsum(initial.values()) if self.joined is not None else initial[application.name]
         return replace(choice, parameters={**choice.parameters, "initial_rps": rate_rps})
 
-    def plan(self, candidate: Candidate, times: float = 1.0) -> FleetPlan:
+    def plan(self, candidate: FleetChoice, times: float = 1.0) -> FleetPlan:
         """What the system plans on the fleet for `times` the mean rates. InputError if it cannot plan for them."""
         setups = set_up(self.deployed(candidate), must_fit=False).applications
         rates = self.rates(times)
@@ -442,7 +442,7 @@ class FleetQuestion:
         more if they do not suffice."""
         for size in SIZES:
             counts = tuple(size if at in kinds else 0 for at in range(len(self.kinds)))
-            found = self.plan(Candidate(system, Fleet(counts, as_needed=True)), times)
+            found = self.plan(FleetChoice(system, Fleet(counts, as_needed=True)), times)
             if found.feasible or all(has < size for has in found.counts):
                 break
         return found
