@@ -44,7 +44,7 @@ def answer(*arguments: object) -> dict[str, Any]:
 def test_the_json_has_the_promised_keys(photos: Path) -> None:
     found = answer(photos, "--rate", 40, *SHORT)
     assert found.keys() == {
-        *("wanted", "recommended", "closest", "frontier", "steps", "choices", "placements", "plan", "kinds"),
+        *("wanted", "recommended", "closest", "frontier", "steps", "choices", "needs", "placements", "plan", "kinds"),
         *("left_out", "requests", "rate_rps", "rate_max_rps", "duration_s", "seed"),
         *("simulated", "pruned", "unfinished", "notes", "assumed"),
     }

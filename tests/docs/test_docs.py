@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from sloop.app.load import load_deployment, load_scenario
 from sloop.cli import COMMANDS, main
@@ -84,3 +85,13 @@ def test_files_shown_are_valid(text: str, tmp_path: Path) -> None:
         scenario = load_scenario(file)
         for choice in scenario.systems:
             assert run_scenario(scenario, choice).row.requests > 100
+
+
+def test_the_advice_shown_is_what_the_command_prints() -> None:
+    text = (ROOT / "docs" / "planning.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("sloop advise "))
+    shown = next(block for kind, block in BLOCK.findall(text) if kind == "text" and block.startswith("rent "))
+    result = CliRunner().invoke(main, shlex.split(line)[1:])
+    assert result.exit_code == 0, result.output
+    printed = [line.rstrip() for line in result.stdout.splitlines()]
+    assert printed[: len(shown.splitlines())] == shown.splitlines()

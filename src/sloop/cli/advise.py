@@ -358,6 +358,8 @@ def advice_display(report: AdviceReport) -> list[RenderableType]:
         parts.append(table(_applications(report)))
     if report.placements:
         parts.append(table(_placements(report)))
+    if len(report.needs) > 1:
+        parts.append(table(_needs(report)))
     return [*parts, "\n".join(_lines(report))]
 
 
@@ -402,7 +404,7 @@ def _frontier(report: AdviceReport) -> Table:
         (
             "→" if each == report.closest else "",
             *(_nodes(each), each.system, each.usd_per_h, each.usd_per_million, 100 * each.attainment),
-            *((100 * each.attainment_least, _worst(each)) if several else ()),
+            *((100 * each.attainment_least, _worst(each) if each.attainment_least < 1 else None) if several else ()),
             each.watts,
         )
         for each in report.frontier[-SHOWN_MAX:]
@@ -438,6 +440,15 @@ def _placements(report: AdviceReport) -> Table:
     )
     columns = ("node", "device", "stage", "replicas", "cores", "share", "largest batch", "requests/s")
     return Table("Who runs where, as planned", columns, rows)
+
+
+def _needs(report: AdviceReport) -> Table:
+    """One row per system and kind of hardware, or all kinds."""
+    rows = tuple(
+        (each.system, listed([f"{kind.nodes} {kind.hardware}" for kind in each.nodes]), each.usd_per_h, each.feasible)
+        for each in report.needs[:SHOWN_MAX]
+    )
+    return Table("What systems plan for the mean rate", ("system", "nodes", "USD/h", "feasible"), rows)
 
 
 def _lines(report: AdviceReport) -> Iterable[str]:

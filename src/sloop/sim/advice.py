@@ -36,6 +36,7 @@ from sloop.systems.planning.advice import (
     Fleet,
     FleetChoice,
     FleetKind,
+    FleetNeed,
     FleetQuestion,
     LeftOut,
     ModelService,
@@ -174,6 +175,7 @@ class SearchTotals:
     unfinished: int = 0
     assumed: dict[FleetChoice, tuple[str, ...]] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
+    needs: dict[FleetNeed, None] = field(default_factory=dict)
 
 
 class AdviceSearch:
@@ -225,7 +227,9 @@ class AdviceSearch:
                 break
             self._progress(system * len(sets) + done, len(sets) * len(fleets.systems), f"plans of {label}")
             try:
-                self._wait_for(FleetChoice(system, Fleet(fleets.needed(system, kinds, 1.0).counts)))
+                needed = fleets.needed(system, kinds, 1.0)
+                self._wait_for(FleetChoice(system, Fleet(needed.counts)))
+                self._need(label, Fleet(needed.counts), feasible=needed.feasible)
                 if self._question.is_bursty:
                     peaks[kinds] = fleets.needed(system, kinds, self._question.peak).counts
                     self._wait_for(FleetChoice(system, Fleet(peaks[kinds])))
@@ -235,6 +239,13 @@ class AdviceSearch:
             self.totals.left_out.append(LeftOut(label, errors[0]))
         for counts in _rentable(peaks, fleets):
             self._wait_for(FleetChoice(system, Fleet(counts, as_needed=True)))
+
+    def _need(self, system: str, fleet: Fleet, *, feasible: bool) -> None:
+        """Keep what the system plans for the mean rates."""
+        if not any(fleet.counts):
+            return
+        price = self._fleets.price_usd_per_h(fleet)
+        self.totals.needs[FleetNeed(system, self._fleets.fleet_kinds(fleet), price, feasible)] = None
 
     def _wait_for(self, candidate: FleetChoice) -> None:
         if candidate in self._known or not any(candidate.fleet.counts):
@@ -316,11 +327,9 @@ def _choice(
     """One simulated choice. A run lasts until its last request has ended."""
     fleets, fleet = question.fleets, candidate.fleet
     paid = {each.hardware: each.usd / hours for each in row.nodes}
-    kinds = tuple(
-        FleetKind(node.hardware, count, paid.get(node.hardware, 0.0) if fleet.as_needed else count * node.usd_per_h)
-        for count, node in zip(fleet.counts, fleets.kinds, strict=True)
-        if count
-    )
+    kinds = fleets.fleet_kinds(fleet)
+    if fleet.as_needed:
+        kinds = tuple(structs.replace(each, usd_per_h=paid.get(each.hardware, 0.0)) for each in kinds)
     rows = tuple(_service(question, name, counts) for name in question.traces)
     requests, served = sum(each.requests for each in rows), sum(each.served for each in rows)
     usd_per_h = math.fsum(each.usd_per_h for each in kinds)
@@ -379,6 +388,7 @@ def advise(
         frontier=tuple(choices[place] for place in on),
         steps=tuple(_steps([choices[place] for place in reversed(on) if place <= best])),
         choices=tuple(choices),
+        needs=tuple(sorted(totals.needs, key=lambda each: (not each.feasible, each.usd_per_h))),
         placements=plan.placements,
         plan=plan,
         kinds=tuple(FleetKind(node.hardware, 1, node.usd_per_h) for node in fleets.kinds),

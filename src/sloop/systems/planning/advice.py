@@ -90,6 +90,17 @@ class AdvisedChoice(Struct, frozen=True, kw_only=True):
     """The reason that the system gives for its plan."""
 
 
+class FleetNeed(Struct, frozen=True):
+    """What a system plans for the mean rates, on one kind of hardware or on all."""
+
+    system: str
+    nodes: tuple[FleetKind, ...]
+    usd_per_h: float
+    feasible: bool
+    """Whether the plan keeps up, meets the deadlines for evenly spaced requests, and has room on at most 64 nodes of
+    each kind."""
+
+
 class StepDown(Struct, frozen=True):
     """From one choice of the frontier to the next cheaper one."""
 
@@ -125,6 +136,8 @@ class AdviceReport(Struct, frozen=True, kw_only=True):
     """From the recommended choice, or the closest, down the frontier."""
     choices: tuple[AdvisedChoice, ...]
     """All that were simulated, in the order of price."""
+    needs: tuple[FleetNeed, ...]
+    """What systems plan for the mean rates, the cheapest feasible first: where the search began."""
     placements: tuple[PlacementReport, ...]
     """Who runs where, and beside whom, in the plan of the recommended or closest choice."""
     plan: PlanReport
@@ -387,6 +400,14 @@ class FleetQuestion:
     def price_usd_per_h(self, fleet: Fleet) -> float:
         """The price of all nodes of a fleet."""
         return math.fsum(count * node.usd_per_h for count, node in zip(fleet.counts, self.kinds, strict=True))
+
+    def fleet_kinds(self, fleet: Fleet) -> tuple[FleetKind, ...]:
+        """The kinds of a fleet with their prices."""
+        return tuple(
+            FleetKind(node.hardware, count, count * node.usd_per_h)
+            for count, node in zip(fleet.counts, self.kinds, strict=True)
+            if count
+        )
 
     def name(self, candidate: FleetChoice) -> str:
         """`harbor on 2 p3.2xlarge`."""
