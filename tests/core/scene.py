@@ -20,6 +20,8 @@ from sloop.policies.forecast import Last
 from sloop.policies.order import Edf
 from sloop.policies.place import BestFit
 from sloop.policies.route import FirstIdle
+from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
+from sloop.profile.profile import DeviceSharing
 from sloop.units import ms, s
 from sloop.vocabulary import ALONE, Form, Group, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
@@ -42,6 +44,7 @@ class Belief:
     forms: dict[Form, "Belief"] = field(default_factory=dict)
     layer_count: int = 0
     multiply_adds: float = 0.0
+    sharing: DeviceSharing | None = None
 
     def slot(self, cores: float) -> Slot:
         return Slot(cores, self.hardware, self.accelerator)
@@ -57,6 +60,19 @@ class Belief:
 
     def blocks(self, body_cores: float, shadow_cores: float) -> None:
         """Without layers."""
+
+    @property
+    def shares_device(self) -> bool:
+        return self.sharing is not None
+
+    def demand(self, batch: int, slot: Slot) -> DeviceDemand:
+        if self.sharing is None:
+            return DeviceDemand(self.variant, batch)
+        return self.sharing.demand(batch, share=slot.share, variant=self.variant)
+
+    @property
+    def interference(self) -> Interference:
+        return NO_SLOWDOWN if self.sharing is None else self.sharing.law
 
     def of(self, form: Form) -> "Belief":
         return self if form == ALONE else self.forms.setdefault(form, replace(self, observed=[], forms={}))
@@ -205,11 +221,15 @@ class Scene(Acting):
         nodes: Sequence[Node] = (NODE,),
         queue_max: int = 100,
         times: Mapping[str, float] | None = None,
+        sharing: DeviceSharing | None = None,
+        accelerator: str = "",
         **policies: Any,
     ) -> None:
         super().__init__()
         self.script = Script(target)
         self.beliefs = beliefs_of(application, times)
+        for belief in self.beliefs.values():
+            belief.sharing, belief.accelerator = sharing, accelerator
         chosen = {verb: policy for verb, policy in policies.items() if policy is not None}
         made = policies_of(self.script, **{"admit": Bounded(queue_max=queue_max)} | chosen)
         parts = ApplicationParts(graph=application.graph, beliefs=self.beliefs, policies=made)

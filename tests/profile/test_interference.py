@@ -16,7 +16,6 @@ from sloop.profile.interference import (
     BandwidthLaw,
     CountLaw,
     DeviceDemand,
-    KnowsSharing,
     PairLaw,
     ProcessorSharing,
     Slowdown,
@@ -140,7 +139,8 @@ def test_an_estimate_says_what_its_profile_says() -> None:
     own = belief.demand(8, Slot(1.0, "g", "T4", 0.5))
     assert own == SHARING.demand(8, share=0.5, variant="v")
     assert belief.interference is SHARING.law
-    assert isinstance(belief, KnowsSharing)
+    assert belief.shares_device
     silent = Estimate(msgspec.structs.replace(profile, sharing=None), variant="v")
+    assert not silent.shares_device
     assert silent.demand(3, Slot(1.0)) == DeviceDemand("v", 3)
     assert silent.interference.slowdown(own, [own]) == 1.0

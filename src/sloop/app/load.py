@@ -22,8 +22,8 @@ from sloop.app.application import (
 )
 from sloop.app.document import BYTES_MAX, check_unique, existing_file, is_url, read_name, read_yaml
 from sloop.app.hardware import local, read_cluster
-from sloop.app.scenario import Change, NetworkTruth, Scenario, Truth
-from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_stages
+from sloop.app.scenario import Change, InterferenceTruth, NetworkTruth, Scenario, Truth
+from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_slowdown, read_stages
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
 from sloop.profile.model import is_model
@@ -529,8 +529,16 @@ def _truth(value: Value, folder: FilePath, stages: Sequence[Stage]) -> Truth:
         ),
         "fan_out": lambda fan_out: _fan_out(fan_out, stages),
         "shares": lambda shares: _shares(shares, stages),
+        "interference": _interference,
     }
     return read_options(Truth, value, readers=readers)
+
+
+def _interference(value: Value) -> InterferenceTruth:
+    """`none`, or the options of the true interference."""
+    if value.content == "none":
+        return InterferenceTruth(error=0.0)
+    return read_options(InterferenceTruth, value, readers={"law": read_slowdown})
 
 
 def _check_weights(topology: Value, applications: Iterable[Application]) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.options import OutOfRange, Value, limited
+from sloop.profile.interference import Slowdown
 from sloop.units import s
 from sloop.vocabulary import Canary
 
@@ -139,6 +140,21 @@ class NodeTruth:
 
 
 @dataclass(frozen=True, slots=True)
+class InterferenceTruth:
+    """How much slower batches truly are for what runs beside them on the same device; by default as in the profiles.
+
+    The true slowdown is S = 1 + `error` · (S of the law - 1): above 1, the profiles are optimistic about neighbours. In
+    a world with 0, `interference: none`, batches do not disturb each other.
+    """
+
+    law: Slowdown | None = None
+    """Instead of the laws of the profiles, also for variants whose profile has none."""
+    bandwidth: float | None = limited(None, least=0, most=1)
+    """Instead of what the profiles say: the part of the device's memory bandwidth that a full batch uses."""
+    error: float = limited(1.0, least=0, most=100)
+
+
+@dataclass(frozen=True, slots=True)
 class Truth:
     """The true behaviour of the simulated world, which no policy knows."""
 
@@ -155,6 +171,7 @@ class Truth:
     network: NetworkTruth | None = None
     failures: FailureTruth | None = None
     nodes: NodeTruth = NodeTruth()
+    interference: InterferenceTruth = InterferenceTruth()
     plan_ms: float = limited(5.0, least=0, most=1e6)
     """How long a plan is computed that is not computed within the event loop; the old plan is in force until then."""
     fan_out: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

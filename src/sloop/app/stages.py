@@ -16,6 +16,7 @@ from sloop.app.graph import PARTS_MAX, Each, When, are_exclusive
 from sloop.app.hardware import Kinds, accelerators_of, known_kinds
 from sloop.errors import InputError
 from sloop.options import Value, keys_of, limited, nearest, placed, read_options
+from sloop.profile.interference import Slowdown
 from sloop.profile.profile import (
     Amdahl,
     Cells,
@@ -282,6 +283,15 @@ def _sharing(value: Value) -> DeviceSharing:
         return msgspec.convert(value.content, DeviceSharing)
     except msgspec.ValidationError as error:
         value.fail(str(error), "for example {full_batch: 64, bandwidth: 0.6, law: {form: bandwidth, alpha: 0.5}}")
+
+
+def read_slowdown(value: Value) -> Slowdown:
+    """A law of interference: how much slower batches are for what runs beside them."""
+    try:
+        law: Slowdown = msgspec.convert(value.content, Slowdown)
+    except msgspec.ValidationError as error:
+        value.fail(str(error), "for example {form: bandwidth, alpha: 0.5}")
+    return law
 
 
 def _load_s(value: Value, options: _InlineProfile) -> float:

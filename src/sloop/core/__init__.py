@@ -87,7 +87,7 @@ class Core:
         application = ApplicationState(parts, self.state.replicas, now_ns)
         assert application.key not in self.state.applications, application.key
         self.state.applications[application.key] = application
-        self._paths[application.key] = path = DataPath(application, parts.policies, self._batch_ids)
+        self._paths[application.key] = path = DataPath(application, parts.policies, self._batch_ids, self.state.devices)
         for stage in application.all_stages:
             stage.dispatch = path.dispatch
         control = self._control.add(application, now_ns)

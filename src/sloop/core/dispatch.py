@@ -21,7 +21,16 @@ from msgspec import structs
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.progress import Entered, RequestProgress
 from sloop.core.protocols import Policies, Take
-from sloop.core.state import ApplicationState, Replica, RunningBatch, StageState
+from sloop.core.state import (
+    ApplicationState,
+    DeviceKey,
+    DeviceLoad,
+    LoadedBatch,
+    Replica,
+    RunningBatch,
+    SlowedCosts,
+    StageState,
+)
 from sloop.events import BatchFailed, Cancelled, Finished
 from sloop.text import in_ms
 from sloop.units import FOREVER_NS, ms, s
@@ -51,12 +60,18 @@ SHUTDOWN_RETRY_NS = s(1)
 class DataPath:
     """Moves the requests of one application through queues and batches. In all methods, `out` collects the actions.
 
-    `batch_ids` numbers the batches of all applications.
+    `batch_ids` numbers the batches of all applications, `devices` has what runs on the devices of all of them.
     """
 
-    def __init__(self, state: ApplicationState, policies: Policies, batch_ids: Iterator[BatchId]) -> None:
+    def __init__(
+        self,
+        state: ApplicationState,
+        policies: Policies,
+        batch_ids: Iterator[BatchId],
+        devices: dict[DeviceKey, DeviceLoad],
+    ) -> None:
         self._state = state
-        self._is_graph = state.open_requests is not None
+        self._devices = devices
         self._admit = policies.admit
         self._batch = policies.batch
         self._route = policies.route
@@ -91,8 +106,7 @@ class DataPath:
             state.open_requests[request.id] = progress = RequestProgress(state.graph, request)
             self._enter(now_ns, progress, progress.begin())
             return
-        (stage,) = entries
-        deadline_ns = request.deadline_ns
+        deadline_ns = request.deadline_ns  # there is only this stage
         stage.monitor.arrive(now_ns, deadline_ns - now_ns)  # as `_enter` does
         stage.queue.push(now_ns, Visit(request, stage.name, now_ns, deadline_ns))
 
@@ -112,15 +126,16 @@ class DataPath:
         visits = batch.visits
         size = len(visits)
         stage.monitor.finish(now_ns, size, batch.millicores)
-        if self._is_graph or event.faults or stage.is_disturbed:
+        if stage.finishes_each or event.faults:
             self._finish_each(now_ns, replica, event, batch, out)
         else:
             rate = batch.rate
             rate.belief.observe(size, rate.slot, now_ns - batch.started_ns)
             for visit in visits:
-                request = visit.request.id
-                deadline_ns = visit.deadline_ns
-                out.append(End(request, SERVED) if now_ns <= deadline_ns else _answer(now_ns, request, deadline_ns))
+                if now_ns <= visit.deadline_ns:
+                    out.append(End(visit.request.id, SERVED))
+                else:
+                    out.append(_answer(now_ns, visit.request.id, visit.deadline_ns))
         if replica.life is DRAINING:
             out.append(StopReplica(id, "drained"))
         else:
@@ -184,7 +199,7 @@ class DataPath:
                 look_ns = min(look_ns, _next_look_ns(now_ns, visit))
         if ended and self._state.open_requests is None:
             stage.pool.running[replica.id] = structs.replace(batch, ended=batch.ended | ended)
-            stage.is_disturbed = True
+            stage.disturb()
         return max(look_ns, now_ns + SWEEP_NS_MIN)
 
     def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
@@ -215,7 +230,7 @@ class DataPath:
             index = self._route.choose(now_ns, idle, pool.last) if len(idle) > 1 else 0
             replica = idle[index]
             rate = replica.service_rate
-            costs_ns = rate.costs_ns
+            costs_ns = self._costs_beside(replica) if rate.is_shared else rate.costs_ns
             limit = rate.batch_max
             alone_ns = rate.least_alone_ns + times.remaining_ns
             full_ns = rate.least_full_ns + times.remaining_full_ns
@@ -249,7 +264,11 @@ class DataPath:
             batch = next(self._batch_ids)
             id = replica.id
             millicores = replica.millicores
-            pool.running[id] = RunningBatch(batch, taken, now_ns, rate, millicores, costs_ns)
+            pool.running[id] = (
+                RunningBatch(batch, taken, now_ns, rate, millicores, costs_ns)
+                if not rate.is_shared
+                else self._beside(now_ns, replica, batch, taken)
+            )
             replica.batches += 1
             pool.last = id
             stage.monitor.start(now_ns, count, millicores)
@@ -278,9 +297,10 @@ class DataPath:
             left = [pool.idle[place] for place in places]
             index = places[self._route.choose(now_ns, left, pool.last) if len(left) > 1 else 0]
             rate = pool.idle[index].service_rate
+            costs_ns = self._costs_beside(pool.idle[index]) if rate.is_shared else rate.costs_ns
             remaining_ns = stage.times.remaining_ns
             take = self._batch.decide(
-                now_ns, stage.queue.visits, rate.batch_max, rate.costs_ns, stage.limits.wait_ns, remaining_ns
+                now_ns, stage.queue.visits, rate.batch_max, costs_ns, stage.limits.wait_ns, remaining_ns
             )
             wait_ns = min(wait_ns, take.wait_until_ns)
         if not take.skip and not take.count:
@@ -324,7 +344,30 @@ class DataPath:
         batch = replica.stage.pool.running.pop(replica.id, None)
         assert batch is not None, f"replica {replica.id} runs no batch"
         replica.stage.monitor.finish(now_ns, len(batch.visits), batch.millicores)
+        if batch.load is not None:
+            self._leave(now_ns, replica, batch)
         return batch
+
+    # Batches beside each other on a device
+
+    def _costs_beside(self, replica: Replica) -> Sequence[int]:
+        """Believed durations of the replica's next batch beside what runs on its device now."""
+        load = self._devices.get(replica.device_key)
+        return replica.service_rate.costs_ns if load is None else SlowedCosts(replica.service_rate, load)
+
+    def _beside(self, now_ns: int, replica: Replica, id: BatchId, visits: list[Visit]) -> RunningBatch:
+        """A batch begins on a device that it may share with others."""
+        rate, load = replica.service_rate, self._devices.setdefault(replica.device_key, DeviceLoad(now_ns))
+        load.join(now_ns, id, LoadedBatch(rate, len(visits), now_ns))
+        return RunningBatch(id, visits, now_ns, rate, replica.millicores, rate.profiled_ns, load=load)
+
+    def _leave(self, now_ns: int, replica: Replica, batch: RunningBatch) -> int:
+        """A batch on a shared device is over; returns how long in ns it would have taken alone."""
+        assert batch.load is not None, f"batch {batch.id} is on no shared device"
+        alone_ns = batch.load.leave(now_ns, batch.id)
+        if not batch.load.batches:
+            del self._devices[replica.device_key]
+        return round(alone_ns)
 
     def _try_again(self, now_ns: int, stage: StageState, visits: Sequence[Visit]) -> None:
         """Queue visits to be tried again in a batch of their own."""
@@ -352,12 +395,14 @@ class DataPath:
     def _finish_each(  # takes what the caller has already looked up
         self, now_ns: int, replica: Replica, event: Finished, batch: RunningBatch, out: list[Action]
     ) -> None:
-        """End the requests of a batch or pass them on, one by one: in a graph, or if some failed or have ended."""
+        """End the requests of a batch or pass them on, one by one: in a graph, on a shared device, or if some failed or
+        have ended."""
         stage = replica.stage
+        taken_ns = now_ns - batch.started_ns if batch.load is None else self._leave(now_ns, replica, batch)
         if stage.is_disturbed:
             stage.recover()
         if not event.faults:
-            batch.rate.belief.observe(len(batch.visits), batch.rate.slot, now_ns - batch.started_ns)
+            batch.rate.belief.observe(len(batch.visits), batch.rate.slot, taken_ns)
         why = f"its tensors do not fit stage {stage.name!r}, or the stage's outputs for it fit no later one"
         visits, ended = batch.visits, batch.ended
         for index in event.faults:

@@ -6,6 +6,7 @@ Nothing here depends on whether the driver is a live server or the simulator. In
     Queue            the waiting visits of a stage, and when to search them next for passed deadlines
     BatchLimits      the batch sizes, rates and waiting time that the current plan has for a stage
     ServiceRate      the believed speed of equal replicas
+    DeviceLoad       the batches that run beside each other on one device, and how far they are believed to be
     Replica          one replica, from the order to start it until it is gone; with its `RunningBatch`
     ReplicaPool      a stage's replicas: which are idle, how much they can serve together
     RestartBackoff   how soon a lost replica is replaced
@@ -16,11 +17,12 @@ Nothing here depends on whether the driver is a live server or the simulator. In
 """
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import attrgetter
-from typing import ClassVar
+from typing import ClassVar, overload
 
 from msgspec import Struct, structs
 
@@ -33,6 +35,7 @@ from sloop.core.monitor import Monitor
 from sloop.core.protocols import Order, Policies
 from sloop.core.views import Belief, BeliefKey, ReplicaView, StageView, StartCosts
 from sloop.core.weights import WeightRegistry
+from sloop.profile.interference import DeviceDemand
 from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import (
     ALONE,
@@ -60,6 +63,9 @@ RateKey = tuple[str, Slot, Form]
 
 BUCKET_NS_MAX = NS_PER_S
 """The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
+
+DeviceKey = tuple[str, str]
+"""A device: the name of a node and that of its accelerator, or "" for the cores of the node."""
 
 STALL_FACTOR = 20
 STALL_NS_MIN = s(1)
@@ -248,8 +254,12 @@ class ServiceRate:
     form: Form
     millicores: int
     """Of a replica, with those of its shadow."""
+    is_shared: bool = False
+    """Whether the belief says how these replicas share their devices; if not, nothing is kept of that."""
+    profiled_ns: Sequence[int] = (0,)
+    """Believed durations by size of a batch, as the belief has them: on the device for which it was profiled."""
     costs_ns: Sequence[int] = (0,)
-    """Believed durations by size of a batch."""
+    """The same with this share of the device, and nothing beside it."""
     batch_max: int = 0
     """The largest batch that these replicas get."""
     weight: float = 0.0
@@ -262,21 +272,159 @@ class ServiceRate:
     """How many replicas share it, in any state."""
     ready: int = 0
     starting: int = 0
+    crowds: dict[Life, Counter[DeviceKey]] = field(default_factory=dict)
+    """If `is_shared`, how many replicas in a state are on each device."""
 
     def refresh(self, limits: BatchLimits) -> None:
         """Reread the costs, which the belief may have corrected, and the limits of the plan."""
-        self.costs_ns = costs_ns = self.belief.costs_ns(self.slot)
+        costs_ns = self.belief.costs_ns(self.slot)
+        if not self.is_shared:
+            self.costs_ns = costs_ns
+        elif costs_ns is not self.profiled_ns:
+            self.profiled_ns = costs_ns
+            sizes = range(1, len(costs_ns))
+            self.costs_ns = costs_ns = (0, *accumulate((self.beside(size, ()) for size in sizes), max))
+        else:
+            costs_ns = self.costs_ns
         self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, self.form), len(costs_ns) - 1)
         self.weight = limits.weight(self.belief.variant, self.slot, self.form)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
 
-    def count(self, life: Life, change: int) -> None:
-        """Count `change` more (or fewer) replicas in this state."""
+    def count(self, replica: "Replica", change: int) -> None:
+        """Count a replica in its state (`change` is 1), or not any more (-1)."""
+        life = replica.life
         self.replicas += change
         if life is Life.READY:
             self.ready += change
         elif life is Life.STARTING:
             self.starting += change
+        if self.is_shared:
+            crowd = self.crowds.setdefault(life, Counter())
+            crowd[replica.device_key] += change
+            if not crowd[replica.device_key]:
+                del crowd[replica.device_key]
+
+    def beside(self, size: int, others: Sequence[DeviceDemand]) -> int:
+        """Believed duration of a batch of this size while `others` run on its device, if `is_shared`."""
+        factor = self.belief.interference.slowdown(self.belief.demand(size, self.slot), others)
+        return max(1, round(self.profiled_ns[size] * factor))
+
+    def capacity(self, life: Life) -> float:
+        """What the replicas in this state can serve together in full batches, if `is_shared`: visits per nanosecond.
+
+        Those on one device slow each other down; what replicas of other stages run there is not foreseen.
+        """
+        batch = self.batch_max
+        if not batch:
+            return 0.0
+        crowds, own = Counter(self.crowds.get(life, {}).values()), self.belief.demand(batch, self.slot)
+        return sum(
+            devices * count * batch / self.beside(batch, [own] * (count - 1)) for count, devices in crowds.items()
+        )
+
+
+@dataclass(slots=True, eq=False)
+class LoadedBatch:
+    """A batch that runs on a device beside others."""
+
+    NOT_IN_SNAPSHOT: ClassVar = ("demand",)
+
+    rate: ServiceRate
+    """Whose belief has its law of interference."""
+    size: int
+    began_ns: int
+    done_ns: float = 0.0
+    """How much of it is believed to be done: the time that it would have taken alone, on all of the device."""
+    factor: float = 1.0
+    """How many times as long as alone it takes now."""
+    demand: DeviceDemand = field(init=False)
+    """What it demands of the device."""
+
+    def __post_init__(self) -> None:
+        self.restored()
+
+    def restored(self) -> None:
+        """Set what a snapshot does not have."""
+        self.demand = self.rate.belief.demand(self.size, self.rate.slot)
+
+
+@dataclass(slots=True, eq=False)
+class DeviceLoad:
+    """The batches that run beside each other on one device, and how far they are believed to be.
+
+    Whenever one begins or ends, the others proceed slower or faster from then on: `sloop.profile.interference`. So
+    what an estimate learns from a batch is what the batch would have taken alone.
+    """
+
+    now_ns: int = 0
+    """Up to when the progress of the batches is known."""
+    batches: dict[BatchId, LoadedBatch] = field(default_factory=dict)
+    """In the order in which they began, so that sums of floats are the same in every run."""
+    _is_due: bool = False
+    """Whether the factors are out of date. They are computed once for all batches that begin at one instant."""
+
+    def join(self, now_ns: int, id: BatchId, batch: LoadedBatch) -> None:
+        """A batch begins."""
+        self._advance(now_ns)
+        self.batches[id] = batch
+        self._is_due = True
+
+    def leave(self, now_ns: int, id: BatchId) -> float:
+        """A batch is over; returns the time in ns that it would have taken alone."""
+        self._advance(now_ns)
+        self._is_due = True
+        return self.batches.pop(id).done_ns
+
+    def slowdown(self, id: BatchId) -> float:
+        """How many times as long as alone a batch takes: now or, if that is more, on average so far."""
+        self._renew()
+        batch = self.batches[id]
+        passed_ns = self.now_ns - batch.began_ns
+        return max(batch.factor, passed_ns / batch.done_ns) if passed_ns else batch.factor
+
+    def _advance(self, now_ns: int) -> None:
+        passed_ns = now_ns - self.now_ns
+        if passed_ns and self.batches:
+            self._renew()
+            for batch in self.batches.values():
+                batch.done_ns += passed_ns / batch.factor
+        self.now_ns = now_ns
+
+    def _renew(self) -> None:
+        """Compute the factors for the batches that run now."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        demands = [batch.demand for batch in self.batches.values()]
+        for place, batch in enumerate(self.batches.values()):
+            others = demands[:place] + demands[place + 1 :]
+            batch.factor = batch.rate.belief.interference.slowdown(batch.demand, others)
+
+
+class SlowedCosts(Sequence[int]):
+    """The believed durations of a replica's next batch by its size, if it begins now beside what runs on its device.
+
+    They are computed when they are read: most policies read few of them.
+    """
+
+    __slots__ = ("_others", "_rate")
+
+    def __init__(self, rate: ServiceRate, load: DeviceLoad) -> None:
+        self._rate = rate
+        self._others = [batch.demand for batch in load.batches.values()]
+
+    def __len__(self) -> int:
+        return len(self._rate.costs_ns)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
+        sizes = range(len(self))[at]
+        if isinstance(sizes, range):
+            return tuple([self[size] for size in sizes])
+        return self._rate.beside(sizes, self._others) if sizes else 0
 
 
 class RunningBatch(Struct, frozen=True, gc=False):
@@ -289,13 +437,17 @@ class RunningBatch(Struct, frozen=True, gc=False):
     """Whose belief learns from it."""
     millicores: int
     costs_ns: Sequence[int]
+    """Believed durations by size of a batch, with nothing beside it."""
     ended: frozenset[RequestId] = frozenset()
     """Requests that have ended although the batch still runs; only in an application of one stage."""
+    load: DeviceLoad | None = None
+    """What runs on its device, if the belief says how replicas share it."""
 
     @property
     def cost_ns(self) -> int:
         """Its believed duration."""
-        return self.costs_ns[len(self.visits)]
+        alone_ns = self.costs_ns[len(self.visits)]
+        return alone_ns if self.load is None else round(alone_ns * self.load.slowdown(self.id))
 
     @property
     def stalled_ns(self) -> int:
@@ -331,6 +483,8 @@ class Replica:
     slot: Slot = field(init=False)
     """The slot in effect."""
     millicores: int = field(init=False)
+    device_key: DeviceKey = field(init=False)
+    """Where its batches run."""
     target_cores: float = field(init=False)
     """Cores last ordered; differs from those of `slot` during a resize."""
     resizing: int = 0
@@ -354,6 +508,7 @@ class Replica:
     def __post_init__(self) -> None:
         self.slot = self.spec.slot
         self.target_cores = self.slot.cores
+        self.device_key = (self.node, self.device or "")
         self.service_rate = self.stage.pool.service_rate(self.spec.variant, self.slot)
         self.millicores = self.service_rate.millicores
 
@@ -458,13 +613,13 @@ class ReplicaPool:
         """Add a replica whose start was ordered."""
         self.replicas[replica.id] = replica
         self._changed[replica.id] = None
-        replica.service_rate.count(replica.life, 1)
+        replica.service_rate.count(replica, 1)
 
     def set_life(self, replica: Replica, life: Life) -> None:
         """Move a replica to another state."""
-        replica.service_rate.count(replica.life, -1)
+        replica.service_rate.count(replica, -1)
         replica.life = life
-        replica.service_rate.count(life, 1)
+        replica.service_rate.count(replica, 1)
         self._changed[replica.id] = None
 
     def set_cores(self, replica: Replica, cores: float) -> None:
@@ -477,10 +632,10 @@ class ReplicaPool:
         self._changed[replica.id] = None
 
     def _set_rate(self, replica: Replica, slot: Slot, form: Form) -> None:
-        replica.service_rate.count(replica.life, -1)
+        replica.service_rate.count(replica, -1)
         replica.slot, replica.form = slot, form
         replica.service_rate = self.service_rate(replica.spec.variant, slot, form)
-        replica.service_rate.count(replica.life, 1)
+        replica.service_rate.count(replica, 1)
         replica.millicores = replica.service_rate.millicores
 
     def remove(self, replica: Replica) -> None:
@@ -488,7 +643,7 @@ class ReplicaPool:
         if replica.life is Life.READY and replica.batch is None:
             self.remove_idle(replica)
         del self.replicas[replica.id]
-        replica.service_rate.count(replica.life, -1)
+        replica.service_rate.count(replica, -1)
         self._changed[replica.id] = None
 
     def put_back(self, id: ReplicaId, batch: RunningBatch) -> None:
@@ -549,7 +704,7 @@ class ReplicaPool:
             belief = self._beliefs[variant, slot.hardware]
             belief = belief if form is ALONE else belief.of(form)
             used = millicores(slot.cores) + (millicores(form.shadow.cores) if form.shadow is not None else 0)
-            self._rates[variant, slot, form] = found = ServiceRate(belief, slot, form, used)
+            self._rates[variant, slot, form] = found = ServiceRate(belief, slot, form, used, belief.shares_device)
             found.refresh(self._limits)
         return found
 
@@ -559,7 +714,10 @@ class ReplicaPool:
         ready, starting, limits = 0.0, 0.0, self._limits
         for rate in self._rates.values():
             rate.refresh(limits)
-            if rate.batch_max:
+            if rate.is_shared:
+                ready += rate.capacity(Life.READY)
+                starting += rate.capacity(Life.STARTING)
+            elif rate.batch_max:
                 per_ns = rate.batch_max / rate.costs_ns[rate.batch_max]
                 ready += rate.ready * per_ns
                 starting += rate.starting * per_ns
@@ -579,7 +737,8 @@ class ReplicaPool:
         return alone_ns, min((rate.costs_ns[rate.batch_max] for rate in rates), default=0)
 
     def rate_rps(self, spec: ReplicaSpec) -> float:
-        """Believed capacity of a replica, in the largest batches that the plan allows: visits per second."""
+        """Believed capacity of a replica that is alone on its device, in the largest batches that the plan allows:
+        visits per second. Where the replicas of a plan will be neighbours is not known yet."""
         slot, form = spec.slot, ALONE if spec.shadow is None else Form(spec.shadow)
         belief = self._beliefs[spec.variant, slot.hardware]
         costs_ns = (belief if form is ALONE else belief.of(form)).costs_ns(slot)
@@ -672,6 +831,9 @@ class StageState:
         self.is_disturbed = False
         """Whether a replica was lost since a batch last finished, or a batch runs whose requests have ended in part. If
         so, the data path calls `recover` when a batch finishes."""
+        self.finishes_each = False
+        """Whether the end of a batch needs more than an answer to each of its requests: in a graph, on a device that is
+        shared, or if `is_disturbed`. It stands for the three of them, so that other batches look at one attribute."""
         self.queue = Queue(order)
         self.monitor = monitor
         self.limits = BatchLimits()
@@ -700,7 +862,7 @@ class StageState:
 
     def lose(self, now_ns: int, error: str, *, is_found_out: bool) -> int:
         """Count a lost replica; see `RestartBackoff.lose`."""
-        self.is_disturbed = True
+        self.disturb()
         self.backoff.error = error
         return self.backoff.lose(now_ns, is_found_out=is_found_out)
 
@@ -708,6 +870,17 @@ class StageState:
         """A batch has finished: the stage works."""
         self.backoff.reset()
         self.is_disturbed = any(batch.ended for batch in self.pool.running.values())
+        self.choose_finish()
+
+    def disturb(self) -> None:
+        """Something is wrong: look closely at each batch that finishes, until one of them shows that it is over."""
+        self.is_disturbed = self.finishes_each = True
+
+    def choose_finish(self) -> None:
+        """Set `finishes_each`."""
+        is_graph = self.application.open_requests is not None
+        is_shared = any(belief.shares_device for belief in self.beliefs.values())
+        self.finishes_each = is_graph or is_shared or self.is_disturbed
 
     def give_up_ns(self, batch: RunningBatch) -> int:
         """When the replica of a batch is given up if the batch has not finished: after the declared response timeout;
@@ -770,6 +943,8 @@ class ApplicationState:
         """None if every request visits every stage once, or only along declared paths."""
         self.refuses = ""
         """Why new requests are rejected; empty if they are admitted."""
+        for stage in stages:
+            stage.choose_finish()
 
     @property
     def is_idle(self) -> bool:
@@ -821,6 +996,8 @@ class State:
         self.replicas: dict[ReplicaId, Replica] = {}
         self.ledger = ledger
         self.weights = WeightRegistry(ledger)
+        self.devices: dict[DeviceKey, DeviceLoad] = {}
+        """What runs on each device, if the beliefs say how replicas share it; none for devices where nothing runs."""
         self.next_replica = 0
         self.next_shadow = 0
 

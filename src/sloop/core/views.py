@@ -28,6 +28,7 @@ from sloop.vocabulary import (
 )
 
 if TYPE_CHECKING:
+    from sloop.profile.interference import DeviceDemand, Interference
     from sloop.profile.pairs import BlockCosts
 
 
@@ -95,6 +96,20 @@ class Belief(Protocol):
 
     def blocks(self, body_cores: float, shadow_cores: float) -> "BlockCosts | None":
         """What each of them takes on the cores of a body and of its shadow, as estimated for the body alone."""
+        ...
+
+    @property
+    def shares_device(self) -> bool:
+        """Whether anything is known of how its batches share their device: an accelerator, or the cores of a node."""
+        ...
+
+    def demand(self, batch: int, slot: Slot) -> "DeviceDemand":
+        """What a batch of `batch` on `slot` demands of its device while it runs."""
+        ...
+
+    @property
+    def interference(self) -> "Interference":
+        """How much longer than `costs_ns` its batches take for their share of the device and what runs beside them."""
         ...
 
 

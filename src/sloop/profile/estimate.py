@@ -131,6 +131,11 @@ class Estimate:
         """The slot of a replica with `cores` cores, and with its part of an accelerator if the variant uses one."""
         return Slot(cores, self.hardware, self.profile.accelerator, self.profile.device_share)
 
+    @property
+    def shares_device(self) -> bool:
+        """Whether the profile says how its batches share their device."""
+        return self.profile.sharing is not None
+
     def demand(self, batch: int, slot: Slot) -> DeviceDemand:
         """What a batch of `batch` on `slot` demands of its device while it runs. If the profile does not say, nothing
         but its share."""

@@ -24,14 +24,13 @@ module knows nothing of views, plans and time; numbers only.
 from collections.abc import Sequence
 from itertools import pairwise
 from math import fsum, isfinite
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident, igniter_gpu_ms
-from sloop.vocabulary import Slot
 
 Vector = NDArray[np.float64]
 
@@ -76,20 +75,6 @@ class Interference(Protocol):
     def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
         """The factors if so many batches like `own` run on the device, itself included; each count is at least 1, and
         may have a fraction, for a batch that is only partly full."""
-        ...
-
-
-@runtime_checkable
-class KnowsSharing(Protocol):
-    """A belief about a variant that also knows how it shares its device; `sloop.profile.Estimate` is one."""
-
-    def demand(self, batch: int, slot: Slot) -> DeviceDemand:
-        """What a batch of `batch` on `slot` demands of its device while it runs."""
-        ...
-
-    @property
-    def interference(self) -> Interference:
-        """How much longer its batches take for what runs beside them."""
         ...
 
 

@@ -58,6 +58,7 @@ from sloop.sim.truth.cold_start import (
 )
 from sloop.sim.truth.failure import FaultSampler
 from sloop.sim.truth.service import ServiceSampler, Speed
+from sloop.sim.truth.sharing import SharedDevice, SharingTruth
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import BatchId, ModelWeights, Node, NodeState, ReplicaId, ReplicaSpec, TransferId, WeightLevel
@@ -71,6 +72,8 @@ class Truths(Struct, frozen=True):
     resize: ResizeSampler
     faults: FaultSampler
     branches: BranchSampler | None = None
+    sharing: SharingTruth | None = None
+    """None in a world where batches do not disturb each other."""
 
 
 class ClusterTruths(Struct, frozen=True):
@@ -114,7 +117,13 @@ class TransfersDue(Struct, frozen=True):
     """Transfers of weights have begun or ended. Also internal to the simulator."""
 
 
-Happening = Event | NodeFailed | Crashed | ShadowCrashed | TransfersDue
+class DeviceDue(Struct, frozen=True):
+    """A batch ends on a shared device, unless another one has begun or ended there since. Also internal."""
+
+    device: tuple[str, str]
+
+
+Happening = Event | NodeFailed | Crashed | ShadowCrashed | TransfersDue | DeviceDue
 NO_WEIGHTS = "its weights do not come"
 """Why a replica is lost whose transfer has failed."""
 PendingHappening = tuple[int, int, Happening]
@@ -161,15 +170,31 @@ class SimulatedShadow:
         return self.is_ready and end is not None and end[0] > now_ns and end[2].batch != self.alone
 
 
+class EndsLater(Struct):
+    """A batch that runs on a shared device, and what is told when it is over."""
+
+    began_ns: int
+    batch: BatchId
+    finished: Finished | None
+    """None if nobody is told."""
+    late_ns: int = 0
+    """How much later."""
+    again_ns: int | None = None
+    """How much later still it is told again; None if it is not."""
+
+
 class SimulatedReplica:
     """A worker process: its spec, its speed, and the end of its batch."""
 
     __slots__ = (
         "batch_end",
         "branches",
+        "device",
+        "ends",
         "quota",
         "resized_ns",
         "shadow",
+        "sharing",
         "size",
         "slot",
         "spec",
@@ -196,6 +221,13 @@ class SimulatedReplica:
         self.start: LocalStart | None = None
         """What follows when its weights have been fetched; None if it waits for none."""
         self.shadow: SimulatedShadow | None = None
+        known = truths.sharing
+        self.sharing = known.of(spec.stage, spec.variant, spec.slot.hardware) if known is not None else None
+        """How its batches disturb others and are disturbed; None if they are not."""
+        self.device = spec.node or "", spec.device or ""
+        """Where they run."""
+        self.ends: EndsLater | None = None
+        """If `sharing`, the running batch."""
 
     def update_speed(self) -> None:
         """Its slot has changed, or it serves with its shadow, or not any more."""
@@ -228,6 +260,10 @@ class Cluster:
         """By node, when weights that its replicas share have been loaded, or will be."""
         self._transfers_due = FOREVER_NS, -1
         """The instant and the sequence number of the next `TransfersDue`; others in `pending` have no effect."""
+        self._devices: dict[tuple[str, str], SharedDevice] = {}
+        """By node and accelerator, or "" for its cores."""
+        self._ends_of: dict[BatchId, SimulatedReplica] = {}
+        """The replicas whose batches run on shared devices."""
         self._push(FOREVER_NS, WOKE)
         for node in self._nodes.values():
             if node.state is NodeState.READY:
@@ -245,6 +281,11 @@ class Cluster:
             service_ns = replica.quota.run(now_ns, service_ns)
         if self._touches_batches:
             self._start_with_faults(now_ns, order, replica, service_ns)
+            return
+        if replica.sharing is not None:
+            edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
+            finished = Finished(order.batch, order.replica, service_ns, edge_counts)
+            self._join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, finished))
             return
         branches = replica.branches
         if branches is None:
@@ -288,9 +329,8 @@ class Cluster:
         if sequence in self.void:
             self.void.remove(sequence)
             return None
-        if isinstance(event, NodeFailed | Crashed | ShadowCrashed | TransfersDue):
-            self._happen_within(now_ns, sequence, event)
-            return None
+        if isinstance(event, NodeFailed | Crashed | ShadowCrashed | TransfersDue | DeviceDue):
+            return self._happen_within(now_ns, sequence, event)
         if isinstance(event, NodeReady):
             node = self._nodes[event.node.name]
             node.state = NodeState.READY
@@ -305,12 +345,16 @@ class Cluster:
                 return self._resize_now(now_ns, replica, event)
             if isinstance(event, ReplicaReady):
                 self._plan_crash(now_ns, event.replica, replica)
+            if isinstance(event, BatchFailed):
+                self._leave_device(now_ns, replica)
         return event
 
     def _happen_within(
-        self, now_ns: int, sequence: int, event: NodeFailed | Crashed | ShadowCrashed | TransfersDue
-    ) -> None:
-        """Apply an entry that the core is not told."""
+        self, now_ns: int, sequence: int, event: NodeFailed | Crashed | ShadowCrashed | TransfersDue | DeviceDue
+    ) -> Finished | None:
+        """Apply an entry that the core is not told. Returns the end of a batch that it is told instead, or None."""
+        if isinstance(event, DeviceDue):
+            return self._end_on(now_ns, sequence, event)
         if isinstance(event, NodeFailed):
             self._lose_node(now_ns, self._nodes[event.node])
         elif isinstance(event, Crashed):
@@ -319,6 +363,7 @@ class Cluster:
             self._lose_shadow(now_ns, event.replica, event.number)
         elif sequence == self._transfers_due[1]:
             self._receive_weights(now_ns)
+        return None
 
     def stop_faults(self, now_ns: int) -> None:
         """Disable all faults from now on, pending ones included, and repair the nodes. Lost replicas and messages stay
@@ -357,6 +402,8 @@ class Cluster:
         if faults.strikes("straggler", rates.straggler):
             service_ns = round(service_ns * rates.straggler_factor)
         replica.batch_end = None
+        if replica.sharing is not None:
+            self._join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, None))
         if rates.touches_requests and faults.strikes_any("deadly_request", rates.deadly_request, order):
             self._push(now_ns + faults.within_ns("deadly_request", service_ns), Crashed(order.replica))
             return
@@ -369,13 +416,19 @@ class Cluster:
             return
         edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
         finished = Finished(order.batch, order.replica, service_ns, edge_counts)
-        end_ns = now_ns + service_ns
+        late_ns, again_ns = 0, None
         if faults.strikes("late_finished", rates.late_finished):
-            end_ns += faults.within_ns("late_finished", rates.late_finished_ns)
-        replica.batch_end = (end_ns, self._push(end_ns, finished), finished)
+            late_ns = faults.within_ns("late_finished", rates.late_finished_ns)
         if faults.strikes("repeated_finished", rates.repeated_finished):
-            again_ns = end_ns + faults.within_ns("repeated_finished", rates.late_finished_ns)
-            self._push(again_ns, finished)
+            again_ns = faults.within_ns("repeated_finished", rates.late_finished_ns)
+        if replica.ends is not None:
+            replica.batch_end = FOREVER_NS, -1, finished
+            replica.ends.finished, replica.ends.late_ns, replica.ends.again_ns = finished, late_ns, again_ns
+            return
+        end_ns = now_ns + service_ns + late_ns
+        replica.batch_end = (end_ns, self._push(end_ns, finished), finished)
+        if again_ns is not None:
+            self._push(end_ns + again_ns, finished)
 
     def _start(self, now_ns: int, order: StartReplica) -> None:
         spec, id = order.spec, order.replica
@@ -522,6 +575,58 @@ class Cluster:
         if weights is not None and weights.leave(now_ns, id):
             self._await_transfers(now_ns)
 
+    # Shared devices
+
+    def _join(self, now_ns: int, replica: SimulatedReplica, work_ns: int, ends: EndsLater) -> None:
+        """A batch begins that takes `work_ns` alone; all others on its device slow down."""
+        assert replica.sharing is not None, f"a batch of {replica.spec.stage} is disturbed by nothing"
+        device = self._devices.setdefault(replica.device, SharedDevice())
+        self._ends_of[ends.batch] = replica
+        replica.ends = ends
+        replica.batch_end = (FOREVER_NS, -1, ends.finished) if ends.finished is not None else None
+        device.join(now_ns, ends.batch, replica.sharing.work(replica.size, replica.slot, work_ns))
+        self._await_device(replica.device)
+
+    def _leave_device(self, now_ns: int, replica: SimulatedReplica) -> None:
+        """A replica's batch does not run on its device any more, if it did."""
+        if replica.ends is not None:
+            self._devices[replica.device].leave(now_ns, replica.ends.batch)
+            del self._ends_of[replica.ends.batch]
+            replica.ends = None
+            self._await_device(replica.device)
+
+    def _await_device(self, key: tuple[str, str]) -> None:
+        """Look at a device when the next batch ends there."""
+        device = self._devices[key]
+        found = device.next_end()
+        if found is None:
+            device.due = -1, -1
+        elif found[0] != device.due[0]:
+            device.due = found[0], self._push(found[0], DeviceDue(key))
+
+    def _end_on(self, now_ns: int, sequence: int, due: DeviceDue) -> Finished | None:
+        """The next batch of a device ends."""
+        device = self._devices[due.device]
+        if sequence != device.due[1]:
+            return None
+        found = device.next_end()
+        assert found is not None, f"nothing runs on {due.device}"
+        replica = self._ends_of[found[1]]
+        ends = replica.ends
+        assert ends is not None, f"batch {found[1]} does not run on {due.device}"
+        device.due = -1, -1
+        self._leave_device(now_ns, replica)
+        if ends.finished is None:
+            return None
+        finished = structs.replace(ends.finished, service_ns=now_ns - ends.began_ns)
+        if ends.again_ns is not None:
+            self._push(now_ns + ends.late_ns + ends.again_ns, finished)
+        replica.batch_end = now_ns + ends.late_ns, -1, finished
+        if not ends.late_ns:
+            return finished
+        replica.batch_end = now_ns + ends.late_ns, self._push(now_ns + ends.late_ns, finished), finished
+        return None
+
     # Shadows
 
     def _attach(self, now_ns: int, order: AttachShadow, replica: SimulatedReplica) -> None:
@@ -542,7 +647,8 @@ class Cluster:
             return
         stops_ns = now_ns
         if shadow.is_used(replica, now_ns) and replica.batch_end is not None:
-            stops_ns = replica.batch_end[0]
+            ends = replica.ends  # on a shared device: as it looks now
+            stops_ns = replica.batch_end[0] if ends is None else self._devices[replica.device].end_ns(ends.batch)
         shadow.is_ready = False
         replica.update_speed()
         shadow.number = -1 - number  # if it still loads, it does not become ready
@@ -636,7 +742,9 @@ class Cluster:
         node.pending = -1
 
     def _abandon_batch(self, now_ns: int, replica: SimulatedReplica) -> None:
-        if replica.batch_end is not None and replica.batch_end[0] > now_ns:
+        if replica.ends is not None:
+            self._leave_device(now_ns, replica)
+        elif replica.batch_end is not None and replica.batch_end[0] > now_ns:
             self.void.add(replica.batch_end[1])
         replica.batch_end = None
 
@@ -655,6 +763,10 @@ class Cluster:
 
     def _rescale(self, now_ns: int, replica: SimulatedReplica, end: tuple[int, int, Finished], ratio: float) -> None:
         """Multiply the remaining time of the running batch by `ratio`."""
+        if replica.ends is not None:
+            self._devices[replica.device].scale(now_ns, replica.ends.batch, ratio)
+            self._await_device(replica.device)
+            return
         end_ns, sequence, finished = end
         remaining_ns = end_ns - now_ns
         longer_ns = round(remaining_ns * ratio) - remaining_ns

@@ -34,13 +34,23 @@ from msgspec import convert, structs
 from sloop.actions import Action, Decided, End
 from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
 from sloop.app.graph import Each, When
-from sloop.app.scenario import Change, ColdStartTruth, NetworkTruth, NodeTruth, ServiceTruth, TopologyTruth, Truth
+from sloop.app.scenario import (
+    Change,
+    ColdStartTruth,
+    InterferenceTruth,
+    NetworkTruth,
+    NodeTruth,
+    ServiceTruth,
+    TopologyTruth,
+    Truth,
+)
 from sloop.core.planner import Planner
 from sloop.core.views import PlanInput
 from sloop.errors import InputError
 from sloop.events import Cancelled
 from sloop.profile import Amdahl, Profile
-from sloop.profile.profile import Startup
+from sloop.profile.interference import BandwidthLaw, CountLaw, PairLaw, ProcessorSharing, ShareLaw, Slowdown
+from sloop.profile.profile import DeviceSharing, Startup
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
 from sloop.sim.agents import CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster
@@ -180,6 +190,18 @@ ALONE: Final = "an edge answers without a deciding process"
 Value = TypeVar("Value")
 
 
+LAWS: Final[tuple[Slowdown, ...]] = (
+    BandwidthLaw(0.0),
+    BandwidthLaw(0.6),
+    CountLaw((1.0, 1.3, 2.5)),
+    PairLaw({"small": 1.1}, 1.4),
+    ProcessorSharing("batches"),
+    ShareLaw(),
+)
+OTHER_INTERFERENCE: Final = InterferenceTruth(BandwidthLaw(0.3), bandwidth=0.8)
+"""A truth of which the profiles know nothing."""
+
+
 def random_world(seed: int, system: str = "static") -> World:
     """The world of a seed, under a system with its published parameters and some of its policies replaced."""
     random = stream(seed, "swarm")
@@ -220,7 +242,7 @@ def random_world(seed: int, system: str = "static") -> World:
         faults=_faults(random, seed),
         origin=_command(seed, system),
     )
-    return _provisioned(world)
+    return _sharing(_provisioned(world))
 
 
 def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
@@ -365,7 +387,8 @@ def random_deployment(seed: int, system: str = "static") -> World:
         changes=changes,
         origin=_command(seed, system, "--deployment"),
     )
-    return _provisioned(replace(world, errors={key: random.choice(ERRORS) for key in world.profiles}))
+    world = replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
+    return _sharing(_provisioned(world))
 
 
 def _provisioned(world: World) -> World:
@@ -390,6 +413,39 @@ def _provisioned(world: World) -> World:
     )
 
 
+def _sharing(world: World) -> World:
+    """In one world of four, the same on devices whose batches disturb each other, as profiles say or otherwise. From a
+    separate stream, so that the others do not change."""
+    own = stream(world.seed, "sharing")
+    if own.random() >= 0.25:
+        return world
+
+    def sharing(application: Application) -> Application:
+        return with_sharing(application, own)
+
+    truth = own.choice((InterferenceTruth(), InterferenceTruth(error=own.choice((0.0, 0.5, 3.0))), OTHER_INTERFERENCE))
+    return replace(
+        world,
+        deployment=replace(world.deployment, applications=tuple(map(sharing, world.deployment.applications))),
+        changes=tuple(replace(each, deploy=each.deploy and sharing(each.deploy)) for each in world.changes),
+        truth=replace(world.truth, interference=truth),
+    )
+
+
+def with_sharing(application: Application, random: Random) -> Application:
+    """The same application with profiles that say how batches share their device; some say nothing."""
+
+    def sharing(profile: Profile) -> Profile:
+        law = random.choice((*LAWS, None))
+        if law is None:
+            return profile
+        need = {1: random.uniform(0.05, 0.5), profile.max_batch: random.uniform(0.5, 1.0)}
+        found = DeviceSharing(law=law, full_batch=profile.max_batch, bandwidth=random.random(), sm_use=need)
+        return structs.replace(profile, sharing=found)
+
+    return _with_profiles(application, sharing)
+
+
 def with_weights(application: Application, random: Random) -> Application:
     """The same application with weights of some size, and starts of several parts."""
 
@@ -399,9 +455,15 @@ def with_weights(application: Application, random: Random) -> Application:
         load_s = profile.load_s if startup is None else startup.sum_s
         return structs.replace(profile, weights_bytes=size_bytes, startup=startup, load_s=load_s)
 
+    return _with_profiles(application, heavy)
+
+
+def _with_profiles(application: Application, change: Callable[[Profile], Profile]) -> Application:
+    """The same application with other profiles."""
+
     def variant(given: Variant) -> Variant:
-        profiles = {kind: heavy(profile) for kind, profile in given.profiles.items()}
-        return replace(given, profile=given.profile and heavy(given.profile), profiles=profiles)
+        profiles = {kind: change(profile) for kind, profile in given.profiles.items()}
+        return replace(given, profile=given.profile and change(given.profile), profiles=profiles)
 
     stages = tuple(replace(stage, variants=tuple(map(variant, stage.variants))) for stage in application.stages)
     return replace(application, stages=stages)

@@ -30,7 +30,7 @@ from sloop.core import ApplicationParts, Core
 from sloop.core.control import PlanProgress
 from sloop.core.ledger import millicores
 from sloop.core.protocols import CoreInterface, Policies
-from sloop.core.state import ApplicationState, StageState, State
+from sloop.core.state import ApplicationState, DeviceKey, Replica, StageState, State
 from sloop.core.views import ClusterView, PlanInput
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies import POLICIES
@@ -52,7 +52,7 @@ from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.sim.cluster import ClusterTruths, Truths
 from sloop.sim.engine import Ingress
 from sloop.sim.engine import play as run
-from sloop.sim.fuzz import BRANCHING, CHOICES, GRAPHS, PATHS, PROVISIONS, Edges, with_weights
+from sloop.sim.fuzz import BRANCHING, CHOICES, GRAPHS, PATHS, PROVISIONS, Edges, with_sharing, with_weights
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultSampler
@@ -64,6 +64,7 @@ from sloop.systems.setup import beliefs_of, starts_of, weights_of
 from sloop.units import FOREVER_NS, ms, s, to_ms
 from sloop.vocabulary import (
     ALONE,
+    BatchId,
     Canary,
     Device,
     Group,
@@ -318,6 +319,9 @@ def _scene(seed: int, random: Random) -> Scene:
     if own.random() < 0.4:
         provision = {"name": "flashpoint", **own.choice(PROVISIONS)}
         applications = [with_weights(application, own) for application in applications]
+    own = stream(seed, "sharing")
+    if own.random() < 0.5:
+        applications = [with_sharing(application, own) for application in applications]
     return Scene(
         seed,
         tuple(nodes),
@@ -927,10 +931,8 @@ class Audit:
                 return f"{application.key} keeps requests that have ended"
         if len(self.state_of.compared_requests) > len(self._opened.by_id):
             return "versions are compared by requests that have ended"
-        if self._ledger_is_due:
-            self._ledger_is_due = False
-            return wrong_ledger(self.state_of)
-        return ""
+        is_due, self._ledger_is_due = self._ledger_is_due, False
+        return wrong_devices(self.state_of) or (wrong_ledger(self.state_of) if is_due else "")
 
     def _wrong_counts(self, stage: StageState) -> str:
         """Whether a stage has counted its visits and cores rightly, and knows which of its replicas are idle."""
@@ -986,6 +988,26 @@ PROBES: Final = 1_000_000
 
 def _fail(now_ns: int, event: Event, what: str) -> None:
     raise Violation(f"at {to_ms(now_ns):.6f} ms: {what}\nevent: {event}")
+
+
+def wrong_devices(core: Core) -> str:
+    """Whether what runs on shared devices is what replicas run that say how they share them; empty if so."""
+    running: dict[DeviceKey, dict[BatchId, Replica]] = {}
+    for replica in core.state.replicas.values():
+        batch = replica.batch
+        if batch is not None and batch.rate.belief.shares_device:
+            running.setdefault((replica.node, replica.device or ""), {})[batch.id] = replica
+    found = {key: list(load.batches) for key, load in core.state.devices.items()}
+    if found != {key: sorted(batches) for key, batches in running.items()}:
+        return f"devices run {found}, where replicas run {running}"
+    for key, load in core.state.devices.items():
+        for id, loaded in load.batches.items():
+            batch = running[key][id].batch
+            if batch is None or batch.load is not load or loaded.size != len(batch.visits):
+                return f"batch {id} on {key} is {loaded}"
+            if not 0 <= loaded.done_ns <= load.now_ns - batch.started_ns:
+                return f"{loaded.done_ns} ns of batch {id} are done, which began at {batch.started_ns} ns"
+    return ""
 
 
 def wrong_ledger(core: Core) -> str:

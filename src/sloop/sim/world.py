@@ -40,6 +40,7 @@ from sloop.sim.truth.network import (
 )
 from sloop.sim.truth.recorded import NOT_RECORDED, RecordedRun, recorded_run
 from sloop.sim.truth.service import ServiceSampler
+from sloop.sim.truth.sharing import SharingTruth
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import seed_of
 from sloop.systems.replay import require_all, with_beginning
@@ -104,7 +105,7 @@ class World:
     errors: Mapping[VariantKey, float] = field(default_factory=dict)
     """Ratio of true to believed durations, for variants where it differs from what `truth` and `changes` declare."""
     recorded: RecordedRun = field(default_factory=lambda: NOT_RECORDED)
-    """The truth of a recorded run; overrides `truth.service`, `network`, `fan_out` and `shares`."""
+    """The truth of a recorded run; overrides `truth.service`, `interference`, `network`, `fan_out` and `shares`."""
     faults: FaultRates = NO_FAULTS
     changes: tuple[Change, ...] = ()
     """In order of time."""
@@ -288,6 +289,7 @@ class World:
             resize=ResizeSampler(seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
             faults=FaultSampler(seed, self.faults),
             branches=self._branches(application),
+            sharing=None if durations_ns else SharingTruth(profiles, truth.interference),
         )
         return {stage.name: truths for stage in application.stages}
 

@@ -23,7 +23,7 @@ from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, IgniterLaw, Interference, KnowsSharing
+from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, IgniterLaw, Interference
 from sloop.solvers import colocation, harbor, highs, igniter, usher
 from sloop.solvers.colocation import BatchOption, Colocation, Content, SharedModel, hundredths
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions
@@ -156,10 +156,6 @@ class SharedDevices:
         slot = belief.slot(max(0.001, math.floor(1000 * cores + ROUNDING) / 1000))
         return structs.replace(slot, share=share) if pool.accelerator else slot
 
-    def demand(self, belief: Belief, batch: int, slot: Slot) -> DeviceDemand | None:
-        """What a batch demands of its device; None if the belief does not know."""
-        return belief.demand(batch, slot) if isinstance(belief, KnowsSharing) else None
-
     def options(
         self, stage: int, pool: int, metric: Metric, *, must_know: bool = False, reserved: bool = True
     ) -> tuple[BatchOption, ...]:
@@ -188,10 +184,8 @@ class SharedDevices:
     ) -> tuple[int | None, int]:
         if not pool.accelerator:
             return hundredths(100 * slot.cores / pool.cores), _part(belief.memory_bytes, pool.node_memory_bytes)
-        demand = self.demand(belief, batch, slot)
+        demand = belief.demand(batch, slot)
         memory = _part(belief.device_memory_bytes, pool.memory_bytes)
-        if demand is None:
-            return None, memory
         own = hundredths(100 * demand.memory)
         memory = own if own and not reserved else max(memory, own)
         need: float = getattr(demand, metric)
@@ -634,7 +628,7 @@ class Igniter(OneKind):
 def _igniter_law(devices: SharedDevices, at: int) -> IgniterLaw | None:
     """iGniter's coefficients of a stage, and of its device; None if the profile has none."""
     belief = devices.belief(at, 0)
-    law: object = belief.interference if isinstance(belief, KnowsSharing) else None
+    law: object = belief.interference if belief is not None else None
     return law if isinstance(law, IgniterLaw) else None
 
 
@@ -782,8 +776,8 @@ def _slowdowns(devices: SharedDevices) -> harbor.SlowdownOf | None:
     every = [(at, pool) for at in range(len(devices.stages)) for pool in range(len(devices.pools))]
     laws: dict[tuple[int, int], Interference] = {}
     for key in every:
-        belief: object = devices.belief(*key)
-        if isinstance(belief, KnowsSharing):
+        belief = devices.belief(*key)
+        if belief is not None:
             laws[key] = belief.interference
     if all(law == NO_SLOWDOWN for law in laws.values()):
         return None
@@ -794,8 +788,8 @@ def _slowdowns(devices: SharedDevices) -> harbor.SlowdownOf | None:
         if found is None:
             own = devices.belief(at, pool)
             assert own is not None, (at, pool)
-            known = devices.demand(own, batch, devices.slot(own, devices.pools[pool], 0.0))
-            found = demands[at, pool, batch] = known or DeviceDemand(batch=batch)
+            slot = devices.slot(own, devices.pools[pool], 0.0)
+            found = demands[at, pool, batch] = own.demand(batch, slot)
         return found
 
     def slowdowns(pool: int, content: Content) -> list[float]:

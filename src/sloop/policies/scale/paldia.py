@@ -37,9 +37,8 @@ from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.profile.interference import NO_SLOWDOWN, Interference, KnowsSharing
 from sloop.solvers import paldia
-from sloop.solvers.paldia import ALONE, DelayedTermination, DeviceModel, DeviceSplit, HardwareOffer, Sharing
+from sloop.solvers.paldia import DelayedTermination, DeviceModel, DeviceSplit, HardwareOffer, Sharing
 from sloop.text import counted, in_ms, listed
 from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms, to_s
 from sloop.vocabulary import Group, Life, NodeState, Plan, ReplicaSpec, Slot, StagePlan
@@ -222,11 +221,8 @@ class Paldia:
             batch = 1 << (batch.bit_length() - 1)
         batch = min(batch, self.batch_max or batch)
         latencies_ms = tuple(cost_ns / NS_PER_MS for cost_ns in costs_ns[: batch + 1])
-        law: Interference = NO_SLOWDOWN
-        largest = ALONE
-        if isinstance(belief, KnowsSharing):
-            law, largest = belief.interference, belief.demand(batch, slot)
-        return HardwareCandidate(belief, slot, node.node.usd_per_h, DeviceModel(latencies_ms, law, largest, most))
+        model = DeviceModel(latencies_ms, belief.interference, belief.demand(batch, slot), most)
+        return HardwareCandidate(belief, slot, node.node.usd_per_h, model)
 
     def _expected(self, view: ClusterView, stage: StageView) -> int:
         """N: the requests to expect together, at least 1, so that a quiet moment does not look like no load at all."""

@@ -1,0 +1,134 @@
+"""Shared devices: how much slower batches truly are for what runs beside them.
+
+A device is an accelerator, or the cores of a node. A batch brings an amount of work, the time that it would take alone,
+and proceeds at the rate 1/S, where S is the slowdown of its model's law among the batches that run (processor sharing;
+PALDIA, specification section 3.4). When one begins or ends, all others are re-timed.
+
+Laws and demands are those of the profiles, unless the scenario declares others (`truth.interference`). A variant whose
+profile says nothing, and for which nothing is declared, neither disturbs nor is disturbed.
+
+Must not read the policies' beliefs: it has separate profiles.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct, structs
+
+from sloop.app.scenario import InterferenceTruth
+from sloop.profile import Profile
+from sloop.profile.interference import DeviceDemand, Interference
+from sloop.profile.profile import DeviceSharing
+from sloop.runlog.durations import VariantKey
+from sloop.vocabulary import BatchId, Slot
+
+
+class BatchWork(Struct):
+    """A batch on a device."""
+
+    law: Interference
+    demand: DeviceDemand
+    left_ns: float
+    """What it would still take alone."""
+    error: float = 1.0
+    """As in `InterferenceTruth`."""
+    factor: float = 1.0
+    """How many times as long as alone it takes now."""
+
+
+class SharedDevice:
+    """The batches that run on one device, and what is left of each."""
+
+    __slots__ = ("_is_due", "_now_ns", "_running", "due")
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+        self._running: dict[BatchId, BatchWork] = {}
+        self._is_due = False
+        """Whether the factors are out of date."""
+        self.due = -1, -1
+        """The next end, and the sequence number of the cluster's pending entry for it."""
+
+    def join(self, now_ns: int, id: BatchId, batch: BatchWork) -> None:
+        """A batch begins."""
+        self._advance(now_ns)
+        self._running[id] = batch
+        self._is_due = True
+
+    def leave(self, now_ns: int, id: BatchId) -> None:
+        """A batch has ended or was stopped; one that runs no more is ignored."""
+        self._advance(now_ns)
+        if self._running.pop(id, None) is not None:
+            self._is_due = True
+
+    def scale(self, now_ns: int, id: BatchId, ratio: float) -> None:
+        """What is left of a batch takes `ratio` times as long alone from now on."""
+        self._advance(now_ns)
+        self._running[id].left_ns *= ratio
+
+    def end_ns(self, id: BatchId) -> int:
+        """When a batch ends if nothing begins or ends before."""
+        self._renew()
+        batch = self._running[id]
+        return self._now_ns + round(batch.left_ns * batch.factor)
+
+    def next_end(self) -> tuple[int, BatchId] | None:
+        """The next end, and whose it is; of equal ones that of the batch that began first."""
+        return min(((self.end_ns(id), id) for id in self._running), default=None, key=lambda pair: pair[0])
+
+    def _advance(self, now_ns: int) -> None:
+        passed_ns = now_ns - self._now_ns
+        if passed_ns and self._running:
+            self._renew()
+            for batch in self._running.values():
+                batch.left_ns = max(0.0, batch.left_ns - passed_ns / batch.factor)
+        self._now_ns = now_ns
+
+    def _renew(self) -> None:
+        if not self._is_due:
+            return
+        self._is_due = False
+        demands = [batch.demand for batch in self._running.values()]
+        for place, batch in enumerate(self._running.values()):
+            factor = batch.law.slowdown(batch.demand, demands[:place] + demands[place + 1 :])
+            batch.factor = 1.0 + batch.error * (factor - 1.0)
+
+
+class TrueSharing(Struct, frozen=True):
+    """How one variant on one kind of hardware shares its device."""
+
+    variant: str
+    sharing: DeviceSharing
+    error: float
+
+    def work(self, size: int, slot: Slot, work_ns: int) -> BatchWork:
+        """A batch of this size that takes `work_ns` alone."""
+        demand = self.sharing.demand(size, share=slot.share, variant=self.variant)
+        return BatchWork(self.sharing.law, demand, float(work_ns), self.error)
+
+
+class SharingTruth:
+    """How the variants of an application version share their devices."""
+
+    def __init__(self, profiles: Mapping[VariantKey, Profile], declared: InterferenceTruth) -> None:
+        found = {key: _true(profile, declared) for key, profile in profiles.items()}
+        self._sharing = {
+            key: TrueSharing(key[1], sharing, declared.error) for key, sharing in found.items() if sharing is not None
+        }
+
+    def of(self, stage: str, variant: str, hardware: str) -> TrueSharing | None:
+        """That of one variant on one kind of hardware; None if it neither disturbs nor is disturbed."""
+        return self._sharing.get((stage, variant, hardware))
+
+
+def _true(profile: Profile, declared: InterferenceTruth) -> DeviceSharing | None:
+    """What is true of the batches of a profile."""
+    if declared.error == 0.0:
+        return None
+    believed = profile.sharing
+    if declared.law is None:
+        if believed is None or declared.bandwidth is None:
+            return believed
+        return structs.replace(believed, bandwidth=declared.bandwidth)
+    found = believed or DeviceSharing(full_batch=profile.max_batch)
+    bandwidth = found.bandwidth if declared.bandwidth is None else declared.bandwidth
+    return structs.replace(found, law=declared.law, bandwidth=bandwidth)
