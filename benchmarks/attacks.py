@@ -52,7 +52,7 @@ from sloop.serve.edge.http2 import (
     frame,
 )
 from sloop.serve.edge.rpc import SERVICE, message_class
-from sloop.serve.planner import set_priority, stay_aside
+from sloop.serve.processes import set_priority, stay_aside
 from sloop.workload import Trace, trace_from
 
 KEY: Final = "an-attacker-does-not-know-this"

@@ -30,7 +30,7 @@ from sloop.serve.journal import Journal
 from sloop.serve.messages import BatchDone, FromEdge, RequestEnded, Run, Submit, ToEdge
 from sloop.serve.metrics import Metrics
 from sloop.serve.planner import PlannerProcess
-from sloop.serve.protocols import BackendListener, Servable
+from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, pack_head
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
@@ -124,6 +124,9 @@ class Echo:
         self._soon(ReplicaReady(replica))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None: ...
+
+    def spare_processes(self) -> dict[str, SpareProcesses]:
+        return {}
 
     def stop(self, replica: ReplicaId) -> None: ...
 

@@ -43,7 +43,7 @@ from sloop.serve.blocks import Block
 from sloop.serve.dataflow import APPLICATION, Decision, Source, StageWiring, Wiring, wire
 from sloop.serve.driver import FAILURE_LINES_MAX, TRACE_S, TURN_BOUNDS_NS, Driver, FailureLog, ServedVersion, Turns
 from sloop.serve.messages import RequestEnded, Run
-from sloop.serve.protocols import BackendListener, EdgeClient, Servable
+from sloop.serve.protocols import BackendListener, EdgeClient, Servable, SpareProcesses
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
 from sloop.units import FOREVER_NS, ms, s
@@ -97,6 +97,9 @@ class Notes:
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
         self.orders.append(("adopt", replica, number))
+
+    def spare_processes(self) -> dict[str, SpareProcesses]:
+        return {}
 
     def stop(self, replica: ReplicaId) -> None:
         self.orders.append(("stop", replica))

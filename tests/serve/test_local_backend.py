@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ from sloop.innet.mapper import Fabric
 from sloop.innet.quantiser import quantise
 from sloop.innet.training import Architecture
 from sloop.profile.model import open_model, read_signature
+from sloop.serve import processes
 from sloop.serve.backends import local as module
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block
 from sloop.serve.cpu_quota import Affinity, CpuActuator, Grant, detect
 from sloop.serve.messages import Run
-from sloop.serve.protocols import Servable
+from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, ProcessLink
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature, Tensor
@@ -376,6 +378,7 @@ SERVER = """
 import asyncio, sys, time
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
+from sloop.serve import processes
 from sloop.serve.backends import local as module
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.dataflow import Assembly, StageWiring
@@ -472,17 +475,30 @@ def test_a_thousand_resizes_under_load_lose_nothing_and_keep_the_process(mlp: Pa
 # Spare workers
 
 
-async def spares(backend: LocalBackend, count: int) -> list[int]:
-    """The process ids of the spare workers, when they are so many."""
-    async with asyncio.timeout(20):
-        while len(backend.spares()) != count:  # noqa: ASYNC110
+async def spares(backend: LocalBackend, count: int, *, without: Container[int] = ()) -> list[int]:
+    """The process ids of the spare workers, when so many wait, and none of those `without`."""
+    async with asyncio.timeout(30):
+        while len(backend.spares()) != count or any(pid in without for pid in backend.spares()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return backend.spares()
 
 
-def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare workers are started soon, also while other processes take all cores."""
     monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
+    monkeypatch.setattr(module, "HUMBLE_S_MAX", 1.0)
 
+
+async def gone(*pids: int) -> None:
+    """Wait until these processes have ended, and were reaped."""
+    async with asyncio.timeout(20):
+        while {str(pid) for pid in pids} & set(os.listdir("/proc")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path) -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         assert backend.spares() == []
         backend.start(A, spec("mlp"))
@@ -502,9 +518,8 @@ def test_a_replica_takes_a_worker_that_was_started_ahead(mlp: Path, monkeypatch:
     play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))}, spares_max=4)
 
 
-def test_as_many_are_started_ahead_as_replicas_were_started_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
-
+@pytest.mark.usefixtures("soon")
+def test_as_many_are_started_ahead_as_replicas_were_started_together() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         for number in range(1, 4):
             backend.start(ReplicaId(number), spec("echo"))
@@ -515,15 +530,15 @@ def test_as_many_are_started_ahead_as_replicas_were_started_together(monkeypatch
     play(scene, spares_max=2)
 
 
-def test_a_spare_worker_that_dies_is_missed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
-
+@pytest.mark.usefixtures("soon")
+def test_a_spare_worker_that_dies_is_missed_by_nobody() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, spec("echo"))
         await ear.hear(ReplicaReady)
         [pid] = await spares(backend, 1)
         os.kill(pid, signal.SIGKILL)
-        await spares(backend, 0)
+        await spares(backend, 1, without=[pid])
+        await gone(pid)
         assert not any(isinstance(event, ReplicaLost | ReplicaStopped) for event in ear.events)
         backend.start(B, spec("echo"))
         await ear.hear(ReplicaReady, count=2)
@@ -531,9 +546,8 @@ def test_a_spare_worker_that_dies_is_missed_by_nobody(monkeypatch: pytest.Monkey
     play(scene, spares_max=1)
 
 
-def test_a_spare_worker_that_has_just_died_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
-
+@pytest.mark.usefixtures("soon")
+def test_a_spare_worker_that_has_just_died_is_not_taken() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, spec("echo"))
         await ear.hear(ReplicaReady)
@@ -548,9 +562,8 @@ def test_a_spare_worker_that_has_just_died_is_not_taken(monkeypatch: pytest.Monk
     play(scene, spares_max=1)
 
 
-def test_a_replica_that_cannot_start_takes_no_spare_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
-
+@pytest.mark.usefixtures("soon")
+def test_a_replica_that_cannot_start_takes_no_spare_worker() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, spec("echo"))
         await ear.hear(ReplicaReady)
@@ -562,9 +575,9 @@ def test_a_replica_that_cannot_start_takes_no_spare_worker(monkeypatch: pytest.M
     play(scene, spares_max=1)
 
 
+@pytest.mark.usefixtures("soon")
 def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [3]
-    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.05)
     monkeypatch.setattr(module, "SPARES_FOR_S", 0.2)
     monkeypatch.setattr(module, "most_together", lambda *_: wanted[0])
 
@@ -574,11 +587,170 @@ def test_spare_workers_end_when_fewer_are_wanted(monkeypatch: pytest.MonkeyPatch
         first, *others = await spares(backend, 3)
         wanted[0] = 1
         assert await spares(backend, 1) == [first]
-        async with asyncio.timeout(20):
-            while {str(pid) for pid in others} & set(os.listdir("/proc")):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await gone(*others)
 
     play(scene, spares_max=4)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_worker_waits_before_anything_has_started() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        told: list[int] = []
+        backend.on_spares = lambda: told.append(len(backend.spares()))
+        [pid] = await spares(backend, 1)
+        assert told == [1]
+        [found] = backend.spare_processes().values()
+        assert found.count == 1
+        assert 2**20 < found.memory_bytes < 2**30
+        assert set(map(os.sched_getscheduler, threads_of(pid))) == {os.SCHED_OTHER}, "it has its priority again"
+        assert os.sched_getaffinity(pid) == os.sched_getaffinity(0), "and all CPUs"
+        backend.start(A, spec("echo"))
+        assert (backend.pid(A), told) == (pid, [1, 0])
+        await ear.hear(ReplicaReady)
+
+    play(scene, spares_max=4)
+
+
+def threads_of(pid: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+
+
+def test_spare_workers_get_ready_at_the_lowest_priority(tmp_path: Path) -> None:
+    (tmp_path / "noting.py").write_text(
+        "import os\n"
+        "def prepare():\n    global seen\n    seen = os.sched_getscheduler(0)\n"
+        "def main(arguments, *, is_spare):\n    print(arguments, is_spare, seen, os.sched_getscheduler(0))\n"
+    )
+    found = [
+        subprocess.run(
+            [sys.executable, "-m", "sloop.serve.processes", "noting", humble, str(os.getpid()), "7"],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout.strip()
+        for humble in ("1", "0")
+    ]
+    usual = os.SCHED_OTHER
+    assert found == [f"['7'] True {os.SCHED_IDLE} {usual}", f"['7'] True {usual} {usual}"]
+
+
+def test_without_spare_workers_none_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalBackend, "_start_spare", lambda _: pytest.fail("one is started"))
+    monkeypatch.setattr(module, "SPARES_AFTER_S", 0.01)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("echo"))
+        await ear.hear(ReplicaReady)
+        await asyncio.sleep(0.1)
+        assert backend.spare_processes() == {"local": SpareProcesses()}
+
+    play(scene, spares_max=0)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_replica_whose_spare_worker_is_of_no_use_gets_another_process(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TAKEN_S_MAX", 0.2)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        [pid] = await spares(backend, 1)
+        os.kill(pid, signal.SIGSTOP)
+        backend.start(A, spec("echo"))
+        assert backend.pid(A) == pid
+        backend.resize(A, 2)
+        os.kill(pid, number)
+        await ear.hear(ReplicaReady)
+        assert backend.pid(A) != pid
+        await gone(pid)
+        backend.run(BatchId(1), A, rows(b"a"))
+        await ear.hear(Finished)
+        assert [event for event in ear.events if isinstance(event, Resized)] == [Resized(A, 2)]
+        assert not any(isinstance(event, ReplicaLost) for event in ear.events)
+
+    play(scene, spares_max=1)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_replica_is_stopped_before_its_spare_worker_says_anything() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        [pid] = await spares(backend, 1)
+        os.kill(pid, signal.SIGSTOP)
+        backend.start(A, spec("echo"))
+        backend.stop(A)
+        await ear.hear(ReplicaStopped)
+        await gone(pid)
+
+    play(scene, spares_max=1)
+
+
+@pytest.mark.usefixtures("soon")
+def test_spare_workers_that_get_no_time_are_started_at_the_usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two hang: at the lowest priority the first time, at the usual one then."""
+    monkeypatch.setattr(module, "HUMBLE_S_MAX", 0.1)
+    monkeypatch.setattr(module, "SPARE_S_MAX", 0.1)
+    commands: list[tuple[object, ...]] = []
+    spawn = processes.spawn
+
+    def hanging(name: str, arguments: Sequence[object], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        commands.append((name, *arguments))
+        if len(commands) <= 2:
+            return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        monkeypatch.setattr(module, "SPARE_S_MAX", 20)
+        return spawn(name, arguments, fds)
+
+    monkeypatch.setattr(module, "spawn", hanging)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        [pid] = await spares(backend, 1)
+        assert [command[2] for command in commands] == [1, 0, 0]
+        os.kill(pid, signal.SIGKILL)
+        await spares(backend, 1, without=[pid])
+        assert commands[3][2] == 1, "one that waited has shown that it works"
+
+    play(scene, spares_max=1)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn, refused = processes.spawn, asyncio.Event()
+
+    def refusing(name: str, arguments: Sequence[object], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        if name == "sloop.serve.worker":
+            return spawn(name, arguments, fds)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(module, "spawn", refusing)
+    monkeypatch.setattr(module._log, "log", lambda *_: refused.set())
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        await asyncio.wait_for(refused.wait(), 20)
+        backend.start(A, spec("echo"))
+        await ear.hear(ReplicaReady)
+
+    play(scene, spares_max=1)
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_server_ends_while_a_spare_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn, begun, made = processes.spawn, threading.Event(), list[subprocess.Popen[bytes]]()
+
+    def slow(*given: Any) -> subprocess.Popen[bytes]:
+        begun.set()
+        time.sleep(0.2)
+        made.append(spawn(*given))
+        return made[0]
+
+    monkeypatch.setattr(module, "spawn", slow)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        await asyncio.to_thread(begun.wait, 20)
+
+    play(scene, spares_max=1)
+    assert [process.returncode for process in made] == [-signal.SIGKILL]
 
 
 def test_a_worker_is_limited_before_it_knows_its_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ from sloop.serve.network import (
 )
 from sloop.serve.peers import FileServer, PeerStore
 from sloop.serve.processes import begin, return_large_memory
-from sloop.serve.protocols import Servable
+from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
 from sloop.serve.stores import ModelSource, Store
 from sloop.serve.transport import ProtocolError, RecordLink
@@ -145,7 +145,13 @@ class WorkersKept(Struct, frozen=True, array_like=True, tag=5):
     kept: tuple[KeptReplica, ...]
 
 
-FromAgent = AgentHello | AgentReport | BatchFinished | BatchRaised | WorkersKept
+class SparesReport(Struct, frozen=True, array_like=True, tag=8):
+    """The workers of the agent that wait for a model have become more or fewer."""
+
+    spares: SpareProcesses
+
+
+FromAgent = AgentHello | AgentReport | BatchFinished | BatchRaised | WorkersKept | SparesReport
 
 
 # From the deciding process to an agent
@@ -347,6 +353,7 @@ class AgentSession:
         self._backend = LocalBackend(
             {}, {}, limits.actuator, arenas=self._arenas, holders=holders, spares_max=spares_max
         )
+        self._backend.on_spares = self._tell_spares
         self._backend.attach(self)
         self._connect(setup)
         self._acts: dict[type, Callable[[Any], None]] = {
@@ -408,6 +415,7 @@ class AgentSession:
         """There is another connection. All workers stop that are not to be kept; then the deciding process is told."""
         self._send, self._blocks = send, blocks
         self._connect(setup)
+        self._tell_spares()
         self._offered = {worker.number: worker for worker in self._workers.values() if worker.number in setup.keep}
         self._stopping = self._workers.keys() - self._offered.keys()
         for number in list(self._stopping):
@@ -453,6 +461,10 @@ class AgentSession:
 
         timer = self._loop.call_later(delay_s, act)
         self._timers.add(timer)
+
+    def _tell_spares(self) -> None:
+        for spares in self._backend.spare_processes().values():
+            self._send(SparesReport(spares))
 
     def _learn(self, record: LearnStages) -> None:
         servables = {(stage, variant): servable for stage, variant, servable in record.servables}

@@ -29,6 +29,7 @@ from sloop.runlog.cost import MICROCORES
 from sloop.runlog.fold import Build, DeploymentState, Kept, VersionParts, VersionRecord
 from sloop.serve.driver import TURN_BOUNDS_NS, Turns
 from sloop.serve.messages import EdgeCounts
+from sloop.serve.protocols import SpareProcesses
 from sloop.units import NS_PER_S, to_s
 from sloop.vocabulary import Life, Node, Outcome
 
@@ -188,12 +189,13 @@ class Texts(dict[bytes, list[bytes]]):
 class Metrics:
     """The Prometheus metrics of a server: of its run `state`, to which every record must be appended, and of its edges,
     whose `counts` the event log does not have. `turns` says for how long its loop was held, `lost` how many records or
-    lines its logs have lost, by log, `edges` how many edges serve, by where, and `edges_lost` how many have died.
+    lines its logs have lost, by log, `edges` how many edges serve, by where, `edges_lost` how many have died, and
+    `spares` which workers wait for a model, by machine.
 
     `parts`, `nodes` and `build` are those of `DeploymentState`. Nobody reads the seconds of a server's run.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what else there is to show
         self,
         parts: Iterable[VersionParts],
         counts: Callable[[], EdgeCounts] = EdgeCounts,
@@ -202,6 +204,7 @@ class Metrics:
         lost: Callable[[], dict[str, int]] = dict,
         edges: Callable[[], dict[str, int]] = dict,
         edges_lost: Callable[[], int] = int,
+        spares: Callable[[], Mapping[str, SpareProcesses]] = dict,
         nodes: Iterable[Node] = (),
         build: Build | None = None,
     ) -> None:
@@ -214,6 +217,7 @@ class Metrics:
         )
         self._counts, self._counted = counts, EdgeCounts()
         self._turns, self._lost, self._edges, self._edges_lost = turns, lost, edges, edges_lost
+        self._spares = spares
         self._records_max = RECORDS_MAX
         """With more versions than this, those that have ended are forgotten before the next scrape."""
         self._rows: dict[VersionRecord, VersionRows] = {}
@@ -500,7 +504,12 @@ class Metrics:
         for row in state.nodes.rows():
             held.add_metric((row.hardware,), row.held_s)
             money.add_metric((row.hardware,), row.usd)
-        yield from (nodes, held, money)
+        waiting = GaugeMetricFamily("sloop_spare_workers", "Workers that wait for a model.", labels=("node",))
+        memory = GaugeMetricFamily("sloop_spare_worker_bytes", "Memory of their own.", labels=("node",))
+        for name, spares in self._spares().items():
+            waiting.add_metric((name,), spares.count)
+            memory.add_metric((name,), spares.memory_bytes)
+        yield from (nodes, held, money, waiting, memory)
         yield from self._turn_families()
         yield from self._edge_families()
 

@@ -11,17 +11,13 @@ cores are busy, the process gets the usual priority until it answers. A process 
 """
 
 import contextlib
-import ctypes
 import logging
 import os
-import platform
 import socket
-import struct
 import subprocess
 import sys
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -44,7 +40,7 @@ from sloop.core.views import (
 )
 from sloop.events import Planned
 from sloop.profile.estimate import Estimate
-from sloop.serve.processes import begin, kill, spawn
+from sloop.serve.processes import begin, kill, set_priority, spawn, stay_aside
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProcessLink, socket_pair
 from sloop.systems.setup import build
 from sloop.systems.snapshot import Snapshot, SnapshotError, save_policies
@@ -61,10 +57,6 @@ CALM_S: Final = 60.0
 REAP_S: Final = 0.002
 """How often to check whether a killed process has ended."""
 CLOSE_S_MAX: Final = 1.0
-NICE: Final = 19
-SLICE_NS: Final = 100_000
-SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
-"""The number of the system call."""
 COMPLETE: Final = 2
 """How many requests have all buckets after old ones have changed: the view of a plan that the core requests together
 with the change may be older than the change."""
@@ -422,41 +414,6 @@ class PlannerProcess:
             if timer is not None:
                 timer.cancel()
         self._late_timer = self._answer_timer = None
-
-
-def set_priority(pid: int, *, humble: bool) -> bool:
-    """Give a process the lowest priority, or the usual one. Returns whether the operating system has allowed it; Linux
-    allows the usual one to root only.
-
-    SCHED_IDLE gives way to other processes at once, but only to those of its own scheduling group. Each session is a
-    group (`autogroup`), in which a lone process of the lowest priority weighs as much as a server: so the group gets
-    the lowest priority too.
-    """
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{pid or 'self'}/autogroup").write_text(str(NICE if humble else 0))
-    with contextlib.suppress(OSError, AttributeError):
-        policy = os.SCHED_IDLE if humble else os.SCHED_OTHER
-        os.sched_setscheduler(pid, policy, os.sched_param(0))
-        return True
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, NICE if humble else 0)
-        return True
-    return False
-
-
-def stay_aside() -> None:
-    """Let this process disturb others as little as possible while it computes at the lowest priority.
-
-    It stays on one CPU, because wherever it moves, processes that wake there wait for up to a tick (4 ms). And it asks
-    for slices of 0.1 ms, the shortest: Linux (6.12 and newer) lets a process finish its slice, of some 3 ms, before
-    another one that has woken may run.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    call = SCHED_SETATTR.get(platform.machine())
-    if sys.platform == "linux" and call is not None:
-        attributes = struct.pack("<IIQiIQQQ", 48, os.sched_getscheduler(0), 0, 0, 0, SLICE_NS, 0, 0)
-        ctypes.CDLL(None).syscall(call, 0, attributes, 0)
 
 
 # The process's side

@@ -7,10 +7,16 @@ import contextlib
 import ctypes
 import io
 import os
+import platform
 import signal
+import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 from sloop.serve.stderr import pipe_of_child
@@ -26,6 +32,13 @@ SPARE: Final = "sloop spare"
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 2**20
+NICE: Final = 19
+SLICE_NS: Final = 100_000
+SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
+"""The number of the system call."""
+AUTOGROUP_TRIES: Final = 40
+AUTOGROUP_RETRY_S: Final = 0.05
+"""Linux refuses a change of an autogroup within 0.1 s of another one on the machine (sched(7))."""
 
 
 def spawn(
@@ -95,6 +108,16 @@ def begin(parent: int, fds: Sequence[int]) -> None:
             os.set_inheritable(fd, False)
 
 
+def own_memory_bytes(pid: int) -> int:
+    """The memory of a process that it shares with no file and no other process; 0 if it has ended, or if the system
+    does not say."""
+    try:
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    except (OSError, ValueError):
+        return 0
+    return (resident - shared) * os.sysconf("SC_PAGESIZE")
+
+
 def set_name(name: str) -> None:
     """Set what `top` and `ps -o comm` show for this process: the first 15 bytes of `name`."""
     if sys.platform == "linux":
@@ -110,3 +133,94 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(0)
+
+
+# Priority
+
+
+def set_priority(pid: int, *, humble: bool) -> bool:
+    """Give a process the lowest priority, or the usual one. Returns whether the operating system has allowed it; Linux
+    allows the usual one to root only.
+
+    SCHED_IDLE gives way to other processes at once, but only to those of its own scheduling group. Each session is a
+    group (`autogroup`), in which a lone process of the lowest priority weighs as much as a server: so the group gets
+    the lowest priority too.
+    """
+    with contextlib.suppress(OSError):
+        _autogroup(pid).write_text(str(NICE if humble else 0))
+    with contextlib.suppress(OSError, AttributeError):
+        policy = os.SCHED_IDLE if humble else os.SCHED_OTHER
+        os.sched_setscheduler(pid, policy, os.sched_param(0))
+        return True
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, NICE if humble else 0)
+        return True
+    return False
+
+
+def stay_aside() -> None:
+    """Let this process disturb others as little as possible while it computes at the lowest priority.
+
+    It stays on one CPU, because wherever it moves, processes that wake there wait for up to a tick (4 ms). And it asks
+    for slices of 0.1 ms, the shortest: Linux (6.12 and newer) lets a process finish its slice, of some 3 ms, before
+    another one that has woken may run.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    call = SCHED_SETATTR.get(platform.machine())
+    if sys.platform == "linux" and call is not None:
+        attributes = struct.pack("<IIQiIQQQ", 48, os.sched_getscheduler(0), 0, 0, 0, SLICE_NS, 0, 0)
+        ctypes.CDLL(None).syscall(call, 0, attributes, 0)
+
+
+def _autogroup(pid: int) -> Path:
+    return Path(f"/proc/{pid or 'self'}/autogroup")
+
+
+def prepare(module: str, *, humble: bool) -> None:
+    """Import a module and call its `prepare`.
+
+    If `humble`, a thread does it at the lowest priority and then ends, because Linux lets root alone raise a priority
+    again. Only the session's autogroup has to be raised, which everybody may.
+    """
+    if not humble:
+        import_module(module).prepare()
+        return
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        set_priority(0, humble=True)
+        stay_aside()
+        try:
+            import_module(module).prepare()
+        except BaseException as error:  # raised again in the main thread
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="prepare")
+    thread.start()
+    thread.join()
+    for _ in range(AUTOGROUP_TRIES):
+        try:
+            _autogroup(0).write_text("0")
+            break
+        except BlockingIOError:
+            time.sleep(AUTOGROUP_RETRY_S)
+        except OSError:
+            break  # there are no autogroups
+    for failure in failures:
+        raise failure
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of a spare worker: its module, whether to prepare at the lowest priority, the process id of the
+    parent, and the arguments of the module's `main`."""
+    module, humble, parent, *others = arguments
+    begin(int(parent), ())
+    prepare(module, humble=bool(int(humble)))
+    import_module(module).main(others, is_spare=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(0)  # as a worker

@@ -127,6 +127,13 @@ class Servable(Struct, frozen=True):
     """The URL that it was fetched from, with its checksum; empty if it was not."""
 
 
+class SpareProcesses(Struct, frozen=True, array_like=True):
+    """The workers of a machine that wait for a model, and their memory."""
+
+    count: int = 0
+    memory_bytes: int = 0
+
+
 class EdgeClient(Protocol):
     """An edge, as the driver sees it."""
 
@@ -204,6 +211,10 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Stop all replicas without reporting, and release everything."""
+        ...
+
+    def spare_processes(self) -> Mapping[str, SpareProcesses]:
+        """The workers that wait for a model, by machine."""
         ...
 
     def acquire(self, node: str) -> None:

@@ -293,6 +293,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             lost=lambda: {"events": 0 if journal is None else journal.lost_records, "stderr": lines_dropped()},
             edges=lambda: edges.serving(),  # noqa: PLW0108  # likewise
             edges_lost=lambda: edges.deaths,
+            spares=lambda: backend.spare_processes(),  # noqa: PLW0108  # likewise
             nodes=deployment.cluster,
             build=build,
         )

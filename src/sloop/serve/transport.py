@@ -10,18 +10,20 @@ received into the buffer that is passed on. A peer that violates the format is d
 
 import socket
 import time
-from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from itertools import islice
 from struct import Struct as Layout
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from sloop.shared_memory import Buffer
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop  # workers start sooner without it
 
 VERSION: Final = 2
 MAGIC: Final = b"SL"
@@ -80,6 +82,8 @@ class FrameKind(IntEnum):
     """To an agent: send the block whose address is the payload; `subject` is the number of this request."""
     BLOCK = 21
     """From an agent: the block of request `subject`; if `value` is negative, the payload says why there is none."""
+    WAITING = 22
+    """From a worker that was started ahead: it has loaded its libraries, and waits for a SETUP frame."""
 
 
 class Frame(Struct, frozen=True, gc=False):
@@ -229,7 +233,7 @@ class ProcessLink:
 
     def __init__(
         self,
-        loop: AbstractEventLoop,
+        loop: "AbstractEventLoop",
         sock: socket.socket,
         on_frame: Callable[[Frame], None],
         on_end: Callable[[str], None],
@@ -339,7 +343,7 @@ class RecordLink:
 
     def __init__(
         self,
-        loop: AbstractEventLoop,
+        loop: "AbstractEventLoop",
         sock: socket.socket | FrameLink,
         comes: Any,  # noqa: ANN401  # a union is no type
         on_record: Callable[[Any], None],
@@ -399,14 +403,6 @@ class ProcessChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._header = memoryview(bytearray(HEADER.size))
-
-    def has_input(self) -> bool:
-        """Whether something has arrived, or the server has closed the socket."""
-        try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        return True
 
     def receive(self) -> Frame | None:
         """The next frame, or None if the server has closed the socket."""

@@ -2,9 +2,9 @@
 outputs.
 
 A backend starts it as `python -m sloop.serve.worker FD PARENT ARENA ARENA_FD`, and tells it in a SETUP frame what it
-serves, at once or, if it is started to be there when a replica is needed, later. It never outlives the server
-(`processes`), answers each batch once, reuses the memory of its inputs, and exits with a message when it receives a
-malformed frame.
+serves. A spare one, which is started before a replica is needed (`sloop.serve.processes`), loads its libraries, says
+that it waits, and is told later. A worker never outlives the server, answers each batch once, reuses the memory of its
+inputs, and exits with a message when it receives a malformed frame.
 
 A batch comes as blocks (`sloop.serve.blocks`). The worker assembles the inputs of each visit, runs visits with equal
 rows in one forward pass, and writes one block for each visit. What the outputs decide, how many parts go along each
@@ -138,8 +138,8 @@ def split(tensors: Sequence[Tensor], rows: Sequence[int]) -> list[list[Tensor]]:
 class Worker:
     """Serves one model over one socket until the server sends STOP or closes the socket."""
 
-    def __init__(self, channel: ProcessChannel, arena: Arena | None = None) -> None:
-        self._channel, self._arena = channel, arena
+    def __init__(self, channel: ProcessChannel, arena: Arena | None = None, *, is_spare: bool = False) -> None:
+        self._channel, self._arena, self._is_spare = channel, arena, is_spare
         self._threads, self._duty = 1, 1.0
         self._memory = InputMemory()
         self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -149,9 +149,9 @@ class Worker:
 
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
-        if not self._channel.has_input():
+        if self._is_spare:
             set_name(SPARE)
-            prepare_runtimes()
+            self._channel.send(FrameKind.WAITING)
         first = self._channel.receive()
         if first is None:
             return
@@ -316,13 +316,18 @@ def _rows(tensors: Sequence[Tensor]) -> int:
     return tensors[0].shape[0] if tensors and tensors[0].shape else 1
 
 
-def main(arguments: Sequence[str]) -> None:
+def prepare() -> None:
+    """What a spare worker does before it waits for its model (`sloop.serve.processes`)."""
+    prepare_runtimes()
+
+
+def main(arguments: Sequence[str], *, is_spare: bool = False) -> None:
     """Entry point of the process; the module docstring lists its arguments."""
     fd, parent, number, memory = map(int, arguments)
     begin(parent, (fd, memory))
     arena = Arena(number, memory) if memory >= 0 else None
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):  # the server has closed the socket
-        Worker(ProcessChannel(sock), arena).serve()
+        Worker(ProcessChannel(sock), arena, is_spare=is_spare).serve()
 
 
 if __name__ == "__main__":

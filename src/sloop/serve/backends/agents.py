@@ -53,6 +53,7 @@ from sloop.serve.agent import (
     LearnStages,
     ResizeWorker,
     RunBatch,
+    SparesReport,
     StartWorker,
     StopWorker,
     WorkersKept,
@@ -74,7 +75,7 @@ from sloop.serve.network import (
     machine,
     read_token,
 )
-from sloop.serve.protocols import BackendListener, Servable
+from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, ArenaReader, Arenas
@@ -216,6 +217,8 @@ class _ConnectedAgent:
         """The numbers of workers that it was told to keep."""
         self.kept: dict[int, KeptReplica] = {}
         """Those that it has kept, until they are adopted."""
+        self.spares = SpareProcesses()
+        """Its workers that wait for a model."""
         self.has_joined = False
         """Whether its node may be used: all workers have stopped that are not kept."""
         self.timer: TimerHandle | None = None
@@ -327,6 +330,7 @@ class AgentBackend(KnownStages):
             AgentReport: self._on_reported,
             BatchFinished: self._on_finished,
             BatchRaised: self._on_raised,
+            SparesReport: self._on_spares,
         }
 
     @property
@@ -407,6 +411,9 @@ class AgentBackend(KnownStages):
         super().forget(ended)
         for agent in self._agents.values():
             agent.records.send(ForgetStages(ended))
+
+    def spare_processes(self) -> dict[str, SpareProcesses]:
+        return {name: agent.spares for name, agent in self._agents.items() if agent.has_joined}
 
     # Nodes
 
@@ -781,6 +788,11 @@ class AgentBackend(KnownStages):
         if self._listener is not None:
             texts = {at: why[:TEXT_CHARS_MAX] for at, why in faults.items()}
             self._listener.on_finished(event, blocks, texts)
+
+    def _on_spares(self, agent: _ConnectedAgent, record: SparesReport) -> None:
+        if min(record.spares.count, record.spares.memory_bytes) < 0:
+            raise ProtocolError(f"an agent has {record.spares}")
+        agent.spares = record.spares
 
     def _on_raised(self, agent: _ConnectedAgent, record: BatchRaised) -> None:
         self._ended(agent, record.batch, record.replica)

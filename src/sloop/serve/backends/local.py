@@ -10,7 +10,9 @@ change its threads; the quota then follows after `SHRINK_S_MAX` regardless. Whil
 `START_CORES_MIN`: with a quarter of a core, loading would take four times as long as its profile says.
 
 Starting Python and loading its libraries takes longer than most models do. Some *spare* workers are therefore started
-ahead, as many as replicas were lately started together, and wait for the model that they will serve.
+ahead, as many as replicas were lately started together, and wait for the model that they will serve. They are started
+one after the other, at the lowest priority and by a thread of their own, while no replica starts. A start never depends
+on a spare worker: it takes one only if it waits, and if that dies or says nothing, the replica gets another process.
 """
 
 import asyncio
@@ -18,11 +20,14 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
-from asyncio import AbstractEventLoop, TimerHandle
+from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -43,8 +48,8 @@ from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant, capacity_cores
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
-from sloop.serve.processes import kill, spawn
-from sloop.serve.protocols import BackendListener, Servable
+from sloop.serve.processes import kill, own_memory_bytes, spawn
+from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
 from sloop.serve.transport import (
     CLOSED,
     Frame,
@@ -73,10 +78,18 @@ SPARES_FOR_S: Final = 600.0
 """How long it is remembered how many replicas were started together."""
 STARTS_MAX: Final = 256
 """Of which it is remembered."""
+HUMBLE_S_MAX: Final = 10.0
+"""Seconds after which a spare worker that is started at the lowest priority and does not wait yet is killed: all cores
+are busy. The next one is started at the usual priority, and takes 0.3 s of a core."""
+SPARE_S_MAX: Final = 60.0
+"""The same for one of the usual priority, which may have to read libraries from a slow disk."""
+TAKEN_S_MAX: Final = 5.0
+"""Seconds after which a spare worker that was taken and has not begun to load is replaced. It usually takes some ms."""
 REAP_S: Final = 0.002
 """How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
 
 NONE: Final = ReplicaId(-1)
+NOT_NEEDED: Final = "it is not needed"
 _log: Final = logging.getLogger("sloop.backend")
 
 
@@ -92,6 +105,11 @@ class _Replica:
         """Blocks in its arena of which it is told at the end of this turn of the event loop."""
         self.timer: TimerHandle | None = None
         self.is_ready = self.is_stopping = self.is_dying = False
+        self.is_spawning = self.is_humble = self.is_waiting = False
+        """Of a spare one: whether its process is about to start, whether that has the lowest priority, and whether it
+        has loaded its libraries."""
+        self.told: ReplicaSpec | None = None
+        """What it was told to serve when it was a spare one, until it has begun to load."""
         self.batch: BatchId | None = None
         self.visits = 0
         """Of the batch that runs."""
@@ -137,16 +155,23 @@ class LocalBackend(KnownStages):
         self._spares: list[_Replica] = []
         self._spares_max = spares_max
         self._spares_timer: TimerHandle | None = None
+        self._spare_failures = 0
+        """How many have ended, one after the other, before they waited."""
+        self._spawner = ThreadPoolExecutor(1, "sloop-spawn")
+        """Starts their processes. On Linux they end with its thread (`sloop.serve.processes.die_with`)."""
         self._starts: deque[float] = deque(maxlen=STARTS_MAX)
         """When replicas were started, the latest last."""
         self._processes: set[_Replica] = set()
         """All that have not been reaped."""
         self._listener: BackendListener | None = None
+        self.on_spares: Callable[[], None] = lambda: None
+        """Called when the workers that wait have become more or fewer."""
         self._emptied = asyncio.Event()
         self._done = decoder(BatchDone)
 
     def attach(self, listener: BackendListener) -> None:
         self._listener = listener
+        self._start_spares_later()
 
     async def open(self) -> None:
         """This machine is there."""
@@ -158,7 +183,12 @@ class LocalBackend(KnownStages):
 
     def spares(self) -> list[int]:
         """The process ids of workers that wait for a model."""
-        return [spare.process.pid for spare in self._spares if spare.process is not None]
+        return [spare.process.pid for spare in self._spares if spare.process is not None and spare.is_waiting]
+
+    def spare_processes(self) -> dict[str, SpareProcesses]:
+        """See `sloop.serve.protocols.Backend`. All nodes are this machine, which is therefore named `local`."""
+        pids = self.spares()
+        return {"local": SpareProcesses(len(pids), sum(map(own_memory_bytes, pids)))}
 
     def acquire(self, node: str) -> None:
         self._report(NodeReady(self._nodes[node]))
@@ -176,12 +206,13 @@ class LocalBackend(KnownStages):
                 what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
                 raise MachineError(f"{what}, but local replicas run on CPU cores only")
             if (spare := self._taken_spare()) is not None:
-                spare.id = replica
+                spare.id, spare.told = replica, spec
                 self._replicas[replica] = made = spare
             else:
                 self._spawn(made)
             self._set_up(made, spec)
         except (OSError, MachineError) as error:
+            made.told = None
             self._give_up(made, str(error))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
@@ -235,39 +266,64 @@ class LocalBackend(KnownStages):
         for replica in list(self._replicas):
             self.stop(replica)
         for spare in list(self._spares):
-            self._give_up(spare, "it is not needed")
+            self._give_up(spare, NOT_NEEDED)
         if self._processes:
             self._emptied.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), 2 * STOP_S_MAX)
+        self._spawner.shutdown(wait=False)
         self._actuator.close()
 
     # Starting and stopping processes
 
     def _spawn(self, replica: _Replica) -> None:
         """Start a process, which does not know yet what it serves."""
+        with self._connect(replica) as theirs:
+            replica.process = spawn("sloop.serve.worker", *self._inherited(replica, theirs))
+
+    def _connect(self, replica: _Replica) -> socket.socket:
+        """Make the socket and the arena of a process. Returns its end of the socket."""
         ours, theirs = socket_pair()
-        with theirs:
-            replica.link = ProcessLink(
-                self._loop,
-                ours,
-                lambda frame: self._on_frame(replica, frame),
-                lambda why: self._give_up(replica, why),
-            )
-            self._processes.add(replica)
-            replica.arena = arena = self._arenas.make(ARENA_BYTES, lambda block: self._free(replica, block))
-            fds = [theirs.fileno(), *([arena.fd] if arena else [])]
-            arguments = (theirs.fileno(), os.getpid(), *((arena.number, arena.fd) if arena else (0, -1)))
-            replica.process = spawn("sloop.serve.worker", arguments, fds)
+        replica.link = ProcessLink(
+            self._loop,
+            ours,
+            lambda frame: self._on_frame(replica, frame),
+            lambda why: self._give_up(replica, why),
+        )
+        self._processes.add(replica)
+        try:
+            replica.arena = self._arenas.make(ARENA_BYTES, lambda block: self._free(replica, block))
+        except BaseException:
+            theirs.close()
+            raise
+        return theirs
+
+    def _inherited(self, replica: _Replica, theirs: socket.socket) -> tuple[tuple[int, ...], list[int]]:
+        """The arguments of a worker process, and the file descriptors that it inherits."""
+        fd, arena = theirs.fileno(), replica.arena
+        if arena is None:
+            return (fd, os.getpid(), 0, -1), [fd]
+        return (fd, os.getpid(), arena.number, arena.fd), [fd, arena.fd]
 
     def _taken_spare(self) -> _Replica | None:
         """The spare worker that has waited longest, if there is one that has not just died."""
-        while self._spares:
-            spare = self._spares.pop(0)
+        for spare in [spare for spare in self._spares if spare.is_waiting]:
             if spare.process is not None and spare.process.poll() is None:
+                self._spares.remove(spare)
+                self.on_spares()
                 return spare
             self._give_up(spare, CLOSED)
         return None
+
+    def _start_again(self, failed: _Replica, spec: ReplicaSpec) -> None:
+        """A spare worker was taken that is of no use: its replica gets a process of its own."""
+        _log.warning("replica %d starts again, with another process: %s", failed.id, failed.error)
+        self._replicas[failed.id] = made = _Replica(failed.id)
+        try:
+            self._spawn(made)
+            self._set_up(made, spec.with_cores(failed.cores))
+        except (OSError, MachineError) as error:
+            self._give_up(made, str(error))
 
     def _set_up(self, replica: _Replica, spec: ReplicaSpec) -> None:
         """Limit the cores of a process, and tell it what it serves: a spare one begins at once, and threads that it
@@ -285,6 +341,12 @@ class LocalBackend(KnownStages):
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(cores, START_CORES_MIN))
         replica.link.send(FrameKind.SETUP, payload=[encode(setup)])
+        if replica.told is not None:
+            self._set_timer(replica, TAKEN_S_MAX, f"it did not begin to load within {TAKEN_S_MAX:g} s")
+        else:
+            self._set_start_timer(replica)
+
+    def _set_start_timer(self, replica: _Replica) -> None:
         self._set_timer(replica, self._start_s_max, f"it was not ready within {self._start_s_max:g} s")
 
     def _start_spares_later(self, after_s: float | None = None) -> None:
@@ -301,21 +363,62 @@ class LocalBackend(KnownStages):
             self._start_spares_later()
             return
         wanted = min(self._spares_max, most_together(self._starts, self._loop.time()))
-        if len(self._spares) < wanted:
-            spare = _Replica()
-            try:
-                self._spawn(spare)
-            except (OSError, MachineError) as error:
-                _log.warning("a spare worker cannot be started: %s", error)
-                self._give_up(spare, str(error))
-                return
-            self._spares.append(spare)
         while len(self._spares) > wanted:
-            self._give_up(self._spares[-1], "it is not needed")
-        if len(self._spares) < wanted:
-            self._start_spares_later()
-        elif wanted > 1:
-            self._start_spares_later(SPARES_FOR_S / 2)
+            self._give_up(self._spares[-1], NOT_NEEDED)
+        if all(spare.is_waiting for spare in self._spares):
+            if len(self._spares) < wanted:
+                self._start_spare()
+            elif wanted > 1:
+                self._start_spares_later(SPARES_FOR_S / 2)
+
+    def _start_spare(self) -> None:
+        spare = _Replica()
+        self._spares.append(spare)
+        try:
+            theirs = self._connect(spare)
+        except (OSError, MachineError) as error:
+            self._give_up(spare, str(error))
+            return
+        arguments, fds = self._inherited(spare, theirs)
+        spare.is_humble = not self._spare_failures
+        command = ("sloop.serve.worker", int(spare.is_humble), os.getpid(), *arguments)
+        spare.is_spawning = True
+        spawning = self._loop.run_in_executor(self._spawner, spawn, "sloop.serve.processes", command, fds)
+        spawning.add_done_callback(partial(self._on_spawned, spare, theirs))
+
+    def _on_spawned(self, spare: _Replica, theirs: socket.socket, spawning: Future[subprocess.Popen[bytes]]) -> None:
+        """A spare worker's process has started, or could not be."""
+        theirs.close()
+        spare.is_spawning = False
+        error = spawning.exception()
+        if error is None:
+            spare.process = spawning.result()
+        if spare.is_dying:  # it was given up meanwhile
+            self._reap(spare, checks=0)
+        elif error is not None:
+            self._give_up(spare, str(error))
+        else:
+            limit_s = HUMBLE_S_MAX if spare.is_humble else SPARE_S_MAX
+            self._set_timer(spare, limit_s, f"it was not prepared within {limit_s:g} s")
+
+    def _on_waiting(self, spare: _Replica) -> None:
+        """A spare worker is there."""
+        spare.is_waiting, self._spare_failures = True, 0
+        self._clear_timer(spare)
+        self.on_spares()
+        self._start_spares_later(0.0)
+
+    def _lose_spare(self, spare: _Replica) -> None:
+        """A spare worker has ended. If it was needed, another one is started; after 1 s at first, then later and later,
+        at most after half of `SPARES_FOR_S`."""
+        self._spares.remove(spare)
+        if spare.is_waiting:
+            self.on_spares()
+        elif spare.error != NOT_NEEDED:
+            self._spare_failures += 1
+            level = logging.INFO if spare.is_humble else logging.WARNING
+            _log.log(level, "a spare worker could not be started: %s", spare.error)
+        self._start_spares_later(min(SPARES_FOR_S / 2, SPARES_AFTER_S * 2 ** min(self._spare_failures, 20)))
 
     def _set_timer(self, replica: _Replica, after_s: float, why: str) -> None:
         self._clear_timer(replica)
@@ -333,13 +436,16 @@ class LocalBackend(KnownStages):
         replica.is_dying = True
         replica.error = replica.error or why
         if replica in self._spares:
-            self._spares.remove(replica)
+            self._lose_spare(replica)
         self._clear_timer(replica)
         if replica.shrink_timer is not None:
             replica.shrink_timer.cancel()
         if replica.link is not None:
             replica.link.close()
-        self._reap(replica, checks=0)
+        if replica.told is not None and not replica.is_stopping:
+            self._start_again(replica, replica.told)
+        if not replica.is_spawning:
+            self._reap(replica, checks=0)
 
     def _reap(self, replica: _Replica, checks: int) -> None:
         """Kill and reap the process. If its socket has just closed, first let it exit: its status may say why."""
@@ -377,14 +483,24 @@ class LocalBackend(KnownStages):
                     self._finish_shrink(replica)
                 case FrameKind.READY:
                     self._on_ready(replica)
+                case FrameKind.WAITING if replica in self._spares and not replica.is_waiting:
+                    self._on_waiting(replica)
                 case FrameKind.STEP if 0 <= frame.subject < len(STEPS):
-                    self._report(ReplicaProgressed(replica.id, STEPS[frame.subject]))
+                    self._on_step(replica, STEPS[frame.subject])
                 case FrameKind.REFUSED:
                     replica.error = _text(frame)
                 case _:
                     raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
         except ProtocolError as error:
             self._give_up(replica, str(error))
+
+    def _on_step(self, replica: _Replica, step: str) -> None:
+        if replica in self._spares:
+            raise ProtocolError("a spare worker loads a model before it was told of one")
+        if replica.told is not None:
+            replica.told = None
+            self._set_start_timer(replica)
+        self._report(ReplicaProgressed(replica.id, step))
 
     def _on_ready(self, replica: _Replica) -> None:
         """The cold start is over: give the replica the cores that were ordered, or as many as the machine allows."""
