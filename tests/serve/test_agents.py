@@ -42,11 +42,12 @@ from sloop.serve.agent import (
     FreeBlock,
     FromAgent,
     RunBatch,
+    SparesReport,
     StartWorker,
     StopWorker,
     ToAgent,
 )
-from sloop.serve.backends import agents
+from sloop.serve.backends import agents, local
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.backends.ray import RayNodes, Want
 from sloop.serve.blocks import Block, tensors_in, write_block
@@ -61,7 +62,7 @@ from sloop.serve.network import (
     Purpose,
     connect,
 )
-from sloop.serve.protocols import Servable
+from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, RecordLink, pack_head
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
@@ -358,6 +359,7 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "no number of cores": lambda own, _: [AgentReport(Resized(A, math.nan))],
     "cores of others": lambda own, _: [AgentReport(Resized(A, 1000))],
     "introduced again": lambda own, _: [hello()],
+    "fewer spare workers than none": lambda own, _: [SparesReport(SpareProcesses(-1))],
 }
 
 
@@ -584,6 +586,32 @@ def test_an_agent_whose_connections_end_at_once_waits_between_them(monkeypatch: 
         await asyncio.wait((serving,))
         await listener.close()
         assert came_s[1] - came_s[0] > 0.49
+
+    play(scene)
+
+
+def test_an_agent_says_which_workers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to the deciding process that it meets later."""
+    monkeypatch.setattr(local, "SPARES_AFTER_S", 0.05)
+    monkeypatch.setattr(local, "HUMBLE_S_MAX", 1.0)
+
+    async def scene() -> None:
+        async with fleet() as here:
+
+            def waiting() -> int:
+                return sum(spares.count for spares in here.backend.spare_processes().values())
+
+            agent = Agent((HOST, here.backend.port), "one", TOKEN, spares_max=1)
+            serving = asyncio.create_task(agent.serve())
+            try:
+                await until(lambda: waiting() == 1)
+                assert here.backend.spare_processes()["one"].memory_bytes > 0
+                here.backend._agents["one"].records.close()
+                await until(lambda: waiting() == 0)
+                await until(lambda: waiting() == 1)
+            finally:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
 
     play(scene)
 

@@ -42,6 +42,7 @@ from sloop.runlog.summary import RunSummary
 from sloop.serve.driver import Turns
 from sloop.serve.messages import EdgeCounts
 from sloop.serve.metrics import RECORDS_MAX, SAMPLES_MAX, Metrics
+from sloop.serve.protocols import SpareProcesses
 from sloop.sim import simulate
 from sloop.sim.fuzz import random_world
 from sloop.systems.setup import build, set_up
@@ -485,6 +486,12 @@ def test_requests_by_key_and_what_the_logs_have_lost() -> None:
     assert rows(metrics, "sloop_key_refused_total", "reason") == {("wrong",): 4}
     assert rows(metrics, "sloop_log_lost_total", "log") == {("events",): 7, ("access",): 7, ("stderr",): 9}
     assert rows(metrics, "sloop_edges_lost_total") == {(): 2}
+
+
+def test_workers_that_wait_for_a_model_are_shown_with_their_memory() -> None:
+    metrics = Metrics((), spares=lambda: {"one": SpareProcesses(2, 70), "two": SpareProcesses()})
+    assert rows(metrics, "sloop_spare_workers", "node") == {("one",): 2}
+    assert rows(metrics, "sloop_spare_worker_bytes", "node") == {("one",): 70}
 
 
 def test_tries_that_come_to_nothing_are_counted() -> None:

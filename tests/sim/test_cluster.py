@@ -37,7 +37,7 @@ from sloop.profile.profile import Startup
 from sloop.runlog.durations import VariantKey
 from sloop.sim.cluster import Cluster, ClusterTruths, NodeFailed, Truths
 from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
+from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler, SpareWorkers
 from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.service import ServiceSampler
@@ -75,6 +75,7 @@ def cluster_of(
     weights: WeightPlaces | None = None,
     quota_ms: float | None = None,
     nodes: Sequence[Node] = (N0, RENTED),
+    spares: int = 0,
 ) -> Cluster:
     sampler = FaultSampler(1, faults or FaultRates())
     truths = Truths(
@@ -87,7 +88,9 @@ def cluster_of(
         branches,
     )
     acquisition = AcquisitionSampler(1, {"quick": 60.0}, warm=warm)
-    return Cluster(ClusterTruths({"only": truths}, acquisition, sampler, is_warm=warm, weights=weights), nodes)
+    waiting = SpareWorkers(spares, 1.0)
+    found = ClusterTruths({"only": truths}, acquisition, sampler, is_warm=warm, weights=weights, spares=waiting)
+    return Cluster(found, nodes)
 
 
 def spec(cores: float = 1.0, hardware: str = "slow", node: str = "n0") -> ReplicaSpec:
@@ -367,21 +370,27 @@ def test_without_branches_nothing_is_said_of_them() -> None:
 R1 = ReplicaId(1)
 
 
-def fetching(faults: FaultRates | None = None, *, start_ms: float = 400.0, warm: bool = False) -> Cluster:
+def fetching(
+    faults: FaultRates | None = None, *, start_ms: float = 400.0, warm: bool = False, spares: int = 0
+) -> Cluster:
     """Weights of 100 MB, and a store whose link moves 100 MB a second."""
     parts = structs.replace(PROFILE, startup=Startup(process_s=1.0, weights_s=2.0, first_batch_s=1.0))
     weights = {("only", "a", hardware): ModelWeights("a", 100_000_000) for hardware in ("slow", "quick")}
     places = WeightPlaces(Topology(TopologyTruth(800.0), [N0, RENTED]), weights)
     profiles = {("only", "a", "slow"): parts}
-    return cluster_of(faults, start_ms=start_ms, warm=warm, profiles=profiles, weights=places)
+    return cluster_of(faults, start_ms=start_ms, warm=warm, profiles=profiles, weights=places, spares=spares)
 
 
-def sharing(*, parts: Startup | None = Startup(1.0, 2.0, 1.0, 4.0)) -> Cluster:  # noqa: B008  # frozen
+def sharing(
+    *,
+    parts: Startup | None = Startup(1.0, 2.0, 1.0, 4.0),  # noqa: B008  # frozen
+    spares: int = 0,
+) -> Cluster:
     """Three more nodes on a network of 100 MB a second, which are there from the start; starts take 800 ms."""
     nodes = [Node(f"n{number}", "slow", 8.0, 1) for number in range(4)]
     places = WeightPlaces(Topology(TopologyTruth(800.0, node_mbps=800.0), nodes), {("only", "a", "slow"): HUNDRED})
     profiles = {("only", "a", "slow"): structs.replace(PROFILE, startup=parts)}
-    return cluster_of(start_ms=800.0, nodes=nodes, profiles=profiles, weights=places)
+    return cluster_of(start_ms=800.0, nodes=nodes, profiles=profiles, weights=places, spares=spares)
 
 
 HUNDRED = ModelWeights("a", 100_000_000)
@@ -531,6 +540,51 @@ def test_a_start_fetches_the_weights_and_then_goes_through_its_steps() -> None:
     cluster.obey(s(10), StartReplica(R1, spec()))
     assert [step for _, step in steps(play_until(cluster, s(19)), R1)] == ["spawning", "loading", "warming", "ready"]
     assert cluster.pending[0][0] == FOREVER_NS
+
+
+def test_a_replica_takes_a_worker_that_waits_on_its_node_and_starts_without_a_new_process() -> None:
+    parts = structs.replace(PROFILE, startup=Startup(process_s=5.0, weights_s=2.0, first_batch_s=1.0))
+    cluster = cluster_of(start_ms=800, profiles={("only", "a", "slow"): parts}, spares=1)
+    for number, at_ns in enumerate((ms(100), ms(200), ms(1100))):
+        cluster.obey(at_ns, StartReplica(ReplicaId(number), spec()))
+    ready = {event.replica: now_ns for now_ns, event in play_until(cluster, s(9)) if isinstance(event, ReplicaReady)}
+    assert ready == {R0: ms(400), R1: ms(1000), ReplicaId(2): ms(1400)}, "the second finds none"
+
+
+def test_a_start_with_a_worker_that_waits_goes_through_the_other_steps() -> None:
+    cluster = fetching(spares=1)
+    cluster.obey(ms(5), StartReplica(R0, spec()))
+    told = steps(play_until(cluster, s(9)))
+    assert told == [(ms(5), "fetching"), (ms(1005), "loading"), (ms(1205), "warming"), (ms(1305), "ready")]
+
+
+def test_a_shared_load_begins_at_once_on_a_worker_that_waits() -> None:
+    cluster = sharing(spares=1)
+    at_ns = s(1)
+    cluster.obey(at_ns, Transfer(TransferId(1), HUNDRED, "", ("n0",)))
+    told = play_until(cluster, s(9))
+    cluster.obey(s(10), provided(0, "n0", shares_load=True))
+    cluster.obey(s(10), provided(1, "n0", shares_load=True))
+    told = play_until(cluster, s(19))
+    assert steps(told) == [(s(10), "loading"), (ms(10200), "sending"), (ms(10600), "warming"), (ms(10700), "ready")]
+    assert steps(told, R1) == [
+        (s(10), "spawning"),
+        (ms(10100), "loading"),
+        (ms(10200), "sending"),
+        (ms(10600), "warming"),
+        (ms(10700), "ready"),
+    ]
+
+
+def test_a_start_that_fails_does_so_before_it_would_be_ready() -> None:
+    parts = structs.replace(PROFILE, startup=Startup(process_s=5.0, weights_s=2.0, first_batch_s=1.0))
+    profiles = {("only", "a", "slow"): parts}
+    lost_ns = []
+    for spares in (0, 1):
+        cluster = cluster_of(FaultRates(failed_start=1.0), start_ms=800, profiles=profiles, spares=spares)
+        cluster.obey(ms(5), StartReplica(R0, spec()))
+        lost_ns += [now_ns - ms(5) for now_ns, event in play_until(cluster, s(9)) if isinstance(event, ReplicaLost)]
+    assert lost_ns[1] == lost_ns[0] * 300 // 800
 
 
 def test_a_second_start_waits_for_the_same_weights_and_one_elsewhere_shares_the_link() -> None:

@@ -52,9 +52,11 @@ class ColdStartTruth:
     The default is `load_s` of the variant's profile, or 10 s if it has none. With `warm`, the replicas of the first
     plan are ready at time 0. Fetching weights (`NetworkTruth.topology`) takes its own time before that.
 
-    A shadow takes one of the `spare_workers` that wait on its node without a model, or waits until one is there, and
-    loads its blocks, which takes as long as the layers in the profile say. A spare worker that was taken is replaced
-    within `spare_s` seconds (AsyFunc's specification, sections 2.3 and 2.8); without any, each shadow starts its own.
+    On each node, `spare_workers` wait without a model. A replica takes one if it is there, and then starts without the
+    part of its start that is the process (`process_s` of the profile's `startup`, if that is known), as on a server. A
+    shadow takes one, or waits until one is there, and loads its blocks, which takes as long as the layers in the
+    profile say. A spare worker that was taken is replaced within `spare_s` seconds (AsyFunc's specification, sections
+    2.3 and 2.8); without any, each replica and each shadow starts a process of its own.
     """
 
     start_s: float | None = limited(None, least=0, most=1e6)

@@ -138,6 +138,15 @@ class LocalStart(Struct, frozen=True):
     """When its process dies before it is ready, from here on; None if it does not."""
     shares_load: bool = False
     """Whether it uses weights that another replica of the node has loaded."""
+    saved_ns: int = 0
+    """The start of the process, which a spare worker saves."""
+
+    def shortened(self, length_ns: int) -> "LocalStart":
+        """The same, if it takes `length_ns` in all."""
+        crash_ns = self.crash_ns
+        if crash_ns is not None and self.length_ns:
+            crash_ns = crash_ns * length_ns // self.length_ns
+        return structs.replace(self, length_ns=length_ns, crash_ns=crash_ns)
 
 
 class SimulatedNode:
@@ -447,7 +456,8 @@ class Cluster:
         start, weights = LocalStart(length_ns, crash_ns, order.shares_load), self._truths.weights
         is_provided = order.transfer is not None or order.shares_load
         if weights is None or not (weights.has_network or is_provided):
-            self._load(now_ns, id, start, [(LOADING, length_ns)])
+            start = self._with_spare(now_ns, id, start)
+            self._load(now_ns, id, start, [(LOADING, start.length_ns - start.saved_ns)])
             return
         if order.transfer is not None and (order.transfer, spec.node or "") in self._failed:
             self._lose(now_ns, id, NO_WEIGHTS)
@@ -469,7 +479,10 @@ class Cluster:
         """A replica starts whose weights are on its node. If the load is shared, it waits for what is left of it, and
         skips it when it is over."""
         replica = self._replicas[id]
+        start = self._with_spare(now_ns, id, start)
         steps: Sequence[tuple[str, int]] = replica.truths.cold_start.steps(replica.spec, start.length_ns)
+        if start.saved_ns:
+            steps = [(step, length_ns) for step, length_ns in steps if step != SPAWNING]
         weights = self._truths.weights
         assert weights is not None
         if start.shares_load and (is_warm or len(steps) > 1):
@@ -479,21 +492,28 @@ class Cluster:
             loaded_ns = self._loaded_ns.setdefault(key, from_ns + lengths_ns[LOADING])
             lengths_ns[LOADING] = max(0, loaded_ns - from_ns)
             steps, length_ns = list(lengths_ns.items()), sum(lengths_ns.values())
-            if start.crash_ns is not None and start.length_ns:
-                start = structs.replace(start, crash_ns=start.crash_ns * length_ns // start.length_ns)
-            start = structs.replace(start, length_ns=length_ns)
+            start = start.shortened(length_ns + start.saved_ns)
         self._load(now_ns, id, start, [] if is_warm else steps)
 
     def _load(self, now_ns: int, id: ReplicaId, start: LocalStart, steps: Iterable[tuple[str, int]]) -> None:
         """A replica whose weights are on its node goes through these steps, each with its length, and is ready."""
-        if start.crash_ns is not None and not self._healed:
-            self._push(now_ns + start.crash_ns, Crashed(id))
+        crash_ns, ready_ns = start.crash_ns, start.length_ns - start.saved_ns
+        if crash_ns is not None and not self._healed:
+            self._push(now_ns + crash_ns * ready_ns // max(1, start.length_ns), Crashed(id))
         at_ns = now_ns
         for step, length_ns in steps:
             if length_ns:
                 self._push(at_ns, ReplicaProgressed(id, step))
             at_ns += length_ns
-        self._push(now_ns + start.length_ns, ReplicaReady(id))
+        self._push(now_ns + ready_ns, ReplicaReady(id))
+
+    def _with_spare(self, now_ns: int, id: ReplicaId, start: LocalStart) -> LocalStart:
+        """The start, without the process if a spare worker of the node is there for it."""
+        replica = self._replicas[id]
+        saved_ns = replica.truths.cold_start.process_ns(replica.spec, start.length_ns)
+        if not saved_ns or not self._truths.spares.take(now_ns, replica.spec.node or ""):
+            return start
+        return structs.replace(start, saved_ns=saved_ns)
 
     def _receive_weights(self, now_ns: int) -> None:
         """Let the replicas whose weights have come load them."""

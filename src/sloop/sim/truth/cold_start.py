@@ -9,7 +9,8 @@ once, as in a cluster that is already running. Where a topology is declared, the
 
 To acquire a node takes as long as its hardware kind says (`HardwareKind.acquire_s`), or `truth.nodes.acquire_s`.
 
-A shadow needs a spare worker of its node and loads its blocks (`SpareWorkers`, `ColdStartSampler.shadow_ns`).
+A shadow needs a spare worker of its node and loads its blocks (`SpareWorkers`, `ColdStartSampler.shadow_ns`). A replica
+takes one that is there, and starts without a new process.
 
 A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
 50 ms). The scenario chooses how the running batch behaves (§2.6): with `next_batch` it keeps its speed, because
@@ -79,6 +80,12 @@ class ColdStartSampler:
             start_s = self._load_s.get((spec.stage, spec.variant, spec.slot.hardware)) or START_S_ASSUMED
         return _varied_ns(start_s, self._jitter, self._random)
 
+    def process_ns(self, spec: ReplicaSpec, length_ns: int) -> int:
+        """How much of a start that takes `length_ns` in all is the start of the process; 0 if the profile does not
+        say."""
+        parts = self._parts.get((spec.stage, spec.variant, spec.slot.hardware))
+        return round(length_ns * (parts.process_s / parts.sum_s)) if parts is not None and parts.sum_s else 0
+
     def steps(self, spec: ReplicaSpec, length_ns: int) -> list[tuple[str, int]]:
         """The steps of a start that takes `length_ns` in all, each with its length, in proportion to the parts in the
         profile; loading alone if it does not know them."""
@@ -86,7 +93,7 @@ class ColdStartSampler:
         sum_s = parts.sum_s if parts is not None else 0.0
         if parts is None or not sum_s:
             return [(LOADING, length_ns)]
-        spawned_ns = round(length_ns * (parts.process_s / sum_s))
+        spawned_ns = self.process_ns(spec, length_ns)
         loaded_ns = round(length_ns * ((parts.process_s + parts.weights_s) / sum_s))
         sent_ns = round(length_ns * ((parts.process_s + parts.weights_s + parts.send_s) / sum_s))
         sending = [(SENDING, sent_ns - loaded_ns)] if parts.send_s else []
@@ -115,6 +122,13 @@ class SpareWorkers:
         at_ns = max(now_ns, heappop(ready_ns))
         heappush(ready_ns, at_ns + self._spare_ns)
         return at_ns - now_ns
+
+    def take(self, now_ns: int, node: str) -> bool:
+        """Take a worker of the node if one is there."""
+        if not self._count or self._ready_ns.setdefault(node, [0] * self._count)[0] > now_ns:
+            return False
+        self.take_ns(now_ns, node)
+        return True
 
     def lose(self, node: str) -> None:
         """The node is gone; if it comes back, its spare workers are there with it."""
