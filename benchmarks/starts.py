@@ -1,9 +1,10 @@
 """How long a replica takes to start: with a process of its own, and with a worker that was started ahead.
 
-    python -m benchmarks.starts [MODEL.onnx] [--rounds 20]
+    python -m benchmarks.starts [MODEL.onnx …] [--rounds 20]
 
 The two take turns. The time runs from the order to the replica's readiness, which includes loading and one forward
-pass. The model is SqueezeNet for small images unless another one is named.
+pass. The models are SqueezeNet for small images and a perceptron of 100 MB unless others are named. `held` is how long
+the order itself holds the deciding process.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Final
 
 import uvloop
 
-from benchmarks.models import small
+from benchmarks.models import perceptron, small
 from benchmarks.notebook import arguments, publish, table, workspace
 from sloop.events import Event, ReplicaReady, ReplicaStopped
 from sloop.profile.model import read_signature
@@ -26,7 +27,9 @@ from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 from tests.serve.rig import wirings_of
 
-STEPS: Final = ("spawning", "loading", "warming")
+HELD: Final = "held"
+STEPS: Final = (HELD, "loading", "warming", "ReplicaReady")
+KINDS: Final = {0: "a process of its own", 1: "a worker started ahead"}
 
 
 class Steps:
@@ -60,6 +63,7 @@ async def one(backend: LocalBackend, steps: Steps, number: int) -> dict[str, flo
     replica = ReplicaId(number)
     steps.times_ms, steps.began_s = {}, time.perf_counter()
     backend.start(replica, ReplicaSpec("stage", "model", Slot(1)))
+    steps.times_ms[HELD] = (time.perf_counter() - steps.began_s) * 1e3
     await steps.until(ReplicaReady)
     found = dict(steps.times_ms)
     backend.stop(replica)
@@ -67,53 +71,56 @@ async def one(backend: LocalBackend, steps: Steps, number: int) -> dict[str, flo
     return found
 
 
-async def measured(model: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """The steps of each start, by where its process came from."""
+async def measured(model: Path, rounds: int) -> tuple[dict[str, list[dict[str, float]]], float]:
+    """The steps of each start, by where its process came from, and the memory in MB of a worker that waits."""
     local.SPARES_AFTER_S = 0.1  # type: ignore[misc]  # the rounds need not wait for so long
     servables = {("stage", "model"): Servable(str(model), read_signature(model))}
-    found: dict[str, list[dict[str, float]]] = {"a process of its own": [], "a worker started ahead": []}
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS.values()}
     backends: list[tuple[LocalBackend, Steps]] = []
-    for spares_max in (0, 1):
+    for spares_max in KINDS:
         backend = LocalBackend(servables, wirings_of(servables), detect().actuator, spares_max=spares_max)
         backends.append((backend, Steps()))
         backend.attach(backends[-1][1])
+    with_spares, _ = backends[-1]
+    memory_mb = 0.0
     try:
         for number in range(rounds + 1):
+            async with asyncio.timeout(120):
+                while not with_spares.spares():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            memory_mb = sum(each.memory_bytes for each in with_spares.spare_processes().values()) / 1e6
             for (backend, steps), results in zip(backends, found.values(), strict=True):
                 result = await one(backend, steps, number)
-                if number:  # the first finds no spare worker, and reads libraries from the disk
+                if number:  # the first reads libraries and the model from the disk
                     results.append(result)
-            await asyncio.sleep(1.0)  # the spare worker has loaded its libraries
     finally:
         for backend, _ in backends:
             await backend.close()
-    return found
+    return found, memory_mb
 
 
 def main() -> None:
     """Measure, and publish."""
     parser = arguments(__doc__)
-    parser.add_argument("model", nargs="?", type=Path, help="an ONNX file (default: SqueezeNet, 64 × 64 pixels)")
+    parser.add_argument("models", nargs="*", type=Path, help="ONNX files (default: one of 16 kB and one of 100 MB)")
     parser.add_argument("--rounds", type=int, default=20, help="starts of each kind (default 20)")
     given = parser.parse_args()
+    rows: list[tuple[str | float, ...]] = []
+    ratios: list[str] = []
     with workspace(given.keep) as folder:
-        model = given.model or small(folder, "squeezenet", 64)
-        found = uvloop.run(measured(model, given.rounds))
-        name = model.name
-    ready = {kind: median(each["ReplicaReady"] for each in results) for kind, results in found.items()}
-    rows = [
-        (
-            kind,
-            *(median(each[step] for each in results) for step in STEPS[1:]),
-            ready[kind],
-            max(each["ReplicaReady"] for each in results),
-        )
-        for kind, results in found.items()
-    ]
-    slow, quick = ready.values()
-    columns = ("the replica takes", "loads from, ms", "warms from, ms", "is ready after, ms", "at most, ms")
-    text = f"`{name}`, one core, medians of {given.rounds} starts of each kind, which take turns.\n\n"
-    text += f"{table(columns, rows)}\n\nReady {slow / quick:.1f} × sooner (wanted: 3)."
+        for model in given.models or (small(folder, "squeezenet", 64), perceptron(folder, width=2048, layers=6)):
+            found, memory_mb = uvloop.run(measured(model, given.rounds))
+            medians = {
+                kind: [median(each[step] for each in results) for step in STEPS] for kind, results in found.items()
+            }
+            for kind, values in medians.items():
+                rows.append((model.name, kind, *values, max(each["ReplicaReady"] for each in found[kind])))
+            slow, quick = (values[-1] for values in medians.values())
+            ratios.append(f"{slow / quick:.1f} × sooner with `{model.name}` ({slow - quick:.0f} ms)")
+    columns = ("model", "the replica takes", "held for, ms", "loads from, ms", "warms from, ms", "is ready after, ms")
+    text = f"One core, medians of {given.rounds} starts of each kind, which take turns.\n\n"
+    text += f"{table((*columns, 'at most, ms'), rows)}\n\n"
+    text += f"Ready {', '.join(ratios)}; wanted: 3 × for an ordinary model. A worker that waits has {memory_mb:.0f} MB."
     publish("starts", "How long a replica takes to start", text, write=not given.no_write)
 
 

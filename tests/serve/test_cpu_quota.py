@@ -206,6 +206,19 @@ def test_version_1_writes_period_and_quota(proc: Path, tmp_path: Path) -> None:
     assert groups.read(7) == 0.25
 
 
+def test_a_prepared_process_is_in_its_group_before_it_has_a_quota(tmp_path: Path) -> None:
+    """And is not moved again; another process of the same number is."""
+    groups = Cgroups(tmp_path, 2, 8.0)
+    groups.prepare(7)
+    assert [each.name for each in (tmp_path / "7").iterdir()] == ["cgroup.procs"]
+    (tmp_path / "7" / "cgroup.procs").unlink()
+    assert groups.confine(7, 1.5) == Grant(1.5)
+    assert [each.name for each in (tmp_path / "7").iterdir()] == ["cpu.max"]
+    groups.release(7)
+    groups.confine(7, 1.5)
+    assert (tmp_path / "7" / "cgroup.procs").read_text() == "7"
+
+
 def test_a_refusal_names_the_group_and_the_fix(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"(?s)control group .*/nowhere/7 cannot be set.*help: "):
         Cgroups(tmp_path / "nowhere", 1, 2.0).confine(7, 1)

@@ -19,6 +19,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sloop.errors import MachineError
 from sloop.events import (
     BatchFailed,
     Event,
@@ -732,6 +733,28 @@ def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPa
         await ear.hear(ReplicaReady)
 
     play(scene, spares_max=1)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_worker_that_cannot_be_limited_is_not_taken() -> None:
+    class Refusing(Affinity):
+        tries = 0
+
+        def prepare(self, pid: int) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                raise MachineError("control group of the first cannot be set")
+
+    actuator = Refusing([0])
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        [pid] = await spares(backend, 1)
+        assert actuator.tries == 2
+        backend.start(A, spec("echo"))
+        assert backend.pid(A) == pid
+        await ear.hear(ReplicaReady)
+
+    play(scene, actuator=actuator, spares_max=1)
 
 
 @pytest.mark.usefixtures("soon")

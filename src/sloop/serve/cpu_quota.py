@@ -50,6 +50,9 @@ class Affinity:
         self._cpus, self._proc = tuple(cpus), proc
         self._held: dict[int, tuple[set[int], float]] = {}
 
+    def prepare(self, pid: int) -> None:
+        """Does nothing: to pin a process takes no time."""
+
     def confine(self, pid: int, cores: float) -> Grant:
         """Pin a process to the least used CPUs."""
         self._held[pid] = (set(), 0.0)
@@ -102,11 +105,25 @@ class Cgroups:
     def __init__(self, folder: Path, version: int, capacity_cores: float) -> None:
         self.folder = folder
         self._version, self._capacity_cores = version, capacity_cores
+        self._prepared: set[int] = set()
+
+    def prepare(self, pid: int) -> None:
+        """Create a group and move the process into it, without a quota yet. The kernel waits for all CPUs there, for
+        10 to 20 ms."""
+        group = self._group(pid)
+        try:
+            group.mkdir(exist_ok=True)
+            (group / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            raise _refused(group, error) from error
+        self._prepared.add(pid)
 
     def confine(self, pid: int, cores: float) -> Grant:
         """Create a group with a quota and move the process with all its threads into it."""
         group = self._group(pid)
         try:
+            if pid in self._prepared:
+                return self._write(group, cores)
             group.mkdir(exist_ok=True)
             grant = self._write(group, cores)
             (group / "cgroup.procs").write_text(str(pid))
@@ -127,6 +144,7 @@ class Cgroups:
 
     def release(self, pid: int) -> None:
         """Remove the group of a process that has exited; `close` removes groups that are still busy."""
+        self._prepared.discard(pid)
         with contextlib.suppress(OSError):
             self._group(pid).rmdir()
 
@@ -334,6 +352,11 @@ __all__ = ["CpuActuator", "Detected", "Grant", "capacity_cores", "detect"]
 
 class CpuActuator(Protocol):
     """Limits processes, identified by their pid, to a number of cores, which may be a fraction."""
+
+    def prepare(self, pid: int) -> None:
+        """Do what takes long and does not depend on the cores, for a process that will be confined later. Any thread
+        may call it. Raises `MachineError`."""
+        ...
 
     def confine(self, pid: int, cores: float) -> Grant:
         """Limit a process with all its present and future threads. Raises `MachineError` if that is not possible."""

@@ -105,9 +105,9 @@ class _Replica:
         """Blocks in its arena of which it is told at the end of this turn of the event loop."""
         self.timer: TimerHandle | None = None
         self.is_ready = self.is_stopping = self.is_dying = False
-        self.is_spawning = self.is_humble = self.is_waiting = False
-        """Of a spare one: whether its process is about to start, whether that has the lowest priority, and whether it
-        has loaded its libraries."""
+        self.is_busy = self.is_humble = self.is_waiting = False
+        """Of a spare one: whether a thread starts or prepares its process, whether that begins with the lowest
+        priority, and whether it can be taken."""
         self.told: ReplicaSpec | None = None
         """What it was told to serve when it was a spare one, until it has begun to load."""
         self.batch: BatchId | None = None
@@ -382,14 +382,14 @@ class LocalBackend(KnownStages):
         arguments, fds = self._inherited(spare, theirs)
         spare.is_humble = not self._spare_failures
         command = ("sloop.serve.worker", int(spare.is_humble), os.getpid(), *arguments)
-        spare.is_spawning = True
+        spare.is_busy = True
         spawning = self._loop.run_in_executor(self._spawner, spawn, "sloop.serve.processes", command, fds)
         spawning.add_done_callback(partial(self._on_spawned, spare, theirs))
 
     def _on_spawned(self, spare: _Replica, theirs: socket.socket, spawning: Future[subprocess.Popen[bytes]]) -> None:
         """A spare worker's process has started, or could not be."""
         theirs.close()
-        spare.is_spawning = False
+        spare.is_busy = False
         error = spawning.exception()
         if error is None:
             spare.process = spawning.result()
@@ -402,11 +402,30 @@ class LocalBackend(KnownStages):
             self._set_timer(spare, limit_s, f"it was not prepared within {limit_s:g} s")
 
     def _on_waiting(self, spare: _Replica) -> None:
-        """A spare worker is there."""
-        spare.is_waiting, self._spare_failures = True, 0
+        """A spare worker has loaded its libraries. It had to do so in the control group of the server, because its
+        priority counts only there."""
+        if spare.is_dying:
+            return
+        if spare.process is None:  # the thread that has started it is about to say so
+            self._loop.call_later(REAP_S, self._on_waiting, spare)
+            return
         self._clear_timer(spare)
-        self.on_spares()
-        self._start_spares_later(0.0)
+        spare.is_busy = True
+        preparing = self._loop.run_in_executor(self._spawner, self._actuator.prepare, spare.process.pid)
+        preparing.add_done_callback(partial(self._on_prepared, spare))
+
+    def _on_prepared(self, spare: _Replica, preparing: Future[None]) -> None:
+        """A spare worker can be taken, unless it has ended."""
+        spare.is_busy = False
+        error = preparing.exception()
+        if spare.is_dying:
+            self._reap(spare, checks=0)
+        elif error is not None:
+            self._give_up(spare, str(error))
+        else:
+            spare.is_waiting, self._spare_failures = True, 0
+            self.on_spares()
+            self._start_spares_later(0.0)
 
     def _lose_spare(self, spare: _Replica) -> None:
         """A spare worker has ended. If it was needed, another one is started; after 1 s at first, then later and later,
@@ -444,7 +463,7 @@ class LocalBackend(KnownStages):
             replica.link.close()
         if replica.told is not None and not replica.is_stopping:
             self._start_again(replica, replica.told)
-        if not replica.is_spawning:
+        if not replica.is_busy:
             self._reap(replica, checks=0)
 
     def _reap(self, replica: _Replica, checks: int) -> None:
