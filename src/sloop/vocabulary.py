@@ -266,6 +266,10 @@ class Node(Struct, frozen=True, omit_defaults=True):
     """Whether the core acquires and releases it as plans need it. Other nodes are there from the start."""
     rack: str = ""
     """Nodes of the same rack are at one switch; empty if that is unknown."""
+    acquire_s: float | None = None
+    """Seconds from its order until it can start replicas, of a user's own kind; None: what is known of its kind."""
+    power_w: tuple[float, float] | None = None
+    """What a node of a user's own kind draws, in watts: at rest, and with all cores and accelerators busy."""
 
 
 class NodeState(StrEnum):

@@ -67,18 +67,18 @@ def test_what_is_known_of_accelerators() -> None:
 
 
 def test_power_is_in_proportion_to_the_busy_time() -> None:
-    power = power_of("p3.2xlarge")
+    power = power_of(KINDS["p3.2xlarge"].node("n"))
     assert power is not None
     assert [power.watts(busy) for busy in (0, 0.5, 1, 2)] == [65, 195, 325, 325]
-    assert power_of("c5.2xlarge") is None
-    assert power_of("rack") is None
+    assert power_of(KINDS["c5.2xlarge"].node("n")) is None
+    assert power_of(Node("n", "rack", 4, 1)) is None
 
 
 def test_a_node_of_a_kind() -> None:
     device = Device("T4", "T4", 16 * GIB)
     assert KINDS["g4dn.xlarge"].node("n") == Node("n", "g4dn.xlarge", 4, 16 * GIB, (device,), 0.526)
     assert KINDS["p2.xlarge"].devices == (Device("K80", "K80", 12 * GIB, clients_max=16),)
-    assert acquire_s("c5.2xlarge") == acquire_s("rack") == 60
+    assert acquire_s(KINDS["c5.2xlarge"].node("n")) == acquire_s(Node("n", "rack", 4, 1)) == 60
 
 
 def test_this_machine() -> None:
@@ -171,6 +171,17 @@ def test_own_kinds_are_used_like_known_ones() -> None:
     assert second.name == "box-1"
 
 
+def test_own_kinds_say_how_long_they_take_and_what_they_draw() -> None:
+    own = BOX | {"acquire_s": 7, "idle_w": 40, "max_w": 240}
+    (node,) = with_kinds([own], {"hardware": "box", "count": 0, "most": 1})
+    assert acquire_s(node) == 7
+    power = power_of(node)
+    assert power is not None
+    assert (power.watts(0.5), power.origin) == (140, "declared")
+    (silent,) = with_kinds([BOX], {"hardware": "box"})
+    assert (acquire_s(silent), power_of(silent)) == (60, None)
+
+
 def test_own_kinds_in_a_file(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
@@ -199,6 +210,10 @@ def test_own_kinds_in_a_file(tmp_path: Path) -> None:
         ([{"name": "box"}], "cores"),
         ([BOX | {"devices": ["A9"]}], "unknown accelerator 'A9'"),
         ([BOX | {"price": 1}], "unknown key 'price'"),
+        ([BOX | {"idle_w": 5}], "idle_w: has no effect without `max_w`"),
+        ([BOX | {"max_w": 5}], "max_w: has no effect without `idle_w`"),
+        ([BOX | {"idle_w": 5, "max_w": 4}], "max_w: must be at least `idle_w`, 5, not 4"),
+        ([BOX | {"acquire_s": -1}], "acquire_s: must be a number"),
         ("nowhere.yaml", "no file of hardware kinds 'nowhere.yaml'"),
     ],
 )

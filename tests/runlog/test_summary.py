@@ -478,7 +478,8 @@ def test_seconds_and_kinds_of_hardware_add_up_over_applications() -> None:
 
 
 def test_energy_where_the_power_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sloop.runlog.summary.power_of", {"fast": Power(10, 110)}.get)
+    powers = {"fast": Power(10, 110)}
+    monkeypatch.setattr("sloop.runlog.summary.power_of", lambda node: powers.get(node.hardware))
     fast, slow = of_two().row(system="x", seed=1).nodes
     assert fast.busy == pytest.approx(0.05 * 2 / (2 * 4))  # 50 ms on 2 of the 4 cores, in 2 s
     assert slow.busy == pytest.approx((0.08 + 0.1) * 2 / (2 * 4))
@@ -506,6 +507,21 @@ def test_an_accelerator_is_busy_while_any_batch_runs_on_it() -> None:
     assert busy(rows).busy == 0.75, "counted one after the other"
     row = RunSummary([known({})], nodes=[node], start_ns=0).fold(rows).row(system="x", seed=None)
     assert "the power of g3s.xlarge, from which the energy is estimated" in row.assumed
+
+
+def test_the_power_of_a_users_kind_is_declared_and_not_assumed() -> None:
+    node = Node("n", "box", 4, 1 << 30, power_w=(30, 90))
+    spec = ReplicaSpec("classify", "small", Slot(2.0, "box"), "n")
+    rows: Rows = [
+        (0, StartReplica(ReplicaId(0), spec)),
+        arrived(1, 0, 0),
+        started(0, 1, 0, 1),
+        (s(1), Finished(BatchId(1), ReplicaId(0), 0)),
+        (s(2), WOKE),
+    ]
+    row = RunSummary([known({})], nodes=[node], start_ns=0).fold(rows).row(system="x", seed=None)
+    assert row.nodes[0].energy_wh == pytest.approx((30 + 60 * 0.25) * 2 / 3600)
+    assert not [line for line in row.assumed if "power" in line]
 
 
 def test_estimates_and_assumptions_name_the_kind_of_hardware() -> None:

@@ -235,3 +235,23 @@ def test_nodes_that_come_and_go_are_tried_where_the_rate_changes_much() -> None:
         assert 0 < each.usd_per_h <= sum(kind.nodes * prices[kind.hardware] for kind in each.nodes)
         assert each.usd_per_h == pytest.approx(sum(kind.usd_per_h for kind in each.nodes))
     assert not question(deployment(a=150), {"a": poisson(5.0)}).is_bursty
+
+
+def test_nodes_of_a_users_kind_take_as_long_as_it_says(tmp_path: Path) -> None:
+    """What is rented as needed comes after `acquire_s`; all else is equal."""
+
+    def most_served(acquire_s: float) -> float:
+        kinds = [{"name": "box", "cores": 8, "usd_per_h": 0.34, "acquire_s": acquire_s, "idle_w": 20, "max_w": 60}]
+        stages = [{"name": "only", "profiles": {"box": SLOW}}]
+        cluster = {"kinds": kinds, "nodes": [{"hardware": "box"}]}
+        made = load_deployment({"name": "a", "slo_ms": 200, "stages": stages, "cluster": cluster})
+        times = [index * s(1) // 2 for index in range(20)] + [s(10) + index * s(1) // 70 for index in range(2100)]
+        trace = trace_of(times, duration_ns=s(40), name="jump", provenance="assumed")
+        asked = question(made, {"a": trace})
+        search = AdviceSearch(asked, lambda: False, lambda done, known, now: None)
+        found = search.simulated(FleetChoice(0, Fleet((4,), as_needed=True)))
+        assert found.watts is not None
+        assert 20 < found.watts < 4 * 60
+        return found.attainment
+
+    assert most_served(1) > most_served(25) + 0.2

@@ -23,7 +23,7 @@ from msgspec import structs
 from sloop.app.application import Application
 from sloop.app.document import check_unique, existing_file, read_name, read_yaml
 from sloop.machine import processor, usable_cpus
-from sloop.options import Value, limited, read_options
+from sloop.options import OutOfRange, Value, limited, read_options
 from sloop.text import listed
 from sloop.vocabulary import Device, Node
 
@@ -52,7 +52,7 @@ class Power:
 
     idle_w: float
     max_w: float
-    origin: Literal["measured", "published", "assumed"] = "assumed"
+    origin: Literal["declared", "measured", "published", "assumed"] = "assumed"
 
     def watts(self, busy: float) -> float:
         """At this busy part of the time, 0 to 1."""
@@ -101,8 +101,12 @@ class HardwareKind:
     """None if it is unknown."""
 
     def node(self, name: str) -> Node:
-        """One node of this kind."""
-        return Node(name, self.name, self.cores, self.memory_bytes, self.devices, self.usd_per_h)
+        """One node of this kind. It carries what only the kind's user knows of it."""
+        made = Node(name, self.name, self.cores, self.memory_bytes, self.devices, self.usd_per_h)
+        if self.name in KINDS:
+            return made
+        power_w = (self.power.idle_w, self.power.max_w) if self.power is not None else None
+        return structs.replace(made, acquire_s=None if self.acquire_s == ACQUIRE_S else self.acquire_s, power_w=power_w)
 
 
 ACCELERATORS: dict[str, Device] = {
@@ -205,14 +209,18 @@ def accelerators_of(hardware: str) -> frozenset[str] | None:
     return frozenset(each.kind for each in KINDS[hardware].devices) if hardware in KINDS else None
 
 
-def power_of(hardware: str) -> Power | None:
-    """What a node of this kind draws; None if it is unknown."""
-    return KINDS[hardware].power if hardware in KINDS else None
+def power_of(node: Node) -> Power | None:
+    """What a node draws; None if it is unknown."""
+    if node.power_w is not None:
+        return Power(*node.power_w, origin="declared")
+    return KINDS[node.hardware].power if node.hardware in KINDS else None
 
 
-def acquire_s(hardware: str) -> float:
-    """Seconds until a node on demand of this kind can start replicas."""
-    return KINDS[hardware].acquire_s if hardware in KINDS else ACQUIRE_S
+def acquire_s(node: Node) -> float:
+    """Seconds until a node on demand can start replicas."""
+    if node.acquire_s is not None:
+        return node.acquire_s
+    return KINDS[node.hardware].acquire_s if node.hardware in KINDS else ACQUIRE_S
 
 
 def unpriced(nodes: Iterable[Node]) -> tuple[str, ...]:
@@ -298,8 +306,27 @@ class _DeclaredKind:
     """Unknown without it: every replica fits."""
     devices: tuple[Device, ...] = ()
     usd_per_h: float = limited(0.0, least=0, most=1e6)
+    acquire_s: float = limited(ACQUIRE_S, least=0, most=1e6)
+    """Seconds from the order of a node until it can start replicas."""
+    idle_w: float | None = limited(None, least=0, most=1e6)
+    """What a node draws at rest, in watts."""
+    max_w: float | None = limited(None, least=0, most=1e6)
+    """The same with all its cores and accelerators busy."""
     source: str = ""
     """Where the figures are from."""
+
+    def __post_init__(self) -> None:
+        """OutOfRange for power at work without that at rest, or the other way round, or below it."""
+        if (self.idle_w is None) != (self.max_w is None):
+            missing, given = ("idle_w", "max_w") if self.idle_w is None else ("max_w", "idle_w")
+            raise OutOfRange(given, f"has no effect without `{missing}`", f"give `{missing}` too, or leave both out")
+        if self.idle_w is not None and self.max_w is not None and self.max_w < self.idle_w:
+            raise OutOfRange("max_w", f"must be at least `idle_w`, {self.idle_w:g}, not {self.max_w:g}")
+
+    @property
+    def power(self) -> Power | None:
+        """None if it is unknown."""
+        return None if self.idle_w is None or self.max_w is None else Power(self.idle_w, self.max_w, "declared")
 
 
 def read_cluster(value: Value) -> tuple[Node, ...]:
@@ -342,7 +369,9 @@ def _own_kinds(value: Value) -> dict[str, HardwareKind]:
             each.mapping()["name"].fail(what, "choose another name; a group of nodes may replace its price and cores")
         memory_bytes = ANY_BYTES if own.memory_gib is None else round(own.memory_gib * GIB)
         source = own.source or each.where
-        found[own.name] = HardwareKind(own.name, own.cores, memory_bytes, own.devices, own.usd_per_h, source)
+        found[own.name] = HardwareKind(
+            own.name, own.cores, memory_bytes, own.devices, own.usd_per_h, source, own.acquire_s, own.power
+        )
     check_unique((each.mapping()["name"] for each in values), "hardware kind")
     return found
 
@@ -360,14 +389,15 @@ def _nodes(value: Value, kinds: Mapping[str, HardwareKind], *, taken: int) -> li
     if taken + total > NODES_MAX:
         value.fail(f"more than {NODES_MAX} nodes", "lower 'count' or 'most'")
     start = 0 if group.name else taken
+    one = kind.node("")
     return [
-        Node(
-            f"{group.name or kind.name}-{start + index}",
-            kind.name,
-            kind.cores if group.cores is None else group.cores,
-            kind.memory_bytes if group.memory_bytes is None else group.memory_bytes,
-            kind.devices if group.devices is None else group.devices,
-            kind.usd_per_h if group.usd_per_h is None else group.usd_per_h,
+        structs.replace(
+            one,
+            name=f"{group.name or kind.name}-{start + index}",
+            cores=kind.cores if group.cores is None else group.cores,
+            memory_bytes=kind.memory_bytes if group.memory_bytes is None else group.memory_bytes,
+            devices=kind.devices if group.devices is None else group.devices,
+            usd_per_h=kind.usd_per_h if group.usd_per_h is None else group.usd_per_h,
             on_demand=index >= group.count,
             rack="" if group.per_rack is None else f"rack-{(taken + index) // group.per_rack}",
         )

@@ -518,10 +518,17 @@ class RunSummary(Figures):
             if node.devices:
                 worked_s, capacity_s = device_s, row.held_s * len(node.devices)
             part = min(1.0, worked_s / capacity_s) if capacity_s else 0.0
-            power = power_of(row.hardware)
+            power = power_of(node)
             energy_wh = None if power is None else power.watts(part) * row.held_s / 3600
             found.append(structs.replace(row, busy=part, energy_wh=energy_wh))
         return tuple(found)
+
+    def _assumed_power(self) -> tuple[str, ...]:
+        """A line about the kinds of hardware whose power is assumed."""
+        nodes, held = self.deployment.nodes, {row.hardware for row in self.deployment.nodes.rows()}
+        powers = {node.hardware: power_of(node) for node in nodes.nodes.values() if node.hardware in held}
+        kinds = [kind for kind, power in powers.items() if power is not None and power.origin == "assumed"]
+        return (f"the power of {listed(kinds)}, from which the energy is estimated",) if kinds else ()
 
     def _busy_core_s(self) -> dict[str, tuple[float, float]]:
         """By kind of hardware, for how long finished batches have run: core-seconds, and seconds on accelerators."""
@@ -566,16 +573,9 @@ class RunSummary(Figures):
                 if len(records) > 1
                 for record in records
             ),
-            assumed=tuple(dict.fromkeys((*self.assumed(), *_assumed_power(rows), *assumed))),
+            assumed=tuple(dict.fromkeys((*self.assumed(), *self._assumed_power(), *assumed))),
             **figures,
         )
-
-
-def _assumed_power(rows: Iterable[NodeRow]) -> tuple[str, ...]:
-    """A line about the kinds of hardware whose power is assumed."""
-    powers = {row.hardware: power_of(row.hardware) for row in rows}
-    kinds = [kind for kind, power in powers.items() if power is not None and power.origin == "assumed"]
-    return (f"the power of {listed(kinds)}, from which the energy is estimated",) if kinds else ()
 
 
 def _accuracy(run: RunState) -> float | None:

@@ -244,13 +244,13 @@ class World:
             seed = self._seed(name) if version == "1" else seed_of(self._seed(name), f"version/{version}")
             stages |= self._truths(each.application, seed)
         declared_s = truth.nodes.acquire_s
-        kinds = {node.hardware for node in nodes if node.on_demand}
+        kinds = {node.hardware: acquire_s(node) for node in nodes if node.on_demand}
         warm = truth.cold_start.warm
         return ClusterTruths(
             stages=stages,
             acquisition=AcquisitionSampler(
                 self.seed,
-                {kind: acquire_s(kind) if declared_s is None else declared_s for kind in kinds},
+                {kind: own_s if declared_s is None else declared_s for kind, own_s in kinds.items()},
                 jitter=truth.nodes.jitter,
                 warm=warm,
             ),
