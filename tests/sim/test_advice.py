@@ -245,7 +245,7 @@ def test_nodes_of_a_users_kind_take_as_long_as_it_says(tmp_path: Path) -> None:
         stages = [{"name": "only", "profiles": {"box": SLOW}}]
         cluster = {"kinds": kinds, "nodes": [{"hardware": "box"}]}
         made = load_deployment({"name": "a", "slo_ms": 200, "stages": stages, "cluster": cluster})
-        times = [index * s(1) // 2 for index in range(20)] + [s(10) + index * s(1) // 70 for index in range(2100)]
+        times = [index * s(1) // 2 for index in range(20)] + [s(10) + index * s(1) // 150 for index in range(4500)]
         trace = trace_of(times, duration_ns=s(40), name="jump", provenance="assumed")
         asked = question(made, {"a": trace})
         search = AdviceSearch(asked, lambda: False, lambda done, known, now: None)

@@ -401,7 +401,7 @@ def advise(
         simulated=len(choices),
         pruned=totals.pruned,
         unfinished=totals.unfinished,
-        notes=(*question.notes, *_notes(question), *_shared(plan)),
+        notes=(*question.notes, *_notes(question)),
         assumed=totals.assumed[candidates[best]],
     )
 
@@ -434,16 +434,6 @@ def _steps(down: Sequence[AdvisedChoice]) -> list[StepDown]:
             )
         )
     return found
-
-
-def _shared(plan: PlanReport) -> list[str]:
-    """A note if replicas share a device."""
-    places = [(each.node, each.device) for each in plan.placements if each.device]
-    if len(set(places)) == len(places):
-        return []
-    return [
-        "replicas that share a device do not slow each other down in the simulator yet: its figures flatter sharing"
-    ]
 
 
 def _notes(question: Question) -> list[str]:
