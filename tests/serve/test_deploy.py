@@ -1,7 +1,9 @@
 """`sloop deploy` with a running server: versions come and go, what serves goes on serving, and every log replays."""
 
+import asyncio
 import json
 import os
+import signal
 import socket
 import stat
 import threading
@@ -21,6 +23,7 @@ from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
 from sloop.serve import control
+from sloop.serve.backends import local
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import (
     Comparison,
@@ -80,9 +83,11 @@ def thread() -> Iterator[LoopThread]:
 
 
 @contextmanager
-def serving(thread: LoopThread, folder: Path, *described: dict[str, object]) -> Iterator[Running]:
+def serving(
+    thread: LoopThread, folder: Path, *described: dict[str, object], spare_workers: int = 0
+) -> Iterator[Running]:
     """A running server whose log replays when it has stopped."""
-    running = Running(thread, folder, *described)
+    running = Running(thread, folder, *described, settings={"spare_workers": spare_workers})
     try:
         running.wait_until_ready()
         yield running
@@ -161,6 +166,38 @@ def test_a_model_is_replaced_and_no_request_is_lost(thread: LoopThread, tmp_path
         assert isinstance(backend, LocalBackend)
         stages = {stage for stage, _ in backend._servables}
         assert stages == {"demo@3/s0"}, "the models of retired versions are forgotten"
+
+
+def test_a_version_that_is_deployed_under_load_takes_workers_that_wait(
+    thread: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the first of them was killed before."""
+    monkeypatch.setattr(local, "SPARES_AFTER_S", 0.1)
+    monkeypatch.setattr(local, "HUMBLE_S_MAX", 2.0)
+    models = [python_model(tmp_path / f"m{number}.py", factor=number) for number in (1, 2)]
+    with serving(thread, tmp_path / "state", named("demo", models[0]), spare_workers=1) as running:
+        backend = running.server.backend
+        assert isinstance(backend, LocalBackend)
+
+        async def waiting(without: int = 0) -> int:
+            async with asyncio.timeout(60):
+                while without in backend.spares() or not backend.spares():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            return backend.spares()[0]
+
+        async def serving_pids() -> set[int | None]:
+            return {backend.pid(replica) for replica in backend._replicas}
+
+        killed = thread.call(waiting())
+        os.kill(killed, signal.SIGKILL)
+        with asking(running, "demo") as statuses:
+            ahead = thread.call(waiting(without=killed))
+            order(running, Deploy(file_of(tmp_path, named("demo", models[1]))))
+            assert ahead in thread.call(serving_pids())
+            assert factor_of(running, "demo") == ("2", 2.0)
+            another = thread.call(waiting(without=ahead))
+        assert statuses.keys() == {200}
+    assert not {str(ahead), str(another)} & set(os.listdir("/proc"))
 
 
 def test_a_canary_gets_its_share_and_is_promoted(thread: LoopThread, tmp_path: Path) -> None:

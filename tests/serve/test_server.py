@@ -522,6 +522,45 @@ def test_sigterm_finishes_what_is_here_and_leaves_with_all_workers(tmp_path: Pat
     assert not [line for line in found.splitlines() if "sloop.serve.worker" in line and f" {process.pid} " in line]
 
 
+def test_a_server_that_is_killed_leaves_no_worker_behind(tmp_path: Path, mlp: Path) -> None:
+    """Neither one that serves nor one that waits for a model."""
+    script = SCRIPT.replace("drain_s=10", "drain_s=10, spare_workers=1")
+    command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        wait_until_ready(port)
+        until_s = time.monotonic() + 60
+        while 'sloop_spare_workers{node="local"} 1.0' not in metrics_at(port):
+            assert time.monotonic() < until_s, "no worker waits"
+            time.sleep(0.05)
+        found = subprocess.run(["ps", "-eo", "ppid,pid,args"], capture_output=True, text=True, check=True).stdout
+        children = [line.split()[1] for line in found.splitlines() if line.split()[0] == str(process.pid)]
+        workers = [pid for pid in children if "sloop.serve.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+        assert len(workers) == 2
+        process.kill()
+        process.wait(10)
+        until_s = time.monotonic() + 20
+        while any(map(is_running, workers)) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert not any(map(is_running, workers))
+
+
+def metrics_at(port: int) -> str:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+
+
+def is_running(pid: str) -> bool:
+    """Whether a process is there, and more than a name that its new parent has not taken."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
 def test_clients_that_send_half_a_request_do_not_delay_the_end(tmp_path: Path, mlp: Path) -> None:
     script = SCRIPT.replace("print(server.http_port", "print(server.http_port, server.grpc_port")
     command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
