@@ -1,3 +1,5 @@
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.profile import Profile, Quadratic
@@ -7,6 +9,7 @@ from sloop.sim.truth.cold_start import (
     AcquisitionSampler,
     ColdStartSampler,
     ResizeSampler,
+    SpareWorkers,
 )
 from sloop.units import ms, s
 from sloop.vocabulary import ReplicaSpec, Slot
@@ -61,6 +64,31 @@ def test_the_steps_of_a_start_are_in_proportion_to_the_parts_in_the_profile() ->
     assert start.steps(other, s(4)) == [("loading", s(4))]
     nothing = ColdStartSampler(1, {("only", "a", "slow"): structs.replace(parts, startup=Startup(0.0, 0.0, 0.0))})
     assert nothing.steps(A, s(4)) == [("loading", s(4))]
+
+
+def test_the_process_is_the_part_of_a_start_that_the_profile_says() -> None:
+    parts = structs.replace(profile(4.0), startup=Startup(1.0, 2.0, 1.0))
+    start = ColdStartSampler(1, {("only", "a", "slow"): parts})
+    assert [start.process_ns(A, s(seconds)) for seconds in (0, 4, 8)] == [0, s(1), s(2)]
+    assert start.process_ns(ReplicaSpec("only", "b", Slot(1.0, "slow")), s(4)) == 0, "nobody knows"
+
+
+@given(
+    count=st.integers(0, 3),
+    spare_s=st.integers(0, 5),
+    steps=st.lists(st.tuples(st.integers(0, 4), st.sampled_from("xy"))),
+)
+def test_a_worker_is_taken_if_one_of_its_node_is_there(count: int, spare_s: int, steps: list[tuple[int, str]]) -> None:
+    """Compared with a list of the times at which each is there."""
+    spares, now_s = SpareWorkers(count, spare_s), 0
+    ready_s = {node: [0] * count for node in "xy"}
+    for after_s, node in steps:
+        now_s += after_s
+        there = [at_s for at_s in ready_s[node] if at_s <= now_s]
+        assert spares.take(s(now_s), node) == bool(there)
+        if there:
+            ready_s[node].remove(there[0])
+            ready_s[node].append(now_s + spare_s)
 
 
 def test_a_node_takes_as_long_as_its_kind() -> None:
