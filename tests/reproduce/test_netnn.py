@@ -27,7 +27,7 @@ from sloop.reproduce.netnn.offline import (
     recirculating,
     small_model,
 )
-from sloop.reproduce.rows import Row
+from sloop.reproduce.rows import Row, difference
 
 
 def verdicts(rows: Sequence[Row]) -> dict[str, str]:
@@ -196,13 +196,13 @@ def test_votes_that_do_not_help_are_off(points: tuple[float, ...], metric: str) 
 
 def test_an_order_needs_more_than_chance() -> None:
     """Seeds that scatter show no strict order, and contradict no weak one."""
-    apart = netnn.difference([60, 50, 61], [55, 58, 57])
+    apart = difference([60, 50, 61], [55, 58, 57])
     assert apart.mean == pytest.approx(1 / 3)
     assert apart.half == pytest.approx(4.30 * 7.234 / 3**0.5, rel=1e-3)
     assert not apart.is_above
     assert apart.is_at_least(0)
-    assert not netnn.difference([50, 51, 52], [60, 61, 62.5]).is_at_least(0)
-    assert netnn.difference([50], [40]).is_above
+    assert not difference([50, 51, 52], [60, 61, 62.5]).is_at_least(0)
+    assert difference([50], [40]).is_above
 
 
 def test_a_tie_that_logits_decide_is_right_more_often_than_a_majority_of_one_more() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError
+from sloop.reproduce.colocation.scene import AO, LANGUAGE_MIX, MIXED, VISION, WAO, WSM, models_of, named, options_of
 from sloop.solvers import highs
 from sloop.solvers.colocation import (
     WHOLE,
@@ -24,7 +25,6 @@ from sloop.solvers.colocation import (
     relabelled,
     round_robin_shares,
 )
-from tests.solvers.colocation_scene import AO, LANGUAGE_MIX, MIXED, VISION, WAO, WSM, models_of, named, options_of
 
 # A1 and A3: estimates
 

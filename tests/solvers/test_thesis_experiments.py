@@ -10,27 +10,23 @@ from statistics import fmean
 
 import pytest
 
-from sloop.profile.v100 import V100_ROWS
+from sloop.reproduce.colocation.router import achieved_rps, goodput_rps, run_model
+from sloop.reproduce.colocation.scene import AO, MIXED, USHER_GROUPS, VISION, WAO, WSM, models_of, placed_models
 from sloop.solvers import usher
 from sloop.solvers.colocation import Content, most_goodput
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, place
-from tests.solvers.colocation_scene import AO, MIXED, VISION, WAO, WSM, models_of, placed_models
-from tests.solvers.thesis_router import achieved_rps, goodput_rps, run_model
 
 SEEDS = (1, 2)
-SM_USE = {(name, row.batch): row.sm_use for name, rows in V100_ROWS.items() for row in rows}
 E1 = placed_models(VISION, 433.34, 200)
 """At the rates that the thesis's clients achieve."""
 E2 = placed_models(MIXED, 276, 300)
-GROUPS = {AO: [[1, 2, 4], [0, 3]], WAO: [[0, 3, 4], [1, 2]]}
-"""Usher's groups of E1, by metric, as pinned by the specification."""
 
 
 @cache
 def usher_e1(metric: str, gpus: int) -> float:
     models = models_of(VISION, 500, 200, metric)
-    contents = usher.plan(models, gpus, groups=GROUPS[metric]).contents
-    return goodput_rps(E1, contents, slower=1.0, seeds=SEEDS, requests=4000, sm_use=SM_USE)
+    contents = usher.plan(models, gpus, groups=USHER_GROUPS[metric, VISION]).contents
+    return goodput_rps(E1, contents, slower=1.0, seeds=SEEDS, requests=4000, is_limited=True)
 
 
 @cache
@@ -86,7 +82,7 @@ def test_language_models_need_enough_replicas_with_small_batches() -> None:
     assert wsm[7] > 1.1 * wsm[6]
     models = models_of(MIXED, 300, 300, AO)
     five = usher.plan(models, 5, groups=[[0, 1, 2, 3]]).contents
-    assert goodput_rps(E2, five, slower=1.0, seeds=SEEDS, requests=2400, sm_use=SM_USE) > wsm[5]
+    assert goodput_rps(E2, five, slower=1.0, seeds=SEEDS, requests=2400, is_limited=True) > wsm[5]
 
 
 def e3(total_rps: float, slo_ms: float, metric: str = "", slower: float = 1.0) -> float:

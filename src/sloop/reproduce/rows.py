@@ -18,6 +18,7 @@ Fewer runs, such as those of `--quick`, or runs that scatter more can only be `s
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final, Literal, get_args
 
@@ -45,6 +46,8 @@ MEANINGS: Final = (
 )
 RUNS_MIN: Final = 3
 """Runs needed to estimate the standard error of a mean."""
+STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""0.975 quantiles of Student's t with 1, 2, … degrees of freedom."""
 
 
 class Tolerance(Struct, frozen=True):
@@ -171,6 +174,38 @@ def bounded(
     whose = "published bound" if claim.paper is not None else "our bound"
     note = f"{whose}: {_limits(at_least, at_most)}" + ("" if enough else f"; {_uncertainty(runs, 0.0)}")
     return _row(claim, samples, verdict, note)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """By how much one result is above another, paired by seed: the same load, or the same data, for both."""
+
+    mean: float
+    half: float | None
+    """Half the width of its 95 % interval; None of one seed."""
+    unit: str = "points"
+
+    @property
+    def is_above(self) -> bool:
+        """Whether it is more than 0, even at the lower end of the interval."""
+        return self.mean - (self.half or 0.0) > 0
+
+    def is_at_least(self, least: float) -> bool:
+        """Whether it is `least` or more, or no less than that as far as the interval can tell."""
+        return self.mean + (self.half or 0.0) >= least
+
+    def __str__(self) -> str:
+        if self.half is None:
+            return f"{self.mean:+.1f} {self.unit}"
+        low, high = self.mean - self.half, self.mean + self.half
+        return f"{self.mean:+.1f} {self.unit}, 95 % interval {low:.1f} to {high:.1f}"
+
+
+def difference(one: Sequence[float], other: Sequence[float], unit: str = "points") -> PairedDifference:
+    """Of results in `unit`, one of each seed, at most ten."""
+    pairs = [a - b for a, b in zip(one, other, strict=True)]
+    half = STUDENT[len(pairs) - 2] * _standard_error(pairs) if len(pairs) > 1 else None
+    return PairedDifference(fmean(pairs), half, unit)
 
 
 def similar(figure: float, samples: Sequence[float]) -> bool:

@@ -5,11 +5,9 @@ Source: Razavi, Resource Efficient Inference Serving with SLO Guarantee (dissert
 public: accuracies are of synthetic traffic, and only their orders say anything.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Final
 
 from sloop.innet.accuracy import (
@@ -40,7 +38,7 @@ from sloop.reproduce.netnn.offline import (
     runtime_rows,
     time_rows,
 )
-from sloop.reproduce.rows import Claim, Row, directed
+from sloop.reproduce.rows import Claim, Row, difference, directed
 from sloop.text import counted
 
 SOURCE: Final = "Razavi, dissertation, TU Darmstadt 2024, chapters P5 and P6 (Distributed Serving, NetNN)"
@@ -71,8 +69,6 @@ TIE_LOSS: Final = 1.17
 decided by their sum, and the seventh vote replaces that by a majority."""
 ROUNDING_LOSS: Final = 3.0
 """Points in % that integers may lose; published: 99 and 97."""
-STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""0.975 quantiles of Student's t with 1, 2, … degrees of freedom."""
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
@@ -110,37 +106,6 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         "published accuracies",
     )
     return Reproduction("netnn", SOURCE, tuple(rows), figures, assumed)
-
-
-@dataclass(frozen=True)
-class AccuracyDifference:
-    """By how many points one model is above another, paired by seed: the same flows in training and test."""
-
-    mean: float
-    half: float | None
-    """Half the width of its 95 % interval; None of one seed."""
-
-    @property
-    def is_above(self) -> bool:
-        """Whether it is more than 0, even at the lower end of the interval."""
-        return self.mean - (self.half or 0.0) > 0
-
-    def is_at_least(self, least: float) -> bool:
-        """Whether it is `least` or more, or no less than that as far as the interval can tell."""
-        return self.mean + (self.half or 0.0) >= least
-
-    def __str__(self) -> str:
-        if self.half is None:
-            return f"{self.mean:+.1f} points"
-        return f"{self.mean:+.1f} points, 95 % interval {self.mean - self.half:.1f} to {self.mean + self.half:.1f}"
-
-
-def difference(one: Sequence[float], other: Sequence[float]) -> AccuracyDifference:
-    """Of accuracies in %, one of each seed."""
-    pairs = [a - b for a, b in zip(one, other, strict=True)]
-    if len(pairs) < 2:
-        return AccuracyDifference(pairs[0], None)
-    return AccuracyDifference(fmean(pairs), STUDENT[len(pairs) - 2] * stdev(pairs) / math.sqrt(len(pairs)))
 
 
 def accuracy_rows(found: AccuracyComparison) -> list[Row]:
