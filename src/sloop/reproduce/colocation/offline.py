@@ -1,6 +1,6 @@
 """The colocation thesis without simulated requests: plans and their estimates, groups, iGniter, kernels, batches.
 
-Experiments carry the numbers of the specification's checks: A1 to A8 of the planners, B1 to B3 of the router, C6 of an
+Experiments carry the numbers of the specification's checks: A1 to A8 of the planners, B1 and B2 of the router, C6 of an
 overloaded replica. Source: Elvinger (ETH Zurich, MSc thesis 505, 2024). The thesis prints few estimates; the others are
 derived, by two independent programs over its Table A.1.
 """
@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Final
 
 from sloop.profile.gpu import GPU_LIMITS, KernelLaunch, igniter_predictions
-from sloop.profile.v100 import IGNITER_V100, IGNITER_V100_MODELS, LANGUAGE_BYTES, VISION_BYTES
+from sloop.profile.v100 import IGNITER_V100, IGNITER_V100_MODELS
 from sloop.reproduce.colocation.router import SERVING, achieved_rps, run_model
 from sloop.reproduce.colocation.scene import (
     AO,
@@ -548,7 +548,7 @@ def relaxation_rows(*, quick: bool) -> list[Row]:
 
 
 def router_rows() -> list[Row]:
-    """B1 to B3: shares of batches that go round, sizes of batches, the network; and the clients' rates."""
+    """B1 and B2: shares of batches that go round, and sizes of batches; the clients' rates, and the law of shares."""
     (model,) = placed_models(["efficientnet_b7"], 433.34, 200)
     run = run_model(model, [9, 5, 5, 5], 0, requests=24_000)
     rows = [
@@ -570,19 +570,8 @@ def router_rows() -> list[Row]:
             sizes = [run_model(model, [64], seed, requests=100_000, timer=timer).batch_mean for seed in range(3)]
             claim = Claim("B2 batches", f"{what}, simulated", "", "simulated", None, figure)
             rows.append(compare(claim, sizes, within=0.01 * figure))
-    fitted = "the law of transfers is fitted to this value; its coefficients are not printed"
     return [
         *rows,
-        compare(
-            Claim("B3 network", "16 images of 602,112 bytes", "ms", "simulated", 8.7, note=fitted, computed=True),
-            [SERVING.transfer_ms(16 * VISION_BYTES)],
-            within=0.05 * 8.7,
-        ),
-        compare(
-            Claim("B3 network", "a language request", "ms", "simulated", 0.322, note="ping", computed=True),
-            [SERVING.transfer_ms(LANGUAGE_BYTES)],
-            within=0.0322,
-        ),
         *_client_rows(),
         *_law_rows(),
     ]
@@ -643,7 +632,7 @@ OFFLINE: Final[Mapping[str, Callable[[bool], list[Row]]]] = {
     "groups and pairs": lambda _quick: [*group_rows(), *pair_rows()],
     "iGniter and kernels": lambda _quick: [*igniter_rows(), *kernel_rows()],
     "the program beside Usher": lambda quick: relaxation_rows(quick=quick),
-    "router and network": lambda _quick: router_rows(),
+    "router": lambda _quick: router_rows(),
     "overload": lambda quick: overload_rows(quick=quick),
 }
 """The parts of this module by name: each can be computed apart from the others."""
