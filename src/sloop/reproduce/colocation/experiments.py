@@ -290,8 +290,8 @@ def _queue_row(*, quick: bool) -> Row:
         runs = range(1 if quick else 10)
         waits.append([run_model(model, [16], seed, requests=cell.requests[0]).wait_p95_ms for seed in runs])
     claim = _bound("C4 E3", "densenet121 b16, p95 wait at 800 over 600 requests/s, κ 1", least=5.0)
-    ratios = _over(waits[1], waits[0])
-    return bounded(claim, ratios, at_least=5.0, shape=fmean(ratios) >= 5.0)
+    ratio = fmean(waits[1]) / fmean(waits[0])  # of means, because some runs at 600 have no queue at all
+    return bounded(claim, [ratio], at_least=5.0, runs=len(waits[0]))
 
 
 def _ao_rows(found: Placements) -> list[Row]:
