@@ -235,13 +235,14 @@ def ours_figure(found: Placements) -> Figure:
         )
         for slower in SLOWER
     )
+    firsts = {next(iter(found.cells(experiment))): experiment for experiment in ("E1", "E2")}
+    firsts |= {e3(TOTALS[0], slo_ms): f"E3, {slo_ms:g} ms" for slo_ms in SLOS_MS}
+    ticks = tuple(firsts.get(cell, "") for cell in MAIN)
     least = [min(zip(own.y, map(str, MAIN), strict=True)) for own in series]
     return Figure(
         name="ours",
         title="Our placement over the best baseline of each cell",
-        x_label="cells of E1, E2 and E3",
-        panels=(
-            Panel(y_label="goodput, ×", series=series, marks=(Mark("equal", "y", 1.0),), ticks=tuple(map(str, MAIN))),
-        ),
+        x_label="cells by number of GPUs (E1, E2) and by rate (E3)",
+        panels=(Panel(y_label="goodput, ×", series=series, marks=(Mark("equal", "y", 1.0),), ticks=ticks),),
         alt="; ".join(f"{own.name}: least {low:.2f} at {cell}" for own, (low, cell) in zip(series, least, strict=True)),
     )
