@@ -108,9 +108,8 @@ def test_trials_and_their_models() -> None:
 
 def test_a_world_has_one_node_of_each_kind_on_demand() -> None:
     world = world_of(PaldiaTrial(model="BERT", scheme="molecule-cost"))
-    assert [node.hardware for node in world.deployment.cluster] == list(offline.EC2[3:])[
-        -len(world.deployment.cluster) :
-    ]
+    kinds = [node.hardware for node in world.deployment.cluster]
+    assert kinds == ["c6i.4xlarge", "g3s.xlarge", "p2.xlarge", "p3.2xlarge"], "the other CPUs are too slow for BERT"
     assert all(node.on_demand and node.usd_per_h for node in world.deployment.cluster)
 
 
