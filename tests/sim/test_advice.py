@@ -165,6 +165,26 @@ def test_a_system_that_cannot_plan_is_left_out_and_none_at_all_is_an_error() -> 
         advise(question(made, traces, "molecule-cost"))
 
 
+def test_a_model_that_fits_on_no_node_is_named() -> None:
+    huge = FAST | {"device_memory_bytes": 99 << 30}
+    stages = [{"name": "only", "profiles": {"g4dn.xlarge": huge}}]
+    made = load_deployment({"name": "a", "slo_ms": 150, "stages": stages, "cluster": BOTH})
+    with pytest.raises(
+        InputError, match=r"no system can serve these applications: mixed: no node has room for .* only"
+    ):
+        advise(question(made, {"a": poisson(20.0)}))
+
+
+def test_one_more_node_is_tried_under_every_system() -> None:
+    """Batches of one, which take a third of the deadline: `static` with one replica can do nothing with more nodes."""
+    made = deployment(a=150)
+    asked = question(made, {"a": poisson(90.0)}, "static", "mixed", prices={"g4dn.xlarge": 9.0})
+    report = advise(asked)
+    assert report.recommended is not None
+    assert report.recommended.system == "mixed"
+    assert sum(each.nodes for each in report.recommended.nodes) > 1
+
+
 # Requests
 
 

@@ -228,6 +228,9 @@ class AdviceSearch:
             self._progress(system * len(sets) + done, len(sets) * len(fleets.systems), f"plans of {label}")
             try:
                 needed = fleets.needed(system, kinds, 1.0)
+                if not any(needed.counts):
+                    errors.append("; ".join(filter(None, (needed.why, needed.shortfall))))
+                    continue
                 self._wait_for(FleetChoice(system, Fleet(needed.counts)))
                 self._need(label, Fleet(needed.counts), feasible=needed.feasible)
                 if self._question.is_bursty:
@@ -242,8 +245,6 @@ class AdviceSearch:
 
     def _need(self, system: str, fleet: Fleet, *, feasible: bool) -> None:
         """Keep what the system plans for the mean rates."""
-        if not any(fleet.counts):
-            return
         price = self._fleets.price_usd_per_h(fleet)
         self.totals.needs[FleetNeed(system, self._fleets.fleet_kinds(fleet), price, feasible)] = None
 
@@ -259,8 +260,8 @@ class AdviceSearch:
 
     def _try(self, candidate: FleetChoice) -> None:
         """Simulate a choice, unless it cannot be on the frontier, and let its neighbours wait: one node fewer unless it
-        serves too little already, and one more if it serves better than all that is as cheap."""
-        before, fleet = self._points, candidate.fleet
+        serves too little already, and one more if it serves better than all that is as cheap under its system."""
+        before, fleet = self._points(candidate.system), candidate.fleet
         try:
             choice = self._unbeaten(candidate)
         except InputError as error:
@@ -283,7 +284,7 @@ class AdviceSearch:
 
     def _unbeaten(self, candidate: FleetChoice) -> AdvisedChoice | None:
         """The choice, simulated; None if its price, or the most that its plan can serve, shows that it is beaten."""
-        fleet, points = candidate.fleet, self._points
+        fleet, points = candidate.fleet, self._points()
         price = 0.0 if fleet.as_needed else self._fleets.price_usd_per_h(fleet)
         if cannot_be_better(points, price, ENOUGH):
             return None
@@ -292,9 +293,13 @@ class AdviceSearch:
             return None
         return self.simulated(candidate, planned.why)
 
-    @property
-    def _points(self) -> list[PricedWorth]:
-        return [(each.usd_per_h, each.attainment_least) for each in self.found.values()]
+    def _points(self, system: int | None = None) -> list[PricedWorth]:
+        """Price and worth of all choices so far, or of those under one system."""
+        return [
+            (each.usd_per_h, each.attainment_least)
+            for candidate, each in self.found.items()
+            if system in (None, candidate.system)
+        ]
 
     def simulated(self, candidate: FleetChoice, why: str = "") -> AdvisedChoice:
         """What becomes of the requests under a choice, for which the system says `why`."""

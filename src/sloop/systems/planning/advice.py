@@ -356,6 +356,8 @@ class FleetPlan:
     """The part of the requests of the application that is served worst that its replicas can serve at most, up to 1."""
     why: str
     """The reason that the system gives."""
+    shortfall: str = ""
+    """The first reason why it is not feasible."""
 
 
 @dataclass(frozen=True)
@@ -456,7 +458,13 @@ class FleetQuestion:
             prediction = PlanPrediction(setup, plans[key], rates[key])
             found += shortfalls_of(setup, prediction, placement.rooms[key])
             parts += _parts(prediction)
-        return FleetPlan(tuple(used.count(node.hardware) for node in self.kinds), not found, min(1.0, *parts), why)
+        return FleetPlan(
+            tuple(used.count(node.hardware) for node in self.kinds),
+            not found,
+            min(1.0, *parts),
+            why,
+            found[0].why if found else "",
+        )
 
     def needed(self, system: int, kinds: Sequence[int], times: float) -> FleetPlan:
         """The nodes of these kinds that the system rents for `times` the mean rates: with at most 4 of each kind, or
