@@ -1,4 +1,4 @@
-"""PALDIA reproduced as far as its schemes stand: its split and choice of hardware, and both Molecules on its traces.
+"""PALDIA reproduced as far as its schemes stand: its split and choice of hardware, and its baselines on its traces.
 
 Source: Bhasi et al., PALDIA (IPDPS 2024). It prints no latency, bandwidth or law of interference: all profiles are
 calibrated to its results, so rows about them are fitted, and most figures are derived by the specification.
@@ -32,7 +32,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         "traces: made up from what is said of them; all requests of a second arrive together",
         "acquisition 1 s with workers, headroom 0.5 and 0.75, a switch at the fourth mismatch, noise 3 %: not printed",
         "Wikipedia and Twitter: with values fitted to these two figures",
-        "only the schemes that are systems are simulated: Molecule, minding cost and performance",
+        "only baselines are simulated, not PALDIA: no system decides yet how many batches of a queue run together now",
     )
     figures = (split_figure(), trace_figure(), compliance_figure(found, quick=quick), latency_figure(found))
     return Reproduction("paldia", SOURCE, tuple(rows), figures, assumed)
