@@ -1,6 +1,7 @@
-"""What it costs that workers are on another machine, and whether requests meet their deadlines there as well.
+"""What it costs that workers are on another machine, whether requests meet their deadlines there as well, and how long
+models take to get there.
 
-    python -m benchmarks.machines [--rounds 3] [--mbit-s 200] [--parts cost attainment]
+    python -m benchmarks.machines [--rounds 3] [--mbit-s 200] [--parts cost attainment transfers]
 
 Hosts are built out of network namespaces on this machine (`tests/hosts.py`; needs root), and share its cores.
 
@@ -13,10 +14,19 @@ in turn, and simulated. The rate is one at which the simulator foresees that 85 
 a model that is large enough for the machine to have cores left, with small inputs. The speed of the machine varies, so
 one pass of the profile is measured before each pair of runs, and all passes together are simulated. What the model
 takes is also simulated as the local runs recorded it, which leaves only the errors of the simulator itself.
+
+**Transfers.** Six hosts with links of 400 Mbit/s: the deciding process's side of agents (`AgentBackend`) with a store,
+and an agent on each other host, with a cache in memory. A model of 50 MiB comes from one agent to four others: along a
+chain; in four transfers of their own, which share the link of the source; and along a chain whose second receiver is
+killed halfway. Times run from the order to the last report, and the three take turns. The ideal time is that of the
+model's bytes on one link, without the 4 to 5 % that headers of packets take.
 """
 
 import asyncio
+import hashlib
 import json
+import os
+import random
 import subprocess
 import sys
 import time
@@ -29,18 +39,26 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 import numpy as np
+import uvloop
 import yaml
 from msgspec import Struct, structs
 
 from benchmarks.models import small
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from benchmarks.peers.models import mlp, pool
+from sloop.actions import Evict, Transfer
 from sloop.demo.live import count_run
 from sloop.demo.run import dump_yaml
+from sloop.events import Event, NodeLost, NodeReady, TransferFailed, Transferred
 from sloop.profile.passes import in_service_samples
 from sloop.profile.profile import Pass, load_profile, path_beside, save_profile
 from sloop.runlog.summary import RunRow
-from tests.hosts import Host, Hosts, RayCluster
+from sloop.serve.backends.agents import AgentBackend, JoiningNodes
+from sloop.serve.protocols import Servable
+from sloop.shared_memory import Arenas
+from sloop.tensor import Signature
+from sloop.vocabulary import STORE, ModelWeights, Node, TransferId, WeightLevel
+from tests.hosts import Host, Hosts, Process, RayCluster
 
 PLACES: Final = ("local", "agent beside", "agent on the other host")
 TOKEN: Final = "0123456789abcdef0123456789abcdef"
@@ -58,6 +76,14 @@ DEADLINES: Final = 1.8
 """The deadline is so many times a batch of one on these cores. Nearer to saturation, with a longer deadline, 3 % of the
 machine's speed change attainment by more than 2 points."""
 PASS: Final = ("--cores", CORES, "--batches", "1,2,4", "--seconds", 1)
+MODEL_BYTES: Final = 50 << 20
+LINK_BITS_S: Final = 400e6
+IDEAL_S: Final = 8 * MODEL_BYTES / LINK_BITS_S
+STORE_PORT: Final = 8081
+RECEIVERS: Final = ("node-2", "node-3", "node-4", "node-5")
+SOURCE: Final = "node-1"
+KILLED: Final = 3
+"""The host of the receiver that is killed, the second of the chain."""
 LONG: Final = 5
 """The rate is found by simulating so many times the length of a run."""
 
@@ -323,7 +349,183 @@ def _row(kind: str, runs: Sequence[tuple[float, float | None]]) -> tuple[object,
     return kind, median(values), min(values), max(values), median(p99 or 0.0 for _, p99 in runs)
 
 
+# Transfers
+
+
+class Reports:
+    """What agents report of transfers (`BackendListener`), and which nodes are there."""
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+        self.open: set[tuple[int, str]] = set()
+        """Transfers under way, with their receivers."""
+        self.failed: list[str] = []
+        self.changed = asyncio.Event()
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, NodeReady):
+            self.nodes.add(event.node.name)
+        elif isinstance(event, NodeLost):
+            self.nodes.discard(event.node)
+            self.open = {each for each in self.open if each[1] != event.node}
+        elif isinstance(event, Transferred | TransferFailed):
+            self.open.discard((event.transfer, event.node))
+            if isinstance(event, TransferFailed):
+                self.failed.append(f"{event.node}: {event.error}")
+        self.changed.set()
+
+    def on_finished(self, *_: object) -> None:
+        raise AssertionError("nothing runs")
+
+    on_failed = on_finished
+
+    async def until_over(self) -> None:
+        """Wait for the end of all transfers."""
+        while self.open:
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), 120)
+        if self.failed:
+            raise RuntimeError(self.failed[0])
+
+    async def until_there(self, name: str) -> None:
+        """Wait for a node."""
+        while name not in self.nodes:
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), 60)
+
+
+async def order_transfers(address: str, url: str) -> None:
+    """The deciding process's side, on the first host: does what lines of stdin say, and answers each with the seconds
+    that it took."""
+    weights = ModelWeights("model", MODEL_BYTES)
+    servables = {("stage", "model"): Servable("model.bin", Signature((), ()), source=url, weights=(weights,))}
+    nodes = [Node(name, "local", 0.1, 1 << 40) for name in (SOURCE, *RECEIVERS)]
+    arenas, reports, last = Arenas(), Reports(), 0
+    backend = AgentBackend(
+        *(servables, {}, JoiningNodes()),
+        arenas=arenas,
+        nodes=nodes,
+        endpoint=(address, JOIN),
+        pid=os.getpid(),
+        token=TOKEN.encode(),
+    )
+    await backend.open()
+    reports.nodes = {node.name for node in nodes}
+    backend.attach(reports)
+
+    def begin(source: str, *receivers: str) -> None:
+        nonlocal last
+        backend.transfer(Transfer(TransferId(last), weights, source, receivers))
+        reports.open |= {(last, name) for name in receivers}
+        last += 1
+
+    try:
+        while kind := (await asyncio.to_thread(sys.stdin.readline)).strip():
+            for name in RECEIVERS if kind != "store" else ():
+                await reports.until_there(name)
+                backend.evict(Evict(name, weights, WeightLevel.FILES))
+            await asyncio.sleep(0.5)  # the kernel frees the memory of what was deleted
+            begun_s = time.monotonic()
+            if kind == "store":
+                begin(STORE, SOURCE)
+            elif kind == "unicast":
+                for name in RECEIVERS:
+                    begin(SOURCE, name)
+            else:
+                begin(SOURCE, *RECEIVERS)
+            await reports.until_over()
+            print(time.monotonic() - begun_s, flush=True)  # noqa: T201
+    finally:
+        await backend.close()
+        arenas.close()
+
+
+def agent_on(host: Host, address: str, folder: Path, name: str) -> Process:
+    """An agent with a cache in its host's memory."""
+    argv = [*SLOOP, "agent", "--join", f"{address}:{JOIN}", "--name", name, "--token-file", str(folder / "token")]
+    with (folder / f"{name}.log").open("ab") as log:
+        return host.run([*argv, "--models-cache", "/dev/shm/models"], stdout=log, stderr=log)
+
+
+def sent_bytes(host: Host) -> int:
+    """What has left a host, but for what it has sent to itself."""
+    lines = [line.split() for line in host.output(["cat", "/proc/net/dev"]).splitlines()[2:]]
+    return sum(int(line[9]) for line in lines if line[0] != "lo:")
+
+
+def check_copies(hosts: Sequence[Host], wanted: str) -> None:
+    """Each of these hosts has the model, and nothing of another transfer."""
+    for host in hosts:
+        found = host.output(["sh", "-c", "cd /dev/shm/models && sha256sum */files/*"]).split()
+        if found[::2] != [wanted]:
+            raise RuntimeError(f"{host.name} has {found}, wanted one file of {wanted}")
+
+
+def transfers(folder: Path, given: Namespace) -> str:
+    """The table of chains, of transfers that share a link, and of a chain with a receiver that is killed."""
+    content = random.Random(given.seed).randbytes(MODEL_BYTES)
+    wanted = hashlib.sha256(content).hexdigest()
+    (folder / "model.bin").write_bytes(content)
+    (folder / "token").write_text(TOKEN)
+    took_s: dict[str, list[float]] = {kind: [] for kind in ("chain", "unicast", "killed")}
+    sent: dict[str, list[float]] = {kind: [] for kind in took_s}
+    with Hosts(2 + len(RECEIVERS), LINK_BITS_S) as hosts:
+        address = hosts[0].address
+        store = ["-m", "http.server", str(STORE_PORT), "--directory", str(folder)]
+        hosts[0].run([sys.executable, *store], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        names = (SOURCE, *RECEIVERS)
+        for name, host in zip(names, list(hosts)[1:], strict=True):
+            agent_on(host, address, folder, name)
+        url = f"http://{address}:{STORE_PORT}/model.bin#sha256={wanted}"
+        argv = [sys.executable, "-m", "benchmarks.machines", "--transfers", address, url]
+        ordering = hosts[0].run(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+        def begin(kind: str) -> None:
+            assert ordering.stdin is not None
+            ordering.stdin.write(f"{kind}\n".encode())
+            ordering.stdin.flush()
+
+        def seconds() -> float:
+            assert ordering.stdout is not None
+            return float(ordering.stdout.readline())
+
+        begin("store")
+        seconds()
+        for number in range(given.rounds):
+            for kind, times in took_s.items():
+                before = [sent_bytes(host) for host in hosts]
+                begin("chain" if kind == "killed" else kind)
+                if kind == "killed":
+                    time.sleep(0.5 + IDEAL_S / 2)
+                    hosts[KILLED].kill()
+                times.append(seconds())
+                sent[kind].append(sum(map(sent_bytes, hosts)) - sum(before))
+                lost = hosts[KILLED] if kind == "killed" else None
+                check_copies([host for host in list(hosts)[2:] if host is not lost], wanted)
+                if kind == "killed":
+                    agent_on(hosts[KILLED], address, folder, names[KILLED - 1])
+                say(f"{kind}, round {number}: {times[-1] / IDEAL_S:.2f} of the ideal time")
+        ordering.terminate()
+    chain, unicast, killed = (median(times) for times in took_s.values())
+    what = {"chain": "a chain", "unicast": "four transfers", "killed": "a chain whose second receiver is killed"}
+    rows = [
+        (what[kind], median(times), min(times) / IDEAL_S, median(times) / IDEAL_S, median(sent[kind]) / MODEL_BYTES)
+        for kind, times in took_s.items()
+    ]
+    columns = ("50 MiB to four hosts", "s", "over the ideal: least", "median", "copies sent in all")
+    return (
+        f"{given.rounds} rounds, in turn; 400 Mbit/s for each host, so that one copy takes {IDEAL_S:.3f} s. After each "
+        f"round the SHA-256 of every copy was compared.\n\n{table(columns, rows)}\n\n"
+        f"Chain over the ideal time: {chain / IDEAL_S:.2f} (wanted: at most 1.15). Four transfers over the chain: "
+        f"{unicast / chain:.2f} (wanted: at least 3.5). With a receiver killed halfway, over the chain: "
+        f"{killed / chain:.2f} (wanted: at most 2)."
+    )
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--transfers"]:
+        uvloop.run(order_transfers(*sys.argv[2:]))
+        return
     if sys.argv[1:2] == ["--client"]:
         result = asyncio.run(ask(sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
         fields = {"answers": result.answers, "seconds": result.seconds, "wrong": result.wrong}
@@ -335,9 +537,9 @@ def main() -> None:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=["cost", "attainment"],
-        default=["cost", "attainment"],
-        help="what to measure (default: both)",
+        choices=["cost", "attainment", "transfers"],
+        default=["cost", "attainment", "transfers"],
+        help="what to measure (default: all)",
     )
     parser.add_argument("--runs", type=int, default=5, help="of each backend, for the attainment (default 5)")
     parser.add_argument("--trace-s", type=float, default=20.0, help="seconds of each of these (default 20)")
@@ -348,6 +550,10 @@ def main() -> None:
             publish("machines", "Workers on other machines", cost_text(run(folder, given), given), write=write)
         if "attainment" in given.parts:
             publish("machines-attainment", "Deadlines on other machines", attainment(folder, given), write=write)
+        if "transfers" in given.parts:
+            publish(
+                "machines-transfers", "Models on their way to other machines", transfers(folder, given), write=write
+            )
 
 
 def cost_text(found: Mapping[tuple[str, str, int], list[Result]], given: Namespace) -> str:

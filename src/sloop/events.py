@@ -10,7 +10,18 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from sloop.vocabulary import BatchId, Canary, Node, Plan, ReplicaId, ReplicaSpec, Request, RequestId, TransferId
+from sloop.vocabulary import (
+    BatchId,
+    Canary,
+    ModelWeights,
+    Node,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    TransferId,
+)
 
 V = TypeVar("V")
 
@@ -139,6 +150,8 @@ class NodeReady(Struct, frozen=True, tag="node_ready", omit_defaults=True):
     node: Node
     kept: tuple[KeptReplica, ...] = ()
     """What runs on it already. The core answers with `AdoptReplica` for each."""
+    weights: tuple[ModelWeights, ...] = ()
+    """The models whose files it has already."""
 
 
 class NodeLost(Struct, frozen=True, gc=False, tag="node_lost"):

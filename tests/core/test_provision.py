@@ -185,6 +185,30 @@ def test_a_policy_sees_the_stage_and_what_is_under_way() -> None:
     assert round(seen.served_rps) == round(4000 / 14)
 
 
+def test_a_new_core_counts_on_the_files_that_nodes_say_they_have() -> None:
+    provision = Flashpoint(packs_first=False, cache="files")
+    scene = scene_of(3, provision, NODES[:2])
+    other = ModelWeights("of nobody", 300)
+    actions = scene.act(0, NodeReady(NODES[1], (), (other, WEIGHTS)), Woke())
+    (sent,) = [each for each in actions if isinstance(each, Transfer)]
+    assert (sent.source, sent.receivers) == ("n1", ("n0",))
+    assert starts(actions) == [("n1", None), ("n1", None), ("n0", 0)]
+
+
+def test_files_for_which_a_node_has_no_memory_are_not_counted_on() -> None:
+    small = (Node("n0", "local", 2.0, 250), NODES[1])
+    scene = scene_of(1, Flashpoint(packs_first=False, cache="files"), small)
+    actions = scene.act(0, NodeReady(small[0], (), (WEIGHTS,)), Woke())
+    assert starts(actions) == [("n1", 0)]
+    assert next(each.source for each in actions if isinstance(each, Transfer)) == STORE
+
+
+def test_a_core_without_such_a_policy_takes_no_note_of_files() -> None:
+    scene = scene_of(0, Flashpoint(locality=False))
+    scene.act(0, NodeReady(NODES[1], (), (WEIGHTS,)), Woke())
+    assert not scene.core.state.weights.by_node
+
+
 def test_nodes_that_send_or_receive_are_not_released() -> None:
     rented = (Node("n0", "local", 2.0, 1000), Node("n1", "local", 2.0, 1000, on_demand=True))
     other = Scripted()

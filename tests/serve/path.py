@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.app.load import load_application
 from sloop.events import Event, Finished, ReplicaReady
 from sloop.runlog import Recorder
@@ -37,7 +38,7 @@ from sloop.systems.replay import header_of
 from sloop.systems.setup import build, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import s
-from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec, TransferId
 from tests.serve.graphs import graph_of
 from tests.serve.rig import EDGE
 
@@ -120,7 +121,13 @@ class Echo:
     def attach(self, listener: BackendListener) -> None:
         self._reporter = listener
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
+    def transfer(self, order: Transfer) -> None: ...
+
+    def cancel_transfer(self, order: CancelTransfer) -> None: ...
+
+    def evict(self, order: Evict) -> None: ...
+
+    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
         self._soon(ReplicaReady(replica))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None: ...

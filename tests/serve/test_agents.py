@@ -46,6 +46,7 @@ from sloop.serve.agent import (
     StartWorker,
     StopWorker,
     ToAgent,
+    WeightsReport,
 )
 from sloop.serve.backends import agents, local
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
@@ -67,7 +68,7 @@ from sloop.serve.transport import FrameKind, RecordLink, pack_head
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot, TransferId
 from tests.serve.rig import wirings_of
 from tests.serve.test_local_backend import BYTES, Ear
 from tests.serve.test_network import HOST, TOKEN, certificates, is_closed, proved, tls_of, until
@@ -360,6 +361,7 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "cores of others": lambda own, _: [AgentReport(Resized(A, 1000))],
     "introduced again": lambda own, _: [hello()],
     "fewer spare workers than none": lambda own, _: [SparesReport(SpareProcesses(-1))],
+    "weights that nobody has ordered": lambda own, _: [WeightsReport(TransferId(0))],
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from sloop.actions import Rollout, VersionState
 from sloop.app.load import load_application, load_deployment
@@ -37,8 +38,8 @@ from sloop.serve.control import (
     is_served,
     send,
 )
-from sloop.serve.deploy import ENDED_KEPT, Deployer, check_live
-from sloop.systems.setup import set_up
+from sloop.serve.deploy import ENDED_KEPT, Deployer, check_live, check_weights, servables_of
+from sloop.systems.setup import set_up, weights_of
 from sloop.vocabulary import Canary
 from tests.serve.conftest import write_mlp
 from tests.serve.edge.fakes import LoopThread
@@ -549,15 +550,47 @@ def test_a_repository_is_a_folder_and_needs_a_key(
         Running(thread, tmp_path, named("demo", write_mlp(tmp_path / "model.onnx", "n")), settings=settings)
 
 
-def test_a_server_refuses_a_policy_that_orders_transfers() -> None:
+@pytest.mark.parametrize(
+    ("system", "told"),
+    [
+        ("flashpoint", "share loaded weights, and no server does that yet"),
+        ({"name": "flashpoint", "provision": {"cache": "files"}}, ""),
+        ({"name": "hpa", "provision": "flashpoint"}, "share loaded weights"),
+        ("atoll", ""),
+        ("baseline", ""),
+        ("hpa", ""),
+    ],
+)
+def test_no_server_shares_loaded_weights(system: object, told: str) -> None:
     declared = {
         "name": "a",
         "slo_ms": 100,
         "stages": [{"name": "only", "profile": "YOLOv5s-S"}],
-        "system": {"name": "hpa", "provision": "flashpoint"},
+        "system": system,
     }
     (setup,) = set_up(load_application(declared)).applications
-    with pytest.raises(InputError, match="orders transfers of weights, which only the simulator carries out yet"):
+    assert ("live" in setup.system.runs) == (not told)
+    if told:
+        with pytest.raises(InputError, match=told):
+            check_live(setup)
+    else:
         check_live(setup)
-    (plain,) = set_up(load_application(declared | {"system": "hpa"})).applications
-    check_live(plain)
+
+
+def test_weights_that_are_to_be_brought_to_nodes_come_from_a_store(mlp: Path) -> None:
+    declared = {
+        "name": "a",
+        "slo_ms": 100,
+        "stages": [{"name": "only", "variants": [{"name": "small", "model": str(mlp), "profile": "YOLOv5s-S"}]}],
+        "system": "atoll",
+    }
+    (setup,) = set_up(load_application(declared)).applications
+    models = servables_of(setup.application)
+    with pytest.raises(InputError, match="brings 'small' to its nodes, but it was not fetched from a store") as raised:
+        check_weights(setup, models)
+    assert "name its model by URL" in str(raised.value.help)
+    fetched = {key: structs.replace(model, source="http://store/a.onnx") for key, model in models.items()}
+    check_weights(setup, fetched)
+    assert fetched["only", "small"].weights == tuple(weights_of(setup.application).values()), "as the core calls them"
+    (placed,) = set_up(load_application(declared | {"system": "hpa"})).applications
+    check_weights(placed, models)

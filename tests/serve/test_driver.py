@@ -11,8 +11,10 @@ from sloop.actions import (
     AcquireNode,
     Action,
     Assigned,
+    CancelTransfer,
     Decided,
     End,
+    Evict,
     ReleaseNode,
     RequestPlan,
     ResizeReplica,
@@ -20,6 +22,7 @@ from sloop.actions import (
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
     VersionState,
 )
 from sloop.core.planner import Planner
@@ -48,7 +51,19 @@ from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
 from sloop.units import FOREVER_NS, ms, s
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import (
+    STORE,
+    BatchId,
+    ModelWeights,
+    Outcome,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+    TransferId,
+    WeightLevel,
+)
 from tests.serve.graphs import graph_of
 
 PORT = Port("x", "UINT8", (-1, -1))
@@ -90,8 +105,17 @@ class Notes:
     def attach(self, listener: BackendListener) -> None:
         self.listener = listener
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        self.orders.append(("start", replica, spec))
+    def transfer(self, order: Transfer) -> None:
+        self.orders.append(("transfer", order))
+
+    def cancel_transfer(self, order: CancelTransfer) -> None:
+        self.orders.append(("cancel", order))
+
+    def evict(self, order: Evict) -> None:
+        self.orders.append(("evict", order))
+
+    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
+        self.orders.append(("start", replica, spec) if transfer is None else ("start", replica, spec, transfer))
         assert self.listener is not None
         self.listener.on_event(ReplicaProgressed(replica, "spawning"))
 
@@ -779,6 +803,22 @@ def test_plans_go_to_the_planner_and_nodes_to_the_backend() -> None:
         assert planner.notes[-1] == backend.orders[-1] == ("close",)
 
     play(scene, answer, planner=planner)
+
+
+def test_transfers_evictions_and_starts_that_wait_go_to_the_backend() -> None:
+    weights = ModelWeights("a", 100)
+    sent = Transfer(TransferId(3), weights, STORE, ("here",))
+    evicted, given_up = Evict("here", weights, WeightLevel.FILES), CancelTransfer(TransferId(3), "here")
+
+    def answer(event: Event) -> list[Action]:
+        return [evicted, sent, StartReplica(R, SPEC, TransferId(3)), given_up] if event is WOKE else []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        driver.start()
+        await turn()
+        assert backend.orders == [("evict", evicted), ("transfer", sent), ("start", R, SPEC, 3), ("cancel", given_up)]
+
+    play(scene, answer)
 
 
 def test_an_unknown_action_is_an_error(caplog: pytest.LogCaptureFixture) -> None:

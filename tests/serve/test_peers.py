@@ -5,11 +5,12 @@ import contextlib
 import hashlib
 import os
 import random
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -17,13 +18,16 @@ import pytest
 from sloop.errors import MachineError
 from sloop.serve import peers as module
 from sloop.serve.messages import encode
-from sloop.serve.network import Endpoint, NodeListener, Purpose, connect
+from sloop.serve.network import Endpoint, NodeListener, NodeTls, Purpose, connect
 from sloop.serve.peers import FilePart, FileServer, PeerStore
 from sloop.serve.stores import ModelSource, Patience, Store
-from sloop.serve.transport import Frame, FrameKind
+from sloop.serve.transport import HEADER, Frame, FrameKind, pack_head, unpack_head
 from sloop.serve.weights import WeightsCache
 from tests.serve.bad_store import BadStore, Served
+from tests.serve.test_network import certificates, tls_of
 from tests.serve.test_weights import put, split_model
+
+__all__ = ["certificates"]  # a fixture
 
 pytestmark = pytest.mark.live
 CONTENT = random.Random(5).randbytes(3 * module.PART_BYTES * module.AHEAD + 12_345)
@@ -36,12 +40,15 @@ QUICK = Patience(connect_s=2, stall_s=1.0, least_bytes_s=1000, tries=3, pause_s=
 class Machine:
     """A cache, and who sends its files to others."""
 
+    tls: ClassVar[NodeTls | None] = None
+
     def __init__(self, folder: Path) -> None:
         self.cache = WeightsCache(folder, 10**9, patience=QUICK)
-        self.server = FileServer(lambda: self.cache)
+        self.server = FileServer(lambda: [self.cache])
 
     async def open(self) -> "Machine":
-        self._listener = await NodeListener.listen((HERE, 0), TOKEN, self.server.accept)
+        context = None if self.tls is None else self.tls.server_context()
+        self._listener = await NodeListener.listen((HERE, 0), TOKEN, self.server.accept, context)
         self.endpoint: Endpoint = HERE, self._listener.port
         return self
 
@@ -50,7 +57,8 @@ class Machine:
         endpoints = [each.endpoint if isinstance(each, Machine) else each for each in peers]
 
         def nearer(store: Store) -> Store:
-            return PeerStore(source, store, endpoints, token=TOKEN, context=None, loop=loop)
+            context = None if self.tls is None else self.tls.client_context()
+            return PeerStore(source, store, endpoints, token=TOKEN, context=context, loop=loop)
 
         return await self.cache.fetch(source, nearer=nearer)
 
@@ -116,7 +124,12 @@ def part_bytes(machine: Machine) -> int:
     return sum(file.stat().st_size for file in machine.cache.models.folder.glob("*.part/files/*"))
 
 
-def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(store: BadStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(
+    store: BadStore, tmp_path: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch, is_secure: bool
+) -> None:
+    monkeypatch.setattr(Machine, "tls", tls_of(certificates) if is_secure else None)
+
     async def scene(make: Make) -> None:
         first, second, third = [await make() for _ in range(3)]
         store.files["/big.bin"] = Served(CONTENT, hold=(hold := threading.Event()))
@@ -133,6 +146,64 @@ def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(stor
 
     play(tmp_path, scene)
     assert store.sent_bytes["/big.bin"] < len(CONTENT) + 100, "besides, it was asked for the version"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (pack_head(FrameKind.BLOCK, 2, 7, 100) + bytes(100), "100 B from 7 on instead of those from 0 on"),
+        (pack_head(FrameKind.BLOCK, 2, 0, 1 << 30) + bytes(100), "from 0 on instead of"),
+        (pack_head(FrameKind.BLOCK, 3, 0, 100) + bytes(100), "a BLOCK frame that nobody has asked for"),
+        (pack_head(FrameKind.DONE, 2, 0, 0), "a DONE frame that nobody has asked for"),
+        (b"nonsense" * 9, "a frame begins with"),
+        (pack_head(FrameKind.ALIVE, 0, 0, 0) + pack_head(FrameKind.BLOCK, 2, -1, 3) + b"no!", "a peer says: no!"),
+        (pack_head(FrameKind.BLOCK, 2, 0, 100) + bytes(50), "a peer has gone"),
+        (None, "a peer has been silent"),
+    ],
+)
+def test_a_peer_that_sends_nonsense_or_nothing_is_left(
+    store: BadStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answer: bytes | None,
+    told: str,
+) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 0.2)
+    is_over = threading.Event()
+
+    def send(sock: socket.socket, *_: object) -> None:
+        if answer is None:
+            is_over.wait(20)
+        else:
+            sock.sendall(answer)
+
+    monkeypatch.setattr(module, "send_pieces", send)
+    caplog.set_level("INFO", "sloop")
+
+    async def scene(make: Make) -> None:
+        first, second = await make(), await make()
+        await first.fetch(f"{store.url}/big.bin")
+        assert (await second.fetch(f"{store.url}/big.bin", [first])).read_bytes() == CONTENT
+        is_over.set()
+
+    play(tmp_path, scene)
+    assert told in caplog.text
+
+
+def test_a_file_that_grows_no_more_is_said_to_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALLED_S", 0.1)
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    (tmp_path / "half").write_bytes(bytes(10))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "half").open("rb") as file:
+        module.send_pieces(ours, 5, file.fileno(), FilePart("key", "half", "v", 4, 100, in_pieces=True))
+        ours.close()
+        sent = b"".join(iter(lambda: theirs.recv(1000), b""))
+    first, beat = unpack_head(sent), unpack_head(sent[HEADER.size + 6 :])
+    assert (first.kind, first.subject, first.value, first.payload_bytes) == (FrameKind.BLOCK, 5, 4, 6)
+    assert beat.kind is FrameKind.ALIVE
+    assert sent.endswith(b"it has not grown beyond 10 B for 0.1 s")
 
 
 def test_a_model_that_is_there_is_copied_with_all_its_files(store: BadStore, tmp_path: Path) -> None:

@@ -672,6 +672,66 @@ def test_a_disk_that_really_is_full(store: BadStore, small_disk: Path) -> None:
     assert fetched(small_disk / "cache", f"{store.url}/m.bin").read_bytes() == CONTENT
 
 
+def test_a_cache_apart_is_deleted_by_its_owner_or_after_its_death(store: BadStore, folder: Path) -> None:
+    store.files["/m.bin"] = Served(CONTENT)
+    source = ModelSource.of(f"{store.url}/m.bin")
+
+    async def scene(cache: WeightsCache) -> None:
+        one, other = cache.apart(), cache.apart()
+        shared = await cache.fetch(source)
+        copies = [await each.fetch(source) for each in (one, other)]
+        assert len({shared, *copies}) == 3
+        cache.models.prepare()  # as another process does
+        assert all(copy.exists() for copy in copies)
+        await one.remove()
+        assert [copy.exists() for copy in copies] == [False, True]
+        assert other._owner is not None
+        os.close(other._owner)  # as the end of its process does
+        cache.models.prepare()
+        assert [path.exists() for path in (copies[1], shared)] == [False, True]
+        await other.close()
+
+    play(folder, scene)
+    assert store.sent_bytes["/m.bin"] == 3 * len(CONTENT)
+
+
+def test_evicted_models_go_when_nobody_uses_them(store: BadStore, folder: Path) -> None:
+    store.files["/m.bin"] = Served(CONTENT)
+    source = ModelSource.of(f"{store.url}/m.bin")
+
+    async def scene(cache: WeightsCache) -> None:
+        path = await cache.fetch(source, pin=True)
+        cache.evict(source)
+        assert path.exists()
+        with cache.pinned(path):  # somebody wants it again
+            pass
+        cache.release(path)
+        assert path.exists()
+        cache.evict(replace(source, sha256=sum_of(OTHER)))
+        assert path.exists(), "another version was meant"
+        cache.acquire(path)
+        cache.evict(source)
+        cache.release(path)
+        assert not left_in(folder)
+        cache.evict(source)
+
+    play(folder, scene)
+
+
+def test_what_an_interrupted_transfer_has_left_is_discarded(store: BadStore, folder: Path) -> None:
+    store.files["/m.bin"] = Served(CONTENT, stalls=1000, ranges=False)
+    source = ModelSource.of(f"{store.url}/m.bin")
+
+    async def scene(cache: WeightsCache) -> None:
+        with pytest.raises(MachineError):
+            await cache.fetch(source)
+        assert left_in(folder), "another try may go on there"
+        cache.discard(source)
+        assert not left_in(folder)
+
+    play(folder, scene)
+
+
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match="cannot be kept in"):
@@ -937,7 +997,7 @@ class HeardSession(AgentSession):
     """An agent on another machine than the deciding process, and what it reports."""
 
     def __init__(self, folder: Path, servables: Mapping[tuple[str, str], Servable]) -> None:
-        self.caches: list[WeightsCache] = []
+        self.made: list[WeightsCache] = []
         self.said: list[Any] = []
         super().__init__(AgentSetup(1, {}), self.said.append, BlockClient(b"token"), "127.0.0.1", self._made)
         self._folder = folder
@@ -945,8 +1005,8 @@ class HeardSession(AgentSession):
         self.on_record(LearnStages(taught, wirings_of(servables), 1))
 
     def _made(self) -> WeightsCache:
-        self.caches.append(WeightsCache(self._folder, 10**9, patience=QUICK))
-        return self.caches[-1]
+        self.made.append(WeightsCache(self._folder, 10**9, patience=QUICK))
+        return self.made[-1]
 
     def start(self, number: int, variant: str) -> None:
         self.on_record(StartWorker(ReplicaId(number), ReplicaSpec("stage", variant, Slot(1))))
@@ -976,7 +1036,7 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
         assert steps == ["fetching", "spawning", "loading", "warming"]
         (lost,) = session.events(ReplicaLost)
         assert lost.error.startswith("/not/here.onnx is not on this node: put it where all nodes can read it")
-        (cache,) = session.caches
+        (cache,) = session.made
         (model,) = cache.models.models()
         assert source_of(model.path) == url
         assert source_of(mlp) == ""

@@ -20,7 +20,7 @@ from sloop.serve.peers import FileServer, PeerStore
 from sloop.serve.stores import ModelSource, Store
 from sloop.serve.weights import WeightsCache
 from tests.hosts import Host, Hosts, Process
-from tests.serve.fleet import tell, until
+from tests.serve.fleet import MODEL, Fleet, tell, until
 
 pytestmark = [pytest.mark.live, pytest.mark.needs_hosts]
 
@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
 async def receive(url: str, folder: str, host: str, begin_s: float, peers: Sequence[str]) -> None:
     """Fetch the file at a given time, say how long that took, and send it to others until the end of stdin."""
     cache, source, loop = WeightsCache(Path(folder), 10**9), ModelSource.of(url), asyncio.get_running_loop()
-    server = FileServer(lambda: cache)
+    server = FileServer(lambda: [cache])
     await NodeListener.listen((host, PORT), TOKEN, server.accept)
 
     def nearer(store: Store) -> Store:
@@ -173,6 +173,72 @@ def test_when_a_host_of_the_chain_is_killed_the_others_have_the_file(
     again = (sent_bytes(hosts[0]) - before) / SIZE
     tell(f"one of four killed at a third: the others had the file after {max(took_s):.2f} s ({again:.2f} copies)")
     assert again < 1.2, "what had come was not sent again"
+
+
+# Ordered by a server
+
+SERVED = """
+name: served
+slo_ms: 5000
+stages:
+  - name: only
+    model: {url}
+    profile: {{latency_ms: {{form: quadratic, alpha: 0, beta: 0.1, gamma: 10}}, max_batch: 4}}
+system: {{name: static, replicas: {replicas}, cores: {cores}, provision: {{name: flashpoint, cache: files}}}}
+cluster: {{nodes: [{{hardware: local, count: {nodes}, cores: 1}}]}}
+"""
+MODEL_BYTES = 4_000_000
+
+
+def served_on(hosts: Hosts, folder: Path, **others: float) -> Fleet:
+    """A server beside a store, and an agent on each other host, all with caches in the memory of their hosts."""
+    text = MODEL.encode() + b"#" * (MODEL_BYTES - len(MODEL.encode()))
+    (folder / "model.py").write_bytes(text)
+    hosts[0].run([sys.executable, "-m", "http.server", str(STORE_PORT), "--directory", str(folder)])
+    url = f"http://{hosts[0].address}:{STORE_PORT}/model.py#sha256={hashlib.sha256(text).hexdigest()}"
+    app = SERVED.format(url=url, nodes=len(hosts) - 1, **others)
+    return Fleet(list(hosts), folder, app, env={"SLOOP_MODELS_CACHE": "/dev/shm/models"})
+
+
+def start(fleet: Fleet) -> None:
+    fleet.start_server()
+    for number, host in enumerate(fleet.hosts[1:]):
+        fleet.start_agent(f"local-{number}", host)
+
+
+def test_a_burst_of_eight_starts_on_a_node_downloads_once(tmp_path: Path) -> None:
+    """Flashpoint specification, acceptance check 9."""
+    with Hosts(2) as hosts:
+        fleet = served_on(hosts, tmp_path, replicas=8, cores=0.125)
+        try:
+            start(fleet)
+            fleet.until_ready(8)
+            copies = sent_bytes(hosts[0]) / MODEL_BYTES
+        finally:
+            fleet.stop()
+    tell(f"eight replicas on one node: the store's host sent {copies:.2f} copies")
+    assert 1 <= copies < 1.9, "with orders for eight workers"
+
+
+def test_a_server_orders_a_chain_and_the_next_one_finds_what_nodes_have(tmp_path: Path) -> None:
+    with Hosts(4) as hosts:
+        fleet = served_on(hosts, tmp_path, replicas=3, cores=1)
+        try:
+            start(fleet)
+            fleet.until_ready(3)
+            copies = sent_bytes(hosts[0]) / MODEL_BYTES
+            passed = sum(map(sent_bytes, list(hosts)[1:])) / MODEL_BYTES
+            fleet.stop()
+            before = sent_bytes(hosts[0])
+            start(fleet)
+            fleet.until_ready(3)
+            again = (sent_bytes(hosts[0]) - before) / MODEL_BYTES
+        finally:
+            fleet.stop()
+    tell(f"three nodes: the store sent {copies:.2f} copies, the nodes {passed:.2f}; for the next server {again:.2f}")
+    assert 1 <= copies < 1.3
+    assert 2 <= passed < 2.3
+    assert again < 0.3
 
 
 if __name__ == "__main__":

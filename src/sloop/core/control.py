@@ -29,7 +29,7 @@ from sloop.core.difference import Attachments, Difference, Resizes, diff, fulles
 from sloop.core.ledger import Reservation, why_unfit
 from sloop.core.nodes import NodePool
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
-from sloop.core.provision import start_together
+from sloop.core.provision import note_files, start_together
 from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Traffic
 from sloop.events import (
@@ -472,6 +472,7 @@ class ControlPath:
         self._nodes.ready(event.node, now_ns)
         for kept in event.kept:
             self._adopt(now_ns, event.node, kept, out)
+        note_files(now_ns, self._state, event.node.name, event.weights)
         self._compare(now_ns, list(self._applications.values()), out)
 
     def _adopt(self, now_ns: int, node: Node, kept: KeptReplica, out: list[Action]) -> None:

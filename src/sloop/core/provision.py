@@ -6,6 +6,8 @@ way to its node, or its weights are there; a source has what it sends. If what t
 from there on are not made, and count as missing.
 """
 
+from collections.abc import Iterable
+
 from msgspec import structs
 
 from sloop.actions import Action, Decided, StartReplica, Transfer
@@ -13,7 +15,7 @@ from sloop.core.ledger import Reservation
 from sloop.core.state import Replica, StageState, State
 from sloop.core.views import Belief, ProvisionInput, ReplicaStart, Site, Traffic
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import ReplicaId, ReplicaSpec, TransferId, WeightLevel
+from sloop.vocabulary import ModelWeights, ReplicaId, ReplicaSpec, TransferId, WeightLevel
 
 RATE_NS = s(10)
 """Over how long the arrivals are measured that a provision policy sees."""
@@ -102,6 +104,20 @@ def _transfer(start: ReplicaStart, node: str, found: list[Transfer | None]) -> t
         return True, start.joins
     order = found[start.chain]
     return (True, order.transfer) if order is not None and node in order.receivers else (False, None)
+
+
+def note_files(now_ns: int, state: State, node: str, files: Iterable[ModelWeights]) -> None:
+    """A node that joins has the files of these models. Those that some provision policy keeps are counted on, as far
+    as the node has memory for them; the others nobody asks for."""
+    kept: dict[ModelWeights, WeightLevel] = {}
+    for application in state.applications.values():
+        keeps = application.parts.policies.provision.keeps
+        if keeps is not WeightLevel.NOTHING:
+            kept |= {costs.weights: keeps for costs in application.parts.starts.values()}
+    for weights in files:
+        free_bytes = state.ledger.free_memory_bytes(node) - state.weights.spare_bytes(node)
+        if weights in kept and weights.size_bytes <= free_bytes:
+            state.weights.note_files(now_ns, weights, node, kept[weights])
 
 
 def begin_replica(

@@ -268,6 +268,12 @@ class WeightRegistry:
             found.has_files, found.used_ns = True, now_ns
             self._settle(found)
 
+    def note_files(self, now_ns: int, weights: ModelWeights, node: str, keeps: WeightLevel) -> None:
+        """A node has the files, without a transfer that this core has ordered."""
+        found = self._found(node, weights, keeps)
+        found.has_files, found.used_ns = True, now_ns
+        self._settle(found)
+
     def failed(self, now_ns: int, transfer: TransferId, node: str) -> bool:
         """A receiver will not get the files; returns whether it was expected to get them."""
         opened = self.transfers.get(transfer)

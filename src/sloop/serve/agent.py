@@ -9,6 +9,9 @@ Tensors of small requests travel within the orders. Large blocks stay where they
 agent fetches those that it reads from the agents of other machines into shared memory of its own, and it sends blocks
 of its machine to whoever asks with the deployment's token (`sloop.serve.network`).
 
+Models come from stores and from other agents (`sloop.serve.peers`), into a cache of this machine: when a replica starts
+that needs one, or when the deciding process orders a transfer, for which replicas then wait.
+
 When the connection ends, or is silent, the deciding process counts the node as lost and may start its replicas
 elsewhere; or it has died, and another one takes its place. The agent keeps its workers and connects again. To the
 process that has counted it as lost, it comes with no worker: all are stopped before the node counts as joined. Another
@@ -27,7 +30,7 @@ import os
 import ssl
 import sys
 from asyncio import Task, TimerHandle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +39,7 @@ import uvloop
 from msgspec import Struct, structs
 
 from sloop import __version__
-from sloop.errors import MachineError, SloopError
+from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import (
     Event,
     Finished,
@@ -76,7 +79,7 @@ from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.weights import MODELS_BYTES, WeightsCache, usual_folder
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec
+from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, TransferId
 
 RETRY_S: Final = 0.5
 """Between two attempts to connect."""
@@ -88,6 +91,11 @@ LINGER_S: Final = SILENT_S + FETCH_S_MAX
 still send them, until they notice the end too and have copied them."""
 ABANDON_S_MAX: Final = 30.0
 """A worker that has not finished its batch so long after the connection has ended is stopped: it may hang."""
+
+RECEPTIONS_MAX: Final = 1_000
+"""Ordered transfers that an agent remembers, for replicas that are told to wait for one that has just ended."""
+MODELS_MAX: Final = 1_000
+"""Of its cache, which an agent names when it joins."""
 
 _log: Final = logging.getLogger("sloop.agent")
 
@@ -111,6 +119,8 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=1):
     """The deciding process that it served before (`AgentSetup.server`), if any."""
     kept: dict[int, bytes] = {}  # msgspec creates a new dict for each instance
     """Its workers, by their numbers, each with what it does (`KnownStages.fingerprint`)."""
+    models: tuple[tuple[str, str], ...] = ()
+    """The models in its cache: the key of the location (`ModelSource.key`), and the SHA-256 of the model's file."""
 
 
 class AgentReport(Struct, frozen=True, array_like=True, tag=2):
@@ -151,7 +161,15 @@ class SparesReport(Struct, frozen=True, array_like=True, tag=8):
     spares: SpareProcesses
 
 
-FromAgent = AgentHello | AgentReport | BatchFinished | BatchRaised | WorkersKept | SparesReport
+class WeightsReport(Struct, frozen=True, array_like=True, tag=6):
+    """An ordered transfer is over for this agent."""
+
+    transfer: TransferId
+    error: str = ""
+    """Why the weights have not come; empty if they have."""
+
+
+FromAgent = AgentHello | AgentReport | BatchFinished | BatchRaised | WorkersKept | WeightsReport | SparesReport
 
 
 # From the deciding process to an agent
@@ -193,6 +211,8 @@ class StartWorker(Struct, frozen=True, array_like=True, tag=4):
     spec: ReplicaSpec
     peers: list[Endpoint] = []  # msgspec creates a new list for each instance
     """Agents that have its model or fetch it, the first to be asked first; none that waits for this one."""
+    transfer: TransferId | None = None
+    """The ordered transfer for which it waits."""
 
 
 class StopWorker(Struct, frozen=True, array_like=True, tag=5):
@@ -237,6 +257,31 @@ class AdoptWorker(Struct, frozen=True, array_like=True, tag=11):
     replica: ReplicaId
 
 
+class ReceiveWeights(Struct, frozen=True, array_like=True, tag=12):
+    """Bring a model to this machine. The agent answers with a `WeightsReport`."""
+
+    transfer: TransferId
+    source: str
+    """As in `Servable.source`."""
+    peers: list[Endpoint] = []  # msgspec creates a new list for each instance
+    """Agents from which it comes, the nearest first: each goes on where the one before it has failed, and the store
+    after the last."""
+    is_kept: bool = True
+    """Whether it stays, for any replica; otherwise only until the replicas that wait for this transfer have gone."""
+
+
+class GiveUpWeights(Struct, frozen=True, array_like=True, tag=14):
+    """Nobody needs the weights of this transfer any more: delete what has come, and say nothing."""
+
+    transfer: TransferId
+
+
+class EvictWeights(Struct, frozen=True, array_like=True, tag=13):
+    """Delete the files of a model when no worker uses them."""
+
+    source: str
+
+
 class CloseAgent(Struct, frozen=True, array_like=True, tag=10):
     """Stop all workers and end."""
 
@@ -255,6 +300,9 @@ ToAgent = (
     | FreeBlock
     | Endpoints
     | AdoptWorker
+    | ReceiveWeights
+    | GiveUpWeights
+    | EvictWeights
     | CloseAgent
 )
 
@@ -294,14 +342,30 @@ class _Worker:
         """What it runs; also a batch that is abandoned, until it is over."""
         self.is_abandoned = False
         """Whether nobody waits for its batch."""
-        self.model: Path | None = None
-        """The fetched model that it uses."""
+        self.model: tuple[WeightsCache, Path] | None = None
+        """The fetched model that it uses, and the cache that has it."""
+        self.reception: _Reception | None = None
+        """The transfer that has brought its model."""
         self.bringing: Task[None] | None = None
         """Fetches its model."""
         self.fetching: Task[None] | None = None
         """Fetches blocks of other machines that its batch reads."""
         self.copies: list[Address] = []
         """Those blocks."""
+
+
+class _Reception:
+    """Weights that the deciding process has ordered to this machine."""
+
+    def __init__(self, order: ReceiveWeights, ended: "asyncio.Future[str]") -> None:
+        self.order = order
+        self.ended = ended
+        """Gets why they have not come; empty if they have."""
+        self.cache: WeightsCache | None = None
+        """Which has them; of its own if they are not kept."""
+        self.task: Task[None] | None = None
+        self.users = 0
+        """Workers that wait for them, or use them."""
 
 
 Reported = ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized
@@ -327,6 +391,12 @@ class AgentSession:
         self._make_cache = make_cache
         self._cache: WeightsCache | None = None
         """Of the models that come from elsewhere; made when the first one does."""
+        self._receptions: dict[TransferId, _Reception] = {}
+        """Weights that the present deciding process has ordered."""
+        self._apart: list[WeightsCache] = []
+        """The caches of those that are not kept."""
+        self._tasks: set[Task[None]] = set()
+        """What receives and removes weights."""
         self._own = setup.holder
         """The number by which workers know this process as a holder of arenas; `_holder` is its present one."""
         self._arenas = Arenas(self._own)
@@ -366,6 +436,9 @@ class AgentSession:
             FreeBlock: self._free,
             Endpoints: self._set_endpoints,
             AdoptWorker: self._adopt,
+            ReceiveWeights: self._receive,
+            GiveUpWeights: self._give_up_weights,
+            EvictWeights: self._evict,
         }
 
     def _connect(self, setup: AgentSetup) -> None:
@@ -396,6 +469,7 @@ class AgentSession:
         self._replicas.clear()
         self._offered.clear()
         self._stopping = None
+        self._receptions.clear()  # they end without being told
         for worker in self._workers.values():
             worker.replica = None
             worker.reports.clear()
@@ -423,9 +497,9 @@ class AgentSession:
         self._tell_kept()
 
     @property
-    def cache(self) -> WeightsCache | None:
-        """Of the models that come from elsewhere, once there is one."""
-        return self._cache
+    def caches(self) -> list[WeightsCache]:
+        """Of the models that come from elsewhere, as far as there are some."""
+        return [*([] if self._cache is None else [self._cache]), *self._apart]
 
     def read(self, block: Address) -> memoryview:
         """The memory of a block of this machine. Raises `ValueError` if there is none."""
@@ -447,10 +521,14 @@ class AgentSession:
             for fetch in (worker.fetching, worker.bringing):
                 if fetch is not None:
                     fetch.cancel()
+        for running in self._tasks:
+            running.cancel()
         self._blocks.close()
         await self._backend.close()
         if self._cache is not None:
             await self._cache.close()
+        for apart in list(self._apart):
+            await apart.remove()
         self._beside.close()
         self._arenas.close()
 
@@ -488,38 +566,112 @@ class AgentSession:
         worker = _Worker(number, spec, replica, self._backend)
         self._workers[number] = self._replicas[replica] = worker
         servable = self._backend.servable(spec.stage, spec.variant)
-        if servable is not None and not self._is_beside and servable.source:
-            worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable, record.peers))
+        if servable is not None and servable.source and (record.transfer is not None or not self._is_beside):
+            if record.transfer is not None:
+                worker.reception = reception = self._receptions.get(record.transfer)
+                if reception is not None:
+                    reception.users += 1
+            worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable, record))
         elif servable is not None and _is_missing(servable.model):
             fix = "put it where all nodes can read it under this path, or name it by URL"
             self.on_event(ReplicaLost(number, f"{servable.model} is not on this node: {fix}"))
         else:
             self._backend.start(number, spec)
 
-    async def _bring_and_start(self, worker: _Worker, servable: Servable, peers: Sequence[Endpoint]) -> None:
+    async def _bring_and_start(self, worker: _Worker, servable: Servable, record: StartWorker) -> None:
         """Have the model of a worker on this machine, then start it."""
-        spec, source, blocks = worker.spec, ModelSource.of(servable.source), self._blocks
-        token, context, loop = blocks.token, blocks.context, self._loop
+        spec, source, reception = worker.spec, ModelSource.of(servable.source), worker.reception
+        self.on_event(ReplicaProgressed(worker.number, "fetching"))
+        try:
+            if record.transfer is not None:
+                # What a transfer has brought is found in its cache at once.
+                why = "nothing was ordered" if reception is None else await asyncio.shield(reception.ended)
+                if why:
+                    raise MachineError(f"its weights do not come: {why}")
+            cache = self._shared_cache() if reception is None else reception.cache
+            if cache is None:
+                raise MachineError("its weights were deleted with the replicas that they were for")
+            model = await cache.fetch(source, pin=True, nearer=self._nearer(source, record.peers))
+        except Exception as error:
+            worker.bringing = None
+            self.on_event(ReplicaLost(worker.number, _why(error, f"the model of replica {worker.number}")))
+            return
+        worker.bringing = None
+        worker.model = cache, model
+        own = structs.replace(servable, model=str(model))
+        self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
+        self._backend.start(worker.number, spec)
+
+    def _shared_cache(self) -> WeightsCache:
+        self._cache = self._cache or self._make_cache()
+        return self._cache
+
+    def _nearer(self, source: ModelSource, peers: Sequence[Endpoint]) -> Callable[[Store], Store]:
+        """What puts other agents before the store of a model."""
+        token, context, loop = self._blocks.token, self._blocks.context, self._loop
 
         def nearer(store: Store) -> Store:
             return PeerStore(source, store, peers, token=token, context=context, loop=loop) if peers else store
 
-        self.on_event(ReplicaProgressed(worker.number, "fetching"))
+        return nearer
+
+    def _receive(self, record: ReceiveWeights) -> None:
+        if record.transfer in self._receptions:
+            raise ProtocolError(f"transfer {record.transfer} is ordered twice")
+        for transfer in list(self._receptions)[:-RECEPTIONS_MAX]:
+            if self._receptions[transfer].ended.done():
+                del self._receptions[transfer]
+        made = self._receptions[record.transfer] = _Reception(record, self._loop.create_future())
+        made.task = self._do(self._receive_weights(made))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> Task[None]:
+        running = asyncio.create_task(work)
+        self._tasks.add(running)
+        running.add_done_callback(self._tasks.discard)
+        return running
+
+    async def _receive_weights(self, made: _Reception) -> None:
+        """Bring weights to this machine, and say what has become of them; then replicas that wait for them go on."""
+        order, why = made.order, ""
         try:
-            self._cache = self._cache or self._make_cache()
-            model = await self._cache.fetch(source, pin=True, nearer=nearer)
+            source = ModelSource.of(order.source)
+            made.cache = self._shared_cache()
+            if not order.is_kept:
+                made.cache = made.cache.apart()
+                self._apart.append(made.cache)
+            await made.cache.fetch(source, nearer=self._nearer(source, order.peers))
         except Exception as error:
-            if not isinstance(error, SloopError):
-                _log.exception("the model of replica %d cannot be fetched", worker.number)
-            worker.bringing = None
-            why = error.what if isinstance(error, SloopError) else f"its model cannot be fetched: {error}"
-            self.on_event(ReplicaLost(worker.number, why))
-            return
-        worker.bringing = None
-        worker.model = model
-        own = structs.replace(servable, model=str(model))
-        self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
-        self._backend.start(worker.number, spec)
+            why = _why(error, "a model")
+            if made.cache is not None and not isinstance(error, InputError):  # else nothing is left
+                made.cache.discard(source)
+        if self._receptions.get(order.transfer) is made:
+            self._send(WeightsReport(order.transfer, why))
+        made.ended.set_result(why)
+        if not made.users:
+            self._leave(made)
+
+    def _leave(self, made: _Reception) -> None:
+        """Nobody uses what a transfer has brought: delete it unless it is to be kept."""
+        if not made.order.is_kept and made.cache is not None:
+            self._do(self._remove(made.cache))
+            made.cache = None
+
+    async def _remove(self, cache: WeightsCache) -> None:
+        await cache.remove()
+        self._apart.remove(cache)
+
+    def _give_up_weights(self, record: GiveUpWeights) -> None:
+        made = self._receptions.get(record.transfer)
+        if made is None or made.task is None or made.ended.done():
+            return  # its report is under way
+        made.task.cancel()
+        made.ended.set_result("it was given up")
+        if made.order.is_kept and made.cache is not None:
+            made.task.add_done_callback(lambda _: self._shared_cache().discard(ModelSource.of(made.order.source)))
+        self._leave(made)
+
+    def _evict(self, record: EvictWeights) -> None:
+        self._shared_cache().evict(ModelSource.of(record.source))
 
     def _stop(self, record: StopWorker) -> None:
         worker = self._replicas.get(record.replica)
@@ -674,8 +826,12 @@ class AgentSession:
             worker.spec = worker.spec.with_cores(event.cores)
         elif isinstance(event, ReplicaLost | ReplicaStopped):
             self._end_batch(worker)
-            if worker.model is not None and self._cache is not None:
-                self._cache.release(worker.model)
+            if worker.model is not None:
+                worker.model[0].release(worker.model[1])
+            if worker.reception is not None:
+                worker.reception.users -= 1
+                if not worker.reception.users and worker.reception.ended.done():
+                    self._leave(worker.reception)
             del self._workers[event.replica]
             if worker.replica is not None:
                 self._replicas.pop(worker.replica, None)
@@ -713,6 +869,14 @@ class AgentSession:
             self._report(worker, ReplicaReady(worker.number))
         else:
             self._send(BatchRaised(batch, worker.replica, failure.encode()))
+
+
+def _why(error: Exception, of: str) -> str:
+    """Why something cannot be fetched, in one line."""
+    if isinstance(error, SloopError):
+        return error.what
+    _log.error("%s cannot be fetched", of, exc_info=error)
+    return f"{of} cannot be fetched: {error}"
 
 
 def _drop(record: FromAgent) -> None:
@@ -838,7 +1002,7 @@ class Agent:
 
         records = RecordLink(asyncio.get_running_loop(), link, ToAgent, on_record, on_end)
         server = BlockServer(read)
-        files = FileServer(lambda: None if self._workers is None else self._workers.cache)
+        files = FileServer(lambda: [] if self._workers is None else self._workers.caches)
 
         def accept(other: NetworkLink) -> None:
             (files if other.purpose is Purpose.WEIGHTS else server).accept(other)
@@ -850,8 +1014,8 @@ class Agent:
             link.keep_alive()
             where = (host, listener.port)
             before, kept = ("", {}) if self._workers is None else (self._workers.server, self._workers.kept())
-            cores = capacity_cores()
-            records.send(AgentHello(self._name, __version__, os.getpid(), machine(), where, cores, before, kept))
+            who = self._name, __version__, os.getpid(), machine(), where, capacity_cores()
+            records.send(AgentHello(*who, before, kept, self._models()))
             return str(await ended)
         finally:
             records.close()
@@ -860,6 +1024,16 @@ class Agent:
             await listener.close()
             server.close()
             files.close()
+
+    def _models(self) -> tuple[tuple[str, str], ...]:
+        """The models that are here already, those that were used last first."""
+        try:
+            known = self._workers.caches if self._workers is not None else []
+            cache = known[0] if known else self._make_cache()
+        except MachineError:  # there can be no cache, which whoever needs one will be told
+            return ()
+        files = [(model.key, model.record.files[0].sha256) for model in cache.models.models()]
+        return tuple(files[:MODELS_MAX])
 
 
 async def serve_until_signal(agent: Agent, stop: asyncio.Event) -> None:

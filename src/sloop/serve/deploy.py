@@ -57,10 +57,18 @@ from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.protocols import Backend, ModelState, Servable
 from sloop.serve.weights import source_of
-from sloop.systems.setup import ApplicationSetup, EstimateMap, application_in, build, definition_of, set_up
+from sloop.systems.setup import (
+    ApplicationSetup,
+    EstimateMap,
+    application_in,
+    build,
+    definition_of,
+    set_up,
+    weights_of,
+)
 from sloop.tensor import Port, Signature
 from sloop.text import listed, quoted
-from sloop.vocabulary import Canary, Life, version_key
+from sloop.vocabulary import Canary, Life, WeightLevel, version_key
 
 COPIES: Final = "models"
 """The folder, in a state folder, of copies of models whose own folder cannot be written."""
@@ -102,6 +110,7 @@ def servables_of(application: Application, folder: Path | None = None) -> dict[t
     Copies that have to be prepared are written into the state folder `folder` where a model's own folder cannot be.
     """
     found: dict[tuple[str, str], Servable] = {}
+    called = weights_of(application)
     for index, stage in enumerate(application.stages):
         for variant in stage.variants:
             if variant.model is None:
@@ -113,8 +122,10 @@ def servables_of(application: Application, folder: Path | None = None) -> dict[t
             profiles = application.profiles_of(variant).values()
             shapes = next((profile.shapes for profile in profiles if profile.shapes), None)
             known = examine(Path(variant.model), shapes, folder=folder and folder / COPIES)
+            source = source_of(Path(known.file))
+            weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in application.profiles_of(variant))
             found[stage.name, variant.name] = Servable(
-                known.file, known.signature, known.obstacle, known.labels, known.notes, source_of(Path(known.file))
+                *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights))
             )
     return found
 
@@ -178,18 +189,31 @@ def warnings_of(setup: ApplicationSetup, models: Models) -> list[str]:
 
 def check_live(setup: ApplicationSetup) -> None:
     """InputError for a system that cannot run in a server."""
+    if setup.system.policies.provision.keeps is WeightLevel.LOADED:
+        raise InputError(
+            "its `provision` policy lets the replicas of a node share loaded weights, and no server does that yet",
+            where=setup.application.system.declared.where,
+            help="add `provision: {cache: files}` to the system: nodes keep files, and each replica loads them",
+        )
     if "live" not in setup.system.runs:
         raise InputError(
             f"system {setup.system.name!r} runs in the simulator only",
             where=setup.application.system.declared.where,
             help="`sloop systems` shows which ones run live",
         )
-    if not setup.system.policies.provision.leaves_all:
-        raise InputError(
-            "its `provision` policy orders transfers of weights, which only the simulator carries out yet",
-            where=setup.application.system.declared.where,
-            help="write `provision: as_placed`: nodes get weights from each other by themselves",
-        )
+
+
+def check_weights(setup: ApplicationSetup, models: Models) -> None:
+    """InputError for a model that cannot be brought to nodes, if the system wants that."""
+    application = setup.application
+    for index, stage in enumerate(application.stages):
+        for variant in stage.variants:
+            if not (setup.system.policies.provision.leaves_all or models[stage.name, variant.name].source):
+                raise InputError(
+                    f"the `provision` policy brings {variant.name!r} to its nodes, but it was not fetched from a store",
+                    where=application.locate(f"stages[{index}]"),
+                    help="name its model by URL, or write `provision: as_placed`",
+                )
 
 
 def threads_of(beliefs: EstimateMap) -> int:
@@ -265,6 +289,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     (setup,) = set_up(replace(deployment, applications=(joined,))).applications
     check_live(setup)
     models = servables_of(joined, Path(order.folder))
+    check_weights(setup, models)
     rows = rows_max(setup.beliefs, models)
     served_version(joined, models, rows)
     return AcceptedVersion(

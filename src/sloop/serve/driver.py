@@ -32,9 +32,11 @@ from sloop.actions import (
     AdoptReplica,
     Assigned,
     AttachShadow,
+    CancelTransfer,
     Decided,
     DetachShadow,
     End,
+    Evict,
     ReleaseNode,
     RequestPlan,
     ResizeReplica,
@@ -42,6 +44,7 @@ from sloop.actions import (
     StartBatch,
     StartReplica,
     StopReplica,
+    Transfer,
     VersionState,
 )
 from sloop.core.protocols import CoreInterface
@@ -267,7 +270,10 @@ class Driver:
         self._has_several_applications = self._has_several_versions = False
         self._orders: Mapping[type, Callable[[Any], None]] = {
             StartBatch: self._run,
-            StartReplica: lambda order: backend.start(order.replica, order.spec),
+            StartReplica: lambda order: backend.start(order.replica, order.spec, order.transfer),
+            Transfer: backend.transfer,
+            CancelTransfer: backend.cancel_transfer,
+            Evict: backend.evict,
             AdoptReplica: lambda order: backend.adopt(order.replica, order.number, order.spec),
             StopReplica: lambda order: backend.stop(order.replica),
             ResizeReplica: lambda order: backend.resize(order.replica, order.cores),

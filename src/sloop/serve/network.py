@@ -234,6 +234,22 @@ class NetworkLink(asyncio.BufferedProtocol):
         else:
             transport.abort()
 
+    def take_over(self) -> tuple[socket.socket, bytes] | None:
+        """The connection as a blocking socket for a thread that sends or receives much, and what has come of a frame
+        that is not whole. From now on this end neither reads nor sends, nor notices silence; it must still be closed,
+        like the socket. None with TLS, while something is unsent, or if the link has ended."""
+        transport = self._transport
+        if transport is None or self._is_closed or transport.is_closing() or transport.get_write_buffer_size():
+            return None
+        if transport.get_extra_info("ssl_object") is not None:
+            return None
+        transport.pause_reading()
+        if self._timer is not None:
+            self._timer.cancel()
+        taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        taken.setblocking(True)
+        return taken, self._reader.rest()
+
     @property
     def local_host(self) -> str:
         """The address by which the other end can reach this machine."""

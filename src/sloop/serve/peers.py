@@ -12,15 +12,21 @@ A peer's word is not enough: a file is accepted only if the store confirms that 
 its checksum is known and matches at the end. If the store cannot be reached, the version of the peer is accepted, as
 that of a cached copy is.
 
-Each request asks for a part of a file. A reader has only a few requests under way, which are answered in their order.
-So the memory for waiting answers is bounded, and a slow reader is sent little.
+A request asks for the rest of a file, in pieces. A thread on each side then has the connection for itself: the kernel
+copies pieces from the file to the network (sendfile), and a reader receives, writes and digests them without a turn of
+an event loop. With TLS, which needs the event loop, each request asks for a part of a file. A reader has only a few
+such requests under way, which are answered in their order, so the memory for waiting answers is bounded.
 """
 
 import asyncio
 import concurrent.futures
 import logging
 import os
+import socket
 import ssl
+import struct
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,7 +38,15 @@ from msgspec import Struct
 
 from sloop.errors import MachineError
 from sloop.serve.messages import encode
-from sloop.serve.network import Endpoint, NetworkLink, Purpose, connect
+from sloop.serve.network import (
+    BEAT_S,
+    SILENT_S,
+    STALLED_S_MAX,
+    Endpoint,
+    NetworkLink,
+    Purpose,
+    connect,
+)
 from sloop.serve.stores import (
     POLL_S,
     Download,
@@ -42,7 +56,7 @@ from sloop.serve.stores import (
     StoredFile,
     Watch,
 )
-from sloop.serve.transport import CLOSED, Frame, FrameKind, ProtocolError
+from sloop.serve.transport import CLOSED, HEADER, Frame, FrameKind, ProtocolError, pack_head, unpack_head
 from sloop.serve.weights import FILES, MANIFEST, ModelFolder, WeightsCache
 
 PART_BYTES: Final = 256 << 10
@@ -51,8 +65,12 @@ AHEAD: Final = 8
 """Requests of one file that are under way at a time."""
 WAITING_MAX: Final = 64
 """Requests that may wait on one connection."""
+PIECE_BYTES_MAX: Final = 1 << 20
+"""Of a file that is sent in pieces. A piece may be as small as what has just come."""
+READ_BYTES: Final = 128 << 10
+"""Of a piece, what is received, written and digested at a time, and can then be sent on."""
 REQUEST_BYTES_MAX: Final = 4096
-GROWTH_S: Final = 0.002
+GROWTH_S: Final = 0.001
 """How often to check whether a file that is being received has grown."""
 BEGIN_S: Final = 0.5
 """How long a request waits for this machine's own transfer of the file to begin: a peer that was ordered to fetch the
@@ -80,6 +98,9 @@ class FilePart(Struct, frozen=True, array_like=True):
     version: str = ""
     start: int = 0
     size: int = 0
+    in_pieces: bool = False
+    """Whether the bytes come in many frames, as soon as they are there, each with its position. Nothing more can be
+    asked on this connection then, and any size."""
 
 
 class FileInfo(Struct, frozen=True, array_like=True):
@@ -95,15 +116,16 @@ class FileInfo(Struct, frozen=True, array_like=True):
 
 
 class FileServer:
-    """Sends the files in a cache, complete or not. `cache` returns the cache, None if there is none yet."""
+    """Sends the files in caches, complete or not. `caches` returns those that there are now, the first to be searched
+    first."""
 
-    def __init__(self, cache: Callable[[], WeightsCache | None]) -> None:
-        self._cache = cache
+    def __init__(self, caches: Callable[[], Sequence[WeightsCache]]) -> None:
+        self._caches = caches
         self._requests: set[FileRequests] = set()
 
     def accept(self, link: NetworkLink) -> None:
         """Serve one more connection."""
-        requests = FileRequests(link, self._cache)
+        requests = FileRequests(link, self._caches)
         self._requests.add(requests)
 
         def on_end(_: str) -> None:
@@ -124,13 +146,15 @@ class FileServer:
 class FileRequests:
     """The requests of one connection."""
 
-    def __init__(self, link: NetworkLink, cache: Callable[[], WeightsCache | None]) -> None:
-        self._link, self._cache = link, cache
+    def __init__(self, link: NetworkLink, caches: Callable[[], Sequence[WeightsCache]]) -> None:
+        self._link, self._caches = link, caches
         self._loop = asyncio.get_running_loop()
         self._decoder = msgspec.msgpack.Decoder(FilePart)
         self._waiting: deque[tuple[int, FilePart]] = deque()
         self._opened: dict[tuple[str, str, str], int] = {}
         """Descriptors by model, file and version: a descriptor stays with its file, also when the file is moved."""
+        self._taken: socket.socket | None = None
+        """The connection, once a thread sends a file in pieces."""
         self._timer: asyncio.TimerHandle | None = None
         self._grown_s, self._grown_bytes = 0.0, NEW
         """When the file for which a request waits has last grown, and to which size."""
@@ -146,7 +170,7 @@ class FileRequests:
             part = self._decoder.decode(frame.payload)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"a request for a file cannot be read: {error}") from error
-        if part.start < 0 or not 0 <= part.size <= PART_BYTES:
+        if part.start < 0 or part.size < 0 or (part.size > PART_BYTES and not part.in_pieces):
             raise ProtocolError(f"a request for {part.size} B from {part.start} on")
         self._waiting.append((frame.subject, part))
         if self._timer is None:
@@ -156,6 +180,9 @@ class FileRequests:
         """End the connection."""
         self._link.close()
         self._waiting.clear()
+        if self._taken is not None:
+            with suppress(OSError):  # its thread has ended
+                self._taken.shutdown(socket.SHUT_RDWR)
         if self._timer is not None:
             self._timer.cancel()
         for fd in self._opened.values():
@@ -178,9 +205,33 @@ class FileRequests:
             if found is None:
                 self._timer = self._loop.call_later(GROWTH_S, self._answer)
                 return
+            if part.in_pieces:
+                self._send_pieces(number, part)
+                return
             self._waiting.popleft()
             self._grown_bytes = NEW
             self._link.send(FrameKind.BLOCK, number, 0, [found])
+
+    def _send_pieces(self, number: int, part: FilePart) -> None:
+        """Let a thread send the file, which is open."""
+        taken = self._link.take_over()
+        if taken is None:  # something is unsent, or the link is closed, which cancels the timer
+            self._timer = self._loop.call_later(GROWTH_S, self._answer)
+            return
+        self._waiting.clear()
+        self._taken, _ = taken
+        fd = self._opened.pop((part.key, part.name, part.version))
+
+        def send() -> None:
+            try:
+                with taken[0]:
+                    send_pieces(taken[0], number, fd, part)
+            finally:
+                os.close(fd)
+                with suppress(RuntimeError):  # the event loop has been closed
+                    self._loop.call_soon_threadsafe(self._link.close)
+
+        threading.Thread(target=send, name=f"sloop-send-{part.name}", daemon=True).start()
 
     def _refuse(self, number: int, why: str) -> None:
         self._waiting.popleft()
@@ -190,17 +241,19 @@ class FileRequests:
     def _found(self, part: FilePart) -> bytes | None:
         """The answer to a request; None if its bytes may still arrive. `LookupError` if they will not."""
         size = 0
+        if part.in_pieces:
+            self._descriptor(part)
+            return b""
         if part.size:
             fd = self._descriptor(part)
             size = os.fstat(fd).st_size
             if size >= part.start + part.size:
                 return os.pread(fd, part.size, part.start)
         else:
-            cache = self._cache()
-            known = None if cache is None else known_file(cache.models, part.key, part.name)
+            known = self._known(part)
             if known is not None:
                 return bytes(encode(known[1]))
-            if cache is None or not cache.is_fetching(part.key):
+            if not any(cache.is_fetching(part.key) for cache in self._caches()):
                 self._expect(-1, BEGIN_S, "it is not here")
                 return None
         self._expect(size, STALLED_S, f"it has not grown beyond {size} B for {STALLED_S:g} s")
@@ -215,16 +268,57 @@ class FileRequests:
         elif now_s - self._grown_s > within_s:
             raise LookupError(why)
 
+    def _known(self, part: FilePart) -> tuple[Path, FileInfo] | None:
+        """The file, in the first cache that has it."""
+        every = (known_file(cache.models, part.key, part.name) for cache in self._caches())
+        return next((found for found in every if found is not None), None)
+
     def _descriptor(self, part: FilePart) -> int:
         key = part.key, part.name, part.version
         fd = self._opened.get(key)
         if fd is None:
-            cache = self._cache()
-            found = None if cache is None else known_file(cache.models, part.key, part.name)
+            found = self._known(part)
             if found is None or found[1].version != part.version:
                 raise LookupError("it is not here in this version")
             fd = self._opened[key] = os.open(found[0], os.O_RDONLY | os.O_CLOEXEC)
         return fd
+
+
+def send_pieces(sock: socket.socket, number: int, fd: int, part: FilePart) -> None:
+    """Send a part of an open file as it grows; ends early if the other end has gone or takes nothing. Blocks."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _time_value(STALLED_S_MAX))
+    at, end = part.start, part.start + part.size
+    grown_s = spoke_s = time.monotonic()
+    try:
+        while at < end:
+            found, now_s = os.fstat(fd), time.monotonic()
+            left = min(found.st_size, end) - at
+            if left > 0:
+                left = min(left, PIECE_BYTES_MAX)
+                sock.sendall(pack_head(FrameKind.BLOCK, number, at, left), socket.MSG_MORE)
+                while left:
+                    sent = os.sendfile(sock.fileno(), fd, at, left)
+                    if not sent:
+                        return  # the file has become shorter
+                    at, left = at + sent, left - sent
+                grown_s = spoke_s = now_s
+                continue
+            if now_s - grown_s > STALLED_S or not found.st_nlink:
+                stalled = f"it has not grown beyond {at} B for {STALLED_S:g} s"
+                why = (stalled if found.st_nlink else "it was deleted").encode()
+                sock.sendall(pack_head(FrameKind.BLOCK, number, -1, len(why)) + why)
+                return
+            if now_s - spoke_s > BEAT_S:
+                sock.sendall(pack_head(FrameKind.ALIVE, 0, 0, 0))
+                spoke_s = now_s
+            time.sleep(GROWTH_S)
+    except OSError as error:
+        _log.debug("%s is sent no further: %s", part.name, error)
+
+
+def _time_value(seconds: float) -> bytes:
+    """As socket(7) wants it for its time limits."""
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def known_file(folder: ModelFolder, key: str, name: str) -> tuple[Path, FileInfo] | None:
@@ -289,7 +383,7 @@ class PeerStore:
         """See `Store`."""
         return self._origin.version(file, watch, known)
 
-    def _open(self, peer: Endpoint, file: StoredFile, watch: Watch, start: int, version: str) -> "PeerDownload":
+    def _open(self, peer: Endpoint, file: StoredFile, watch: Watch, start: int, version: str) -> Download:
         link = self._wait(_PeerLink.to(peer, self._token, self._context), watch)
         try:
             raw = self._wait(link.ask(FilePart(self._source.key, file.name)), watch)
@@ -301,6 +395,9 @@ class PeerStore:
             if start > info.size_bytes or info.version != version:
                 start = 0
             part = FilePart(self._source.key, file.name, info.version, start)
+            taken = self._wait(link.take_over(), watch)
+            if taken is not None:
+                return PiecesDownload(self, link, taken, part, info, watch)
             return PeerDownload(self, link, part, info, watch)
         except (msgspec.DecodeError, ProtocolError) as error:
             self.end(link)
@@ -386,6 +483,101 @@ class PeerDownload:
         self._store.end(self._link)
 
 
+class PiecesDownload:
+    """A file that comes from a peer in pieces, over a connection that belongs to the thread of a transfer; a
+    `Download`."""
+
+    has_end = True
+    is_copy = True
+
+    def __init__(
+        self,
+        store: PeerStore,
+        link: "_PeerLink",
+        taken: tuple[socket.socket, bytes],
+        first: FilePart,
+        info: FileInfo,
+        watch: Watch,
+    ) -> None:
+        self.start, self.version = first.start, info.version
+        self.total_bytes: int | None = info.size_bytes
+        self.is_resumable = info.is_resumable
+        self._store, self._link, self._watch = store, link, watch
+        self._at, self._size = first.start, info.size_bytes
+        self._left = 0
+        """Of the present piece."""
+        self._socket, self._before = taken
+        """What had come before belongs to the first frames."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _time_value(POLL_S))
+        self._number = link.next_number()
+        payload = encode(msgspec.structs.replace(first, size=self._size - self._at, in_pieces=True))
+        try:
+            self._socket.sendall(pack_head(FrameKind.FETCH, self._number, 0, len(payload)) + payload)
+        except OSError as error:
+            self.close()
+            raise InterruptedTransferError(f"a peer has gone: {error.strerror or error}", "check the network") from None
+        watch.begin(in_body=True)
+
+    def read(self) -> bytes:
+        """The next bytes."""
+        try:
+            while not self._left and self._at < self._size:
+                self._begin_piece()
+        except ProtocolError as error:
+            raise InterruptedTransferError(f"a peer sends {error}", "fetch it from the store") from error
+        found = self._exactly(min(self._left, READ_BYTES))
+        self._left -= len(found)
+        self._at += len(found)
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+        self._store.end(self._link)
+
+    def _begin_piece(self) -> None:
+        """Read the head of a frame."""
+        head = unpack_head(self._exactly(HEADER.size))
+        if head.kind is FrameKind.ALIVE and not head.payload_bytes:
+            return
+        if head.kind is not FrameKind.BLOCK or head.subject != self._number:
+            raise ProtocolError(f"a {head.kind.name} frame that nobody has asked for")
+        if head.value < 0 and head.payload_bytes <= TEXT_BYTES_MAX:
+            why = str(self._exactly(head.payload_bytes), "utf-8", "replace")
+            raise InterruptedTransferError(f"a peer says: {why}", "fetch it from the store")
+        if head.value != self._at or not 0 < head.payload_bytes <= self._size - self._at:
+            raise ProtocolError(f"{head.payload_bytes} B from {head.value} on instead of those from {self._at} on")
+        self._left = head.payload_bytes
+
+    def _exactly(self, size: int) -> bytes:
+        """So many bytes. InterruptedTransferError if they do not come."""
+        if len(self._before) >= size:
+            found, self._before = self._before[:size], self._before[size:]
+            return found
+        room = memoryview(bytearray(size))
+        before, self._before = self._before, b""
+        filled = len(before)
+        room[:filled] = before
+        silent_s = 0.0
+        while filled < size:
+            try:
+                count = self._socket.recv_into(room[filled:], 0, socket.MSG_WAITALL)
+            except BlockingIOError:  # nothing for `POLL_S`
+                silent_s += POLL_S
+                self._watch.received(0)
+                if silent_s > SILENT_S:
+                    what = f"a peer has been silent for {SILENT_S:g} s"
+                    raise InterruptedTransferError(what, "check the network") from None
+                continue
+            except OSError as error:
+                what = f"a peer has gone: {error.strerror or error}"
+                raise InterruptedTransferError(what, "check the network") from None
+            if not count:
+                raise InterruptedTransferError(f"a peer has gone: {CLOSED}", "check the network")
+            filled, silent_s = filled + count, 0.0
+            self._watch.received(count)
+        return bytes(room)
+
+
 class _PeerLink:
     """A connection to a peer, in the event loop."""
 
@@ -407,11 +599,20 @@ class _PeerLink:
         """The answer to a request. Raises `InterruptedTransferError` if there is none."""
         if self._ended:
             raise InterruptedTransferError(f"a peer has gone: {self._ended}", "check the network")
-        self._last = number = self._last + 1
+        number = self.next_number()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked[number] = part.size, answer
         self._link.send(FrameKind.FETCH, number, payload=[encode(part)])
         return await answer
+
+    def next_number(self) -> int:
+        """Of the next request."""
+        self._last += 1
+        return self._last
+
+    async def take_over(self) -> tuple[socket.socket, bytes] | None:
+        """See `NetworkLink.take_over`."""
+        return self._link.take_over()
 
     def close(self) -> None:
         self._link.close()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.core.views import PlanInput
 from sloop.events import Event, Finished, Planned
 from sloop.serve.blocks import Block
@@ -18,7 +19,7 @@ from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import Question, RequestEnded, Run
 from sloop.tensor import Signature, Tensor
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, RequestId
+from sloop.vocabulary import BatchId, ModelWeights, Outcome, ReplicaId, ReplicaSpec, RequestId, TransferId
 
 
 class RequestResult(Struct, frozen=True, gc=False):
@@ -125,6 +126,8 @@ class Servable(Struct, frozen=True):
     """What a user should know of this model before it serves."""
     source: str = ""
     """The URL that it was fetched from, with its checksum; empty if it was not."""
+    weights: tuple[ModelWeights, ...] = ()
+    """What the core calls its files: one for each size that profiles give them."""
 
 
 class SpareProcesses(Struct, frozen=True, array_like=True):
@@ -188,8 +191,21 @@ class Backend(Protocol):
         to run on 1 to `threads_prepared` threads."""
         ...
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
-        """Start a replica. Reports progress, then `ReplicaReady` or `ReplicaLost`."""
+    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
+        """Start a replica, when this transfer has brought its weights to the node. Reports progress, then
+        `ReplicaReady` or `ReplicaLost`."""
+        ...
+
+    def transfer(self, order: Transfer) -> None:
+        """Bring weights to nodes. Reports `Transferred` or `TransferFailed` for each receiver that is not lost."""
+        ...
+
+    def cancel_transfer(self, order: CancelTransfer) -> None:
+        """Stop a transfer to one of its receivers, and delete what has come there. Nothing is reported."""
+        ...
+
+    def evict(self, order: Evict) -> None:
+        """Delete the files of a model on a node, as soon as no process uses them. Nothing is reported."""
         ...
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:

@@ -38,6 +38,7 @@ from sloop.serve.deploy import (
     ModelRepository,
     Models,
     check_live,
+    check_weights,
     offer_of,
     rows_max,
     servables_of,
@@ -420,6 +421,7 @@ def versions_of(setup: Setup, models: Models) -> list[ServedVersion]:
     for each in setup.applications:
         check_live(each)
         own = {key: model for key, model in models.items() if key[0] in each.application.by_name}
+        check_weights(each, own)
         found.append(served_version(each.application, own, rows_max(each.beliefs, own)))
     return found
 
@@ -494,6 +496,13 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
         check_cores(setup.deployment)
     elif settings.nodes.tls is not None:
         settings.nodes.tls.server_context()
+    for each in setup.applications:
+        if settings.nodes is None and not each.system.policies.provision.leaves_all:
+            raise InputError(
+                "its `provision` policy orders transfers between nodes, and this server has one machine",
+                where=each.application.system.declared.where,
+                help="serve with --backend agents or ray, or write `provision: as_placed`",
+            )
     check_repository(settings.repository, keys)
     if settings.http.tls is not None:
         settings.http.tls.context()

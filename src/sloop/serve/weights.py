@@ -16,6 +16,7 @@ store is away, the copy that was used last is taken, with a warning.
     NAME-KEY.part/             a transfer: what has come so far, and `state.json`; a later one resumes it
     NAME-KEY-VERSION/files/    a complete model, made by renaming; `entry.json` says what is in it
     NAME-KEY-VERSION/used      its time is that of the last use; who uses the model holds a shared lock on it
+    apart-RANDOM/              a folder like this one, whose models nobody shares; its owner holds a lock on `owner`
 
 Locks are `flock`, which the kernel releases when a process dies. Folders on tmpfs, such as /dev/shm, are memory.
 
@@ -32,6 +33,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +79,7 @@ MODELS_VARIABLE: Final = "SLOOP_MODELS_CACHE"
 MODELS_BYTES: Final = 32 << 30
 """The budget of the cache unless another one is given."""
 FILES, USED, ENTRY, STATE, GONE = "files", "used", "entry.json", "state.json", ".gone"
+APART, OWNER = "apart-", "owner"
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes that have come so far, and with how many all files known so far have (None: not known)."""
@@ -133,6 +136,12 @@ class CachedModel(Struct, frozen=True):
         return self.folder / FILES / self.record.files[0].name
 
     @property
+    def key(self) -> str:
+        """Of its location (`ModelSource.key`)."""
+        match = ENTRY_NAME.fullmatch(self.folder.name)
+        return match["key"] if match else ""
+
+    @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.record.files)
 
@@ -164,6 +173,11 @@ class ModelFolder:
             with self._locked():
                 for gone in self.folder.glob(f"*{GONE}"):
                     shutil.rmtree(gone, ignore_errors=True)
+                for apart in self.folder.glob(f"{APART}*"):
+                    lock = _locked_file(apart / OWNER, exclusive=True, make=False)
+                    if lock is not None:  # its owner has died
+                        shutil.rmtree(apart, ignore_errors=True)
+                        os.close(lock)
         except OSError as error:
             what = f"the cache of models cannot be kept in {str(self.folder)!r}: {error.strerror or error}"
             raise MachineError(what, help="give another folder") from error
@@ -290,6 +304,26 @@ class ModelFolder:
     def discard(self, part: Path) -> None:
         """Delete what a transfer has brought."""
         shutil.rmtree(part, ignore_errors=True)
+
+    def discard_all(self, key: str) -> None:
+        """Delete what transfers of one location have left, unless one goes on."""
+        lock = self.lock_of(key)
+        if lock is not None:
+            for part in self.parts(key):
+                self.discard(part)
+            os.close(lock)
+
+    def evict(self, model: Path) -> bool:
+        """Delete the model of this folder; False if somebody uses it."""
+        lock = _locked_file(model / USED, exclusive=True, make=False)
+        if lock is None:
+            return not model.exists()
+        try:
+            with self._locked():
+                self._remove(model)
+        finally:
+            os.close(lock)
+        return True
 
     # Room
 
@@ -809,6 +843,42 @@ class WeightsCache:
         self._flights: dict[ModelSource, _Flight] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._pins: dict[Path, list[int]] = {}
+        self._unwanted: set[Path] = set()
+        """Models that are to be deleted when nobody uses them any more."""
+        self._owner: int | None = None
+        """A lock on a cache whose models nobody shares."""
+
+    def apart(self) -> "WeightsCache":
+        """A new cache within this one, for models that nobody else is to use. `remove` deletes it; if this process
+        dies, the next one of this folder does. MachineError if there can be none."""
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=APART, dir=self.models.folder))
+            owner = _locked_file(folder / OWNER, exclusive=True)
+        except OSError as error:
+            raise _disk_full(self.models.folder, error.strerror or str(error)) from error
+        made = WeightsCache(folder, self.models.budget_bytes, stores=self._stores, patience=self._patience)
+        made._owner = owner
+        return made
+
+    async def remove(self) -> None:
+        """Stop all transfers of a cache that is `apart`, and delete it."""
+        await self.close()
+        shutil.rmtree(self.models.folder, ignore_errors=True)
+        if self._owner is not None:
+            os.close(self._owner)
+            self._owner = None
+
+    def evict(self, source: ModelSource) -> None:
+        """Delete the files of this source: those that are used, when nobody uses them any more."""
+        self.discard(source)
+        for model in self.models.models(source.key):
+            if source.sha256 in ("", model.record.files[0].sha256) and not self.models.evict(model.folder):
+                self._unwanted.add(model.folder)
+
+    def discard(self, source: ModelSource) -> None:
+        """Delete what transfers of this source have left that have ended before their end."""
+        if not self.is_fetching(source.key):
+            self.models.discard_all(source.key)
 
     async def fetch(
         self,
@@ -857,6 +927,7 @@ class WeightsCache:
         lock = self.models.pin(folder)
         if lock is None:
             raise InputError("it is no longer in the cache of models", where=str(path), help="fetch it again")
+        self._unwanted.discard(folder)
         self._pins.setdefault(folder, []).append(lock)
 
     def release(self, path: Path) -> None:
@@ -866,6 +937,9 @@ class WeightsCache:
         os.close(self._pins[folder].pop())
         if not self._pins[folder]:
             del self._pins[folder]
+            if folder in self._unwanted:
+                self._unwanted.discard(folder)
+                self.models.evict(folder)
 
     @contextlib.contextmanager
     def pinned(self, path: Path) -> Iterator[None]:

@@ -317,13 +317,15 @@ class WaitingKeys:
 class CheckedNode:
     """A node: its state, what it holds, and for how long it was charged."""
 
-    __slots__ = ("arriving", "charged_ns", "files", "loaded", "node", "replicas", "since_ns", "state")
+    __slots__ = ("arriving", "charged_ns", "files", "loaded", "node", "replicas", "said", "since_ns", "state")
 
     def __init__(self, node: Node, now_ns: int = 0) -> None:
         self.node = node
         self.files: set[ModelWeights] = set()
         self.loaded: set[ModelWeights] = set()
         """What it keeps of the weights of models."""
+        self.said: set[ModelWeights] = set()
+        """What it has, as it says when it joins; the core counts on them as far as the node has memory."""
         self.arriving: dict[TransferId, Transfer] = {}
         """The transfers to it."""
         self.state = NodeState.RELEASED if node.on_demand else NodeState.READY
@@ -397,6 +399,7 @@ class CheckedNode:
         """It is lost or released, with all that it kept."""
         self.files.clear()
         self.loaded.clear()
+        self.said.clear()
         self.arriving.clear()
 
     def misfit(self, spec: ReplicaSpec) -> str:
@@ -959,7 +962,9 @@ class Checkers:
         if not order.receivers or len({order.source, *order.receivers}) != 1 + len(order.receivers):
             self._fail("a transfer without receivers, or one that comes to a node twice")
         source = nodes.get(order.source)
-        if order.source != STORE and (source is None or order.weights not in source.files | source.loaded):
+        if order.source != STORE and (
+            source is None or order.weights not in source.files | source.loaded | source.said
+        ):
             self._fail(f"{order.source} does not have {order.weights.name}")
         for name in order.receivers:
             node = nodes.get(name)
@@ -993,6 +998,9 @@ class Checkers:
         """Only what is there and not in use is evicted."""
         node = self._state.nodes.get(order.node)
         kept = None if node is None else node.files if order.level is WeightLevel.FILES else node.loaded
+        if node is not None and kept is node.files and order.weights in node.said:
+            node.said.discard(order.weights)
+            kept.add(order.weights)
         if node is None or kept is None or order.weights not in kept:
             self._fail(f"{order.weights.name} is not {order.level} on {order.node}")
         if node.uses(order.weights, order.level):
@@ -1110,7 +1118,7 @@ class Checkers:
             arriving = node.arriving.get(order.transfer)
             if arriving is None or arriving.weights != weights:
                 self._fail(f"transfer {order.transfer} does not bring {weights.name} to {node.node.name}")
-        elif weights not in node.files and not (order.shares_load and weights in node.loaded):
+        elif weights not in node.files | node.said and not (order.shares_load and weights in node.loaded):
             self._fail(f"{weights.name} is not on {node.node.name}, and the start waits for no transfer")
         self._check_node(order.spec)
 
@@ -1185,6 +1193,7 @@ class Checkers:
         if node is None:
             node = self._state.nodes[event.node.name] = CheckedNode(event.node)
         node.node, node.state = event.node, NodeState.READY
+        node.said.update(event.weights)
         node.charge(self._now_ns)
         self._kept = {kept.number: kept for kept in event.kept}
         self._is_adopting = bool(self._kept)

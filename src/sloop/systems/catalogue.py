@@ -50,7 +50,7 @@ FIXED_MIX: Final = (
 ONE_KIND_AT_A_TIME: Final = "keeps to one kind of hardware at a time, and switches between kinds as the load moves"
 """What systems do on a mixed cluster."""
 SIMULATED: Final = ("sim",)
-"""No server carries out the transfers, or starts the shadows, that they order."""
+"""No server starts the shadows that they order."""
 
 QUEUE_TRUST: Final = 0.7
 """The believed time of a batch is its P99, but a queue of batches takes the sum of their means: 0.7 to 0.85 of the sum
@@ -348,7 +348,6 @@ CATALOGUE: Final = (
         "San Juan, Flashpoint, thesis, Waterloo 2023: locality and chains of transfers, under Atoll's policy",
         replace(_REACTIVE, provision=Flashpoint()),
         ONE_KIND,
-        SIMULATED,
     ),
     System(
         "gpu-faas",
@@ -356,7 +355,6 @@ CATALOGUE: Final = (
         f"GPU-enabled FaaS, {AS_IN_FLASHPOINT}: hosts keep loaded models, others come from the store",
         replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store")),
         ONE_KIND,
-        SIMULATED,
     ),
     System(
         "atoll",
@@ -364,7 +362,6 @@ CATALOGUE: Final = (
         f"Singhvi et al., Atoll, SoCC 2021, {AS_IN_FLASHPOINT}: hosts keep files of models, others come from the store",
         replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store", cache="files")),
         ONE_KIND,
-        SIMULATED,
     ),
     System(
         "baseline",
@@ -372,7 +369,6 @@ CATALOGUE: Final = (
         f"the baseline of Flashpoint, {AS_IN_FLASHPOINT}: each replica downloads its model from the store",
         replace(_REACTIVE, provision=Flashpoint(locality=False, multicast=False)),
         ONE_KIND,
-        SIMULATED,
     ),
     # Replicas by concurrency, down to none.
     System(

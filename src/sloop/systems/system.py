@@ -17,6 +17,7 @@ from sloop.errors import InputError
 from sloop.options import Declared, Value, adjust, as_value, keys_of, read_options, written
 from sloop.policies import POLICIES
 from sloop.user_code import module_in
+from sloop.vocabulary import WeightLevel
 
 VERBS: Final = tuple(field.name for field in fields(Policies))
 
@@ -31,7 +32,14 @@ class System:
     policies: Policies
     mixed: str = ""
     """What it does on a cluster of several kinds of hardware, in one sentence; empty if it does not say."""
-    runs: tuple[str, ...] = ("live", "sim")
+    drivers: tuple[str, ...] = ("live", "sim")
+    """What can carry out its actions, apart from what depends on its parameters (`runs`)."""
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Where it runs: `live`, `sim`. No server's nodes share loaded weights among their replicas."""
+        shares = self.policies.provision.keeps is WeightLevel.LOADED
+        return tuple(each for each in self.drivers if not (shares and each == "live"))
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ class KnownStages:
         if servable is None or wiring is None:
             return b""
         if servable.source:  # with its checksum; where a machine keeps it does not matter
-            servable = structs.replace(servable, model="")
+            servable = structs.replace(servable, model="", weights=())
         return hashlib.sha256(encode((stage, variant, servable, wiring))).digest()
 
     def learn(

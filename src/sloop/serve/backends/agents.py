@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from sloop import __version__
+from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.errors import MachineError
 from sloop.events import (
     Finished,
@@ -37,6 +38,8 @@ from sloop.events import (
     ReplicaProgressed,
     ReplicaStopped,
     Resized,
+    TransferFailed,
+    Transferred,
 )
 from sloop.serve.agent import (
     AdoptWorker,
@@ -47,15 +50,19 @@ from sloop.serve.agent import (
     BatchRaised,
     CloseAgent,
     Endpoints,
+    EvictWeights,
     ForgetStages,
     FreeBlock,
     FromAgent,
+    GiveUpWeights,
     LearnStages,
+    ReceiveWeights,
     ResizeWorker,
     RunBatch,
     SparesReport,
     StartWorker,
     StopWorker,
+    WeightsReport,
     WorkersKept,
 )
 from sloop.serve.backends import KnownStages
@@ -76,12 +83,13 @@ from sloop.serve.network import (
     read_token,
 )
 from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
+from sloop.serve.stores import ModelSource
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, ArenaReader, Arenas
 from sloop.text import counted
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec
+from sloop.vocabulary import STORE, BatchId, ModelWeights, Node, ReplicaId, ReplicaSpec, TransferId, WeightLevel
 
 JOIN_S_MAX: Final = 120.0
 """In which the agents of all nodes must connect when the server starts."""
@@ -102,6 +110,8 @@ LEAVE_S_MAX: Final = 5.0
 """In which an agent that was told to end, or sent away, must close its connection."""
 PEERS_MAX: Final = 3
 """Agents that one is told to ask for a model before its store."""
+CHAIN_PEERS_MAX: Final = 8
+"""The same in a chain that was ordered: so many before it may die at the same time, and no byte comes twice."""
 TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
 
@@ -223,6 +233,10 @@ class _ConnectedAgent:
         """Whether its node may be used: all workers have stopped that are not kept."""
         self.timer: TimerHandle | None = None
         """Until then."""
+        self.receiving: set[TransferId] = set()
+        """The transfers that it was told to receive, until it has said what became of them."""
+        self.given_up: set[TransferId] = set()
+        """Those that were cancelled meanwhile."""
 
 
 class _PlacedReplica(Struct):
@@ -230,6 +244,8 @@ class _PlacedReplica(Struct):
 
     spec: ReplicaSpec
     agent: _ConnectedAgent
+    transfer: TransferId | None = None
+    """The transfer for which it waits."""
     is_ordered: bool = False
     """Whether its agent was told to start it; before, it waits for what it needs."""
     cores_wanted: float | None = None
@@ -331,6 +347,7 @@ class AgentBackend(KnownStages):
             BatchFinished: self._on_finished,
             BatchRaised: self._on_raised,
             SparesReport: self._on_spares,
+            WeightsReport: self._on_weights,
         }
 
     @property
@@ -377,8 +394,8 @@ class AgentBackend(KnownStages):
         for name, node in self._nodes.items():
             agent = self._agents.get(name)
             if agent is not None and agent.has_joined:
-                if agent.kept:
-                    self._report(NodeReady(node, tuple(agent.kept.values())))
+                if agent.kept or self._weights_on(agent):
+                    self._report(NodeReady(node, tuple(agent.kept.values()), self._weights_on(agent)))
             elif not node.on_demand:
                 self._report(NodeLost(name, "its agent has not connected"))
         self._remember()
@@ -420,7 +437,7 @@ class AgentBackend(KnownStages):
     def acquire(self, node: str) -> None:
         self._releasing.discard(node)
         if self._has_joined(node):  # somebody has started it before it was wanted
-            self._report(NodeReady(self._nodes[node]))
+            self._report(NodeReady(self._nodes[node], (), self._weights_on(self._agents[node])))
             return
         self._acquiring[node] = self._loop.call_later(ACQUIRE_S_MAX, self._fail_acquiring, node, "it did not come")
         self._provider.acquire(self._nodes[node], lambda why: self._fail_acquiring(node, why))
@@ -453,12 +470,56 @@ class AgentBackend(KnownStages):
 
     # Replicas
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
+    def transfer(self, order: Transfer) -> None:
+        servable = next((each for each in self._servables.values() if order.weights in each.weights), None)
+        if servable is None or not servable.source:
+            for name in order.receivers:
+                self._report(TransferFailed(order.transfer, name, f"{order.weights.name} comes from no store"))
+            return
+        source = self._agents.get(order.source) if order.source != STORE else None
+        before = [] if source is None else [source.hello.endpoint]
+        chain = self._receivers.setdefault(servable.source, [])
+        for name in order.receivers:
+            agent = self._agents.get(name)
+            if agent is None or not agent.has_joined:
+                continue  # the core hears, or has heard, of its loss
+            agent.receiving.add(order.transfer)
+            peers = before[::-1][:CHAIN_PEERS_MAX]
+            agent.records.send(ReceiveWeights(order.transfer, servable.source, peers, order.is_kept))
+            before.append(agent.hello.endpoint)
+            if agent not in chain:
+                chain.append(agent)
+
+    def cancel_transfer(self, order: CancelTransfer) -> None:
+        agent = self._agents.get(order.node)
+        if agent is not None and order.transfer in agent.receiving:
+            agent.receiving.discard(order.transfer)
+            agent.given_up.add(order.transfer)
+            agent.records.send(GiveUpWeights(order.transfer))
+
+    def evict(self, order: Evict) -> None:
+        servable = next((each for each in self._servables.values() if order.weights in each.weights), None)
+        agent = self._agents.get(order.node)
+        if servable is not None and agent is not None and order.level is WeightLevel.FILES:
+            agent.records.send(EvictWeights(servable.source))
+
+    def _weights_on(self, agent: _ConnectedAgent) -> tuple[ModelWeights, ...]:
+        """What the core calls the models that an agent had when it connected."""
+        there = set(agent.hello.models)
+        found = dict[ModelWeights, None]()
+        for servable in self._servables.values():
+            if servable.source and servable.weights:
+                source = ModelSource.of(servable.source)
+                if (source.key, source.sha256) in there:
+                    found |= dict.fromkeys(servable.weights)
+        return tuple(found)
+
+    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
         agent = self._agents.get(spec.node or "")
         if agent is None or not agent.has_joined:
             self._report(ReplicaLost(replica, f"node {spec.node} is not connected"))
             return
-        self._replicas[replica] = _PlacedReplica(spec, agent)
+        self._replicas[replica] = _PlacedReplica(spec, agent, transfer)
         self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
@@ -542,7 +603,7 @@ class AgentBackend(KnownStages):
             self._report(ReplicaLost(replica, why))
         else:
             placed.is_ordered = True
-            placed.agent.records.send(StartWorker(replica, placed.spec, self._peers_of(placed)))
+            placed.agent.records.send(StartWorker(replica, placed.spec, self._peers_of(placed), placed.transfer))
 
     def _peers_of(self, placed: _PlacedReplica) -> list[Endpoint]:
         """The agents from which that of a replica may get its model: those that were told to fetch it before, the last
@@ -662,7 +723,7 @@ class AgentBackend(KnownStages):
         _log.info("the agent of %s has connected: %g cores%s", name, agent.hello.cores, kept)
         self._remember()
         if self._has_begun:
-            self._report(NodeReady(self._nodes[name], tuple(agent.kept.values())))
+            self._report(NodeReady(self._nodes[name], tuple(agent.kept.values()), self._weights_on(agent)))
 
     def _objection(self, hello: AgentHello, node: Node | None) -> str:
         """Why an agent cannot serve; empty if it can."""
@@ -766,6 +827,20 @@ class AgentBackend(KnownStages):
                 placed.has_shrunk = False
                 self._provider.shrunk(event.replica, placed.spec)
         self._report(event)
+
+    def _on_weights(self, agent: _ConnectedAgent, record: WeightsReport) -> None:
+        if record.transfer in agent.given_up:
+            agent.given_up.discard(record.transfer)  # its report crossed the order
+            return
+        if record.transfer not in agent.receiving:
+            raise ProtocolError(f"transfer {record.transfer} was not ordered to this node, or has ended")
+        agent.receiving.discard(record.transfer)
+        name = agent.hello.name
+        if record.error:
+            _log.warning("the weights of transfer %d do not come to %s: %s", record.transfer, name, record.error)
+            self._report(TransferFailed(record.transfer, name, record.error[:TEXT_CHARS_MAX]))
+        else:
+            self._report(Transferred(record.transfer, name))
 
     def _on_finished(self, agent: _ConnectedAgent, record: BatchFinished) -> None:
         placed = self._ended(agent, record.batch, record.replica)

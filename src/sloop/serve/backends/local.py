@@ -32,6 +32,7 @@ from typing import Final
 
 import msgspec
 
+from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.errors import MachineError
 from sloop.events import (
     Finished,
@@ -42,6 +43,7 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    TransferFailed,
 )
 from sloop.serve.backends import KnownStages
 from sloop.serve.blocks import ARENA_BYTES
@@ -61,7 +63,7 @@ from sloop.serve.transport import (
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import FABRIC, BatchId, Node, ReplicaId, ReplicaSpec
+from sloop.vocabulary import FABRIC, BatchId, Node, ReplicaId, ReplicaSpec, TransferId
 
 START_S_MAX: Final = 300.0
 """Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
@@ -196,7 +198,18 @@ class LocalBackend(KnownStages):
     def release(self, node: str) -> None:
         self._report(NodeReleased(node))
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
+    def transfer(self, order: Transfer) -> None:
+        why = "workers of this server are on its own machine, where models are read from where they are"
+        for node in order.receivers:
+            self._report(TransferFailed(order.transfer, node, why))
+
+    def cancel_transfer(self, order: CancelTransfer) -> None:
+        """Nothing is on its way here."""
+
+    def evict(self, order: Evict) -> None:
+        """Nothing was brought here."""
+
+    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
         self._replicas[replica] = made = _Replica(replica)
         self._starts.append(self._loop.time())
         self._start_spares_later()
@@ -609,7 +622,14 @@ class LocalBackend(KnownStages):
 
     def _report(
         self,
-        event: NodeReady | NodeReleased | ReplicaLost | ReplicaProgressed | ReplicaReady | ReplicaStopped | Resized,
+        event: NodeReady
+        | NodeReleased
+        | ReplicaLost
+        | ReplicaProgressed
+        | ReplicaReady
+        | ReplicaStopped
+        | Resized
+        | TransferFailed,
     ) -> None:
         if self._listener is not None:
             self._listener.on_event(event)
