@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from sloop.actions import AttachShadow, DetachShadow, End, StartReplica
-from sloop.app.load import load_application
+from sloop.app.load import load_application, load_scenario
 from sloop.events import ShadowReady
 from sloop.options import as_value
+from sloop.policies.forecast import OracleForecast
 from sloop.profile import PUBLISHED
 from sloop.runlog import MemoryLog
 from sloop.sim import World, simulate
@@ -92,3 +93,41 @@ def test_shadows_that_die_are_replaced_and_every_request_ends() -> None:
     assert count(log, AttachShadow) > count(run("asyfunc"), AttachShadow)
     ends = [record.request for _, record in log.records if isinstance(record, End)]
     assert len(ends) == len(set(ends))
+
+
+OPTIMUM = {
+    "name": "inception",
+    "slo_ms": SLO_MS,
+    "stages": [{"name": "m", "profile": MODEL}],
+    "systems": ["opt", "on-demand", "last-value"],
+    "cluster": {"nodes": [{"hardware": "custom", "count": 12, "cores": 26, "memory_bytes": 96 << 30}]},
+    "trace": {**TRACE, "rate": 60, "burst_rate": 180},
+    "duration_s": 60,
+    "seed": 5,
+    "truth": {"cold_start": {"start_s": 8, "warm": True}},
+}
+
+
+def test_the_optimum_starts_before_the_burst() -> None:
+    """Replicas take 8 s; on-demand asks for them when the burst is there."""
+    scenario = load_scenario(OPTIMUM)
+    found, logs = [], []
+    for choice in scenario.systems:
+        log = MemoryLog()
+        simulate(World.from_scenario(scenario, choice), [log])
+        found.append(missed(log))
+        logs.append(log)
+    optimum, on_demand, last = found
+    assert optimum < 0.5 * min(on_demand, last)
+    assert replay_log(logs[0].records, World.from_scenario(scenario).setup().core()).difference is None
+
+
+def test_the_optimum_gets_its_trace() -> None:
+    world = World.from_scenario(load_scenario(OPTIMUM))
+    forecast = world.setup().system.policies.forecast
+    assert isinstance(forecast, OracleForecast)
+    assert forecast.counts == tuple(map(float, world.trace.counts_per_s()))
+    assert forecast.horizon_ns == s(10)
+    declared = {**OPTIMUM, "systems": [{"name": "opt", "forecast": {"counts": [7.0], "horizon_s": 3}}]}
+    own = World.from_scenario(load_scenario(declared)).setup().system.policies.forecast
+    assert own == OracleForecast((7.0,), horizon_ns=s(3)), "as declared"

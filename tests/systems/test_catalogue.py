@@ -14,7 +14,7 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, Times
+from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import AsPlaced, Flashpoint
@@ -95,6 +95,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "on-demand": ("baseline", ByCapacity(period_ns=s(1))),
     "last-value": ("baseline", ByCapacity(period_ns=s(10))),
     "k-last-value": ("baseline", ByCapacity(period_ns=s(10))),
+    "opt": ("baseline", ByCapacity(period_ns=s(1))),
     "static": ("baseline", Static()),
 }
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
@@ -140,6 +141,7 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("asyfunc-noadapt", "asyfunc-none", "batch"), _FIXED_BATCHES),
     "on-demand": (*_ADAPTIVE, Last(window_ns=s(1))),
     "k-last-value": (*_ADAPTIVE, Times(factor=1.5, window_ns=s(10))),
+    "opt": (*_ADAPTIVE, OracleForecast(horizon_ns=s(10))),
     "harbor": (
         Edf(),
         Full(patience=1.0),

@@ -20,6 +20,7 @@ from sloop.app.hardware import acquire_s
 from sloop.app.scenario import Change, Scenario, ServiceTruth, Truth
 from sloop.errors import InputError
 from sloop.events import Deployed, Promoted, Removed
+from sloop.policies.forecast import OracleForecast
 from sloop.profile import Profile
 from sloop.profile.profile import START_S_ASSUMED
 from sloop.runlog import read_log
@@ -43,6 +44,7 @@ from sloop.sim.truth.service import ServiceSampler
 from sloop.sim.truth.sharing import SharingTruth
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import seed_of
+from sloop.systems import build_system
 from sloop.systems.replay import require_all, with_beginning
 from sloop.systems.setup import ApplicationSetup, Setup, application_in, definition_of, set_up, weights_of
 from sloop.text import listed
@@ -132,13 +134,13 @@ class World:
 
         Raises InputError if a trace or a link cannot be read.
         """
-        choice = choice or scenario.systems[0]
-        deployment, truth = scenario.deployment.under(choice), scenario.truth
+        choice, clients = choice or scenario.systems[0], _clients(scenario)
+        deployment, truth = _foretold(scenario.deployment.under(choice), clients), scenario.truth
         mtbf_s, failures = truth.nodes.mtbf_s, truth.failures
         return cls(
             seed=scenario.seed,
             deployment=deployment,
-            clients=_clients(scenario),
+            clients=clients,
             duration_ns=scenario.duration_ns,
             truth=truth,
             faults=FaultRates(
@@ -433,6 +435,21 @@ def _clients(scenario: Scenario) -> dict[str, Clients]:
         trace = trace_from(scenario.declared_trace(name), seed=seed, duration_s=duration_s, folder=folder)
         found[name] = Clients(trace, _link(scenario, seed, folder), begins_ns=begins_ns[name])
     return found
+
+
+def _foretold(deployment: Deployment, clients: Mapping[str, Clients]) -> Deployment:
+    """The deployment, in which every forecast that knows the future gets the requests of its application, unless they
+    are declared. They are parameters of the system, so that they are in the log and a replay has them."""
+    applications = []
+    for each in deployment.applications:
+        choice = each.system
+        forecast = build_system(choice.name, choice.declared).policies.forecast
+        if isinstance(forecast, OracleForecast) and not forecast.counts and each.name in clients:
+            horizon_s, counts = to_s(forecast.horizon_ns), clients[each.name].trace.counts_per_s()
+            known = {"name": "oracle", "horizon_s": horizon_s, "counts": list(map(float, counts))}
+            each = replace(each, system=replace(choice, parameters={**choice.parameters, "forecast": known}))
+        applications.append(each)
+    return replace(deployment, applications=tuple(applications))
 
 
 def _seed_of(seed: int, name: str, names: Sequence[str]) -> int:

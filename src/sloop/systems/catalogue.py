@@ -16,7 +16,7 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, Times
+from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import Flashpoint
@@ -448,6 +448,15 @@ CATALOGUE: Final = (
         f"{SUBMISSION}: k-LV, k = 1.5",
         replace(_ASYFUNC, forecast=Times(factor=1.5, window_ns=s(10)), scale=ByCapacity()),
         ONE_KIND,
+    ),
+    # The optimum: the future is known, and every replica is there when it is needed.
+    System(
+        "opt",
+        "baseline",
+        f"{SUBMISSION}: OPT",
+        replace(_ASYFUNC, forecast=OracleForecast(horizon_ns=s(10)), scale=ByCapacity(period_ns=s(1))),
+        ONE_KIND,
+        SIMULATED,
     ),
 )
 
