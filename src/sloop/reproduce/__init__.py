@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sloop.errors import InputError
-from sloop.reproduce import biscale, colocation, fa2, flashpoint, ipa, netnn, paldia, sponge
+from sloop.reproduce import asyfunc, biscale, colocation, fa2, flashpoint, ipa, netnn, paldia, sponge
 from sloop.reproduce.harness import Progress, Reproduction, silent
 from sloop.reproduce.rows import Row
 
@@ -35,6 +35,7 @@ REPRODUCTIONS: Final[Mapping[str, Reproduce]] = {
     "flashpoint": flashpoint.reproduce,
     "colocation": colocation.reproduce,
     "paldia": paldia.reproduce,
+    "asyfunc": asyfunc.reproduce,
 }
 
 

@@ -2,6 +2,7 @@
 sections 2.7, 2.8 and 7.4, on its worked example (2.12)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -87,6 +88,29 @@ def test_bodies_change_only_outside_of_the_band_and_once_in_a_period() -> None:
     own.plan(0, view(two, 64, 0, nodes=2))
     assert sum(count for _, count in sizes(own.plan(s(9.5), view(two, 500, 0, nodes=2)))) == 2
     assert sum(count for _, count in sizes(own.plan(s(10), view(two, 70, 0, nodes=2)))) == 3
+
+
+@pytest.mark.parametrize(("counts", "bodies"), [(True, 1), (False, 2)])
+def test_the_mean_rate_may_rest_on_shadows(counts: bool, bodies: int) -> None:
+    """A pair of two cores and four carries 50.8 rps, its body alone 20.2: of 30 rps, α leaves no room for it alone."""
+    pair = body(0, 2, shadow=Shadow(4.0, (0, 1)))
+    plan = policy(counts_shadows=counts).plan(0, view([pair], 30, 30, cores=64))
+    assert sum(count for _, count in sizes(plan)) == bodies
+
+
+def test_bodies_are_adapted_to_the_first_second() -> None:
+    """Not only after ten seconds, in which shadows would have to do."""
+    own = policy()
+    assert sizes(own.plan(0, view([], 0, 0))) == [(1, 1)]
+    assert sizes(own.plan(s(1), view([body(0, 1)], 60, 0, cores=64)))[-1] == (4, 2), "10.1 + 2 × 40.4 rps"
+    assert sum(count for _, count in sizes(own.plan(s(10.5), view([body(0, 1)], 500, 0, cores=64)))) == 1
+
+
+def test_the_rate_to_plan_for_before_any_request() -> None:
+    unseen = view([], 0, 0, cores=64)
+    unseen = replace(unseen, stages=(replace(unseen.stages[0], buckets=[]),))
+    assert sizes(policy(initial_rps=100).plan(0, unseen)) == [(4, 4)]
+    assert sizes(policy(initial_rps=100).plan(0, view([], 0, 0, cores=64))) == [(1, 1)], "requests could have come"
 
 
 def test_a_body_that_starts_counts_for_the_mean_rate() -> None:

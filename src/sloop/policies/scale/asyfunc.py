@@ -89,13 +89,18 @@ class AsyFunc:
     """Which blocks come first: those that compute most per byte, or those that come first in the model."""
     shadows_per_node: int = 1
     """How many may be on a node at a time: its spare workers."""
+    counts_shadows: bool = True
+    """Whether the mean rate may rest on shadows, as published: where it does, fewer bodies are started, and as these
+    alone do not carry the rate, the burst is never over. False: bodies alone carry the mean rate."""
+    initial_rps: float = 0.0
+    """The rate to plan for before any request has been seen."""
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which the model has a profile."""
     adapt_ns: int = s(10)
     period_ns: int = ms(500)
     _adapted_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
-    """When bodies were last adapted; empty before."""
+    """When bodies were last adapted to a rate; empty before: the first one is that of the first second."""
     _quiet: list[int] = field(init=False, default_factory=lambda: [0], repr=False, compare=False)
     """At how many ticks in a row the burst was over."""
     _booked_rps: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -105,7 +110,8 @@ class AsyFunc:
         for key in ("alpha", "beta", "gamma", "adapt_ns", "period_ns"):
             check_range(key, getattr(self, key), above=0)
         check_range("beta", self.beta, most=self.alpha)
-        check_range("model_weight", self.model_weight, least=0)
+        for key in ("model_weight", "initial_rps"):
+            check_range(key, getattr(self, key), least=0)
         for key in ("cores_max", "batch_max"):
             check_range(key, getattr(self, key), least=1, most=1024)
         check_range("shadows_per_node", self.shadows_per_node, least=0)
@@ -122,9 +128,10 @@ class AsyFunc:
         free = {node.node.name: node.free_cores for node in view.nodes}
         whys: list[str] = []
         is_feasible = True
+        rate_rps = view.demand_rps[stage.name] if stage.buckets else self.initial_rps
         if not self._adapted_ns or now_ns - self._adapted_ns[0] >= self.adapt_ns:
-            self._adapted_ns[:] = [now_ns]
-            rate_rps = view.demand_rps[stage.name]
+            if rate_rps or self._adapted_ns:
+                self._adapted_ns[:] = [now_ns]
             is_feasible = self._adapt(model, bodies, free, rate_rps, whys)
         if self.shadows:
             self._meet_burst(model, bodies, free, stage.rate_rps(NS_PER_S), whys)
@@ -136,7 +143,7 @@ class AsyFunc:
         self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], rate_rps: float, whys: list[str]
     ) -> bool:
         """Model-level scaling; returns whether there was room for all bodies (section 2.7)."""
-        total_rps = sum(body.capacity_rps for body in bodies)
+        total_rps = sum(self._lasting_rps(body) for body in bodies)
         before = len(bodies)
         why = f"{rate_rps:.4g} rps at a capacity of {total_rps:.4g} rps"
         choice = choose_body(model.latency_ms(), rate_rps, model.slo_ms, model.weight)
@@ -156,13 +163,17 @@ class AsyFunc:
         for body in sorted(bodies, key=model.worth):
             if rate_rps >= self.beta * total_rps:
                 break
-            left_rps = total_rps - body.capacity_rps
+            left_rps = total_rps - self._lasting_rps(body)
             if len(bodies) > 1 and at_least(self.alpha * left_rps, rate_rps):
                 bodies.remove(body)
                 total_rps, removed = left_rps, removed + 1
         if removed:
             whys.append(f"{why}: {counted(removed, 'fewer body', 'fewer bodies')}")
         return is_feasible
+
+    def _lasting_rps(self, body: CountedBody) -> float:
+        """What counts for the mean rate."""
+        return body.capacity_rps if self.counts_shadows else body.alone_rps
 
     def _meet_burst(
         self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]

@@ -1,0 +1,478 @@
+"""AsyFunc's simulated experiments: which trials they need, and their rows.
+
+Experiments are named by the figures of the publication: Fig. 1 scaling policies, Fig. 6 one surge, Figs. 10 and 11
+memory, Fig. 12 utility of cores, Fig. 13 violations; checks are those of section 7.4 of the specification, constants
+and variants the ablations of its section 5.4.
+
+The publication leaves the unit of ρ open, and with it K, how many cores a copy of the model is worth; it decides the
+size of bodies and so all memory. Rows are of both ends: K = 128, where bodies are as small as those of BATCH, and K =
+the model's multiply-adds in 10⁹, as printed. Shadows take the first blocks of a model, as in the specification's own
+simulations; the publication's order by multiply-adds per byte is one of the variants.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Final, NamedTuple
+
+import numpy as np
+from msgspec import structs
+from scipy.stats import t as student
+
+from sloop.reproduce.asyfunc.offline import OPT_INSTANCES
+from sloop.reproduce.asyfunc.runs import (
+    MODELS,
+    SMALL_BODIES,
+    VIT,
+    AsyFuncResult,
+    AsyFuncTrial,
+    SystemName,
+    with_options,
+)
+from sloop.reproduce.harness import Results, Wanted
+from sloop.reproduce.rows import Claim, Row, bounded, compare, directed
+
+Found = Results[AsyFuncResult]
+
+SEEDS: Final = 5
+VARIANT_SEEDS: Final = 3
+QUICK_MODELS: Final = ("InceptionV3", "VGG19")
+WEIGHTS: Final = (SMALL_BODIES, 0.0)
+"""K; 0 is the multiply-adds in 10⁹."""
+OWN: Final[tuple[SystemName, ...]] = ("asyfunc", "asyfunc-nolls", "asyfunc-noadapt")
+PREWARMS: Final[Mapping[SystemName, tuple[float, ...]]] = {
+    "batch": (1.0, 1.3, 1.5, 2.0),
+    "batch-plus": (1.0, 1.15, 1.3, 1.5, 2.0),
+}
+"""k_b: over how many times the needed replicas BATCH's memory at AsyFunc's violations is interpolated."""
+PRINTED_PREWARMS: Final = (1.0, 1.3, 1.5)
+SAVED: Final = 23.4
+REACTIONS: Final[tuple[SystemName, ...]] = ("on-demand", "last-value", "k-last-value", "opt")
+DAY_LOAD: Final = 3.36
+"""Mean demand in instances of 16 cores for which the optimum has 3.85, by the count of Fig. 1."""
+SURGED: Final[tuple[SystemName, ...]] = ("asyfunc", "asyfunc-nolls", "on-demand", "k-last-value")
+DERIVED: Final = {"InceptionV3": (5.5, 6.5, 19.0), "ResNet101": (5.2, 6.0, 15.3), "VGG19": (5.2, 7.2, 14.8)}
+"""Violations in % of asyfunc, nolls and noadapt at K = 128: one run of another simulator, of another trace (5.5)."""
+BODY_LOADS: Final = (0.0, 15.0, 100.0)
+
+
+class Variant(NamedTuple):
+    """A change of one constant of AsyFunc."""
+
+    name: str
+    options: Mapping[str, float | str]
+    changes: Mapping[str, float]
+    """Fields of the trial."""
+
+
+VARIANTS: Final = (
+    Variant("K = 32", {}, {"weight": 32.0}),
+    Variant("K = 64", {}, {"weight": 64.0}),
+    Variant("burst threshold 0.8", {"gamma": 0.8}, {}),
+    Variant("burst threshold 1.2", {"gamma": 1.2}, {}),
+    Variant("bodies every 30 s", {"adapt_s": 30.0}, {}),
+    Variant("order by multiply-adds per byte", {"selection": "ranked"}, {}),
+    Variant("shadows by the formula", {"objective": "literal"}, {}),
+    Variant("shadows by the formula as printed", {"objective": "printed"}, {}),
+    Variant("overflow split", {"batch__overflow": "split"}, {}),
+    Variant("mean rate on bodies alone", {"counts_shadows": 0}, {}),
+    Variant("no spare worker", {}, {"spare_workers": 0}),
+    Variant("two shadows on a node", {"shadows_per_node": 2}, {"spare_workers": 2}),
+    Variant("four shadows on a node", {"shadows_per_node": 4}, {"spare_workers": 4}),
+    Variant("shadows of 4 cores at most, bodies too", {"cores_max": 4}, {}),
+)
+
+
+def own(model: str, system: SystemName = "asyfunc", weight: float = SMALL_BODIES) -> AsyFuncTrial:
+    """AsyFunc or a variant, with shadows of first blocks."""
+    return with_options(AsyFuncTrial(model=model, system=system, weight=weight), selection="prefix")
+
+
+def ours(model: str) -> AsyFuncTrial:
+    """AsyFunc, in which the mean rate does not rest on shadows."""
+    return with_options(own(model), counts_shadows=0)
+
+
+def prewarmed(model: str, system: SystemName, prewarm: float) -> AsyFuncTrial:
+    """BATCH or BATCH⁺."""
+    return AsyFuncTrial(model=model, system=system, prewarm=prewarm)
+
+
+def varied(model: str, variant: Variant) -> AsyFuncTrial:
+    """AsyFunc with one constant changed."""
+    return structs.replace(with_options(own(model), **variant.options), **variant.changes)
+
+
+def loading(model: str, system: SystemName, body_load: float) -> AsyFuncTrial:
+    """Bodies that take more or fewer inferences to load; with 0 they are there at once."""
+    trial = own(model, system)
+    return structs.replace(trial, start_s=0.0) if not body_load else structs.replace(trial, body_load=body_load)
+
+
+def reacting(system: SystemName) -> AsyFuncTrial:
+    """Fig. 1: equal replicas on 16 cores that take 5 s to start; the optimum's take no time."""
+    return AsyFuncTrial(system=system, load=DAY_LOAD, start_s=0.0 if system == "opt" else 5.0)
+
+
+def surge(system: SystemName) -> AsyFuncTrial:
+    """Fig. 6: twice the requests for 5 s; bodies with 16 cores, which take 5 s to start."""
+    trial = AsyFuncTrial(system=system, shape="surge", seconds=60, start_s=5.0, weight=0.0)
+    return with_options(trial, selection="prefix") if system.startswith("asyfunc") else trial
+
+
+def wanted(*, quick: bool) -> Wanted[AsyFuncTrial]:
+    """All trials with the number of their seeds."""
+    models, seeds = (QUICK_MODELS, 1) if quick else ((*MODELS, VIT), SEEDS)
+    trials = [own(model, system, weight) for model in models for system in OWN for weight in WEIGHTS]
+    trials += [ours(model) for model in models]
+    for system, prewarms in PREWARMS.items():
+        trials += [prewarmed(model, system, prewarm) for model in models for prewarm in prewarms]
+    trials += [reacting(system) for system in REACTIONS] + [surge(system) for system in SURGED]
+    found = [(trial, seeds) for trial in trials]
+    if quick:
+        return found
+    more = [varied(model, variant) for model in QUICK_MODELS for variant in VARIANTS]
+    more += [
+        loading(model, system, body_load)
+        for model in QUICK_MODELS
+        for system in OWN[:2]
+        for body_load in BODY_LOADS
+    ]  # fmt: skip
+    return found + [(trial, VARIANT_SEEDS) for trial in more]
+
+
+def simulated_rows(results: Found, *, quick: bool) -> list[Row]:
+    """All rows of the simulated experiments."""
+    models = QUICK_MODELS if quick else (*MODELS, VIT)
+    rows = reaction_rows(results) + surge_rows(results)
+    for model in models:
+        for weight in WEIGHTS:
+            rows += own_rows(results, model, weight)
+        rows += [*batch_rows(results, model), *our_rows(results, model)]
+    rows += headline_rows(results, [model for model in models if model != VIT])
+    return rows if quick else [*rows, *variant_rows(results), *loading_rows(results)]
+
+
+# Differences between systems, seed by seed
+
+
+class Difference(NamedTuple):
+    """The mean of differences in pairs, and half the width of its 95 % interval (Student's t; inf of one pair)."""
+
+    values: tuple[float, ...]
+    mean: float
+    half: float
+
+    @property
+    def text(self) -> str:
+        """With its interval."""
+        if self.half == math.inf:
+            return "one run, which says nothing about the scatter"
+        return f"95 % interval {self.mean - self.half:.2f} to {self.mean + self.half:.2f}"
+
+
+def difference(one: Sequence[float], other: Sequence[float]) -> Difference:
+    """One minus the other."""
+    values = tuple(first - second for first, second in zip(one, other, strict=True))
+    mean, runs = fmean(values), len(values)
+    half = float(student.ppf(0.975, runs - 1)) * stdev(values) / math.sqrt(runs) if runs > 1 else math.inf
+    return Difference(values, mean, half)
+
+
+def less(experiment: str, metric: str, found: Difference, unit: str = "points", note: str = "") -> Row:
+    """A row that expects a difference below 0: the whole interval, or the mean of a single run."""
+    edge = found.mean if found.half == math.inf else found.mean + found.half
+    text = "; ".join(part for part in (found.text, note) if part)
+    return directed(Claim(experiment, metric, unit, note=text), found.values, holds=edge < 0, expect="less than 0")
+
+
+def named(weight: float) -> str:
+    """K as text."""
+    return f"K = {weight:g}" if weight else "K = GMACs"
+
+
+# Rows
+
+
+def reaction_rows(results: Found) -> list[Row]:
+    """Fig. 1 with queues and batches, InceptionV3."""
+    experiment, printed = "Fig. 1, simulated", {"on-demand": 10.52, "last-value": 5.46, "opt": 0.0}
+    found = {system: results.violations(reacting(system)) for system in REACTIONS}
+    rows = []
+    for system, paper in printed.items():
+        note = "requests wait and batches take the whole SLO, so that not even the optimum has no violations"
+        claim = Claim(experiment, f"violations of {system}", "%", "simulated", paper, note=note)
+        rows.append(compare(claim, found[system], shape=bool(paper) and paper / 2 <= fmean(found[system]) <= 2 * paper))
+    counts = difference(
+        [each / OPT_INSTANCES for each in results.each(reacting("k-last-value"), "replicas")], [0.0] * _runs(results)
+    ).values
+    claim = Claim(experiment, "replicas of k-last-value / 3.85", "×", "text", 1.3, 1.42)
+    pairs = (("last-value", "on-demand"), ("k-last-value", "last-value"), ("opt", "last-value"))
+    return [
+        *rows,
+        compare(claim, counts, within=0.15),
+        *(
+            less(experiment, f"violations, {one} - {other}", difference(found[one], found[other]))
+            for one, other in pairs
+        ),
+    ]
+
+
+def _runs(results: Found) -> int:
+    return len(results.of(reacting("opt")))
+
+
+def surge_rows(results: Found) -> list[Row]:
+    """Fig. 6: shadows should miss as few as over-provisioning, with the cores of on-demand scaling."""
+    experiment = "Fig. 6 surge"
+    missed = {system: results.violations(surge(system)) for system in SURGED}
+    cores = {system: results.cores(surge(system)) for system in SURGED}
+    return [
+        less(
+            experiment, "violations, asyfunc - without shadows", difference(missed["asyfunc"], missed["asyfunc-nolls"])
+        ),
+        less(experiment, "violations, asyfunc - on-demand", difference(missed["asyfunc"], missed["on-demand"])),
+        less(
+            experiment,
+            "cores, asyfunc - over-provisioning",
+            difference(cores["asyfunc"], cores["k-last-value"]),
+            "cores",
+        ),
+    ]
+
+
+def own_rows(results: Found, model: str, weight: float) -> list[Row]:
+    """Checks 6, 7 and 9, and Fig. 13 between AsyFunc and its variants."""
+    whole, bodies, fixed = (own(model, system, weight) for system in OWN)
+    of = f"{model}, {named(weight)}"
+    ratios = [one / other for one, other in zip(_memory(results, whole), _memory(results, bodies), strict=True)]
+    rows = [
+        less("check 6", f"{of}: violations, asyfunc - without shadows",
+             difference(results.violations(whole), results.violations(bodies)),
+             note=f"{results.mean(whole, 'violations'):.2f} and {results.mean(bodies, 'violations'):.2f} %"),
+        bounded(Claim("check 6", f"{of}: memory, asyfunc / without shadows", "×"), ratios, at_most=1.05,
+                shape=fmean(ratios) <= 1.05),
+        less("check 7", f"{of}: violations, asyfunc - fixed batches",
+             difference(results.violations(whole), results.violations(fixed)),
+             note=f"{results.mean(fixed, 'violations'):.2f} % with fixed batches"),
+        bounded(Claim("Fig. 12 utility", f"{of}: best period of asyfunc", "%"), results.each(whole, "utility_most"),
+                at_least=90.0, shape=results.mean(whole, "utility_most") >= 80),
+    ]  # fmt: skip
+    if weight == SMALL_BODIES and model in DERIVED:
+        for system, figure in zip(OWN, DERIVED[model], strict=True):
+            found = results.violations(own(model, system))
+            claim = Claim("Fig. 13 violations", f"{of}: {system}", "%", "simulated", derived=figure)
+            rows.append(compare(claim, found, shape=figure / 2 <= fmean(found) <= 2 * figure))
+    return rows
+
+
+def _memory(results: Found, trial: AsyFuncTrial) -> list[float]:
+    return results.each(trial, "memory_mib")
+
+
+def our_rows(results: Found, model: str) -> list[Row]:
+    """The same with the mean rate on bodies alone: shadows then end with their burst."""
+    whole, bodies = ours(model), own(model, "asyfunc-nolls")
+    ratios = [one / other for one, other in zip(_memory(results, whole), _memory(results, bodies), strict=True)]
+    of = f"{model}, K = 128, mean rate on bodies"
+    note = f"{results.mean(whole, 'violations'):.2f} and {results.mean(bodies, 'violations'):.2f} %"
+    return [
+        less("check 6, ours", f"{of}: violations, asyfunc - without shadows",
+             difference(results.violations(whole), results.violations(bodies)), note=note),
+        bounded(Claim("check 6, ours", f"{of}: memory, asyfunc / without shadows", "×"), ratios, at_most=1.05,
+                shape=fmean(ratios) <= 1.05),
+    ]  # fmt: skip
+
+
+# BATCH at equal violations
+
+
+class Equal(NamedTuple):
+    """BATCH with as many violations as AsyFunc, run by run: AsyFunc's figures compared with it."""
+
+    saved: tuple[float, ...]
+    """Memory, in percent of BATCH's."""
+    utility: tuple[float, ...]
+    """Points more utility of cores."""
+    outside: int
+    """Runs whose violations no k_b had: they are left out."""
+
+
+def at_equal_violations(results: Found, trial: AsyFuncTrial, system: SystemName) -> Equal:
+    """Interpolated between runs of the same seed with other k_b, in the logarithm of violations."""
+    runs = results.of(trial)
+    others = [results.of(prewarmed(trial.model, system, prewarm), len(runs)) for prewarm in PREWARMS[system]]
+    saved, utility, missing = [], [], 0
+    for place, mine in enumerate(runs):
+        theirs = sorted((each[place] for each in others), key=lambda run: run.violations)
+        missed = [math.log(max(0.01, run.violations)) for run in theirs]
+        at = math.log(max(0.01, mine.violations))
+        if not missed[0] <= at <= missed[-1]:
+            missing += 1
+            continue
+        memory = float(np.interp(at, missed, [run.memory_mib for run in theirs]))
+        saved.append(100 * (1 - mine.memory_mib / memory))
+        utility.append(mine.utility - float(np.interp(at, missed, [run.utility for run in theirs])))
+    return Equal(tuple(saved), tuple(utility), missing)
+
+
+def batch_rows(results: Found, model: str) -> list[Row]:
+    """Checks 7 and 8: memory against BATCH and BATCH⁺ at equal violations, bodies of equal size."""
+    whole = own(model)
+    plain, adaptive = (prewarmed(model, system, 1.0) for system in PREWARMS)
+    rows = [
+        less("check 7", f"{model}: violations, BATCH⁺ - BATCH",
+             difference(results.violations(adaptive), results.violations(plain)),
+             note=f"{results.mean(plain, 'violations'):.1f} % of BATCH"),
+        less("check 7", f"{model}: batch size, BATCH - BATCH⁺",
+             difference(results.each(plain, "batch"), results.each(adaptive, "batch")), "requests"),
+    ]  # fmt: skip
+    for system, name in (("batch", "BATCH"), ("batch-plus", "BATCH⁺")):
+        found = at_equal_violations(results, whole, "batch" if system == "batch" else "batch-plus")
+        metric = f"{model}: memory saved against {name} at equal violations"
+        if not found.saved:
+            missed = results.mean(whole, "violations")
+            claim = Claim("Figs. 10, 11 memory", f"{metric}: runs for which no k_b has as many", "runs")
+            expect = f"none; AsyFunc has {missed:.1f} % violations"
+            rows.append(directed(claim, [float(found.outside)], holds=False, expect=expect))
+            continue
+        left_out = f"; {found.outside} runs left out, whose violations no k_b has" if found.outside else ""
+        paper = 8.0 if model == VIT else None
+        note = difference(found.saved, [0.0] * len(found.saved)).text + left_out
+        claim = Claim("Figs. 10, 11 memory", metric, "%", "text", paper, note=note)
+        if paper is not None:
+            rows.append(compare(claim, found.saved, shape=min(found.saved) > 0))
+        else:
+            edge = difference(found.saved, [0.0] * len(found.saved))
+            holds = (edge.mean if edge.half == math.inf else edge.mean - edge.half) > 0
+            rows.append(directed(claim, found.saved, holds=holds, expect="more than 0"))
+    return rows
+
+
+def headline_rows(results: Found, models: Sequence[str]) -> list[Row]:
+    """The publication's largest figures, and how they depend on what it leaves open."""
+    rows = []
+    for prewarm in PRINTED_PREWARMS:
+        for system, name in (("batch", "BATCH"), ("batch-plus", "BATCH⁺")):
+            saved = _most(
+                results, models, lambda model, place, k=prewarm, of=system: _saved(results, model, of, k, place)
+            )
+            note = f"BATCH's own prewarming is not published; AsyFunc has {_times(results, models, system, prewarm)}"
+            metric = f"largest saving against {name}, k_b = {prewarm:g}, K = 128"
+            claim = Claim("Figs. 10, 11 memory", metric, "%", "text", SAVED, note=note)
+            rows.append(compare(claim, saved, shape=min(saved) > 0))
+    for system, name in (("batch", "BATCH"), ("batch-plus", "BATCH⁺")):
+        equal = [
+            at_equal_violations(results, own(model), "batch" if system == "batch" else "batch-plus") for model in models
+        ]
+        saved = [fmean(each.saved) for each in equal if each.saved]
+        utility = [fmean(each.utility) for each in equal if each.utility]
+        runs = sum(len(each.saved) for each in equal)
+        claim = Claim("Figs. 10, 11 memory", f"largest saving against {name} at equal violations", "%", "text", SAVED)
+        rows.append(compare(claim, [max(saved)], runs=runs, shape=max(saved) > 0))
+        claim = Claim("Fig. 12 utility", f"most above {name} at equal violations", "points", "text", 12.0)
+        rows.append(compare(claim, [max(utility)], runs=runs, shape=max(utility) > 0))
+    best = _most(results, models, lambda model, place: results.of(own(model))[place].utility_most)
+    rows.append(
+        compare(Claim("Fig. 12 utility", "best period of all models", "%", "text", 96.0), best, shape=min(best) >= 90)
+    )
+    plain, adaptive = (results.each(prewarmed("InceptionV3", system, 1.0), "utility") for system in PREWARMS)
+    gain = [100 * (one / other - 1) for one, other in zip(adaptive, plain, strict=True)]
+    note = "BATCH's cores are busy with requests that are late already; BATCH⁺ drops these"
+    claim = Claim("Fig. 12 utility", "InceptionV3: BATCH⁺ above BATCH", "%", "text", 11.0, note=note)
+    rows.append(compare(claim, gain, shape=min(gain) > 0))
+    return [*rows, *_median_rows(results)]
+
+
+def _median_rows(results: Found) -> list[Row]:
+    """Fig. 13: VGG16's median violation "35 % higher" without; in percent or points, and without what, is open."""
+    rows = []
+    for system, without in (("asyfunc-nolls", "shadows"), ("asyfunc-noadapt", "adaptive batches")):
+        for weight in WEIGHTS:
+            more = difference(
+                results.each(own("VGG19", system, weight), "violations_median"),
+                results.each(own("VGG19", "asyfunc", weight), "violations_median"),
+            )
+            metric = f"VGG19, {named(weight)}: median violation of a period, without {without} - asyfunc"
+            claim = Claim(
+                "Fig. 13 violations", metric, "points", "text", 35.0, note=f"percent or points: open; {more.text}"
+            )
+            rows.append(compare(claim, more.values, shape=more.mean > 0))
+    return rows
+
+
+def _most(results: Found, models: Sequence[str], value: Callable[[str, int], float]) -> list[float]:
+    """Run by run, the largest value of all models."""
+    runs = len(results.of(own(models[0])))
+    return [max(value(model, place) for model in models) for place in range(runs)]
+
+
+def _saved(results: Found, model: str, system: SystemName, prewarm: float, place: int) -> float:
+    other = results.of(prewarmed(model, system, prewarm))[place]
+    return 100 * (1 - results.of(own(model))[place].memory_mib / other.memory_mib)
+
+
+def _times(results: Found, models: Sequence[str], system: SystemName, prewarm: float) -> str:
+    ratios = [
+        results.mean(own(model), "violations")
+        / max(0.01, results.mean(prewarmed(model, system, prewarm), "violations"))
+        for model in models
+    ]
+    return f"{min(ratios):.2g} to {max(ratios):.2g} times its violations"
+
+
+# Constants and variants
+
+
+def variant_rows(results: Found) -> list[Row]:
+    """What one changed constant does; check 11 among them."""
+    rows = []
+    for model in QUICK_MODELS:
+        base = own(model)
+        missed = results.violations(base, VARIANT_SEEDS)
+        for variant in VARIANTS:
+            trial = varied(model, variant)
+            change = difference(results.violations(trial), missed)
+            memory = results.mean(trial, "memory_mib") / results.mean(base, "memory_mib", VARIANT_SEEDS)
+            started = results.mean(trial, "shadows") / max(1.0, results.mean(base, "shadows", VARIANT_SEEDS))
+            note = f"{change.text}; memory × {memory:.2f}, shadows × {started:.2f}"
+            metric = f"{model}: violations, {variant.name} - as in K = 128"
+            expect, holds = EXPECTED.get(variant.name, ("either", lambda mean: True))
+            rows.append(
+                directed(Claim("constants and variants", metric, "points", note=note), change.values,
+                         holds=holds(change.mean), expect=expect)
+            )  # fmt: skip
+    return rows
+
+
+EXPECTED: Final[Mapping[str, tuple[str, Callable[[float], bool]]]] = {
+    "overflow split": ("less than 0", lambda mean: mean < 0),
+    "no spare worker": ("more than 0 (check 11)", lambda mean: mean > 0),
+    "two shadows on a node": ("at most 0 (check 11)", lambda mean: mean <= 0),
+    "mean rate on bodies alone": ("less than 0", lambda mean: mean < 0),
+    "shadows by the formula as printed": ("more than 0", lambda mean: mean > 0),
+    "burst threshold 1.2": ("more than 0", lambda mean: mean > 0),
+}
+"""Where the specification, or we, expect a direction."""
+
+
+def loading_rows(results: Found) -> list[Row]:
+    """Check 12: the longer bodies take to load, the more shadows are worth."""
+    rows = []
+    for model in QUICK_MODELS:
+        gains = [
+            difference(
+                results.violations(loading(model, "asyfunc-nolls", body_load)),
+                results.violations(loading(model, "asyfunc", body_load)),
+            )
+            for body_load in BODY_LOADS
+        ]
+        for body_load, before, gain in zip(BODY_LOADS, (None, *gains[:-1]), gains, strict=True):
+            claim = Claim(
+                "check 12", f"{model}: violations that shadows save, λ = {body_load:g}", "points", note=gain.text
+            )
+            holds = gain.mean <= 0.5 if before is None else gain.mean > before.mean
+            rows.append(
+                directed(claim, gain.values, holds=holds, expect="none" if before is None else "more than before")
+            )
+    return rows
