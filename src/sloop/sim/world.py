@@ -441,14 +441,14 @@ def _foretold(deployment: Deployment, clients: Mapping[str, Clients]) -> Deploym
     """The deployment, in which every forecast that knows the future gets the requests of its application, unless they
     are declared. They are parameters of the system, so that they are in the log and a replay has them."""
     applications = []
-    for each in deployment.applications:
-        choice = each.system
+    for application in deployment.applications:
+        made, choice = application, application.system
         forecast = build_system(choice.name, choice.declared).policies.forecast
-        if isinstance(forecast, OracleForecast) and not forecast.counts and each.name in clients:
-            horizon_s, counts = to_s(forecast.horizon_ns), clients[each.name].trace.counts_per_s()
+        if isinstance(forecast, OracleForecast) and not forecast.counts and made.name in clients:
+            horizon_s, counts = to_s(forecast.horizon_ns), clients[made.name].trace.counts_per_s()
             known = {"name": "oracle", "horizon_s": horizon_s, "counts": list(map(float, counts))}
-            each = replace(each, system=replace(choice, parameters={**choice.parameters, "forecast": known}))
-        applications.append(each)
+            made = replace(made, system=replace(choice, parameters={**choice.parameters, "forecast": known}))
+        applications.append(made)
     return replace(deployment, applications=tuple(applications))
 
 

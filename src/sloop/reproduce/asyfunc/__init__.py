@@ -3,6 +3,7 @@
 Source: AsyFunc (submission to SoCC'23).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -109,7 +110,7 @@ def shadows_figure() -> Figure:
 
 def memory_figure(results: Found, models: tuple[str, ...]) -> Figure:
     """Figs. 10 to 13: memory, violations and utility by model and system."""
-    systems = {
+    systems: dict[str, Callable[[str], AsyFuncTrial]] = {
         "asyfunc": own,
         "without shadows": lambda model: own(model, "asyfunc-nolls"),
         "fixed batches": lambda model: own(model, "asyfunc-noadapt"),

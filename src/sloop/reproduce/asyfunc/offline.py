@@ -309,7 +309,8 @@ def chosen_shadows(model: str, objective: Objective, weight: float) -> list[Chos
         best = choose_shadow(candidates, weight, objective)
         assert best is not None, model
         alone_rps = capacity_rps(costs.alone_ms, costs.slo_ms)
-        found.append(ChosenShadow(100 * best.shared.size_bytes / costs.size_whole_bytes, best.booked_rps / alone_rps))
+        percent = 100 * best.shared.size_bytes / costs.size_whole_bytes
+        found.append(ChosenShadow(percent, float(best.booked_rps / alone_rps)))
     return found
 
 

@@ -65,7 +65,7 @@ MIB: Final = 2**20
 SMALL_BODIES: Final = 128.0
 """K with which AsyFunc starts bodies of two cores, as BATCH does, so that memory can be compared."""
 
-Options = tuple[tuple[str, float | str], ...]
+Options = tuple[tuple[str, bool | float | str], ...]
 
 
 class AsyFuncResult(RunResult, frozen=True, kw_only=True):
@@ -279,10 +279,10 @@ class Provisions:
         ]
         sizes = [size for at_ns, size in self._sizes if edges_ns[0] <= at_ns < end_ns]
         return AsyFuncResult(
-            violations=100 * sum(missed) / arrivals,
+            violations=100 * sum(missed) / max(1, arrivals),
             violations_by_second=tuple(by_second),
-            violations_median=median(by_period),
-            dropped=100 * sum(row.dropped for row in rows) / arrivals,
+            violations_median=median(by_period or [0.0]),
+            dropped=100 * sum(row.dropped for row in rows) / max(1, arrivals),
             cores=sum(cores_s) / seconds,
             cores_by_second=tuple(row.cores for row in rows),
             memory_mib=sum(bytes_s) / seconds / MIB,
@@ -308,7 +308,7 @@ def _by_period(held: Sequence[tuple[int, int, float]], periods: Sequence[tuple[i
     ]
 
 
-def with_options(trial: AsyFuncTrial, **options: float | str) -> AsyFuncTrial:
+def with_options(trial: AsyFuncTrial, **options: bool | float | str) -> AsyFuncTrial:
     """The trial with further parameters of its system; a dot divides verb and parameter."""
     own = tuple(sorted((key.replace("__", "."), value) for key, value in options.items()))
     return structs.replace(trial, options=(*trial.options, *own))

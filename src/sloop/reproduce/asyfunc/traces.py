@@ -14,9 +14,10 @@ from random import Random
 from statistics import fmean
 from typing import Final
 
+import numpy as np
 from msgspec import Struct
 
-from sloop.streams import stream
+from sloop.streams import seed_of, stream
 from sloop.units import NS_PER_S
 from sloop.workload import Trace, trace_of
 from sloop.workload.generate import poisson_ns
@@ -75,9 +76,9 @@ def _rates(rng: Random, seconds: int, first_s: int, spikes: Spikes) -> Iterator[
 @cache
 def counts_of_day(seed: int, mean_rps: float, spikes: Spikes = USUAL) -> tuple[int, ...]:
     """The requests in each second of a day."""
-    rng = stream(seed, "asyfunc/day")
-    rates = relative_rates(seed, DAY_S, 0, spikes)
-    return tuple(len(poisson_ns(rng, mean_rps * rate)) for rate in rates)
+    rng = np.random.default_rng(seed_of(seed, "asyfunc/day"))
+    rates = np.array(relative_rates(seed, DAY_S, 0, spikes))
+    return tuple(map(int, rng.poisson(mean_rps * rates)))
 
 
 def trace_at(rates_rps: Sequence[float], seed: int, name: str) -> Trace:
