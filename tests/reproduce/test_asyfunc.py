@@ -96,8 +96,8 @@ def test_the_count_has_the_order_of_the_publication() -> None:
         day_count(reaction, 5) for reaction in ("on-demand", "last-value", "1.5 last-value", "optimum")
     )
     assert on_demand.violations > last.violations > more.violations > best.violations == 0
-    assert best.instances == pytest.approx(3.85, abs=0.05)
-    assert 1.2 <= more.instances / best.instances <= 1.5
+    assert best.replicas == pytest.approx(3.85, abs=0.05)
+    assert 1.2 <= more.replicas / best.replicas <= 1.5
     assert capacity_of_day(0) > 0
 
 

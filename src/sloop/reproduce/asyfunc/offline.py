@@ -360,7 +360,7 @@ class DayCount(NamedTuple):
 
     violations: float
     """Requests above the capacity, in percent of all."""
-    instances: float
+    replicas: float
     """Mean, with those that load."""
 
 
@@ -428,7 +428,7 @@ def day_rows(seeds: Sequence[int], loads_s: Sequence[int] = LOADS_S) -> list[Row
         for at in range(len(seeds))
     ]
     more = [
-        each.instances / best.instances for each, best in zip(usual["1.5 last-value"], usual["optimum"], strict=True)
+        each.replicas / best.replicas for each, best in zip(usual["1.5 last-value"], usual["optimum"], strict=True)
     ]
     lower, calm = USUAL.lower(0.75), Spikes(2 * USUAL.gap_s).lower(0.5)
     ratio = [day_count("on-demand", 20, seed, lower).violations for seed in seeds]
