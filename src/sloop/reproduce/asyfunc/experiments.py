@@ -162,7 +162,7 @@ def simulated_rows(results: Found, *, quick: bool) -> list[Row]:
 # Differences between systems, seed by seed
 
 
-class PairedDifference(NamedTuple):
+class DifferenceBySeed(NamedTuple):
     """The mean of differences in pairs, and half the width of its 95 % interval (Student's t; inf of one pair)."""
 
     values: tuple[float, ...]
@@ -177,15 +177,15 @@ class PairedDifference(NamedTuple):
         return f"95 % interval {self.mean - self.half:.2f} to {self.mean + self.half:.2f}"
 
 
-def difference(one: Sequence[float], other: Sequence[float]) -> PairedDifference:
+def difference(one: Sequence[float], other: Sequence[float]) -> DifferenceBySeed:
     """One minus the other."""
     values = tuple(first - second for first, second in zip(one, other, strict=True))
     mean, runs = fmean(values), len(values)
     half = float(student.ppf(0.975, runs - 1)) * stdev(values) / math.sqrt(runs) if runs > 1 else math.inf
-    return PairedDifference(values, mean, half)
+    return DifferenceBySeed(values, mean, half)
 
 
-def less(experiment: str, metric: str, found: PairedDifference, unit: str = "points", note: str = "") -> Row:
+def less(experiment: str, metric: str, found: DifferenceBySeed, unit: str = "points", note: str = "") -> Row:
     """A row that expects a difference below 0: the whole interval, or the mean of a single run."""
     edge = found.mean if found.half == math.inf else found.mean + found.half
     text = "; ".join(part for part in (found.text, note) if part)

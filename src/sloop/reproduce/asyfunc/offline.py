@@ -427,9 +427,7 @@ def day_rows(seeds: Sequence[int], loads_s: Sequence[int] = LOADS_S) -> list[Row
         usual["on-demand"][at].violations > usual["last-value"][at].violations > usual["1.5 last-value"][at].violations
         for at in range(len(seeds))
     ]
-    more = [
-        each.replicas / best.replicas for each, best in zip(usual["1.5 last-value"], usual["optimum"], strict=True)
-    ]
+    more = [each.replicas / best.replicas for each, best in zip(usual["1.5 last-value"], usual["optimum"], strict=True)]
     lower, calm = USUAL.lower(0.75), Spikes(2 * USUAL.gap_s).lower(0.5)
     ratio = [day_count("on-demand", 20, seed, lower).violations for seed in seeds]
     last = [day_count("last-value", 20, seed, calm).violations for seed in seeds]
