@@ -38,7 +38,7 @@ from sloop.systems.replay import header_of
 from sloop.systems.setup import build, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import s
-from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec, TransferId
+from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec, Shadow, TransferId
 from tests.serve.graphs import graph_of
 from tests.serve.rig import EDGE
 
@@ -136,6 +136,10 @@ class Echo:
         return {}
 
     def stop(self, replica: ReplicaId) -> None: ...
+
+    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None: ...
+
+    def stop_shadow(self, replica: ReplicaId, number: int) -> None: ...
 
     def resize(self, replica: ReplicaId, cores: float) -> None: ...
 

@@ -60,6 +60,7 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Request,
     RequestId,
+    Shadow,
     Slot,
     TransferId,
     WeightLevel,
@@ -127,6 +128,12 @@ class Notes:
 
     def stop(self, replica: ReplicaId) -> None:
         self.orders.append(("stop", replica))
+
+    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
+        self.orders.append(("start_shadow", replica, number, shadow))
+
+    def stop_shadow(self, replica: ReplicaId, number: int) -> None:
+        self.orders.append(("stop_shadow", replica, number))
 
     def resize(self, replica: ReplicaId, cores: float) -> None:
         self.orders.append(("resize", replica, cores))

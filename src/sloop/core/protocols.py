@@ -147,6 +147,7 @@ class Scale(Protocol):
       where its prediction, which assumes one of the two, disagrees with the policy.
     - `is_quick`, True if `plan` always takes less than a millisecond or two. Such a policy is called within the event
       loop. All others are called beside it, so that requests never wait for a plan.
+    - `attaches_shadows`, True if its plans may have shadows. A server then cuts the models into their measured blocks.
     """
 
     @property

@@ -83,6 +83,18 @@ def true_pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, ba
     return (1.0, *(waiting_ms / float(own_ms) if pair_ms < own_ms else 1.0 for pair_ms, waiting_ms, own_ms in triples))
 
 
+def shared_rows(
+    layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """By batch from 0: how many rows the shadow computes, 0 where the body alone is predicted to be as fast, and the
+    milliseconds that these rows are predicted to take there. The pair's time is counted with its waits at each run."""
+    shared = shared_blocks(layers, body_cores, shadow, batch_max)
+    splits = [shared.split(batch) for batch in range(1, batch_max + 1)]
+    pays = [waiting_ms < own_ms for waiting_ms, own_ms in zip(shared.waiting_ms, shared.costs.alone_ms, strict=True)]
+    rows = (0, *(split.shadow_rows if used else 0 for split, used in zip(splits, pays[1:], strict=True)))
+    return rows, (0.0, *(split.shadow_ms for split in splits))
+
+
 def shadow_load_ms(layers: LayerProfile, shadow: Shadow) -> float:
     """How long it takes to load a shadow's blocks into a process that is there already."""
     fixed_ms = layers.load_fixed_ms

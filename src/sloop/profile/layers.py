@@ -12,8 +12,11 @@ lines: a `RoundTimes` for each batch size, then a `LayersLoad`; or a `CutCheck`,
 prints goes to stderr.
 """
 
+import contextlib
+import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +33,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, structs
 
-from sloop.errors import InputError
+from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name
 from sloop.profile.examine import RefusedModel
 from sloop.profile.measure import (
@@ -56,6 +59,9 @@ from sloop.text import counted
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.user_code import said_by
 
+CUTS: Final = 1
+"""The version of the code that cuts models; raise it when it cuts them otherwise."""
+ROWS_TRIED: Final = 3
 ROUNDS_MIN: Final = 5
 LOADS: Final = 3
 """The median of so many loads is kept: the first of a process is slower."""
@@ -184,6 +190,72 @@ def _exact_pieces(order: LayersOrder, cores: float, limit: Limit, folder: Path) 
         worst = max(alone[front] for front in fronts)
         fronts = [front for front in fronts if alone[front] < min(worst, DIFFERENCE_MAX)]
     return graph.pieces(fronts, folder)
+
+
+def kept_pieces(
+    path: Path, ends: Sequence[str], shapes: Mapping[str, tuple[int, ...]], folder: Path
+) -> tuple[ModelPiece, ...]:
+    """The pieces of a model whose last layers are these, kept in a folder below `folder` for later calls.
+
+    They are tried when they are cut: InputError if they give other results than the model, or if the rows of a batch
+    cannot be divided at each boundary. MachineError if they cannot be written.
+    """
+    made_of = hashlib.sha256(msgspec.json.encode([digest_of_model(path), ends, CUTS])).hexdigest()[:12]
+    target = folder / f"{path.name}.blocks-{made_of}"
+    listing = target / "pieces.json"
+    if not listing.is_file():
+        part = folder / f".{os.getpid()}-{target.name}"
+        try:
+            part.mkdir(parents=True, exist_ok=True)
+            made = cut_model(path, list(ends[:-1]), part)
+            _check_rows(path, made, shapes)
+            (part / listing.name).write_bytes(msgspec.json.encode(made))
+            with contextlib.suppress(OSError):  # another process was quicker
+                part.rename(target)
+        except OSError as error:
+            what = f"the blocks of {path} cannot be written to {folder}: {error.strerror}"
+            raise MachineError(what, help="free some space, or name another state folder with --state") from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    pieces = msgspec.json.decode(listing.read_bytes(), type=tuple[ModelPiece, ...])
+    return tuple(structs.replace(piece, file=str(target / Path(piece.file).name)) for piece in pieces)
+
+
+def _check_rows(path: Path, pieces: Sequence[ModelPiece], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """InputError if the pieces give other results than the model, or each other results for rows of a batch than for
+    the whole batch."""
+    whole = open_model(path, 1)
+    feed = feed_for(whole, ROWS_TRIED, shapes, where=str(path))
+    expected = list(whole.run(feed))
+    names, known = [port.name for port in whole.signature.outputs], dict(feed)
+    del whole
+    for piece in pieces:
+        session = open_model(Path(piece.file), 1)
+        made = dict(zip([port.name for port in session.signature.outputs], _run(session, piece, known), strict=True))
+        ports = (*piece.inputs, *piece.outputs)
+        rows = {port.name for port in ports if port.shape[:1] == (-1,)}
+        parts = []
+        for row in range(ROWS_TRIED):
+            given = {
+                port.name: known[port.name][row : row + 1] if port.name in rows else known[port.name]
+                for port in piece.inputs
+            }
+            parts.append(_run(session, piece, given))
+        for place, (name, value) in enumerate(made.items()):
+            each = [part[place] for part in parts]
+            joined = np.concatenate(each) if name in rows else each[0]
+            if difference([joined], [value]) > DIFFERENCE_ASKED_MAX:
+                what = f"a shadow cannot compute rows of a batch: the rows of {name!r} cannot be divided"
+                raise InputError(what, where=str(path), help=f"measure other blocks with --cut; {CUT_ELSEWHERE}")
+        known.update(made)
+    found = difference([known[name] for name in names], expected)
+    if found > DIFFERENCE_ASKED_MAX:
+        what = f"in pieces it gives other results: they differ by {found:.1e} of the largest output"
+        raise InputError(what, where=str(path), help=CUT_ELSEWHERE)
+
+
+def _run(session: Session, piece: ModelPiece, known: Mapping[str, Array]) -> list[Array]:
+    return list(session.run({port.name: known[port.name] for port in piece.inputs}))
 
 
 def _layer_profile(

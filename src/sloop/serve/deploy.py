@@ -32,7 +32,9 @@ from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.options import Value
-from sloop.profile.examine import examine
+from sloop.profile.examine import ExaminedModel, examine
+from sloop.profile.layers import kept_pieces
+from sloop.profile.profile import Profile
 from sloop.serve.control import (
     ORDERS_MAX,
     Comparison,
@@ -52,10 +54,10 @@ from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import NAMES_MAX
 from sloop.serve.edges import Edges
 from sloop.serve.insight import Insight
-from sloop.serve.messages import OfferModel
+from sloop.serve.messages import CutBlock, OfferModel
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
-from sloop.serve.protocols import Backend, ModelState, Servable
+from sloop.serve.protocols import Backend, CutModel, ModelState, Servable
 from sloop.serve.weights import source_of
 from sloop.systems.setup import (
     ApplicationSetup,
@@ -70,6 +72,7 @@ from sloop.tensor import Port, Signature
 from sloop.text import listed, quoted
 from sloop.vocabulary import Canary, Life, WeightLevel, version_key
 
+WITHOUT_SHADOWS: Final = "choose a system without shadows, such as `asyfunc-nolls`"
 COPIES: Final = "models"
 """The folder, in a state folder, of copies of models whose own folder cannot be written."""
 CHECK_S_MAX: Final = 600.0
@@ -103,9 +106,11 @@ Models = Mapping[tuple[str, str], Servable]
 # What it takes to serve a version
 
 
-def servables_of(application: Application, folder: Path | None = None) -> dict[tuple[str, str], Servable]:
-    """The model and signature of every variant, read from its file. Raises `InputError` for a variant without a
-    model.
+def servables_of(
+    application: Application, folder: Path | None = None, *, in_blocks: bool = False
+) -> dict[tuple[str, str], Servable]:
+    """The model and signature of every variant, read from its file, and its blocks if it is to be served `in_blocks`,
+    so that its replicas can have shadows. Raises `InputError` for a variant without a model, or one that cannot be cut.
 
     Copies that have to be prepared are written into the state folder `folder` where a model's own folder cannot be.
     """
@@ -119,15 +124,50 @@ def servables_of(application: Application, folder: Path | None = None) -> dict[t
                     where=application.locate(f"stages[{index}]"),
                     help="add `model: FILE` to serve it; a variant with only a profile can be planned and simulated",
                 )
-            profiles = application.profiles_of(variant).values()
-            shapes = next((profile.shapes for profile in profiles if profile.shapes), None)
+            profiles = application.profiles_of(variant)
+            shapes = next((profile.shapes for profile in profiles.values() if profile.shapes), None)
             known = examine(Path(variant.model), shapes, folder=folder and folder / COPIES)
             source = source_of(Path(known.file))
-            weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in application.profiles_of(variant))
+            weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
+            cut = cut_of(known, profiles, shapes or {}, folder and folder / COPIES) if in_blocks else None
             found[stage.name, variant.name] = Servable(
-                *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights))
+                *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights), cut)
             )
     return found
+
+
+def cut_of(
+    known: ExaminedModel,
+    profiles: Mapping[str, Profile],
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: Path | None = None,
+) -> CutModel:
+    """The blocks of a model; their files are kept in `folder`, or beside the model. InputError for a model that has no
+    measured blocks, or whose rows cannot be divided."""
+    path = Path(known.file)
+    if known.obstacle:
+        what = f"a shadow computes rows of a batch, but requests for this model cannot share one: {known.obstacle}"
+        raise InputError(what, where=str(path), help=WITHOUT_SHADOWS)
+    layers = {hardware: profile.layers for hardware, profile in profiles.items() if profile.layers is not None}
+    if not layers:
+        what = "the system attaches shadows, which hold blocks of a model, but the blocks of this one were not measured"
+        raise InputError(
+            what, where=str(path), help=f"measure them with `sloop profile MODEL --layers`, or {WITHOUT_SHADOWS}"
+        )
+    ends = {tuple(block.end for block in each.blocks) for each in layers.values()}
+    if len(ends) > 1:
+        what = f"its profiles for {listed(sorted(layers))} have different blocks"
+        raise InputError(
+            what, where=str(path), help="measure all with the same cuts: `sloop profile MODEL --layers --cut …`"
+        )
+    pieces = kept_pieces(path, next(iter(ends)), shapes, folder or path.parent)
+    blocks = tuple(CutBlock(each.file, each.inputs, each.outputs, each.crossing) for each in pieces)
+    return CutModel(blocks, layers, max(profile.max_batch for profile in profiles.values()))
+
+
+def needs_blocks(setup: ApplicationSetup) -> bool:
+    """Whether the application's system attaches shadows to replicas."""
+    return bool(getattr(setup.system.policies.scale, "attaches_shadows", False))
 
 
 def served_version(application: Application, models: Models, rows: int) -> ServedVersion:
@@ -288,7 +328,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     joined = deployment.joined_by(application).qualified(version)
     (setup,) = set_up(replace(deployment, applications=(joined,))).applications
     check_live(setup)
-    models = servables_of(joined, Path(order.folder))
+    models = servables_of(joined, Path(order.folder), in_blocks=needs_blocks(setup))
     check_weights(setup, models)
     rows = rows_max(setup.beliefs, models)
     served_version(joined, models, rows)

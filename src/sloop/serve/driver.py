@@ -60,8 +60,6 @@ from sloop.events import (
     NodeReady,
     ReplicaLost,
     ReplicaStopped,
-    ShadowLost,
-    ShadowStopped,
 )
 from sloop.runlog import Record, Recorder
 from sloop.serve.blocks import Block
@@ -86,7 +84,6 @@ FAILURES_MAX: Final = 1_000
 """How many kinds of failures are remembered."""
 LOOK_S: Final = 0.05
 """How often a driver that waits checks for requests whose deadline has passed."""
-NO_SHADOWS: Final = "workers of this server serve alone; a shadow is only simulated so far"
 FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs its batch."""
 
@@ -277,8 +274,8 @@ class Driver:
             AdoptReplica: lambda order: backend.adopt(order.replica, order.number, order.spec),
             StopReplica: lambda order: backend.stop(order.replica),
             ResizeReplica: lambda order: backend.resize(order.replica, order.cores),
-            AttachShadow: lambda order: self.on_event(ShadowLost(order.replica, order.number, NO_SHADOWS)),
-            DetachShadow: lambda order: self.on_event(ShadowStopped(order.replica, order.number)),
+            AttachShadow: lambda order: backend.start_shadow(order.replica, order.number, order.shadow),
+            DetachShadow: lambda order: backend.stop_shadow(order.replica, order.number),
             AcquireNode: lambda order: backend.acquire(order.node),
             ReleaseNode: lambda order: backend.release(order.node),
             RequestPlan: self._note_plan,

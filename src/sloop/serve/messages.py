@@ -13,7 +13,7 @@ from sloop.app.application import Limits
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import Assembly, GivenBlocks, StageWiring
 from sloop.shared_memory import Address
-from sloop.tensor import Signature
+from sloop.tensor import Port, Signature
 from sloop.vocabulary import Outcome
 
 encode: Final = msgspec.msgpack.Encoder().encode
@@ -78,6 +78,16 @@ Question = AskReady | AskModels | AskMetrics | AskState | AskDecisions | AskStat
 # Between the deciding process and a worker
 
 
+class CutBlock(Struct, frozen=True, array_like=True):
+    """One block of a model that was cut (`sloop.profile.onnx_cut.ModelPiece`)."""
+
+    file: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    crossing: tuple[str, ...]
+    """All tensors that cross its end; of the last block, the outputs of the model."""
+
+
 class StageSetup(Struct, frozen=True, array_like=True):
     """What a worker serves."""
 
@@ -93,6 +103,34 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """Sessions for 1 to so many threads are opened in the background."""
     holders: dict[int, int] = {}  # msgspec creates a new dict for each instance
     """The processes that hold the arenas it reads: their ids by number (`sloop.shared_memory.Arenas`)."""
+    blocks: tuple[CutBlock, ...] = ()
+    """Those of a model that is cut, so that the worker can have a shadow; empty if it loads the file in one."""
+
+
+class ShadowSetup(Struct, frozen=True, array_like=True):
+    """Which blocks a shadow holds, and of which body."""
+
+    stage: str
+    blocks: dict[int, CutBlock]
+    """By their position in the model."""
+    body: int
+    """The process id of its body."""
+    threads: int = 1
+
+
+class PairSetup(Struct, frozen=True, array_like=True):
+    """A shadow that a body is to use, and for which batches."""
+
+    address: bytes
+    """Of its socket."""
+    process: int
+    """Its process id."""
+    blocks: tuple[int, ...]
+    """Those that it holds, ascending."""
+    rows: tuple[int, ...]
+    """How many rows it computes, by rows of the batch from 0; 0 where the body alone is faster, and beyond."""
+    patience_ms: tuple[float, ...]
+    """How long it may take for its rows of a batch before it counts as hanging."""
 
 
 class Run(Struct, frozen=True, array_like=True, gc=False):

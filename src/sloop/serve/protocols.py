@@ -14,12 +14,13 @@ from msgspec import Struct
 from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.core.views import PlanInput
 from sloop.events import Event, Finished, Planned
+from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import Question, RequestEnded, Run
+from sloop.serve.messages import CutBlock, Question, RequestEnded, Run
 from sloop.tensor import Signature, Tensor
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, ModelWeights, Outcome, ReplicaId, ReplicaSpec, RequestId, TransferId
+from sloop.vocabulary import BatchId, ModelWeights, Outcome, ReplicaId, ReplicaSpec, RequestId, Shadow, TransferId
 
 
 class RequestResult(Struct, frozen=True, gc=False):
@@ -111,6 +112,16 @@ class Pages(Protocol):
         ...
 
 
+class CutModel(Struct, frozen=True):
+    """A model in blocks, whose replicas can have shadows."""
+
+    blocks: tuple[CutBlock, ...]
+    layers: dict[str, LayerProfile]
+    """What the blocks take, by kind of hardware."""
+    batch_max: int
+    """The most rows that a batch shares with a shadow."""
+
+
 class Servable(Struct, frozen=True):
     """The model of one variant, and its inputs and outputs in the model's own order."""
 
@@ -128,6 +139,8 @@ class Servable(Struct, frozen=True):
     """The URL that it was fetched from, with its checksum; empty if it was not."""
     weights: tuple[ModelWeights, ...] = ()
     """What the core calls its files: one for each size that profiles give them."""
+    cut: CutModel | None = None
+    """Its blocks, if the system attaches shadows."""
 
 
 class SpareProcesses(Struct, frozen=True, array_like=True):
@@ -223,6 +236,15 @@ class Backend(Protocol):
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         """Run a batch, whose blocks it reads until it reports `on_finished`, `on_failed` or `ReplicaLost`."""
+        ...
+
+    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
+        """Start a shadow beside a ready replica. Reports `ShadowReady` or `ShadowLost`; nothing if the replica is lost
+        or stopped, whose end is that of its shadow too."""
+        ...
+
+    def stop_shadow(self, replica: ReplicaId, number: int) -> None:
+        """Stop a shadow; a running batch finishes. Reports `ShadowStopped`."""
         ...
 
     async def close(self) -> None:

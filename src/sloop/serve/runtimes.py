@@ -145,9 +145,13 @@ class FileRuntime:
             session.run(feed)
 
     def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
-        """Run on the session whose thread count is nearest to `threads`; of two equally near, the smaller."""
+        """Run on the session that `session` chooses."""
+        session, loaded = self.session(threads)
+        return session.run(dict(zip(self._names, inputs, strict=True))), loaded
+
+    def session(self, threads: int) -> tuple[Session, int]:
+        """The session whose thread count is nearest to `threads`, and that count; of two equally near, the smaller."""
         with self._lock:
             loaded = threads if threads in self._sessions else min(self._sessions, key=lambda n: (abs(n - threads), n))
-            session = self._sessions[loaded]
             self._sessions.move_to_end(loaded)
-        return session.run(dict(zip(self._names, inputs, strict=True))), loaded
+            return self._sessions[loaded], loaded

@@ -34,11 +34,13 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.deploy import (
+    WITHOUT_SHADOWS,
     Deployer,
     ModelRepository,
     Models,
     check_live,
     check_weights,
+    needs_blocks,
     offer_of,
     rows_max,
     servables_of,
@@ -412,7 +414,10 @@ def is_loopback(host: str) -> bool:
 
 def models_of(setup: Setup, folder: Path | None = None) -> dict[tuple[str, str], Servable]:
     """The models of all applications; for `folder` see `servables_of`. InputError for a variant without one."""
-    return {key: model for each in setup.applications for key, model in servables_of(each.application, folder).items()}
+    found: dict[tuple[str, str], Servable] = {}
+    for each in setup.applications:
+        found |= servables_of(each.application, folder, in_blocks=needs_blocks(each))
+    return found
 
 
 def versions_of(setup: Setup, models: Models) -> list[ServedVersion]:
@@ -503,6 +508,10 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
                 where=each.application.system.declared.where,
                 help="serve with --backend agents or ray, or write `provision: as_placed`",
             )
+        if settings.nodes is not None and needs_blocks(each):
+            what = f"system {each.system.name!r} attaches shadows, which agents do not start"
+            where = each.application.system.declared.where
+            raise InputError(what, where=where, help=f"serve it on one machine, or {WITHOUT_SHADOWS}")
     check_repository(settings.repository, keys)
     if settings.http.tls is not None:
         settings.http.tls.context()

@@ -84,6 +84,15 @@ class FrameKind(IntEnum):
     """From an agent: the block of request `subject`; if `value` is negative, the payload says why there is none."""
     WAITING = 22
     """From a worker that was started ahead: it has loaded its libraries, and waits for a SETUP frame."""
+    SHADOW = 23
+    """To a worker, as its first frame instead of SETUP: it becomes a shadow, as the payload says. Its READY has the
+    address of its socket as payload."""
+    PAIR = 24
+    """To a worker: share the following batches with shadow `subject` as the payload says; without one, no longer."""
+    PAIRED = 25
+    """From a worker: it shares batches with shadow `subject`."""
+    PARTED = 26
+    """From a worker: it has given up shadow `subject`; the payload is the reason in UTF-8."""
 
 
 class Frame(Struct, frozen=True, gc=False):
@@ -408,6 +417,10 @@ class ProcessChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._header = memoryview(bytearray(HEADER.size))
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._sock.fileno()
 
     def receive(self) -> Frame | None:
         """The next frame, or None if the server has closed the socket."""

@@ -13,6 +13,8 @@ edge, it reports as numbers; a visit whose tensors do not fit fails alone.
 A resize sets the thread count of the following batches. Sessions for other thread counts are opened in the background;
 until one is ready, batches run on the nearest count. If the machine cannot enforce a fraction of a core, the worker
 enforces it with a duty cycle: after computing for t it sleeps for t·(1/duty − 1).
+
+Told SHADOW instead of SETUP, it becomes the shadow of another worker (`sloop.serve.shadows`), which is told PAIR.
 """
 
 import contextlib
@@ -30,9 +32,10 @@ import numpy as np
 from sloop.errors import SloopError
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import Assembler, Decision, RequestTensors
-from sloop.serve.messages import FREED, BatchDone, Run, StageSetup, decoder, encode
+from sloop.serve.messages import FREED, BatchDone, PairSetup, Run, ShadowSetup, StageSetup, decoder, encode
 from sloop.serve.processes import SPARE, begin, set_name
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime, prepare_runtimes
+from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
@@ -155,38 +158,86 @@ class Worker:
         first = self._channel.receive()
         if first is None:
             return
+        if first.kind is FrameKind.SHADOW:
+            self._serve_as_shadow(first)
+            return
         if first.kind is not FrameKind.SETUP:
             raise ProtocolError(f"the server sent a {first.kind.name} frame before a SETUP frame")
-        self._setup = setup = decoder(StageSetup).decode(first.payload)
+        runtime = self._opened(decoder(StageSetup).decode(first.payload))
+        threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
+        if self._setup.prepared <= THREAD_COUNTS_MAX:  # more sessions would evict each other before they are used
+            for threads in range(1, self._setup.prepared + 1):
+                self._wanted.put(threads)
+        self._channel.send(FrameKind.READY)
+        while (frame := self._channel.receive()) is not None and frame.kind is not FrameKind.STOP:
+            self._follow(runtime, frame)
+
+    def _opened(self, setup: StageSetup) -> Runtime:
+        """The loaded model."""
+        self._setup = setup
         self._assembler, self._reader = Assembler(setup.wiring.inputs), BlockReader(setup.holders)
         self._threads = setup.threads
         set_name(f"sloop {setup.wiring.stage}")
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
+        runtime: Runtime
         try:
-            runtime = open_runtime(setup.model)
+            runtime = CutRuntime(setup.blocks, setup.signature) if setup.blocks else open_runtime(setup.model)
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
         except (Exception, SystemExit) as error:
-            text = str(error) if isinstance(error, SloopError) else failure_of(error).detail
-            self._channel.send(FrameKind.REFUSED, payload=[text.encode()])
+            self._refuse(error)
             raise
-        threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
-        if setup.prepared <= THREAD_COUNTS_MAX:  # more sessions would evict each other before they are used
-            for threads in range(1, setup.prepared + 1):
-                self._wanted.put(threads)
-        self._channel.send(FrameKind.READY)
-        while (frame := self._channel.receive()) is not None:
-            if frame.kind is FrameKind.RUN:
-                self._run(runtime, frame)
-            elif frame.kind is FrameKind.FREE:
-                self._free(FREED.decode(frame.payload))
-            elif frame.kind is FrameKind.RESIZE:
-                self._resize(frame)
-            elif frame.kind is FrameKind.STOP:
-                return
+        return runtime
+
+    def _follow(self, runtime: Runtime, frame: Frame) -> None:
+        """Do what the server orders."""
+        if frame.kind is FrameKind.RUN:
+            self._run(runtime, frame)
+            if isinstance(runtime, CutRuntime) and runtime.lost is not None:
+                (number, why), runtime.lost = runtime.lost, None
+                self._channel.send(FrameKind.PARTED, number, payload=[why.encode()])
+        elif frame.kind is FrameKind.FREE:
+            self._free(FREED.decode(frame.payload))
+        elif frame.kind is FrameKind.RESIZE:
+            self._resize(frame)
+        elif frame.kind is FrameKind.PAIR and isinstance(runtime, CutRuntime):
+            self._pair(runtime, frame)
+        else:
+            raise ProtocolError(f"the server sent a {frame.kind.name} frame")
+
+    def _serve_as_shadow(self, first: Frame) -> None:
+        setup: ShadowSetup = decoder(ShadowSetup).decode(first.payload)
+        set_name(f"shadow {setup.stage}")
+        self._channel.send(FrameKind.STEP, STEPS.index("loading"))
+        try:
+            ShadowWorker(self._channel, setup).serve()
+        except (Exception, SystemExit) as error:
+            self._refuse(error)
+            raise
+
+    def _refuse(self, error: BaseException) -> None:
+        """Say why this worker ends."""
+        text = str(error) if isinstance(error, SloopError) else failure_of(error).detail
+        self._channel.send(FrameKind.REFUSED, payload=[text.encode()])
+
+    def _pair(self, runtime: CutRuntime, frame: Frame) -> None:
+        """Share the following batches with a shadow, or no longer."""
+        if not frame.payload:
+            if runtime.partner is not None and runtime.partner.number == frame.subject:
+                runtime.part()
+            return
+        setup: PairSetup = decoder(PairSetup).decode(frame.payload)
+        try:
+            if runtime.partner is not None and runtime.partner.number == frame.subject:
+                runtime.partner.learn(setup)
             else:
-                raise ProtocolError(f"the server sent a {frame.kind.name} frame")
+                runtime.part()
+                runtime.partner = Partner.connect(frame.subject, setup)
+        except PartnerLost as error:
+            self._channel.send(FrameKind.PARTED, frame.subject, payload=[str(error).encode()])
+        else:
+            self._channel.send(FrameKind.PAIRED, frame.subject)
 
     def _prepare(self, runtime: Runtime) -> None:
         """In the background, open a session for each requested thread count."""

@@ -50,7 +50,7 @@ FIXED_MIX: Final = (
 ONE_KIND_AT_A_TIME: Final = "keeps to one kind of hardware at a time, and switches between kinds as the load moves"
 """What systems do on a mixed cluster."""
 SIMULATED: Final = ("sim",)
-"""No server starts the shadows that they order."""
+"""No server knows the requests that will come."""
 
 QUEUE_TRUST: Final = 0.7
 """The believed time of a batch is its P99, but a queue of batches takes the sum of their means: 0.7 to 0.85 of the sum
@@ -395,14 +395,13 @@ CATALOGUE: Final = (
         FIXED_MIX,
     ),
     # Replicas of the whole model for the mean rate, shadows of some of its layers for bursts.
-    System("asyfunc", "system", SUBMISSION, _ASYFUNC, ONE_KIND, SIMULATED),
+    System("asyfunc", "system", SUBMISSION, _ASYFUNC, ONE_KIND),
     System(
         "asyfunc-noadapt",
         "baseline",
         f"{SUBMISSION}: AsyFunc⁻, without adaptive scheduling",
         replace(_STATIC_BATCHES, scale=AsyFunc()),
         ONE_KIND,
-        SIMULATED,
     ),
     System(
         "asyfunc-nolls",

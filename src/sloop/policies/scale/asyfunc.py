@@ -106,6 +106,11 @@ class AsyFunc:
     _booked_rps: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
     """The capacity that pairs were chosen for whose shadow still loads."""
 
+    @property
+    def attaches_shadows(self) -> bool:
+        """Whether its plans may have shadows."""
+        return self.shadows
+
     def __post_init__(self) -> None:
         for key in ("alpha", "beta", "gamma", "adapt_ns", "period_ns"):
             check_range(key, getattr(self, key), above=0)

@@ -38,6 +38,8 @@ from sloop.events import (
     ReplicaProgressed,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowStopped,
     TransferFailed,
     Transferred,
 )
@@ -89,8 +91,9 @@ from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, ArenaReader, Arenas
 from sloop.text import counted
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import STORE, BatchId, ModelWeights, Node, ReplicaId, ReplicaSpec, TransferId, WeightLevel
+from sloop.vocabulary import STORE, BatchId, ModelWeights, Node, ReplicaId, ReplicaSpec, Shadow, TransferId, WeightLevel
 
+NO_SHADOWS: Final = "agents start no shadows; those are served on one machine only"
 JOIN_S_MAX: Final = 120.0
 """In which the agents of all nodes must connect when the server starts."""
 REJOIN_S_MAX: Final = 3.0
@@ -521,6 +524,12 @@ class AgentBackend(KnownStages):
             return
         self._replicas[replica] = _PlacedReplica(spec, agent, transfer)
         self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
+
+    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
+        self._report(ShadowLost(replica, number, NO_SHADOWS))
+
+    def stop_shadow(self, replica: ReplicaId, number: int) -> None:
+        self._report(ShadowStopped(replica, number))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
         agent = self._agents.get(spec.node or "")

@@ -13,6 +13,9 @@ Starting Python and loading its libraries takes longer than most models do. Some
 ahead, as many as replicas were lately started together, and wait for the model that they will serve. They are started
 one after the other, at the lowest priority and by a thread of their own, while no replica starts. A start never depends
 on a spare worker: it takes one only if it waits, and if that dies or says nothing, the replica gets another process.
+
+A shadow is one more worker process, beside that of its replica, which connects with it (`sloop.serve.shadows`). It ends
+with its replica, and a replica has ended when its shadow has.
 """
 
 import asyncio
@@ -28,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -43,15 +46,18 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
     TransferFailed,
 )
 from sloop.serve.backends import KnownStages
 from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant, capacity_cores
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
+from sloop.serve.messages import BatchDone, PairSetup, Run, ShadowSetup, StageSetup, decoder, encode
 from sloop.serve.processes import kill, own_memory_bytes, spawn
-from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
+from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
 from sloop.serve.transport import (
     CLOSED,
     Frame,
@@ -63,7 +69,7 @@ from sloop.serve.transport import (
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import FABRIC, BatchId, Node, ReplicaId, ReplicaSpec, TransferId
+from sloop.vocabulary import FABRIC, BatchId, Node, ReplicaId, ReplicaSpec, Shadow, TransferId
 
 START_S_MAX: Final = 300.0
 """Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
@@ -87,6 +93,10 @@ SPARE_S_MAX: Final = 60.0
 """The same for one of the usual priority, which may have to read libraries from a slow disk."""
 TAKEN_S_MAX: Final = 5.0
 """Seconds after which a spare worker that was taken and has not begun to load is replaced. It usually takes some ms."""
+PATIENCE: Final = 2.0
+PATIENCE_MS_MIN: Final = 100.0
+"""A shadow counts as hanging after so many times the time that it is predicted to take, and so long beyond it at least
+(AsyFunc's specification, section 2.10; the second for what a busy machine does)."""
 REAP_S: Final = 0.002
 """How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
 
@@ -116,9 +126,25 @@ class _Replica:
         self.visits = 0
         """Of the batch that runs."""
         self.cores = 0.0
+        self.spec: ReplicaSpec | None = None
+        self.shadow: _Replica | None = None
+        """The process beside it that shares its batches, or will."""
+        self.beside: _Beside | None = None
+        """Of a shadow: whose it is."""
         self.shrink_to: float | None = None
         self.shrink_timer: TimerHandle | None = None
         self.error = ""
+
+
+class _Beside(NamedTuple):
+    """What makes a process a shadow."""
+
+    body: _Replica
+    number: int
+    wanted: Shadow
+    cut: CutModel
+    address: list[bytes]
+    """Of its socket, once it has loaded its blocks."""
 
 
 class LocalBackend(KnownStages):
@@ -183,6 +209,12 @@ class LocalBackend(KnownStages):
         found = self._replicas.get(replica)
         return found.process.pid if found and found.process else None
 
+    def shadow_pid(self, replica: ReplicaId) -> int | None:
+        """The process id of a replica's shadow."""
+        found = self._replicas.get(replica)
+        shadow = found.shadow if found is not None else None
+        return shadow.process.pid if shadow is not None and shadow.process is not None else None
+
     def spares(self) -> list[int]:
         """The process ids of workers that wait for a model."""
         return [spare.process.pid for spare in self._spares if spare.process is not None and spare.is_waiting]
@@ -223,6 +255,7 @@ class LocalBackend(KnownStages):
                 self._replicas[replica] = made = spare
             else:
                 self._spawn(made)
+            made.spec = spec
             self._set_up(made, spec)
         except (OSError, MachineError) as error:
             made.told = None
@@ -264,6 +297,48 @@ class LocalBackend(KnownStages):
         if grant is not None:
             self._send_threads(found, grant)
             self._report(Resized(replica, grant.cores))
+
+    def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
+        body = self._replicas.get(replica)
+        if body is None or body.process is None or body.spec is None or body.is_dying:
+            return  # its loss, which has been or will be reported, is that of its shadow
+        try:
+            if body.shadow is not None:
+                raise MachineError("the one before has not ended")
+            cut = self._cut_of(body.spec, shadow)
+            self._starts.append(self._loop.time())
+            self._start_spares_later()
+            spare = self._taken_spare()
+            if spare is None:
+                made = _Replica()
+                self._spawn(made)
+            else:
+                made = spare
+            made.beside = _Beside(body, number, shadow, cut, [])
+            body.shadow = made
+            self._set_up_shadow(made, made.beside, body.process.pid)
+            if made is spare:
+                self._set_timer(made, TAKEN_S_MAX, f"it did not begin to load within {TAKEN_S_MAX:g} s")
+        except (OSError, MachineError) as error:
+            if body.shadow is not None and body.shadow.beside is not None and body.shadow.beside.number == number:
+                self._give_up(body.shadow, str(error))
+            else:
+                self._report(ShadowLost(replica, number, str(error)))
+
+    def stop_shadow(self, replica: ReplicaId, number: int) -> None:
+        body = self._replicas.get(replica)
+        found = body.shadow if body is not None else None
+        if found is None or found.beside is None or found.beside.number != number:
+            self._report(ShadowStopped(replica, number))
+            return
+        found.is_stopping = True
+        if not found.is_ready:
+            self._give_up(found, "it was stopped")
+        elif not found.is_dying:
+            self._tell_pair(found, found.beside, is_over=True)
+            assert found.link is not None
+            found.link.send(FrameKind.STOP)
+            self._set_timer(found, STOP_S_MAX, "it did not stop")
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         found = self._replicas.get(replica)
@@ -332,6 +407,7 @@ class LocalBackend(KnownStages):
         """A spare worker was taken that is of no use: its replica gets a process of its own."""
         _log.warning("replica %d starts again, with another process: %s", failed.id, failed.error)
         self._replicas[failed.id] = made = _Replica(failed.id)
+        made.spec = spec
         try:
             self._spawn(made)
             self._set_up(made, spec.with_cores(failed.cores))
@@ -350,6 +426,7 @@ class LocalBackend(KnownStages):
             threads=Grant(cores).threads,
             prepared=self._threads_prepared,
             holders=self._holders,
+            blocks=servable.cut.blocks if servable.cut is not None else (),
         )
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(cores, START_CORES_MIN))
@@ -474,6 +551,8 @@ class LocalBackend(KnownStages):
             replica.shrink_timer.cancel()
         if replica.link is not None:
             replica.link.close()
+        if replica.shadow is not None:
+            self._give_up(replica.shadow, "its replica has ended")
         if replica.told is not None and not replica.is_stopping:
             self._start_again(replica, replica.told)
         if not replica.is_busy:
@@ -488,6 +567,9 @@ class LocalBackend(KnownStages):
                 kill(process.pid)
             self._loop.call_later(REAP_S, self._reap, replica, checks + 1)
             return
+        if replica.shadow is not None:  # its cores and memory are those of the replica
+            self._loop.call_later(REAP_S, self._reap, replica, checks)
+            return
         if process is not None:
             self._actuator.release(process.pid)
         if replica.arena is not None:
@@ -499,6 +581,8 @@ class LocalBackend(KnownStages):
                 self._report(ReplicaStopped(replica.id))
             else:
                 self._report(ReplicaLost(replica.id, _explain(replica.error, process)))
+        elif replica.beside is not None:
+            self._part(replica, replica.beside)
         if not self._processes:
             self._emptied.set()
 
@@ -513,6 +597,12 @@ class LocalBackend(KnownStages):
                     self._fail(self._expect(replica, frame), replica, ModelFailure.decode(frame.payload))
                 case FrameKind.RESIZED:
                     self._finish_shrink(replica)
+                case FrameKind.READY if replica.beside is not None:
+                    self._on_shadow_loaded(replica, replica.beside, bytes(frame.payload))
+                case FrameKind.STEP if replica.beside is not None:
+                    self._set_start_timer(replica)
+                case FrameKind.PAIRED | FrameKind.PARTED:
+                    self._on_pair(replica, frame)
                 case FrameKind.READY:
                     self._on_ready(replica)
                 case FrameKind.WAITING if replica in self._spares and not replica.is_waiting:
@@ -586,6 +676,84 @@ class LocalBackend(KnownStages):
         if self._listener is not None:
             self._listener.on_failed(batch, replica.id, failure)
 
+    # Shadows
+
+    def _cut_of(self, spec: ReplicaSpec, shadow: Shadow) -> CutModel:
+        """The blocks of a model of which a shadow holds some. MachineError if there are no such blocks."""
+        servable = self._servables.get((spec.stage, spec.variant))
+        cut = servable.cut if servable is not None else None
+        if cut is None:
+            raise MachineError(f"the model of {spec.variant!r} of {spec.stage!r} is not cut into blocks")
+        if spec.slot.hardware not in cut.layers:
+            raise MachineError(f"the blocks of {spec.variant!r} were not measured on {spec.slot.hardware!r}")
+        if not shadow.blocks or not 0 <= min(shadow.blocks) <= max(shadow.blocks) < len(cut.blocks):
+            raise MachineError(f"{spec.variant!r} has {len(cut.blocks)} blocks, not those of {shadow.blocks}")
+        return cut
+
+    def _set_up_shadow(self, shadow: _Replica, beside: _Beside, body: int) -> None:
+        assert shadow.process is not None
+        assert shadow.link is not None
+        assert beside.body.spec is not None
+        shadow.cores = beside.wanted.cores
+        blocks = {place: beside.cut.blocks[place] for place in beside.wanted.blocks}
+        setup = ShadowSetup(beside.body.spec.stage, blocks, body, Grant(shadow.cores).threads)
+        self._actuator.confine(shadow.process.pid, max(shadow.cores, START_CORES_MIN))
+        shadow.link.send(FrameKind.SHADOW, payload=[encode(setup)])
+        self._set_start_timer(shadow)
+
+    def _on_shadow_loaded(self, shadow: _Replica, beside: _Beside, address: bytes) -> None:
+        """It has its blocks: limit its cores, and let the body connect."""
+        assert shadow.process is not None
+        try:
+            grant = self._actuator.resize(shadow.process.pid, shadow.cores)
+        except MachineError as error:
+            self._give_up(shadow, str(error))
+            return
+        if grant.duty < 1:
+            self._send_threads(shadow, grant)
+        beside.address.append(address)
+        self._tell_pair(shadow, beside)
+
+    def _tell_pair(self, shadow: _Replica, beside: _Beside, *, is_over: bool = False) -> None:
+        """Tell a body which batches it shares with its shadow, or that it shares none any longer."""
+        body = beside.body
+        if body.link is None or body.spec is None or shadow.process is None or not beside.address:
+            return
+        payload = []
+        if not is_over:
+            from sloop.profile.blocks import shared_rows  # noqa: PLC0415  # it needs NumPy
+
+            layers, wanted = beside.cut.layers[body.spec.slot.hardware], beside.wanted
+            rows, shadow_ms = shared_rows(layers, body.cores, wanted, beside.cut.batch_max)
+            patience_ms = tuple(max(PATIENCE * each_ms, each_ms + PATIENCE_MS_MIN) for each_ms in shadow_ms)
+            payload = [encode(PairSetup(beside.address[0], shadow.process.pid, wanted.blocks, rows, patience_ms))]
+        body.link.send(FrameKind.PAIR, beside.number, payload=payload)
+
+    def _on_pair(self, body: _Replica, frame: Frame) -> None:
+        """A body has connected with its shadow, or has given it up."""
+        shadow = body.shadow
+        if shadow is None or shadow.beside is None or shadow.beside.number != frame.subject or shadow.is_dying:
+            return
+        if frame.kind is FrameKind.PARTED:
+            self._give_up(shadow, _text(frame))
+        elif not shadow.is_ready:
+            shadow.is_ready = True
+            self._clear_timer(shadow)
+            self._report(ShadowReady(body.id, shadow.beside.number))
+
+    def _part(self, shadow: _Replica, beside: _Beside) -> None:
+        """The process of a shadow has ended."""
+        body = beside.body
+        if body.shadow is shadow:
+            body.shadow = None
+        if body.is_dying:
+            return
+        self._tell_pair(shadow, beside, is_over=True)
+        if shadow.is_stopping:
+            self._report(ShadowStopped(body.id, beside.number))
+        else:
+            self._report(ShadowLost(body.id, beside.number, _explain(shadow.error, shadow.process)))
+
     # Cores
 
     def _finish_shrink(self, replica: _Replica) -> None:
@@ -614,6 +782,9 @@ class LocalBackend(KnownStages):
             self._report(Resized(replica.id, replica.cores))
             return None
         replica.cores = grant.cores
+        shadow = replica.shadow
+        if shadow is not None and shadow.beside is not None and shadow.is_ready and not shadow.is_stopping:
+            self._tell_pair(shadow, shadow.beside)  # rows are divided by the cores of both
         return grant
 
     def _send_threads(self, replica: _Replica, grant: Grant) -> None:
@@ -629,6 +800,9 @@ class LocalBackend(KnownStages):
         | ReplicaReady
         | ReplicaStopped
         | Resized
+        | ShadowLost
+        | ShadowReady
+        | ShadowStopped
         | TransferFailed,
     ) -> None:
         if self._listener is not None:

@@ -1,0 +1,414 @@
+"""Bodies and shadows: a worker whose model is cut into blocks, and one that holds some of them and computes rows of its
+batches.
+
+A *body* loads every block of its model (`CutRuntime`) and runs them one after the other, so a shadow costs it nothing
+before it is there. For each contiguous run of blocks that its shadow holds, the body sends the last rows of a batch,
+computes the others meanwhile, and joins the results. The rows lie in shared memory, one piece for each direction; a
+socket between both (`SOCK_SEQPACKET`) says what lies where. Which batches are shared, and with how many rows, follows
+from the profile (`sloop.profile.blocks.shared_rows`).
+
+No answer depends on the shadow: if it dies, hangs, or answers what it must not, the body computes these rows itself and
+gives it up (`PartnerLost`). Memory of a shadow that was given up is never read again.
+
+Source: AsyFunc (submission to SoCC'23), our specification, sections 2.9 to 2.11: the pair talks directly, without a
+coordinator between both.
+"""
+
+import contextlib
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from sloop.profile.model import zeros
+from sloop.profile.pairs import runs_of
+from sloop.serve.messages import CutBlock, PairSetup, ShadowSetup, decoder, encode
+from sloop.serve.runtimes import Array, FileRuntime
+from sloop.serve.transport import FrameKind, ProcessChannel, ProtocolError
+from sloop.shared_memory import SharedMemory, offsets, write_tensors
+from sloop.tensor import Port, Signature, array_of, elements_of
+from sloop.user_code import failure_of
+
+MEET_S_MAX: Final = 2.0
+"""How long body and shadow wait for each other when they connect."""
+MESSAGE_BYTES_MAX: Final = 1 << 16
+MILLIONTHS: Final = 1_000_000
+_PEER: Final = struct.Struct("3i")
+"""`struct ucred`: process, user, group."""
+
+
+class PartnerLost(Exception):
+    """The shadow cannot be used any more; the text says why."""
+
+
+class PlacedTensor(Struct, frozen=True, array_like=True):
+    """A tensor in shared memory. Tensors follow each other at their `offsets`."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+class SharedRows(Struct, frozen=True, array_like=True):
+    """Rows for blocks `first` to `last`, or what came of them; `error` if they failed."""
+
+    first: int
+    last: int
+    tensors: list[PlacedTensor]
+    error: str = ""
+
+
+class RowExchange:
+    """One side of the connection between body and shadow: writes into its own memory, reads the other's."""
+
+    def __init__(self, sock: socket.socket, own: SharedMemory, other: SharedMemory) -> None:
+        self.sock = sock
+        self._own, self._other = own, other
+        self._decode = decoder(SharedRows).decode
+
+    @classmethod
+    def meet(cls, sock: socket.socket, process: int) -> "RowExchange":
+        """Exchange memory over a connected socket. PartnerLost if the other side is another process than this one, or
+        says nothing."""
+        own = SharedMemory.make()
+        if own is None:
+            raise PartnerLost("this operating system has no memory that processes share (memfd)")
+        try:
+            peer, _, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if peer != process:
+                raise PartnerLost(f"process {peer} has connected, not process {process}")
+            sock.settimeout(MEET_S_MAX)
+            socket.send_fds(sock, [b"m"], [own.fd])
+            _, fds, _, _ = socket.recv_fds(sock, 1, 1)
+            if len(fds) != 1:
+                raise PartnerLost("it closed the connection")
+        except (OSError, PartnerLost) as error:
+            own.close()
+            raise error if isinstance(error, PartnerLost) else PartnerLost(str(error)) from error
+        return cls(sock, own, SharedMemory(fds[0]))
+
+    def send(self, first: int, last: int, arrays: Mapping[str, tuple[str, Array]]) -> None:
+        """Write tensors, given with their datatypes by name, and tell the other side. PartnerLost if it is gone."""
+        data = [elements_of(array) for _, array in arrays.values()]
+        try:
+            write_tensors(self._own, [[each] for each in data])
+            placed = [
+                PlacedTensor(name, datatype, array.shape, len(content))
+                for (name, (datatype, array)), content in zip(arrays.items(), data, strict=True)
+            ]
+            self.sock.send(encode(SharedRows(first, last, placed)))
+        except OSError as error:
+            raise PartnerLost(f"rows cannot be sent: {error.strerror or error}") from error
+
+    def send_error(self, first: int, last: int, error: str) -> None:
+        """Say that rows failed."""
+        with contextlib.suppress(OSError):
+            self.sock.send(encode(SharedRows(first, last, [], error[:1024])))
+
+    def receive(self, until_s: float) -> tuple[SharedRows, dict[str, Array]]:
+        """The next message, and its tensors as views of the other's memory. PartnerLost if there is none until then
+        (`time.monotonic`), or it cannot be read."""
+        self.sock.settimeout(max(1e-4, until_s - time.monotonic()))
+        try:
+            data = self.sock.recv(MESSAGE_BYTES_MAX)
+            if not data:
+                raise PartnerLost("it has ended")
+            rows: SharedRows = self._decode(data)
+            starts, total = offsets(each.size for each in rows.tensors)
+            memory = self._other.readable(total) if total else memoryview(b"")
+            arrays = {
+                each.name: array_of(each.datatype, each.shape, memory[start : start + each.size])
+                for start, each in zip(starts, rows.tensors, strict=True)
+            }
+        except TimeoutError:
+            raise PartnerLost("it did not answer in time") from None
+        except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+            raise PartnerLost(f"its answer cannot be read: {error}") from error
+        return rows, arrays
+
+    def close(self) -> None:
+        """End the connection, which the other side notices."""
+        self.sock.close()
+        self._own.close()
+        self._other.close()
+
+
+class BlockChain:
+    """Some blocks of a model, each a file with sessions of its own."""
+
+    def __init__(self, blocks: Mapping[int, CutBlock]) -> None:
+        self.blocks = dict(blocks)
+        self._runtimes = {place: FileRuntime(block.file) for place, block in blocks.items()}
+
+    def load(self, threads: int) -> bool:
+        """Open sessions for `threads` threads. Returns False if there are."""
+        return sum(runtime.load(threads) for runtime in self._runtimes.values()) > 0
+
+    def inputs(self, first: int, last: int) -> dict[str, Port]:
+        """What the blocks from `first` to `last` read of what was computed before them."""
+        made: set[str] = set()
+        found: dict[str, Port] = {}
+        for place in range(first, last + 1):
+            found.update({port.name: port for port in self.blocks[place].inputs if port.name not in made})
+            made.update(port.name for port in self.blocks[place].outputs)
+        return found
+
+    def outputs(self, first: int, last: int) -> dict[str, Port]:
+        """What is read later of what these blocks compute."""
+        made = {port.name: port for place in range(first, last + 1) for port in self.blocks[place].outputs}
+        return {name: made[name] for name in self.blocks[last].crossing if name in made}
+
+    def run(self, first: int, last: int, known: Mapping[str, Array], threads: int) -> dict[str, Array]:
+        """Run blocks on tensors by name; of these and their results, those that cross the end of the last block."""
+        tensors = dict(known)
+        for place in range(first, last + 1):
+            block = self.blocks[place]
+            session, _ = self._runtimes[place].session(threads)
+            made = session.run({port.name: tensors[port.name] for port in block.inputs})
+            tensors.update(zip((port.name for port in session.signature.outputs), made, strict=True))
+            tensors = {name: tensors[name] for name in block.crossing if name in tensors}
+        return tensors
+
+
+def has_rows(port: Port) -> bool:
+    """Whether a tensor between blocks has a row for each row of the batch; others are the same for all rows."""
+    return port.shape[:1] == (-1,)
+
+
+class Partner:
+    """A shadow as its body sees it."""
+
+    def __init__(self, number: int, setup: PairSetup, exchange: RowExchange) -> None:
+        self.number, self._exchange = number, exchange
+        self.learn(setup)
+
+    @classmethod
+    def connect(cls, number: int, setup: PairSetup) -> "Partner":
+        """Connect with a shadow that waits. PartnerLost if it does not."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.settimeout(MEET_S_MAX)
+            sock.connect(setup.address)
+            return cls(number, setup, RowExchange.meet(sock, setup.process))
+        except OSError as error:
+            sock.close()
+            raise PartnerLost(f"it cannot be reached: {error.strerror or error}") from error
+        except PartnerLost:
+            sock.close()
+            raise
+
+    def learn(self, setup: PairSetup) -> None:
+        """Share batches in this way from now on."""
+        self._setup = setup
+        self.runs = runs_of(setup.blocks)
+
+    def rows_of(self, batch: int) -> int:
+        """How many rows of a batch it computes; 0 where the body alone is faster."""
+        return self._setup.rows[batch] if batch < len(self._setup.rows) else 0
+
+    def send(self, batch: int, first: int, last: int, arrays: Mapping[str, tuple[str, Array]]) -> float:
+        """Send rows; returns when they must be there again (`time.monotonic`)."""
+        until_s = time.monotonic() + self._setup.patience_ms[batch] / 1e3
+        self._exchange.send(first, last, arrays)
+        return until_s
+
+    def receive(self, first: int, last: int, until_s: float) -> dict[str, Array]:
+        """What came of the rows, in memory that the next rows overwrite. PartnerLost if nothing has, or not that."""
+        rows, arrays = self._exchange.receive(until_s)
+        if rows.error:
+            raise PartnerLost(rows.error)
+        if (rows.first, rows.last) != (first, last):
+            what = f"it answered for blocks {rows.first} to {rows.last} instead of {first} to {last}"
+            raise PartnerLost(what)
+        return arrays
+
+    def close(self) -> None:
+        """Use it no longer."""
+        self._exchange.close()
+
+
+class CutRuntime:
+    """A model in blocks (`Runtime`), which may have a shadow. `lost` has why the last one was given up."""
+
+    def __init__(self, blocks: Sequence[CutBlock], signature: Signature) -> None:
+        self._chain = BlockChain(dict(enumerate(blocks)))
+        self._signature, self._last = signature, len(blocks) - 1
+        self.partner: Partner | None = None
+        self.lost: tuple[int, str] | None = None
+        """The number of a shadow that was given up since somebody looked, and why."""
+
+    def load(self, threads: int) -> bool:
+        """See `Runtime`."""
+        return self._chain.load(threads)
+
+    def warm(self, threads: int) -> None:
+        """See `Runtime`."""
+        feed = zeros(self._signature)
+        if feed is not None:
+            self._chain.run(0, self._last, feed, threads)
+
+    def part(self) -> None:
+        """Use the shadow no longer."""
+        if self.partner is not None:
+            self.partner.close()
+            self.partner = None
+
+    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+        """See `Runtime`."""
+        known = {port.name: array for port, array in zip(self._signature.inputs, inputs, strict=True)}
+        batch = len(inputs[0]) if inputs and inputs[0].ndim else 1
+        at = 0
+        if self.partner is not None and self.partner.rows_of(batch):
+            for first, last in self.partner.runs:
+                if at < first:
+                    known = self._chain.run(at, first - 1, known, threads)
+                known = self._shared(batch, first, last, known, threads)
+                at = last + 1
+        if at <= self._last:
+            known = self._chain.run(at, self._last, known, threads)
+        return [known[port.name] for port in self._signature.outputs], threads
+
+    def _shared(self, batch: int, first: int, last: int, known: dict[str, Array], threads: int) -> dict[str, Array]:
+        """Run blocks on all rows, the last of which the shadow computes if it can."""
+        ports, partner = self._chain.inputs(first, last), self.partner
+        own = batch - (partner.rows_of(batch) if partner is not None else 0)
+
+        def part(rows: slice) -> dict[str, Array]:
+            return {name: known[name][rows] if has_rows(port) else known[name] for name, port in ports.items()}
+
+        if partner is None:  # lost in an earlier run of this batch
+            return self._chain.run(first, last, known, threads)
+        theirs: dict[str, Array] | None = None
+        made: list[dict[str, Array]] = []
+        until_s = 0.0
+        try:
+            sent = part(slice(own, None))
+            until_s = partner.send(batch, first, last, {name: (ports[name].datatype, sent[name]) for name in sent})
+        except PartnerLost as error:
+            self._give_up(str(error))
+        try:
+            if own:
+                made.append(self._chain.run(first, last, part(slice(own)), threads))
+        finally:  # also if the model raises: the shadow's answer must not be taken for that of the next batch
+            if self.partner is not None:
+                try:
+                    theirs = self._checked(partner.receive(first, last, until_s), first, last, batch - own)
+                except PartnerLost as error:
+                    self._give_up(str(error))
+        made.append(self._chain.run(first, last, part(slice(own, None)), threads) if theirs is None else theirs)
+        joined = {
+            name: np.concatenate([each[name] for each in made]) if has_rows(port) else made[0][name].copy()
+            for name, port in self._chain.outputs(first, last).items()
+        }
+        passing = self._chain.blocks[last].crossing
+        return {name: joined[name] if name in joined else known[name] for name in passing}
+
+    def _checked(self, arrays: dict[str, Array], first: int, last: int, rows: int) -> dict[str, Array]:
+        """What a shadow computed. PartnerLost if it is not what these blocks compute of so many rows."""
+        for name, port in self._chain.outputs(first, last).items():
+            found = arrays.get(name)
+            if found is None or found.ndim != len(port.shape) or (has_rows(port) and len(found) != rows):
+                shape = "nothing" if found is None else f"the shape {list(found.shape)}"
+                raise PartnerLost(f"it answered {shape} as {name!r} of {rows} rows")
+        return arrays
+
+    def _give_up(self, why: str) -> None:
+        if self.partner is not None:
+            self.lost = self.partner.number, why
+            self.part()
+
+
+# The shadow
+
+
+class ShadowWorker:
+    """Holds blocks, and computes rows of its body's batches for them."""
+
+    def __init__(self, channel: ProcessChannel, setup: ShadowSetup) -> None:
+        self._channel, self._setup = channel, setup
+        self._chain = BlockChain(setup.blocks)
+        self._duty = 1.0
+        """The share of time in which this process may compute, if the machine cannot enforce it."""
+
+    def serve(self) -> None:
+        """Load the blocks, wait for the body, and compute its rows; returns when the server stops this worker, or the
+        body has ended or given it up."""
+        self._chain.load(self._setup.threads)
+        self._warm()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            address = b"\0sloop-" + secrets.token_hex(16).encode()
+            listening.bind(address)
+            listening.listen(1)
+            self._channel.send(FrameKind.READY, payload=[address])
+            exchange = self._met(listening)
+        if exchange is not None:
+            try:
+                self._serve_rows(exchange)
+            finally:
+                exchange.close()
+
+    def _warm(self) -> None:
+        for first, last in runs_of(tuple(self._setup.blocks)):
+            feed = zeros(Signature(tuple(self._chain.inputs(first, last).values()), ()))
+            if feed is not None:
+                self._chain.run(first, last, feed, self._setup.threads)
+
+    def _met(self, listening: socket.socket) -> RowExchange | None:
+        """The connection with the body; None if the server stops this worker before."""
+        while True:
+            waiting: list[ProcessChannel | socket.socket] = [self._channel, listening]
+            ready, _, _ = select.select(waiting, [], [])
+            if self._channel in ready and not self._follow():
+                return None
+            if listening in ready:
+                sock, _ = listening.accept()
+                try:
+                    return RowExchange.meet(sock, self._setup.body)
+                except PartnerLost:  # whoever else connects is not served
+                    sock.close()
+
+    def _follow(self) -> bool:
+        """Take a frame from the server; False if it stops this worker."""
+        frame = self._channel.receive()
+        if frame is None or frame.kind is FrameKind.STOP:
+            return False
+        if frame.kind is not FrameKind.RESIZE or not 0 < frame.value <= MILLIONTHS:
+            raise ProtocolError(f"the server sent {frame.kind.name} {frame.value} to a shadow")
+        self._duty = frame.value / MILLIONTHS
+        return True
+
+    def _serve_rows(self, exchange: RowExchange) -> None:
+        """Compute rows until the body closes the connection, which it does after its batch if the server stops its
+        shadow."""
+        waiting: list[ProcessChannel | socket.socket] = [self._channel, exchange.sock]
+        while True:
+            ready, _, _ = select.select(waiting, [], [])
+            if self._channel in ready and not self._follow():
+                waiting.remove(self._channel)
+            if exchange.sock in ready:
+                try:
+                    self._answer(exchange)
+                except PartnerLost:
+                    return
+
+    def _answer(self, exchange: RowExchange) -> None:
+        rows, arrays = exchange.receive(time.monotonic() + MEET_S_MAX)
+        first, last = rows.first, rows.last
+        started_s = time.monotonic()
+        try:
+            made = self._chain.run(first, last, arrays, self._setup.threads)
+        except Exception as error:  # whatever the model raises: the body computes the rows, and says what is wrong
+            exchange.send_error(first, last, failure_of(error).detail)
+            return
+        if self._duty < 1:
+            time.sleep((time.monotonic() - started_s) * (1 / self._duty - 1))
+        ports = self._chain.outputs(first, last)
+        exchange.send(first, last, {name: (port.datatype, made[name]) for name, port in ports.items()})

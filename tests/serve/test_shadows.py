@@ -1,0 +1,504 @@
+"""Bodies and shadows: rows that are shared give what the model gives, and no answer depends on the shadow."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort  # type: ignore[import-untyped]
+import pytest
+import uvloop
+from msgspec import structs
+from onnx import TensorProto, helper, numpy_helper
+
+from sloop.app.load import load_application
+from sloop.errors import InputError
+from sloop.events import (
+    Finished,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
+)
+from sloop.profile.examine import examine
+from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, save_profile
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.dataflow import wire
+from sloop.serve.deploy import cut_of, needs_blocks, servables_of
+from sloop.serve.messages import PairSetup, ShadowSetup
+from sloop.serve.protocols import Servable
+from sloop.serve.runtimes import Array
+from sloop.serve.server import models_of
+from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, RowExchange, ShadowWorker
+from sloop.serve.transport import FrameKind, ProcessChannel, socket_pair
+from sloop.sim.checkers import Checkers, Rules
+from sloop.systems.replay import replay_log
+from sloop.systems.setup import set_up
+from sloop.tensor import Tensor
+from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Shadow, Slot
+from tests.serve.rig import run_of
+from tests.serve.test_live import TWO_CORES, check_each_ended_once, live_driver
+from tests.serve.test_local_backend import Ear, play
+
+A, B = ReplicaId(1), ReplicaId(2)
+ENDS = ("r1", "r2", "sum", "y")
+ROWS_MAX = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four dense layers, with a skip connection over the third: y = (r2 + relu(r2·C))·D."""
+    chance = np.random.default_rng(5)
+    weights = [
+        numpy_helper.from_array(chance.normal(size=(64, size)).astype(np.float32) / 8, name)
+        for name, size in (("a", 64), ("b", 64), ("c", 64), ("d", 5))
+    ]
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "a"], ["m1"], name="m1"),
+            helper.make_node("Relu", ["m1"], ["r1"], name="r1"),
+            helper.make_node("MatMul", ["r1", "b"], ["m2"], name="m2"),
+            helper.make_node("Relu", ["m2"], ["r2"], name="r2"),
+            helper.make_node("MatMul", ["r2", "c"], ["m3"], name="m3"),
+            helper.make_node("Relu", ["m3"], ["r3"], name="r3"),
+            helper.make_node("Add", ["r2", "r3"], ["sum"], name="sum"),
+            helper.make_node("MatMul", ["sum", "d"], ["y"], name="y"),
+        ],
+        "skips",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 5])],
+        weights,
+    )
+    path = tmp_path_factory.mktemp("models") / "skips.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def layers_of(row_ms: float, ends: tuple[str, ...] = ENDS) -> LayerProfile:
+    """Each block takes `row_ms` for each row; so a pair is worth it if that is much."""
+    table = LatencyTable({1: {1.0: row_ms}, ROWS_MAX: {1.0: ROWS_MAX * row_ms}})
+    blocks = [
+        LayerBlock(
+            end=end,
+            operators="MatMul",
+            layers=2,
+            param_bytes=16_384,
+            output_bytes=256,
+            crossing_bytes=256,
+            load_ms=1.0,
+            latency_ms=table,
+        )
+        for end in ends
+    ]
+    whole = LatencyTable({1: {1.0: 4 * row_ms}, ROWS_MAX: {1.0: 4 * ROWS_MAX * row_ms}})
+    return LayerProfile(
+        blocks=tuple(blocks), load_ms=4.0, latency_ms=whole, input_bytes=256, move_ms_per_mb=0.5, difference=0.0
+    )
+
+
+def profile_of(row_ms: float) -> Profile:
+    layers = layers_of(row_ms)
+    return Profile(latency_ms=layers.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers)
+
+
+def servable(model: Path, folder: Path, row_ms: float = 200.0) -> Servable:
+    known = examine(model)
+    return Servable(known.file, known.signature, cut=cut_of(known, {"": profile_of(row_ms)}, {}, folder))
+
+
+@cache
+def session_of(model: Path) -> Any:
+    return ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+
+def answers(model: Path, x: Array) -> Array:
+    found: Array = session_of(model).run(None, {"x": x})[0]
+    return found
+
+
+def inputs(rows: int) -> Array:
+    return np.random.default_rng(rows).normal(size=(rows, 64)).astype(np.float32)
+
+
+# Both sides in this process
+
+
+@contextmanager
+def beside(made: Servable, blocks: tuple[int, ...], rows: tuple[int, ...]) -> Iterator[CutRuntime]:
+    """A body whose shadow is a thread of this process."""
+    assert made.cut is not None
+    ours, theirs = socket_pair()
+    ours.setblocking(True)
+    held = {place: made.cut.blocks[place] for place in blocks}
+    worker = ShadowWorker(ProcessChannel(theirs), ShadowSetup("stage", held, os.getpid()))
+    thread = threading.Thread(target=worker.serve)
+    with ours, theirs:
+        thread.start()
+        ready = ProcessChannel(ours).receive()
+        assert ready is not None
+        assert ready.kind is FrameKind.READY
+        runtime = CutRuntime(made.cut.blocks, made.signature)
+        runtime.load(1)
+        setup = PairSetup(bytes(ready.payload), os.getpid(), blocks, rows, (20_000.0,) * len(rows))
+        runtime.partner = Partner.connect(3, setup)
+        try:
+            yield runtime
+        finally:
+            runtime.part()
+            thread.join()
+
+
+@pytest.mark.parametrize("blocks", [(0,), (0, 1), (1, 2), (0, 2), (3,), (0, 1, 2, 3), (1, 3)])
+def test_any_blocks_and_any_division_give_what_the_model_gives(
+    model: Path, tmp_path: Path, blocks: tuple[int, ...]
+) -> None:
+    with beside(servable(model, tmp_path), blocks, (0, 1, 0, 1, 2, 5)) as runtime:
+        for count in (1, 2, 3, 4, 5, 6, 3):
+            [y], _ = runtime.run([inputs(count)], 1)
+            np.testing.assert_allclose(y, answers(model, inputs(count)), atol=1e-6)
+            assert runtime.lost is None
+
+
+def test_a_shadow_may_compute_all_rows(model: Path, tmp_path: Path) -> None:
+    with beside(servable(model, tmp_path), (0, 1), (0, 1, 2)) as runtime:
+        for _ in range(2):  # what came first must not lie in memory that is used again
+            [y], _ = runtime.run([inputs(2)], 1)
+            np.testing.assert_allclose(y, answers(model, inputs(2)), atol=1e-6)
+
+
+def wrong_partner(runtime: CutRuntime, change: Callable[[dict[str, Array]], dict[str, Array]]) -> None:
+    """Let the shadow's answers be changed on their way."""
+    partner = runtime.partner
+    assert partner is not None
+    receive = partner.receive
+    partner.receive = lambda first, last, until_s: change(receive(first, last, until_s))  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda found: {}, "nothing"),
+        (lambda found: {name: each[:1] for name, each in found.items()}, r"\[1, 64\]"),
+        (lambda found: {name: each[0] for name, each in found.items()}, r"\[64\]"),
+    ],
+)
+def test_an_answer_that_is_not_these_rows_is_not_used(
+    model: Path, tmp_path: Path, change: Callable[[dict[str, Array]], dict[str, Array]], why: str
+) -> None:
+    with beside(servable(model, tmp_path), (0, 1), (0, 0, 0, 0, 2)) as runtime:
+        wrong_partner(runtime, change)
+        [y], _ = runtime.run([inputs(4)], 1)
+        np.testing.assert_allclose(y, answers(model, inputs(4)), atol=1e-6)
+        assert runtime.partner is None
+        assert runtime.lost is not None
+        with pytest.raises(AssertionError, match=why):
+            raise AssertionError(runtime.lost[1])
+
+
+def test_rows_that_the_model_refuses_fail_the_batch_and_leave_the_pair_in_order(model: Path, tmp_path: Path) -> None:
+    with beside(servable(model, tmp_path), (0, 1), (0, 0, 0, 0, 2)) as runtime:
+        with pytest.raises(Exception, match="Got: 63"):
+            runtime.run([inputs(4)[:, :63]], 1)
+        assert runtime.partner is None
+        [y], _ = runtime.run([inputs(4)], 1)
+        np.testing.assert_allclose(y, answers(model, inputs(4)), atol=1e-6)
+
+
+def test_only_the_process_that_was_named_is_met(model: Path, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, pytest.raises(PartnerLost, match=f"process {os.getpid()} has connected, not process 1"):
+        RowExchange.meet(ours, 1)
+    setup = PairSetup(b"\0sloop-nobody", os.getpid(), (0,), (0, 1), (1.0, 1.0))
+    with pytest.raises(PartnerLost, match="cannot be reached"):
+        Partner.connect(1, setup)
+
+
+# What can be cut
+
+
+def test_blocks_are_cut_once_and_kept(model: Path, tmp_path: Path) -> None:
+    first, second = servable(model, tmp_path), servable(model, tmp_path)
+    assert first == second
+    assert first.cut is not None
+    assert len(list(tmp_path.iterdir())) == 1
+    assert [Path(block.file).is_file() for block in first.cut.blocks] == [True] * 4
+
+
+def test_says_why_a_model_can_have_no_shadow(model: Path, tmp_path: Path) -> None:
+    known = examine(model)
+    whole = Profile(latency_ms=layers_of(1.0).latency_ms, max_batch=ROWS_MAX, max_cores=2)
+    with pytest.raises(InputError, match="were not measured") as refused:
+        cut_of(known, {"": whole}, {}, tmp_path)
+    assert "--layers" in refused.value.help
+    other = Profile(
+        latency_ms=whole.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers_of(1.0, ("r1", "nowhere", "y"))
+    )
+    with pytest.raises(InputError, match="cannot be cut after 'nowhere'"):
+        cut_of(known, {"": other}, {}, tmp_path)
+    fewer = Profile(latency_ms=whole.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers_of(1.0, ("r2", "y")))
+    with pytest.raises(InputError, match="different blocks"):
+        cut_of(known, {"fast": profile_of(1.0), "slow": fewer}, {}, tmp_path)
+    with pytest.raises(InputError, match="cannot share one: rows depend"):
+        cut_of(structs.replace(known, obstacle="rows depend on each other"), {"": profile_of(1.0)}, {}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_boundary_where_rows_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+    """y = x + mean of all x - mean of all x: rows are independent at the end, but not in between."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceMean", ["x"], ["mean"], name="mean", axes=[0], keepdims=1),
+            helper.make_node("Add", ["x", "mean"], ["more"], name="more"),
+            helper.make_node("Sub", ["more", "mean"], ["y"], name="y"),
+        ],
+        "means",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+    )
+    path = tmp_path / "means.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    layers = layers_of(1.0, ("more", "y"))
+    profile = Profile(latency_ms=layers.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers)
+    with pytest.raises(InputError, match="cannot be divided"):
+        cut_of(examine(path), {"": profile}, {}, tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Live processes
+
+PAIR = Shadow(1.0, (0, 1))
+
+
+def spec() -> ReplicaSpec:
+    return ReplicaSpec("stage", "skips", Slot(1.0), "here")
+
+
+def batch_of(rows: int) -> list[list[Tensor]]:
+    return [[Tensor("FP32", (1, 64), row.tobytes())] for row in inputs(rows)]
+
+
+def check(ear: Ear, batch: int, model: Path, rows: int) -> None:
+    got = np.concatenate([np.frombuffer(y.data, np.float32).reshape(y.shape) for [y] in ear.outputs[BatchId(batch)]])
+    np.testing.assert_allclose(got, answers(model, inputs(rows)), atol=1e-6)
+
+
+def shadow_pid(backend: LocalBackend, replica: ReplicaId = A) -> int:
+    found = backend.shadow_pid(replica)
+    assert found is not None
+    return found
+
+
+async def paired(backend: LocalBackend, ear: Ear) -> None:
+    backend.start(A, spec())
+    await ear.hear(ReplicaReady)
+    backend.start_shadow(A, 7, PAIR)
+    assert await ear.hear(ShadowReady) == ShadowReady(A, 7)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_life_of_a_shadow(model: Path, tmp_path: Path, spares: int) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        await paired(backend, ear)
+        for batch, rows in enumerate((4, 1, 8, 3)):
+            backend.run(BatchId(batch), A, run_of(batch_of(rows)))
+            await ear.hear(Finished, count=batch + 1)
+            check(ear, batch, model, rows)
+        pid = shadow_pid(backend)
+        backend.stop_shadow(A, 7)
+        assert await ear.hear(ShadowStopped) == ShadowStopped(A, 7)
+        assert str(pid) not in os.listdir("/proc")
+        backend.run(BatchId(9), A, run_of(batch_of(4)))
+        await ear.hear(Finished, count=5)
+        check(ear, 9, model, 4)
+        backend.start_shadow(A, 8, Shadow(1.0, (0, 1, 2)))
+        assert await ear.hear(ShadowReady, count=2) == ShadowReady(A, 8)
+        pid = shadow_pid(backend)
+        backend.stop(A)
+        await ear.hear(ReplicaStopped)
+        assert str(pid) not in os.listdir("/proc")
+        assert not [event for event in ear.events if isinstance(event, ShadowLost | ReplicaLost)]
+
+    play(scene, {"skips": servable(model, tmp_path)}, spares_max=spares)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_shadow_that_dies_or_hangs_during_a_batch_costs_no_answer(model: Path, tmp_path: Path, way: int) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        await paired(backend, ear)
+        pid = shadow_pid(backend)
+        os.kill(pid, signal.SIGSTOP)  # so that the batch waits for it
+        backend.run(BatchId(1), A, run_of(batch_of(8)))
+        await asyncio.sleep(0.1)
+        os.kill(pid, way)
+        await ear.hear(Finished)
+        check(ear, 1, model, 8)
+        lost = await ear.hear(ShadowLost)
+        assert isinstance(lost, ShadowLost)
+        assert (lost.replica, lost.number) == (A, 7)
+        assert "in time" in lost.error if way == signal.SIGSTOP else "SIGKILL" in lost.error or "ended" in lost.error
+        assert str(pid) not in os.listdir("/proc")
+        backend.run(BatchId(2), A, run_of(batch_of(3)))
+        await ear.hear(Finished, count=2)
+        check(ear, 2, model, 3)
+        backend.start_shadow(A, 8, PAIR)
+        assert await ear.hear(ShadowReady, count=2) == ShadowReady(A, 8)
+        backend.run(BatchId(3), A, run_of(batch_of(8)))
+        await ear.hear(Finished, count=3)
+        check(ear, 3, model, 8)
+
+    # A shadow is waited for twice as long as its rows are predicted to take, and 0.1 s longer at least.
+    play(scene, {"skips": servable(model, tmp_path, row_ms=200.0 if way == signal.SIGKILL else 20.0)})
+
+
+@pytest.mark.live
+def test_attaching_and_detaching_under_load_answers_every_batch(model: Path, tmp_path: Path) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec())
+        await ear.hear(ReplicaReady)
+        done, is_over = 0, False
+
+        async def load() -> None:
+            nonlocal done
+            while not is_over:
+                backend.run(BatchId(done), A, run_of(batch_of(1 + done % 8)))
+                done += 1
+                await ear.hear(Finished, count=done)
+                await asyncio.sleep(0.005)
+
+        loading = asyncio.create_task(load())
+        for number in range(3):
+            backend.start_shadow(A, number, Shadow(1.0, ((0, 1), (0, 2), (1, 2, 3))[number]))
+            await ear.hear(ShadowReady, count=number + 1)
+            await ear.hear(Finished, count=done + 8)
+            if number == 1:
+                backend.resize(A, 0.5)
+                await ear.hear(Resized)
+            backend.stop_shadow(A, number)
+            await ear.hear(ShadowStopped, count=number + 1)
+        is_over = True
+        await loading
+        for batch in range(done):
+            check(ear, batch, model, 1 + batch % 8)
+        assert not [event for event in ear.events if isinstance(event, ShadowLost)]
+
+    play(scene, {"skips": servable(model, tmp_path)})
+
+
+@pytest.mark.live
+def test_a_shadow_ends_with_its_body_and_says_why_it_cannot_start(model: Path, tmp_path: Path) -> None:
+    whole = servable(model, tmp_path)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        await paired(backend, ear)
+        shadow, body = shadow_pid(backend), backend.pid(A)
+        assert body is not None
+        os.kill(body, signal.SIGKILL)
+        await ear.hear(ReplicaLost)
+        assert str(shadow) not in os.listdir("/proc")
+        assert not [event for event in ear.events if isinstance(event, ShadowLost)]
+        backend.start_shadow(A, 8, PAIR)  # too late: its replica's end is its own
+        backend.start(B, ReplicaSpec("stage", "whole", Slot(1.0), "here"))
+        await ear.hear(ReplicaReady, count=2)
+        backend.start_shadow(B, 9, PAIR)
+        assert await ear.hear(ShadowLost) == ShadowLost(B, 9, "the model of 'whole' of 'stage' is not cut into blocks")
+        backend.stop_shadow(B, 9)
+        assert await ear.hear(ShadowStopped) == ShadowStopped(B, 9)
+
+    play(scene, {"skips": whole, "whole": structs.replace(whole, cut=None)})
+
+
+@pytest.mark.live
+def test_a_shadow_whose_blocks_are_gone_is_lost_and_its_body_serves(model: Path, tmp_path: Path) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec())
+        await ear.hear(ReplicaReady)
+        shutil.rmtree(tmp_path)
+        backend.start_shadow(A, 1, PAIR)
+        lost = await ear.hear(ShadowLost)
+        assert isinstance(lost, ShadowLost)
+        assert ".onnx" in lost.error
+        backend.run(BatchId(1), A, run_of(batch_of(5)))
+        await ear.hear(Finished)
+        check(ear, 1, model, 5)
+
+    play(scene, {"skips": servable(model, tmp_path)})
+
+
+def application(model: Path, folder: Path, *, has_layers: bool = True) -> dict[str, Any]:
+    """One model of which a body with one core carries 25 requests per second, by its profile."""
+    profile = structs.replace(profile_of(10.0), load_s=0.3, memory_bytes=1_000_000, hardware="here")
+    save_profile(profile if has_layers else structs.replace(profile, layers=None), folder / "profile.json")
+    variant = {"name": "skips", "model": str(model), "profile": str(folder / "profile.json")}
+    return {
+        "name": "live",
+        "slo_ms": 1000,
+        "stages": [{"name": "stage", "variants": [variant]}],
+        "system": {"name": "asyfunc", "cores_max": 1, "adapt_ms": 60_000, "drop": "never"},
+        "cluster": TWO_CORES,
+    }
+
+
+@pytest.mark.live
+def test_asyfunc_meets_a_burst_with_a_shadow_whose_death_loses_nothing(model: Path, tmp_path: Path) -> None:
+    """The whole system: the plan attaches a shadow, it is killed and replaced, and the end of the burst detaches it."""
+    setup = set_up(load_application(application(model, tmp_path)))
+    assert needs_blocks(setup.applications[0])
+    models = servables_of(setup.application, tmp_path, in_blocks=True)
+
+    async def main() -> None:
+        wiring = wire(setup.application.graph, {key: each.signature for key, each in models.items()})
+        async with live_driver(setup, models, wiring) as live:
+            await live.until(ReplicaReady)
+            asked = 0
+
+            async def burst(kind: type, count: int = 1) -> None:
+                nonlocal asked
+                while sum(isinstance(record, kind) for _, record in live.log) < count:
+                    asked += 1
+                    live.ask(Tensor("FP32", (1, 64), inputs(1 + asked % 8)[0].tobytes()))
+                    await asyncio.sleep(0.01)
+
+            await burst(ShadowReady)
+            pid = live.backend.shadow_pid(next(r.replica for _, r in live.log if isinstance(r, ShadowReady)))
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await burst(ShadowReady, 2)
+            await burst(Finished, 3 + sum(isinstance(record, Finished) for _, record in live.log))
+            await live.until(ShadowStopped)
+            await live.all_answered()
+            outcomes = check_each_ended_once(live)
+            assert outcomes[Outcome.FAILED] == outcomes[Outcome.DROPPED] == outcomes[Outcome.REJECTED] == 0
+            for number, [ended] in live.answers.items():
+                got = np.frombuffer(ended.outputs["y"].data, np.float32)
+                np.testing.assert_allclose(got, answers(model, inputs(1 + (number + 1) % 8)[:1])[0], atol=1e-6)
+            checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
+            for now_ns, record in live.log:
+                checkers.append(now_ns, record)
+            assert sum(isinstance(record, ShadowLost) for _, record in live.log) == 1
+            assert replay_log(list(live.log), set_up(setup.application).core()).difference is None
+
+    uvloop.run(main())
+
+
+def test_a_system_with_shadows_needs_measured_blocks_and_one_machine(model: Path, tmp_path: Path) -> None:
+    declared = application(model, tmp_path, has_layers=False)
+    setup = set_up(load_application(declared))
+    with pytest.raises(InputError, match="blocks of this one were not measured"):
+        models_of(setup, tmp_path)
+    without = set_up(load_application({**declared, "system": "asyfunc-nolls"}))
+    assert not needs_blocks(without.applications[0])
+    assert [each.cut for each in models_of(without, tmp_path).values()] == [None]
