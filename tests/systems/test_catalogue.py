@@ -30,6 +30,7 @@ from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static, StaticGroup
+from sloop.policies.share import Hybrid, TakeAll
 from sloop.systems import SYSTEMS, build_system
 from sloop.systems.system import VERBS
 from sloop.units import ms, s
@@ -65,7 +66,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
             down_rate=2.0,
         ),
     ),
-    "atoll-rate": ("baseline", AtollRate(factor=1.0, share=0.99, window_ns=s(60), period_ns=s(15), batch_max=1)),
+    "atoll-rate": ("baseline", AtollRate(factor=1.0, quantile=0.99, window_ns=s(60), period_ns=s(15), batch_max=1)),
     **{
         name: ("system" if name == "flashpoint" else "baseline", AtollRate())
         for name in ("flashpoint", "gpu-faas", "atoll", "baseline")
@@ -77,6 +78,16 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "mixed": ("system", Mixed()),
     "molecule-cost": ("baseline", Paldia(choice="isolated", sharing="queue", headroom_cpu=0.5, wait_limit=3)),
     "molecule-performance": ("baseline", Paldia(choice="fastest", sharing="queue", keep_alive_ns=s(600))),
+    "paldia": (
+        "system",
+        Paldia(choice="slo_first", sharing="hybrid", headroom_cpu=0.5, headroom_gpu=0.75, wait_limit=3),
+    ),
+    "paldia-band": ("system", Paldia(choice="tolerance", sharing="hybrid", tolerance_ns=ms(50))),
+    "infless-llama-cost": ("baseline", Paldia(choice="isolated", sharing="together")),
+    "infless-llama-performance": ("baseline", Paldia(choice="fastest", sharing="together")),
+    "offline-hybrid": ("baseline", Paldia(choice="fastest", sharing="hybrid")),
+    "mps-only": ("baseline", Paldia(choice="fastest", sharing="together")),
+    "time-shared": ("baseline", Paldia(choice="fastest", sharing="queue")),
     "igniter": ("system", Igniter(wait_ns=ms(100))),
     "usher": ("system", Usher(metric="peak_occupancy", group_size=4, wait_ns=ms(100))),
     "usher-wao": ("baseline", Usher(metric="occupancy", group_size=4, wait_ns=ms(100))),
@@ -90,7 +101,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "asyfunc-noadapt": ("baseline", AsyFunc(alpha=0.8, beta=0.6)),
     "asyfunc-nolls": ("baseline", AsyFunc(shadows=False)),
     "asyfunc-none": ("baseline", AsyFunc(shadows=False)),
-    "batch": ("baseline", OfflineBatch(alpha=0.8, share=0.95, cores_max=16, batch_max=8, period_ns=s(10))),
+    "batch": ("baseline", OfflineBatch(alpha=0.8, attainment=0.95, cores_max=16, batch_max=8, period_ns=s(10))),
     "batch-plus": ("baseline", OfflineBatch()),
     "on-demand": ("baseline", ByCapacity(period_ns=s(1))),
     "last-value": ("baseline", ByCapacity(period_ns=s(10))),
@@ -112,7 +123,9 @@ _FIXED_BATCHES = (Fifo(), Full(patience=1.0), FirstIdle(), Never(), Open(), Spre
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
     **dict.fromkeys(("flashpoint", "gpu-faas", "atoll", "baseline"), _REACTIVE),
-    **dict.fromkeys(("molecule-cost", "molecule-performance"), _PALDIA),
+    **dict.fromkeys(("molecule-cost", "molecule-performance", "paldia", "paldia-band"), _PALDIA),
+    **dict.fromkeys(("infless-llama-cost", "infless-llama-performance"), _PALDIA),
+    **dict.fromkeys(("offline-hybrid", "mps-only", "time-shared"), _PALDIA),
     "sponge": (Edf(), *_ONE_REPLICA),
     "fa2": (Fifo(), *_FA2),
     "ds2": (Fifo(), WorkConserving(), *_FA2[1:]),
@@ -167,7 +180,8 @@ PROVISION = {
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
-    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), PROVISION.get(name, AsPlaced()))
+    share = Hybrid() if name in ("paldia", "paldia-band", "offline-hybrid") else TakeAll()
+    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), PROVISION.get(name, AsPlaced()), share)
     assert (system.kind, system.policies) == (kind, Policies(*expected))
 
 

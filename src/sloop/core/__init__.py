@@ -89,7 +89,7 @@ class Core:
         self.state.applications[application.key] = application
         self._paths[application.key] = path = DataPath(application, parts.policies, self._batch_ids, self.state.devices)
         for stage in application.all_stages:
-            stage.dispatch = path.dispatch
+            stage.dispatch = path.dispatch if parts.policies.share.takes_all else path.dispatch_shared
         control = self._control.add(application, now_ns)
         self.wake_ns = now_ns
         application.refuses = self._draining_why

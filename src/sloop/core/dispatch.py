@@ -12,6 +12,7 @@ tried again come first, as they did before; the drop policy removes those that w
 from failed and lost batches.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
@@ -31,6 +32,7 @@ from sloop.core.state import (
     SlowedCosts,
     StageState,
 )
+from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.events import BatchFailed, Cancelled, Finished
 from sloop.text import in_ms
 from sloop.units import FOREVER_NS, ms, s
@@ -75,6 +77,7 @@ class DataPath:
         self._admit = policies.admit
         self._batch = policies.batch
         self._route = policies.route
+        self._share = policies.share
         self._is_hopeless = policies.drop.is_hopeless
         self._batch_ids = batch_ids
 
@@ -350,6 +353,77 @@ class DataPath:
 
     # Batches beside each other on a device
 
+    def dispatch_shared(self, now_ns: int, stage: StageState, out: list[Action]) -> int:
+        """Start the batches that the share policy wants, device by device; that of the replica which the route policy
+        chooses is the first.
+
+        Returns the time until which the share policy waits; `FOREVER_NS` if it does not wait.
+        """
+        pool, visits, wait_until_ns = stage.pool, stage.queue.visits, FOREVER_NS
+        first = pool.idle[self._route.choose(now_ns, pool.idle, pool.last)]
+        for key in dict.fromkeys([first.device_key, *(replica.device_key for replica in pool.idle)]):
+            idle = deque([replica for replica in pool.idle if replica.device_key == key])
+            rate, times = idle[0].service_rate, stage.times
+            limit = min(replica.batch_max for replica in idle)
+            alone_ns, full_ns = rate.least_alone_ns + times.remaining_ns, rate.least_full_ns + times.remaining_full_ns
+            self._prune(now_ns, stage, limit * len(idle), alone_ns, full_ns, "", out)
+            while visits and visits[0].group and idle:
+                self._begin(now_ns, stage, idle.popleft(), stage.queue.group_size(limit), out)
+            if not visits:
+                break
+            if not idle:
+                continue
+            answer = self._share.start(now_ns, self._view_of(stage, key, idle, limit))
+            sizes = answer.sizes
+            assert len(sizes) <= len(idle), f"{len(sizes)} batches at {stage.name} on {len(idle)} idle replicas"
+            assert sum(sizes) <= len(visits), f"batches of {sum(sizes)} at {stage.name}, where {len(visits)} wait"
+            assert all(1 <= size <= limit for size in sizes), f"batches {sizes} at {stage.name}, whose limit is {limit}"
+            assert answer.wait_until_ns > now_ns, f"a share policy waits at {stage.name} until now"
+            for size in sizes:
+                self._begin(now_ns, stage, idle.popleft(), size, out)
+            wait_until_ns = min(wait_until_ns, answer.wait_until_ns)
+        return wait_until_ns
+
+    def _view_of(self, stage: StageState, key: DeviceKey, idle: Sequence[Replica], limit: int) -> SharedDeviceView:
+        """A device as the share policy sees it."""
+        pool, rate, load = stage.pool, idle[0].service_rate, self._devices.get(key)
+        running = [
+            SharedBatch(stage.name, len(batch.visits))
+            for id, batch in pool.running.items()
+            if pool.replicas[id].device_key == key
+        ]
+        if load is not None:
+            others = [batch for batch in load.batches.values() if batch.stage != stage.name]
+            running += [SharedBatch(batch.stage, batch.size) for batch in others]
+        return SharedDeviceView(
+            *key,
+            stage.name,
+            len(stage.queue.visits),
+            len(idle),
+            limit,
+            rate.costs_ns[: limit + 1],
+            rate.belief.interference,
+            rate.belief.demand(limit, rate.slot),
+            tuple(running),
+        )
+
+    def _begin(self, now_ns: int, stage: StageState, replica: Replica, count: int, out: list[Action]) -> None:
+        """Start a batch of the first `count` visits on an idle replica, as `dispatch` does inline."""
+        pool, rate = stage.pool, replica.service_rate
+        pool.remove_idle(replica)
+        taken, batch = stage.queue.take(count), next(self._batch_ids)
+        pool.running[replica.id] = (
+            RunningBatch(batch, taken, now_ns, rate, replica.millicores, rate.costs_ns)
+            if not rate.is_shared
+            else self._beside(now_ns, replica, batch, taken)
+        )
+        replica.batches += 1
+        pool.last = replica.id
+        stage.monitor.start(now_ns, count, replica.millicores)
+        parts = tuple([visit.part for visit in taken]) if stage.runs_for_parts else ()
+        ids = tuple([visit.request.id for visit in taken])
+        out.append(StartBatch(batch, replica.id, stage.name, ids, parts))
+
     def _costs_beside(self, replica: Replica) -> Sequence[int]:
         """Believed durations of the replica's next batch beside what runs on its device now."""
         load = self._devices.get(replica.device_key)
@@ -358,7 +432,7 @@ class DataPath:
     def _beside(self, now_ns: int, replica: Replica, id: BatchId, visits: list[Visit]) -> RunningBatch:
         """A batch begins on a device that it may share with others."""
         rate, load = replica.service_rate, self._devices.setdefault(replica.device_key, DeviceLoad(now_ns))
-        load.join(now_ns, id, LoadedBatch(rate, len(visits), now_ns))
+        load.join(now_ns, id, LoadedBatch(rate, len(visits), replica.stage.name, now_ns))
         return RunningBatch(id, visits, now_ns, rate, replica.millicores, rate.profiled_ns, load=load)
 
     def _leave(self, now_ns: int, replica: Replica, batch: RunningBatch) -> int:

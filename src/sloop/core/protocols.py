@@ -1,5 +1,5 @@
-"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the ten policies that make up a system. At
-the end, the core as drivers see it.
+"""Policy protocols: one for each kind of decision (law 4), and `Policies`, the eleven policies that make up a system.
+At the end, the core as drivers see it.
 
 A policy is a frozen dataclass of parameters with one method. State between calls, if it needs any, is in `init=False`
 fields that only this method changes. The core passes in the time and all values; a policy reads no clock.
@@ -12,7 +12,16 @@ from typing import ClassVar, Protocol
 from msgspec import Struct
 
 from sloop.actions import Action
-from sloop.core.views import ClusterView, CoreDemand, PlanInput, Provisioning, ProvisionInput, Site, Traffic
+from sloop.core.views import (
+    ClusterView,
+    CoreDemand,
+    PlanInput,
+    Provisioning,
+    ProvisionInput,
+    SharedDeviceView,
+    Site,
+    Traffic,
+)
 from sloop.events import Event, Planned
 from sloop.units import FOREVER_NS
 from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit, WeightLevel
@@ -206,6 +215,42 @@ class AsPlaced:
         return Provisioning(())
 
 
+class Together(Struct, frozen=True, gc=False):
+    """A share policy's answer: batches of these sizes start now, each on an idle replica of the device, with the first
+    visits of the queue."""
+
+    sizes: tuple[int, ...] = ()
+    """At most `idle` batches of 1 to `batch_max` visits, together at most `waiting`."""
+    wait_until_ns: int = FOREVER_NS
+    """When to ask again at the latest, later than now. It is asked again anyway when visits arrive, when a batch of the
+    application ends, and when a replica becomes idle."""
+
+
+class SharePolicy(Protocol):
+    """How many batches of a stage run together on one device, and how large they are.
+
+    Asked for each device with an idle replica while visits wait, instead of the batch policy; visits that are tried
+    again run alone, without being asked about. A policy with `takes_all = True` is not asked: every idle replica takes
+    what the batch policy gives it. It must be quick, because it is called within the event loop.
+    """
+
+    takes_all: ClassVar[bool]
+
+    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
+        """The batches to start now. While nothing runs on the device, either some, or an instant to be asked again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TakeAll:
+    """Every idle replica takes what the batch policy gives it, whatever runs on its device."""
+
+    takes_all: ClassVar[bool] = True
+
+    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
+        return Together()
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
     """One policy of each kind. Two systems differ in nothing else."""
@@ -220,6 +265,7 @@ class Policies:
     scale: Scale
     divide: Divide
     provision: Provision = AsPlaced()  # frozen, without state
+    share: SharePolicy = TakeAll()
 
 
 class PlanSource(Protocol):

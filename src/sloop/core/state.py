@@ -332,6 +332,7 @@ class LoadedBatch:
     rate: ServiceRate
     """Whose belief has its law of interference."""
     size: int
+    stage: str
     began_ns: int
     done_ns: float = 0.0
     """How much of it is believed to be done: the time that it would have taken alone, on all of the device."""

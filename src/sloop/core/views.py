@@ -240,6 +240,42 @@ class Site(Struct, frozen=True):
     device: DeviceView | None = None
 
 
+class SharedBatch(Struct, frozen=True, gc=False):
+    """A batch that runs on a device."""
+
+    stage: str
+    requests: int
+
+
+class SharedDeviceView(Struct, frozen=True, gc=False):
+    """A device as a share policy sees it: what one stage has for it, and what runs there."""
+
+    node: str
+    device: str
+    """An accelerator; "" for the cores of the node."""
+    stage: str
+    waiting: int
+    """Visits in the stage's queue; at least 1."""
+    idle: int
+    """Idle replicas of the stage on this device; at least 1."""
+    batch_max: int
+    """The largest batch that each of them takes."""
+    costs_ns: Sequence[int]
+    """Believed durations of the stage's batches by size, with nothing beside them."""
+    law: "Interference"
+    """How much slower they are for what runs beside them."""
+    largest: "DeviceDemand"
+    """What a batch of `batch_max` demands of the device."""
+    running: tuple[SharedBatch, ...]
+    """All batches that run there of which anything is known: those of this stage, and of others whose profiles say how
+    they share their device."""
+
+    @property
+    def busy(self) -> int:
+        """How many batches of the stage run there."""
+        return sum(batch.stage == self.stage for batch in self.running)
+
+
 class StartCosts(Struct, frozen=True):
     """What a start of one variant on one kind of hardware consists of, as its profile has it. Seconds."""
 

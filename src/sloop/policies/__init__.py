@@ -27,6 +27,7 @@ from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
+from sloop.policies.share import Hybrid, TakeAll
 
 POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "order": {"edf": Edf, "fifo": Fifo},
@@ -88,6 +89,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     },
     "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
     "provision": {"as_placed": AsPlaced, "flashpoint": Flashpoint},
+    "share": {"take_all": TakeAll, "hybrid": Hybrid},
 }
 
 

@@ -178,6 +178,8 @@ class Scene:
     """Whether plans have shadows, which may die."""
     provision: Mapping[str, Any]
     """The name and the parameters of the provision policy."""
+    share: str
+    """The share policy."""
 
     @cached_property
     def hosts(self) -> dict[str, list[str]]:
@@ -340,6 +342,7 @@ def _scene(seed: int, random: Random) -> Scene:
         },
         has_shadows=stream(seed, "shadows").random() < 0.5,
         provision=provision,
+        share="hybrid" if own.random() < 0.5 else "take_all",
     )
 
 
@@ -524,6 +527,7 @@ class Setting:
             provision=POLICIES["provision"][scene.provision["name"]](
                 **{key: value for key, value in scene.provision.items() if key != "name"}
             ),
+            share=POLICIES["share"][scene.share](),
             **chosen,
         )
 

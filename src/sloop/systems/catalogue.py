@@ -32,12 +32,14 @@ from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
+from sloop.policies.share import Hybrid
 from sloop.systems.system import System, is_system_file, system_in_file
 from sloop.units import s
 
 AS_IN_FLASHPOINT: Final = "as compared with in San Juan, Flashpoint, thesis, Waterloo 2023"
 COLOCATION: Final = "Elvinger, thesis, ETH Zurich 2024"
 AS_IN_COLOCATION: Final = f"as compared with in {COLOCATION}"
+PALDIA: Final = "Bhasi et al., PALDIA, IPDPS 2024"
 AS_IN_FA2: Final = "as compared with in Razavi et al., FA2, RTAS 2022"
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
@@ -228,6 +230,59 @@ CATALOGUE: Final = (
         "molecule-performance",
         "baseline",
         "Du et al., Molecule, ASPLOS 2022, as compared with in Bhasi et al., PALDIA, IPDPS 2024: minding performance",
+        replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="queue")),
+        ONE_KIND_AT_A_TIME,
+    ),
+    # The cheapest hardware on which all expected requests end in time, some together and the others queued.
+    System(
+        "paldia",
+        "system",
+        f"{PALDIA}, section III",
+        replace(_MOLECULE, scale=Paldia(), share=Hybrid()),
+        ONE_KIND_AT_A_TIME,
+    ),
+    # The other of the two rules that the publication gives for the choice of hardware.
+    System(
+        "paldia-band",
+        "system",
+        f"{PALDIA}, section IV",
+        replace(_MOLECULE, scale=Paldia(choice="tolerance"), share=Hybrid()),
+        ONE_KIND_AT_A_TIME,
+    ),
+    # As Molecule, but all batches together on the GPU.
+    System(
+        "infless-llama-cost",
+        "baseline",
+        f"INFless (ASPLOS 2022) and Llama (SoCC 2021), as compared with in {PALDIA}: minding the cost",
+        replace(_MOLECULE, scale=Paldia(choice="isolated", sharing="together")),
+        ONE_KIND_AT_A_TIME,
+    ),
+    System(
+        "infless-llama-performance",
+        "baseline",
+        f"INFless (ASPLOS 2022) and Llama (SoCC 2021), as compared with in {PALDIA}: minding performance",
+        replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="together")),
+        ONE_KIND_AT_A_TIME,
+    ),
+    # The schemes of PALDIA's figure 1, each on the one kind of hardware that `hardware` names.
+    System(
+        "offline-hybrid",
+        "baseline",
+        f"{PALDIA}, figure 1",
+        replace(_MOLECULE, scale=Paldia(choice="fastest"), share=Hybrid()),
+        ONE_KIND_AT_A_TIME,
+    ),
+    System(
+        "mps-only",
+        "baseline",
+        f"{PALDIA}, figure 1",
+        replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="together")),
+        ONE_KIND_AT_A_TIME,
+    ),
+    System(
+        "time-shared",
+        "baseline",
+        f"{PALDIA}, figure 1",
         replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="queue")),
         ONE_KIND_AT_A_TIME,
     ),

@@ -164,7 +164,7 @@ def test_batches_raise_what_a_replica_serves() -> None:
     ("kind", "parameters"),
     [
         (AtollRate, {"factor": 0}),
-        (AtollRate, {"share": 1.5}),
+        (AtollRate, {"quantile": 1.5}),
         (AtollRate, {"window_ns": 0}),
         (TorchServe, {"target_ns": 0}),
         (TorchServe, {"tolerance": -0.1}),

@@ -327,7 +327,7 @@ class OfflineBatch:
     prewarm: float = 1.0
     """k_b: how many times the needed replicas are there."""
     alpha: float = 0.8
-    share: float = 0.95
+    attainment: float = 0.95
     """Of the requests that have to keep the SLO."""
     cores_max: int = 16
     batch_max: int = 8
@@ -338,9 +338,9 @@ class OfflineBatch:
     """Cores, batch and waiting time in ms; empty before they are chosen."""
 
     def __post_init__(self) -> None:
-        for key in ("prewarm", "alpha", "share", "period_ns"):
+        for key in ("prewarm", "alpha", "attainment", "period_ns"):
             check_range(key, getattr(self, key), above=0)
-        check_range("share", self.share, most=1)
+        check_range("attainment", self.attainment, most=1)
         check_range("rate_rps", self.rate_rps, least=0)
         for key in ("cores_max", "batch_max"):
             check_range(key, getattr(self, key), least=1, most=1024)
@@ -356,7 +356,7 @@ class OfflineBatch:
         now_rps = view.demand_rps[stage.name]
         rate_rps = self.rate_rps or now_rps
         if not self._chosen:
-            found = choose_batching(latency_ms, rate_rps, to_ms(stage.slo_ns), self.share)
+            found = choose_batching(latency_ms, rate_rps, to_ms(stage.slo_ns), self.attainment)
             chosen = (found.cores, found.batch, found.wait_ms) if found else (cores_max, 1, 0.0)
             if rate_rps:
                 self._chosen.append(chosen)

@@ -100,7 +100,7 @@ class ReactiveScale(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AtollRate(ReactiveScale):
-    """Atoll's autoscaler in its request-rate mode: replicas for the `share` quantile of the rates of the last seconds.
+    """Atoll's autoscaler in its request-rate mode: replicas for a `quantile` of the rates of the last seconds.
 
     Replicas = ⌈factor × quantile × d⌉ with d the believed time of a request (Singhvi et al., Atoll, SoCC 2021, as
     compared with in Flashpoint). It does not depend on how many replicas there are. The quantile is interpolated
@@ -109,18 +109,18 @@ class AtollRate(ReactiveScale):
     """
 
     factor: float = 1.0
-    share: float = 0.99
+    quantile: float = 0.99
     """The quantile, 0 to 1."""
 
     def __post_init__(self) -> None:
         ReactiveScale.__post_init__(self)
         check_range("factor", self.factor, above=0)
-        check_range("share", self.share, least=0, most=1)
+        check_range("quantile", self.quantile, least=0, most=1)
 
     def _proposed(self, stage: StageView, capacity_rps: float, current: int) -> tuple[float, str]:
         rates = sorted(seconds_rps([bucket.arrivals for bucket in stage.window(self.window_ns)], stage.bucket_ns))
-        peak_rps = interpolated_quantile(rates, self.share)
-        seen = f"{peak_rps:.4g} requests/s in the busiest {1 - self.share:.0%} of {in_s(self.window_ns)}"
+        peak_rps = interpolated_quantile(rates, self.quantile)
+        seen = f"{peak_rps:.4g} requests/s in the busiest {1 - self.quantile:.0%} of {in_s(self.window_ns)}"
         return self.factor * peak_rps / capacity_rps, seen
 
 

@@ -1,0 +1,83 @@
+"""Share policies: how many batches of a stage run together on a device, and which wait although replicas are idle."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from sloop.core.protocols import TakeAll, Together
+from sloop.core.views import SharedDeviceView
+from sloop.solvers.paldia import DeviceModel, Sharing, batches_of, best_split
+from sloop.units import NS_PER_MS
+
+__all__ = ["Hybrid", "TakeAll"]
+
+Lane = Literal["work_conserving", "serial"]
+"""When a queued batch starts: as soon as one of those that run together has ended, or alone after all of them."""
+
+
+@dataclass(slots=True)
+class GroupSplit:
+    """How the requests that waited at one instant are to run: sizes of batches that have not started yet."""
+
+    running: deque[int]
+    """At most `together` at once."""
+    queued: deque[int]
+    """One by one, when all of them have ended."""
+    together: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches have started."""
+        return not self.running and not self.queued
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """PALDIA's distributor: of the requests that wait, some run together and the others queue, so that the last one
+    ends as early as the law of interference of their model allows.
+
+    The split is found for the requests that wait when all batches of the former one have started; requests that come
+    meanwhile belong to the next one. The oldest run, the newest queue. At most as many batches run together as the
+    stage has ready replicas on the device. Of several stages on one device, each splits as if it were alone there.
+
+    Source: PALDIA, specification sections 2.1 and 2.1.1 (executed plans); `sloop.solvers.paldia`.
+    """
+
+    takes_all: ClassVar[bool] = False
+
+    lane: Lane = "work_conserving"
+    """`serial`: queued batches run one by one when all that run together have ended, and requests that find the device
+    busy queue all. `work_conserving`: one starts whenever another ends."""
+    sharing: Sharing = "hybrid"
+    """`hybrid`: the best split. `together`: all that the replicas allow. `queue`: one batch after the other."""
+    even: bool = False
+    """Whether requests are divided evenly among batches, instead of full batches and a rest."""
+    _splits: dict[tuple[str, str, str], GroupSplit] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
+        """See `SharePolicy`."""
+        key, busy = (view.node, view.device, view.stage), view.busy
+        split = self._splits.get(key)
+        if split is None or split.is_over:
+            split = self._split(view, busy)
+        room = split.together - busy if split.running else int(not busy)
+        if room > 0 or self.lane == "serial":  # otherwise it is found again, with those that come meanwhile
+            self._splits[key] = split
+        batches, sizes, waiting = split.running or split.queued, list[int](), view.waiting
+        while len(sizes) < min(room, view.idle) and waiting and batches:
+            sizes.append(min(batches.popleft(), waiting, view.batch_max))  # fewer if some were dropped
+            waiting -= sizes[-1]
+        return Together(tuple(sizes))
+
+    def _split(self, view: SharedDeviceView, busy: int) -> GroupSplit:
+        """The split of the requests that wait now."""
+        queued, running = view.waiting, list[int]()
+        if self.lane == "work_conserving" or not busy:
+            costs_ms = tuple([cost_ns / NS_PER_MS for cost_ns in view.costs_ns])
+            model = DeviceModel(costs_ms, view.law, view.largest, view.idle + busy)
+            queued = best_split(model, view.waiting, self.sharing).queued
+            running = batches_of(view.waiting - queued, view.batch_max, even=self.even)
+        later = batches_of(queued, view.batch_max, even=self.even) if queued else []
+        if self.lane == "work_conserving":
+            return GroupSplit(deque(running + later), deque(), len(running))
+        return GroupSplit(deque(running), deque(later), len(running))

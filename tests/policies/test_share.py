@@ -1,0 +1,188 @@
+"""The share policies: PALDIA's split of what waits, as it is executed by the core on a simulated device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sloop.actions import End, StartBatch
+from sloop.app.load import load_scenario
+from sloop.core.views import SharedBatch, SharedDeviceView
+from sloop.events import Finished
+from sloop.policies.share import Hybrid
+from sloop.profile.interference import BandwidthLaw, DeviceDemand
+from sloop.sim import World
+from sloop.units import NS_PER_MS, ms, s
+from sloop.vocabulary import Outcome
+from sloop.workload import trace_of
+from tests.sim.scene import records_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of PALDIA's specification, section 2.1.1: times of the executed plans in ms."""
+
+    count: int
+    solo_ms: float
+    batch: int
+    bandwidth: float
+    alpha: float
+    serial_ms: float
+    work_conserving_ms: float
+    plan: str
+
+
+ROWS = (
+    Row(575, 50, 128, 0.5, 0.45, 157.88, 149.38, "128 128 128 28 / 128 35"),
+    Row(225, 80, 64, 0.65, 0.5, 236.34, 191.66, "64 38 / 64 59"),
+    Row(700, 50, 128, 0.45, 0.6, 193.07, 170.59, "128 128 128 48 / 128 128 12"),
+    Row(450, 56, 64, 0.62, 0.35, 347.37, 308.06, "64 64 14 / 64 64 64 64 52"),
+    Row(575, 50, 128, 0.8, 0.6, 212.11, 215.40, "128 32 / 128 128 128 31"),
+)
+
+
+def world_of(row: Row, share: object, *, replicas: int = 20, times_ns: Sequence[int] = (), **system: Any) -> World:
+    """Replicas on one GPU, and by default one clump of requests a second after the start; durations are exact."""
+    profile = {
+        "latency_ms": {"form": "quadratic", "alpha": 0.0, "beta": row.solo_ms / row.batch, "gamma": 0.0},
+        "max_batch": row.batch,
+        "max_cores": 1,
+        "accelerator": "M60",
+        "device_share": 0.05,
+        "sharing": {
+            "full_batch": row.batch,
+            "bandwidth": row.bandwidth,
+            "law": {"form": "bandwidth", "alpha": row.alpha},
+        },
+    }
+    scenario = {
+        "name": "clump",
+        "slo_ms": 10_000,
+        "stages": [{"name": "only", "variants": [{"name": "a", "profile": profile}]}],
+        "system": {
+            "name": "static",
+            "replicas": replicas,
+            "cores": 1.0,
+            "batch_max": row.batch,
+            "order": "fifo",
+            "drop": "never",
+            "share": share,
+            **system,
+        },
+        "cluster": {
+            "nodes": [
+                {
+                    "hardware": "custom",
+                    "count": 1,
+                    "cores": 32,
+                    "memory_bytes": 10**10,
+                    "devices": [{"kind": "M60", "memory_gib": 8}],
+                }
+            ]
+        },
+        "trace": {"kind": "poisson", "rate": 1},
+        "duration_s": 3,
+        "truth": {"service": {"shape": "deterministic", "ratio": 1.0}},
+    }
+    trace = trace_of(list(times_ns) or [s(1)] * row.count, name="clump", provenance="assumed: a test")
+    return World.from_scenario(load_scenario(scenario)).with_clients(trace=trace)
+
+
+def makespan_ms(world: World) -> float:
+    """From the clump to the last answer."""
+    ends = [now_ns for now_ns, record in records_of(world) if isinstance(record, End)]
+    return (max(ends) - s(1)) / NS_PER_MS
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.plan)
+def test_executed_plans_take_what_the_specification_says(row: Row) -> None:
+    assert makespan_ms(world_of(row, {"name": "hybrid", "lane": "serial"})) == pytest.approx(row.serial_ms, abs=0.01)
+    assert makespan_ms(world_of(row, "hybrid")) == pytest.approx(row.work_conserving_ms, abs=0.01)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.plan)
+def test_the_sizes_of_batches_are_those_of_the_plan(row: Row) -> None:
+    records = records_of(world_of(row, {"name": "hybrid", "lane": "serial"}))
+    starts = [(now_ns, len(record.requests)) for now_ns, record in records if isinstance(record, StartBatch)]
+    at_once = " ".join(str(size) for now_ns, size in starts if now_ns == starts[0][0])
+    later = " ".join(str(size) for now_ns, size in starts if now_ns > starts[0][0])
+    assert f"{at_once} / {later}" == row.plan
+
+
+def test_the_ablations_run_all_together_or_one_after_the_other() -> None:
+    row = ROWS[0]
+    queue_ms = makespan_ms(world_of(row, {"name": "hybrid", "sharing": "queue"}))
+    assert queue_ms == pytest.approx(row.solo_ms * row.count / row.batch, abs=0.01)
+    together = makespan_ms(world_of(row, {"name": "hybrid", "sharing": "together"}))
+    assert together == pytest.approx(makespan_ms(world_of(row, "take_all", batch="work_conserving")), abs=0.01)
+    assert together > row.serial_ms
+
+
+@given(
+    times_ms=st.lists(st.integers(0, 1500), min_size=1, max_size=60),
+    lane=st.sampled_from(["serial", "work_conserving"]),
+    sharing=st.sampled_from(["hybrid", "together", "queue"]),
+    replicas=st.integers(1, 5),
+    even=st.booleans(),
+)
+def test_no_request_is_forgotten(times_ms: list[int], lane: str, sharing: str, replicas: int, even: bool) -> None:
+    share = {"name": "hybrid", "lane": lane, "sharing": sharing, "even": even}
+    row = replace(ROWS[1], batch=8)
+    times_ns = sorted(ms(at_ms) for at_ms in times_ms)
+    running, most = 0, 1 if sharing == "queue" else replicas
+    ended = 0
+    for _, record in records_of(world_of(row, share, replicas=replicas, times_ns=times_ns)):
+        if isinstance(record, StartBatch):
+            running += 1
+            assert running <= most
+            assert 1 <= len(record.requests) <= row.batch
+        running -= isinstance(record, Finished)
+        if isinstance(record, End):
+            ended += record.outcome is Outcome.SERVED
+    assert ended == len(times_ns)
+
+
+def test_requests_of_failed_batches_run_again_alone() -> None:
+    """Each is tried in halves until it is alone; the share policy is not asked about them."""
+    made = world_of(replace(ROWS[1], batch=8), "hybrid", times_ns=[*[s(1)] * 20, s(3)])
+    made = replace(made, faults=replace(made.faults, bad_request=0.5))
+    outcomes = [record.outcome for _, record in records_of(made) if isinstance(record, End)]
+    assert len(outcomes) == 21
+    assert set(outcomes) == {Outcome.SERVED, Outcome.FAILED}
+
+
+def view(waiting: int, idle: int, *running: int) -> SharedDeviceView:
+    """A device on which batches of these sizes run; a batch of n takes n ms alone, four fill the bandwidth."""
+    costs_ns = tuple(ms(n) for n in range(9))
+    own = tuple(SharedBatch("only", size) for size in running)
+    law, largest = BandwidthLaw(4.0), DeviceDemand(bandwidth=0.25)
+    return SharedDeviceView("n0", "d0", "only", waiting, idle, 8, costs_ns, law, largest, own)
+
+
+def test_a_split_is_kept_until_its_batches_have_started() -> None:
+    policy = Hybrid(lane="work_conserving")
+    assert policy.start(0, view(60, 5)).sizes == (8, 8, 8, 8), "four fill the bandwidth; the other 28 are queued"
+    assert policy.start(1, view(28, 1, 8, 8, 8, 8)).sizes == ()
+    assert policy.start(2, view(30, 2, 8, 8, 8)).sizes == (8,), "two that came belong to the next split"
+    assert policy.start(3, view(22, 5)).sizes == (8, 8, 4), "the rest of the queue"
+    assert policy.start(4, view(2, 2, 8, 8, 4)).sizes == ()
+    assert policy.start(5, view(9, 5)).sizes == (8, 1), "nothing was kept of the split that could not begin"
+
+
+def test_a_split_takes_what_is_there_if_requests_were_dropped() -> None:
+    policy = Hybrid()
+    assert policy.start(0, view(60, 5)).sizes == (8, 8, 8, 8)
+    assert policy.start(1, view(3, 5)).sizes == (3,)
+
+
+def test_in_the_serial_lane_a_group_that_finds_the_device_busy_is_queued() -> None:
+    policy = Hybrid(lane="serial")
+    assert policy.start(0, view(20, 4, 8)).sizes == ()
+    assert policy.start(1, view(24, 5)).sizes == (8,)
+    assert policy.start(2, view(16, 4, 8)).sizes == ()
+    assert policy.start(3, view(16, 5)).sizes == (8,)
+    assert policy.start(4, view(8, 5)).sizes == (4,), "of the first group"
+    assert policy.start(5, view(4, 5)).sizes == (4,)
