@@ -71,7 +71,7 @@ NOTES: Final = f"""APP is an application, deployment, scenario or model file, or
 (`bert-V100`; `ResNet50` for all kinds of hardware for which one is published). Several applications whose requests take
 one path are placed together, so that they may share devices. The kinds on offer are those of the cluster, those that
 profiles name and those of --kinds. Every choice is simulated with the same requests; nothing is started. The exit code
-is 0 even if no choice serves as much as is wanted. {CODE_NOTE}"""
+is 0 even if no choice reaches --attainment. {CODE_NOTE}"""
 SHOWN_MAX: Final = 20
 """The most choices, placements and kinds left out in a printed table; `--json` has all."""
 REQUESTS: Final = 10_000
@@ -105,7 +105,8 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
     "rates",
     type=Rate(max=RATE_MAX),
     multiple=True,
-    help="Random requests per second: R for each application, or NAME=R for one (may be repeated).",
+    help="Mean rate of random arrivals in requests per second: R for each application, or NAME=R for one (may be "
+    "repeated).",
 )
 @click.option(
     "--trace",
@@ -117,7 +118,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 @click.option(
     "--duration-s",
     type=Number(min=0, min_open=True, max=1e6),
-    help=f"Simulate so many seconds [default: the whole trace; of rates, as long as {REQUESTS:,} requests take].",
+    help=f"How long to simulate [default: the whole trace; with --rate, as long as {REQUESTS:,} requests take].",
 )
 @click.option(
     "--slo-ms",
@@ -132,13 +133,18 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
     type=Number(min=0, min_open=True, max=1),
     default=0.99,
     show_default=True,
-    help="The part of the requests of every application that should be served in time.",
+    help="The fraction of the requests of every application that should be served in time.",
 )
 @click.option("--system", "names", metavar="A,B", help="The systems to choose from.")
 @click.option("--hardware", metavar="K,L", help="The kinds of hardware to choose from.")
 @click.option("--kinds", "kinds_file", type=FILE, help="A file of your own kinds of hardware (docs/applications.md).")
 @click.option(
-    "--price", "prices", type=Named(), multiple=True, metavar="KIND=USD", help="Another price of a kind, per hour."
+    "--price",
+    "prices",
+    type=Named(),
+    multiple=True,
+    metavar="KIND=USD",
+    help="Price of a kind in USD per hour, instead of the known one.",
 )
 @click.option("--budget-s", type=Number(min=0, min_open=True), help="End the search after so many seconds.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of all random draws [default: 0, or the scenario's].")

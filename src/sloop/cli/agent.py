@@ -26,8 +26,8 @@ spares_option = click.option(
     type=click.IntRange(min=0),
     default=usual_spares_max,
     show_default="one for each core",
-    help="Most workers that are started ahead. A replica that takes one need not wait for Python to start. There are "
-    "as many as replicas were lately started together.",
+    help="Most spare workers: processes that have loaded Python and wait for a model, so that a replica starts sooner. "
+    "There are as many as replicas were started together in the last ten minutes.",
 )
 
 

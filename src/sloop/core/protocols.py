@@ -202,8 +202,7 @@ class Provision(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AsPlaced:
-    """Replicas start one after another where the place policy chooses, and each driver gets the weights in its own way:
-    what a system does that says nothing about it."""
+    """The place policy chooses a node for each replica, and the driver gets the weights in its own way. The default."""
 
     leaves_all: ClassVar[bool] = True
 

@@ -13,13 +13,13 @@ Models come from stores and from other agents (`sloop.serve.peers`), into a cach
 that needs one, or when the deciding process orders a transfer, for which replicas then wait.
 
 When the connection ends, or is silent, the deciding process counts the node as lost and may start its replicas
-elsewhere; or it has died, and another one takes its place. The agent keeps its workers and connects again. To the
-process that has counted it as lost, it comes with no worker: all are stopped before the node counts as joined. Another
-process says which workers it adopts, and the others are stopped before the node counts as joined. What they run is
-abandoned: nobody waits for it. An agent never answers a client, so a node that was cut off cannot answer a request
+elsewhere; or it has died, and another one takes its place. The agent keeps its workers and connects again. If the same
+process answers, the agent stops all workers before the node counts as joined. Another process says which workers it
+adopts, and the agent stops the others before the node counts as joined. Batches of adopted workers are abandoned:
+nobody waits for their results. An agent never answers a client, so a node that was cut off cannot answer a request
 twice.
 
-Workers, and the agent's memory, have numbers that stay the same; what the deciding process calls them changes with it.
+Workers, and the agent's memory, have numbers that stay the same; each deciding process has numbers of its own for them.
 """
 
 import asyncio

@@ -224,15 +224,15 @@ class EdgePort:
 
 
 class FarClock:
-    """The clock of another machine: what it has shown, and when that came here. Of a time there it says which time it
-    was here, never earlier than in truth, and later by the time that the quickest record of late took."""
+    """Translates times of another machine's clock into times of this one. A translated time is never too early; it is
+    too late by the network delay of the fastest record within `CLOCK_WINDOW_NS`."""
 
     def __init__(self) -> None:
         self._gaps: deque[tuple[int, int]] = deque()
-        """When records came, and how much later that was than what they said. Both rise: the first gap is the least."""
+        """When records arrived, and that time minus the time in the record. Both rise: the first gap is the least."""
 
     def note(self, sent_ns: int, came_ns: int) -> None:
-        """A record was sent then, and has come."""
+        """A record with the time `sent_ns` of the other clock has arrived at `came_ns` of this one."""
         gaps, gap_ns = self._gaps, came_ns - sent_ns
         while gaps and gaps[-1][1] >= gap_ns:
             gaps.pop()
@@ -241,7 +241,7 @@ class FarClock:
             gaps.popleft()
 
     def here_ns(self, there_ns: int, now_ns: int) -> int:
-        """The time here, which has been, and is not longer ago than `TIME_NS_MAX`."""
+        """The time here for `there_ns`, not in the future, and at most `TIME_NS_MAX` ago."""
         return max(now_ns - TIME_NS_MAX, min(there_ns + self._gaps[0][1], now_ns))
 
 

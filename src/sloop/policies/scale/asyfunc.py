@@ -7,12 +7,12 @@ body, it raises the body's capacity within the SLO, and loads in a hundredth of 
 Source: AsyFunc (submission to SoCC'23), Algorithms 1 and 2, with the corrections of our specification, sections 2.4 to
 2.8. The arithmetic is in `sloop.solvers.asyfunc`. Choices of ours where the publication says nothing:
 
-- The policy is asked every tick and plans what there is, with what it changes; bodies are named by their nodes, so that
-  a shadow comes to the body that was meant.
+- The policy is asked at every tick, and its plan has all present replicas with its changes. Bodies are planned with
+  their nodes, so that a shadow is attached to the body that the policy chose.
 - Where no node has room for the chosen body, the largest one that has room and keeps the SLO is started; otherwise the
   plan is not feasible until the next period.
-- A body that still starts counts for the mean rate and not for the burst; a shadow that loads counts with the capacity
-  that it was chosen for.
+- A body that is still starting counts for the mean rate but not for a burst; a shadow that is still loading counts with
+  the capacity that it was chosen for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,16 +73,17 @@ class AsyFunc:
     """
 
     alpha: float = 0.8
-    """Bodies are added above this utilisation,"""
+    """Bodies are added above this utilisation."""
     beta: float = 0.6
-    """and removed below this one."""
+    """Bodies are removed below this utilisation."""
     gamma: float = 1.0
     """Shadows are added when the rate exceeds this part of the capacity."""
     cores_max: int = 16
-    """Of a body, and of a shadow."""
+    """The most cores of a body, and of a shadow."""
     batch_max: int = 8
     model_weight: float = 0.0
-    """K: how many cores one copy of the model's weights is worth; 0: as many as it has 10⁹ multiply-adds."""
+    """K (ρ·m in the publication): how many cores the memory of one copy of the weights is worth; 0: as many as the
+    model has 10⁹ multiply-adds."""
     shadows: bool = True
     objective: Objective = "demand"
     selection: Literal["ranked", "prefix"] = "ranked"

@@ -15,11 +15,11 @@ ready. `choice` and `sharing` make PALDIA, its baselines and its ablations:
 | Molecule, minding the performance | `fastest` | `queue` |
 | offline hybrid, MPS only, time sharing only | any, on one kind in `hardware` | `hybrid`, `together`, `queue` |
 
-A replica runs one batch at a time, so the number of replicas on a device is how many batches run together there, and
-what waits goes to the first that is idle: PALDIA's work-conserving lane. What a plan cannot say is how many of them may
-run *now*. PALDIA finds the split anew for every group of requests, and leaves warm replicas without work; here all warm
-replicas take work while any waits, also those that are kept only for the next peak. With `queue` there is one replica,
-which makes Molecule exact.
+A replica runs one batch at a time, so the number of replicas on a device bounds how many batches run together there.
+How many run *now*, PALDIA decides anew for every group of requests, and leaves warm replicas idle; a plan cannot say
+that, so the share policy `Hybrid` (`sloop.policies.share`) decides it in the systems `paldia`, `paldia-band` and
+`offline-hybrid`. In the other systems every idle replica takes waiting requests, also one that is kept only for the
+next peak. With `queue` there is one replica, which makes Molecule exact.
 
 Source: PALDIA, specification sections 2.2 to 2.5 (with Algorithm 1 as repaired there) and 5.0; `sloop.solvers.paldia`.
 One device of one node is used, as in the publication, and one variant: this policy does not trade accuracy.
