@@ -89,7 +89,7 @@ class AsyFunc:
     selection: Literal["ranked", "prefix"] = "ranked"
     """Which blocks come first: those that compute most per byte, or those that come first in the model."""
     shadows_per_node: int = 1
-    """How many may be on a node at a time: its spare workers."""
+    """How many shadows may be on a node at a time."""
     counts_shadows: bool = True
     """Whether the mean rate may rest on shadows, as published: where it does, fewer bodies are started, and as these
     alone do not carry the rate, the burst is never over. False: bodies alone carry the mean rate."""
