@@ -337,7 +337,7 @@ class LoadedBatch:
     done_ns: float = 0.0
     """How much of it is believed to be done: the time that it would have taken alone, on all of the device."""
     factor: float = 1.0
-    """How many times as long as alone it takes now."""
+    """Its present slowdown: the duration at this speed, divided by its duration alone."""
     demand: DeviceDemand = field(init=False)
     """What it demands of the device."""
 
@@ -377,7 +377,7 @@ class DeviceLoad:
         return self.batches.pop(id).done_ns
 
     def slowdown(self, id: BatchId) -> float:
-        """How many times as long as alone a batch takes: now or, if that is more, on average so far."""
+        """The slowdown of a batch: its present one or, if that is larger, the mean so far."""
         self._renew()
         batch = self.batches[id]
         passed_ns = self.now_ns - batch.began_ns

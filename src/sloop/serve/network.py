@@ -599,8 +599,8 @@ class ArenaHolder(Struct, frozen=True):
 
 
 class HolderTable:
-    """The processes that hold arenas, besides the deciding process: agents, and edges of other machines. Those who must
-    know of them are told by `on_change`."""
+    """The processes that hold arenas, besides the deciding process: agents, and edges on other machines. `on_change`
+    is called when one is added or removed."""
 
     def __init__(self) -> None:
         self._numbers = cycle(range(1, HOLDERS_MAX + 1))

@@ -1,14 +1,14 @@
 """Runs replicas on other machines, through the agent of each node (`sloop.serve.agent`).
 
-Agents connect to this process; what is ordered and reported travels over that connection, in the order in which it was
-said. How agents come to be, and what a replica must reserve before it starts, is the matter of a `NodeProvider`: Ray
-(`sloop.serve.backends.ray`), or somebody who runs `sloop agent` on each machine (`JoiningNodes`).
+Agents connect to this process. Orders and reports travel over that connection and arrive in the order in which they
+were sent. A `NodeProvider` decides who starts agents, and what must be reserved before a replica starts: Ray
+(`sloop.serve.backends.ray`), or an operator who runs `sloop agent` on each machine (`JoiningNodes`).
 
-When the connection of an agent ends or is silent, its node is lost: it is reported first, then each of its replicas.
-Nothing that the old connection might still bring counts. The agent keeps its workers and connects again. To this
-process, which has counted them as lost, it may not bring them back: they stop before the node is ready, so that no core
-of it is given out twice. Those that it had for another deciding process, which has died, are offered to the core with
-the node (`KeptReplica`), if they do what this one's would do.
+When the connection of an agent ends or is silent, its node is lost: the node is reported first, then each of its
+replicas. Later messages of that connection are ignored. The agent keeps its workers and connects again. This process
+has counted them as lost, so the agent stops them before the node is ready, and no core is given out twice. Workers that
+the agent had for another deciding process, which has died, are offered to the core with the node (`KeptReplica`), if
+they run the same stage, variant and model as a worker of this process would.
 """
 
 import asyncio
@@ -615,8 +615,8 @@ class AgentBackend(KnownStages):
             placed.agent.records.send(StartWorker(replica, placed.spec, self._peers_of(placed), placed.transfer))
 
     def _peers_of(self, placed: _PlacedReplica) -> list[Endpoint]:
-        """The agents from which that of a replica may get its model: those that were told to fetch it before, the last
-        of them first. So agents that are told at the same time form a chain."""
+        """The agents from which a replica's agent may get its model: those that were ordered to fetch it before, the
+        latest first. So agents that are ordered at the same time form a chain."""
         servable, agent = self.servable(placed.spec.stage, placed.spec.variant), placed.agent
         if servable is None or not servable.source or agent.hello.machine == machine():
             return []

@@ -9,10 +9,10 @@ way round. Otherwise threads would wait for each other inside too small a quota.
 change its threads; the quota then follows after `SHRINK_S_MAX` regardless. While it starts, a replica has at least
 `START_CORES_MIN`: with a quarter of a core, loading would take four times as long as its profile says.
 
-Starting Python and loading its libraries takes longer than most models do. Some *spare* workers are therefore started
-ahead, as many as replicas were lately started together, and wait for the model that they will serve. They are started
-one after the other, at the lowest priority and by a thread of their own, while no replica starts. A start never depends
-on a spare worker: it takes one only if it waits, and if that dies or says nothing, the replica gets another process.
+Starting Python and loading its libraries takes longer than loading most models. So *spare* workers are started in
+advance, as many as replicas were lately started together, and wait for a model. A thread starts them one after the
+other, at the lowest priority, while no replica starts. A start never depends on a spare worker: a replica takes one
+only if it waits, and if that worker dies or does not answer, the replica gets another process.
 
 A shadow is one more worker process, beside that of its replica, which connects with it (`sloop.serve.shadows`). It ends
 with its replica, and a replica has ended when its shadow has.

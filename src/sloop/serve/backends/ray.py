@@ -47,7 +47,7 @@ OPEN_S_MAX: Final = 60.0
 REACH_S_MAX: Final = 5.0
 """In which what listens at the cluster's address must accept a connection."""
 RESERVE_S_MAX: Final = 20.0
-"""In which Ray must have what a replica needs. Longer waits are told as a failed start, which the core repeats."""
+"""In which Ray must have what a replica needs. A longer wait is reported as a failed start, which the core repeats."""
 RESTART_S: Final = 2.0
 """Before the process that speaks with Ray is started again."""
 CALLS_MAX: Final = 16
