@@ -10,6 +10,7 @@ from sloop.vocabulary import (
     BatchId,
     ModelWeights,
     Outcome,
+    Part,
     Plan,
     ReplicaId,
     ReplicaSpec,
@@ -66,11 +67,17 @@ class StartReplica(Struct, frozen=True, gc=False, tag="start_replica", omit_defa
     gets them in its own way."""
     shares_load: bool = False
     """Whether the weights are loaded once for all replicas of the node, and stay loaded until `Evict`."""
+    part: Part | None = None
+    """What it loads at first, if it starts as a part of a pipeline. The driver reports `ReplicaReady` when it has these
+    layers and `ReplicaCompleted` when it has all. Where the weights are not on its node, another transfer brings the
+    others (`Transfer`). The driver passes a batch of any part through the whole pipeline; if a part is lost, it reports
+    `BatchLost` for those of the others that need it."""
 
 
 class Transfer(Struct, frozen=True, gc=False, tag="transfer", omit_defaults=True):
     """Bring the weights of a model to nodes. The source sends to the first receiver, and each of them sends to the next
-    what it receives, while it receives; with one receiver this is a plain transfer.
+    what it receives, while it receives; with one receiver this is a plain transfer. `weights` may be some layers only
+    (`ModelWeights.layers`), for the parts of a pipeline.
 
     For each receiver the driver answers with `Transferred` or `TransferFailed`, unless the node is lost or released
     before. If a node of the chain is lost, the driver lets those behind it receive from those before it what they have,
@@ -84,7 +91,9 @@ class Transfer(Struct, frozen=True, gc=False, tag="transfer", omit_defaults=True
     receivers: tuple[str, ...]
     is_kept: bool = True
     """Whether the files stay on the nodes until `Evict`; otherwise only until the replicas that wait for this transfer
-    are gone."""
+    are gone. Layers stay as a whole model, once the replica that they are for has all."""
+    completes: ReplicaId | None = None
+    """The part of a pipeline for which it brings all layers but its own; it serves meanwhile."""
 
 
 class CancelTransfer(Struct, frozen=True, gc=False, tag="cancel_transfer"):
@@ -195,8 +204,8 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
     kind: str
     """`plan`: a new plan is in force. `kept`: the same plan, but its feasibility has changed. `lost`: a replica is lost
     and will be replaced. `drain`: a replica stops after its batch. `shortage`: no node has room for a planned replica
-    or resize. `shadow`: a shadow is lost, or has no room on the node of its replica. `provision`: where missing
-    replicas start, and from where their weights come. `node`: a node is acquired,
+    or resize. `shadow`: a shadow is lost, or has no room on the node of its replica. `pipeline`: a part of one is lost.
+    `provision`: where missing replicas start, and from where their weights come. `node`: a node is acquired,
     released or lost. `rest`: an application without traffic gives up its replicas. `planner`: no plan could be made."""
     why: str
     stage: str = ""

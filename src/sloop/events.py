@@ -70,9 +70,24 @@ class ReplicaProgressed(Struct, frozen=True, gc=False, tag="replica_progressed")
 
 
 class ReplicaReady(Struct, frozen=True, gc=False, tag="replica_ready"):
-    """A replica can take its first batch."""
+    """A replica can take its first batch; a part of a pipeline can when all others are ready as well."""
 
     replica: ReplicaId
+
+
+class ReplicaCompleted(Struct, frozen=True, gc=False, tag="replica_completed"):
+    """A replica that has started as a part of a pipeline has all layers of its model. When all parts have, batches that
+    begin from then on run on one of them alone, once those that run in the pipeline have left it."""
+
+    replica: ReplicaId
+
+
+class BatchLost(Struct, frozen=True, gc=False, tag="batch_lost"):
+    """A batch is lost though its replica is not: another part of its pipeline is."""
+
+    batch: BatchId
+    replica: ReplicaId
+    error: str
 
 
 class ReplicaLost(Struct, frozen=True, gc=False, tag="replica_lost"):
@@ -227,6 +242,8 @@ Event = (
     | BatchFailed
     | ReplicaProgressed
     | ReplicaReady
+    | ReplicaCompleted
+    | BatchLost
     | ReplicaLost
     | ReplicaStopped
     | Resized

@@ -13,6 +13,7 @@ RequestId = NewType("RequestId", int)
 BatchId = NewType("BatchId", int)
 ReplicaId = NewType("ReplicaId", int)
 TransferId = NewType("TransferId", int)
+PipelineId = NewType("PipelineId", int)
 
 
 def version_key(application: str, version: str) -> str:
@@ -132,10 +133,29 @@ class Form(Struct, frozen=True, omit_defaults=True):
 
     shadow: Shadow | None = None
     """The shadow that serves with it."""
+    bounds: tuple[int, ...] = ()
+    """The bounds of the pipeline that it is a part of; see `Part`."""
 
 
 ALONE: Final = Form()
 """One worker with the whole model."""
+
+
+class Part(Struct, frozen=True):
+    """What a replica holds at first that starts as a part of a pipeline: consecutive layers of its model. The parts
+    start side by side, serve together, and each gets the other layers meanwhile and becomes a replica of its own."""
+
+    pipeline: PipelineId
+    place: int
+    """In the order of the layers, from 0."""
+    bounds: tuple[int, ...]
+    """Where the parts of the pipeline begin and end: 0, the positions of the cuts among the measured layers, ascending,
+    and the number of layers."""
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """Its first layer, and the one behind its last."""
+        return self.bounds[self.place], self.bounds[self.place + 1]
 
 
 class ReplicaSpec(Struct, frozen=True, omit_defaults=True):
@@ -235,11 +255,14 @@ STORE: Final = ""
 """The name of the store of models among the sources of transfers; nodes have names that are not empty."""
 
 
-class ModelWeights(Struct, frozen=True):
+class ModelWeights(Struct, frozen=True, omit_defaults=True):
     """The files of a model. Variants of the same model have equal `ModelWeights`, and share the files on a node."""
 
     name: str
     size_bytes: int
+    layers: tuple[int, int] | None = None
+    """Which of them: the first one, and the one behind the last. If the first is not before that one, all layers but
+    those between. None for all."""
 
 
 class WeightLevel(StrEnum):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sloop.actions import CancelTransfer, Decided, Evict, StartReplica, Transfer
-from sloop.core.views import Provisioning, ProvisionInput, ReplicaStart, StartCosts, WeightChain
+from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, StartCosts, WeightChain
 from sloop.events import (
     NodeLost,
     NodeReady,
@@ -33,10 +33,14 @@ class Scripted:
     answers: list[Provisioning] = field(default_factory=list)
     seen: list[ProvisionInput] = field(default_factory=list)
     leaves_all: ClassVar[bool] = False
+    partition: ClassVar[bool] = True
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         self.seen.append(given)
         return self.answers.pop(0)
+
+    def source_of_rest(self, now_ns: int, given: CompletionInput) -> str:
+        return STORE
 
 
 def scene_of(replicas: int, provision: object = NEAREST, nodes: tuple[Node, ...] = NODES) -> Scene:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.core.views import (
+    CompletionInput,
     DeviceView,
     NodeView,
     Provisioning,
@@ -19,13 +20,17 @@ from sloop.core.views import (
     WeightsView,
 )
 from sloop.policies.provision import Flashpoint, divided, in_rack_order
+from sloop.profile.estimate import Estimate
+from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency, Profile, Quadratic
 from sloop.vocabulary import STORE, Device, ModelWeights, Node, ReplicaSpec, Slot, TransferId
 
 COSTS = StartCosts(ModelWeights("t5", 10))
 SPEC = ReplicaSpec("only", "t5", Slot(1.0, "gpu", "A10"))
+BELIEF = Estimate(Profile(latency_ms=Quadratic(0.0, 100.0, 0.0), max_batch=1, max_cores=1), variant="t5")
 BASELINE = Flashpoint(locality=False, multicast=False)
 LOCALITY = Flashpoint(multicast=False, packs_first=False)
 ALL = Flashpoint(packs_first=False)
+PARTED = replace(ALL, partition=True)
 
 
 def node_view(name: str, free: Sequence[bool], rack: str = "", cores: float = 32.0) -> NodeView:
@@ -50,6 +55,7 @@ def given_of(
         memory_bytes=0,
         device_memory_bytes=12,
         costs=COSTS,
+        belief=BELIEF,
         weights=weights,
         sends={},
         waiting=0,
@@ -248,3 +254,90 @@ def test_the_reason_names_places_and_sources() -> None:
         "4 replicas of t5, for 1 more there is no room; weights are on a; weights are on their way to b; "
         "a sends them to c → d"
     )
+
+
+# Parts of one model (sections 2.4 to 2.7)
+
+
+def layered(*load_ms: float) -> Estimate:
+    """A model of equal layers of 100 ms, whose bytes are all that matters for a start."""
+    blocks = tuple(
+        LayerBlock(
+            end=f"layer{number}",
+            operators="MatMul",
+            layers=1,
+            param_bytes=100,
+            output_bytes=1,
+            crossing_bytes=1,
+            load_ms=each,
+            latency_ms=ParametricLatency(0.0, 100.0, 0.0, 0.0, 1.0),
+        )
+        for number, each in enumerate(load_ms)
+    )
+    layers = LayerProfile(
+        blocks=blocks,
+        load_ms=sum(load_ms),
+        latency_ms=blocks[0].latency_ms,
+        input_bytes=1,
+        move_ms_per_mb=0.0,
+        difference=0.0,
+    )
+    return Estimate(Profile(latency_ms=Quadratic(0.0, 400.0, 0.0), max_batch=1, max_cores=1, layers=layers))
+
+
+PARTS = StartCosts(ModelWeights("t5", 400_000_000), load_s=20.0, send_s=4.0, layer_bytes=(100,) * 4)
+
+
+def in_parts(policy: Flashpoint, count: int, *, waiting: int = 1, **others: object) -> Provisioning:
+    nodes = [node_view(f"n{number}", [True, True], rack=f"r{number % 2}") for number in range(8)]
+    options = {"costs": PARTS, "belief": layered(1, 1, 1, 1), "waiting": waiting} | others
+    return policy.provide(0, given_of(nodes, count, **options))  # type: ignore[arg-type]
+
+
+def test_replicas_that_start_together_start_as_parts_of_one_model() -> None:
+    assert in_parts(ALL, 4).pipelines == (), "off, unless a system switches it on"
+    found = in_parts(PARTED, 4)
+    assert found.pipelines == ((0, 1, 2, 3, 4),)
+    assert [start.pipeline for start in found.starts] == [0, 0, 0, 0]
+    assert [chain.layers for chain in found.chains] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert all(chain.source == STORE for chain in found.chains)
+    assert found.why.startswith("4 replicas of t5; 1 pipeline of 4 parts, cut before layer 1, 2 and 3")
+
+
+def test_a_long_queue_makes_fewer_parts_and_one_start_is_whole() -> None:
+    assert in_parts(PARTED, 1).pipelines == ()
+    assert in_parts(PARTED, 4, is_first=True).pipelines == (), "nobody waits for the first replicas"
+    assert in_parts(PARTED, 4, belief=BELIEF).pipelines == (), "its layers were not measured"
+    capped = in_parts(replace(PARTED, pieces_max=2), 5)
+    assert capped.pipelines == ((0, 2, 4), (0, 2, 4))
+    assert sum(start.pipeline is None for start in capped.starts) == 1, "the fifth one is a whole replica"
+
+
+def test_a_part_is_sent_along_a_chain_to_all_pipelines() -> None:
+    found = in_parts(replace(PARTED, pieces_max=2), 8)
+    assert [(chain.layers, len(chain.receivers)) for chain in found.chains] == [((0, 2), 4), ((2, 4), 4)]
+    holders = [WeightsView(f"h{number}", "r0", True, False, None, 1, True) for number in range(2)]
+    held = in_parts(replace(PARTED, pieces_max=2), 8, weights=holders)
+    assert sorted({chain.source for chain in held.chains}) == ["h0", "h1"]
+    apart = in_parts(replace(BASELINE, pieces_max=2, partition=True), 4)
+    assert [chain.receivers for chain in apart.chains] == [("n0",), ("n2",), ("n1",), ("n3",)], "a download for each"
+
+
+def test_parts_come_where_the_weights_are_first() -> None:
+    nodes = [WeightsView("n3", "r1", True, True, None, 1, True), WeightsView("n5", "r1", True, False, None, 1, True)]
+    found = in_parts(replace(PARTED, pieces_max=2), 4, weights=nodes)
+    assert [start.chain for start in found.starts] == [None] * 4, "two on each of these nodes"
+    assert [start.pipeline for start in found.starts] == [0, 0, 1, 1]
+    later = in_parts(replace(PARTED, pieces_max=2), 6, weights=nodes)
+    assert [start.chain is None for start in later.starts] == [True] * 4 + [False] * 2, (
+        "a group is as slow as its slowest"
+    )
+
+
+def test_the_other_layers_come_from_the_node_that_sends_least() -> None:
+    views = [WeightsView(f"n{number}", f"r{number}", True, False, None, 1, number < 3) for number in range(4)]
+    asked = CompletionInput("n9", "r2", tuple(views), {"n0": 1})
+    assert ALL.source_of_rest(0, asked) == "n2", "in its rack"
+    assert replace(ALL, source="store").source_of_rest(0, asked) == STORE
+    assert BASELINE.source_of_rest(0, asked) == STORE
+    assert ALL.source_of_rest(0, CompletionInput("n9", "r2", tuple(views[3:]), {})) == STORE

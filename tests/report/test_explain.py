@@ -25,10 +25,13 @@ from sloop.errors import InputError
 from sloop.events import (
     WOKE,
     BatchFailed,
+    BatchLost,
     Deployed,
     Finished,
     NodeReady,
     Planned,
+    ReplicaCompleted,
+    ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
     ShadowReady,
@@ -48,6 +51,8 @@ from sloop.vocabulary import (
     Group,
     Node,
     Outcome,
+    Part,
+    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
@@ -691,3 +696,29 @@ def test_places_and_sources_of_starts_and_the_transfers_under_way() -> None:
     waited = [(step.what, step.why) for step in request.steps]
     assert any(what == "while it waited, replicas were started" and "weights are on" in why for what, why in waited)
     assert any("became ready (" in what and "sending 1.206 s" in what for what, _ in waited)
+
+
+def test_parts_and_lost_pipelines_are_told_while_a_request_waits() -> None:
+    r0, r1, spec = ReplicaId(0), ReplicaId(1), ReplicaSpec("a", "v", Slot(4.0))
+    lost = "a part of its pipeline is lost: 1 serve when they have all layers"
+    rows: Rows = [
+        *((0, StartReplica(id, spec, part=Part(PipelineId(0), id, (0, 1, 3)))) for id in (r0, r1)),
+        (ms(1), Request(RequestId(1), ms(1), ms(1), ms(100))),
+        (ms(2), ReplicaReady(r0)),
+        (ms(3), ReplicaReady(r1)),
+        (ms(3), StartBatch(BatchId(1), r1, "a", (RequestId(1),))),
+        (ms(8), ReplicaLost(r0, "it died")),
+        (ms(8), Decided("pipeline", lost, "a", r0)),
+        (ms(8), BatchLost(BatchId(1), r1, "replica 0 is lost")),
+        (ms(15), ReplicaCompleted(r1)),
+        (ms(15), StartBatch(BatchId(2), r1, "a", (RequestId(1),))),
+        (ms(20), Finished(BatchId(2), r1, ms(5))),
+        (ms(20), End(RequestId(1), Outcome.SERVED)),
+    ]
+    story = explain_request(rows, 1, Graph([GraphStage("a")]))
+    said = [(step.what, step.why) for step in story.steps]
+    assert any(what.startswith("while it waited, replica 0 had layers 0 to 0 of its model") for what, _ in said)
+    assert any(what.startswith("while it waited, replica 1 had layers 1 to 2 of its model") for what, _ in said)
+    assert ("the batch was lost in the pipeline of replica 1", "replica 0 is lost") in said
+    assert ("while it waited, replica 1 had all layers of its model", "") in said
+    assert sum_of_parts(story) == pytest.approx(19.0)

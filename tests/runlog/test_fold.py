@@ -10,15 +10,19 @@ from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.events import (
     WOKE,
     BatchFailed,
+    BatchLost,
     Finished,
     NodeLost,
+    ReplicaCompleted,
     ReplicaLost,
+    ReplicaReady,
     ReplicaStopped,
     TransferFailed,
     Transferred,
 )
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import (
+    COLD_START,
     ROUTES_MAX,
     DeploymentState,
     GraphRequestRecord,
@@ -33,10 +37,13 @@ from sloop.units import ms, s
 from sloop.vocabulary import (
     ALONE,
     BatchId,
+    Form,
     Life,
     ModelWeights,
     Node,
     Outcome,
+    Part,
+    PipelineId,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -470,3 +477,60 @@ def test_transfers_of_weights_are_counted_by_their_source() -> None:
     }
     assert (found.failed, found.cancelled, found.evicted) == (1, 1, {WeightLevel.FILES: 1})
     assert [list(record.receivers) for record in found.open.values()] == [["c"]]
+
+
+# Pipelines
+
+BOUNDS = (0, 1, 3)
+
+
+def pair_of(number: int, now_ns: int) -> Rows:
+    """The starts of two parts: replicas 10 and 11 of pipeline 1, 20 and 21 of pipeline 2."""
+    spec = ReplicaSpec("classify", "small", Slot(2.0))
+    parts = [Part(PipelineId(number), place, BOUNDS) for place in range(2)]
+    return [(now_ns, StartReplica(ReplicaId(10 * number + each.place), spec, part=each)) for each in parts]
+
+
+def lives_of(state: RunState, *ids: int) -> list[Life]:
+    return [state.replicas[ReplicaId(id)].life for id in ids]
+
+
+def test_parts_serve_together_and_become_replicas_of_their_own() -> None:
+    state, r10, r11 = RunState(GRAPH, start_ns=0), ReplicaId(10), ReplicaId(11)
+    for now_ns, record in pair_of(1, 0):
+        state.append(now_ns, record)
+    assert {state.replicas[id].group.form for id in (r10, r11)} == {Form(bounds=BOUNDS)}
+    state.append(ms(5), ReplicaReady(r10))
+    assert lives_of(state, 10, 11) == [Life.STARTING] * 2, "the other part has yet to start"
+    state.append(ms(8), ReplicaReady(r11))
+    assert lives_of(state, 10, 11) == [Life.READY] * 2
+    assert list(state.cold_start_ns["classify", "small", COLD_START]) == [ms(8), ms(8)]
+    state.append(ms(9), ReplicaCompleted(r11))
+    assert state.replicas[r11].part is None
+    assert state.replicas[r10].group.form == state.replicas[r11].group.form == Form(bounds=BOUNDS)
+    state.append(ms(12), ReplicaCompleted(r10))
+    state.append(ms(12), ReplicaCompleted(r10))
+    assert {state.replicas[id].group.form for id in (r10, r11)} == {ALONE}
+    assert list(state.pipelines.completion_ns["classify", "small"]) == [ms(9), ms(12)]
+    assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 0, {})
+
+
+def test_a_lost_part_takes_its_pipeline_along() -> None:
+    state, r20, r21 = RunState(GRAPH, start_ns=0), ReplicaId(20), ReplicaId(21)
+    rows: Rows = [
+        *pair_of(2, 0),
+        (ms(1), ReplicaReady(r20)),
+        (ms(1), ReplicaReady(r21)),
+        arrived(1, 1, 2),
+        started(2, 1, 21, 1),
+        (ms(5), BatchLost(BatchId(1), r21, "replica 20 is lost")),
+        (ms(5), ReplicaLost(r20, "it died")),
+    ]
+    for now_ns, record in rows:
+        state.append(now_ns, record)
+    assert state.replicas[r21].life is Life.STARTING
+    assert state.replicas[r21].group.form == ALONE
+    assert waiting_since(state) == {1: ms(5)}, "its request is in the queue again"
+    assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 1, {})
+    state.append(ms(9), ReplicaCompleted(r21))
+    assert state.replicas[r21].life is Life.READY

@@ -32,6 +32,7 @@ from sloop.errors import InputError, MachineError
 from sloop.events import (
     WOKE,
     BatchFailed,
+    BatchLost,
     Cancelled,
     Deployed,
     Draining,
@@ -43,6 +44,7 @@ from sloop.events import (
     Planned,
     Promoted,
     Removed,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -62,6 +64,8 @@ from sloop.vocabulary import (
     ModelWeights,
     Node,
     Outcome,
+    Part,
+    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
@@ -81,7 +85,12 @@ BATCH = st.builds(BatchId, st.integers(0, 2**40))
 REPLICA = st.builds(ReplicaId, st.integers(0, 10_000))
 WORDS = st.text(max_size=12)
 TRANSFER = st.builds(TransferId, st.integers(0, 10_000))
-WEIGHTS = st.builds(ModelWeights, name=WORDS, size_bytes=NS)
+PART = st.builds(
+    Part, pipeline=st.builds(PipelineId, NS), place=st.integers(0, 9), bounds=st.lists(NS, max_size=4).map(tuple)
+)
+WEIGHTS = st.builds(
+    ModelWeights, name=WORDS, size_bytes=NS, layers=st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9))
+)
 SHADOW = st.builds(Shadow, cores=CORES, blocks=st.lists(st.integers(0, 99), max_size=3).map(tuple))
 SPEC = st.builds(
     ReplicaSpec,
@@ -142,6 +151,8 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(BatchFailed, batch=BATCH, replica=REPLICA, error=WORDS),
     st.builds(ReplicaProgressed, replica=REPLICA, step=WORDS),
     st.builds(ReplicaReady, replica=REPLICA),
+    st.builds(ReplicaCompleted, replica=REPLICA),
+    st.builds(BatchLost, batch=BATCH, replica=REPLICA, error=WORDS),
     st.builds(ReplicaLost, replica=REPLICA, error=WORDS),
     st.builds(ReplicaStopped, replica=REPLICA),
     st.builds(Resized, replica=REPLICA, cores=CORES),
@@ -175,7 +186,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(StartBatch, batch=BATCH, replica=REPLICA, stage=WORDS, requests=st.lists(REQUEST, max_size=5).map(tuple)),
     st.builds(End, request=REQUEST, outcome=st.sampled_from(Outcome), why=WORDS, retry_after_ns=NS),
     st.builds(StartReplica, replica=REPLICA, spec=SPEC),
-    st.builds(StartReplica, replica=REPLICA, spec=SPEC, transfer=TRANSFER, shares_load=st.booleans()),
+    st.builds(StartReplica, replica=REPLICA, spec=SPEC, transfer=TRANSFER, shares_load=st.booleans(), part=PART),
     st.builds(
         Transfer,
         transfer=TRANSFER,
@@ -183,6 +194,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
         source=WORDS,
         receivers=st.lists(WORDS, max_size=3).map(tuple),
         is_kept=st.booleans(),
+        completes=st.none() | REPLICA,
     ),
     st.builds(CancelTransfer, transfer=TRANSFER, node=WORDS),
     st.builds(Evict, node=WORDS, weights=WEIGHTS, level=st.sampled_from(WeightLevel)),
@@ -258,7 +270,7 @@ def test_a_crash_costs_only_what_was_cut(
 
 
 def test_every_kind_of_record_is_known() -> None:
-    assert len(runlog.EVENTS) == 23
+    assert len(runlog.EVENTS) == 25
     assert len(runlog.ACTIONS) == 17
 
 

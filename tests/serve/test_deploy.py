@@ -555,13 +555,16 @@ def test_a_repository_is_a_folder_and_needs_a_key(
     [
         ("flashpoint", "share loaded weights, and no server does that yet"),
         ({"name": "flashpoint", "provision": {"cache": "files"}}, ""),
+        ({"name": "flashpoint", "provision": {"cache": "files", "partition": False}}, ""),
+        ({"name": "flashpoint", "provision": {"cache": "files", "partition": True}}, "as parts of one model"),
+        ({"name": "baseline", "provision": {"partition": True}}, "as parts of one model, and no server does that yet"),
         ({"name": "hpa", "provision": "flashpoint"}, "share loaded weights"),
         ("atoll", ""),
         ("baseline", ""),
         ("hpa", ""),
     ],
 )
-def test_no_server_shares_loaded_weights(system: object, told: str) -> None:
+def test_no_server_shares_loaded_weights_or_starts_parts_of_models(system: object, told: str) -> None:
     declared = {
         "name": "a",
         "slo_ms": 100,
@@ -571,8 +574,9 @@ def test_no_server_shares_loaded_weights(system: object, told: str) -> None:
     (setup,) = set_up(load_application(declared)).applications
     assert ("live" in setup.system.runs) == (not told)
     if told:
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=told) as raised:
             check_live(setup)
+        assert "provision" in str(raised.value.help)
     else:
         check_live(setup)
 

@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from sloop.actions import Action
 from sloop.app.load import load_scenario
 from sloop.core.protocols import CoreInterface, PlanSource
 from sloop.core.views import PlanInput
 from sloop.events import Event
+from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile
 from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
 
@@ -209,3 +212,33 @@ def provisioned(**provision: Any) -> World:
         },
     }
     return World.from_scenario(load_scenario(scenario))
+
+
+def in_parts(**provision: Any) -> World:
+    """The same load, of a T5 whose layers are known, six equal ones: its replicas may start in parts."""
+    made = provisioned(partition=True, **provision)
+    (application,) = made.deployment.applications
+    (stage,) = application.stages
+    (variant,) = stage.variants
+    assert variant.profile is not None
+    block = LayerBlock(
+        end="",
+        operators="MatMul",
+        layers=4,
+        param_bytes=11_408_000_000 // 6,
+        output_bytes=1_000_000,
+        crossing_bytes=1_000_000,
+        load_ms=15_344 / 6,
+        latency_ms=LatencyTable({1: {1.0: 1406.0 / 6}}),
+    )
+    layers = LayerProfile(
+        blocks=(block,) * 6,
+        load_ms=15_344,
+        latency_ms=LatencyTable({1: {1.0: 1406.0}}),
+        input_bytes=1_000_000,
+        move_ms_per_mb=1.0,
+        difference=0.0,
+    )
+    layered = replace(variant, profile=structs.replace(variant.profile, layers=layers))
+    application = replace(application, stages=(replace(stage, variants=(layered,)),))
+    return replace(made, deployment=replace(made.deployment, applications=(application,)))

@@ -78,10 +78,9 @@ def cluster_of(
     spares: int = 0,
 ) -> Cluster:
     sampler = FaultSampler(1, faults or FaultRates())
+    speeds = {("only", "a", "slow"): PROFILE, ("only", "a", "quick"): QUICK, **(profiles or {})}
     truths = Truths(
-        ServiceSampler(
-            1, {("only", "a", "slow"): PROFILE, ("only", "a", "quick"): QUICK}, cv=0.0, ratio=1.0, quota_ms=quota_ms
-        ),
+        ServiceSampler(1, speeds, cv=0.0, ratio=1.0, quota_ms=quota_ms),
         ColdStartSampler(1, profiles or {}, start_s=start_ms / 1e3, warm=warm),
         ResizeSampler(1, delay_ns=ms(resize_ms), in_flight=in_flight),
         sampler,

@@ -15,14 +15,16 @@ from sloop.app.load import load_application, load_deployment, load_scenario
 from sloop.cli import main
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import WOKE, Deployed, Event, Finished, Planned, ReplicaReady
+from sloop.events import WOKE, Deployed, Event, Finished, Planned, ReplicaCompleted, ReplicaReady
 from sloop.profile.profile import LatencyTable, Profile, load_profile, sample_of, save_profile
 from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
+from sloop.sim import simulate
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.replay import Replayed, changed_systems, header_of, rebuild, refined_profiles, replay_log
 from sloop.systems.setup import Setup, definition_of, set_up
 from sloop.units import NS_PER_S, ms
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
+from tests.sim.scene import in_parts
 
 TABLE = {"form": "table", "table": {1: {1: 10.0, 2.5: 5.0}, 4: {1: 30.0, 2.5: 12.0}}}
 VARIANT = {"name": "v", "accuracy": 71, "profile": {"latency_ms": TABLE, "max_batch": 4}}
@@ -194,6 +196,15 @@ def test_several_applications_and_later_versions_replay_from_a_file(tmp_path: Pa
     again = rebuild(read.header)
     assert again.deployment == made.deployment
     assert replay_log(read, again.core()).difference is None
+
+
+def test_a_run_with_pipelines_replays_from_a_file(tmp_path: Path) -> None:
+    world = in_parts()
+    with FileLog(tmp_path / "run.jsonl", header_of(world.setup(), origin="sim")) as file:
+        simulate(world, [file])
+    log = read_log(tmp_path / "run.jsonl")
+    assert any(isinstance(record, ReplicaCompleted) for _, record in log)
+    assert replay_log(log, rebuild(log.header).core()).difference is None
 
 
 @st.composite

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.actions import Action, RequestPlan
+from sloop.actions import Action, RequestPlan, StartReplica
 from sloop.app.load import load_application
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import WOKE, Deployed
+from sloop.events import WOKE, Deployed, ReplicaCompleted, ReplicaReady
 from sloop.runlog import EVENTS, MemoryLog, Record
 from sloop.runlog.fold import DeploymentState, Kept
 from sloop.sim import World, simulate
@@ -24,6 +24,7 @@ from sloop.systems import SYSTEMS
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_policies
 from sloop.units import s
+from tests.sim.scene import in_parts
 
 Records = Sequence[tuple[int, Record]]
 Run = tuple[Core, DeploymentState]
@@ -114,6 +115,16 @@ def test_a_restored_core_decides_as_the_saved_one(system: str, seed: int, fracti
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_is_compared_with_its_state(system: str) -> None:
     assert any(check(random_world(seed, system), 0.5) for seed in range(20))
+
+
+def test_pipelines_are_in_a_snapshot() -> None:
+    world, log = in_parts(), MemoryLog()
+    simulate(world, [log], check_first=0)
+    kinds = [type(record) for _, record in log]
+    for kind in (ReplicaReady, ReplicaCompleted):  # while parts start, and while they get the other layers
+        place = next(place for place, (_, each) in enumerate(log) if isinstance(each, StartReplica) and each.part)
+        place = kinds.index(kind, place)
+        assert check(world, (place + 1) / len(kinds))
 
 
 # What is refused

@@ -22,6 +22,7 @@ from sloop.core.state import ApplicationParts, ApplicationState, Beliefs, Replic
 from sloop.core.views import PlanInput, StageView
 from sloop.events import (
     BatchFailed,
+    BatchLost,
     Cancelled,
     Deployed,
     Draining,
@@ -33,6 +34,7 @@ from sloop.events import (
     Planned,
     Promoted,
     Removed,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -101,6 +103,8 @@ class Core:
         self._is_plain = self._rollouts.is_plain
         self._steps = {
             ReplicaReady: control.ready,
+            ReplicaCompleted: control.completed,
+            BatchLost: self._lose_batch,
             ReplicaLost: control.lost,
             ReplicaStopped: control.stopped,
             Resized: control.resized,
@@ -258,6 +262,13 @@ class Core:
         application = replica.stage.application
         self._touch(application)
         self._paths[application.key].lose(now_ns, replica, error, out, is_blamed=is_blamed)
+
+    def _lose_batch(self, now_ns: int, event: BatchLost, out: list[Action]) -> None:
+        replica = self.state.replicas.get(event.replica)
+        if replica is not None and replica.batch is not None and replica.batch.id == event.batch:
+            self._touch(replica.stage.application)
+            self._control.batch_lost(now_ns, event, out)
+            self._paths[replica.stage.application.key].lose_batch(now_ns, event, out)
 
     def _expire(self, now_ns: int, replica: Replica, out: list[Action]) -> int:
         return self._paths[replica.stage.application.key].expire(now_ns, replica, out)

@@ -26,18 +26,29 @@ from sloop.actions import (
     StopReplica,
 )
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
+from sloop.core.dispatch import stops_of
 from sloop.core.ledger import Reservation, why_unfit
 from sloop.core.nodes import NodePool
+from sloop.core.pipeline import (
+    break_up,
+    dissolve,
+    has_all_layers,
+    has_part,
+    order_other_layers,
+    stops_whole_pipelines,
+)
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
 from sloop.core.provision import note_files, start_together
 from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Traffic
 from sloop.events import (
+    BatchLost,
     KeptReplica,
     NodeLost,
     NodeReady,
     NodeReleased,
     Planned,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaReady,
     ReplicaStopped,
@@ -50,7 +61,20 @@ from sloop.events import (
 )
 from sloop.text import in_s
 from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import ALONE, Form, Life, Node, NodeState, Plan, ReplicaId, ReplicaSpec, Shadow, Slot, StagePlan
+from sloop.vocabulary import (
+    ALONE,
+    Form,
+    Life,
+    Node,
+    NodeState,
+    PipelineId,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Shadow,
+    Slot,
+    StagePlan,
+)
 
 WAKE_NS_MIN = ms(100)
 """The shortest time between two plans that are made because a request waits at a stage without replicas."""
@@ -352,11 +376,29 @@ class ControlPath:
         replica = self._state.replicas.get(event.replica)
         if replica is None or replica.life is not Life.STARTING:
             return
+        if replica.part is not None:
+            if has_part(now_ns, self._state, replica, out):
+                self._advance_all(now_ns, replica, out)
+            return
+        if replica.pipeline is not None:
+            return  # it has all layers, and others of its pipeline have yet to start
         self._state.set_life(now_ns, replica, Life.READY)
         if replica.is_provided:
             self._state.weights.ready(now_ns, replica.id)
         replica.stage.pool.add_idle(replica)
         self._advance_all(now_ns, replica, out)
+
+    def completed(self, now_ns: int, event: ReplicaCompleted, out: list[Action]) -> None:
+        """A part of a pipeline has all layers of its model."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is not None and has_all_layers(now_ns, self._state, replica, out):
+            self._advance_all(now_ns, replica, out)
+
+    def batch_lost(self, now_ns: int, event: BatchLost, out: list[Action]) -> None:
+        """A batch is lost with a part of its pipeline, which is reported lost as well, perhaps later."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is not None and replica.pipeline is not None and replica.pipeline.is_ready:
+            break_up(now_ns, self._state, replica.pipeline, None, out)
 
     def lost(self, now_ns: int, event: ReplicaLost, out: list[Action]) -> None:
         """A replica died: try its batch again, and replace the replica unless it was draining. Its batch is to blame
@@ -373,8 +415,7 @@ class ControlPath:
         wait_ns = stage.lose(now_ns, event.error, is_found_out=is_found_out)
         why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
         out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
-        self._state.forget(now_ns, replica, out)
-        self._lose(now_ns, replica, event.error, is_blamed, out)
+        self._forget(now_ns, replica, event.error, is_blamed, out)
         self._compare(now_ns, [self._applications[stage.application.key]], out)
 
     def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
@@ -385,12 +426,19 @@ class ControlPath:
 
     def _remove(self, now_ns: int, replica: Replica, error: str, is_blamed: bool, out: list[Action]) -> None:
         """A replica is gone that was to stop, or stopped by itself."""
-        self._state.forget(now_ns, replica, out)
-        self._lose(now_ns, replica, error, is_blamed, out)
+        self._forget(now_ns, replica, error, is_blamed, out)
         if replica.life is not Life.DRAINING:  # it stopped without an order
             self._compare(now_ns, [self._applications[replica.stage.application.key]], out)
         else:
             self._advance_all(now_ns, replica, out)
+
+    def _forget(self, now_ns: int, replica: Replica, error: str, is_blamed: bool, out: list[Action]) -> None:
+        """A replica is gone, and with it the pipeline that it was a part of."""
+        pipeline = replica.pipeline
+        self._state.forget(now_ns, replica, out)
+        self._lose(now_ns, replica, error, is_blamed, out)
+        if pipeline is not None:
+            break_up(now_ns, self._state, pipeline, replica, out)
 
     def resized(self, now_ns: int, event: Resized, out: list[Action]) -> None:
         """A resize took effect, perhaps with other cores than ordered."""
@@ -524,8 +572,12 @@ class ControlPath:
 
     def transfer_failed(self, now_ns: int, event: TransferFailed, out: list[Action]) -> None:
         """A node will not get the weights. The replicas that wait for them are reported lost separately; the provision
-        policy decides anew on places and sources."""
-        self._state.weights.failed(now_ns, event.transfer, event.node)
+        policy decides anew on places and sources. A part that was to get the other layers gets them from elsewhere."""
+        if not self._state.weights.failed(now_ns, event.transfer, event.node):
+            return
+        for replica in self._state.replicas.values():
+            if replica.transfer == event.transfer and replica.completes and replica.node == event.node:
+                order_other_layers(now_ns, self._state, replica, out)
 
     # Plans
 
@@ -638,6 +690,9 @@ class ControlPath:
         leaves_all = application.state.parts.policies.provision.leaves_all
         prefers = oldest_first if leaves_all else fullest_nodes_first(views)
         found = diff(views, target, pool.present_rps, pool.rate_rps, refused, prefers)
+        if self._state.next_pipeline and found.stop:
+            latest = [view.id for view in sorted(views, key=prefers, reverse=True)]
+            found = stops_whole_pipelines(found, pool.replicas, latest)
         if not application.keeps_all:
             return found
         return found.keeping({each.id for each in staying if each.life is Life.READY})
@@ -739,7 +794,7 @@ class ControlPath:
             replica = stage.pool.replicas[id]
             belief = replica.service_rate.belief
             memory_bytes = belief.of(Form(shadow)).memory_bytes - belief.of(ALONE).memory_bytes
-            if replica.life is not Life.READY or replica.is_parting:
+            if replica.life is not Life.READY or replica.is_parting or replica.pipeline is not None:
                 progress = max(progress, PlanProgress.WAITING)
             elif now_ns < stage.shadow_backoff.not_before_ns:
                 progress = max(progress, PlanProgress.TOO_SOON)
@@ -846,20 +901,37 @@ class ControlPath:
         return True
 
     def _stop(self, now_ns: int, stage: StageState, ids: Sequence[ReplicaId], why: str, out: list[Action]) -> None:
-        """Stop replicas; a replica with a batch finishes it first."""
-        for id in ids:
+        """Stop replicas; a replica with a batch finishes it first. The parts of a pipeline stop together."""
+        stopping: dict[PipelineId, Replica] = {}
+        for id in self._with_pipelines(stage, ids) if self._state.next_pipeline else ids:
             replica = stage.pool.replicas[id]
+            if replica.pipeline is not None:
+                stopping[replica.pipeline.id] = replica
             if replica.life is Life.READY and replica.batch is None:
                 stage.pool.remove_idle(replica)
             self._state.set_life(now_ns, replica, Life.DRAINING)
-            if replica.batch is None:
-                out.append(StopReplica(id, why))
+            if replica.batch is None and (replica.pipeline is None or not replica.pipeline.has_batch):
+                if replica.pipeline is None:
+                    out.append(StopReplica(id, why))
             else:
                 out.append(Decided("drain", why, stage.name, id, application=stage.application.key))
 
+        for replica in stopping.values():
+            out += stops_of(replica, why)
+
+    def _with_pipelines(self, stage: StageState, ids: Sequence[ReplicaId]) -> list[ReplicaId]:
+        """The same replicas, each with the rest of its pipeline."""
+        pipelines = [(id, stage.pool.replicas[id].pipeline) for id in ids]
+        return list(
+            dict.fromkeys(each for id, pipeline in pipelines for each in (pipeline.members if pipeline else (id,)))
+        )
+
     def _watch_batches(self, now_ns: int, out: list[Action]) -> None:
         """Let the data path drop hopeless requests of stalled batches, and give up replicas whose batch has run for the
-        response timeout."""
+        response timeout. Pipelines that are complete and run no batch any more dissolve."""
+        if self._state.dissolving:
+            for replica in dissolve(now_ns, self._state):
+                self._advance_all(now_ns, replica, out)
         self._watch_ns = next_ns = now_ns + STALL_NS_MIN
         stalled, given_up = list[ReplicaId](), list[ReplicaId]()
         until_ns = now_ns - WATCHED_NS_MIN

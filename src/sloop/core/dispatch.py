@@ -33,7 +33,7 @@ from sloop.core.state import (
     StageState,
 )
 from sloop.core.views import SharedBatch, SharedDeviceView
-from sloop.events import BatchFailed, Cancelled, Finished
+from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
 from sloop.text import in_ms
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
@@ -52,6 +52,7 @@ OVERDUE_PARTS = 8
 a rule that drops at a multiple of the SLO, and less and less often under a rule that never drops."""
 
 SERVED: Final = Outcome.SERVED
+READY: Final = Life.READY
 DRAINING: Final = Life.DRAINING
 """Looked up here once: to look up a member of an enumeration costs as much as to make an action."""
 
@@ -139,10 +140,10 @@ class DataPath:
                     out.append(End(visit.request.id, SERVED))
                 else:
                     out.append(_answer(now_ns, visit.request.id, visit.deadline_ns))
-        if replica.life is DRAINING:
-            out.append(StopReplica(id, "drained"))
-        else:
+        if replica.life is READY:
             pool.add_idle(replica)
+        else:
+            self._reuse(replica, out)
 
     def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
         """The model raised an exception: try the two halves of the batch again; a request that was alone fails. The
@@ -159,6 +160,13 @@ class DataPath:
             visits, half = list(requests.values()), (size + 1) // 2
             self._try_again(now_ns, replica.stage, list(chain.from_iterable(visits[:half])))
             self._try_again(now_ns, replica.stage, list(chain.from_iterable(visits[half:])))
+        self._reuse(replica, out)
+
+    def lose_batch(self, now_ns: int, event: BatchLost, out: list[Action]) -> None:
+        """A batch is lost with another part of its pipeline, whose own batch is to blame: queue its requests as they
+        were."""
+        replica = self._state.replicas[event.replica]
+        self.lose(now_ns, replica, event.error, out, is_blamed=False)
         self._reuse(replica, out)
 
     def lose(self, now_ns: int, replica: Replica, error: str, out: list[Action], *, is_blamed: bool = True) -> None:
@@ -460,11 +468,12 @@ class DataPath:
         return found
 
     def _reuse(self, replica: Replica, out: list[Action]) -> None:
-        """A replica has finished a batch: stop it if it drains, otherwise make it idle."""
-        if replica.life is DRAINING:
-            out.append(StopReplica(replica.id, "drained"))
-        else:
+        """A replica has finished a batch: make it idle, or stop it if it drains; a part of a pipeline when no other one
+        runs a batch. One that has lost its pipeline waits for the other layers."""
+        if replica.life is READY:
             replica.stage.pool.add_idle(replica)
+        elif replica.life is DRAINING:
+            out += stops_of(replica, "drained")
 
     def _finish_each(  # takes what the caller has already looked up
         self, now_ns: int, replica: Replica, event: Finished, batch: RunningBatch, out: list[Action]
@@ -539,6 +548,18 @@ class DataPath:
                 return
             self._state.ingress.queue(now_ns, -1)
         out.append(End(request, outcome, why, 0, stage))
+
+
+def stops_of(replica: Replica, why: str) -> list[Action]:
+    """The order to stop a replica that drains and runs no batch. The parts of a pipeline stop together, when none of
+    them does."""
+    pipeline = replica.pipeline
+    if pipeline is None:
+        return [StopReplica(replica.id, why)]
+    if pipeline.is_stopping or pipeline.has_batch:
+        return []
+    pipeline.is_stopping = True
+    return [StopReplica(id, why) for id in pipeline.members]
 
 
 def _answer(now_ns: int, request: RequestId, deadline_ns: int) -> End:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from sloop.actions import Action
 from sloop.core.views import (
     ClusterView,
+    CompletionInput,
     CoreDemand,
     PlanInput,
     Provisioning,
@@ -24,7 +25,7 @@ from sloop.core.views import (
 )
 from sloop.events import Event, Planned
 from sloop.units import FOREVER_NS
-from sloop.vocabulary import Plan, ReplicaId, ReplicaSpec, Request, Visit, WeightLevel
+from sloop.vocabulary import STORE, Plan, ReplicaId, ReplicaSpec, Request, Visit, WeightLevel
 
 
 class Order(Protocol):
@@ -194,9 +195,19 @@ class Provision(Protocol):
         also loaded only once for all replicas of a node."""
         ...
 
+    @property
+    def partition(self) -> bool:
+        """Whether it may start replicas as parts of one model (`Provisioning.pipelines`)."""
+        ...
+
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         """The starts to make now; fewer than `given.count` if there is not enough room. There is at least one site.
         Equal replicas are decided on together, so that one chain can serve them all."""
+        ...
+
+    def source_of_rest(self, now_ns: int, given: CompletionInput) -> str:
+        """From where a part of a pipeline gets the other layers: a node that `is_source`, or `STORE`. Not called
+        without `partition`."""
         ...
 
 
@@ -205,6 +216,7 @@ class AsPlaced:
     """The place policy chooses a node for each replica, and the driver gets the weights in its own way. The default."""
 
     leaves_all: ClassVar[bool] = True
+    partition: ClassVar[bool] = False
 
     @property
     def keeps(self) -> WeightLevel:
@@ -212,6 +224,9 @@ class AsPlaced:
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         return Provisioning(())
+
+    def source_of_rest(self, now_ns: int, given: CompletionInput) -> str:
+        return STORE
 
 
 class Together(Struct, frozen=True, gc=False):

@@ -6,16 +6,19 @@ way to its node, or its weights are there; a source has what it sends. If what t
 from there on are not made, and count as missing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
 from msgspec import structs
 
 from sloop.actions import Action, Decided, StartReplica, Transfer
 from sloop.core.ledger import Reservation
-from sloop.core.state import Replica, StageState, State
-from sloop.core.views import Belief, ProvisionInput, ReplicaStart, Site, Traffic
+from sloop.core.pipeline import layers_of
+from sloop.core.state import LayerPipeline, Replica, StageState, State
+from sloop.core.views import Belief, ProvisionInput, ReplicaStart, Site, Traffic, WeightChain
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import ModelWeights, ReplicaId, ReplicaSpec, TransferId, WeightLevel
+from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId, WeightLevel
 
 RATE_NS = s(10)
 """Over how long the arrivals are measured that a provision policy sees."""
@@ -27,38 +30,30 @@ def start_together(
     """Start up to `count` equal replicas as the application's provision policy says; returns how many were started."""
     if spec.shadow is not None:  # it is attached when the replica is ready
         spec = structs.replace(spec, shadow=None)
-    belief, policies = stage.beliefs[spec.variant, spec.slot.hardware], stage.application.parts.policies
+    policies = stage.application.parts.policies
     keeps = policies.provision.keeps
     given = _input(now_ns, state, stage, spec, count, keeps)
     if not given.sites:
         return 0
     answer = policies.provision.provide(now_ns, given)
-    weights = given.costs.weights
-    found = [state.weights.order(now_ns, weights, each.source, each.receivers, keeps) for each in answer.chains]
+    found = [_ordered(now_ns, state, given, each, keeps) for each in answer.chains]
     transfers = [order for order in found if order is not None]
     touched = dict.fromkeys(name for order in transfers for name in order.receivers)
-    orders: list[StartReplica] = []
-    for start in answer.starts[:count]:
-        site = given.sites[start.site]
-        node = site.node.node.name
-        arrives, transfer = _transfer(start, node, found)
-        needed_bytes = belief.memory_bytes + state.weights.extra_bytes(node, weights, keeps)
-        if not arrives or needed_bytes > state.ledger.free_memory_bytes(node):
+    making = _Starts(now_ns, state, stage, spec, given, found, keeps)
+    for index, equal in groupby(answer.starts[:count], lambda start: start.pipeline):
+        starts = list(equal)
+        begun = making.begin(starts) if index is None else making.begin_pipeline(starts, answer.pipelines[index])
+        if len(begun) < len(starts):
             break
-        replica = begin_replica(now_ns, state, stage, spec, belief, site)
-        if replica is None:
-            break
-        replica.is_provided, replica.transfer = True, transfer
-        state.weights.use(now_ns, replica.id, node, weights, keeps, transfer)
-        touched[node] = None
-        placed = structs.replace(spec, node=node, device=replica.device)
-        orders.append(StartReplica(replica.id, placed, transfer, keeps is WeightLevel.LOADED))
+    orders = making.orders
+    touched |= dict.fromkeys(order.spec.node or "" for order in orders)
     if orders or transfers:
         stage.is_new = False
         out.append(Decided("provision", answer.why, stage.name, application=stage.application.key))
     out += state.weights.make_room(touched)
     out += transfers
     out += orders
+    out += making.given_up
     for order in transfers:
         out += state.weights.give_up(order.transfer)
     return len(orders)
@@ -85,6 +80,7 @@ def _input(
         memory_bytes=belief.memory_bytes,
         device_memory_bytes=belief.device_memory_bytes,
         costs=costs,
+        belief=belief,
         weights=state.weights.views(now_ns, weights),
         sends=state.weights.sends(),
         waiting=len(stage.queue.visits),
@@ -96,6 +92,87 @@ def _input(
         ),
         is_first=stage.is_new,
     )
+
+
+def _ordered(
+    now_ns: int, state: State, given: ProvisionInput, chain: WeightChain, keeps: WeightLevel
+) -> Transfer | None:
+    """A transfer that the policy wants; None if none of its receivers has memory for it."""
+    weights, costs = state.weights, given.costs
+    if chain.layers is None:
+        return weights.order(now_ns, costs.weights, chain.source, chain.receivers, keeps)
+    part = layers_of(costs.weights, costs.layer_bytes, chain.layers)
+    return weights.order_layers(now_ns, part, costs.weights, chain.source, chain.receivers, keeps)
+
+
+@dataclass(slots=True)
+class _Starts:
+    """The starts of one decision, as they are made."""
+
+    now_ns: int
+    state: State
+    stage: StageState
+    spec: ReplicaSpec
+    given: ProvisionInput
+    found: list[Transfer | None]
+    """What was ordered for each chain of the answer."""
+    keeps: WeightLevel
+    orders: list[StartReplica] = field(default_factory=list)
+    given_up: list[Action] = field(default_factory=list)
+    """Orders that end what a pipeline without room would have used."""
+
+    def begin(self, starts: Sequence[ReplicaStart]) -> list[Replica]:
+        """Start replicas of the whole model until one has no room; returns those that start."""
+        begun = self._reserve(starts, assembles=False)
+        self._order(begun)
+        return begun
+
+    def begin_pipeline(self, starts: Sequence[ReplicaStart], bounds: tuple[int, ...]) -> list[Replica]:
+        """Start the parts of a pipeline, if there is room for all; returns them."""
+        if len(starts) != len(bounds) - 1:
+            return []
+        begun, state = self._reserve(starts, assembles=True), self.state
+        if len(begun) < len(starts):
+            for replica in begun:
+                state.forget(self.now_ns, replica, self.given_up)
+            return []
+        pipeline = LayerPipeline(PipelineId(state.next_pipeline), bounds)
+        state.next_pipeline += 1
+        for place, replica in enumerate(begun):
+            pipeline.members[replica.id] = replica
+            replica.pipeline, replica.part = pipeline, Part(pipeline.id, place, bounds)
+            state.set_form(self.now_ns, replica, Form(bounds=bounds))
+        self._order(begun)
+        return begun
+
+    def _reserve(self, starts: Sequence[ReplicaStart], *, assembles: bool) -> list[Replica]:
+        """Replicas with their reservations and their weights. Those that assemble a model wait for their first
+        layers."""
+        state, given, keeps, weights = self.state, self.given, self.keeps, self.given.costs.weights
+        begun: list[Replica] = []
+        for start in starts:
+            site = given.sites[start.site]
+            node = site.node.node.name
+            arrives, transfer = _transfer(start, node, self.found)
+            is_part = assembles and transfer is not None
+            needed_bytes = given.belief.memory_bytes + state.weights.extra_bytes(
+                node, weights, keeps, assembles=is_part
+            )
+            if not arrives or needed_bytes > state.ledger.free_memory_bytes(node):
+                break
+            replica = begin_replica(self.now_ns, state, self.stage, self.spec, given.belief, site)
+            if replica is None:
+                break
+            replica.is_provided, replica.transfer = True, transfer
+            state.weights.use(self.now_ns, replica.id, node, weights, keeps, transfer, assembles=is_part)
+            begun.append(replica)
+        return begun
+
+    def _order(self, replicas: Sequence[Replica]) -> None:
+        shares = self.keeps is WeightLevel.LOADED
+        for replica in replicas:
+            placed = structs.replace(self.spec, node=replica.node, device=replica.device)
+            self.orders.append(StartReplica(replica.id, placed, replica.transfer, shares, replica.part))
 
 
 def _transfer(start: ReplicaStart, node: str, found: list[Transfer | None]) -> tuple[bool, TransferId | None]:

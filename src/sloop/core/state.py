@@ -8,6 +8,7 @@ Nothing here depends on whether the driver is a live server or the simulator. In
     ServiceRate      the believed speed of equal replicas
     DeviceLoad       the batches that run beside each other on one device, and how far they are believed to be
     Replica          one replica, from the order to start it until it is gone; with its `RunningBatch`
+    LayerPipeline         replicas that start as parts of a model, and serve together until each has all of it
     ReplicaPool      a stage's replicas: which are idle, how much they can serve together
     RestartBackoff   how soon a lost replica is replaced
     TimeEstimates    a stage's time estimates for admission and drop policies
@@ -44,6 +45,8 @@ from sloop.vocabulary import (
     Group,
     Life,
     ModelWeights,
+    Part,
+    PipelineId,
     ReplicaId,
     ReplicaSpec,
     RequestId,
@@ -286,8 +289,9 @@ class ServiceRate:
             self.costs_ns = costs_ns = (0, *accumulate((self.beside(size, ()) for size in sizes), max))
         else:
             costs_ns = self.costs_ns
-        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, self.form), len(costs_ns) - 1)
-        self.weight = limits.weight(self.belief.variant, self.slot, self.form)
+        form = self.form if not self.form.bounds else ALONE  # plans know nothing of pipelines
+        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, form), len(costs_ns) - 1)
+        self.weight = limits.weight(self.belief.variant, self.slot, form)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
 
     def count(self, replica: "Replica", change: int) -> None:
@@ -504,7 +508,13 @@ class Replica:
     is_provided: bool = False
     """Whether a provision policy has placed it, so that the core knows of its weights."""
     transfer: TransferId | None = None
-    """The transfer for which its start waits, or has waited."""
+    """The transfer for which its start waits, or has waited; of a part, later the one that brings the other layers."""
+    part: Part | None = None
+    """The layers that it has, if it has not all."""
+    pipeline: "LayerPipeline | None" = None
+    """In which it serves, or will."""
+    completes: bool = False
+    """Whether it gets the other layers; only if it has started as a part."""
 
     def __post_init__(self) -> None:
         self.slot = self.spec.slot
@@ -559,6 +569,44 @@ class Replica:
             spec = structs.replace(spec, shadow=self.shadow)
         running = len(batch.visits) if batch else 0
         return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.form)
+
+
+@dataclass(slots=True, eq=False)
+class LayerPipeline:
+    """Replicas that start as parts of one model and serve together until each of them has all layers."""
+
+    id: PipelineId
+    bounds: tuple[int, ...]
+    """See `Part`."""
+    members: dict[ReplicaId, Replica] = field(default_factory=dict)
+    """In the order of their parts."""
+    started: dict[ReplicaId, None] = field(default_factory=dict)
+    """Those that have their parts."""
+    completed_ns: int = -1
+    """When the last of them got all layers; -1 before. Batches that began until then run in the pipeline."""
+    is_stopping: bool = False
+    """Whether its members were told to stop."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all have their parts, so that they serve."""
+        return len(self.started) == len(self.members)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have all layers."""
+        return all(member.part is None for member in self.members.values())
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether any member runs a batch."""
+        return any(member.batch is not None for member in self.members.values())
+
+    @property
+    def runs_batches(self) -> bool:
+        """Whether a batch is in the pipeline that began before it was complete."""
+        batches = [member.batch for member in self.members.values()]
+        return any(batch is not None and not 0 <= self.completed_ns < batch.started_ns for batch in batches)
 
 
 _ID_OF = attrgetter("id")
@@ -749,6 +797,9 @@ class ReplicaPool:
     def present_rps(self, id: ReplicaId) -> float:
         """`rate_rps` of one replica in its present form, on its present or its ordered cores, whichever are fewer."""
         replica = self.replicas[id]
+        if replica.form.bounds:
+            rate = replica.service_rate
+            return rate.batch_max * NS_PER_S / rate.costs_ns[rate.batch_max] if rate.batch_max else 0.0
         spec = replica.spec.with_cores(min(replica.slot.cores, replica.target_cores))
         if replica.form.shadow is not None:
             spec = structs.replace(spec, shadow=replica.form.shadow)
@@ -1001,6 +1052,9 @@ class State:
         """What runs on each device, if the beliefs say how replicas share it; none for devices where nothing runs."""
         self.next_replica = 0
         self.next_shadow = 0
+        self.next_pipeline = 0
+        self.dissolving: dict[PipelineId, LayerPipeline] = {}
+        """Pipelines that are complete and still run batches."""
 
     def set_life(self, now_ns: int, replica: Replica, life: Life) -> None:
         """Move a replica to another state."""
@@ -1033,6 +1087,8 @@ class State:
         if replica.life is Life.READY:
             replica.stage.monitor.ready(now_ns, -replica.millicores)
         self.ledger.release(replica.id)
+        if replica.pipeline is not None:
+            del replica.pipeline.members[replica.id]
         if replica.is_provided:
             out += self.weights.leave(now_ns, replica.id, replica.transfer)
         del self.replicas[replica.id]

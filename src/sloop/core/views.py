@@ -287,6 +287,8 @@ class StartCosts(Struct, frozen=True):
     send_s: float = 0.0
     """Copying what was loaded to the accelerator."""
     first_batch_s: float = 0.0
+    layer_bytes: tuple[int, ...] = ()
+    """Of the weights of each measured layer; empty if none were measured, so that the model cannot be cut."""
 
 
 class WeightsView(Struct, frozen=True, gc=False):
@@ -322,6 +324,8 @@ class ProvisionInput:
     device_memory_bytes: int
     """Memory that one takes on its accelerator."""
     costs: StartCosts
+    belief: Belief
+    """Of the replicas."""
     weights: Sequence[WeightsView]
     """Where their weights are, or arrive to be kept."""
     sends: Mapping[str, int]
@@ -336,12 +340,26 @@ class ProvisionInput:
     """Whether the application starts replicas of this stage for the first time."""
 
 
+class CompletionInput(Struct, frozen=True):
+    """A part of a pipeline that is to get the other layers now."""
+
+    node: str
+    """Where it is."""
+    rack: str
+    weights: Sequence[WeightsView]
+    """Where the weights of its model are, or arrive to be kept."""
+    sends: Mapping[str, int]
+    """By node, how many transfers of any weights it sends now; nodes that send none are left out."""
+
+
 class WeightChain(Struct, frozen=True):
     """A transfer to be ordered: the source sends to the first receiver, and each receiver to the next."""
 
     source: str
     """A node that `is_source`, or `STORE`."""
     receivers: tuple[str, ...]
+    layers: tuple[int, int] | None = None
+    """Which layers it brings, the first one and the one behind the last, to parts of pipelines; None for all."""
 
 
 class ReplicaStart(Struct, frozen=True, gc=False):
@@ -353,6 +371,9 @@ class ReplicaStart(Struct, frozen=True, gc=False):
     """The one of the new transfers that it waits for."""
     joins: TransferId | None = None
     """A transfer under way to the node, for which it waits as well."""
+    pipeline: int | None = None
+    """The one of the new pipelines that it is a part of, in the order in which its parts are listed; if it has a
+    `chain`, this brings the layers of its part."""
 
 
 class Provisioning(Struct, frozen=True):
@@ -362,6 +383,8 @@ class Provisioning(Struct, frozen=True):
     starts: tuple[ReplicaStart, ...]
     chains: tuple[WeightChain, ...] = ()
     why: str = ""
+    pipelines: tuple[tuple[int, ...], ...] = ()
+    """The bounds of each new pipeline (`Part.bounds`). One that lacks room for a part is not started."""
 
 
 @dataclass(frozen=True, slots=True)

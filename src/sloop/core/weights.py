@@ -49,6 +49,8 @@ class NodeWeights:
     """The replicas that have come from them or start, and whether each has yet to load them."""
     sharers: dict[ReplicaId, None] = field(default_factory=dict)
     """Those of them that share the loaded process."""
+    assembling: dict[ReplicaId, None] = field(default_factory=dict)
+    """The replicas for which the node gets them layer by layer, each a copy of its own."""
     used_ns: int = 0
     """When they were last used."""
     doubted_until_ns: int = 0
@@ -70,7 +72,8 @@ class NodeWeights:
     @property
     def held_bytes(self) -> int:
         """The memory that must not be taken away."""
-        return self.weights.size_bytes * (len(self.arriving) + self.needs_files + self.needs_loaded)
+        copies = len(self.assembling)
+        return self.weights.size_bytes * (len(self.arriving) + copies + self.needs_files + self.needs_loaded)
 
     @property
     def spare_bytes(self) -> int:
@@ -100,6 +103,8 @@ class OpenTransfer(Struct):
     """A transfer under way, and the receivers that have yet to get it, each with the replicas that wait for it."""
 
     order: Transfer
+    whole: ModelWeights
+    """The weights of which it brings all layers or some."""
     receivers: dict[str, dict[ReplicaId, None]]
 
 
@@ -152,12 +157,12 @@ class WeightRegistry:
 
     # Orders
 
-    def extra_bytes(self, node: str, weights: ModelWeights, keeps: WeightLevel) -> int:
+    def extra_bytes(self, node: str, weights: ModelWeights, keeps: WeightLevel, *, assembles: bool = False) -> int:
         """How much more memory the node must hold for one more replica that comes from what is there or arrives; from
-        a transfer, if nothing is."""
+        a transfer, if nothing is, or if it `assembles` a copy of its own."""
         found, shares = self._of.get(weights, {}).get(node), keeps is WeightLevel.LOADED
-        if found is None:
-            return weights.size_bytes * (1 + shares)
+        if found is None or assembles:
+            return weights.size_bytes * (1 + (shares and (found is None or not found.needs_loaded)))
         needs_no_files = shares and found.is_loaded
         is_held = found.needs_files if found.has_files else bool(found.arriving)
         return weights.size_bytes * (not (needs_no_files or is_held)) + weights.size_bytes * (
@@ -178,7 +183,7 @@ class WeightRegistry:
         id = TransferId(self._next)
         self._next += 1
         made = Transfer(id, weights, source, tuple(room), keeps is not WeightLevel.NOTHING)
-        self.transfers[id] = OpenTransfer(made, {name: {} for name in room})
+        self.transfers[id] = OpenTransfer(made, weights, {name: {} for name in room})
         if source != STORE:
             sender = self._of[weights][source]
             sender.readers[id], sender.used_ns = None, now_ns
@@ -189,6 +194,36 @@ class WeightRegistry:
             self._settle(found)
         return made
 
+    def order_layers(
+        self,
+        now_ns: int,
+        part: ModelWeights,
+        whole: ModelWeights,
+        source: str,
+        receivers: Sequence[str],
+        keeps: WeightLevel,
+        completes: ReplicaId | None = None,
+    ) -> Transfer:
+        """Order a transfer of some layers to nodes where replicas assemble the model, which hold the memory for it."""
+        id = TransferId(self._next)
+        self._next += 1
+        made = Transfer(id, part, source, tuple(receivers), keeps is not WeightLevel.NOTHING, completes)
+        self.transfers[id] = OpenTransfer(made, whole, {name: {} for name in receivers})
+        if source != STORE:
+            sender = self._of[whole][source]
+            assert sender.has_files or sender.is_loaded, f"{source} has no {whole.name}"
+            sender.readers[id], sender.used_ns = None, now_ns
+            self._settle(sender)
+        return made
+
+    def wait(self, replica: ReplicaId, transfer: TransferId) -> None:
+        """A replica waits for a transfer that is under way to its node."""
+        self.transfers[transfer].receivers[self._used[replica].node][replica] = None
+
+    def has_files(self, replica: ReplicaId) -> bool:
+        """Whether the files of a replica's model are on its node, or arrive there as a whole."""
+        return replica not in self._used[replica].assembling
+
     def use(
         self,
         now_ns: int,
@@ -197,10 +232,17 @@ class WeightRegistry:
         weights: ModelWeights,
         keeps: WeightLevel,
         transfer: TransferId | None = None,
+        *,
+        assembles: bool = False,
     ) -> None:
-        """A replica starts from the weights that are on its node, or that a transfer brings there."""
+        """A replica starts from the weights that are on its node, or that a transfer brings there. If it `assembles`
+        them, that transfer brings some layers, and another one the others."""
         found, shares = self._found(node, weights, keeps), keeps is WeightLevel.LOADED
-        assert found.has_files or found.arriving or (shares and found.is_loaded), f"{weights.name} is not on {node}"
+        if assembles:
+            found.assembling[replica] = None
+        else:
+            is_there = found.has_files or found.arriving or (shares and found.is_loaded)
+            assert is_there, f"{weights.name} is not on {node}"
         found.users[replica], found.used_ns = True, now_ns
         if shares:
             found.sharers[replica] = None
@@ -214,13 +256,11 @@ class WeightRegistry:
         """Cancel a transfer for those receivers of which no replica waits for it. Files that are kept come
         nevertheless: the next start on their node, or near it, needs them."""
         opened = self.transfers.get(transfer)
-        if opened is None or opened.order.is_kept:
+        if opened is None or (opened.order.is_kept and opened.order.weights.layers is None):
             return []
         unneeded = [name for name, waiting in opened.receivers.items() if not waiting]
         for name in unneeded:
-            found = self._end(transfer, name)
-            assert found is not None, f"transfer {transfer} to {name} is open"
-            self._settle(found)
+            self._end(transfer, name)
         return [CancelTransfer(transfer, name) for name in unneeded]
 
     def make_room(self, nodes: Iterable[str]) -> list[Evict]:
@@ -246,6 +286,8 @@ class WeightRegistry:
         """A replica that uses weights has loaded them."""
         found = self._used[replica]
         found.users[replica], found.used_ns = False, now_ns
+        if found.assembling.pop(replica, True) is None:
+            found.has_files = found.keeps is not WeightLevel.NOTHING
         found.is_loaded = found.is_loaded or replica in found.sharers
         self._settle(found)
 
@@ -253,6 +295,7 @@ class WeightRegistry:
         """A replica that uses weights is gone. If it was the last that waited for its transfer, this is cancelled."""
         found = self._used.pop(replica)
         del found.users[replica]
+        found.assembling.pop(replica, None)
         found.sharers.pop(replica, None)
         found.used_ns = now_ns
         self._settle(found)
@@ -263,10 +306,13 @@ class WeightRegistry:
 
     def arrived(self, now_ns: int, transfer: TransferId, node: str) -> None:
         """A receiver has the files. Nothing happens if it was not expected to get them any more."""
-        found = self._end(transfer, node)
-        if found is not None:
+        opened = self.transfers.get(transfer)
+        if opened is None or node not in opened.receivers:
+            return
+        if opened.order.weights.layers is None:
+            found = self._of[opened.whole][node]
             found.has_files, found.used_ns = True, now_ns
-            self._settle(found)
+        self._end(transfer, node)
 
     def note_files(self, now_ns: int, weights: ModelWeights, node: str, keeps: WeightLevel) -> None:
         """A node has the files, without a transfer that this core has ordered."""
@@ -276,14 +322,12 @@ class WeightRegistry:
 
     def failed(self, now_ns: int, transfer: TransferId, node: str) -> bool:
         """A receiver will not get the files; returns whether it was expected to get them."""
-        opened = self.transfers.get(transfer)
-        found = self._end(transfer, node)
-        if opened is None or found is None:
+        opened = self._end(transfer, node)
+        if opened is None:
             return False
-        source = self._of.get(found.weights, {}).get(opened.order.source)
+        source = self._of.get(opened.whole, {}).get(opened.order.source)
         if source is not None:
             source.doubted_until_ns = now_ns + DOUBT_NS
-        self._settle(found)
         return True
 
     def lose(self, node: str) -> None:
@@ -308,21 +352,22 @@ class WeightRegistry:
         found.keeps = max(found.keeps, keeps, key=LEVELS.index)
         return found
 
-    def _end(self, transfer: TransferId, node: str) -> NodeWeights | None:
-        """A transfer is over for one of its receivers; returns the weights there."""
+    def _end(self, transfer: TransferId, node: str) -> OpenTransfer | None:
+        """A transfer is over for one of its receivers; None if it was not expected there any more."""
         opened = self.transfers.get(transfer)
         if opened is None or node not in opened.receivers:
             return None
-        weights = opened.order.weights
+        own = self._of.get(opened.whole, {})
         del opened.receivers[node]
+        found, source = own.get(node), own.get(opened.order.source)
         if not opened.receivers:
             del self.transfers[transfer]
-            source = self._of[weights].get(opened.order.source)
             if source is not None and source.readers.pop(transfer, True) is None:
                 self._settle(source)
-        found = self._of[weights][node]
-        del found.arriving[transfer]
-        return found
+        if found is not None:
+            found.arriving.pop(transfer, None)
+            self._settle(found)
+        return opened
 
     def _settle(self, found: NodeWeights) -> None:
         """Weights on a node have changed: forget what does not stay, and hold the memory of what must."""

@@ -1,12 +1,15 @@
 """Provision: where missing replicas start together, and from where their weights come. Each class is one policy."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import lru_cache
+from itertools import count, pairwise
 from typing import ClassVar, Literal
 
 from sloop.core.protocols import AsPlaced
-from sloop.core.views import Provisioning, ProvisionInput, ReplicaStart, Site, WeightChain
+from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, Site, WeightChain
+from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, expected_requests, plan_fronts
 from sloop.text import counted, listed
 from sloop.units import ROUNDING
 from sloop.vocabulary import STORE, WeightLevel
@@ -21,8 +24,8 @@ class Flashpoint:
     Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 to 2.12 and 5.1 of our specification, with its
     corrections. Each technique can be switched off, which gives the systems that the thesis compares with: the
     baseline (`locality` and `multicast` off), GPU-enabled FaaS (`multicast` and `join` off, `source` `store`) and Atoll
-    (the same with `cache` `files`). Fails where accelerators of one node disturb each other: it fills nodes that have
-    the model.
+    (the same with `cache` `files`), all without `partition`, which is off unless a system switches it on. Fails where
+    accelerators of one node disturb each other: it fills nodes that have the model.
     """
 
     leaves_all: ClassVar[bool] = False
@@ -38,6 +41,14 @@ class Flashpoint:
     """Whether weights come from other nodes that have them, or always from the store."""
     join: bool = True
     """Whether a start waits for a transfer to its node that is under way already, instead of ordering its own."""
+    partition: bool = False
+    """Whether replicas that start together may start as the parts of one model, if its layers were measured. In the
+    simulator only."""
+    pieces_max: int = 0
+    """The most parts of one model; 0: as many as it has layers."""
+    link_mbps: float = 7506.89
+    """What a transfer between two nodes is expected to move: measured between two instances of a cloud (section 3.3).
+    Decides how to cut a model."""
     packs_first: bool = True
     """Whether the first replicas of an application fill one node after the other, as if they had grown there."""
 
@@ -46,38 +57,88 @@ class Flashpoint:
         return WeightLevel(self.cache) if self.locality else WeightLevel.NOTHING
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
-        if not self.locality:
-            chosen = least_used_first(given)
-            names = [_name(given.sites[index]) for index in chosen]
-            if self.multicast:
-                chains = (
-                    [WeightChain(STORE, in_rack_order(STORE, dict.fromkeys(names), _racks(given)))] if names else []
-                )
-                starts = [ReplicaStart(index, chain=0) for index in chosen]
-            else:
-                chains = [WeightChain(STORE, (name,)) for name in names]
-                starts = [ReplicaStart(index, chain=place) for place, index in enumerate(chosen)]
-            return Provisioning(tuple(starts), tuple(chains), _why(given, starts, chains))
-        found = {each.node: each for each in given.weights}
+        found = {each.node: each for each in given.weights} if self.locality else {}
         ready = {name for name, each in found.items() if each.has_files or (each.is_loaded and self.cache == "loaded")}
         coming = {name: each.arriving for name, each in found.items() if self.join and each.arriving is not None}
-        chosen = self._sites(given, ready, coming.keys() - ready)
-        names = [_name(given.sites[index]) for index in chosen]
-        without = [name for name in names if name not in ready and name not in coming]
-        chains = self._chains(given, list(dict.fromkeys(without)) if self.join else without)
-        unused = [set(chain.receivers) for chain in chains]
-        starts = []
-        for index, name in zip(chosen, names, strict=True):
+        chosen = self._sites(given, ready, coming.keys() - ready) if self.locality else least_used_first(given)
+        names = {index: _name(given.sites[index]) for index in chosen}
+        loaded = {name for name in ready if found[name].is_loaded}
+        able = [index for index in chosen if names[index] in ready or names[index] not in coming]
+        able.sort(key=lambda index: (names[index] not in ready, names[index] not in loaded))
+        groups = self._groups(given, able)
+        parts = Counter(index for group in groups for index in group.sites)
+        rest: list[int] = []
+        for index in chosen:
+            if parts[index]:
+                parts[index] -= 1
+            else:
+                rest.append(index)
+        making = _Transfers(given, {} if self.source == "store" or not self.locality else _sources(given))
+        starts = self._starts_of_parts(making, groups, names, ready)
+        without = [name for index in rest if (name := names[index]) not in ready and name not in coming]
+        chains = making.add(self._routes(making, list(dict.fromkeys(without)) if self._shares else without))
+        for index in rest:
+            name = names[index]
             if name in ready:
                 starts.append(ReplicaStart(index))
             elif name in coming:
                 starts.append(ReplicaStart(index, joins=coming[name]))
             else:
-                place = next(place for place, receivers in enumerate(unused) if name in receivers)
-                starts.append(ReplicaStart(index, chain=place))
-                if not self.join:
-                    unused[place].discard(name)
-        return Provisioning(tuple(starts), tuple(chains), _why(given, starts, chains))
+                starts.append(ReplicaStart(index, chain=chains.of(name, again=self._shares)))
+        pipelines = tuple(group.bounds for group in groups)
+        return Provisioning(
+            tuple(starts), tuple(making.chains), _why(given, starts, making.chains, pipelines), pipelines
+        )
+
+    def source_of_rest(self, now_ns: int, given: CompletionInput) -> str:
+        """The node with the weights that sends least, one in the same rack if several do; the store without one."""
+        found = [each for each in given.weights if each.is_source] if self.locality and self.source != "store" else []
+        if not found:
+            return STORE
+        return min(found, key=lambda each: (given.sends.get(each.node, 0), each.rack != given.rack)).node
+
+    @property
+    def _shares(self) -> bool:
+        """Whether one transfer serves all starts of a node."""
+        return self.join if self.locality else self.multicast
+
+    def _groups(self, given: ProvisionInput, sites: Sequence[int]) -> "list[_Group]":
+        """Pipelines of these sites, in this order, as long as they are of use."""
+        groups: list[_Group] = []
+        if not self.partition or given.is_first or len(sites) < 2 or given.belief.layer_count < 2:
+            return groups
+        costs = _piece_costs(given, self.link_mbps)
+        left = list(sites)
+        while len(left) > 1:
+            cold_s = costs.cold(0, costs.layers)
+            waiting = expected_requests(given.waiting, given.arrivals_rps, given.served_rps, cold_s)
+            cuts = _best_cuts(costs, waiting, len(left), self.pieces_max or costs.layers)
+            count = len(cuts) + 1
+            if count == 1:
+                break
+            whole = len(left) // count * count
+            bounds = (0, *cuts, costs.layers)
+            groups += [_Group(tuple(left[at : at + count]), bounds) for at in range(0, whole, count)]
+            left = left[whole:]
+        return groups
+
+    def _starts_of_parts(
+        self, making: "_Transfers", groups: "Sequence[_Group]", names: Mapping[int, str], ready: Container[str]
+    ) -> list[ReplicaStart]:
+        """The starts of pipelines, with the transfers of each part to all nodes that get it."""
+        receivers: dict[tuple[int, int], list[str]] = {}
+        for group in groups:
+            for index, layers in zip(group.sites, pairwise(group.bounds), strict=True):
+                if names[index] not in ready:
+                    receivers.setdefault(layers, []).append(names[index])
+        chains = {layers: making.add(self._routes(making, own), layers) for layers, own in receivers.items()}
+        return [
+            ReplicaStart(
+                index, None if names[index] in ready else chains[layers].of(names[index], again=False), pipeline=place
+            )
+            for place, group in enumerate(groups)
+            for index, layers in zip(group.sites, pairwise(group.bounds), strict=True)
+        ]
 
     def _sites(self, given: ProvisionInput, ready: Iterable[str], coming: Iterable[str]) -> list[int]:
         if self.packs_first and given.is_first:
@@ -86,16 +147,102 @@ class Flashpoint:
         levels = dict.fromkeys(coming, 2) | {name: int(name not in loaded) for name in ready}
         return primed_first(given, levels)
 
-    def _chains(self, given: ProvisionInput, without: Sequence[str]) -> list[WeightChain]:
-        """The transfers to nodes without the weights."""
-        sources = {each.node: each.rack for each in given.weights if each.is_source} if self.source == "nearest" else {}
-        for name in without:
-            sources.pop(name, None)
-        racks = _racks(given) | sources
-        parts = divided(without, list(sources), given.sends, racks) if sources else {STORE: list(without)}
-        if self.multicast and self.join:
-            return [WeightChain(source, in_rack_order(source, own, racks)) for source, own in parts.items() if own]
-        return [WeightChain(source, (name,)) for source, own in parts.items() for name in own]
+    def _routes(self, making: "_Transfers", receivers: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+        """Sources and receivers of the transfers that bring the same to these nodes, to a node once for each time that
+        it is named."""
+        racks = _racks(making.given) | making.sources
+        sources = {name: rack for name, rack in making.sources.items() if name not in receivers}
+        parts = divided(receivers, list(sources), making.sends, racks) if sources else {STORE: list(receivers)}
+        routes: list[tuple[str, tuple[str, ...]]] = []
+        for source, own in parts.items():
+            if not self.multicast or (self.locality and not self.join):
+                routes += [(source, (name,)) for name in own]
+                continue
+            left = list(own)
+            while left:
+                once = list(dict.fromkeys(left))
+                routes.append((source, in_rack_order(source, once, racks)))
+                for name in once:
+                    left.remove(name)
+        return routes
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A pipeline: the site of each part, and its bounds."""
+
+    sites: tuple[int, ...]
+    bounds: tuple[int, ...]
+
+
+class _Transfers:
+    """The transfers of one decision, and how many each source sends with them."""
+
+    def __init__(self, given: ProvisionInput, sources: Mapping[str, str]) -> None:
+        self.given = given
+        self.sources = dict(sources)
+        """Nodes with the weights, each with its rack."""
+        self.sends = Counter(given.sends)
+        self.chains: list[WeightChain] = []
+
+    def add(
+        self, routes: Iterable[tuple[str, tuple[str, ...]]], layers: tuple[int, int] | None = None
+    ) -> "_ChainsOfNodes":
+        """Order transfers; returns which of them come to which nodes."""
+        made = _ChainsOfNodes()
+        for source, receivers in routes:
+            for name in receivers:
+                made.places.setdefault(name, []).append(len(self.chains))
+            self.chains.append(WeightChain(source, receivers, layers))
+            self.sends[source] += 1
+        return made
+
+
+class _ChainsOfNodes:
+    """By node, the transfers that bring the same weights there."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, list[int]] = {}
+
+    def of(self, name: str, *, again: bool) -> int:
+        """One for a start; unless others may use it `again`, for this one alone."""
+        own = self.places[name]
+        return own[0] if again else own.pop(0)
+
+
+# Pipelines
+
+
+def _sources(given: ProvisionInput) -> dict[str, str]:
+    """The nodes that can send the weights, with their racks."""
+    return {each.node: each.rack for each in given.weights if each.is_source}
+
+
+def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
+    """What the layers of the model cost. Downloads count as from another node, each over a path of its own: what is
+    nearer only makes the plan better (section 2.3)."""
+    cores, costs = given.spec.slot.cores, given.costs
+    blocks = given.belief.blocks(cores, cores)
+    assert blocks is not None, f"the layers of {given.spec.variant} were not measured"
+    byte_s = 8 / (link_mbps * 1e6)
+    whole_s = costs.weights.size_bytes * byte_s + costs.load_s + costs.send_s
+    return PieceCosts(
+        tuple(whole_s * size_bytes / blocks.size_whole_bytes for size_bytes in blocks.size_bytes),
+        tuple(each / 1e3 for each in blocks.body_ms[:, 1].tolist()),
+        tuple(each * byte_s for each in blocks.crossing_bytes[1:-1]),
+    )
+
+
+@lru_cache(maxsize=8)
+def _fronts(costs: PieceCosts) -> list[list[PiecePlan]]:
+    return plan_fronts(costs)
+
+
+@lru_cache(maxsize=4096)
+def _best_cuts(costs: PieceCosts, requests: int, devices: int, pieces_max: int) -> tuple[int, ...]:
+    """Where to cut the model for so many requests that wait while so many devices are added."""
+    found = best_plan(_fronts(costs), requests, devices, pieces_max=pieces_max)
+    return found.cuts if found is not None else ()
 
 
 # Places
@@ -263,20 +410,29 @@ def in_rack_order(source: str, receivers: Iterable[str], racks: Mapping[str, str
 # Reasons
 
 
-def _why(given: ProvisionInput, starts: Sequence[ReplicaStart], chains: Sequence[WeightChain]) -> str:
+def _why(
+    given: ProvisionInput,
+    starts: Sequence[ReplicaStart],
+    chains: Sequence[WeightChain],
+    pipelines: Sequence[tuple[int, ...]] = (),
+) -> str:
     """The starts and transfers in one line."""
     there = dict.fromkeys(_name(given.sites[each.site]) for each in starts if each.chain is None and each.joins is None)
     joining = dict.fromkeys(_name(given.sites[each.site]) for each in starts if each.joins is not None)
     parts = [f"{counted(len(starts), 'replica')} of {given.spec.variant}"]
     if len(starts) < given.count:
         parts[0] += f", for {given.count - len(starts)} more there is no room"
+    for bounds, number in Counter(pipelines).items():
+        cuts = listed([str(cut) for cut in bounds[1:-1]])
+        parts.append(f"{counted(number, 'pipeline')} of {len(bounds) - 1} parts, cut before layer {cuts}")
     if there:
         parts.append(f"weights are on {_some(there)}")
     if joining:
         parts.append(f"weights are on their way to {_some(joining)}")
     for chain in chains[:MENTIONED_MAX]:
         source = chain.source or "the store"
-        parts.append(f"{source} sends them to {' → '.join(chain.receivers[:MENTIONED_MAX])}{_more(chain.receivers)}")
+        what = "them" if chain.layers is None else f"layers {chain.layers[0]} to {chain.layers[1] - 1}"
+        parts.append(f"{source} sends {what} to {' → '.join(chain.receivers[:MENTIONED_MAX])}{_more(chain.receivers)}")
     if len(chains) > MENTIONED_MAX:
         parts.append(f"{len(chains) - MENTIONED_MAX} more transfers")
     return "; ".join(parts)

@@ -250,7 +250,8 @@ class Estimate:
 class FormEstimate(Estimate):
     """The estimate of the replicas of one form: profile × the form's share of its time × a correction of its own.
 
-    The share of a body with a shadow follows from the profile's layers (`sloop.profile.blocks`); without them it is 1.
+    The share of a body with a shadow, and of a part of a pipeline, follows from the profile's layers
+    (`sloop.profile.blocks`, `sloop.profile.pipelines`); without them it is 1.
     """
 
     __slots__ = ("_form", "_shares", "_whole")
@@ -298,8 +299,12 @@ class FormEstimate(Estimate):
         """The share of the whole model's time on these cores, by batch from 0."""
         shares = self._shares.get(cores)
         if shares is None:
-            shadow, layers = self._form.shadow, self.profile.layers
-            if shadow is None or layers is None:
+            shadow, bounds, layers = self._form.shadow, self._form.bounds, self.profile.layers
+            if bounds and layers is not None:
+                from sloop.profile.pipelines import pipeline_shares  # noqa: PLC0415  # ordinary replicas do without
+
+                shares = pipeline_shares(layers, cores, bounds, self.profile.max_batch)
+            elif shadow is None or layers is None:
                 shares = (1.0,) * (self.profile.max_batch + 1)
             else:
                 from sloop.profile.blocks import pair_shares  # noqa: PLC0415  # it needs NumPy

@@ -30,10 +30,12 @@ from sloop.core.planner import cores_by_hardware
 from sloop.errors import InputError
 from sloop.events import (
     BatchFailed,
+    BatchLost,
     Cancelled,
     Finished,
     NodeReady,
     Planned,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -82,8 +84,10 @@ MEANWHILE: Final = {
     "shortage": "the cluster fell short of the plan",
     "provision": "replicas were started",
     "shadow": "a replica had no shadow",
+    "pipeline": "a pipeline was lost",
 }
 """Decisions that are told of a request that waits, besides new plans and nodes."""
+_EndOfBatch = Finished | BatchFailed | BatchLost | ReplicaLost | StopReplica
 UNACCOUNTED_NS_MIN: Final = 50_000
 """Durations that round to less than 0.1 ms are not mentioned."""
 
@@ -414,7 +418,7 @@ class _Follower:
     def _take(self, now_ns: int, record: Record) -> None:
         if isinstance(record, StartBatch):
             self._start(now_ns, record)
-        elif isinstance(record, Finished | BatchFailed | ReplicaLost | StopReplica):
+        elif isinstance(record, Finished | BatchFailed | BatchLost | ReplicaLost | StopReplica):
             for visit in self._visits:
                 if visit.batch is not None and visit.batch.replica == record.replica:
                     self._leave(now_ns, visit, record)
@@ -519,11 +523,11 @@ class _Follower:
                 f"after {in_ms(waited_ns)} in the queue{estimate}",
             )
 
-    def _leave(self, now_ns: int, visit: _Visit, record: Finished | BatchFailed | ReplicaLost | StopReplica) -> None:
+    def _leave(self, now_ns: int, visit: _Visit, record: _EndOfBatch) -> None:
         """A visit's batch has ended, or its replica is gone."""
         batch, taken_ns = visit.batch, now_ns - visit.since_ns
         assert batch is not None
-        if isinstance(record, Finished | BatchFailed) and record.batch != batch.batch:
+        if isinstance(record, Finished | BatchFailed | BatchLost) and record.batch != batch.batch:
             return
         visit.batch, visit.since_ns = None, now_ns
         if isinstance(record, Finished):
@@ -537,6 +541,9 @@ class _Follower:
             is_alone = len(set(batch.requests)) == 1
             then = "" if is_alone else ": each half of its requests is tried again, in a batch of its own"
             self._add(now_ns, f"the batch failed{then}", record.detail or record.error)
+        elif isinstance(record, BatchLost):
+            visit.lost_ns += taken_ns
+            self._add(now_ns, f"the batch was lost in the pipeline of replica {record.replica}", record.error)
         else:
             visit.lost_ns += taken_ns
             what, why = ("lost", record.error) if isinstance(record, ReplicaLost) else ("given up", record.why)
@@ -555,7 +562,7 @@ class _Follower:
             elif record.kind in MEANWHILE:
                 what = f"replica {record.replica} had no shadow" if record.kind == "shadow" else MEANWHILE[record.kind]
                 self._add(now_ns, f"while it waited, {what}", record.why)
-        elif isinstance(record, ReplicaReady | AdoptReplica | ShadowReady):
+        elif isinstance(record, ReplicaReady | ReplicaCompleted | AdoptReplica | ShadowReady):
             if self._state.run_of_replica(record.replica) is self._run:
                 self._add(now_ns, f"while it waited, {self._replica_change(record)}")
         elif isinstance(record, NodeReady):
@@ -563,9 +570,15 @@ class _Follower:
         elif isinstance(record, Rollout) and record.application == self._version.application:
             self._add(now_ns, f"while it waited, {rollout_text(record)}", record.why)
 
-    def _replica_change(self, record: ReplicaReady | AdoptReplica | ShadowReady) -> str:
+    def _replica_change(self, record: ReplicaReady | ReplicaCompleted | AdoptReplica | ShadowReady) -> str:
         name = f"replica {record.replica}"
+        if isinstance(record, ReplicaCompleted):
+            return f"{name} had all layers of its model"
         if isinstance(record, ReplicaReady):
+            replica = self._run.replicas.get(record.replica) if self._run is not None else None
+            if replica is not None and replica.part is not None:
+                first, end = replica.part.layers
+                return f"{name} had layers {first} to {end - 1} of its model{self._starts.end(record.replica)}"
             return f"{name} became ready{self._starts.end(record.replica)}"
         if isinstance(record, AdoptReplica):
             return f"{name} was taken over from an earlier server"

@@ -49,6 +49,7 @@ from sloop.app.graph import Graph, GraphStage
 from sloop.app.progress import Entered, RequestProgress
 from sloop.events import (
     BatchFailed,
+    BatchLost,
     Deployed,
     Draining,
     Finished,
@@ -56,6 +57,7 @@ from sloop.events import (
     NodeReady,
     NodeReleased,
     Planned,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -78,6 +80,8 @@ from sloop.vocabulary import (
     Node,
     NodeState,
     Outcome,
+    Part,
+    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
@@ -228,10 +232,28 @@ class ReplicaRecord(Struct):
     shadow: AttachShadow | None = None
     """The order of the shadow that it has. The replica serves alone until that is ready, and when it was told to
     stop."""
+    part: Part | None = None
+    """The layers that it has, if it has not all."""
+    has_started: bool = False
+    """Whether it has these, and waits for the other parts of its pipeline."""
 
     def all_cores(self, cores: float) -> float:
         """These cores with those of its shadow."""
         return cores + (self.shadow.shadow.cores if self.shadow is not None else 0.0)
+
+
+class PipelineAccount:
+    """Pipelines: replicas that start as parts of one model, serve together, and get the other layers meanwhile."""
+
+    def __init__(self) -> None:
+        self.open: dict[PipelineId, dict[ReplicaId, ReplicaRecord]] = {}
+        """The parts of each pipeline that serves, or starts."""
+        self.parts = 0
+        """Replicas that have started as parts."""
+        self.lost = 0
+        """Pipelines that were lost with a part before all had all layers."""
+        self.completion_ns: defaultdict[tuple[str, str], Samples[int]] = defaultdict(_samples)
+        """By stage and variant, the time in ns from the order of a part until it had all layers."""
 
 
 class StageRecord(Struct):
@@ -309,6 +331,7 @@ class RunState:
         """By stage, the times in ns from the order of a resize to its effect."""
         self.shadows, self.lost_shadows = 0, 0
         """How many shadows were ordered, and how many of them died."""
+        self.pipelines = PipelineAccount()
         counters = (Counter[tuple[str, str]]() for _ in range(3))
         self.failed_batches, self.lost_replicas, self.adopted_replicas = counters
         self.failed_tries: Counter[tuple[str, str, str]] = Counter()
@@ -332,6 +355,8 @@ class RunState:
             AdoptReplica: self._adopt_replica,
             ReplicaProgressed: self._progress,
             ReplicaReady: self._ready,
+            ReplicaCompleted: self._complete,
+            BatchLost: self._lose_batch,
             ResizeReplica: self._order_resize,
             Resized: self._resize,
             AttachShadow: self._attach_shadow,
@@ -548,7 +573,12 @@ class RunState:
 
     def _start_replica(self, now_ns: int, start: StartReplica) -> None:
         self.cold_starts += 1
-        self._add_replica(now_ns, start.replica, start.spec, now_ns)
+        made = self._add_replica(now_ns, start.replica, start.spec, now_ns)
+        if start.part is not None:
+            self.pipelines.parts += 1
+            made.part = start.part
+            self._set_form(made, Form(bounds=start.part.bounds))
+            self.pipelines.open.setdefault(start.part.pipeline, {})[made.id] = made
 
     def _adopt_replica(self, now_ns: int, adopted: AdoptReplica) -> None:
         made = self._add_replica(now_ns, adopted.replica, adopted.spec, -1)
@@ -584,9 +614,58 @@ class RunState:
         replica = self.replicas.get(event.replica)
         if replica is not None and replica.life is Life.STARTING:
             self._end_step(now_ns, replica)
-            if replica.order_ns >= 0:
-                self.cold_start_ns[(*replica.group.key, COLD_START)].append(now_ns - replica.order_ns)
-            replica.life, replica.since_ns = Life.READY, now_ns
+            replica.has_started = True
+            if replica.part is None:
+                self._serve(now_ns, replica)
+                return
+            pipeline = self.pipelines.open.get(replica.part.pipeline, {})
+            if len(pipeline) == len(replica.part.bounds) - 1 and all(each.has_started for each in pipeline.values()):
+                for each in pipeline.values():
+                    self._serve(now_ns, each)
+
+    def _serve(self, now_ns: int, replica: ReplicaRecord) -> None:
+        """A replica takes batches from now on."""
+        if replica.order_ns >= 0 and replica.life is Life.STARTING:
+            self.cold_start_ns[(*replica.group.key, COLD_START)].append(now_ns - replica.order_ns)
+        replica.life, replica.since_ns = Life.READY, now_ns
+
+    def _complete(self, now_ns: int, event: ReplicaCompleted) -> None:
+        """A part of a pipeline has all layers; when all parts have, they are replicas of their own."""
+        replica = self.replicas.get(event.replica)
+        if replica is None or replica.part is None or not replica.has_started:
+            return
+        number, replica.part = replica.part.pipeline, None
+        self.pipelines.completion_ns[replica.group.key].append(now_ns - replica.order_ns)
+        pipeline = self.pipelines.open.get(number)
+        if pipeline is None:
+            if replica.life is Life.STARTING:
+                self._serve(now_ns, replica)
+        elif all(each.part is None and each.life is not Life.STARTING for each in pipeline.values()):
+            self._dissolve(number)
+
+    def _dissolve(self, number: PipelineId) -> None:
+        for each in self.pipelines.open.pop(number).values():
+            self._set_form(each, ALONE)
+
+    def _break_pipeline(self, now_ns: int, replica: ReplicaRecord) -> None:
+        """A replica is gone, or its batch is: its pipeline is lost, and the parts serve when they have all layers."""
+        number = next((number for number, members in self.pipelines.open.items() if replica.id in members), None)
+        if number is None:
+            return
+        members = list(self.pipelines.open[number].values())
+        self._dissolve(number)
+        self.pipelines.lost += replica.life is not Life.DRAINING
+        for each in members:
+            if each.part is None and each.life is Life.STARTING:
+                self._serve(now_ns, each)
+            elif each.part is not None and each.life is Life.READY:
+                each.life, each.since_ns, each.order_ns = Life.STARTING, now_ns, -1
+
+    def _lose_batch(self, now_ns: int, event: BatchLost) -> None:
+        replica = self.replicas.get(event.replica)
+        if replica is not None and replica.running is not None and replica.running.batch == event.batch:
+            self._break_pipeline(now_ns, replica)
+            self._requeue(now_ns, replica, "worker")
 
     def _order_resize(self, now_ns: int, order: ResizeReplica) -> None:
         replica = self.replicas.get(order.replica)
@@ -667,6 +746,8 @@ class RunState:
         replica = self.replicas.pop(id, None)
         if replica is not None:
             self._requeue(now_ns, replica, "worker")
+            if self.pipelines.open:
+                self._break_pipeline(now_ns, replica)
         return replica
 
     def decide(self, now_ns: int, decided: Decided) -> None:
@@ -1340,6 +1421,8 @@ _ABOUT_REPLICAS: Final = frozenset(
         StartBatch,
         Finished,
         BatchFailed,
+        BatchLost,
+        ReplicaCompleted,
         ReplicaProgressed,
         ReplicaReady,
         ReplicaLost,

@@ -229,6 +229,12 @@ def warnings_of(setup: ApplicationSetup, models: Models) -> list[str]:
 
 def check_live(setup: ApplicationSetup) -> None:
     """InputError for a system that cannot run in a server."""
+    if setup.system.policies.provision.partition:
+        raise InputError(
+            "its `provision` policy starts replicas as parts of one model, and no server does that yet",
+            where=setup.application.system.declared.where,
+            help="write `partition: false` in the `provision` of the system: each replica starts with its whole model",
+        )
     if setup.system.policies.provision.keeps is WeightLevel.LOADED:
         raise InputError(
             "its `provision` policy lets the replicas of a node share loaded weights, and no server does that yet",

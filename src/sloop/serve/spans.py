@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from sloop.actions import AdoptReplica, End, StartBatch, StartReplica
 from sloop.errors import InputError
-from sloop.events import BatchFailed, Finished, ReplicaLost
+from sloop.events import BatchFailed, BatchLost, Finished, ReplicaLost
 from sloop.runlog import Header, Record
 from sloop.runlog.segments import is_there, opened, segment_path
 from sloop.serve.processes import spawn
@@ -106,7 +106,7 @@ class RequestSpans:
                 self._open[record.id] = _Followed(record, now_ns, [])
         elif isinstance(record, StartBatch):
             self._start(now_ns, record)
-        elif isinstance(record, Finished | BatchFailed | ReplicaLost):
+        elif isinstance(record, Finished | BatchFailed | BatchLost | ReplicaLost):
             self._finish(now_ns, record)
         elif isinstance(record, StartReplica | AdoptReplica):
             self._specs[record.replica] = record.spec
@@ -127,7 +127,7 @@ class RequestSpans:
                 found.spent.append(Spent("queue", found.since_ns, now_ns, {"sloop.stage": batch.stage}))
                 found.since_ns = now_ns
 
-    def _finish(self, now_ns: int, record: Finished | BatchFailed | ReplicaLost) -> None:
+    def _finish(self, now_ns: int, record: Finished | BatchFailed | BatchLost | ReplicaLost) -> None:
         began_ns, batch = self._running.pop(record.replica, (0, None))
         spec = self._specs.get(record.replica)
         if isinstance(record, ReplicaLost):

@@ -67,6 +67,7 @@ from sloop.actions import (
 from sloop.events import (
     WOKE,
     BatchFailed,
+    BatchLost,
     Cancelled,
     Event,
     Finished,
@@ -85,7 +86,7 @@ from sloop.events import (
 from sloop.sim.checkers import HALF_UNIT, Violation
 from sloop.sim.cluster import Cluster, ClusterTruths, Crashed, SimulatedNode, Truths
 from sloop.units import ms, s
-from sloop.vocabulary import Node, NodeState, ReplicaId, Request, RequestId, TransferId
+from sloop.vocabulary import Node, NodeState, PipelineId, ReplicaId, Request, RequestId, TransferId
 
 SILENT_NS: Final = s(2)
 """How long a link may be silent before the driver closes it."""
@@ -378,6 +379,11 @@ class RemoteCluster(Cluster):
         """An order with the numbers that its replica and its transfer have here."""
         if isinstance(order, StartReplica | Transfer | CancelTransfer) and order.transfer is not None:
             order = structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
+        if isinstance(order, Transfer) and order.completes is not None:
+            order = structs.replace(order, completes=self._number_of[order.completes])
+        if isinstance(order, StartReplica) and order.part is not None:
+            number = PipelineId(self._era * ERA + order.part.pipeline)
+            order = structs.replace(order, part=structs.replace(order.part, pipeline=number))
         if isinstance(order, AdoptReplica):
             self._call(ReplicaId(order.number), order.replica)
         elif isinstance(order, StartReplica | StopReplica | ResizeReplica | AttachShadow | DetachShadow):
@@ -446,6 +452,8 @@ class RemoteCluster(Cluster):
             return None
         if kind is ReplicaReady:
             self._ready.add(event.replica)
+        elif kind is BatchLost:
+            self._busy.discard(event.replica)
         is_of_node = kind is Transferred or kind is TransferFailed
         return self._leave(now_ns, event.node if is_of_node else self._node_of[event.replica], found)
 
@@ -572,7 +580,9 @@ class RemoteCluster(Cluster):
         """The workers of a node are gone, and nobody says so: all, or those of `numbers`."""
         for id in [id for id, replica in self._replicas.items() if replica.spec.node == node]:
             if numbers is None or id in numbers:
-                self._abandon_batch(now_ns, self._replicas.pop(id))
+                replica = self._replicas.pop(id)
+                self._abandon_batch(now_ns, replica)
+                self._break_pipeline(now_ns, id, replica, is_lost=True)
 
     # The deciding process
 
@@ -624,6 +634,7 @@ class RemoteCluster(Cluster):
         unknown = set(own)
         if link.served != self._era:
             unknown = {id for id, each in own.items() if self.stages is not None and each.spec.stage not in self.stages}
+        unknown |= {id for id, each in own.items() if each.part is not None}  # a new core knows nothing of pipelines
         self._kill_all(now_ns, name, unknown)
         link.served = self._era
         self._connect(link)

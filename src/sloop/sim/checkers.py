@@ -44,6 +44,7 @@ from sloop.app.progress import RequestProgress
 from sloop.errors import InputError
 from sloop.events import (
     BatchFailed,
+    BatchLost,
     Cancelled,
     Deployed,
     Finished,
@@ -51,6 +52,7 @@ from sloop.events import (
     NodeLost,
     NodeReady,
     NodeReleased,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -74,6 +76,8 @@ from sloop.vocabulary import (
     Node,
     NodeState,
     Outcome,
+    Part,
+    PipelineId,
     Plan,
     ReplicaId,
     ReplicaSpec,
@@ -232,9 +236,13 @@ class CheckedReplica:
         "cores",
         "draining",
         "form",
+        "is_kept",
         "limit",
+        "part",
+        "pipeline",
         "ready",
         "resizing",
+        "rest",
         "shadow",
         "shadow_bytes",
         "shadow_parts",
@@ -273,6 +281,13 @@ class CheckedReplica:
         """The largest batch that the plan allows it."""
         self.size_max = 0
         """The largest batch that its variant takes; 0 if that is unknown."""
+        self.part: Part | None = None
+        """The layers that it has, if it has not all."""
+        self.pipeline: CheckedPipeline | None = None
+        self.rest: TransferId | None = None
+        """The transfer that brings the other layers."""
+        self.is_kept = False
+        """Whether the files stay that it brings."""
         self.ready = False
         self.draining = False
         self.stopping = False
@@ -282,9 +297,31 @@ class CheckedReplica:
         self.visits: list[tuple[CheckedRequest, Visit]] = []
         """The visits in its batch."""
 
+    @property
+    def assembles(self) -> bool:
+        """Whether its node gets the files for it layer by layer."""
+        return self.part is not None and self.transfer is not None
+
     def runs(self, entry: CheckedRequest) -> bool:
         """Whether its batch contains a visit of this request."""
         return any(running is entry for running, _ in self.visits)
+
+
+class CheckedPipeline:
+    """The parts of a pipeline, and those that have started."""
+
+    __slots__ = ("bounds", "members", "started")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self.bounds = bounds
+        self.members: dict[ReplicaId, CheckedReplica] = {}
+        self.started: set[ReplicaId] = set()
+
+    def dissolve(self) -> None:
+        """It is over: those of its parts that have all layers are ready."""
+        for member in self.members.values():
+            member.pipeline = None
+            member.ready = member.part is None
 
 
 class WaitingKeys:
@@ -378,10 +415,12 @@ class CheckedNode:
         if not (self.files or self.loaded or self.arriving or self.replicas):
             return 0
         own = [each for each in self.replicas.values() if each.weights is not None]
+        copies = [each.weights for each in own if each.assembles]
         arrived = [each for each in own if each.transfer not in (None, *self.arriving)]
         files = {each.weights for each in arrived if self._loads(each)}
         loaded = {each.weights for each in own if each.shares_load}
-        found = [*(self.files | files), *(self.loaded | loaded), *(each.weights for each in self.arriving.values())]
+        arriving = [each.weights for each in self.arriving.values() if each.weights.layers is None]
+        found = [*(self.files | files), *(self.loaded | loaded), *arriving, *copies]
         return sum(each.size_bytes for each in found if each is not None)
 
     def uses(self, weights: ModelWeights, level: WeightLevel) -> bool:
@@ -393,7 +432,9 @@ class CheckedNode:
 
     def _loads(self, replica: CheckedReplica) -> bool:
         """Whether a replica has yet to load its weights from files."""
-        return not replica.ready and not (replica.shares_load and replica.weights in self.loaded)
+        if replica.assembles or (replica.ready and replica.part is None):
+            return False
+        return not (replica.shares_load and replica.weights in self.loaded)
 
     def empty(self) -> None:
         """It is lost or released, with all that it kept."""
@@ -543,6 +584,9 @@ class CheckerState:
             self.lose(replica, is_blamed=has_died and (node is None or node.state is not NodeState.LOST))
             if node is not None:
                 del node.replicas[id]
+            if replica.pipeline is not None:
+                del replica.pipeline.members[id]
+                replica.pipeline.dissolve()
 
     def _enter(self, now_ns: int, progress: RequestProgress, entry: CheckedRequest, entered: Iterable[Place]) -> None:
         deadline_ns = progress.deadline_ns()
@@ -600,6 +644,7 @@ class Checkers:
         self._last_replica = ReplicaId(-1)
         self._last_shadow = -1
         self._last_transfer = TransferId(-1)
+        self._pipelines: dict[PipelineId, CheckedPipeline] = {}
         self._kept: dict[int, KeptReplica] = {}
         """What a node has kept that became ready in this step, and is not adopted yet."""
         self._adopted: list[ReplicaId] = []
@@ -620,6 +665,8 @@ class Checkers:
             BatchFailed: self._batch_failed,
             ReplicaProgressed: self._progressed,
             ReplicaReady: self._ready,
+            ReplicaCompleted: self._completed,
+            BatchLost: self._batch_lost,
             ReplicaLost: self._lost,
             ReplicaStopped: self._stopped,
             Resized: self._resized,
@@ -962,23 +1009,32 @@ class Checkers:
         if not order.receivers or len({order.source, *order.receivers}) != 1 + len(order.receivers):
             self._fail("a transfer without receivers, or one that comes to a node twice")
         source = nodes.get(order.source)
-        if order.source != STORE and (
-            source is None or order.weights not in source.files | source.loaded | source.said
-        ):
+        names = {each.name for each in source.files | source.loaded | source.said} if source is not None else ()
+        if order.source != STORE and order.weights.name not in names:
             self._fail(f"{order.source} does not have {order.weights.name}")
         for name in order.receivers:
             node = nodes.get(name)
             if node is None or node.state is not NodeState.READY:
                 self._fail(f"{name} receives weights and is not ready")
             node.arriving[order.transfer] = order
+            self._check_rest(order, node)
             excess = node.excess(self._profiles)
             if excess:
                 self._fail(excess)
 
+    def _check_rest(self, order: Transfer, node: CheckedNode) -> None:
+        """Layers come to a part of a pipeline once, or again after a transfer that has failed."""
+        if order.completes is None:
+            return
+        replica = node.replicas.get(order.completes) or self._unknown(order.completes)
+        if replica.part is None or order.weights.layers != replica.part.layers[::-1] or replica.rest in node.arriving:
+            self._fail(f"replica {order.completes} does not need these layers")
+        replica.rest, replica.is_kept = order.transfer, order.is_kept
+
     def _transferred(self, event: Transferred) -> None:
         node = self._state.nodes.get(event.node)
         order = node.arriving.pop(event.transfer, None) if node is not None else None
-        if node is not None and order is not None and order.is_kept:
+        if node is not None and order is not None and order.is_kept and order.weights.layers is None:
             node.files.add(order.weights)
 
     def _transfer_failed(self, event: TransferFailed) -> None:
@@ -991,7 +1047,7 @@ class Checkers:
         node = self._state.nodes.get(order.node)
         if node is None or node.arriving.pop(order.transfer, None) is None:
             self._fail(f"transfer {order.transfer} to {order.node} is cancelled and not under way")
-        if any(each.transfer == order.transfer for each in node.replicas.values()):
+        if any(order.transfer in (each.transfer, each.rest) for each in node.replicas.values()):
             self._fail(f"transfer {order.transfer} to {order.node} is cancelled while a replica needs it")
 
     def _evict(self, order: Evict) -> None:
@@ -1009,19 +1065,57 @@ class Checkers:
         if order.weights in node.files | node.loaded:
             return
         for other in self._state.nodes.values():
-            if any((each.source, each.weights) == (order.node, order.weights) for each in other.arriving.values()):
+            read = [(each.source, each.weights.name) for each in other.arriving.values()]
+            if (order.node, order.weights.name) in read:
                 self._fail("a transfer reads what is evicted")
 
     # Replicas and nodes
 
     def _ready(self, event: ReplicaReady) -> None:
         replica = self._state.replicas.get(event.replica)
-        if replica is not None:
+        if replica is None or replica.draining:
+            return
+        if replica.weights is not None:
+            self._check_arrived(replica)
+        pipeline = replica.pipeline
+        if replica.part is None and pipeline is None:
             replica.ready = True
-            if replica.weights is not None:
-                self._check_arrived(replica)
-                if replica.shares_load:
-                    self._state.nodes[replica.spec.node or ""].loaded.add(replica.weights)
+            self._keep_loaded(replica)
+        elif replica.part is not None and pipeline is not None:
+            pipeline.started.add(event.replica)
+            if len(pipeline.started) == len(pipeline.bounds) - 1:
+                for member in pipeline.members.values():
+                    member.ready = True
+
+    def _keep_loaded(self, replica: CheckedReplica) -> None:
+        """A replica has loaded its model."""
+        if replica.weights is not None and replica.shares_load:
+            self._state.nodes[replica.spec.node or ""].loaded.add(replica.weights)
+
+    def _completed(self, event: ReplicaCompleted) -> None:
+        """A part has all layers. When all parts of its pipeline have, it is over; without one the part is ready."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is None or replica.part is None:
+            return
+        node, pipeline = self._state.nodes[replica.spec.node or ""], replica.pipeline
+        if replica.rest in node.arriving and not replica.stopping:
+            self._fail(f"the replica has all layers before transfer {replica.rest} has brought them")
+        if replica.assembles and replica.is_kept and replica.weights is not None:
+            node.files.add(replica.weights)
+        replica.part = None
+        self._keep_loaded(replica)
+        if pipeline is None:
+            replica.ready = True
+        elif all(member.part is None for member in pipeline.members.values()):
+            pipeline.dissolve()
+
+    def _batch_lost(self, event: BatchLost) -> None:
+        """The batch is not to blame: its requests wait as before they began."""
+        replica = self._state.replicas.get(event.replica)
+        if replica is not None and replica.batch == event.batch:
+            if replica.pipeline is not None:
+                replica.pipeline.dissolve()
+            self._state.lose(replica, is_blamed=False)
 
     def _progressed(self, event: ReplicaProgressed) -> None:
         replica = self._state.replicas.get(event.replica)
@@ -1107,8 +1201,23 @@ class Checkers:
         if misfit:
             self._fail(misfit)
         self._begin_replica(order)
+        if order.part is not None:
+            self._join(order, order.part)
         if version.provides:
             self._check_provided(order, node)
+
+    def _join(self, order: StartReplica, part: Part) -> None:
+        """A replica starts as the next part of its pipeline."""
+        pipeline = self._pipelines.setdefault(part.pipeline, CheckedPipeline(part.bounds))
+        profile, replica = self._profiles.get(profile_key(order.spec)), self._state.replicas[order.replica]
+        layers = profile.layers if profile is not None else None
+        ascends = list(part.bounds) == sorted(set(part.bounds))
+        if layers is None or not ascends or (part.bounds[0], part.bounds[-1]) != (0, len(layers.blocks)):
+            self._fail("a pipeline whose parts are not the layers of the profile")
+        if part.place != len(pipeline.members) or part.bounds != pipeline.bounds:
+            self._fail("a replica is not the next part of its pipeline")
+        pipeline.members[order.replica] = replica
+        replica.part, replica.pipeline = part, pipeline
 
     def _check_provided(self, order: StartReplica, node: CheckedNode) -> None:
         """The weights of a start are on its node, or it waits for a transfer that brings them there."""
@@ -1116,7 +1225,8 @@ class Checkers:
         replica.weights, replica.transfer, replica.shares_load = weights, order.transfer, order.shares_load
         if order.transfer is not None:
             arriving = node.arriving.get(order.transfer)
-            if arriving is None or arriving.weights != weights:
+            layers = order.part.layers if order.part is not None else None
+            if arriving is None or (arriving.weights.name, arriving.weights.layers) != (weights.name, layers):
                 self._fail(f"transfer {order.transfer} does not bring {weights.name} to {node.node.name}")
         elif weights not in node.files | node.said and not (order.shares_load and weights in node.loaded):
             self._fail(f"{weights.name} is not on {node.node.name}, and the start waits for no transfer")

@@ -8,6 +8,7 @@ stores no requests, only batch durations.
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush
 from itertools import count
+from typing import Final
 
 from msgspec import Struct, field, structs
 
@@ -28,12 +29,14 @@ from sloop.actions import (
 from sloop.events import (
     WOKE,
     BatchFailed,
+    BatchLost,
     Event,
     Finished,
     NodeLost,
     NodeReady,
     NodeReleased,
     Planned,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -45,6 +48,7 @@ from sloop.events import (
     TransferFailed,
     Transferred,
 )
+from sloop.sim.pipelines import FormerPart, PipelinePart, RunsBatches, SimulatedPipeline
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import (
     FETCHING,
@@ -61,7 +65,18 @@ from sloop.sim.truth.service import ServiceSampler, Speed
 from sloop.sim.truth.sharing import SharedDevice, SharingTruth
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import BatchId, ModelWeights, Node, NodeState, ReplicaId, ReplicaSpec, TransferId, WeightLevel
+from sloop.vocabulary import (
+    BatchId,
+    ModelWeights,
+    Node,
+    NodeState,
+    Part,
+    PipelineId,
+    ReplicaId,
+    ReplicaSpec,
+    TransferId,
+    WeightLevel,
+)
 
 
 class Truths(Struct, frozen=True):
@@ -124,6 +139,10 @@ class DeviceDue(Struct, frozen=True):
 
 
 Happening = Event | NodeFailed | Crashed | ShadowCrashed | TransfersDue | DeviceDue
+_OF_REPLICAS: Final = (
+    ReplicaProgressed | ReplicaReady | ReplicaCompleted | Resized | BatchFailed | ShadowReady | ShadowStopped
+)
+"""Events that count only as long as their replica is there."""
 NO_WEIGHTS = "its weights do not come"
 """Why a replica is lost whose transfer has failed."""
 PendingHappening = tuple[int, int, Happening]
@@ -200,8 +219,13 @@ class SimulatedReplica:
         "branches",
         "device",
         "ends",
+        "has_files",
+        "is_kept",
+        "part",
+        "pipeline",
         "quota",
         "resized_ns",
+        "rest",
         "shadow",
         "sharing",
         "size",
@@ -220,8 +244,9 @@ class SimulatedReplica:
         self.branches = truths.branches or None
         self.speed: Speed = truths.service.speed(spec.stage, spec.variant, spec.slot)
         """Speed on the slot in effect."""
-        self.quota = truths.service.quota(spec.stage, spec.variant, spec.slot)
-        """CPU quota on the slot in effect; None if it has no effect on durations."""
+        self.quota: RunsBatches | None = truths.service.quota(spec.stage, spec.variant, spec.slot)
+        """CPU quota on the slot in effect, or the pipeline that it is a part of; None if neither has an effect on
+        durations."""
         self.batch_end: tuple[int, int, Finished] | None = None
         """The pending end of the running batch, which has `size` requests; None if that message will be lost."""
         self.size = 0
@@ -237,6 +262,16 @@ class SimulatedReplica:
         """Where they run."""
         self.ends: EndsLater | None = None
         """If `sharing`, the running batch."""
+        self.part: Part | None = None
+        """The layers that it has; None if it has all."""
+        self.pipeline: SimulatedPipeline | None = None
+        """In which it serves, or will."""
+        self.rest: LocalStart | None = None
+        """How it loads the other layers, if it has some only."""
+        self.has_files = False
+        """Whether the files of all layers are on its node from the start."""
+        self.is_kept = False
+        """Whether the files stay on the node that were brought to it layer by layer."""
 
     def update_speed(self) -> None:
         """Its slot has changed, or it serves with its shadow, or not any more."""
@@ -267,6 +302,7 @@ class Cluster:
         """Ordered transfers that have failed, with their receivers."""
         self._loaded_ns: dict[tuple[str, ModelWeights], int] = {}
         """By node, when weights that its replicas share have been loaded, or will be."""
+        self._pipelines: dict[PipelineId, SimulatedPipeline] = {}
         self._transfers_due = FOREVER_NS, -1
         """The instant and the sequence number of the next `TransfersDue`; others in `pending` have no effect."""
         self._devices: dict[tuple[str, str], SharedDevice] = {}
@@ -344,7 +380,7 @@ class Cluster:
             node = self._nodes[event.node.name]
             node.state = NodeState.READY
             self._plan_failure(now_ns, node)
-        elif isinstance(event, ReplicaProgressed | ReplicaReady | Resized | BatchFailed | ShadowReady | ShadowStopped):
+        elif isinstance(event, _OF_REPLICAS):
             replica = self._replicas.get(event.replica)
             if replica is None:
                 return None
@@ -354,6 +390,8 @@ class Cluster:
                 return self._resize_now(now_ns, replica, event)
             if isinstance(event, ReplicaReady):
                 self._plan_crash(now_ns, event.replica, replica)
+            elif isinstance(event, ReplicaCompleted):
+                self._complete(now_ns, event.replica, replica)
             if isinstance(event, BatchFailed):
                 self._leave_device(now_ns, replica)
         return event
@@ -442,7 +480,10 @@ class Cluster:
     def _start(self, now_ns: int, order: StartReplica) -> None:
         spec, id = order.spec, order.replica
         truths = self._truths.stages[spec.stage]
-        self._replicas[id] = SimulatedReplica(spec, truths)
+        self._replicas[id] = replica = SimulatedReplica(spec, truths)
+        if order.part is not None:
+            replica.has_files = order.transfer is None
+            self._join_pipeline(id, replica, order.part)
         node = self._nodes.get(spec.node or "")
         if node is not None and node.state is not NodeState.READY:
             self._lose(now_ns, id, f"node {spec.node} is not ready")
@@ -454,7 +495,7 @@ class Cluster:
             if truths.faults.strikes("failed_start", self._rates.failed_start):
                 crash_ns = truths.faults.within_ns("failed_start", length_ns)
         start, weights = LocalStart(length_ns, crash_ns, order.shares_load), self._truths.weights
-        is_provided = order.transfer is not None or order.shares_load
+        is_provided = order.transfer is not None or order.shares_load or order.part is not None
         if weights is None or not (weights.has_network or is_provided):
             start = self._with_spare(now_ns, id, start)
             self._load(now_ns, id, start, [(LOADING, start.length_ns - start.saved_ns)])
@@ -485,6 +526,9 @@ class Cluster:
             steps = [(step, length_ns) for step, length_ns in steps if step != SPAWNING]
         weights = self._truths.weights
         assert weights is not None
+        if replica.part is not None:
+            self._load_part(now_ns, id, start, dict(steps))
+            return
         if start.shares_load and (is_warm or len(steps) > 1):
             lengths_ns = dict(steps)
             from_ns = now_ns + lengths_ns.get(SPAWNING, 0)
@@ -535,8 +579,11 @@ class Cluster:
         """The weights of a replica that waited are on its node."""
         replica = self._replicas[id]
         start, replica.start = replica.start, None
-        assert start is not None
-        self._load_there(now_ns, id, start)
+        if start is None:  # a part has the files of the other layers
+            assert replica.rest is not None, f"replica {id} waits for nothing"
+            self._push(now_ns + replica.rest.length_ns, ReplicaCompleted(id))
+        else:
+            self._load_there(now_ns, id, start)
 
     def _move_weights(self, now_ns: int, order: Transfer | CancelTransfer | Evict) -> None:
         """Execute an order about weights."""
@@ -561,6 +608,10 @@ class Cluster:
                     weights.place(node, order.weights)
                 self._push(now_ns, Transferred(order.transfer, node))
             return
+        completed = self._replicas.get(order.completes) if order.completes is not None else None
+        if completed is not None and order.completes is not None:
+            completed.is_kept = order.is_kept
+            self._awaiting[order.transfer, order.receivers[0]] = [order.completes]
         gone = [name for name in order.receivers if self._nodes[name].state is not NodeState.READY]
         weights.send(now_ns, order)
         for name in gone:  # the core hears of their loss
@@ -579,7 +630,8 @@ class Cluster:
             self._push(now_ns, TransferFailed(order.transfer, name, f"node {node}, which sent it, is gone"))
             self._failed.add((order.transfer, name))
             for id in self._awaiting.pop((order.transfer, name), ()):
-                self._lose(now_ns, id, NO_WEIGHTS)
+                if order.completes is None:
+                    self._lose(now_ns, id, NO_WEIGHTS)
         for key in [key for key in self._loaded_ns if key[0] == node]:
             del self._loaded_ns[key]
         self._await_transfers(now_ns)
@@ -646,6 +698,88 @@ class Cluster:
             return finished
         replica.batch_end = now_ns + ends.late_ns, self._push(now_ns + ends.late_ns, finished), finished
         return None
+
+    # Pipelines
+
+    def _join_pipeline(self, id: ReplicaId, replica: SimulatedReplica, part: Part) -> None:
+        """A replica starts as a part of a pipeline."""
+        pipeline = self._pipelines.setdefault(part.pipeline, SimulatedPipeline())
+        replica.part = part
+        if pipeline.is_broken:
+            return
+        pipeline.members[id] = None
+        pipeline.places = len(part.bounds) - 1
+        replica.pipeline = pipeline
+        weights, service, spec = self._truths.weights, replica.truths.service, replica.spec
+        link_mbps = weights.node_mbps if weights is not None else 0.0
+
+        def stations_ns(busy_ns: int) -> list[float]:
+            line_ns = service.line_ns(spec.stage, spec.variant, replica.slot, part.bounds, link_mbps)[replica.size]
+            factor = busy_ns / replica.speed.means_ns[replica.size]
+            return [own_ns if place % 2 else own_ns * factor for place, own_ns in enumerate(line_ns)]
+
+        replica.quota = PipelinePart(pipeline, stations_ns)
+
+    def _load_part(self, now_ns: int, id: ReplicaId, start: LocalStart, lengths_ns: dict[str, int]) -> None:
+        """A part loads and sends its layers, and is ready. The rest takes as much longer as the rest is larger. What
+        its node has loaded already is not loaded again."""
+        replica, weights = self._replicas[id], self._truths.weights
+        assert replica.part is not None, f"replica {id} has all layers"
+        assert weights is not None, "a part starts in a world without weights"
+        node = replica.spec.node or ""
+        share = replica.truths.cold_start.share(replica.spec, replica.part.layers)
+        if start.shares_load and self._loaded_ns.get((node, weights.of(replica.spec)), FOREVER_NS) <= now_ns:
+            lengths_ns[LOADING] = 0
+        spawning_ns = lengths_ns.pop(SPAWNING, 0)
+        own_ns = {step: round(length_ns * share) for step, length_ns in lengths_ns.items()}
+        length_ns, rest_ns = spawning_ns + sum(own_ns.values()), sum(lengths_ns.values()) - sum(own_ns.values())
+        crash_ns = start.crash_ns
+        if crash_ns is not None and start.length_ns:
+            crash_ns = crash_ns * length_ns // start.length_ns
+        replica.rest = LocalStart(rest_ns, shares_load=start.shares_load)
+        self._load(now_ns, id, LocalStart(length_ns, crash_ns), [(SPAWNING, spawning_ns), *own_ns.items()])
+        if replica.has_files:
+            self._push(now_ns + length_ns + rest_ns, ReplicaCompleted(id))
+
+    def _complete(self, now_ns: int, id: ReplicaId, replica: SimulatedReplica) -> None:
+        """A part has all layers. When all parts of a pipeline have, each of them runs batches of its own."""
+        weights, rest = self._truths.weights, replica.rest
+        assert weights is not None, "a part starts in a world without weights"
+        assert rest is not None, f"replica {id} has not loaded its part"
+        key = replica.spec.node or "", weights.of(replica.spec)
+        if replica.is_kept:
+            weights.place(*key)
+        if rest.shares_load:
+            self._loaded_ns.setdefault(key, now_ns)
+        pipeline, replica.part = replica.pipeline, None
+        if pipeline is None:
+            return
+        pipeline.complete[id] = None
+        if pipeline.is_complete:
+            after_ns = round(pipeline.left_ns[-1]) if pipeline.left_ns else now_ns
+            for member in [self._replicas[each] for each in pipeline.members]:
+                self._leave_pipeline(member)
+                member.quota = FormerPart(after_ns, member.quota)
+
+    def _leave_pipeline(self, replica: SimulatedReplica) -> None:
+        spec = replica.spec
+        replica.pipeline = None
+        replica.quota = replica.truths.service.quota(spec.stage, spec.variant, replica.slot)
+
+    def _break_pipeline(self, now_ns: int, id: ReplicaId, replica: SimulatedReplica, *, is_lost: bool) -> None:
+        """A part is gone. If it is lost, so are the batches of the others, which serve no more as a pipeline."""
+        pipeline, replica.pipeline = replica.pipeline, None
+        if pipeline is None:
+            return
+        pipeline.members.pop(id)
+        pipeline.is_broken = True
+        for other in list(pipeline.members):
+            member = self._replicas[other]
+            self._leave_pipeline(member)
+            end = member.batch_end
+            if is_lost and end is not None and end[0] > now_ns:
+                self._abandon_batch(now_ns, member)
+                self._push(now_ns, BatchLost(end[2].batch, other, f"replica {id}, another part of it, is lost"))
 
     # Shadows
 
@@ -721,6 +855,7 @@ class Cluster:
             self._abandon_batch(now_ns, replica)
             self._forget_weights(now_ns, id)
             self._push(now_ns, ReplicaStopped(id))
+            self._break_pipeline(now_ns, id, replica, is_lost=False)
 
     def _lose(self, now_ns: int, id: ReplicaId, error: str) -> None:
         """Lose a replica that was not ordered to stop."""
@@ -729,6 +864,7 @@ class Cluster:
             self._abandon_batch(now_ns, replica)
             self._forget_weights(now_ns, id)
             self._push(now_ns, ReplicaLost(id, error))
+            self._break_pipeline(now_ns, id, replica, is_lost=True)
 
     def _acquire(self, now_ns: int, node: SimulatedNode) -> None:
         node.state = NodeState.ACQUIRING
@@ -774,10 +910,16 @@ class Cluster:
             return Resized(event.replica, replica.slot.cores)
         before_ns = replica.speed.means_ns
         replica.slot = structs.replace(replica.slot, cores=event.cores)
-        replica.quota = truths.service.quota(replica.spec.stage, replica.spec.variant, replica.slot)
+        if replica.pipeline is None:
+            replica.quota = truths.service.quota(replica.spec.stage, replica.spec.variant, replica.slot)
         replica.update_speed()
         after_ns = replica.speed.means_ns
-        if truths.resize.rescales and replica.batch_end is not None and replica.batch_end[0] > now_ns:
+        if (
+            replica.pipeline is None
+            and truths.resize.rescales
+            and replica.batch_end is not None
+            and replica.batch_end[0] > now_ns
+        ):
             self._rescale(now_ns, replica, replica.batch_end, after_ns[replica.size] / before_ns[replica.size])
         return event
 

@@ -144,15 +144,16 @@ ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
 """True over believed durations."""
 
 PROVISIONS: Final[Sequence[dict[str, Any]]] = (
-    {},
-    {"multicast": False},
-    {"packs_first": False},
-    {"multicast": False, "join": False, "source": "store", "cache": "files"},
+    {"partition": True},
+    {"multicast": False, "partition": True},
+    {"packs_first": False, "partition": True},
+    {"multicast": False, "join": False, "source": "store", "cache": "files", "partition": True},
     {"multicast": False, "join": False, "source": "store"},
-    {"locality": False},
-    {"locality": False, "multicast": False},
+    {"locality": False, "partition": True},
+    {"locality": False, "multicast": False, "partition": True},
 )
-"""Parameters of `flashpoint`, which decides in one world of four where replicas start and from where weights come."""
+"""Parameters of `flashpoint`, which decides in one world of four where replicas start and from where weights come. Only
+models with measured layers start in parts."""
 
 LINK: Final = {"kind": "lte"}
 

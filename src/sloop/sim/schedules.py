@@ -950,7 +950,7 @@ class Audit:
             if batch is not None:
                 running += len(batch.visits)
                 busy += batch.millicores
-                if replica.life is Life.STARTING:
+                if replica.life is Life.STARTING and not replica.completes:  # it may have lost its pipeline
                     return f"replica {replica.id} runs batch {batch.id} and is not ready"
                 why = self._wrong_deadline(batch.visits, has_paths)
                 if why:
@@ -1063,6 +1063,9 @@ def unfinished(core: Core, opened: OpenRequests) -> str:
         return f"requests {list(opened.by_id)[:5]} have not ended"
     if core.state.weights.transfers:
         return f"transfers {list(core.state.weights.transfers)} have not ended"
+    partial = [id for id, each in core.state.replicas.items() if each.part is not None or each.pipeline is not None]
+    if partial or core.state.dissolving:
+        return f"replicas {partial} are still parts of pipelines"
     ledger = core.state.ledger
     for name, state in ledger.states.items():
         is_lost = state is NodeState.LOST and not ledger.nodes[name].on_demand

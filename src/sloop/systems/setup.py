@@ -165,6 +165,8 @@ def starts_of(application: Application) -> dict[tuple[str, str, str], StartCosts
             made = StartCosts(weights, process_s=profile.load_s if profile is not None else 0.0)
         else:
             made = StartCosts(weights, parts.process_s, parts.weights_s, parts.send_s, parts.first_batch_s)
+        if profile is not None and profile.layers is not None:
+            made = structs.replace(made, layer_bytes=tuple(each.param_bytes for each in profile.layers.blocks))
         found[stage, variant, hardware] = made
     return found
 

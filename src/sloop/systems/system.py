@@ -37,9 +37,11 @@ class System:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Where it runs: `live`, `sim`. No server's nodes share loaded weights among their replicas."""
-        shares = self.policies.provision.keeps is WeightLevel.LOADED
-        return tuple(each for each in self.drivers if not (shares and each == "live"))
+        """Where it runs: `live`, `sim`. No server's nodes share loaded weights among their replicas, or start parts of
+        models."""
+        provision = self.policies.provision
+        only_simulated = provision.keeps is WeightLevel.LOADED or provision.partition
+        return tuple(each for each in self.drivers if not (only_simulated and each == "live"))
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:

@@ -27,6 +27,7 @@ from typing import Final
 from sloop.app.scenario import ResizeRule
 from sloop.profile import Profile
 from sloop.profile.blocks import shadow_load_ms
+from sloop.profile.pipelines import layer_share
 from sloop.profile.profile import START_S_ASSUMED
 from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
@@ -85,6 +86,10 @@ class ColdStartSampler:
         say."""
         parts = self._parts.get((spec.stage, spec.variant, spec.slot.hardware))
         return round(length_ns * (parts.process_s / parts.sum_s)) if parts is not None and parts.sum_s else 0
+
+    def share(self, spec: ReplicaSpec, layers: tuple[int, int]) -> float:
+        """The part of loading and sending a model that these layers take, by their size."""
+        return layer_share(self._layers[spec.stage, spec.variant, spec.slot.hardware], *layers)
 
     def steps(self, spec: ReplicaSpec, length_ns: int) -> list[tuple[str, int]]:
         """The steps of a start that takes `length_ns` in all, each with its length, in proportion to the parts in the

@@ -375,6 +375,7 @@ class Topology:
         """Of each leaf: its links to and from the spine."""
         self._stores: dict[str, list[FlowLink]] = {}
         """Of each node: the link from the store, which may be one for all."""
+        self.node_mbps = options.node_mbps or 0.0
         shared = _link("store", options.store_mbps)
         for index, node in enumerate(nodes):
             leaf = index // (options.nodes_per_leaf or FOREVER_NS)

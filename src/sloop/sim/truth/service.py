@@ -26,13 +26,15 @@ it draws one of 4,096 equally likely quantiles, rounded to nine decimals, which 
 the tails at 3.7 standard deviations, which the durations of forward passes do not reach.
 
 A body with a shadow takes a share of the body's time, batch by batch: that of the layers in the profile, where the pair
-waits at the end of each run of blocks (`sloop.profile.blocks.true_pair_shares`). Its noise is the body's.
+waits at the end of each run of blocks (`sloop.profile.blocks.true_pair_shares`). Its noise is the body's. The parts of
+a pipeline divide the whole model's time as their layers in the profile do; what they pass on takes as long as over the
+true link (`sloop.profile.pipelines`).
 
 Must not read the policies' beliefs or corrections: it has separate profiles.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle, repeat
+from itertools import chain, cycle, repeat
 from math import ceil, log
 from operator import neg, sub
 from random import Random
@@ -46,6 +48,7 @@ from sloop.machine import quota
 from sloop.profile import Profile
 from sloop.profile.blocks import true_pair_shares
 from sloop.profile.passes import tables_of
+from sloop.profile.pipelines import stations_ms, whole_ms
 from sloop.profile.profile import FLOOR_MS, sample_of
 from sloop.runlog.durations import Durations, VariantKey
 from sloop.streams import stream
@@ -103,6 +106,26 @@ class ServiceSampler:
         self._quota_ms = quota_ms
         self._speeds: dict[tuple[str, str, Slot], Speed] = {}
         self._pair_speeds: dict[tuple[str, str, Slot, Shadow], Speed] = {}
+        self._lines: dict[tuple[str, str, Slot, tuple[int, ...]], list[list[float]]] = {}
+
+    def line_ns(
+        self, stage: str, variant: str, slot: Slot, bounds: tuple[int, ...], link_mbps: float
+    ) -> list[list[float]]:
+        """The true mean durations of the stations of a pipeline whose workers have `slot`, by batch from 0; returns the
+        same object for the same arguments."""
+        known = self._lines.get((stage, variant, slot, bounds))
+        if known is None:
+            alone, layers = self.speed(stage, variant, slot), self._profiles[stage, variant, slot.hardware].layers
+            assert layers is not None, f"{stage}/{variant} is a pipeline and has no measured layers"
+            known = [[]]
+            for batch in range(1, len(alone.means_ns)):
+                scale = alone.means_ns[batch] / whole_ms(layers, slot.cores, batch)
+                stations = stations_ms(layers, slot.cores, bounds, batch, link_mbps)
+                moved = [own_ms * NS_PER_MS for own_ms in stations[1::2]]
+                parts = [own_ms * scale for own_ms in stations[::2]]
+                known.append([parts[0], *chain.from_iterable(zip(moved, parts[1:], strict=True))])
+            self._lines[stage, variant, slot, bounds] = known
+        return known
 
     def pair_speed(self, stage: str, variant: str, slot: Slot, shadow: Shadow) -> Speed:
         """The true speed of a body on `slot` with a shadow; returns the same object for the same arguments."""

@@ -71,6 +71,11 @@ class WeightPlaces:
         return self._topology is not None
 
     @property
+    def node_mbps(self) -> float:
+        """The rate of a link between two nodes that nobody else uses; 0 if it has no limit."""
+        return self._topology.node_mbps if self._topology is not None else 0.0
+
+    @property
     def due_ns(self) -> int:
         """When the next transfer ends; `FOREVER_NS` if there is none."""
         return self._network.due_ns
@@ -120,7 +125,7 @@ class WeightPlaces:
                 self._forget(transfer)
                 continue
             del self._by_flow[flow], self._ordered[transfer.order.transfer]
-            if transfer.order.is_kept:
+            if transfer.order.is_kept and transfer.order.weights.layers is None:
                 for node in transfer.receivers:
                     self.place(node, transfer.order.weights)
             found.append(Arrival((), transfer.order, tuple(transfer.receivers)))

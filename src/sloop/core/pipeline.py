@@ -1,0 +1,186 @@
+"""Pipelines: replicas that start as parts of one model, serve together, and become replicas of their own.
+
+Each member is a `Replica` from its order on, with a reservation for the whole model. What is guaranteed here:
+
+- Members become ready together, when each has its part. Each of them then takes one batch at a time like any replica;
+  the driver passes it through the whole pipeline.
+- From then on each member gets the other layers. It does not before, because they would come over the links on which
+  other members still wait for their parts.
+- When all have all layers, the pipeline dissolves: they are ordinary replicas. Until the batches that run in it have
+  left it, batches teach its form, and not the whole model's.
+- If a member is lost, the others serve no more until they have all layers; those that have are ready at once. Only the
+  lost member's batch is to blame; the driver reports what becomes of those of the others.
+- Members stop together, when none of them runs a batch.
+
+Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 and 2.14 of our specification. It says that a
+member completes itself "right after" its own part has started; that slows down the others of its own pipeline.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sloop.actions import Action, Decided
+from sloop.core.difference import Difference
+from sloop.core.dispatch import stops_of
+from sloop.core.state import LayerPipeline, Replica, State
+from sloop.core.views import CompletionInput
+from sloop.text import listed
+from sloop.vocabulary import ALONE, Life, ModelWeights, ReplicaId, Slot
+
+
+def layers_of(whole: ModelWeights, layer_bytes: Sequence[int], layers: tuple[int, int]) -> ModelWeights:
+    """The weights of these layers of a model, whose files have the sizes `layer_bytes`."""
+    first, end = layers
+    inner = sum(layer_bytes[min(first, end) : max(first, end)]) / max(1, sum(layer_bytes))
+    size_bytes = round(whole.size_bytes * inner)
+    return ModelWeights(whole.name, size_bytes if first < end else whole.size_bytes - size_bytes, layers)
+
+
+def has_part(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:
+    """A part has started. Returns whether its pipeline serves now."""
+    pipeline = replica.pipeline
+    if pipeline is None:
+        _complete_later(now_ns, state, replica, out)
+        return False
+    if replica.id in pipeline.started:
+        return False
+    pipeline.started[replica.id] = None
+    if not pipeline.is_ready:
+        return False
+    for member in pipeline.members.values():
+        state.set_life(now_ns, member, Life.READY)
+        member.stage.pool.add_idle(member)
+    for member in pipeline.members.values():
+        _complete_later(now_ns, state, member, out)
+    _note_complete(now_ns, state, pipeline, out)
+    return True
+
+
+def has_all_layers(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:
+    """A part has got the other layers. Returns whether that was expected."""
+    pipeline = replica.pipeline
+    if replica.part is None or (pipeline is not None and replica.id not in pipeline.started):
+        return False
+    replica.part = None
+    state.weights.ready(now_ns, replica.id)
+    if pipeline is not None:
+        _note_complete(now_ns, state, pipeline, out)
+    elif replica.life is Life.STARTING:
+        _serve_alone(now_ns, state, replica)
+    return True
+
+
+def order_other_layers(now_ns: int, state: State, replica: Replica, out: list[Action]) -> None:
+    """Bring the other layers to a part on a node without the files of its model."""
+    assert replica.part is not None, f"replica {replica.id} has all layers"
+    first, end = replica.part.layers
+    policy, costs = replica.stage.application.parts.policies.provision, replica.stage.start_costs(replica.spec)
+    views = tuple(each for each in state.weights.views(now_ns, costs.weights) if each.node != replica.node)
+    rack = state.ledger.nodes[replica.node].rack
+    source = policy.source_of_rest(now_ns, CompletionInput(replica.node, rack, views, state.weights.sends()))
+    rest = layers_of(costs.weights, costs.layer_bytes, (end, first))
+    order = state.weights.order_layers(now_ns, rest, costs.weights, source, [replica.node], policy.keeps, replica.id)
+    replica.transfer = order.transfer
+    state.weights.wait(replica.id, order.transfer)
+    out.append(order)
+
+
+def dissolve(now_ns: int, state: State) -> list[Replica]:
+    """Dissolve the complete pipelines that no batch is in any more; returns one replica of each."""
+    found: list[Replica] = []
+    for pipeline in list(state.dissolving.values()):
+        members = pipeline.members.values()
+        if any(member.life is Life.DRAINING for member in members):
+            del state.dissolving[pipeline.id]  # they stop together
+        elif not pipeline.runs_batches:
+            del state.dissolving[pipeline.id]
+            found.append(next(iter(members)))
+            for member in members:
+                member.pipeline = None
+                state.set_form(now_ns, member, ALONE)
+    return found
+
+
+def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica | None, out: list[Action]) -> None:
+    """A member is `lost`, or one of those that are left will be reported lost: they go on without a pipeline."""
+    if pipeline.is_stopping or not pipeline.members:
+        return
+    state.dissolving.pop(pipeline.id, None)
+    incomplete = [member for member in pipeline.members.values() if member.part is not None]
+    if incomplete and lost is not None and lost.life is not Life.DRAINING:
+        names = listed([str(member.id) for member in incomplete])
+        why = f"a part of its pipeline is lost: {names} serve when they have all layers"
+        stage = lost.stage
+        out.append(Decided("pipeline", why, stage.name, lost.id, application=stage.application.key))
+    for member in pipeline.members.values():
+        member.pipeline = None
+        state.set_form(now_ns, member, ALONE)
+        if member.life is Life.DRAINING:
+            out += stops_of(member, "drained") if member.batch is None else ()
+        elif member.part is None:
+            if member.life is Life.STARTING:
+                _serve_alone(now_ns, state, member)
+        elif member.id in pipeline.started:
+            if member.life is Life.READY:
+                if member.batch is None:
+                    member.stage.pool.remove_idle(member)
+                state.set_life(now_ns, member, Life.STARTING)
+            _complete_later(now_ns, state, member, out)
+
+
+def stops_whole_pipelines(
+    found: Difference, replicas: Mapping[ReplicaId, Replica], order: Sequence[ReplicaId]
+) -> Difference:
+    """The same number of stops, but of whole pipelines, and of these first as many as fit (section 2.14). `order` has
+    the replicas that may stop instead of others, the first ones first. What cannot stop without the rest of its
+    pipeline is kept."""
+    changes = (*found.grow, *found.shrink, *found.hold_shrink, *found.attach)
+    changed = {id for id, _ in changes} | {*found.detach, *found.hold_detach}
+
+    def kind_of(id: ReplicaId) -> tuple[str, Slot]:
+        return replicas[id].spec.variant, replicas[id].spec.slot
+
+    stop: list[ReplicaId] = []
+    hold: list[ReplicaId] = []
+    for kind in dict.fromkeys(map(kind_of, (*found.stop, *found.hold))):
+        own = [id for id in found.stop if kind_of(id) == kind]
+        held = [id for id in found.hold if kind_of(id) == kind]
+        equal = [id for id in order if kind_of(id) == kind and id not in changed]
+        pipelines = {
+            each.id: each
+            for id in equal
+            if (each := replicas[id].pipeline) is not None and changed.isdisjoint(each.members)
+        }
+        chosen: list[ReplicaId] = []
+        for pipeline in sorted(pipelines.values(), key=lambda each: (-len(each.members), each.runs_batches, each.id)):
+            if len(chosen) + len(pipeline.members) <= len(own):
+                chosen += pipeline.members
+        single = [id for id in dict.fromkeys((*own, *equal)) if replicas[id].pipeline is None]
+        chosen += single[: len(own) - len(chosen)]
+        left = [id for id in dict.fromkeys((*own, *held, *equal)) if id not in chosen]
+        stop += chosen
+        hold += left[: len(own) + len(held) - len(chosen)]
+    return replace(found, stop=tuple(stop), hold=tuple(hold))
+
+
+def _complete_later(now_ns: int, state: State, replica: Replica, out: list[Action]) -> None:
+    """A part begins to get the other layers, unless it has begun. Where its node has the files, that is the driver's
+    work alone."""
+    if replica.part is not None and not replica.completes:
+        replica.completes = True
+        if not state.weights.has_files(replica.id):
+            order_other_layers(now_ns, state, replica, out)
+
+
+def _note_complete(now_ns: int, state: State, pipeline: LayerPipeline, out: list[Action]) -> None:
+    """If all members have their parts and all layers, the pipeline is over."""
+    if pipeline.is_ready and pipeline.is_complete and pipeline.completed_ns < 0:
+        pipeline.completed_ns = now_ns
+        state.dissolving[pipeline.id] = pipeline
+        dissolve(now_ns, state)
+
+
+def _serve_alone(now_ns: int, state: State, replica: Replica) -> None:
+    state.set_life(now_ns, replica, Life.READY)
+    if replica.batch is None:
+        replica.stage.pool.add_idle(replica)

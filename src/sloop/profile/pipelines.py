@@ -1,0 +1,89 @@
+"""What a pipeline takes for a batch: parts of a model on several workers, from the durations of the model's layers.
+
+Each worker of a pipeline holds consecutive layers and passes on what it has computed. A batch is sent while the next
+one is computed, so parts and transfers are stations of one line: I, the sum of all stations, is the time of one batch
+through the idle line, and B, the slowest station, that of each further one (San Juan, "Flashpoint", thesis, Waterloo
+2023; sections 2.3 and 2.14 of our specification). A worker may have one batch in the line; where p workers always do,
+each batch takes max(I, p·B).
+
+Beliefs and the simulator's truth both take stations from here; the truth from profiles and links of its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+from sloop.profile.profile import FLOOR_MS, LayerProfile
+
+MS_PER_S: Final = 1e3
+
+LINK_MBPS: Final = 7506.89
+"""Believed rate of a transfer between two nodes: measured between two instances of a cloud (Flashpoint's specification,
+section 3.3)."""
+BITS_PER_BYTE: Final = 8
+BITS_PER_MEGABIT: Final = 1e6
+
+
+def moving_ms(size_bytes: float, link_mbps: float) -> float:
+    """How long a transfer over a link of this rate takes; no time over one without a rate."""
+    return size_bytes * BITS_PER_BYTE / (link_mbps * BITS_PER_MEGABIT) * MS_PER_S if link_mbps else 0.0
+
+
+def stations_ms(
+    layers: LayerProfile, cores: float, bounds: Sequence[int], batch: int, link_mbps: float = LINK_MBPS
+) -> list[float]:
+    """The stations of a pipeline in order, a part and the transfer to the next one in turn. `bounds` are 0, each cut,
+    and the number of layers."""
+    own_ms = [max(FLOOR_MS, each.latency_ms.latency_ms(batch, cores)) for each in layers.blocks]
+    found: list[float] = []
+    for first, end in pairwise(bounds):
+        found.append(sum(own_ms[first:end]))
+        if end != bounds[-1]:
+            found.append(moving_ms(batch * layers.blocks[end - 1].crossing_bytes, link_mbps))
+    return found
+
+
+def whole_ms(layers: LayerProfile, cores: float, batch: int) -> float:
+    """All layers on one worker."""
+    return stations_ms(layers, cores, (0, len(layers.blocks)), batch)[0]
+
+
+def member_ms(stations: Sequence[float]) -> float:
+    """What a batch takes a worker of a pipeline in which each has one: max(I, p·B)."""
+    parts = (len(stations) + 1) // 2
+    return max(sum(stations), parts * max(stations))
+
+
+def pipeline_shares(layers: LayerProfile, cores: float, bounds: Sequence[int], batch_max: int) -> tuple[float, ...]:
+    """`member_ms` as a multiple of the whole model's time, by batch from 0."""
+    return (
+        1.0,
+        *(
+            member_ms(stations_ms(layers, cores, bounds, batch)) / whole_ms(layers, cores, batch)
+            for batch in range(1, batch_max + 1)
+        ),
+    )
+
+
+def passed_line(now: float, stations: Iterable[float], left: Sequence[float]) -> list[float]:
+    """When a batch that comes now leaves each station, if the one before it has left them at `left` (empty if there was
+    none). There is no room between stations: a batch stays in one until the next one is free (blocking after
+    service)."""
+    found: list[float] = []
+    times = list(stations)
+    enters = max(now, left[0]) if left else now
+    for place, taken in enumerate(times):
+        done = enters + taken
+        if left and place + 1 < len(times):
+            done = max(done, left[place + 1])
+        found.append(done)
+        enters = done
+    return found
+
+
+def layer_share(layers: LayerProfile, first: int, end: int) -> float:
+    """The part of the model's bytes that these layers have; if `first` is not before `end`, all but those between."""
+    whole = sum(each.param_bytes for each in layers.blocks)
+    inner = layers.blocks[min(first, end) : max(first, end)]
+    share = sum(each.param_bytes for each in inner) / whole if whole else len(inner) / len(layers.blocks)
+    return share if first < end else 1.0 - share

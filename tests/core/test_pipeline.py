@@ -1,0 +1,244 @@
+"""Pipelines: parts start together, serve together, complete themselves, and stop or fall apart together."""
+
+from msgspec import structs
+
+from sloop.actions import CancelTransfer, Decided, StartBatch, StartReplica, StopReplica, Transfer
+from sloop.core.pipeline import layers_of
+from sloop.core.views import Provisioning, ReplicaStart, StartCosts, WeightChain
+from sloop.events import (
+    BatchLost,
+    Finished,
+    ReplicaCompleted,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    TransferFailed,
+    Transferred,
+    Woke,
+)
+from sloop.units import s
+from sloop.vocabulary import (
+    ALONE,
+    STORE,
+    BatchId,
+    Form,
+    Life,
+    ModelWeights,
+    Part,
+    PipelineId,
+    ReplicaId,
+    TransferId,
+    WeightLevel,
+)
+from tests.core.scene import Scene, plan_of, request
+from tests.core.test_provision import NODES, WEIGHTS, Scripted
+
+BOUNDS = (0, 1, 3)
+LAYER_BYTES = (100, 100, 100)
+PAIR = Provisioning(
+    (ReplicaStart(0, chain=0, pipeline=0), ReplicaStart(1, chain=1, pipeline=0)),
+    (WeightChain(STORE, ("n0",), (0, 1)), WeightChain(STORE, ("n1",), (1, 3))),
+    pipelines=(BOUNDS,),
+)
+R0, R1, R2 = (ReplicaId(number) for number in range(3))
+
+
+def scene_of(*answers: Provisioning, replicas: int = 2, keeps: WeightLevel = WeightLevel.FILES) -> Scene:
+    policy = Scripted(keeps)
+    policy.answers.extend((*answers, *[Provisioning(())] * 99))
+    made = Scene(plan_of(replicas), nodes=NODES, provision=policy)
+    made.application.parts.starts["only", "a", ""] = StartCosts(WEIGHTS, layer_bytes=LAYER_BYTES)  # type: ignore[index]
+    return made
+
+
+def serving(**options: object) -> Scene:
+    """A pipeline of two parts that serves; each has ordered the other layers."""
+    scene = scene_of(PAIR, **options)  # type: ignore[arg-type]
+    scene.act(0, Woke())
+    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(R0), Transferred(TransferId(1), "n1"))
+    scene.act(2, ReplicaReady(R1))
+    return scene
+
+
+def of(kind: type, actions: object) -> list[object]:
+    return [each for each in actions if isinstance(each, kind)]  # type: ignore[attr-defined]
+
+
+def lives(scene: Scene) -> list[Life]:
+    return [each.life for each in scene.core.state.replicas.values()]
+
+
+def test_parts_are_ordered_with_their_layers() -> None:
+    scene = scene_of(PAIR)
+    actions = scene.act(0, Woke())
+    assert of(Transfer, actions) == [
+        Transfer(TransferId(0), ModelWeights("a", 100, (0, 1)), STORE, ("n0",)),
+        Transfer(TransferId(1), ModelWeights("a", 200, (1, 3)), STORE, ("n1",)),
+    ]
+    parts = [each.part for each in of(StartReplica, actions)]  # type: ignore[attr-defined]
+    assert parts == [Part(PipelineId(0), place, BOUNDS) for place in range(2)]
+    assert scene.core.state.ledger.free_memory_bytes("n0") == 1000 - 100 - 300, "room for the whole model at once"
+
+
+def test_parts_serve_when_all_are_ready_and_then_get_the_other_layers() -> None:
+    scene = scene_of(PAIR)
+    scene.act(0, Woke())
+    assert not scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(R0), ReplicaReady(R0))
+    assert not of(StartBatch, scene.act(1.5, request(0, at_ms=1.5))), "one part is not enough"
+    actions = scene.act(2, Transferred(TransferId(1), "n1"), ReplicaReady(R1))
+    assert of(Transfer, actions) == [
+        Transfer(TransferId(2), ModelWeights("a", 200, (1, 0)), STORE, ("n0",), completes=R0),
+        Transfer(TransferId(3), ModelWeights("a", 100, (3, 1)), STORE, ("n1",), completes=R1),
+    ]
+    assert [each.replica for each in of(StartBatch, actions)] == [R0]  # type: ignore[attr-defined]
+    assert [each.replica for each in of(StartBatch, scene.act(3, request(1, at_ms=3)))] == [R1]  # type: ignore[attr-defined]
+    assert {each.form for each in scene.core.state.replicas.values()} == {Form(bounds=BOUNDS)}
+
+
+def test_a_complete_pipeline_dissolves_when_its_batches_have_left_it() -> None:
+    scene = serving()
+    scene.act(3, request(0, at_ms=3))
+    scene.act(4, Transferred(TransferId(2), "n0"), ReplicaCompleted(R0), Transferred(TransferId(3), "n1"))
+    replica, other = scene.core.state.replicas[R0], scene.core.state.replicas[R1]
+    assert replica.form.bounds, "the other part has not all layers"
+    scene.act(5, ReplicaCompleted(R1))
+    assert replica.form.bounds, "its batch is in the pipeline"
+    belief = replica.service_rate.belief
+    scene.act(20, Finished(BatchId(0), R0, 1))
+    assert belief.observed[0][0] == 1  # type: ignore[attr-defined]
+    whole = scene.application.stages["only"].beliefs["a", ""]
+    assert not whole.observed, "what the pipeline took teaches nothing of the whole model"  # type: ignore[attr-defined]
+    scene.act(1_000, Woke())
+    assert replica.form == other.form == ALONE
+    assert replica.pipeline is None
+    assert replica.part is None
+    assert not scene.core.state.dissolving
+    assert lives(scene) == [Life.READY, Life.READY]
+    assert {view.node for view in scene.core.state.weights.views(s(1), WEIGHTS)} == {"n0", "n1"}, "whole files"
+
+
+def test_a_lost_part_takes_the_pipeline_along_and_the_others_complete_themselves() -> None:
+    scene = serving()
+    scene.act(3, request(0, at_ms=3), request(1, at_ms=3))
+    actions = scene.act(4, ReplicaLost(R0, "it crashed"))
+    (why,) = [each.why for each in of(Decided, actions) if each.kind == "pipeline"]  # type: ignore[attr-defined]
+    assert why == "a part of its pipeline is lost: 1 serve when they have all layers"
+    assert [each.node for each in of(CancelTransfer, actions)] == ["n0"]  # type: ignore[attr-defined]
+    assert lives(scene) == [Life.STARTING]
+    scene.act(4, BatchLost(BatchId(1), R1, "it crashed"))
+    visits = scene.application.stages["only"].queue.visits
+    assert sorted((visit.request.id, visit.attempts) for visit in visits) == [(0, 1), (1, 0)], (
+        "its own batch is to blame"
+    )
+    assert scene.core.state.replicas[R1].form == ALONE
+    actions = scene.act(5, Transferred(TransferId(3), "n1"), ReplicaCompleted(R1))
+    assert [each.requests for each in of(StartBatch, actions)] == [(0,)]  # type: ignore[attr-defined]
+
+
+def test_a_lost_batch_says_that_the_pipeline_is_lost_also_if_it_comes_first() -> None:
+    scene = serving()
+    scene.act(3, request(0, at_ms=3), request(1, at_ms=3))
+    actions = scene.act(4, BatchLost(BatchId(1), R1, "it crashed"))
+    assert not of(StartBatch, actions)
+    assert lives(scene) == [Life.STARTING, Life.STARTING]
+    scene.act(5, ReplicaLost(R0, "it crashed"))
+    assert lives(scene) == [Life.STARTING]
+
+
+def test_parts_that_start_go_on_without_a_pipeline() -> None:
+    scene = scene_of(PAIR)
+    scene.act(0, Woke())
+    scene.act(1, ReplicaLost(R0, "it crashed"))
+    actions = scene.act(2, Transferred(TransferId(1), "n1"), ReplicaReady(R1))
+    assert [each.completes for each in of(Transfer, actions)] == [R1]  # type: ignore[attr-defined]
+    assert not of(Transfer, scene.act(2.5, ReplicaReady(R1))), "said twice"
+    assert lives(scene) == [Life.STARTING]
+    scene.act(3, Transferred(TransferId(2), "n1"), ReplicaCompleted(R1))
+    assert lives(scene) == [Life.READY]
+
+
+def test_layers_that_do_not_come_are_ordered_from_elsewhere() -> None:
+    scene = serving()
+    (again,) = of(Transfer, scene.act(3, TransferFailed(TransferId(2), "n0", "the store is away")))
+    assert again == Transfer(TransferId(4), ModelWeights("a", 200, (1, 0)), STORE, ("n0",), completes=R0)
+    assert lives(scene) == [Life.READY, Life.READY], "it serves meanwhile"
+    assert not of(Transfer, scene.act(4, TransferFailed(TransferId(2), "n0", "said twice")))
+
+
+def test_parts_stop_together_when_none_runs_a_batch() -> None:
+    scene = serving()
+    scene.act(3, request(0, at_ms=3))
+    scene.script.target = plan_of(0)
+    actions = scene.act(1_000, Woke())
+    assert not of(StopReplica, actions)
+    assert lives(scene) == [Life.DRAINING, Life.DRAINING]
+    actions = scene.act(1_001, Finished(BatchId(0), R0, 1))
+    assert [each.replica for each in of(StopReplica, actions)] == [R0, R1]  # type: ignore[attr-defined]
+    assert not of(StopReplica, scene.act(1_002, ReplicaStopped(R0), ReplicaStopped(R1)))
+    assert not scene.core.state.replicas
+
+
+def test_whole_pipelines_stop_first_and_never_a_part_alone() -> None:
+    third = Provisioning((ReplicaStart(2, chain=0),), (WeightChain(STORE, ("n2",)),))
+    scene = serving()
+    scene.application.parts.policies.provision.answers.insert(0, third)  # type: ignore[attr-defined]
+    scene.script.target = plan_of(3)
+    scene.act(1_000, Woke())
+    scene.act(1_001, Transferred(TransferId(4), "n2"), ReplicaReady(R2))
+    scene.script.target = plan_of(1)
+    actions = scene.act(2_000, Woke())
+    assert [each.replica for each in of(StopReplica, actions)] == [R0, R1]  # type: ignore[attr-defined]
+
+
+def test_a_plan_for_fewer_than_a_pipeline_has_stops_others() -> None:
+    third = Provisioning((ReplicaStart(2, chain=0),), (WeightChain(STORE, ("n2",)),))
+    scene = serving()
+    scene.application.parts.policies.provision.answers.insert(0, third)  # type: ignore[attr-defined]
+    scene.script.target = plan_of(3)
+    scene.act(1_000, Woke())
+    scene.act(1_001, Transferred(TransferId(4), "n2"), ReplicaReady(R2))
+    scene.script.target = plan_of(2)
+    assert [each.replica for each in of(StopReplica, scene.act(2_000, Woke()))] == [R2]  # type: ignore[attr-defined]
+    scene.script.target = plan_of(1)
+    assert not of(StopReplica, scene.act(3_000, Woke())), "half a pipeline is no replica"
+    scene.act(3_001, Transferred(TransferId(2), "n0"), ReplicaCompleted(R0), Transferred(TransferId(3), "n1"))
+    actions = scene.act(3_001, ReplicaCompleted(R1))
+    assert len(of(StopReplica, actions)) == 1, "now they are replicas of their own"
+
+
+def test_a_pipeline_without_room_for_all_parts_is_not_started() -> None:
+    starts = (ReplicaStart(0, chain=0, pipeline=0), ReplicaStart(0, chain=1, pipeline=0), ReplicaStart(0, pipeline=0))
+    chains = tuple(WeightChain(STORE, ("n0",), layers) for layers in ((0, 1), (1, 2)))
+    scene = scene_of(Provisioning(starts, chains, pipelines=((0, 1, 2, 3),)), replicas=3)
+    actions = scene.act(0, Woke())
+    assert not of(StartReplica, actions), "two fit on two cores"
+    assert len(of(CancelTransfer, actions)) == 2, "nobody waits for the parts"
+    assert scene.core.state.ledger.free_memory_bytes("n0") == 1000
+    assert not scene.core.state.replicas
+
+
+def test_a_part_on_a_node_with_the_files_gets_the_rest_by_itself() -> None:
+    first = Provisioning((ReplicaStart(0, chain=0),), (WeightChain(STORE, ("n0",)),))
+    later = Provisioning(
+        (ReplicaStart(0, pipeline=0), ReplicaStart(1, chain=0, pipeline=0)),
+        (WeightChain("n0", ("n1",), (1, 3)),),
+        pipelines=(BOUNDS,),
+    )
+    scene = scene_of(first, later, replicas=1)
+    scene.act(0, Woke())
+    scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(R0))
+    scene.script.target = plan_of(3)
+    scene.act(1_000, Woke())
+    scene.act(1_001, ReplicaReady(R1), ReplicaCompleted(R1))
+    actions = scene.act(1_002, Transferred(TransferId(1), "n1"), ReplicaReady(R2))
+    assert [each.completes for each in of(Transfer, actions)] == [R2]  # type: ignore[attr-defined]
+
+
+def test_sizes_of_parts_sum_to_the_model() -> None:
+    whole = ModelWeights("m", 1000)
+    sizes = [layers_of(whole, (3, 3, 1), layers).size_bytes for layers in ((0, 1), (1, 2), (2, 3))]
+    assert sizes == [429, 429, 143]
+    assert layers_of(whole, (3, 3, 1), (1, 0)).size_bytes == 1000 - 429
+    assert structs.replace(whole, layers=(3, 1)) == structs.replace(
+        layers_of(whole, (1, 1, 0), (3, 1)), size_bytes=1000
+    )

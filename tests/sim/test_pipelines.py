@@ -1,0 +1,170 @@
+"""Pipelines in the simulated cluster: how parts start, what batches take in them, what happens when one is lost."""
+
+import pytest
+from msgspec import structs
+
+from sloop.actions import StartBatch, StartReplica, StopReplica, Transfer
+from sloop.app.scenario import TopologyTruth
+from sloop.events import (
+    BatchLost,
+    Event,
+    Finished,
+    ReplicaCompleted,
+    ReplicaLost,
+    ReplicaReady,
+    TransferFailed,
+)
+from sloop.profile.pipelines import moving_ms, passed_line, stations_ms, whole_ms
+from sloop.profile.profile import Startup
+from sloop.sim.cluster import Cluster, Crashed, NodeFailed
+from sloop.sim.truth.flows import Topology
+from sloop.sim.truth.weights import WeightPlaces
+from sloop.units import ms, s
+from sloop.vocabulary import STORE, ModelWeights, Node, Part, PipelineId, ReplicaId, RequestId, TransferId
+from tests.profile.test_blocks import EXAMPLE
+from tests.sim.test_cluster import PROFILE, cluster_of, play_until, spec
+
+BOUNDS = (0, 1, 3)
+EQUAL = structs.replace(EXAMPLE, blocks=tuple(structs.replace(each, param_bytes=100) for each in EXAMPLE.blocks))
+START = Startup(0.0, 6.0, 0.0, 3.0)
+R0, R1, R2 = (ReplicaId(number) for number in range(3))
+MBPS = 800.0
+
+
+def cluster(*, length_ms: float = 900.0) -> Cluster:
+    """Four nodes on a network of 100 MB a second; starts take 900 ms, of which loading takes two thirds."""
+    nodes = [Node(f"n{number}", "slow", 8.0, 1) for number in range(4)]
+    weights = {("only", "a", "slow"): ModelWeights("a", 300_000_000)}
+    places = WeightPlaces(Topology(TopologyTruth(MBPS, "per_node", node_mbps=MBPS), nodes), weights)
+    profiles = {("only", "a", "slow"): structs.replace(PROFILE, startup=START, layers=EQUAL)}
+    return cluster_of(start_ms=length_ms, nodes=nodes, profiles=profiles, weights=places)
+
+
+def part(place: int, transfer: int | None = None, *, shares_load: bool = False, node: str = "") -> StartReplica:
+    brought = None if transfer is None else TransferId(transfer)
+    made = Part(PipelineId(0), place, BOUNDS)
+    return StartReplica(ReplicaId(place), spec(node=node or f"n{place}"), brought, shares_load, made)
+
+
+def layers(number: int, node: str, first: int, end: int, completes: ReplicaId | None = None) -> Transfer:
+    size_bytes = 100_000_000 * (end - first if first < end else 3 - first + end)
+    return Transfer(
+        TransferId(number), ModelWeights("a", size_bytes, (first, end)), STORE, (node,), completes=completes
+    )
+
+
+def serving() -> Cluster:
+    """A pipeline of one layer and two layers that serves from 2.6 s on."""
+    made = cluster()
+    for place, (first, end) in enumerate(((0, 1), (1, 3))):
+        made.obey(0, layers(place, f"n{place}", first, end))
+        made.obey(0, part(place, place))
+    assert ready(play_until(made, s(2.6))) == [(ms(1300), R0), (ms(2600), R1)], "a third of 900 ms, and two thirds"
+    return made
+
+
+def ready(told: list[tuple[int, Event]]) -> list[tuple[int, ReplicaId]]:
+    return [(now_ns, each.replica) for now_ns, each in told if isinstance(each, ReplicaReady)]
+
+
+def completed(told: list[tuple[int, Event]]) -> list[tuple[int, ReplicaId]]:
+    return [(now_ns, each.replica) for now_ns, each in told if isinstance(each, ReplicaCompleted)]
+
+
+def batch(number: int, replica: ReplicaId) -> StartBatch:
+    return StartBatch(number, replica, "only", (RequestId(number),))  # type: ignore[arg-type]
+
+
+def stations_ns(made: Cluster) -> list[float]:
+    slot = spec().slot
+    alone_ns = made._replicas[R0].speed.means_ns[1]
+    found = stations_ms(EQUAL, slot.cores, BOUNDS, 1, MBPS)
+    scale = alone_ns / whole_ms(EQUAL, slot.cores, 1)
+    return [ms(1) * each if place % 2 else each * scale for place, each in enumerate(found)]
+
+
+def test_parts_load_their_share_and_then_the_rest() -> None:
+    made = serving()
+    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    made.obey(s(3), layers(3, "n1", 3, 1, R1))
+    told = play_until(made, s(9))
+    assert completed(told) == [(s(4) + ms(300), R1), (s(5) + ms(600), R0)], "1 and 2 s of transfer, the rest of 900 ms"
+    made.obey(s(9), StartReplica(R2, spec(node="n0")))
+    assert ready(play_until(made, s(11))) == [(s(9) + ms(900), R2)], "the node has the whole model"
+
+
+def test_a_batch_of_any_part_passes_all_of_them() -> None:
+    made = serving()
+    stations, now_ns = stations_ns(made), s(3)
+    assert stations[1] == pytest.approx(ms(1) * moving_ms(EQUAL.blocks[0].crossing_bytes, MBPS))
+    made.start_batch(now_ns, batch(0, R1))
+    made.start_batch(now_ns, batch(1, R0))
+    told = [(at_ns, each.batch) for at_ns, each in play_until(made, s(9)) if isinstance(each, Finished)]
+    first = passed_line(now_ns, stations, [])
+    second = passed_line(now_ns, stations, first)
+    assert told == [(round(first[-1]), 0), (round(second[-1]), 1)]
+    assert told[1][0] - told[0][0] == pytest.approx(max(stations), abs=2), "the slowest station"
+
+
+def test_a_complete_replica_runs_alone_when_the_pipeline_is_empty() -> None:
+    made = serving()
+    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    made.obey(s(3), layers(3, "n1", 3, 1, R1))
+    play_until(made, s(5) + ms(599))
+    stations, alone_ns = stations_ns(made), round(made._replicas[R0].speed.means_ns[1])
+    made.start_batch(s(5) + ms(599), batch(0, R0))
+    left_ns = round(passed_line(s(5) + ms(599), stations, [])[-1])
+    assert completed(play_until(made, s(5) + ms(600))) == [(s(5) + ms(600), R0)]
+    made.start_batch(s(5) + ms(600), batch(1, R1))
+    told = [(at_ns, each.batch) for at_ns, each in play_until(made, s(9)) if isinstance(each, Finished)]
+    assert told == [(left_ns, 0), (left_ns + alone_ns, 1)]
+
+
+def test_batches_of_the_others_are_lost_with_a_part() -> None:
+    made = serving()
+    made.start_batch(s(3), batch(0, R0))
+    made.start_batch(s(3), batch(1, R1))
+    made.happen(s(3), -1, Crashed(R0))
+    told = play_until(made, s(9))
+    assert told[:2] == [
+        (s(3), ReplicaLost(R0, "the worker process died")),
+        (s(3), BatchLost(1, R1, "replica 0, another part of it, is lost")),  # type: ignore[arg-type]
+    ]
+    assert not any(isinstance(each, Finished) for _, each in told)
+    made.obey(s(9), layers(2, "n1", 3, 1, R1))
+    assert completed(play_until(made, s(12))) == [(s(10) + ms(300), R1)], "it completes itself"
+    made.start_batch(s(12), batch(2, R1))
+    ((at_ns, _),) = play_until(made, s(20))
+    assert at_ns == s(12) + round(made._replicas[R1].speed.means_ns[1])
+
+
+def test_layers_whose_source_is_lost_can_be_ordered_again() -> None:
+    made = serving()
+    made.obey(s(3), Transfer(TransferId(9), ModelWeights("a", 300_000_000), STORE, ("n3",)))
+    play_until(made, s(7))
+    rest = structs.replace(layers(10, "n0", 1, 0, R0), source="n3")
+    made.obey(s(7), rest)
+    made.happen(s(8), -1, NodeFailed("n3"))
+    told = play_until(made, s(8))
+    assert [each.transfer for _, each in told if isinstance(each, TransferFailed)] == [10]
+    assert not any(isinstance(each, ReplicaLost) for _, each in told), "the part serves on"
+    made.obey(s(8), structs.replace(rest, transfer=TransferId(11), source=STORE))
+    assert completed(play_until(made, s(20))) == [(s(10) + ms(600), R0)]
+
+
+def test_a_part_on_a_node_that_has_loaded_the_model_only_sends() -> None:
+    made = cluster()
+    made.obey(0, Transfer(TransferId(0), ModelWeights("a", 300_000_000), STORE, ("n0",)))
+    made.obey(0, structs.replace(part(0, 0, shares_load=True), replica=R2, part=None))
+    play_until(made, s(5))
+    made.obey(s(5), part(0, shares_load=True))
+    told = play_until(made, s(9))
+    assert ready(told) == [(s(5) + ms(100), R0)], "a third of 300 ms"
+    assert completed(told) == [(s(5) + ms(300), R0)]
+
+
+def test_parts_that_stop_break_nothing() -> None:
+    made = serving()
+    made.obey(s(3), StopReplica(R0, "it is over"))
+    made.obey(s(3), StopReplica(R1, "it is over"))
+    assert not any(isinstance(each, ReplicaLost | BatchLost) for _, each in play_until(made, s(9)))
