@@ -16,8 +16,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="UTF-8"):
         read_yaml(tmp_path / "bytes.yaml")
     (tmp_path / "empty.yaml").write_text("# nothing\n")
-    with pytest.raises(InputError, match=r"empty\.yaml:1: the file is empty"):
+    with pytest.raises(InputError, match=r"empty\.yaml:1: the file is empty") as found:
         read_yaml(tmp_path / "empty.yaml")
+    assert "for example" in found.value.help, "it may be meant to hold something else than an application"
 
 
 def test_a_file_is_not_parsed_if_it_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from sloop.cli import main
@@ -128,6 +129,51 @@ def test_a_scenario_brings_its_requests_seed_and_truth(photos: Path) -> None:
     assert answer(photos, "--seed", 6)["seed"] == 6
 
 
+def test_a_scenario_brings_what_fails(photos: Path) -> None:
+    """As `sloop simulate` does on the same nodes."""
+    scenario = """
+trace: {kind: poisson, rate: 20}
+duration_s: 10
+truth: {failures: {bad_requests: 0.2}}
+"""
+    photos.write_text(APPLICATION + scenario)
+    (choice,) = answer(photos, "--system", "static", "--hardware", "g4dn.xlarge", "--budget-s", 0.000001)["choices"]
+    nodes = f"{{hardware: g4dn.xlarge, count: {choice['nodes'][0]['nodes']}}}"
+    one_kind = APPLICATION.partition("cluster:")[0] + f"cluster: {{nodes: [{nodes}]}}\n"
+    photos.write_text(one_kind + scenario)
+    result = CliRunner().invoke(main, ["simulate", str(photos), "--system", "static", "--json"])
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["runs"]
+    assert row["attainment"] < 0.9
+    assert choice["attainment"] == pytest.approx(row["attainment"])
+
+
+def test_an_application_may_be_called_as_the_stage_of_another(photos: Path) -> None:
+    document = yaml.safe_load(APPLICATION)
+    stage = document["stages"][0]
+    photos.write_text(yaml.safe_dump({**document, "stages": [stage, {**stage, "name": "more", "after": ["classify"]}]}))
+    other = photos.with_name("other.yaml")
+    other.write_text(APPLICATION.replace("name: photos", "name: photos.more"))
+    found = answer(photos, other, "--rate", 5, *SHORT)
+    assert [each["application"] for each in found["closest"]["applications"]] == ["photos", "photos.more"]
+    assert {each["stage"] for each in found["placements"]} >= {"photos.more", "photos.more."}
+
+
+def test_more_requests_than_can_be_simulated_are_refused(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = photos.with_name("other.yaml")
+    other.write_text(APPLICATION.replace("photos", "other"))
+    monkeypatch.setattr("sloop.cli.advise.REQUESTS_MAX", 150)
+    assert run(photos, "--rate", 10, *SHORT).exit_code == 0
+    result = run(photos, other, "--rate", 10, *SHORT)
+    assert result.exit_code == 1
+    assert "over 150 requests for each choice are too many" in result.stderr
+
+
+def test_systems_that_are_named_twice_are_one(photos: Path) -> None:
+    twice, once = (answer(photos, "--rate", 5, *SHORT, "--system", names) for names in ("mixed,mixed", "mixed"))
+    assert twice == once
+
+
 def test_traces_are_those_of_one_application_or_of_all(photos: Path) -> None:
     other = photos.with_name("other.yaml")
     other.write_text(APPLICATION.replace("photos", "other"))
@@ -169,12 +215,18 @@ def test_the_same_seed_prints_the_same_bytes(photos: Path) -> None:
         (["{app}", "--rate", "5", "--system", "mixxed"], 1, "did you mean 'mixed'"),
         (["{app}", "--rate", "5", "--hardware", "c5.9xlarge"], 1, "no kind of hardware is called 'c5.9xlarge'"),
         (["{app}", "--rate", "5", "--hardware", "m5.xlarge"], 1, "classify has no profile for any kind on offer"),
+        (["{app}", "--rate", "5", "--price", "c5.9xlarge=1"], 1, "--price: no kind of hardware is called 'c5.9xlarge'"),
         (["{app}", "--rate", "5", "--price", "c5.2xlarge"], 2, "is not NAME=NUMBER"),
         (["{app}", "--rate", "5", "--price", "c5.2xlarge=0", "--price", "g4dn.xlarge=0"], 1, "have no price"),
         (["{app}", "--rate", "5", "--slo-ms", "50"], 2, "write --slo-ms NAME=MS"),
         (["{app}", "--rate", "5", "--slo-ms", "photos=5"], 1, "g4dn.xlarge comes closest with 10 ms, 5 ms too long"),
         (["{app}", "--rate", "5", "--slo-ms", "foto=5"], 1, "--slo-ms: no application is called 'foto'"),
         (["{app}", "--rate", "5", "--plot", "x.gif"], 1, "is neither .png nor .svg"),
+        (
+            ["{app}", "--rate", "5", "--plot", "no-folder/x.svg"],
+            1,
+            "no-folder/x.svg cannot be written: no-folder is no folder",
+        ),
         (["resnet5-V100", "--rate", "5"], 1, "there is no file and no published profile 'resnet5-V100'"),
         (["bert-V100", "--rate", "5"], 1, "bert-V100: a published profile has no deadline"),
         (["ResNet-T", "--rate", "5", "--slo-ms", "400"], 1, "for no kind of hardware in particular"),

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from sloop.app.application import Deployment, SystemChoice
 from sloop.app.load import load_deployment
 from sloop.errors import InputError
+from sloop.policies.forecast import OracleForecast
 from sloop.sim.advice import AdviceSearch, Question, ServiceCounts, advise, first_rps, mean_rps, peak_rps
 from sloop.sim.run import simulate
 from sloop.sim.scenarios import summary_of
 from sloop.solvers.frontier import cheapest, frontier
+from sloop.systems import build_system
 from sloop.systems.planning.advice import AdviceReport, Fleet, FleetChoice, FleetQuestion, offered_kinds
 from sloop.units import s
 from sloop.workload import Trace, trace_from, trace_of
@@ -89,6 +91,25 @@ def test_the_advice_is_the_cheapest_of_all_fleets(rate: float, price: float) -> 
             if each.usd_per_h <= own.usd_per_h + 1e-9 and each.attainment_least >= min(own.attainment_least, 0.9999)
         ]
         assert beaten, own
+
+
+def test_a_forecast_that_knows_the_future_gets_the_requests() -> None:
+    asked = question(deployment(a=150, b=150), {"a": poisson(40), "b": poisson(5, 1)})
+    oracle = SystemChoice("mixed", {"forecast": {"name": "oracle", "horizon_s": 5}})
+    asked = replace(asked, fleets=replace(asked.fleets, systems=(oracle,)))
+    application = asked.world(FleetChoice(0, Fleet((1, 1)))).deployment.application
+    known = build_system("mixed", application.system.declared).policies.forecast
+    assert isinstance(known, OracleForecast)
+    assert sum(known.counts) == sum(sum(trace.counts_per_s()) for trace in asked.traces.values())
+
+
+def test_the_search_does_not_end_below_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a fleet were good enough that serves half in time."""
+    monkeypatch.setattr("sloop.sim.advice.ENOUGH", 0.5)
+    report = advise(question(deployment(a=150), {"a": poisson(90)}))
+    assert report.recommended is not None
+    assert report.recommended == advised(90.0).recommended
+    assert any(0.5 <= each.attainment_least < 0.99 for each in report.choices)
 
 
 def test_the_frontier_is_that_of_all_choices_and_the_steps_lead_down_it() -> None:

@@ -14,6 +14,7 @@ from sloop.app.load import load_application, load_scenario
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, TopologyTruth
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, Promoted, Removed, ReplicaProgressed, ReplicaReady
+from sloop.policies.forecast import OracleForecast
 from sloop.profile.profile import Profile, Startup
 from sloop.runlog import FileLog, MemoryLog
 from sloop.runlog.fold import DeploymentState
@@ -66,6 +67,17 @@ def test_a_scenario_is_a_world_for_each_of_its_systems(scenario_file: Path) -> N
     assert first.origin == f"sloop simulate {scenario_file} --system static --seed 3"
     arrivals = [list(played.ingress()) for played in (first, second)]
     assert arrivals[0] == arrivals[1], "the same requests for everybody"
+
+
+def test_a_declared_forecast_that_knows_the_future_gets_the_requests(scenario_file: Path) -> None:
+    text = re.sub(r"systems?:.*\n", "", scenario_file.read_text())
+    scenario_file.write_text(text + "system: {name: hpa, forecast: {name: oracle, horizon_s: 5}}\n")
+    played = World.from_scenario(load_scenario(scenario_file))
+    (made,) = played.setup().applications
+    assert isinstance(made.system.policies.forecast, OracleForecast)
+    assert (
+        sum(made.system.policies.forecast.counts) == sum(played.clients[made.application.name].trace.counts_per_s()) > 0
+    )
 
 
 def test_what_the_scenario_declares_is_what_happens(scenario_file: Path) -> None:

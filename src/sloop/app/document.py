@@ -65,7 +65,8 @@ def parse_yaml(text: str, file: str = "<text>") -> Value:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
         raise InputError(f"not YAML: {reason}", where=f"{file}:1") from error
     if root is None:
-        raise InputError("the file is empty", where=f"{file}:1", help="an application needs name, slo_ms and stages")
+        needs = "write what it is to say; an application, for example, needs name, slo_ms and stages"
+        raise InputError("the file is empty", where=f"{file}:1", help=needs)
     builder = _Builder(file)
     content = builder.build(root, "", 0)
     return Value(content, "", file, builder.lines)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,6 +78,8 @@ SHOWN_MAX: Final = 20
 REQUESTS: Final = 10_000
 """About how many requests of constant rates are simulated for each choice."""
 DURATION_S_LEAST, DURATION_S_MOST = 60.0, 600.0
+REQUESTS_MAX: Final = 10_000_000
+"""Of all traces together: a search simulates them once for each choice."""
 
 
 class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
@@ -195,7 +198,7 @@ def _question(apps: Sequence[str], options: Mapping[str, Any]) -> Question:
     traces = _traces(deployment, scenario, options, seed)
     kinds, left_out = offered_kinds(deployment, hardware, own, dict(options["prices"]))
     check_deadlines(deployment, kinds)
-    choices = tuple(choice for name in _names(options["names"]) if (choice := chosen_system(name)))
+    choices = tuple(choice for name in dict.fromkeys(_names(options["names"])) if (choice := chosen_system(name)))
     for choice in choices:
         build_system(choice.name, choice.declared)  # so that an unknown name is refused before anything is planned
     fleets = FleetQuestion(
@@ -208,13 +211,14 @@ def _question(apps: Sequence[str], options: Mapping[str, Any]) -> Question:
     asked = Question(fleets, traces, options["attainment"], seed, left_out=left_out, notes=notes)
     if scenario is None:
         return asked
-    link = World.from_scenario(scenario).clients[deployment.applications[0].name].link
+    world = World.from_scenario(scenario)
+    link = world.clients[deployment.applications[0].name].link
     if scenario.changes:
         notes = (
             *notes,
             "changes of the deployment are not simulated: the advice is for what is there first",
         )
-    return replace(asked, truth=scenario.truth, link=link, notes=notes)
+    return replace(asked, truth=world.truth, faults=world.faults, link=link, notes=notes)
 
 
 def _names(text: str | None) -> list[str]:
@@ -324,6 +328,7 @@ def _traces(
     total_rps = math.fsum(rates.get(name, rates.get("", 0.0)) for name in names)
     usual_s = min(DURATION_S_MOST, max(DURATION_S_LEAST, REQUESTS / total_rps)) if total_rps else DURATION_S_LEAST
     found: dict[str, Trace] = {}
+    requests = 0
     for at, name in enumerate(names):
         own_seed = seed if not at else seed_of(seed, f"application/{name}")
         if name in sources or ("" in sources and name not in rates):
@@ -338,6 +343,10 @@ def _traces(
         else:
             help = f"add --rate {name}=R or --trace {name}=TRACE"
             raise InputError(f"{name} has no requests", help=help)
+        requests += sum(1 for _ in islice(trace.times_ns(), REQUESTS_MAX + 1 - requests))
+        if requests > REQUESTS_MAX:
+            what = f"over {REQUESTS_MAX:,} requests for each choice are too many to simulate"
+            raise InputError(what, help="simulate fewer seconds with --duration-s, or give lower rates")
         if not sum(trace.counts_per_s()):
             raise InputError(
                 f"{name}: its trace has no requests", help="leave the application out, or give another trace"

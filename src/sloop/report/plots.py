@@ -351,9 +351,13 @@ def frontier_figure(
 
 
 def check_figure_file(path: Path) -> None:
-    """InputError for a file that `write_figure` does not write: one that ends neither in .png nor in .svg."""
+    """InputError for a file that `write_figure` does not write: one that ends neither in .png nor in .svg.
+    MachineError if its folder does not exist."""
     if path.suffix not in (".png", ".svg"):
         raise InputError(f"{path.name!r} is neither .png nor .svg", help="end its name with one of these")
+    if not path.parent.is_dir():
+        what = f"{path} cannot be written: {path.parent} is no folder"
+        raise MachineError(what, help="name a file in a folder that may be written")
 
 
 def write_figure(figure: Figure, path: Path) -> None:

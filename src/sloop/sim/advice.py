@@ -27,7 +27,8 @@ from sloop.runlog import Record
 from sloop.runlog.summary import RunRow
 from sloop.sim.run import simulate
 from sloop.sim.scenarios import CHECK_FIRST, summary_of
-from sloop.sim.world import AS_DECLARED, Clients, World
+from sloop.sim.truth.failure import NO_FAULTS, FaultRates
+from sloop.sim.world import AS_DECLARED, Clients, World, foretold
 from sloop.solvers.frontier import PricedWorth, cannot_be_better, cheapest, frontier
 from sloop.systems.planning import explain_plan
 from sloop.systems.planning.advice import (
@@ -57,7 +58,7 @@ BURSTY: Final = 1.25
 CHANCE: Final = 3.0
 """Standard deviations of a Poisson number: what random arrivals alone may add to the highest rate."""
 ENOUGH: Final = 0.9999
-"""A fleet that serves this part of the requests of every application needs no further node."""
+"""A fleet that serves this part of the requests of every application needs no further node, unless more is wanted."""
 LEAST: Final = 0.5
 """Nothing is taken away from a fleet that serves less than this of an application."""
 CHOICES_MAX: Final = 80
@@ -77,6 +78,7 @@ class Question:
     """The part of the requests of every application that should be served in time."""
     seed: int = 0
     truth: Truth = AS_DECLARED
+    faults: FaultRates = NO_FAULTS
     link: Link | None = None
     """Of the clients."""
     left_out: tuple[LeftOut, ...] = ()
@@ -105,12 +107,18 @@ class Question:
         """The world of one choice; all have the same requests and seed."""
         return World(
             seed=self.seed,
-            deployment=self.fleets.deployed(candidate),
+            deployment=foretold(self.fleets.deployed(candidate), self.clients),
             clients=self.clients,
             duration_ns=self.duration_ns,
             truth=self.truth,
+            faults=self.faults,
             origin="sloop advise",
         )
+
+    @property
+    def enough(self) -> float:
+        """A choice that serves this part of the requests of every application needs no further node."""
+        return max(ENOUGH, self.wanted)
 
     @cached_property
     def peak(self) -> float:
@@ -275,7 +283,11 @@ class AdviceSearch:
             return
         used = [kind for kind, count in enumerate(fleet.counts) if count]
         least = LEAST if choice is None else choice.attainment_least
-        if choice is not None and least < ENOUGH and not cannot_be_better(before, choice.usd_per_h, least):
+        if (
+            choice is not None
+            and least < self._question.enough
+            and not cannot_be_better(before, choice.usd_per_h, least)
+        ):
             for kind in used:
                 self._wait_for(replace(candidate, fleet=fleet.with_one(kind, 1)))
         if least >= LEAST:
@@ -284,12 +296,12 @@ class AdviceSearch:
 
     def _unbeaten(self, candidate: FleetChoice) -> AdvisedChoice | None:
         """The choice, simulated; None if its price, or the most that its plan can serve, shows that it is beaten."""
-        fleet, points = candidate.fleet, self._points()
+        fleet, points, enough = candidate.fleet, self._points(), self._question.enough
         price = 0.0 if fleet.as_needed else self._fleets.price_usd_per_h(fleet)
-        if cannot_be_better(points, price, ENOUGH):
+        if cannot_be_better(points, price, enough):
             return None
         planned = self._fleets.plan(candidate)
-        if cannot_be_better(points, price, min(ENOUGH, planned.served_max)):
+        if cannot_be_better(points, price, min(enough, planned.served_max)):
             return None
         return self.simulated(candidate, planned.why)
 

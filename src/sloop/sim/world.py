@@ -135,7 +135,7 @@ class World:
         Raises InputError if a trace or a link cannot be read.
         """
         choice, clients = choice or scenario.systems[0], _clients(scenario)
-        deployment, truth = _foretold(scenario.deployment.under(choice), clients), scenario.truth
+        deployment, truth = foretold(scenario.deployment.under(choice), clients), scenario.truth
         mtbf_s, failures = truth.nodes.mtbf_s, truth.failures
         return cls(
             seed=scenario.seed,
@@ -437,7 +437,7 @@ def _clients(scenario: Scenario) -> dict[str, Clients]:
     return found
 
 
-def _foretold(deployment: Deployment, clients: Mapping[str, Clients]) -> Deployment:
+def foretold(deployment: Deployment, clients: Mapping[str, Clients]) -> Deployment:
     """The deployment, in which every forecast that knows the future gets the requests of its application, unless they
     are declared. They are parameters of the system, so that they are in the log and a replay has them."""
     applications = []
@@ -447,7 +447,9 @@ def _foretold(deployment: Deployment, clients: Mapping[str, Clients]) -> Deploym
         if isinstance(forecast, OracleForecast) and not forecast.counts and made.name in clients:
             horizon_s, counts = to_s(forecast.horizon_ns), clients[made.name].trace.counts_per_s()
             known = {"name": "oracle", "horizon_s": horizon_s, "counts": list(map(float, counts))}
-            made = replace(made, system=replace(choice, parameters={**choice.parameters, "forecast": known}))
+            inherited = {key: value for key, value in choice.inherited.items() if key != "forecast"}
+            parameters = {**choice.parameters, "forecast": known}
+            made = replace(made, system=replace(choice, parameters=parameters, inherited=inherited))
         applications.append(made)
     return replace(deployment, applications=tuple(applications))
 

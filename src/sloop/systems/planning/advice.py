@@ -174,10 +174,11 @@ def offered_kinds(
     """
     declared = {node.hardware: node for node in reversed(deployment.cluster)}
     table = {**KINDS, **own}
-    for kind in (*named, *prices):
-        if kind not in declared and kind not in table:
-            help = nearest(kind, (*declared, *table)) or "declare it in a file of kinds"
-            raise InputError(f"no kind of hardware is called {kind!r}", where="--hardware", help=help)
+    for option, kinds in (("--hardware", named), ("--price", prices)):
+        for kind in kinds:
+            if kind not in declared and kind not in table:
+                help = nearest(kind, (*declared, *table)) or "declare it in a file of kinds"
+                raise InputError(f"no kind of hardware is called {kind!r}", where=option, help=help)
     found: list[Node] = []
     left_out: list[LeftOut] = []
     considered = list(dict.fromkeys(named)) or _kinds_of(deployment, own)
@@ -284,17 +285,22 @@ def check_deadlines(deployment: Deployment, kinds: Sequence[Node]) -> None:
 
 def together(deployment: Deployment) -> Deployment | None:
     """The applications as one, with a path for each; None for a single one, and where requests of one can take
-    different paths. A stage keeps its application's name: `bert`, or `bert.tokens` if there are several."""
+    different paths. A stage keeps its application's name: `bert`, or `bert.tokens` if there are several;
+    a name that another application has gets a dot."""
     applications = deployment.applications
     if len(applications) < 2 or not all(_is_chain(each) for each in applications):
         return None
     stages: list[Stage] = []
     paths: list[Path] = []
+    taken = {each.name for each in applications if len(each.stages) == 1}
     for each in applications:
-        several = len(each.stages) > 1
-        names = {
-            stage.name: f"{each.name}.{declared_name(stage.name)}" if several else each.name for stage in each.stages
-        }
+        names = {stage.name: each.name for stage in each.stages}
+        for stage in each.stages if len(each.stages) > 1 else ():
+            name = f"{each.name}.{declared_name(stage.name)}"
+            while name in taken:
+                name += "."
+            taken.add(name)
+            names[stage.name] = name
         stages += [
             replace(stage, name=names[stage.name], after=tuple(names[name] for name in stage.after))
             for stage in each.stages
