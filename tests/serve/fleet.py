@@ -80,10 +80,14 @@ def running(host: Host, part: str) -> list[int]:
 
 
 def workers(host: Host) -> list[int]:
-    """The processes of a host that serve replicas."""
-    return [
-        pid for pid in running(host, "sloop.serve.worker") if Path(f"/proc/{pid}/comm").read_text().strip() != SPARE
-    ]
+    """The processes of a host that serve replicas, or load their models."""
+    spare = [pid for pid in running(host, "sloop.serve.processes") if not name_of(pid).startswith("sloop ")]
+    return [pid for pid in running(host, "sloop.serve.worker") if pid not in spare and name_of(pid) != SPARE]
+
+
+def name_of(pid: int) -> str:
+    """What a process calls itself."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def tell(text: str) -> None:

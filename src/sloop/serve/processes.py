@@ -216,6 +216,7 @@ def main(arguments: Sequence[str]) -> None:
     parent, and the arguments of the module's `main`."""
     module, humble, parent, *others = arguments
     begin(int(parent), ())
+    set_name(SPARE)
     prepare(module, humble=bool(int(humble)))
     import_module(module).main(others, is_spare=True)
 

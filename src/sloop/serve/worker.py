@@ -33,7 +33,7 @@ from sloop.errors import SloopError
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import Assembler, Decision, RequestTensors
 from sloop.serve.messages import FREED, BatchDone, PairSetup, Run, ShadowSetup, StageSetup, decoder, encode
-from sloop.serve.processes import SPARE, begin, set_name
+from sloop.serve.processes import begin, set_name
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime, prepare_runtimes
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
@@ -153,7 +153,6 @@ class Worker:
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
         if self._is_spare:
-            set_name(SPARE)
             self._channel.send(FrameKind.WAITING)
         first = self._channel.receive()
         if first is None:
