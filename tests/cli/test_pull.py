@@ -17,7 +17,7 @@ from sloop.cli import main
 from sloop.cli.command import models_folder
 from sloop.serve.stores import ModelSource
 from sloop.serve.weights import ModelFolder
-from tests.serve.bad_store import BadStore, Served
+from tests.serve.bad_store import BadStore, Served, SigningStore
 
 pytestmark = pytest.mark.live
 APPLICATION = """\
@@ -70,6 +70,26 @@ def test_what_was_pulled_is_found_by_other_commands(far: Path, store: BadStore, 
     checked = json.loads(run("check", far, "--json").stdout)
     assert checked["stages"][0]["variants"][0]["model"] == row["path"]
     assert store.sent_bytes["/tiny.onnx"] == len(model.read_bytes())
+
+
+def test_objects_of_s3(far: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "s3://models/tiny.onnx"
+    far.write_text(APPLICATION.format(url=url))
+    with SigningStore() as objects:
+        objects.put("/models/tiny.onnx", model.read_bytes())
+        for name, value in objects.environment(AWS_REGION="us-east-1").items():
+            monkeypatch.setenv(name, value)
+        result = run("pull", far)
+        assert result.exit_code == 1
+        assert "s3://models/tiny.onnx.sha256: the store refuses it: 400" in result.stderr
+        assert "help: set AWS_REGION=eu-test-1" in result.stderr
+        monkeypatch.setenv("AWS_REGION", objects.REGION)
+        result = run("pull", far, "--json")
+        assert result.exit_code == 0, result.stderr
+    (row,) = json.loads(result.stdout)["models"]
+    assert row["source"] == url
+    assert Path(row["path"]).read_bytes() == model.read_bytes()
+    assert run("check", far).exit_code == 0
 
 
 def test_deployments_scenarios_and_variants(far: Path, store: BadStore, model: Path, tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
-"""A small web server that keeps model files as badly as a test wants: slow, with wrong lengths, or breaking off."""
+"""A small web server that keeps model files as badly as a test wants: slow, with wrong lengths, or breaking off; and
+one that sends them only if requests are signed."""
 
+import base64
 import hashlib
+import hmac
 import re
 import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Self
 
 
@@ -153,3 +157,75 @@ class BadStore:
         connection.sendall(file.beyond)
         if file.keeps_open:
             self._ends.wait(20)
+
+
+class SigningStore(BadStore):
+    """An object store: refuses requests as S3 does unless they are signed by `KEY_ID`, for this region, at about this
+    time. It computes signatures on its own, from what has arrived (AWS, Signature Version 4)."""
+
+    KEY_ID, SECRET, REGION = "AKIDTEST", "a/secret+of=the test", "eu-test-1"
+    MAY_BE_LATE_S = 900
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.public: set[str] = set()
+        """Paths that everybody may read."""
+        self.token = ""
+        """Of the session, if it is one."""
+
+    def environment(self, **others: str) -> dict[str, str]:
+        """What tells a client of this store."""
+        found = {"AWS_ACCESS_KEY_ID": self.KEY_ID, "AWS_SECRET_ACCESS_KEY": self.SECRET, "AWS_REGION": self.REGION}
+        return {**found, "AWS_ENDPOINT_URL": self.url, **others}
+
+    def put(self, path: str, content: bytes) -> Served:
+        """Keep an object, with its checksum."""
+        digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        self.files[path] = found = Served(content, headers={"x-amz-checksum-sha256": digest})
+        return found
+
+    def _answer(self, connection: socket.socket, path: str, file: Served, headers: Mapping[str, str]) -> None:
+        code = self._refusal(path, headers)
+        if not code and file.status == 404:
+            code = "NoSuchKey"
+        if not code:
+            super()._answer(connection, path, file, headers)
+            return
+        status = {"NoSuchKey": 404, "AuthorizationHeaderMalformed": 400, "InvalidToken": 400}.get(code, 403)
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Region>{self.REGION}</Region></Error>".encode()
+        head = f"HTTP/1.1 {status} No\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+
+    def _refusal(self, path: str, headers: Mapping[str, str]) -> str:
+        """The code of the error; empty if the request is right."""
+        given = re.fullmatch(
+            r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request, SignedHeaders=([a-z0-9;-]+), "
+            r"Signature=([0-9a-f]{64})",
+            headers.get("authorization", ""),
+        )
+        if given is None:
+            return "" if path in self.public else "AccessDenied"
+        key_id, day, region, names, signature = given.groups()
+        stamp, signed = headers["x-amz-date"], names.split(";")
+        sent = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        late_s = abs((datetime.now(UTC) - sent).total_seconds())
+        unsigned = {name for name in headers if name.startswith("x-amz-")} | {"host"}
+        wrong = {
+            "InvalidAccessKeyId": key_id != self.KEY_ID,
+            "AuthorizationHeaderMalformed": region != self.REGION,
+            "RequestTimeTooSkewed": late_s > self.MAY_BE_LATE_S or not stamp.startswith(day),
+            "InvalidToken": headers.get("x-amz-security-token", "") != self.token,
+            "AccessDenied": bool(unsigned - set(signed)),
+        }
+        if code := next((code for code, is_wrong in wrong.items() if is_wrong), ""):
+            return code
+        place, _, query = path.partition("?")
+        lines = ["GET", place, query, *(f"{name}:{headers[name].strip()}" for name in signed), "", names]
+        request = "\n".join([*lines, headers["x-amz-content-sha256"]])
+        key = ("AWS4" + self.SECRET).encode()
+        for part in (day, region, "s3", "aws4_request"):
+            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+        scope = f"{day}/{region}/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+        right = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+        return "" if hmac.compare_digest(right, signature) else "SignatureDoesNotMatch"

@@ -1,5 +1,6 @@
 """Stores over real sockets: what they answer, and what a user is told when they answer something else."""
 
+import hashlib
 import os
 import shutil
 import socket
@@ -19,13 +20,14 @@ from sloop.serve.stores import (
     InterruptedTransferError,
     ModelSource,
     Patience,
+    S3Store,
     StoppedTransferError,
     Store,
     StoredFile,
     StoreError,
     Watch,
 )
-from tests.serve.bad_store import BadStore, Served
+from tests.serve.bad_store import BadStore, Served, SigningStore
 
 pytestmark = pytest.mark.live
 SUM = "ab" * 32
@@ -61,6 +63,7 @@ def read(location: str, reader: Store | None = None, start: int = 0, version: st
         ("HTTP://h:81/m%20x.onnx?sig=1", "http://h:81/m%20x.onnx?sig=1", "m x.onnx"),
         ("http://h/größe.onnx", "http://h/gr%C3%B6%C3%9Fe.onnx", "größe.onnx"),
         ("file:///srv/a%20b.onnx", "/srv/a b.onnx", "a b.onnx"),
+        ("S3://b-1/a/m%20x.onnx", "s3://b-1/a/m%20x.onnx", "m x.onnx"),
         ("/srv/50%41.onnx", "/srv/50%41.onnx", "50%41.onnx"),
         ("/srv/a#1.onnx", "/srv/a#1.onnx", "a#1.onnx"),
         ("m.onnx", "/models/m.onnx", "m.onnx"),
@@ -88,6 +91,11 @@ def test_sources_are_urls_and_paths(text: str, location: str, name: str) -> None
         ("https://h/m.onnx#main", "'main' is no SHA-256"),
         ("https://h/m.onnx#sha256=12", "'sha256=12' is no SHA-256"),
         ("file://host/m.onnx", "it names the host 'host'"),
+        ("s3://b/", "does not end in the name of a file"),
+        ("s3:///m.onnx", "without a valid host"),
+        ("s3://b:9000/m.onnx", "names no bucket"),
+        ("s3://Bucket/m.onnx", "names no bucket"),
+        ("s3://bucket/m.onnx?versionId=1", "with a '\\?'"),
         ("/m.onnx#sha256=xyz", "'xyz' is no SHA-256"),
         ("/m\0.onnx", "no valid path|cannot read it|null"),
     ],
@@ -119,6 +127,7 @@ def test_secrets_are_never_shown() -> None:
         "https://me:secret@h:99999/m.onnx",
         "ftp://me:secret@h/m",
         "http://me:secret@h/m#x",
+        "s3://me:secret@bucket/m.onnx",
     ):
         with pytest.raises(InputError) as raised:
             ModelSource.of(text)
@@ -456,6 +465,123 @@ def test_tokens_are_not_sent_without_tls(tmp_path: Path) -> None:
             __import__("urllib.parse").parse.urlsplit("http://store.invalid/m"), ""
         )
     assert "secret" not in str(raised.value)
+
+
+# S3
+
+ANYBODY = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+
+@pytest.fixture
+def objects() -> Iterator[SigningStore]:
+    with SigningStore() as made:
+        yield made
+
+
+def test_objects_are_read_with_a_signature(objects: SigningStore) -> None:
+    served = objects.put("/models/a%20b/m%2B%281%29.onnx", CONTENT)
+    reader, file = S3Store(environment=objects.environment()), "s3://models/a b/m+(1).onnx".replace(" ", "%20")
+    location, version = ModelSource.of(file).location, f"etag {served.version}"
+    download = reader.open(StoredFile(location), Watch(QUICK))
+    download.close()
+    assert (download.version, download.total_bytes, download.is_resumable) == (version, len(CONTENT), True)
+    assert download.sha256 == hashlib.sha256(CONTENT).hexdigest()
+    assert read(location, reader) == CONTENT
+    assert read(location, reader, 1000, version) == CONTENT[1000:]
+    assert read(location, reader, 1000, 'etag "another"') == CONTENT
+    assert reader.version(StoredFile(location), Watch(QUICK), version) == version
+    served.content = b"new"
+    assert reader.version(StoredFile(location), Watch(QUICK), version) == f"etag {served.version}" != version
+
+
+def test_objects_of_sessions_and_of_everybody(objects: SigningStore) -> None:
+    objects.put("/models/m", CONTENT)
+    objects.token = "of the session"
+    reader = S3Store(environment=objects.environment(AWS_SESSION_TOKEN="of the session"))
+    assert read("s3://models/m", reader) == CONTENT
+    with pytest.raises(StoreError, match="400 InvalidToken"):
+        read("s3://models/m", S3Store(environment=objects.environment()))
+    nobody = S3Store(environment={"AWS_ENDPOINT_URL": objects.url})
+    with pytest.raises(StoreError, match="403 AccessDenied") as raised:
+        read("s3://models/m", nobody)
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(raised.value.help)
+    objects.public.add("/models/m")
+    assert read("s3://models/m", nobody) == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "says", "advice"),
+    [
+        ("m", {"AWS_SECRET_ACCESS_KEY": "another"}, "403 SignatureDoesNotMatch", "check AWS_SECRET_ACCESS_KEY"),
+        ("m", {"AWS_ACCESS_KEY_ID": "another"}, "403 InvalidAccessKeyId", "check AWS_ACCESS_KEY_ID"),
+        ("m", {"AWS_REGION": "us-east-1"}, "400 AuthorizationHeaderMalformed; the bucket is in region 'eu-test-1', not "
+         "'us-east-1'", "set AWS_REGION=eu-test-1"),
+        ("n", {}, "404 NoSuchKey", "s3://BUCKET/KEY"),
+        ("m", {"AWS_ENDPOINT_URL": "minio"}, "AWS_ENDPOINT_URL: it is no URL", "https://minio"),
+        ("m", {"AWS_ACCESS_KEY_ID": ""}, "AWS_ACCESS_KEY_ID: it is not set", "set both"),
+    ],
+)  # fmt: skip
+def test_why_a_store_of_objects_refuses(
+    objects: SigningStore, name: str, changed: dict[str, str], says: str, advice: str
+) -> None:
+    objects.put("/models/m", CONTENT)
+    with pytest.raises(InputError, match=says) as raised:
+        read(f"s3://models/{name}", S3Store(environment=objects.environment(**changed)))
+    assert advice in str(raised.value.help)
+    assert objects.SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says", "advice"),
+    [
+        (b"301 Moved\r\nx-amz-bucket-region: eu-far-2\r\n\r\n<Error><Code>PermanentRedirect</Code>",
+         "301 PermanentRedirect; the bucket is in region 'eu-far-2'", "AWS_REGION=eu-far-2"),
+        (b"403 No\r\n\r\n<Error><Code>RequestTimeTooSkewed</Code></Error>", "RequestTimeTooSkewed", "the clock"),
+        (b"400 No\r\n\r\n<Error><Code>ExpiredToken</Code></Error>", "400 ExpiredToken", "session has ended"),
+        (b"403 No\r\n\r\n", "refuses it: 403", "check the URL"),
+        (b"404 No\r\n\r\nno such page", "no such file: 404", "check the URL"),
+        (b"400 No\r\n\r\n<Code>\x1b[31m</Code>", "refuses it: 400", "check the URL"),
+    ],
+)  # fmt: skip
+def test_other_refusals(store: BadStore, answer: bytes, says: str, advice: str) -> None:
+    store.files["/models/m"] = Served(raw=b"HTTP/1.1 " + answer)
+    with pytest.raises(StoreError, match=says) as raised:
+        read("s3://models/m", S3Store(environment={**ANYBODY, "AWS_ENDPOINT_URL": store.url}))
+    assert advice in str(raised.value.help)
+    assert "\x1b" not in str(raised.value)
+
+
+def test_a_store_of_objects_that_is_busy_is_asked_again(store: BadStore) -> None:
+    store.files["/models/m"] = Served(raw=b"HTTP/1.1 503 No\r\n\r\n<Error><Code>SlowDown</Code></Error>")
+    with pytest.raises(InterruptedTransferError, match="the store answers 503 SlowDown"):
+        read("s3://models/m", S3Store(environment={"AWS_ENDPOINT_URL": store.url}))
+
+
+def test_signatures_stay_at_their_store(objects: SigningStore) -> None:
+    with BadStore() as other:
+        other.files["/m"] = Served(CONTENT)
+        objects.files["/models/m"] = Served(status=307, headers={"Location": f"{other.url}/m"})
+        assert read("s3://models/m", S3Store(environment=objects.environment())) == CONTENT
+        (headers,) = other.asked("/m")
+        assert not [name for name in headers if name == "authorization" or name.startswith("x-amz")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "digest"),
+    [
+        ({"x-amz-checksum-sha256": "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="}, hashlib.sha256().hexdigest()),
+        ({"x-amz-checksum-sha256": "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=-2"}, ""),
+        ({"x-amz-checksum-sha256": "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=",
+          "x-amz-checksum-type": "COMPOSITE"}, ""),
+        ({"x-amz-checksum-sha256": "not base64"}, ""),
+        ({"x-amz-checksum-sha256": "AAAA"}, ""),
+    ],
+)  # fmt: skip
+def test_checksums_of_whole_objects(store: BadStore, headers: dict[str, str], digest: str) -> None:
+    store.files["/models/m"] = Served(headers=headers)
+    download = S3Store(environment={"AWS_ENDPOINT_URL": store.url}).open(StoredFile("s3://models/m"), Watch(QUICK))
+    download.close()
+    assert download.sha256 == digest
 
 
 # Folders

@@ -30,9 +30,11 @@ EXAMPLE = """
 sloop pull app.yaml && sloop serve app.yaml
 sloop pull https://models.example.org/resnet.onnx#sha256=…
 sloop pull app.yaml --models-tokens /etc/sloop/tokens
+sloop pull s3://bucket/models/resnet.onnx
 """
 NOTES = """With #sha256=HEX at the end of a URL, or a file `NAME.onnx.sha256` beside the model, the content is verified.
-The files of weights of an ONNX model are fetched with it. Requests do not go through a proxy."""
+The files of weights of an ONNX model are fetched with it. Requests do not go through a proxy. For s3: URLs, the
+variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL say who asks, and where."""
 
 
 def models_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -454,6 +454,7 @@ class PeerDownload:
 
     has_end = True
     is_copy = True
+    sha256 = ""
 
     def __init__(self, store: PeerStore, link: "_PeerLink", first: FilePart, info: FileInfo, watch: Watch) -> None:
         self.start, self.version = first.start, info.version
@@ -489,6 +490,7 @@ class PiecesDownload:
 
     has_end = True
     is_copy = True
+    sha256 = ""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Reads model files from stores: web servers and object stores over HTTP, and folders that several machines see.
 
-A `ModelSource` names a model: `https://host/path/model.onnx`, `http://…`, `file:///path` or a path in a shared folder,
-each possibly with `#sha256=HEX`. A `Store` reads the files of one scheme; a store of another kind (S3, peers) is one
-more class in `STORES`.
+A `ModelSource` names a model: `https://host/path/model.onnx`, `http://…`, `s3://bucket/key/model.onnx`, `file:///path`
+or a path in a shared folder, each possibly with `#sha256=HEX`. A `Store` reads the files of one scheme; a store of
+another kind is one more class in `STORES`.
 
 Reading blocks, in a thread of its own, with the standard library only. A `Watch` ends it from outside, and when the
 store is too slow. Lengths are checked in both directions: too few bytes, and too many. Proxies are not used. Must not
@@ -19,9 +19,10 @@ import socket
 import ssl
 import threading
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsp
 
 from sloop.app.document import SCHEME
 from sloop.errors import InputError, MachineError
+from sloop.serve.aws import KEY_ID, REGIONS, SECRET, TOKEN, AwsAccount
 from sloop.text import counted, quoted, shortened
 
 CHUNK_BYTES: Final = 1 << 20
@@ -41,6 +43,9 @@ LATE_VALIDATOR_S: Final = 60
 """Last-Modified proves that a file is the same only if it was this old when it was read: the date has whole seconds."""
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+REFUSAL_BYTES_MAX: Final = 4096
+"""What is read of an answer that says why a store refuses."""
 
 
 class InterruptedTransferError(Exception):
@@ -104,12 +109,14 @@ class ModelSource:
             what = f"its fragment {quoted(fragment)} is no SHA-256 in 64 hexadecimal digits"
             raise InputError(what, where=_label(location), help="end the URL with #sha256=…, or remove the '#'")
         kind = scheme[1].lower() if scheme else "file"
-        if kind in ("http", "https"):
+        if kind in ("http", "https", "s3"):
             address, user = _http_location(location)
+            if kind == "s3":
+                _check_s3(address, user)
             return cls(address, digest.lower(), user)
         if kind != "file":
             what = f"{quoted(f'{kind}://')} is no kind of store that sloop can read"
-            raise InputError(what, where=_label(location), help="give an https:, http: or file: URL, or a path")
+            raise InputError(what, where=_label(location), help="give an https:, http:, s3: or file: URL, or a path")
         path = _file_path(location) if scheme else (folder or Path()) / location
         return cls(str(_model_in(path)), digest.lower())
 
@@ -120,7 +127,7 @@ class ModelSource:
 
     @property
     def scheme(self) -> str:
-        """`http`, `https` or `file`; the key of `STORES`."""
+        """`http`, `https`, `s3` or `file`; the key of `STORES`."""
         scheme = SCHEME.match(self.location)
         return scheme[1].lower() if scheme else "file"
 
@@ -190,6 +197,20 @@ def _http_location(text: str) -> tuple[str, str]:
     path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._")
     arguments = quote(parts.query, safe="/?%:@!$&'()*+,;=~-._")
     return urlunsplit((parts.scheme.lower(), place, path, arguments, "")), unquote(user)
+
+
+def _check_s3(location: str, user: str) -> None:
+    """InputError for what names no object of a bucket."""
+    parts, where = urlsplit(location), _label(location)
+    if user:
+        help = f"remove them from the URL, and set {KEY_ID} and {SECRET} in the environment"
+        raise InputError("an s3: URL with credentials", where=where, help=help)
+    if not BUCKET.fullmatch(parts.netloc) or parts.query:
+        what = "an s3: URL that names no bucket" if not parts.query else "an s3: URL with a '?'"
+        help = (
+            "write s3://BUCKET/KEY, with special characters of the key as %3F; the host of a store is AWS_ENDPOINT_URL"
+        )
+        raise InputError(what, where=where, help=help)
 
 
 def _name_in(path: str) -> str:
@@ -307,6 +328,8 @@ class Download(Protocol):
     """Whether a broken connection can be told from the end of the file."""
     is_copy: bool
     """Whether it comes from another machine's copy instead of the store."""
+    sha256: str
+    """Of the whole file, as the store says; empty if it does not."""
 
     def read(self) -> bytes:
         """The next bytes; none at the end, which may come before or after `total_bytes`."""
@@ -373,6 +396,7 @@ class FolderDownload:
     is_resumable = True
     has_end = True
     is_copy = False
+    sha256 = ""
 
     def __init__(self, file: StoredFile, opened: io.FileIO, watch: Watch, start: int, version: str) -> None:
         self._file, self._opened, self._watch = file, opened, watch
@@ -437,7 +461,8 @@ class HttpStore:
 
     def _answer(self, file: StoredFile, watch: Watch, headers: Mapping[str, str]) -> "_Answer":
         """The answer to a GET, after redirects: 200, 206, 304 or 416. StoreError for any other."""
-        location, user = file.location, file.user
+        begin = self._url_of(file)
+        location, user = begin, file.user
         for _ in range(REDIRECTS_MAX + 1):
             answer = self._ask(file, urlsplit(location), user, watch, headers)
             target = answer.head.get("Location")
@@ -450,8 +475,16 @@ class HttpStore:
             raise StoreError(what, where=str(file), help="give the last address", status=302)
         if answer.status in (200, 206) or (answer.status in (304, 416) and headers):
             return answer
-        answer.close()
-        raise _refused(file, answer, _label(location))
+        with contextlib.closing(answer):
+            raise self._refused(file, answer, "" if location == begin else _label(location))
+
+    def _url_of(self, file: StoredFile) -> str:
+        """Where a file is to be asked for."""
+        return file.location
+
+    def _refused(self, file: StoredFile, answer: "_Answer", redirected: str) -> Exception:
+        """The error for a status that is no success; `redirected` is where the last request went, if elsewhere."""
+        return _refused(file, answer, redirected)
 
     def _ask(
         self, file: StoredFile, url: SplitResult, user: str, watch: Watch, headers: Mapping[str, str]
@@ -561,11 +594,11 @@ def _redirected(file: StoredFile, location: str, target: str, user: str) -> tupl
     return urlunsplit((after.scheme, place, path, arguments, "")), user if is_same else ""
 
 
-def _refused(file: StoredFile, answer: "_Answer", last: str) -> Exception:
+def _refused(file: StoredFile, answer: "_Answer", redirected: str) -> Exception:
     """The error for a status that is no success."""
-    status, host = answer.status, urlsplit(last).hostname
+    status, host = answer.status, urlsplit(redirected or file.location).hostname
     said = f"{status} {shortened(answer.reason)}".strip()
-    place = "" if last == str(file) else f" (redirected to {last})"
+    place = f" (redirected to {redirected})" if redirected else ""
     if status in (401, 403):
         advice = f"give a token for {host} in the token file, or check the user's rights there"
         return StoreError(
@@ -709,6 +742,7 @@ class HttpDownload:
         self._is_chunked = bool(answer.response.chunked)
         self.start, self.total_bytes = 0, None if self._is_chunked else announced
         self.version, self.is_resumable = _http_version(head), _is_strong(head)
+        self.sha256 = _s3_digest(head) if answer.status == 200 else ""  # of a range it is that of a part
         if answer.status == 206:
             self._resume(start, version, announced)
         self.has_end = self._is_chunked or self.total_bytes is not None
@@ -754,5 +788,83 @@ class HttpDownload:
         self._answer.close()
 
 
-STORES: Final[Mapping[str, Callable[[], Store]]] = {"file": FolderStore, "http": HttpStore, "https": HttpStore}
+# S3
+
+
+class S3Store(HttpStore):
+    """Objects of S3 and of stores that are compatible with it, as the environment of this process says
+    (`AwsAccount.of`), which is read at each request."""
+
+    def __init__(self, *, environment: Mapping[str, str] = os.environ, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(tls=tls)
+        self._environment = environment
+
+    def _url_of(self, file: StoredFile) -> str:
+        parts = urlsplit(file.location)
+        return AwsAccount.of(self._environment).url(parts.netloc, parts.path[1:])
+
+    def _authorization(self, url: SplitResult, user: str) -> dict[str, str]:
+        account = AwsAccount.of(self._environment)
+        if not account.may_sign(url):
+            return {}
+        return account.signed(url, datetime.now(UTC), {"x-amz-checksum-mode": "ENABLED"})
+
+    def _refused(self, file: StoredFile, answer: "_Answer", redirected: str) -> Exception:
+        """The error with the code that the store gives in the body of its answer, and what to do about it."""
+        raw, head = b"", answer.head
+        with contextlib.suppress(OSError, http.client.HTTPException, InterruptedTransferError):
+            raw = answer.response.read(REFUSAL_BYTES_MAX)
+        found: dict[str, str] = dict(re.findall(r"<(Code|Region)>([\x21-\x7e]{1,200}?)</", raw.decode("latin-1")))
+        code, status = found.get("Code", ""), answer.status
+        region = head.get("x-amz-bucket-region") or found.get("Region", "")
+        if not code and status not in (301, 307, 400, 401, 403):
+            return _refused(file, answer, redirected)
+        account = AwsAccount.of(self._environment)
+        if status in (408, 425, 429) or status >= 500:
+            what = f"{file}: the store answers {status} {shortened(code)}"
+            return InterruptedTransferError(what, "try again later, or ask who runs the store")
+        what = f"the store refuses it: {f'{status} {shortened(code)}'.strip()}"
+        if region and region != account.region and status in (301, 307, 400):
+            what += f"; the bucket is in region {quoted(region)}, not {quoted(account.region)}"
+            advice = f"set {REGIONS[0]}={shortened(region)}"
+        elif not account.key_id and status in (401, 403):
+            advice = f"set {KEY_ID} and {SECRET} in the environment of this process, or let everybody read the object"
+        else:
+            advice = S3_ADVICE.get(code, S3_ADVICE[""])
+        return StoreError(what, where=str(file), help=advice, status=status)
+
+
+S3_ADVICE: Final[Mapping[str, str]] = {
+    "": "check the URL, AWS_ENDPOINT_URL and AWS_REGION",
+    "AccessDenied": "let this key read the object (s3:GetObject), and check the URL: without s3:ListBucket, a store "
+    "answers the same for an object that is not there",
+    "ExpiredToken": f"the session has ended: set {KEY_ID}, {SECRET} and {TOKEN} of a new one",
+    "InvalidAccessKeyId": f"check {KEY_ID}, and AWS_ENDPOINT_URL: the store does not know this key",
+    "InvalidToken": f"check {TOKEN}; it belongs to its {KEY_ID}",
+    "NoSuchBucket": "check the bucket in the URL, and AWS_ENDPOINT_URL",
+    "NoSuchKey": "check the URL: s3://BUCKET/KEY",
+    "RequestTimeTooSkewed": "set the clock of this machine: it differs from the store's by more than 15 minutes",
+    "SignatureDoesNotMatch": f"check {SECRET}: it does not belong to the key in {KEY_ID}",
+}
+"""What to do, by the code of an error of S3; "" for any other."""
+
+
+def _s3_digest(head: Message) -> str:
+    """The SHA-256 of an object in hexadecimal digits, if S3 has that of the whole; empty if it does not say."""
+    given = head.get("x-amz-checksum-sha256", "").strip()
+    if "-" in given or head.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT":
+        return ""  # the checksum of the checksums of its parts
+    try:
+        raw = b64decode(given, validate=True)
+    except ValueError:
+        return ""
+    return raw.hex() if len(raw) == hashlib.sha256().digest_size else ""
+
+
+STORES: Final[Mapping[str, Callable[[], Store]]] = {
+    "file": FolderStore,
+    "http": HttpStore,
+    "https": HttpStore,
+    "s3": S3Store,
+}
 """By scheme, how its store is made."""

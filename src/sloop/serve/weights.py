@@ -113,6 +113,8 @@ class Partial(Struct):
     version: str
     size_bytes: int | None
     is_resumable: bool
+    sha256: str = ""
+    """What the store says of the whole file."""
 
 
 class TransferState(Struct):
@@ -688,7 +690,8 @@ class _Transfer:
                 raise StoreError(what, where=str(file), help="add #sha256=… to the URL", status=502)
             if not download.start:  # before the state says of which version the file is
                 path.unlink(missing_ok=True)
-            self._state.files[name] = Partial(download.version, download.total_bytes, download.is_resumable)
+            stated = download.sha256 or (known.sha256 if download.start and known is not None else "")
+            self._state.files[name] = Partial(download.version, download.total_bytes, download.is_resumable, stated)
             try:
                 self._reserve(download.total_bytes or 0)
             except MachineError as error:
@@ -701,13 +704,15 @@ class _Transfer:
                 size = self._copy(file, download, out, digest)
                 out.flush()
                 os.fsync(out.fileno())
-            self._state.files[name] = Partial(download.version, size, download.is_resumable)
+            self._state.files[name] = Partial(download.version, size, download.is_resumable, stated)
             self._folder.save(self._part, self._state)
         found = digest.hexdigest()
-        if wanted and found != wanted:
+        if found != (wanted or stated or found):
             path.unlink()
-            if download.start or download.is_copy:  # perhaps the parts were of two versions, or the copy is damaged
-                raise InterruptedTransferError(f"{file}: its parts do not fit together", "fetch it again")
+            # Perhaps the parts were of two versions, the copy is damaged, or what the store sent was damaged.
+            if download.start or download.is_copy or not wanted:
+                what = "its parts do not fit together" if wanted else f"its SHA-256 is not {stated}, as the store says"
+                raise InterruptedTransferError(f"{file}: {what}", "fetch it again")
             what = f"its SHA-256 is {found}, expected is {wanted}; it was removed"
             advice = "correct the checksum, or the file in the store"
             raise StoreError(what, where=str(file), help=advice, status=200)
