@@ -115,6 +115,11 @@ def test_every_parameter_that_is_listed_can_be_written_with_its_default(name: st
     assert build_system(name, declared).slots == system.slots
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_it_is_said_what_each_parameter_means(name: str) -> None:
+    assert [each.key for each in parameters_of(SYSTEMS[name]) if not each.meaning] == []
+
+
 def test_parameters_say_what_they_mean_as_users_write_them() -> None:
     found = {each.key: each for each in parameters_of(SYSTEMS["mixed"])}
     calm = found["calm_ms"]

@@ -48,7 +48,9 @@ class PredictiveAdmit:
     """
 
     reserve_ns: int = 0
+    """For the request's own service and transport."""
     trust: float = 1.0
+    """Factor of the believed drain time; below 1 more requests are admitted."""
 
     def __post_init__(self) -> None:
         check_range("reserve_ns", self.reserve_ns, least=0)

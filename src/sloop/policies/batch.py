@@ -78,7 +78,9 @@ class Full:
     """
 
     patience: float = 2.0
+    """A batch waits at most this many times the plan's waiting time."""
     forever: bool = False
+    """Whether a batch waits until it is full, as published: the last requests of a stream are then never served."""
 
     def __post_init__(self) -> None:
         check_range("patience", self.patience, least=0)
@@ -144,6 +146,8 @@ class Adaptive:
     """
 
     overflow: Literal["drop", "split"] = "drop"
+    """Where more wait than a replica serves in time: `drop` the oldest, or `split` and serve as many of them as
+    possible."""
 
     def decide(
         self,
@@ -189,6 +193,7 @@ class Deadline:
     """
 
     wait_ns: int = 0
+    """How long a batch that could still grow waits, if its first visit has the time."""
 
     def __post_init__(self) -> None:
         check_range("wait_ns", self.wait_ns, least=0)

@@ -28,6 +28,7 @@ class Age:
     """
 
     limit: float = 1.0
+    """Times the SLO."""
 
     def __post_init__(self) -> None:
         check_range("limit", self.limit, above=0)
@@ -47,7 +48,9 @@ class PredictiveDrop:
     """
 
     trust: float = 1.0
+    """Factor of the believed cost; below 1 fewer visits are dropped."""
     batch: Literal["alone", "full"] = "alone"
+    """The cost to expect of all stages: in batches of one (`alone`), or in the plan's `full` batches."""
 
     def __post_init__(self) -> None:
         check_range("trust", self.trust, least=0)

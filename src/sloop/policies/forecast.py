@@ -25,6 +25,7 @@ class Last:
     """
 
     window_ns: int = s(1)
+    """The mean is that of this time."""
 
     def __post_init__(self) -> None:
         check_range("window_ns", self.window_ns, above=0)
@@ -42,7 +43,9 @@ class Times:
     """
 
     factor: float = 1.2
+    """Factor of the mean rate."""
     window_ns: int = s(1)
+    """The mean is that of this time."""
 
     def __post_init__(self) -> None:
         check_range("factor", self.factor, above=0, most=FACTOR_MAX)
@@ -61,7 +64,9 @@ class MovingMax:
     """
 
     horizon_ns: int = s(10)
+    """How far back it looks."""
     window_ns: int = s(1)
+    """Each mean is that of this time."""
 
     def __post_init__(self) -> None:
         check_range("window_ns", self.window_ns, above=0)
@@ -85,6 +90,7 @@ class Ewma:
     """
 
     half_life_ns: int = s(10)
+    """After this time an interval counts half."""
     at_least_last: bool = False
     """Whether the forecast is never below the rate of the last bucket."""
 
@@ -191,7 +197,9 @@ class Lstm:
     """
 
     weights: str = "ipa"
+    """The name of weights that ship with sloop, `ipa` or `biscale`, or the text of other weights."""
     margin: float = 0.0
+    """Predict 1 + `margin` times as much."""
     _network: LstmNetwork = field(init=False, repr=False, compare=False)
     NOT_IN_SNAPSHOT: ClassVar = ("_network",)
 
@@ -218,7 +226,9 @@ class OracleForecast:
     """
 
     counts: tuple[float, ...] = ()
+    """Requests in each second since the start."""
     horizon_ns: int = s(20)
+    """How far ahead it looks."""
 
     def __post_init__(self) -> None:
         for count in self.counts:

@@ -8,6 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -67,6 +68,24 @@ class System:
         return replace(self, policies=Policies(**policies))
 
 
+MEANINGS: Final = {
+    "batch_max": "The largest batch of a replica.",
+    "cores": "Of each replica.",
+    "cores_max": "The most cores of a replica.",
+    "hardware": "The kind of node to use; empty: the first kind on which every stage has a profile.",
+    "headroom": "Plan for the demand times 1 + `headroom`.",
+    "initial_rps": "The rate to expect before any request has come.",
+    "margin": "Fraction of every deadline to plan with.",
+    "period_ms": "How often it plans.",
+    "replicas": "Of each stage.",
+    "replicas_max": "The most replicas of a stage.",
+    "replicas_min": "The fewest replicas of a stage.",
+    "unit": "Cores are a multiple of this.",
+    "variant": "The variant of every stage; empty: the first.",
+}
+"""What parameters mean that many scale policies have, where a policy says nothing else."""
+
+
 @dataclass(frozen=True, slots=True)
 class SystemParameter:
     """A parameter that users may write under `system`, with the value that the system gives it."""
@@ -77,7 +96,7 @@ class SystemParameter:
     """As it is written: the parameters of the scale policy directly under `system`, others under their verb."""
     default: Any
     meaning: str
-    """From the policy's source; empty if it says nothing."""
+    """From the policy's source, else that of the name (`MEANINGS`)."""
 
 
 def parameters_of(system: System) -> tuple[SystemParameter, ...]:
@@ -85,15 +104,17 @@ def parameters_of(system: System) -> tuple[SystemParameter, ...]:
     found: list[SystemParameter] = []
     for verb in ("scale", *(verb for verb in VERBS if verb != "scale")):
         policy = getattr(system.policies, verb)
-        meanings = _meanings(type(policy))
+        kind: Any = type(policy)  # mypy takes no class for Hashable
+        meanings = _meanings(kind)
         for key, default in written(policy).items():
             path = key if verb == "scale" else f"{verb}.{key}"
-            meaning = meanings.get(key) or meanings.get(f"{key.removesuffix('_ms')}_ns", "")
+            meaning = meanings.get(key) or meanings.get(f"{key.removesuffix('_ms')}_ns") or MEANINGS.get(key, "")
             found.append(SystemParameter(verb, _slot(verb, policy)["name"], path, default, meaning))
     return tuple(found)
 
 
-def _meanings(kind: type) -> dict[str, str]:
+@cache
+def _meanings(kind: type) -> Mapping[str, str]:
     """What a class says of its fields: the text after each, as one line. Empty without the source."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):

@@ -85,7 +85,10 @@ class AsyFunc:
     """K (ρ·m in the publication): how many cores the memory of one copy of the weights is worth; 0: as many as the
     model has 10⁹ multiply-adds."""
     shadows: bool = True
+    """Whether bodies get shadows at all."""
     objective: Objective = "demand"
+    """Which shadow is best: the one that serves the demand with the fewest cores and least memory (`demand`), or the
+    most efficient, by the formula as `printed` or by its text (`literal`)."""
     selection: Literal["ranked", "prefix"] = "ranked"
     """Which blocks come first: those that compute most per byte, or those that come first in the model."""
     shadows_per_node: int = 1
@@ -99,6 +102,7 @@ class AsyFunc:
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which the model has a profile."""
     adapt_ns: int = s(10)
+    """How often the number of bodies is adapted."""
     period_ns: int = ms(500)
     _adapted_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
     """When bodies were last adapted to a rate; empty before: the first one is that of the first second."""
@@ -328,6 +332,7 @@ class OfflineBatch:
     prewarm: float = 1.0
     """k_b: how many times the needed replicas are there."""
     alpha: float = 0.8
+    """Replicas are added above this utilisation."""
     attainment: float = 0.95
     """Of the requests that have to keep the SLO."""
     cores_max: int = 16

@@ -509,6 +509,8 @@ class Colocate(OneKind):
     """
 
     metric: Metric = "sm_use"
+    """The need to compute that a device is filled by: `peak_occupancy`, the most at any time; `occupancy` or `sm_use`
+    (SMs that kernels need), weighted with time."""
 
     @property
     def metric_of_rescue(self) -> Metric:
@@ -534,7 +536,10 @@ class Usher(OneKind):
     """
 
     metric: Metric = "peak_occupancy"
+    """The need to compute that a device is filled by: `peak_occupancy`, the most at any time; `occupancy` or `sm_use`
+    (SMs that kernels need), weighted with time."""
     group_size: int = usher.GROUP_SIZE
+    """The most models of a group."""
     groups: tuple[tuple[str, ...], ...] = ()
     """Groups of stages in the order of placement, instead of those that Usher forms."""
 

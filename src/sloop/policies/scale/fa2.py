@@ -247,7 +247,11 @@ class Fa2:
     """Of each replica."""
     batch_max: int = 16
     mode: Fa2Mode = "tree"
+    """How deadlines are divided: by `tree`, exact on trees, by the rule of the `paper`, or with an integer program
+    (`milp`)."""
     ties: Ties = "best"
+    """Which edge of the graph to cut where several are equally good: the `first`, the one on the segment with the most
+    time (`loosest`), or each in turn (`best`)."""
     polish: bool = True
     """Whether to improve single stages afterwards, where cutting the graph was too cautious."""
     margin: float = 1.0
@@ -313,6 +317,8 @@ class Inferline:
     cores: float = 1.0
     batch_max: int = 16
     full: bool = False
+    """Whether it doubles the batch that saves most replicas, as in its own paper, instead of one stage after the
+    other."""
     margin: float = 1.0
     headroom: float = 0.0
     initial_rps: float = 0.0

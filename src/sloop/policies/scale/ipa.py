@@ -102,10 +102,16 @@ class Ipa:
     """The best choice at `headroom` above the forecast, every `interval_ns` from the first requests on."""
 
     alpha: float = 10.0
+    """Weight of accuracy in the objective."""
     beta: float = 0.5
+    """Weight of a core in the objective."""
     delta: float = 1e-6
+    """Weight of a batch in the objective; breaks ties."""
     accuracy: Measure = "pas"
+    """`pas`: the product of the accuracies of all stages. `pas_rank`: the sum of their ranks. `norm_prod`: the product
+    of ranks lifted off zero."""
     only: Only = "any"
+    """Which variants may run, by the core time of a request: `any`, or the `lightest` or `heaviest` of each stage."""
     unit: float = 1.0
     """Cores of a unit, for base allocation."""
     threshold_rps: float = 5.0
@@ -130,9 +136,11 @@ class Ipa:
     """Label setting, or an integer program by HiGHS."""
     initial_rps: float = 0.0
     stages: Mapping[str, IpaStageTerms] = field(default_factory=dict)
+    """Overrides for single stages: `variant`, `cores` by variant, `threshold_rps`, `slo_ms` and `replicas`."""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
     interval_ns: int = s(10)
+    """How often it chooses anew."""
     period_ns: int = s(1)
     _memory: IpaMemory = field(init=False, default_factory=IpaMemory, repr=False, compare=False)
 

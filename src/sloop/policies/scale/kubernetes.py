@@ -35,7 +35,9 @@ class Hpa:
 
     is_quick: ClassVar[bool] = True
     target: float = 0.8
+    """The utilisation to aim for."""
     tolerance: float = 0.1
+    """No change while measured over target differs from 1 by less than this."""
     replicas_min: int = 1
     replicas_max: int = 64
     initial: int = 0
@@ -50,7 +52,9 @@ class Hpa:
     window_ns: int = s(15)
     """Utilisation is the mean over this time."""
     stabilisation_ns: int = s(300)
+    """Scale down only to the largest number proposed in this time."""
     up_period_ns: int = s(15)
+    """Scale up by at most 4 replicas or a doubling in this time."""
     period_ns: int = s(15)
     _past: dict[str, targets.CountHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
@@ -131,7 +135,9 @@ class Vpa:
 
     is_quick: ClassVar[bool] = True
     target: float = 0.7
+    """The utilisation to aim for."""
     tolerance: float = 0.1
+    """No change while utilisation differs from the target by less than this."""
     replicas: int = 1
     cores: tuple[float, ...] = ()
     """Core counts to choose from; empty: 1 to 16."""
@@ -141,6 +147,7 @@ class Vpa:
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
     settle_ns: int = s(60)
+    """The least time between two changes."""
     period_ns: int = s(10)
     _sizes: dict[str, VpaSize] = field(init=False, default_factory=dict, repr=False, compare=False)
 
@@ -244,7 +251,9 @@ class Kpa:
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
     stable_ns: int = s(60)
+    """Length of the stable window."""
     panic_ns: int = s(6)
+    """Length of the panic window."""
     panic_threshold: float = 2.0
     """A panic begins when the panic window requires this many times the ready replicas."""
     up_rate: float = 1000.0
@@ -252,6 +261,7 @@ class Kpa:
     down_rate: float = 2.0
     """One step divides the ready replicas at most by this."""
     zero_delay_ns: int = s(30)
+    """How long the stable window must have been empty before the last replica stops."""
     period_ns: int = s(2)
     _past: dict[str, KpaHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 

@@ -110,6 +110,7 @@ class Paldia:
     headroom_gpu: float = 0.75
     """The same on a GPU; with `isolated` it is 1."""
     tolerance_ns: int = ms(50)
+    """With `choice: tolerance`, how much slower than the fastest GPU a kind may be."""
     wait_limit: int = 3
     """The hardware is switched at the first mismatch after so many in a row."""
     group_ns: int = s(1)

@@ -109,6 +109,7 @@ class AtollRate(ReactiveScale):
     """
 
     factor: float = 1.0
+    """Factor of the number of replicas."""
     quantile: float = 0.99
     """The quantile, 0 to 1."""
 
@@ -135,8 +136,11 @@ class TorchServe(ReactiveScale):
     """
 
     target_ns: int = s(7)
+    """The mean wait to aim for."""
     tolerance: float = 0.1
+    """No change while wait over target differs from 1 by less than this."""
     up_period_ns: int = s(15)
+    """Scale up by at most 4 replicas or a doubling in this time."""
 
     def __post_init__(self) -> None:
         ReactiveScale.__post_init__(self)

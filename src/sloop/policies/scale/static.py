@@ -87,6 +87,7 @@ class Static:
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage that names none has a profile."""
     stages: Mapping[str, StaticStage] = field(default_factory=dict)
+    """Overrides for single stages: `replicas`, `cores`, `batch_max`, `variant`, `hardware`, or `groups` of these."""
     placements: tuple[StaticPlacement, ...] = ()
     """Where each replica is, instead of all the above; in application files also the name of a file with them, such as
     `sloop plan --json` writes."""
