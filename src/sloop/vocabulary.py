@@ -116,6 +116,9 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     share: float = 1.0
     """Fraction of the accelerator that it may use, 0 to 1. With 0, only the accelerator's memory limits how many
     replicas share it."""
+    is_capped: bool = True
+    """Whether the replica can use no more than its share of the accelerator or, without one, than its cores. If not,
+    they are only reserved for it: what fits on a node does not change, and it may use all of the device."""
 
 
 class Shadow(Struct, frozen=True):

@@ -65,10 +65,17 @@ class Belief:
     def shares_device(self) -> bool:
         return self.sharing is not None
 
+    @property
+    def shared_cores(self) -> float:
+        return 0.0 if self.sharing is None else self.sharing.cores
+
+    def shares(self, slot: Slot) -> bool:
+        return self.sharing is not None and self.sharing.holds_on(slot)
+
     def demand(self, batch: int, slot: Slot) -> DeviceDemand:
-        if self.sharing is None:
+        if self.sharing is None or not self.shares(slot):
             return DeviceDemand(self.variant, batch)
-        return self.sharing.demand(batch, share=slot.share, variant=self.variant)
+        return self.sharing.demand(batch, share=slot.share, is_capped=slot.is_capped, variant=self.variant)
 
     @property
     def interference(self) -> Interference:

@@ -113,3 +113,15 @@ def test_of_equal_replicas_those_on_the_fullest_nodes_stay() -> None:
         found = diff_with_rates(replicas, plan(left), lambda id: 1.0, rate_rps, (), fullest_nodes_first(replicas))
         assert list(found.stop) == stopped, "never more than there are too many"
         assert not found.hold
+
+
+def test_a_replica_that_gets_a_cap_is_another_one() -> None:
+    slot = Slot(1, is_capped=False)
+    open_plan = StagePlan("s", (Group(ReplicaSpec("s", "a", slot), 1),), 1)
+    change = diff([replica(0)], open_plan)
+    assert [spec.slot for spec in change.start] == [slot]
+    assert change.grow == ()
+    assert change.hold == (ReplicaId(0),)
+    more = StagePlan("s", (Group(ReplicaSpec("s", "a", structs.replace(slot, cores=2)), 1),), 1)
+    there = [ReplicaView(ReplicaId(0), ReplicaSpec("s", "a", slot), Life.READY, 0, 0, "n0")]
+    assert diff(there, more).grow == ((ReplicaId(0), 2),)

@@ -197,3 +197,30 @@ def test_a_restored_core_has_the_same_devices() -> None:
     ended = Finished(first.batch, first.replica, 0)
     assert core.handle(s(1), ended) == scene.core.handle(s(1), ended)
     assert RequestId(0) in first.requests
+
+
+def reserved(is_capped: bool) -> Scene:
+    """Two ready replicas with a core each, of a model whose law was measured on two cores without caps."""
+    group = Group(ReplicaSpec("only", "a", Slot(1.0, is_capped=is_capped)), 2)
+    sharing = DeviceSharing(law=CountLaw((1.0, 1.5)), full_batch=8, cores=2.0)
+    made = Scene(Plan((StagePlan("only", (group,), 8),), "the test says so"), drop=Never(), sharing=sharing)
+    made.warm_up()
+    return made
+
+
+def test_replicas_with_cores_of_their_own_do_not_disturb_each_other() -> None:
+    for is_capped, devices in ((True, 0), (False, 1)):
+        scene = reserved(is_capped)
+        first = clump(scene, 10, 0, 8)
+        second = clump(scene, 10, 8, 8)
+        assert len(scene.core.state.devices) == devices
+        finish(scene, 37, first)
+        finish(scene, 37, second)
+        assert observed_ms(scene) == pytest.approx([27.0, 27.0] if is_capped else [18.0, 18.0])
+
+
+def test_what_is_reserved_is_the_same_with_and_without_a_cap() -> None:
+    for is_capped in (True, False):
+        free = [view.free_cores for view in reserved(is_capped).core.state.ledger.views()]
+        assert free == [free[0]]
+        assert free[0] == reserved(True).core.state.ledger.views()[0].free_cores

@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from sloop.profile.estimate import Estimate
 from sloop.profile.interference import (
     NO_SLOWDOWN,
+    SHARE_EXPONENT,
     BandwidthLaw,
     CountLaw,
     DeviceDemand,
     PairLaw,
     ProcessorSharing,
+    ShareLaw,
     Slowdown,
 )
-from sloop.profile.profile import DeviceSharing, Profile, Quadratic
+from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic
+from sloop.units import ms
 from sloop.vocabulary import Slot
 
 parts = st.floats(0, 1)
@@ -144,3 +147,43 @@ def test_an_estimate_says_what_its_profile_says() -> None:
     assert not silent.shares_device
     assert silent.demand(3, Slot(1.0)) == DeviceDemand("v", 3)
     assert silent.interference.slowdown(own, [own]) == 1.0
+
+
+def test_a_law_that_was_measured_without_caps_is_for_slots_without_caps() -> None:
+    law = CountLaw((1.0, 1.8))
+    sharing = DeviceSharing(law=law, full_batch=8, cores=2.0)
+    profile = Profile(latency_ms=Amdahl(0, 8, 0, 2), max_batch=8, max_cores=4, sharing=sharing)
+    belief, capped, reserved = Estimate(profile, variant="v"), Slot(0.5), Slot(0.5, is_capped=False)
+    assert (belief.shares_device, belief.shares(capped), belief.shares(reserved)) == (True, False, True)
+    assert belief.demand(8, capped) == DeviceDemand("v", 8)
+    assert belief.demand(8, reserved) == sharing.demand(8, is_capped=False, variant="v")
+    assert (belief.latency_ms(1, capped), belief.latency_ms(1, reserved)) == (18.0, 6.0)
+    assert belief.costs_ns(reserved)[8] == ms(6)
+    assert (belief.is_extrapolated(8, capped), belief.is_extrapolated(8, reserved)) == (False, False)
+    by_hand = Estimate(msgspec.structs.replace(profile, sharing=msgspec.structs.replace(sharing, cores=0.0)))
+    assert by_hand.shares(capped)
+    assert by_hand.latency_ms(1, reserved) == 4.0, "as on all cores that the model can use"
+    on_gpu = Estimate(msgspec.structs.replace(profile, accelerator="T4"))
+    assert on_gpu.latency_ms(1, Slot(0.5, "g", "T4", 0.5, is_capped=False)) == 18.0, "its cores are a cap"
+
+
+def test_a_share_that_is_no_cap_slows_nothing() -> None:
+    sharing = DeviceSharing(law=ShareLaw(), full_batch=8, sm_use={8: 0.9}, is_capped=True)
+    slow, free = (sharing.demand(8, share=0.3, is_capped=is_capped) for is_capped in (True, False))
+    assert sharing.law.slowdown(slow, []) == pytest.approx(3**SHARE_EXPONENT)
+    assert sharing.law.slowdown(free, []) == 1.0
+
+
+@given(st.floats(0.1, 8), st.floats(0.1, 8), st.sampled_from(["", "T4"]), st.booleans(), st.integers(1, 8))
+def test_reserved_cores_never_say_how_fast_a_replica_is(
+    cores: float, others: float, accelerator: str, is_capped: bool, batch: int
+) -> None:
+    sharing = DeviceSharing(full_batch=8, cores=2.0)
+    belief = Estimate(Profile(latency_ms=Amdahl(1, 8, 0, 2), max_batch=8, max_cores=4, sharing=sharing))
+    one = Slot(cores, accelerator=accelerator, is_capped=is_capped)
+    other = msgspec.structs.replace(one, cores=others)
+    if is_capped or accelerator:
+        assert (belief.latency_ms(batch, one) == belief.latency_ms(batch, other)) == (cores == others)
+    else:
+        assert belief.latency_ms(batch, one) == belief.latency_ms(batch, other)
+        assert belief.costs_ns(one) == belief.costs_ns(other)

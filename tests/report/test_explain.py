@@ -651,6 +651,11 @@ def test_groups_say_their_batch_and_rate_and_slots_their_accelerator() -> None:
     )
 
 
+def test_cores_that_are_no_cap_are_called_reserved() -> None:
+    group = Group(ReplicaSpec("a", "v", Slot(0.5, "local", is_capped=False)), 3)
+    assert plan_text(Plan((StagePlan("a", (group,), 4),), "")) == "a: 3 × v on 0.5 cores reserved, batches up to 4"
+
+
 def test_shadows_are_told_while_a_request_waits() -> None:
     replica, shadow = ReplicaId(0), Shadow(16.0, (0, 1, 2))
     group = Group(ReplicaSpec("a", "v", Slot(4.0), shadow=shadow), 1)

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
@@ -312,4 +313,27 @@ def test_with_control_groups_a_quota_holds_and_nothing_is_left_behind(
         assert sleeper_confined.stdin is not None
         sleeper_confined.stdin.write(b"\n")
         sleeper_confined.stdin.flush()
+    assert not actuator.folder.exists()
+
+
+def test_processes_of_a_pool_share_one_quota(sleeper_confined: "subprocess.Popen[bytes]") -> None:
+    actuator = detect().actuator
+    if not isinstance(actuator, Cgroups):
+        actuator.close()
+        pytest.skip("this machine gives us no control group")
+    pid = sleeper_confined.pid
+    try:
+        actuator.confine(pid, 0.25)
+        assert actuator.join(pid, "node-0", 0.75) == Grant(0.75)
+        assert actuator.read(pid) == 0.75
+        assert not (actuator.folder / str(pid)).exists()
+        assert (actuator.folder / "pool-node-0" / "cgroup.procs").read_text().split() == [str(pid)]
+        actuator.release(pid)
+    finally:
+        sleeper_confined.kill()
+        sleeper_confined.wait()
+        until_s = time.monotonic() + 5
+        while actuator.folder.exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+            actuator.close()
     assert not actuator.folder.exists()

@@ -18,6 +18,7 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.errors import MachineError
 from sloop.events import (
@@ -41,7 +42,7 @@ from sloop.serve import processes
 from sloop.serve.backends import local as module
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block
-from sloop.serve.cpu_quota import Affinity, CpuActuator, Grant, detect
+from sloop.serve.cpu_quota import Affinity, Cgroups, CpuActuator, Grant, capacity_cores, detect
 from sloop.serve.messages import Run
 from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, ProcessLink
@@ -805,3 +806,46 @@ def test_how_many_replicas_were_started_together(starts: list[float], now: int) 
     recent = [at for at in starts if at >= now_s - module.SPARES_FOR_S]
     windows = [sum(at - module.SPARES_AFTER_S <= other <= at for other in recent) for at in recent]
     assert module.most_together(starts, now_s) == max([1, *windows])
+
+
+def group_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cgroup").read_text()
+
+
+def test_a_replica_without_a_cap_has_all_cores_of_its_node_and_a_resize_is_a_reservation() -> None:
+    actuator = detect().actuator
+    cores = capacity_cores()
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        own = structs.replace(spec(cores=0.25), slot=Slot(0.25, is_capped=False))
+        for replica in (A, B):
+            backend.start(replica, own)
+        await ear.hear(ReplicaReady, count=2)
+        pids = [pid for replica in (A, B) if (pid := backend.pid(replica)) is not None]
+        assert [actuator.read(pid) for pid in pids] == [cores, cores]
+        if isinstance(actuator, Cgroups):
+            assert len({group_of(pid) for pid in pids}) == 1, "one quota for both"
+        backend.resize(A, 0.5)
+        assert ear.events[-1] == Resized(A, 0.5)
+        assert actuator.read(pids[0]) == cores
+        backend.run(BatchId(1), A, rows(b"x"))
+        await ear.hear(Finished)
+
+    play(scene, actuator=actuator)
+
+
+class WithoutPools(Affinity):
+    """An actuator that cannot share cores."""
+
+    def join(self, pid: int, pool: str, cores: float) -> Grant:
+        raise MachineError("no such group")
+
+
+def test_a_replica_that_would_get_a_cap_that_nobody_planned_is_lost() -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, structs.replace(spec(), slot=Slot(0.25, is_capped=False)))
+        await ear.hear(ReplicaLost)
+        assert ear.events[-1] == ReplicaLost(A, "no such group")
+        assert not [event for event in ear.events if isinstance(event, ReplicaReady)]
+
+    play(scene, actuator=WithoutPools([0]))

@@ -82,7 +82,7 @@ def profile_layers(
             limit=confined,
             progress=lambda done, cells, now: advance(done, now),
         )
-    base, is_new = _base(model, known, rows, path)
+    base, is_new = base_profile(model, known, rows, path)
     save_profile(structs.replace(base, layers=made), path)
     bound_bytes = inf if options.piece_mib is None else options.piece_mib * MIB
     found = layer_proposals(made, memory_bytes_max=bound_bytes, fetch_mbps=options.fetch_mbps)
@@ -109,8 +109,10 @@ def kept_layers(made: Profile, path: Path) -> LayerProfile | None:
     return None
 
 
-def _base(model: Path, known: ExaminedModel, rows: Mapping[str, tuple[int, ...]], path: Path) -> tuple[Profile, bool]:
-    """The profile to which layers are added, and whether it had to be measured."""
+def base_profile(
+    model: Path, known: ExaminedModel, rows: Mapping[str, tuple[int, ...]], path: Path
+) -> tuple[Profile, bool]:
+    """The profile to which a measurement is added, and whether it had to be measured."""
     with suppress(InputError):
         found = load_profile(path)
         if is_of(found, model):

@@ -179,12 +179,17 @@ def _stages(title: str, report: PlanReport) -> Table:
     columns += ("replicas", "cores", "largest batch", "expected batch", "requests/s")
     rows = tuple(
         (
-            *(s.stage, s.variant, *((_hardware(s),) if kinds else ()), s.replicas, s.cores, s.batch),
+            *(s.stage, s.variant, *((_hardware(s),) if kinds else ()), s.replicas, _cores(s), s.batch),
             *(s.batch_expected, s.group_rps if s.replicas else s.rate_rps, s.service_ms, s.wait_ms, s.predicted_ms),
         )
         for s in report.stages
     )
     return Table(title, (*columns, "service ms", "wait ms", "predicted ms"), rows)
+
+
+def _cores(row: StageReport) -> Cell:
+    """`2`, or `0.5 reserved` if a replica can use more than its cores."""
+    return row.cores if row.is_capped or row.accelerator else f"{row.cores:g} reserved"
 
 
 def _hardware(row: StageReport) -> str:

@@ -27,6 +27,7 @@ from sloop.cli.command import (
     table,
 )
 from sloop.cli.layers import LayerOptions, LayerTiming, kept_layers, profile_layers
+from sloop.cli.sharing import SharingOptions, kept_sharing, profile_sharing
 from sloop.demo.service_pass import service_pass
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel
@@ -35,9 +36,11 @@ from sloop.profile.measure import BATCHES, PASSES, SECONDS, batch_sweep, default
 from sloop.profile.model import is_python
 from sloop.profile.passes import speed_range
 from sloop.profile.profile import FLOOR_MS, Pass, Profile, Sample, load_profile, path_beside, save_profile
+from sloop.profile.sharing import TOGETHER
 from sloop.report.tables import Table
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
+from sloop.solvers.paldia import CLIENTS_MAX as TOGETHER_MAX
 from sloop.systems.replay import refined_profiles
 from sloop.text import counted, listed
 from sloop.vocabulary import FABRIC
@@ -52,6 +55,7 @@ sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --
 sloop profile squeezenet.onnx --hardware c5.2xlarge
 sloop profile --from-log .sloop/digits
 sloop profile squeezenet.onnx --layers --plot layers.svg
+sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
 """
 
 
@@ -142,9 +146,27 @@ sloop profile squeezenet.onnx --layers --plot layers.svg
     help="With --layers: weights are fetched at this rate before they are loaded [default: they are on the node].",
 )
 @click.option(
+    "--sharing",
+    is_flag=True,
+    help="Measure instead how much slower batches are while several workers of MODEL run on all cores of this machine, "
+    "fit laws of interference, and add the best one to its profile.",
+)
+@click.option(
+    "--together",
+    type=click.IntRange(min=2, max=TOGETHER_MAX),
+    help=f"With --sharing: the most workers that run together [default: {TOGETHER}].",
+)
+@click.option(
+    "--beside",
+    type=FILE,
+    metavar="OTHER",
+    help="With --sharing: measure also how one worker of MODEL and one of this other model slow each other down.",
+)
+@click.option(
     "--plot",
     type=click.Path(path_type=Path),
-    help="With --layers: draw compute and weights of the blocks to this file (.png or .svg).",
+    help="With --layers: draw compute and weights of the blocks to this file (.png or .svg). With --sharing: draw the "
+    "measured slowdowns and the laws.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the profile [default: beside MODEL].")
 def profile(  # one parameter for each option
@@ -164,6 +186,9 @@ def profile(  # one parameter for each option
     pieces: Path | None,
     piece_mib: float | None,
     fetch_mbps: float | None,
+    sharing: bool,
+    together: int | None,
+    beside: Path | None,
     plot: Path | None,
     out: Path | None,
 ) -> CommandOutput:
@@ -172,25 +197,27 @@ def profile(  # one parameter for each option
     MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). If its batch size is fixed, a
     copy with any batch size is written beside it and measured, provided that it gives the same results. With
     --from-log, MODEL may be left out: the profiles of all models in the log are refined. With --layers, MODEL is cut
-    into blocks of layers that are measured one by one.
+    into blocks of layers that are measured one by one. With --sharing, up to six workers of MODEL run together.
     """
     if hardware is not None and not NAME.fullmatch(hardware):
         raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")
     if from_log is not None:
         if hardware is not None:
             raise click.UsageError("--hardware describes the machine that measures; a log has its own.")
-        if layers:
-            raise click.UsageError("--layers measures a MODEL; --from-log measures nothing.")
+        if layers or sharing:
+            raise click.UsageError("--layers and --sharing measure a MODEL; --from-log measures nothing.")
         return _refine(from_log, model, percentile, form, out)
     chosen = LayerOptions(cuts, pieces, piece_mib, fetch_mbps, plot)
-    if chosen != LayerOptions() and not layers:
-        raise click.UsageError("--cut, --pieces, --piece-mib, --fetch-mbps and --plot belong to --layers.")
+    _check_options(chosen, layers=layers, sharing=sharing, has_sharing_options=bool(together or beside))
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
     path = out or path_beside(model, hardware or "")
     _check_modelled(model, path)
     known, rows = examined(model, dict(shapes), folder=out and out.parent)
     _check_batches(model, known, batches)
+    if sharing:
+        wanted = SharingOptions(batches, together or TOGETHER, beside, passes, seconds, plot)
+        return profile_sharing(model, known, rows, wanted, path)
     if layers:
         timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
         return profile_layers(model, known, rows, timing, chosen, path)
@@ -201,6 +228,18 @@ def profile(  # one parameter for each option
     made = _saved(made, form, path)
     value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
     return CommandOutput(value, [*display(made, path, form), *service.remarks(), *known.notes])
+
+
+def _check_options(chosen: LayerOptions, *, layers: bool, sharing: bool, has_sharing_options: bool) -> None:
+    """UsageError for options that belong to a kind of measurement that was not asked for."""
+    if layers and sharing:
+        raise click.UsageError("--layers and --sharing are two measurements: make one after the other.")
+    if chosen != LayerOptions(plot=chosen.plot) and not layers:
+        raise click.UsageError("--cut, --pieces, --piece-mib and --fetch-mbps belong to --layers.")
+    if chosen.plot is not None and not (layers or sharing):
+        raise click.UsageError("--plot belongs to --layers and to --sharing.")
+    if has_sharing_options and not sharing:
+        raise click.UsageError("--together and --beside belong to --sharing.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +349,8 @@ def _saved(made: Profile, form: str, path: Path) -> Profile:
     made = made.with_fit(form)
     if made.layers is None:
         made = structs.replace(made, layers=kept_layers(made, path))
+    if made.sharing is None:
+        made = structs.replace(made, sharing=kept_sharing(made, path))
     save_profile(made, path)
     return made
 

@@ -196,17 +196,18 @@ def _match(
 
 def _exactly(spec: ReplicaSpec) -> tuple[object, ...]:
     slot = spec.slot
-    return (spec.variant, slot.hardware, slot.accelerator, slot.share, millicores(slot.cores), spec.shadow)
+    device = slot.hardware, slot.accelerator, slot.share, slot.is_capped
+    return (spec.variant, device, millicores(slot.cores), spec.shadow)
 
 
 def _but_shadow(spec: ReplicaSpec) -> tuple[object, ...]:
     slot = spec.slot
-    return (spec.variant, slot.hardware, slot.accelerator, slot.share, millicores(slot.cores))
+    return (spec.variant, slot.hardware, slot.accelerator, slot.share, slot.is_capped, millicores(slot.cores))
 
 
 def _but_cores(spec: ReplicaSpec) -> tuple[object, ...]:
     slot = spec.slot
-    return (spec.variant, slot.hardware, slot.accelerator, slot.share)
+    return (spec.variant, slot.hardware, slot.accelerator, slot.share, slot.is_capped)
 
 
 def _pop(candidates: list[ReplicaView], spec: ReplicaSpec) -> ReplicaView | None:

@@ -34,6 +34,7 @@ from sloop.core.state import (
 )
 from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
+from sloop.profile.interference import NO_SLOWDOWN
 from sloop.text import in_ms
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
@@ -410,7 +411,7 @@ class DataPath:
             len(idle),
             limit,
             rate.costs_ns[: limit + 1],
-            rate.belief.interference,
+            rate.belief.interference if rate.is_shared else NO_SLOWDOWN,
             rate.belief.demand(limit, rate.slot),
             tuple(running),
         )

@@ -753,7 +753,7 @@ class ReplicaPool:
             belief = self._beliefs[variant, slot.hardware]
             belief = belief if form is ALONE else belief.of(form)
             used = millicores(slot.cores) + (millicores(form.shadow.cores) if form.shadow is not None else 0)
-            self._rates[variant, slot, form] = found = ServiceRate(belief, slot, form, used, belief.shares_device)
+            self._rates[variant, slot, form] = found = ServiceRate(belief, slot, form, used, belief.shares(slot))
             found.refresh(self._limits)
         return found
 

@@ -103,6 +103,15 @@ class Belief(Protocol):
         """Whether anything is known of how its batches share their device: an accelerator, or the cores of a node."""
         ...
 
+    @property
+    def shared_cores(self) -> float:
+        """The cores of a node for which it is known how replicas share them that are not capped; 0 for none."""
+        ...
+
+    def shares(self, slot: Slot) -> bool:
+        """The same of batches on this slot: nothing may be known of those of replicas with cores of their own."""
+        ...
+
     def demand(self, batch: int, slot: Slot) -> "DeviceDemand":
         """What a batch of `batch` on `slot` demands of its device while it runs."""
         ...

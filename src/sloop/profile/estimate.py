@@ -39,8 +39,8 @@ class Estimate:
     """The latency estimate of one variant on one kind of hardware: profile × correction × margin.
 
     With `margin` > 1 every batch is estimated slower than profiled. With `correct=False` finished batches are ignored.
-    Of a slot only the cores count: a profile for an accelerator is of the whole accelerator, and no published profile
-    says how much slower a share of it is.
+    Of a slot only the cores count, and whether they are a cap: a profile for an accelerator is of the whole
+    accelerator, and no published profile says how much slower a share of it is.
     """
 
     __slots__ = (
@@ -133,16 +133,25 @@ class Estimate:
 
     @property
     def shares_device(self) -> bool:
-        """Whether the profile says how its batches share their device."""
+        """Whether the profile says how its batches share their device, at least on some slots."""
         return self.profile.sharing is not None
+
+    @property
+    def shared_cores(self) -> float:
+        """The cores of a node for which the profile says how replicas share them that are not capped; 0 for none."""
+        return self.profile.sharing.cores if self.profile.sharing is not None else 0.0
+
+    def shares(self, slot: Slot) -> bool:
+        """Whether the profile says how its batches on this slot share their device."""
+        return self.profile.sharing_on(slot) is not None
 
     def demand(self, batch: int, slot: Slot) -> DeviceDemand:
         """What a batch of `batch` on `slot` demands of its device while it runs. If the profile does not say, nothing
         but its share."""
-        sharing = self.profile.sharing
+        sharing = self.profile.sharing_on(slot)
         if sharing is None:
             return DeviceDemand(self.variant, batch, share=slot.share)
-        return sharing.demand(batch, share=slot.share, variant=self.variant)
+        return sharing.demand(batch, share=slot.share, is_capped=slot.is_capped, variant=self.variant)
 
     @property
     def interference(self) -> Interference:
@@ -168,7 +177,7 @@ class Estimate:
 
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
-        profiled_ms = self.profile.latency_ms.latency_ms(batch, slot.cores)
+        profiled_ms = self.profile.latency_ms.latency_ms(batch, self.profile.cores_on(slot))
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
     def blocks(self, body_cores: float, shadow_cores: float) -> "BlockCosts | None":
@@ -194,7 +203,7 @@ class Estimate:
 
     def costs_ns(self, slot: Slot) -> tuple[int, ...]:
         """Estimated durations in ns indexed by batch size, `(0, cost of 1, …, cost of batch_max)`; never decreasing."""
-        cores = slot.cores
+        cores = slot.cores if slot.is_capped else self.profile.cores_on(slot)
         costs_ns = self._costs_ns.get(cores)
         if costs_ns is None:
             factor = self._applied * self.margin
@@ -206,13 +215,13 @@ class Estimate:
 
     def is_extrapolated(self, batch: int, slot: Slot) -> bool:
         """Whether this point lies outside the measured region of the profile."""
-        return self.profile.is_extrapolated(batch, slot.cores)
+        return self.profile.is_extrapolated(batch, self.profile.cores_on(slot))
 
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         """Learn from a finished batch: `taken_ns` from its start to its answer. Called for every batch."""
         if not self._correct:
             return
-        cores = slot.cores
+        cores = slot.cores if slot.is_capped else self.profile.cores_on(slot)
         base_ns = self._base_ns.get(cores) or self._base(cores)
         if 0 < batch < len(base_ns) and taken_ns > 0:
             block = self._block
@@ -281,7 +290,7 @@ class FormEstimate(Estimate):
 
     def latency_ms(self, batch: int, slot: Slot) -> float:
         """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
-        return max(FLOOR_MS, super().latency_ms(batch, slot) * self._shares_on(slot.cores)[batch])
+        return max(FLOOR_MS, super().latency_ms(batch, slot) * self._shares_on(self.profile.cores_on(slot))[batch])
 
     def _base(self, cores: float) -> tuple[int, ...]:
         base_ns = self._base_ns.get(cores)

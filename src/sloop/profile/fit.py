@@ -10,14 +10,14 @@ batches. The laws of interference are PALDIA's, specification 2.1.1 and 7.2.
 import contextlib
 from collections.abc import Sequence
 from itertools import combinations, islice
-from math import comb, exp, log
+from math import comb, exp, inf, log
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.profile.interference import BandwidthLaw, CountLaw, Slowdown
+from sloop.profile.interference import BandwidthLaw, CountLaw, ProcessorSharing, Slowdown
 from sloop.profile.profile import Amdahl, Cells, DeviceSharing, Fit, Latency, LatencyTable, Origin, Quadratic, Sample
 
 Percentile = Literal["p50", "p99"]
@@ -180,6 +180,12 @@ BANDWIDTHS_TRIED: Final = 512
 """Bandwidth demands that a fit compares in each of its two rounds."""
 
 
+SharingForm = Literal["bandwidth", "literal", "processor_sharing", "count"]
+"""`bandwidth`: PALDIA's convex law. `literal`: the same with α = 0, as it was printed. `processor_sharing`: k batches
+each take k times as long. `count`: a table of the factors themselves."""
+SHARING_FORMS: Final[tuple[SharingForm, ...]] = get_args(SharingForm)
+
+
 class SlowdownFit(NamedTuple):
     """How a model shares its device, and the relative errors of its law at the points, as fractions."""
 
@@ -188,8 +194,9 @@ class SlowdownFit(NamedTuple):
     max_error: float
 
 
-def fit_bandwidth_law(points: Sequence[SlowdownPoint]) -> tuple[float, BandwidthLaw]:
-    """The bandwidth demand f of a full batch, 0 to 1, and the law's α ≥ 0, with the least squares of relative errors.
+def fit_bandwidth_law(points: Sequence[SlowdownPoint], *, alpha_max: float = inf) -> tuple[float, BandwidthLaw]:
+    """The bandwidth demand f of a full batch, 0 to 1, and the law's α, 0 to `alpha_max`, with the least squares of
+    relative errors.
 
     For each f the law is linear in α, so that α has a closed form; f is searched, first everywhere and then around the
     best. ValueError for points that `fit_sharing` refuses.
@@ -202,7 +209,7 @@ def fit_bandwidth_law(points: Sequence[SlowdownPoint]) -> tuple[float, Bandwidth
         slope = base * np.maximum(0.0, load - 1.0) / factors
         rest = 1.0 - base / factors
         squares = (slope**2).sum(axis=1)
-        alphas = np.maximum(0.0, (slope * rest).sum(axis=1) / np.where(squares > 0, squares, 1.0))
+        alphas = np.clip((slope * rest).sum(axis=1) / np.where(squares > 0, squares, 1.0), 0.0, alpha_max)
         missed: Vector = ((rest - alphas[:, None] * slope) ** 2).sum(axis=1)
         return missed, alphas
 
@@ -234,7 +241,7 @@ def fit_sharing(
     points: Sequence[SlowdownPoint],
     *,
     full_batch: int,
-    form: Literal["bandwidth", "count"] = "bandwidth",
+    form: SharingForm = "bandwidth",
     origin: Origin = "measured",
     source: str = "",
     hardware: str = "",
@@ -247,8 +254,11 @@ def fit_sharing(
     """
     law: Slowdown
     bandwidth = 0.0
-    if form == "bandwidth":
-        bandwidth, law = fit_bandwidth_law(points)
+    if form in ("bandwidth", "literal"):
+        bandwidth, law = fit_bandwidth_law(points, alpha_max=0.0 if form == "literal" else inf)
+    elif form == "processor_sharing":
+        _checked(points)
+        law = ProcessorSharing("batches")
     else:
         law = fit_count_law(points)
     sharing = DeviceSharing(

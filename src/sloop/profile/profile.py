@@ -25,6 +25,7 @@ from msgspec import Struct, structs
 from sloop.errors import InputError, MachineError
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, IgniterLaw, Slowdown
 from sloop.units import NS_PER_MS, quantile
+from sloop.vocabulary import Slot
 
 # Latency as a function of batch size and cores, for every batch ≥ 1 and cores > 0, measured or not.
 
@@ -343,6 +344,10 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """By batch, the part of the device's memory that is reserved at most, 0 to 1."""
     is_capped: bool = False
     """Whether the share of a slot limits its kernels; otherwise it is only reserved."""
+    cores: float = 0.0
+    """Of a processor: the cores that each replica could use when the law was measured. The law then holds for slots
+    whose cores are not a cap, and such a replica alone is as fast as on so many cores. With 0, the law holds for every
+    slot."""
     points: tuple[tuple[float, float], ...] = ()
     """What the law was fitted to: how many full batches ran together, and how many times as long each took."""
     origin: Origin = "assumed"
@@ -357,14 +362,21 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"full_batch is {self.full_batch}; it must be at least 1")
         if not 0 <= self.bandwidth <= 1:
             raise ValueError(f"bandwidth is {self.bandwidth}; it must be between 0 and 1")
+        if not (self.cores >= 0 and isfinite(self.cores)):
+            raise ValueError(f"cores are {self.cores}; they must not be negative")
         for name in ("sm_use", "occupancy", "peak_occupancy", "memory"):
             parts: dict[int, float] = getattr(self, name)
             for batch, part in parts.items():
                 if batch < 1 or not 0 <= part <= 1:
                     raise ValueError(f"{name} at batch {batch} is {part}; it must be between 0 and 1")
 
-    def demand(self, batch: int, *, share: float = 1.0, variant: str = "") -> DeviceDemand:
-        """What a batch of `batch` demands in a slot with this share of the device."""
+    def holds_on(self, slot: Slot) -> bool:
+        """Whether it says anything about batches on this slot: a law that was measured without caps says nothing about
+        replicas with cores of their own."""
+        return not (self.cores and slot.is_capped)
+
+    def demand(self, batch: int, *, share: float = 1.0, is_capped: bool = True, variant: str = "") -> DeviceDemand:
+        """What a batch of `batch` demands in a slot with this share of the device, which is a cap or not."""
         full = batch / self.full_batch
         cache, power_w = self.law.used(batch, share) if isinstance(self.law, IgniterLaw) else (0.0, 0.0)
         return DeviceDemand(
@@ -377,7 +389,7 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             cache,
             power_w,
             share=share,
-            is_capped=self.is_capped,
+            is_capped=self.is_capped and is_capped,
             peak_occupancy=_part_at(self.peak_occupancy, batch),
             memory=_part_at(self.memory, batch),
         )
@@ -481,6 +493,18 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if isinstance(self.latency_ms, Quadratic):
             return not region.batch_min <= batch <= region.batch_max
         return not region.has(batch, cores)
+
+    def cores_on(self, slot: Slot) -> float:
+        """The cores that a replica on this slot computes with while it is alone: those of the slot, unless they are
+        only reserved."""
+        if slot.is_capped or slot.accelerator:
+            return slot.cores
+        measured = self.sharing.cores if self.sharing is not None else 0.0
+        return measured or self.max_cores
+
+    def sharing_on(self, slot: Slot) -> DeviceSharing | None:
+        """How a replica on this slot shares its device; None if that is unknown."""
+        return self.sharing if self.sharing is not None and self.sharing.holds_on(slot) else None
 
     def with_fit(self, name: str) -> "Profile":
         """The same profile with the fit called `name` in use. KeyError if there is none."""

@@ -1037,8 +1037,10 @@ def shadow_text(shadow: Shadow | None) -> str:
 
 
 def slot_text(slot: Slot) -> str:
-    """`2 cores`, `4 cores and a T4 of g4dn.xlarge`, `4 cores and 50% of a T4`."""
+    """`2 cores`, `1 core reserved`, `4 cores and a T4 of g4dn.xlarge`, `4 cores and 50% of a T4`."""
     text = counted(slot.cores, "core")
+    if not slot.is_capped and not slot.accelerator:
+        text += " reserved"
     if slot.accelerator:
         one = "a fabric of switches" if slot.accelerator == FABRIC else f"a {slot.accelerator}"
         text += f" and {one if slot.share == 1.0 else f'{slot.share:.0%} of {one}'}"

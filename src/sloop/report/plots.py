@@ -300,6 +300,31 @@ def layers_figure(
     )
 
 
+def sharing_figure(model: str, measured: Sequence[tuple[float, float]], laws: Mapping[str, Sequence[float]]) -> Figure:
+    """How many times as long as alone a batch takes while several workers run batches, and the time for each of these
+    batches; `laws` has what each law says of 1, 2, … workers."""
+    counts = tuple(count for count, _ in measured)
+    slowdowns = (
+        Series("measured", counts, tuple(factor for _, factor in measured), "points"),
+        *(Series(name, tuple(map(float, range(1, len(y) + 1))), tuple(y)) for name, y in laws.items()),
+        Series("one after the other", counts, counts),
+    )
+    per_batch = tuple(
+        Series(one.name, one.x, tuple(y / x for x, y in zip(one.x, one.y, strict=True)), one.kind) for one in slowdowns
+    )
+    _, best = min(zip(per_batch[0].y, counts, strict=True))
+    return Figure(
+        name="sharing",
+        title=f"Workers of {model} that run together",
+        x_label="workers that run batches",
+        panels=(
+            Panel(y_label="times as long as alone", series=slowdowns),
+            Panel(y_label="time per batch, alone = 1", series=per_batch),
+        ),
+        alt=f"Slowdown of a batch of {model} by the number of workers; a batch costs least with {best:g}.",
+    )
+
+
 def _percents(values: Sequence[float]) -> tuple[float, ...]:
     total = sum(values) or 1.0
     return tuple(100 * value / total for value in values)

@@ -27,11 +27,13 @@ def durations_of(state: RunState, batches_min: int = BATCHES_MIN) -> Durations:
     """Batch durations from order to answer, transport included, for cells with at least `batches_min` batches.
 
     A batch during which the replica was resized is left out, because it ran on two core counts; so is one on a share of
-    an accelerator, because a profile is of a whole one, and one that a shadow had a part in.
+    an accelerator, because a profile is of a whole one, one whose cores were not a cap, because others may have used
+    them too, and one that a shadow had a part in.
     """
     found: dict[VariantKey, dict[tuple[int, float], Sequence[int]]] = {}
     for group in state.groups.values():
-        if (group.slot.accelerator and group.slot.share < 1.0) or group.form != ALONE:
+        is_part = group.slot.accelerator and group.slot.share < 1.0
+        if is_part or not group.slot.is_capped or group.form != ALONE:
             continue
         for size, runs_ns in group.durations_ns.items():
             cells = found.setdefault(group.variant_key, {})

@@ -78,6 +78,10 @@ class Affinity:
             ) from error
         return Grant(possible, possible / count)
 
+    def join(self, pid: int, pool: str, cores: float) -> Grant:
+        """Give a process the CPUs that `cores` need; nothing bounds what all processes of the pool use together."""
+        return self.resize(pid, cores)
+
     def read(self, pid: int) -> float:
         """The granted cores, which may be a fraction; the kernel's mask has whole CPUs only."""
         return self._held[pid][1]
@@ -92,6 +96,8 @@ class Affinity:
 
 
 PREFIX: Final = "sloop-"
+POOL: Final = "pool-"
+"""How the names of groups begin that several processes share."""
 
 
 class Cgroups:
@@ -106,6 +112,7 @@ class Cgroups:
         self.folder = folder
         self._version, self._capacity_cores = version, capacity_cores
         self._prepared: set[int] = set()
+        self._pools: dict[int, Path] = {}
 
     def prepare(self, pid: int) -> None:
         """Create a group and move the process into it, without a quota yet. The kernel waits for all CPUs there, for
@@ -138,13 +145,28 @@ class Cgroups:
         except OSError as error:
             raise _refused(self._group(pid), error) from error
 
+    def join(self, pid: int, pool: str, cores: float) -> Grant:
+        """Move a process into the group of a pool, whose quota all its processes share."""
+        group = self.folder / f"{POOL}{pool}"
+        try:
+            group.mkdir(exist_ok=True)
+            grant = self._write(group, cores)
+            (group / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            raise _refused(group, error) from error
+        with contextlib.suppress(OSError):
+            self._group(pid).rmdir()
+        self._pools[pid] = group
+        return grant
+
     def read(self, pid: int) -> float:
-        """The quota that the kernel reports."""
-        return read_cores(self._group(pid), self._version)
+        """The quota that the kernel reports; of a process in a pool that of the pool."""
+        return read_cores(self._pools.get(pid) or self._group(pid), self._version)
 
     def release(self, pid: int) -> None:
         """Remove the group of a process that has exited; `close` removes groups that are still busy."""
         self._prepared.discard(pid)
+        self._pools.pop(pid, None)
         with contextlib.suppress(OSError):
             self._group(pid).rmdir()
 
@@ -364,6 +386,10 @@ class CpuActuator(Protocol):
 
     def resize(self, pid: int, cores: float) -> Grant:
         """Change the limit of a process."""
+        ...
+
+    def join(self, pid: int, pool: str, cores: float) -> Grant:
+        """From now on, a confined process shares `cores` with all others of the pool, instead of cores of its own."""
         ...
 
     def read(self, pid: int) -> float:

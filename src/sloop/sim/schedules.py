@@ -999,7 +999,7 @@ def wrong_devices(core: Core) -> str:
     running: dict[DeviceKey, dict[BatchId, Replica]] = {}
     for replica in core.state.replicas.values():
         batch = replica.batch
-        if batch is not None and batch.rate.belief.shares_device:
+        if batch is not None and batch.rate.is_shared:
             running.setdefault((replica.node, replica.device or ""), {})[batch.id] = replica
     found = {key: list(load.batches) for key, load in core.state.devices.items()}
     if found != {key: sorted(batches) for key, batches in running.items()}:

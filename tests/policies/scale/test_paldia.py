@@ -16,13 +16,14 @@ from sloop.errors import InputError
 from sloop.options import OutOfRange
 from sloop.policies import build
 from sloop.policies.scale.paldia import HardwareRule, Paldia
+from sloop.profile.interference import CountLaw
 from sloop.profile.paldia import PALDIA_MODELS, paldia_profiles
-from sloop.profile.profile import Profile
+from sloop.profile.profile import Amdahl, DeviceSharing, Profile
 from sloop.profile.published import YOLOV5S_S
 from sloop.solvers import paldia as solver
 from sloop.solvers.paldia import DeviceModel
 from sloop.units import s
-from sloop.vocabulary import Life, NodeState, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import Group, Life, NodeState, ReplicaId, ReplicaSpec, Slot
 from tests.policies.conftest import make_belief, make_stage, make_view, make_visit
 
 EC2 = ("m4.xlarge", "c6i.2xlarge", "c6i.4xlarge", "g3s.xlarge", "p2.xlarge", "p3.2xlarge")
@@ -268,3 +269,52 @@ def test_what_the_cluster_or_the_application_does_not_have() -> None:
 def test_a_parameter_out_of_range(key: str, value: Any) -> None:
     with pytest.raises((InputError, OutOfRange), match=key):
         build("scale", "paldia", {key: value})
+
+
+# On the cores of a node
+
+
+def on_cores(rate_rps: float, *, cores: float = 4.0, memory_bytes: int = 1) -> ClusterView:
+    """One node with four cores; a batch of 8 takes 16 ms on all of them. Each takes 1.25 times as long beside another
+    one, and ten times as long beside two."""
+    kind = "m4.xlarge"
+    sharing = DeviceSharing(law=CountLaw((1.0, 1.25, 10.0)), full_batch=8, cores=cores)
+    profile = Profile(
+        latency_ms=Amdahl(8, 0, 0, 0), max_batch=8, max_cores=4, memory_bytes=memory_bytes, sharing=sharing
+    )
+    stage = make_stage(Bucket(0, arrivals=round(rate_rps)), beliefs=[make_belief(profile, "v", kind)], slo_ms=200)
+    return make_view(stage, nodes=[node_of(kind, ())], rates={"stage": rate_rps})
+
+
+def only_group(policy: Paldia, view: ClusterView) -> Group:
+    plan = policy.plan(0, view)
+    assert plan is not None
+    [target] = plan.stages
+    [group] = target.groups
+    return group
+
+
+def test_replicas_that_share_the_cores_of_a_node_reserve_a_part_and_may_use_all() -> None:
+    group = only_group(Paldia(), on_cores(48))
+    assert group.count == 2, "of six batches two run together and the others queue"
+    assert group.spec.slot == Slot(0.666, "m4.xlarge", is_capped=False)
+    assert 6 * group.spec.slot.cores <= KINDS["m4.xlarge"].cores
+    assert only_group(Paldia(sharing="together"), on_cores(48)).count == 6
+    assert only_group(Paldia(sharing="together", together_max=3), on_cores(48)).spec.slot.cores == 1.333
+
+
+def test_a_replica_that_shares_with_nobody_has_all_cores_as_a_cap() -> None:
+    whole = Slot(4.0, "m4.xlarge")
+    assert only_group(Paldia(sharing="queue"), on_cores(48)).spec.slot == whole
+    assert only_group(Paldia(together_max=1), on_cores(48)).spec.slot == whole
+    large = KINDS["m4.xlarge"].memory_bytes // 2 + 1
+    assert only_group(Paldia(), on_cores(48, memory_bytes=large)).spec.slot == whole, "two do not fit"
+    assert only_group(Paldia(), on_cores(48, cores=2.0)).spec.slot == whole, "measured on other nodes"
+
+
+@given(st.integers(1, 400), st.integers(1, 6))
+@settings(max_examples=40)
+def test_cores_are_never_overbooked(rate: int, most: int) -> None:
+    group = only_group(Paldia(together_max=most), on_cores(rate))
+    assert group.count <= most
+    assert most * group.spec.slot.cores <= 4.0

@@ -205,3 +205,17 @@ def test_a_plan_can_be_read_again(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(InputError, match="the placement file has no placements"):
         load_application(again, folder=tmp_path)
+
+
+def test_cores_that_are_only_reserved() -> None:
+    groups = (StaticGroup(replicas=3, cores=0.5, is_capped=False), StaticGroup(cores=2))
+    plan = Static(stages={"stage": StaticStage(groups=groups)}).plan(0, make_view(kinds(), nodes=(CPU,)))
+    assert plan is not None
+    assert [(group.spec.slot, group.count) for group in plan.stages[0].groups] == [
+        (Slot(0.5, "c5.2xlarge", is_capped=False), 3),
+        (Slot(2, "c5.2xlarge"), 1),
+    ]
+    place = StaticPlacement("stage", "v", CPU.node.name, cores=0.5, is_capped=False)
+    placed = Static(placements=(place,)).plan(0, make_view(kinds(), nodes=(CPU,)))
+    assert placed is not None
+    assert placed.stages[0].groups[0].spec.slot == Slot(0.5, "c5.2xlarge", is_capped=False)

@@ -15,7 +15,7 @@ from sloop.errors import InputError
 from sloop.events import BatchFailed, Event, Finished, NodeLost, ReplicaReady
 from sloop.profile import Estimate, Profile, Quadratic
 from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand, ProcessorSharing
-from sloop.profile.profile import DeviceSharing
+from sloop.profile.profile import Amdahl, DeviceSharing
 from sloop.sim import World
 from sloop.sim.cluster import Cluster, ClusterTruths, Truths
 from sloop.sim.engine import play
@@ -194,10 +194,12 @@ def test_a_scenario_may_declare_another_truth() -> None:
     assert both_ms(bandwidth=0.9) == pytest.approx(64 * 1.8 * 1.4)
     assert both_ms(law=BandwidthLaw(0.0)) == pytest.approx(64 * 1.2)
     silent = SharingTruth({KEY: structs.replace(profile(), sharing=None)}, InterferenceTruth(LAW, 0.6))
-    truth = silent.of(*KEY)
+    slot = Slot(1.0, "gpu", "M60")
+    truth = silent.of("only", "a", slot)
     assert truth is not None
     assert truth.work(8, Slot(1.0), 5).demand.bandwidth == 0.6
-    assert SharingTruth({KEY: structs.replace(profile(), sharing=None)}, InterferenceTruth()).of(*KEY) is None
+    unknown = SharingTruth({KEY: structs.replace(profile(), sharing=None)}, InterferenceTruth())
+    assert unknown.of("only", "a", slot) is None
 
 
 @given(data=st.data())
@@ -315,3 +317,24 @@ def test_what_estimates_learn_is_the_time_alone_if_the_belief_is_true() -> None:
 def test_a_truth_that_cannot_be(interference: object, wrong: str) -> None:
     with pytest.raises(InputError, match=wrong):
         declared(interference=interference)
+
+
+def test_replicas_with_cores_of_their_own_are_not_disturbed_by_a_law_that_was_measured_without_caps() -> None:
+    own = structs.replace(profile(), accelerator="")
+    assert own.sharing is not None
+    own = structs.replace(own, sharing=structs.replace(own.sharing, cores=2.0))
+    truth = SharingTruth({KEY: own}, InterferenceTruth())
+    assert truth.of("only", "a", Slot(1.0, "gpu")) is None
+    assert truth.of("only", "a", Slot(1.0, "gpu", is_capped=False)) is not None
+    assert SharingTruth({KEY: profile()}, InterferenceTruth()).of("only", "a", Slot(1.0, "gpu")) is not None
+
+
+def test_the_true_speed_without_a_cap_is_that_of_all_cores_alone() -> None:
+    sharing = DeviceSharing(law=LAW, full_batch=8, cores=2.0)
+    own = Profile(latency_ms=Amdahl(0.0, 8.0, 0.0, 2.0), max_batch=8, max_cores=4.0, sharing=sharing)
+    sampler = ServiceSampler(1, {KEY: own}, cv=0.0, ratio=1.0, quota_ms=10.0)
+    capped, reserved = Slot(0.5, "gpu"), Slot(0.5, "gpu", is_capped=False)
+    assert sampler.speed("only", "a", capped).means_ns[1] == ms(18)
+    assert sampler.speed("only", "a", reserved).means_ns[1] == ms(6)
+    assert sampler.quota("only", "a", capped) is not None
+    assert sampler.quota("only", "a", reserved) is None, "two whole cores"

@@ -22,17 +22,20 @@ that, so the share policy `Hybrid` (`sloop.policies.share`) decides it in the sy
 next peak. With `queue` there is one replica, which makes Molecule exact.
 
 Source: PALDIA, specification sections 2.2 to 2.5 (with Algorithm 1 as repaired there) and 5.0; `sloop.solvers.paldia`.
-One device of one node is used, as in the publication, and one variant: this policy does not trade accuracy.
+One device of one node is used, as in the publication, and one variant: this policy does not trade accuracy. The cores
+of a node are such a device if a profile says how the model shares so many (`DeviceSharing.cores`); on other CPUs one
+replica has all cores and runs one batch after the other.
 """
 
 from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, floor
 from typing import ClassVar, Final, Literal, NamedTuple
 
 from msgspec import structs
 
+from sloop.core.ledger import MILLI
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
@@ -48,6 +51,9 @@ HardwareRule = Literal["slo_first", "tolerance", "isolated", "fastest"]
 runs beside it, however many batches there are (PALDIA's baselines that mind the cost)."""
 SHARES_NOTHING: Final = 0.0
 """The share of a replica on a GPU: PALDIA neither caps nor reserves; memory and clients limit how many there are."""
+CPU_WORKERS_MAX: Final = 6
+"""The most replicas that share the cores of a node, if nobody says: as many as `sloop profile --sharing` measures
+together. Each reserves an equal part of the cores, and may use them all."""
 
 
 class HardwareCandidate(NamedTuple):
@@ -64,19 +70,24 @@ class HardwareCandidate(NamedTuple):
         return bool(self.belief.accelerator)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether batches can run together: on an accelerator, or on cores that are not a cap."""
+        return self.is_gpu or not self.slot.is_capped
+
+    @property
     def rank(self) -> tuple[bool, float, str]:
         """The lower, the more performant."""
         return not self.is_gpu, self.model.per_request_ms, self.belief.hardware
 
     def split(self, count: int, sharing: Sharing) -> DeviceSplit:
-        """How `count` requests run here; on a CPU one batch after the other."""
-        if self.is_gpu:
+        """How `count` requests run here; on a CPU of which nothing else is known one batch after the other."""
+        if self.is_shared:
             return paldia.best_split(self.model, count, sharing)
         return DeviceSplit(max(0, count - self.model.batch), paldia.serial_ms(self.model, count))
 
     def workers(self, count: int, split: DeviceSplit) -> int:
         """The replicas for `count` requests."""
-        return max(1, paldia.workers_needed(self.model, count, split)) if self.is_gpu else 1
+        return max(1, paldia.workers_needed(self.model, count, split)) if self.is_shared else 1
 
     def offer(self, t_max_ms: float) -> HardwareOffer:
         """As the choice of hardware sees it."""
@@ -121,7 +132,7 @@ class Paldia:
     keep_alive_ns: int = s(600)
     """How long a replica must have been one too many before it ends."""
     together_max: int = 0
-    """The most batches that run together; 0: as the memory and the clients of the GPU allow."""
+    """The most batches that run together; 0: as the memory and the clients of the GPU allow, and 6 on a CPU."""
     batch_max: int = 0
     """The largest batch; 0: the profile's, if it takes at most the SLO."""
     hardware: tuple[str, ...] = ()
@@ -216,6 +227,13 @@ class Paldia:
                 return None
             cores = min(belief.cores_max, node.node.cores / most)
             slot = structs.replace(belief.slot(cores), share=SHARES_NOTHING)
+        elif self.sharing != "queue" and belief.shared_cores == node.node.cores:
+            most = paldia.together_max(
+                node.node.memory_bytes, belief.memory_bytes, clients_max=self.together_max or CPU_WORKERS_MAX
+            )
+            if not most:
+                return None
+            slot = structs.replace(belief.slot(floor(node.node.cores / most * MILLI) / MILLI), is_capped=most == 1)
         costs_ns = belief.costs_ns(slot)
         batch = max(1, bisect_right(costs_ns, stage.slo_ns, 1) - 1)
         if not belief.accelerator:

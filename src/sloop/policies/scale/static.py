@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.core.ledger import Ledger, Reservation
 from sloop.core.views import ClusterView, StageView
@@ -27,6 +27,9 @@ class StaticGroup(Struct, frozen=True, forbid_unknown_fields=True):
     cores: float | None = None
     batch_max: int | None = None
     variant: str | None = None
+    is_capped: bool = True
+    """Whether a replica can use no more than its cores, or its share of an accelerator; otherwise they are only
+    reserved for it."""
 
     def __post_init__(self) -> None:
         _check_ranges(self.replicas, self.cores, self.batch_max)
@@ -48,6 +51,8 @@ class StaticPlacement(Struct, frozen=True, forbid_unknown_fields=True):
     rate_rps: float = 0.0
     """Requests per second that they are to serve together, for routes that go by it; 0: not said."""
     application: str = ""
+    is_capped: bool = True
+    """See `StaticGroup`."""
 
     def __post_init__(self) -> None:
         _check_ranges(self.replicas, self.cores, self.batch)
@@ -143,6 +148,7 @@ class Static:
                 cores=group.cores or own.cores or self.cores,
                 batch_max=group.batch_max or own.batch_max or self.batch_max,
                 variant=group.variant or own.variant or self.variant,
+                is_capped=group.is_capped,
             )
             for group in own.groups or (StaticGroup(replicas=replicas),)
         )
@@ -154,7 +160,8 @@ class Static:
             hardware = default if group.hardware is None else targets.kind_of(view, group.hardware, (stage,))
             belief = targets.belief_of(stage, group.variant or "", hardware)
             cores = group.cores or self.cores
-            spec = ReplicaSpec(stage.name, belief.variant, belief.slot(cores))
+            slot = structs.replace(belief.slot(cores), is_capped=group.is_capped)
+            spec = ReplicaSpec(stage.name, belief.variant, slot)
             if spec in made:
                 raise InputError(
                     f"system static: two groups of stage {stage.name} are the same replicas of {belief.variant}",
@@ -183,7 +190,8 @@ def _placed_group(stage: StageView, placement: StaticPlacement, view: ClusterVie
     if belief.accelerator != accelerator:
         what = f"placements: the profile of {belief.variant} is for {belief.accelerator or 'the cores'} of {node.name}"
         raise InputError(what, help=f"it is placed on {placement.device or 'its cores'}")
-    slot = Slot(placement.cores, node.hardware, accelerator, placement.share if device else 1.0)
+    share = placement.share if device else 1.0
+    slot = Slot(placement.cores, node.hardware, accelerator, share, placement.is_capped)
     spec = ReplicaSpec(stage.name, belief.variant, slot, node.name, device.name if device else None)
     batch = min(placement.batch or belief.batch_max, belief.batch_max)
     return Group(spec, placement.replicas, batch, placement.rate_rps)

@@ -6,7 +6,9 @@ process is reaped and its cores are free. No worker outlives the server, and eve
 
 To grow a replica, the backend first raises the CPU quota and then the worker's thread count; to shrink it, the other
 way round. Otherwise threads would wait for each other inside too small a quota. A worker that runs a batch cannot
-change its threads; the quota then follows after `SHRINK_S_MAX` regardless. While it starts, a replica has at least
+change its threads; the quota then follows after `SHRINK_S_MAX` regardless. A replica whose cores are only reserved
+(`Slot.is_capped`) gets as many threads as its node has cores, and shares one quota, that of the node, with all such
+replicas there; to resize it changes the reservation alone. While it starts, a replica has at least
 `START_CORES_MIN`: with a quarter of a core, loading would take four times as long as its profile says.
 
 Starting Python and loading its libraries takes longer than loading most models. So *spare* workers are started in
@@ -126,6 +128,9 @@ class _Replica:
         self.visits = 0
         """Of the batch that runs."""
         self.cores = 0.0
+        """Of its slot."""
+        self.pool_cores = 0.0
+        """If they are not a cap: the cores of its node, which it shares with all such replicas there; otherwise 0."""
         self.spec: ReplicaSpec | None = None
         self.shadow: _Replica | None = None
         """The process beside it that shares its batches, or will."""
@@ -282,9 +287,10 @@ class LocalBackend(KnownStages):
         found = self._replicas.get(replica)
         if found is None or found.process is None or found.link is None or found.is_dying:
             return  # the loss of the replica has been or will be reported
-        if not found.is_ready:
-            found.cores = cores  # applied in `_on_ready`
-            self._send_threads(found, Grant(cores))
+        if not found.is_ready or found.pool_cores:
+            found.cores = cores  # applied in `_on_ready`, or only reserved
+            if not found.pool_cores:
+                self._send_threads(found, Grant(cores))
             self._report(Resized(replica, cores))
             return
         self._finish_shrink(found)
@@ -420,16 +426,19 @@ class LocalBackend(KnownStages):
         assert replica.process is not None
         assert replica.link is not None
         servable, cores = self._servables[spec.stage, spec.variant], spec.cores
+        if not spec.slot.is_capped and not spec.slot.accelerator:
+            node = self._nodes.get(spec.node or "")
+            replica.pool_cores = capacity_cores() if node is None else min(node.cores, capacity_cores())
         batchable = not servable.obstacle and servable.signature.has_rows
         setup = StageSetup(
             *(self._wirings[spec.stage], servable.signature, batchable, servable.model),
-            threads=Grant(cores).threads,
+            threads=Grant(replica.pool_cores or cores).threads,
             prepared=self._threads_prepared,
             holders=self._holders,
             blocks=servable.cut.blocks if servable.cut is not None else (),
         )
         replica.cores = cores
-        self._actuator.confine(replica.process.pid, max(cores, START_CORES_MIN))
+        self._actuator.confine(replica.process.pid, max(replica.pool_cores or cores, START_CORES_MIN))
         replica.link.send(FrameKind.SETUP, payload=[encode(setup)])
         if replica.told is not None:
             self._set_timer(replica, TAKEN_S_MAX, f"it did not begin to load within {TAKEN_S_MAX:g} s")
@@ -628,14 +637,18 @@ class LocalBackend(KnownStages):
         """The cold start is over: give the replica the cores that were ordered, or as many as the machine allows."""
         replica.is_ready = True
         self._clear_timer(replica)
-        wanted = replica.cores
-        grant = self._actuate(replica, wanted)
-        if grant is not None:
-            if grant != Grant(wanted):
-                self._send_threads(replica, grant)
-            if grant.cores != wanted:
-                self._report(Resized(replica.id, grant.cores))
-        self._report(ReplicaReady(replica.id))
+        if replica.pool_cores:
+            self._join_pool(replica)
+        else:
+            wanted = replica.cores
+            grant = self._actuate(replica, wanted)
+            if grant is not None:
+                if grant != Grant(wanted):
+                    self._send_threads(replica, grant)
+                if grant.cores != wanted:
+                    self._report(Resized(replica.id, grant.cores))
+        if not replica.is_dying:
+            self._report(ReplicaReady(replica.id))
 
     def _expect(self, replica: _Replica, frame: Frame) -> BatchId:
         """The batch that this frame answers; it must be the running one."""
@@ -786,6 +799,19 @@ class LocalBackend(KnownStages):
         if shadow is not None and shadow.beside is not None and shadow.is_ready and not shadow.is_stopping:
             self._tell_pair(shadow, shadow.beside)  # rows are divided by the cores of both
         return grant
+
+    def _join_pool(self, replica: _Replica) -> None:
+        """Let a replica that is not capped use the cores of its node with all others of its kind there. If the machine
+        refuses, the replica ends: a cap that nobody planned would make it slower than its profile says."""
+        assert replica.process is not None
+        assert replica.spec is not None
+        try:
+            grant = self._actuator.join(replica.process.pid, replica.spec.node or "", replica.pool_cores)
+        except MachineError as error:
+            self._give_up(replica, str(error))
+            return
+        if grant != Grant(replica.pool_cores):
+            self._send_threads(replica, grant)
 
     def _send_threads(self, replica: _Replica, grant: Grant) -> None:
         assert replica.link is not None

@@ -143,8 +143,9 @@ class ServiceSampler:
         """The true speed of a variant on `slot`; returns the same object for the same arguments."""
         known = self._speeds.get((stage, variant, slot))
         if known is None:
-            key, cores = (stage, variant, slot.hardware), slot.cores
+            key = stage, variant, slot.hardware
             profile, error = self._profiles[key], self._errors.get(key, 1.0)
+            cores = profile.cores_on(slot)
             if self._as_measured and is_measured(profile):
                 known = self._measured(profile, error, cores)
             else:
@@ -160,8 +161,9 @@ class ServiceSampler:
     def quota(self, stage: str, variant: str, slot: Slot) -> "ReplicaQuota | None":
         """The CPU quota of a replica that gets `slot`; None if its durations do not depend on when it has run before:
         its cores are whole, a device computes, or the durations are recorded ones, which had their quotas."""
-        key, period_us = (stage, variant, slot.hardware), quota(slot.cores)[1]
-        share = slot.cores / ceil(slot.cores)
+        key = stage, variant, slot.hardware
+        cores = self._profiles[key].cores_on(slot)
+        period_us, share = quota(cores)[1], cores / ceil(cores)
         if share == 1.0 or slot.accelerator or self._recorded.get(key):
             return None
         if self._quota_ms is not None:

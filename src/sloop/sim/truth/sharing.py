@@ -102,7 +102,7 @@ class TrueSharing(Struct, frozen=True):
 
     def work(self, size: int, slot: Slot, work_ns: int) -> BatchWork:
         """A batch of this size that takes `work_ns` alone."""
-        demand = self.sharing.demand(size, share=slot.share, variant=self.variant)
+        demand = self.sharing.demand(size, share=slot.share, is_capped=slot.is_capped, variant=self.variant)
         return BatchWork(self.sharing.law, demand, float(work_ns), self.error)
 
 
@@ -115,9 +115,10 @@ class SharingTruth:
             key: TrueSharing(key[1], sharing, declared.error) for key, sharing in found.items() if sharing is not None
         }
 
-    def of(self, stage: str, variant: str, hardware: str) -> TrueSharing | None:
-        """That of one variant on one kind of hardware; None if it neither disturbs nor is disturbed."""
-        return self._sharing.get((stage, variant, hardware))
+    def of(self, stage: str, variant: str, slot: Slot) -> TrueSharing | None:
+        """That of one variant on one slot; None if it neither disturbs nor is disturbed."""
+        found = self._sharing.get((stage, variant, slot.hardware))
+        return found if found is not None and found.sharing.holds_on(slot) else None
 
 
 def _true(profile: Profile, declared: InterferenceTruth) -> DeviceSharing | None:

@@ -344,6 +344,7 @@ class _Explained:
                     accelerator=slot.accelerator,
                     share=slot.share if slot.accelerator else 0.0,
                     group_rps=stage.group_rps(group),
+                    is_capped=slot.is_capped,
                 )
             )
         return rows
@@ -376,6 +377,7 @@ class _Explained:
                     spec.cores,
                     stage.batch_max(placed.group),
                     stage.group_rps(placed.group) * placed.count / placed.group.count,
+                    spec.slot.is_capped,
                 )
             )
         return rows

@@ -43,6 +43,8 @@ class StageReport(Struct, frozen=True):
     """Fraction of an accelerator that each replica may use; 0 without one."""
     group_rps: float = 0.0
     """The part of `rate_rps` that these replicas serve."""
+    is_capped: bool = True
+    """Whether each can use no more than its cores, or its share; otherwise these are only reserved."""
 
 
 class PathReport(Struct, frozen=True):
@@ -74,6 +76,8 @@ class PlacementReport(Struct, frozen=True):
     """The largest batch that the plan allows."""
     rate_rps: float
     """Requests per second that these replicas serve together."""
+    is_capped: bool = True
+    """Whether they can use no more than their cores, or their share; otherwise these are only reserved."""
 
 
 class KindReport(Struct, frozen=True):

@@ -1,0 +1,316 @@
+"""Measures how a model shares the cores of this machine: S(k), how many times as long as alone a batch takes while k
+workers of the model run batches.
+
+Each worker is a process of its own, as in a server, that may use all cores (`sloop.vocabulary.Slot.is_capped` is
+false): as many threads as there are cores, and no CPU quota. For every k, the first k of them run batches back to back
+for some seconds; when a batch ends, its worker gets the next one at once, so that k batches run all the time. Every
+pass measures all k, every second pass in the opposite order, and the durations of a pass are divided by those of a
+worker that is alone in the same pass: the speed of a machine varies over time.
+
+With `beside`, one worker of the model also runs beside one worker of another model, which gives the slowdown of this
+pair, for the model and for the other one.
+
+Source: PALDIA, specification sections 2.1.1 (S) and 7.1 (on CPUs).
+"""
+
+import contextlib
+import platform
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter_ns
+from typing import IO, Final, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from sloop.errors import InputError, MachineError
+from sloop.machine import hardware_name, usable_cpus
+from sloop.profile.examine import RefusedModel
+from sloop.profile.fit import SHARING_FORMS, SharingForm, SlowdownFit, fit_sharing
+from sloop.profile.measure import PASSES, SILENCE_S, SOCKET_BYTES, environment, next_line, process_died
+from sloop.profile.timed_process import (
+    LAST,
+    READY,
+    RUN,
+    BatchReady,
+    LoadReport,
+    Message,
+    TimingOrder,
+    receive_into,
+)
+from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
+from sloop.units import NS_PER_S
+
+TOGETHER: Final = 6
+"""The most workers that are measured together."""
+SECONDS: Final = 1.0
+"""For each number of workers in each pass."""
+RUNS_MIN: Final = 3
+"""Of each worker, in one pass, for each number of workers; and one more to warm up."""
+
+
+Kind = TypeVar("Kind", BatchReady, LoadReport)
+
+
+class SharingTimes(NamedTuple):
+    """What was measured of a model, and of the pair with another one."""
+
+    full_batch: int
+    alone_ms: float
+    """The median over the passes of the mean duration of a batch that is alone."""
+    points: tuple[tuple[float, float], ...]
+    """How many workers ran batches, from 1, and how many times as long as alone each batch took: the median over the
+    passes."""
+    passes: tuple[tuple[tuple[int, float], ...], ...]
+    """The same, pass by pass."""
+    software: str
+    pair: "PairTimes | None" = None
+
+
+class PairTimes(Struct, frozen=True):
+    """One worker of a model beside one worker of another: how many times as long as alone a batch of each takes."""
+
+    beside: str
+    """The other model's file."""
+    beside_batch: int
+    slowdown: float
+    """Of the model."""
+    beside_slowdown: float
+    """Of the other one."""
+
+
+class Contender(NamedTuple):
+    """A model that runs: its file, its largest batch, and one row's shape for inputs with open dimensions."""
+
+    file: Path
+    batch: int
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+class SharingFits(NamedTuple):
+    """The laws that were fitted to the points, by name, and the name of the one with the least mean error."""
+
+    fits: Mapping[SharingForm, SlowdownFit]
+    best: SharingForm
+
+
+def measure_sharing(
+    model: Contender,
+    *,
+    beside: Contender | None = None,
+    together: int = TOGETHER,
+    seconds: float = SECONDS,
+    passes: int = PASSES,
+    progress: Callable[[int, int, str], None] = lambda done, of, now: None,
+) -> SharingTimes:
+    """Measure S(1) … S(`together`); takes about (`together` + 2) × `seconds` × `passes`, and the loading of all
+    workers. `progress` is called with finished and all cells.
+
+    InputError for a model that cannot be run with this batch, or fewer than two workers; MachineError if a process
+    dies or is silent.
+    """
+    if together < 2:
+        what = f"{together} workers are to run together"
+        raise InputError(f"{what}; a slowdown needs at least 2", help="for example --together 6")
+    threads = len(usable_cpus())
+    found: list[dict[int, float]] = []
+    alone_ns: list[float] = []
+    pairs: list[tuple[float, float]] = []
+    cells = passes * (together + (2 if beside else 0))
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running(model, threads)) for _ in range(together)]
+        other = stack.enter_context(running(beside, threads)) if beside else None
+        for number in range(passes):
+            means_ns: dict[int, float] = {}
+            counts = range(1, together + 1) if number % 2 == 0 else range(together, 0, -1)
+            for count in counts:
+                (means_ns[count],) = _means_ns([workers[:count]], seconds)
+                done = number * (cells // passes) + len(means_ns)
+                progress(done, cells, f"{count} together: {means_ns[count] / 1e6:.3g} ms")
+            alone_ns.append(means_ns[1])
+            found.append({count: means_ns[count] / means_ns[1] for count in sorted(means_ns)})
+            if other is not None:
+                (other_ns,) = _means_ns([[other]], seconds)
+                both_ns = _means_ns([workers[:1], [other]], seconds)
+                pairs.append((both_ns[0] / means_ns[1], both_ns[1] / other_ns))
+                progress((number + 1) * (cells // passes), cells, f"pair: {pairs[-1][0]:.3g} times as long")
+        software = workers[0].end().software
+    pair = None
+    if beside is not None:
+        own, others = (median(each) for each in zip(*pairs, strict=True))
+        pair = PairTimes(str(beside.file), beside.batch, own, others)
+    points = tuple((float(count), median(each[count] for each in found)) for count in range(1, together + 1))
+    each_pass = tuple(tuple(each.items()) for each in found)
+    return SharingTimes(model.batch, median(alone_ns) / 1e6, points, each_pass, software, pair)
+
+
+def fit_all_laws(found: SharingTimes, source: str) -> SharingFits:
+    """Every law that can be fitted to a measurement; that with the least mean error is the best, of equal ones the
+    first. The law is for replicas without caps on as many cores as this process may use."""
+    software = ", ".join(filter(None, (found.software, f"Python {platform.python_version()}", platform.system())))
+    date, cores = datetime.now(UTC).date().isoformat(), float(len(usable_cpus()))
+    fits: dict[SharingForm, SlowdownFit] = {}
+    for form in SHARING_FORMS:
+        fit = fit_sharing(
+            found.points,
+            full_batch=found.full_batch,
+            form=form,
+            source=source,
+            hardware=hardware_name(),
+            software=software,
+            date=date,
+        )
+        fits[form] = fit._replace(sharing=structs.replace(fit.sharing, cores=cores))
+    parametric = [form for form in SHARING_FORMS if form != "count"]
+    return SharingFits(fits, min(parametric, key=lambda form: fits[form].mape))
+
+
+# Workers
+
+
+class RunningWorker:
+    """A process that runs batches of one size when it is told to."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        errors: IO[bytes],
+        sock: socket.socket,
+        shared: SharedMemory | None,
+        ready: BatchReady,
+    ) -> None:
+        self.process, self.sock = process, sock
+        self._errors = errors
+        self._inputs = [memoryview(bytearray(size)) for size in ready.input_bytes]
+        for view in self._inputs:
+            receive_into(sock, view)
+        self._message = b"".join((RUN, *self._inputs))
+        self._shared = shared if len(self._message) - len(RUN) >= SHARED_BYTES_MIN else None  # as in service
+        self._outputs = memoryview(bytearray(ready.output_bytes))
+        self._missing = self._outputs[:0]
+        self._began_ns = 0
+
+    def begin(self) -> None:
+        """Send the inputs of a batch. MachineError if the process has died."""
+        self._began_ns, self._missing = perf_counter_ns(), self._outputs
+        try:
+            if self._shared is not None:
+                write_tensors(self._shared, [[array] for array in self._inputs])
+                self.sock.sendall(RUN)
+            else:
+                self.sock.sendall(self._message)
+        except OSError as error:
+            raise self._died() from error
+
+    def receive(self) -> int | None:
+        """Read what has come of the outputs; the duration of the batch in ns if that is all of them. MachineError if
+        the process has died."""
+        try:
+            count = self.sock.recv_into(self._missing)
+        except OSError as error:
+            raise self._died() from error
+        if not count:
+            raise self._died()
+        self._missing = self._missing[count:]
+        return None if self._missing else perf_counter_ns() - self._began_ns
+
+    def end(self) -> LoadReport:
+        """End the process; what it says of itself."""
+        self.sock.sendall(LAST)
+        return _expect(self.process, LoadReport, str(self.process.args))
+
+    def _died(self) -> MachineError:
+        return process_died(self.process, self._errors, "while others ran beside it")
+
+
+@contextlib.contextmanager
+def running(model: Contender, threads: int) -> Iterator[RunningWorker]:
+    """A worker that has loaded its model and run once, with as many threads. It ends with the context."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    shared = SharedMemory.make()
+    fds = (theirs.fileno(), *([shared.fd] if shared else []))
+    command = [sys.executable, "-m", "sloop.profile.timed_process", str(fds[0]), str(shared.fd if shared else -1)]
+    pipe = subprocess.PIPE
+    with (
+        contextlib.closing(shared) if shared else contextlib.nullcontext(),
+        ours,
+        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
+        subprocess.Popen(
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), pass_fds=fds
+        ) as process,
+    ):
+        theirs.close()
+        ours.settimeout(SILENCE_S)
+        try:
+            if next_line(process, SILENCE_S) != READY:
+                raise process_died(process, errors, "before it began")
+            order = TimingOrder(str(model.file), ceil(threads), threads, (model.batch,), dict(model.shapes))
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+            ready = _expect(process, BatchReady, str(model.file))
+            yield RunningWorker(process, errors, ours, shared, ready)
+        except OSError as error:  # sockets and pipes close when the process dies
+            raise process_died(process, errors, f"on {threads} cores") from error
+        finally:
+            process.kill()
+
+
+def _expect(process: "subprocess.Popen[bytes]", kind: type[Kind], model: str) -> Kind:
+    """The next message of a process, which must be of this kind. InputError if it has refused the model."""
+    line = next_line(process, SILENCE_S)
+    if not line:
+        raise ConnectionError("it ended")
+    message = msgspec.json.decode(line, type=Message)
+    if isinstance(message, RefusedModel):
+        raise InputError(message.what, where=message.where or model, help=message.help)
+    assert isinstance(message, kind), message
+    return message
+
+
+def _means_ns(groups: Sequence[Sequence[RunningWorker]], seconds: float) -> list[float]:
+    """The mean duration of a batch of each group, while all workers of all groups run batches back to back.
+
+    The first batch of each worker warms up, and no batch counts that ends when another worker has stopped.
+    """
+    workers = [worker for group in groups for worker in group]
+    runs_ns: dict[socket.socket, list[int]] = {worker.sock: [] for worker in workers}
+    end_ns = perf_counter_ns() + round(seconds * NS_PER_S)
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.sock, selectors.EVENT_READ, worker)
+            worker.begin()
+        while len(min(runs_ns.values(), key=len)) <= RUNS_MIN or perf_counter_ns() < end_ns:
+            for worker, took_ns in _ended(selector):
+                runs_ns[worker.sock].append(took_ns)
+                worker.begin()
+        waiting = set(runs_ns)
+        while waiting:
+            waiting -= {worker.sock for worker, _ in _ended(selector)}
+    return [fmean(took_ns for worker in group for took_ns in runs_ns[worker.sock][1:]) for group in groups]
+
+
+def _ended(selector: selectors.BaseSelector) -> list[tuple[RunningWorker, int]]:
+    """Wait for outputs; the workers whose batch has ended, with its duration in ns. MachineError for a worker that has
+    died, or if none answers."""
+    ready = selector.select(SILENCE_S)
+    if not ready:
+        what = f"no batch has ended for {SILENCE_S:g} s"
+        raise MachineError(what, help="measure smaller batches, or fewer workers together")
+    found: list[tuple[RunningWorker, int]] = []
+    for key, _ in ready:
+        worker: RunningWorker = key.data
+        took_ns = worker.receive()
+        if took_ns is not None:
+            found.append((worker, took_ns))
+    return found
