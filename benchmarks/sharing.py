@@ -52,6 +52,8 @@ MODES: Final[tuple[Sharing, ...]] = ("queue", "together", "hybrid")
 NAMES: Final[Mapping[Sharing, str]] = {"queue": "serial", "together": "parallel", "hybrid": "hybrid"}
 BURSTS: Final = (2.0, 3.0, 4.0, 4.5, 6.0)
 """Requests in full batches."""
+TIE: Final = 1.02
+"""Ends that differ by less are equal."""
 NO_LATER: Final = 1.05
 EARLIER: Final = 0.97
 """Hybrid against the better of the two others: at most so late everywhere, at least so early somewhere."""
@@ -87,9 +89,13 @@ class ModelBursts(NamedTuple):
 
     @property
     def best(self) -> tuple[int, int]:
-        """How many batches that run together end a burst first: measured, and predicted."""
-        measured, predicted = zip(*self.residents_ms, strict=True)
-        return 1 + int(np.argmin(measured)), 1 + int(np.argmin(predicted))
+        """How many batches that run together end a burst first, measured and predicted; of those that end at about the
+        same time the fewest, which need fewer workers."""
+        measured, predicted = (
+            1 + int(np.argmax(np.array(ends_ms) <= TIE * min(ends_ms)))
+            for ends_ms in zip(*self.residents_ms, strict=True)
+        )
+        return measured, predicted
 
 
 class BurstBench:

@@ -157,6 +157,7 @@ def test_a_law_that_was_measured_without_caps_is_for_slots_without_caps() -> Non
     assert (belief.shares_device, belief.shares(capped), belief.shares(reserved)) == (True, False, True)
     assert belief.demand(8, capped) == DeviceDemand("v", 8)
     assert belief.demand(8, reserved) == sharing.demand(8, is_capped=False, variant="v")
+    assert belief.demand(1, reserved).full == 1.0, "a small batch uses all cores, too"
     assert (belief.latency_ms(1, capped), belief.latency_ms(1, reserved)) == (18.0, 6.0)
     assert belief.costs_ns(reserved)[8] == ms(6)
     assert (belief.is_extrapolated(8, capped), belief.is_extrapolated(8, reserved)) == (False, False)

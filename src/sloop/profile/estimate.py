@@ -331,3 +331,34 @@ class FormEstimate(Estimate):
     def restored(self) -> None:
         """A snapshot has set what was learnt; the rest follows from the profile."""
         self.profile, self._base_ns, self._costs_ns, self._shares = self._whole.profile, {}, {}, {}
+
+
+class CrowdedEstimate(Estimate):
+    """The estimate of replicas of which `count` run equal batches on one device all the time."""
+
+    __slots__ = ("_count", "_whole")
+
+    def __init__(self, whole: Estimate, count: int) -> None:
+        super().__init__(
+            whole.profile,
+            variant=whole.variant,
+            hardware=whole.hardware,
+            accuracy=whole.accuracy,
+            margin=whole.margin,
+            correct=False,
+        )
+        self._whole, self._count = whole, count
+
+    def latency_ms(self, batch: int, slot: Slot) -> float:
+        """Estimated duration in ms of a batch of `batch` ≥ 1 on `slot`; always positive."""
+        return self._whole.latency_ms(batch, slot) * self._slowdown(batch, slot)
+
+    def costs_ns(self, slot: Slot) -> tuple[int, ...]:
+        """Estimated durations in ns indexed by batch size; never decreasing."""
+        alone_ns = self._whole.costs_ns(slot)
+        slowed = (round(own_ns * self._slowdown(batch, slot)) if batch else 0 for batch, own_ns in enumerate(alone_ns))
+        return tuple(accumulate(slowed, max))
+
+    def _slowdown(self, batch: int, slot: Slot) -> float:
+        own = self.demand(batch, slot)
+        return self.interference.slowdown(own, [own] * (self._count - 1)) if self.shares(slot) else 1.0

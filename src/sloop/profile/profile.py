@@ -346,8 +346,8 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Whether the share of a slot limits its kernels; otherwise it is only reserved."""
     cores: float = 0.0
     """Of a processor: the cores that each replica could use when the law was measured. The law then holds for slots
-    whose cores are not a cap, and such a replica alone is as fast as on so many cores. With 0, the law holds for every
-    slot."""
+    whose cores are not a cap, and such a replica alone is as fast as on so many cores. A small batch uses them as a
+    full one does, only for a shorter time, and therefore demands as much. With 0, the law holds for every slot."""
     points: tuple[tuple[float, float], ...] = ()
     """What the law was fitted to: how many full batches ran together, and how many times as long each took."""
     origin: Origin = "assumed"
@@ -377,7 +377,7 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def demand(self, batch: int, *, share: float = 1.0, is_capped: bool = True, variant: str = "") -> DeviceDemand:
         """What a batch of `batch` demands in a slot with this share of the device, which is a cap or not."""
-        full = batch / self.full_batch
+        full = batch / self.full_batch if not self.cores else 1.0
         cache, power_w = self.law.used(batch, share) if isinstance(self.law, IgniterLaw) else (0.0, 0.0)
         return DeviceDemand(
             variant,

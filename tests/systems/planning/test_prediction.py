@@ -16,6 +16,7 @@ from sloop.systems.planning.prediction import (
     throughput_rps,
     timing,
 )
+from sloop.systems.setup import Setup
 from sloop.vocabulary import Slot
 from tests.systems.planning.scene import READING, nodes, predicted, profile, setup, stage
 
@@ -202,3 +203,26 @@ def test_stages_work_on_a_burst_at_the_same_time() -> None:
     made = setup(*stages, slo_ms=1000, system={"name": "static", "batch_max": 1})
     assert explain_plan(made, 10, "burst").predicted_ms == pytest.approx(10 + 10 * 20)
     assert explain_plan(made, 10, "even").predicted_ms == pytest.approx(10 + 20)
+
+
+def on_shared_cores(count: int, cores: float, *, is_capped: bool = False) -> Setup:
+    """Replicas on a node with two cores, where a batch of 4 takes 20 ms alone and 1.5 times as long beside another."""
+    sharing = {"full_batch": 4, "law": {"form": "count", "factors": [1, 1.5, 2.5]}, "cores": 2}
+    group = {"replicas": count, "cores": cores, "is_capped": is_capped, "batch_max": 4}
+    own = profile(10, cores=2) | {"sharing": sharing}
+    system = {"name": "static", "stages": {"a": {"groups": [group]}}}
+    return setup(stage("a", profile=own), slo_ms=1000, system=system, cluster=nodes(2, 2))
+
+
+def test_replicas_that_share_cores_are_predicted_with_busy_neighbours() -> None:
+    """Of four replicas two fit on each node: each takes 30 ms for a batch of 4."""
+    shared = explain_plan(on_shared_cores(4, 1), 10).stages[0]
+    assert shared.rate_max_rps == pytest.approx(4 * 4 / 0.030)
+    assert (shared.is_capped, shared.cores) == (False, 1)
+    capped = explain_plan(on_shared_cores(4, 1, is_capped=True), 10).stages[0]
+    assert capped.rate_max_rps == pytest.approx(4 * 4 / 0.040), "a core each, and no neighbour"
+    alone = explain_plan(on_shared_cores(1, 1), 10).stages[0]
+    assert alone.rate_max_rps == pytest.approx(4 / 0.020)
+    halves = explain_plan(on_shared_cores(3, 0.5), 10)
+    assert halves.stages[0].rate_max_rps == pytest.approx(3 * 4 / 0.050)
+    assert [(each.replicas, each.is_capped) for each in halves.placements] == [(3, False)]

@@ -18,6 +18,9 @@ and its part of the traffic: as the plan says (`Group.rate_rps`); else evenly pe
 the published models assume, and in proportion to their throughput on several, because idle replicas take what waits.
 The slowest group decides how long a stage takes.
 
+**Shared cores.** Replicas whose cores are only reserved slow each other down as their profile says. They are predicted
+as if all that fit on a node ran batches all the time, so what they serve is right and how long they take pessimistic.
+
 The module must not know how a plan was found, nor on which nodes it is placed.
 """
 
@@ -29,10 +32,10 @@ from typing import Literal
 from sloop.app.application import Application, Stage
 from sloop.core.graph_estimates import LeastTimes, remaining_times
 from sloop.core.views import Belief, BeliefKey
-from sloop.profile.estimate import Estimate
+from sloop.profile.estimate import CrowdedEstimate, Estimate
 from sloop.solvers.queueing import fill_ms
 from sloop.systems.setup import ApplicationSetup
-from sloop.units import FOREVER_NS, ms, round_up, to_ms
+from sloop.units import FOREVER_NS, ROUNDING, ms, round_up, to_ms
 from sloop.vocabulary import Group, Path, Plan, Request, RequestId, Slot, StagePlan, Visit
 
 Arrivals = Literal["even", "burst"]
@@ -162,10 +165,20 @@ class StagePrediction:
         self.visited: list[VisitPrediction] = []
         """One prediction per path that leads here, or one for all; filled by `PlanPrediction`."""
         self._batch = setup.system.policies.batch
+        self._cluster = application.cluster
 
     def belief(self, group: Group) -> Estimate:
-        """The belief about the replicas of a group."""
-        return self.beliefs[group.spec.variant, group.spec.slot.hardware].of(group.spec.form)
+        """The belief about the replicas of a group. Replicas that share the cores of a node are taken to be as many on
+        one node as fit there, and all busy."""
+        slot = group.spec.slot
+        found = self.beliefs[group.spec.variant, slot.hardware].of(group.spec.form)
+        if slot.is_capped or slot.accelerator or not found.shares(slot):
+            return found
+        most = max((int(cores / slot.cores + ROUNDING) for cores in self._node_cores(slot.hardware)), default=1)
+        return CrowdedEstimate(found, max(1, min(group.count, most)))
+
+    def _node_cores(self, hardware: str) -> list[float]:
+        return [node.cores for node in self._cluster if node.hardware == hardware]
 
     def batch_max(self, group: Group) -> int:
         """The largest batch that the replicas of a group are sent."""
