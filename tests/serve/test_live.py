@@ -19,7 +19,7 @@ from sloop.actions import End, ResizeReplica, StartBatch, StartReplica
 from sloop.app.load import load_application
 from sloop.events import Finished, ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.profile.model import read_signature
-from sloop.runlog import MemoryLog, Record
+from sloop.runlog import MemoryLog
 from sloop.runlog.summary import RunSummary
 from sloop.serve import deploy
 from sloop.serve.backends.local import LocalBackend
@@ -267,8 +267,8 @@ ENVELOPES = {
 }
 
 
-def kinds_of(log: Sequence[tuple[int, Record]], kind: type) -> list[str]:
-    """The hardware of the replicas that started, or that became ready or stopped, in this order."""
+def kinds_of(log: MemoryLog, kind: type[ReplicaReady | Finished]) -> list[str]:
+    """The hardware of the replicas that became ready, or whose batches finished, in this order."""
     started = {record.replica: record.spec.slot.hardware for _, record in log if isinstance(record, StartReplica)}
     return [started[record.replica] for _, record in log if isinstance(record, kind)]
 
