@@ -1,7 +1,7 @@
 """What it costs that workers are on another machine, whether requests meet their deadlines there as well, and how long
 models take to get there.
 
-    python -m benchmarks.machines [--rounds 3] [--mbit-s 200] [--parts cost attainment transfers]
+    python -m benchmarks.machines [--rounds 3] [--mbit-s 200] [--parts cost attainment transfers cold-starts]
 
 Hosts are built out of network namespaces on this machine (`tests/hosts.py`; needs root), and share its cores.
 
@@ -20,6 +20,10 @@ and an agent on each other host, with a cache in memory. A model of 50 MiB comes
 chain; in four transfers of their own, which share the link of the source; and along a chain whose second receiver is
 killed halfway. Times run from the order to the last report, and the three take turns. The ideal time is that of the
 model's bytes on one link, without the 4 to 5 % that headers of packets take.
+
+**Cold starts.** Six hosts: a server, a store, and four nodes whose links are limited. Systems that bring weights to
+nodes in different ways serve the same excerpt of a trace, one after the other, and are simulated
+(`benchmarks.cold_starts`).
 """
 
 import asyncio
@@ -534,13 +538,10 @@ def main() -> None:
     parser = arguments(__doc__, seconds=6, quick=2)
     parser.add_argument("--rounds", type=int, default=3, help="how often each place is measured (default 3)")
     parser.add_argument("--mbit-s", type=float, default=200.0, help="of the link, for large tensors (default 200)")
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        choices=["cost", "attainment", "transfers"],
-        default=["cost", "attainment", "transfers"],
-        help="what to measure (default: all)",
-    )
+    parts = ["cost", "attainment", "transfers", "cold-starts"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what to measure (default: all)")
+    parser.add_argument("--bursts", type=int, default=2, help="of each run of cold starts, 40 s each (default 2)")
+    parser.add_argument("--cold-model", default="densenet121", help="starts cold; see benchmarks.models.small")
     parser.add_argument("--runs", type=int, default=5, help="of each backend, for the attainment (default 5)")
     parser.add_argument("--trace-s", type=float, default=20.0, help="seconds of each of these (default 20)")
     given = parser.parse_args()
@@ -554,6 +555,10 @@ def main() -> None:
             publish(
                 "machines-transfers", "Models on their way to other machines", transfers(folder, given), write=write
             )
+        if "cold-starts" in given.parts:
+            from benchmarks.cold_starts import cold_starts  # noqa: PLC0415  # it uses this module
+
+            publish("machines-cold-starts", "Cold starts on hosts", *cold_starts(folder, given), write=write)
 
 
 def cost_text(found: Mapping[tuple[str, str, int], list[Result]], given: Namespace) -> str:

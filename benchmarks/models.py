@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from sloop.profile.examine import free_batch
 
 INSIDE = Path(onnx.__file__).parent / "backend/test/data/light"
+PADDING_ROWS = 1024
 
 
 def small(folder: Path, name: str, pixels: int) -> Path:
@@ -28,6 +29,35 @@ def small(folder: Path, name: str, pixels: int) -> Path:
         if len(dims) == 4 and dims[0].dim_param:
             dims[2].dim_value = dims[3].dim_value = pixels
     onnx.save(model, str(target))
+    return target
+
+
+def padded(model: Path, target: Path, size_bytes: int) -> Path:
+    """Write a copy of a model to `target`, with so many bytes of random weights more, all of which are loaded; a batch
+    reads one row of them, and its outputs stay as they are. For batches of at most `PADDING_ROWS`."""
+    loaded = onnx.load(str(model))
+    graph, random = loaded.graph, np.random.default_rng(size_bytes)
+    given, output = graph.input[0].name, graph.output[0].name
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                if name == output:
+                    names[place] = "unpadded"
+    values = random.random((PADDING_ROWS, size_bytes // 4 // PADDING_ROWS), np.float32)
+    constants = {"padding": values, "padding.first": np.int64(0), "padding.none": np.float32(0)}
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+    graph.node.extend(
+        [
+            helper.make_node("Shape", [given], ["padding.shape"]),
+            helper.make_node("Gather", ["padding.shape", "padding.first"], ["padding.place"]),
+            helper.make_node("Gather", ["padding", "padding.place"], ["padding.row"]),
+            helper.make_node("ReduceMax", ["padding.row"], ["padding.most"], keepdims=0),
+            helper.make_node("Mul", ["padding.most", "padding.none"], ["padding.zero"]),
+            helper.make_node("Add", ["unpadded", "padding.zero"], [output]),
+        ]
+    )
+    loaded.ir_version = max(loaded.ir_version, 4)  # before, initializers had to be inputs too
+    onnx.save(loaded, str(target))
     return target
 
 

@@ -45,6 +45,13 @@ class System:
         return tuple(each for each in self.drivers if not (only_simulated and each == "live"))
 
     @property
+    def live_with(self) -> str:
+        """What to add to it so that it runs in a server too; empty if it does, or never can."""
+        provision = self.policies.provision
+        can = "live" in self.drivers and provision.keeps is WeightLevel.LOADED and not provision.partition
+        return "provision: {cache: files}" if can else ""
+
+    @property
     def slots(self) -> dict[str, dict[str, Any]]:
         """Per verb, the policy's name and its parameters, under user-facing keys."""
         return {verb: _slot(verb, getattr(self.policies, verb)) for verb in VERBS}

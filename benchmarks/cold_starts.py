@@ -1,0 +1,401 @@
+"""Cold starts on hosts of their own, under Flashpoint's systems, compared with the simulator. Part of
+`benchmarks.machines`, which says what it shows.
+
+A model with more weights than it needs starts on four nodes, from a store on a host of its own, while an excerpt of the
+Twitter trace arrives, compressed in time and thinned. All systems scale alike (`atoll-rate`), so only the way of the
+weights differs. Starts are counted from the first request on. The links, the trace and the model are simulated too,
+twice: as the profile says, and with what the live run shows that no profile can know on a machine that all hosts share:
+the durations of batches, and the mean time from the arrival of the weights to readiness.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Final
+
+from msgspec import Struct
+
+from benchmarks.machines import PORT, SLOOP, sloop
+from benchmarks.models import padded, small
+from benchmarks.notebook import say, table
+from sloop.actions import StartReplica
+from sloop.demo.live import count_run
+from sloop.demo.run import dump_yaml
+from sloop.errors import InputError
+from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady
+from sloop.profile.profile import path_beside
+from sloop.report.plots import Figure, Panel, Series
+from sloop.reproduce import data_folder
+from sloop.reproduce.twitter import FILE
+from sloop.runlog import read_log
+from sloop.units import NS_PER_S
+from sloop.vocabulary import ReplicaId, Request
+from tests.hosts import Host, Hosts
+from tests.serve.fleet import Fleet
+
+NODES: Final = 4
+PER_NODE: Final = 2
+CORES: Final = 0.15
+"""Of a replica: all of them together leave cores to server, agents, store and clients."""
+PIXELS: Final = 64
+PADDING_BYTES: Final = 30_000_000
+STORE_BITS_S, NODE_BITS_S = 120e6, 400e6
+"""Of the link of the store, and of each node; 1 to 3.4, as in Flashpoint's evaluation (section 3.3)."""
+STORE_PORT: Final = 8082
+START_S, WINDOW_S, COMPRESS = 1_301_400, 600, 15
+"""The excerpt of the trace that IPA calls fluctuating, in so much less time: a burst of four to five times the usual
+rate, for about 20 s."""
+BUSY: Final = 0.8
+"""Of what all replicas together serve, what arrives in the second of the trace with the most requests."""
+PEAK_RPS: Final = 274.0
+DEADLINE: Final = 8
+"""In times of a request."""
+SCALING: Final[Mapping[str, object]] = {
+    "cores": CORES,
+    "replicas_max": NODES * PER_NODE,
+    "window_ms": 60_000 / COMPRESS,
+    "period_ms": 15_000 / COMPRESS,
+}
+"""The periods of `atoll-rate`, compressed like the trace."""
+FILES: Final[Mapping[str, object]] = {"cache": "files"}
+SYSTEMS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
+    "baseline": ("baseline", {}),
+    "atoll": ("atoll", {}),
+    "locality": ("flashpoint", {**FILES, "multicast": False}),
+    "locality + chain": ("flashpoint", FILES),
+}
+"""By what the tables call it, the system and what its `provision` policy has of its own."""
+ORDERED: Final = ("baseline", "locality", "locality + chain")
+"""The slowest first."""
+SIMULATED: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {"gpu-faas": ("gpu-faas", {})}
+"""Systems for which no server can share loaded weights."""
+WITHIN: Final = 0.15
+"""How far the simulator may be off."""
+FETCHING: Final = "fetching"
+
+
+class ColdStart(Struct, frozen=True):
+    """One start, in seconds."""
+
+    total_s: float
+    fetching_s: float
+
+    @property
+    def rest_s(self) -> float:
+        """From the arrival of the weights on: process, loading, first batch."""
+        return self.total_s - self.fetching_s
+
+
+class SystemResult(Struct, frozen=True):
+    """What one run gave."""
+
+    starts: tuple[ColdStart, ...]
+    mean_ms: float
+    attainment: float
+
+    @property
+    def start_s(self) -> float:
+        """The mean cold start; 0 without any."""
+        return mean(each.total_s for each in self.starts) if self.starts else 0.0
+
+
+def starts_in(records: Iterable[tuple[int, object]]) -> tuple[ColdStart, ...]:
+    """The starts that were ordered after the first request, and became ready, by readiness."""
+    ordered_ns: dict[ReplicaId, int] = {}
+    step: dict[ReplicaId, tuple[str, int]] = {}
+    fetching_ns: dict[ReplicaId, int] = {}
+    found: list[ColdStart] = []
+    is_open = False
+
+    def end_step(now_ns: int, replica: ReplicaId) -> None:
+        name, from_ns = step.pop(replica, ("", now_ns))
+        if name == FETCHING:
+            fetching_ns[replica] = fetching_ns.get(replica, 0) + now_ns - from_ns
+
+    for now_ns, record in records:
+        if isinstance(record, Request):
+            is_open = True
+        elif isinstance(record, StartReplica):
+            if is_open:
+                ordered_ns[record.replica] = now_ns
+        elif isinstance(record, ReplicaProgressed):
+            end_step(now_ns, record.replica)
+            step[record.replica] = record.step, now_ns
+        elif isinstance(record, ReplicaReady):
+            end_step(now_ns, record.replica)
+            if (from_ns := ordered_ns.pop(record.replica, None)) is not None:
+                fetched_ns = fetching_ns.pop(record.replica, 0)
+                found.append(ColdStart((now_ns - from_ns) / NS_PER_S, fetched_ns / NS_PER_S))
+        elif isinstance(record, ReplicaLost):
+            ordered_ns.pop(record.replica, None)
+    return tuple(found)
+
+
+class Scene(Struct, frozen=True):
+    """What all runs share."""
+
+    folder: Path
+    model: Path
+    digest: str
+    slo_ms: int
+    trace: dict[str, object]
+    duration_s: int
+    seed: int
+
+    def application(self, name: str, provision: Mapping[str, object], model: Mapping[str, object]) -> dict[str, Any]:
+        """The application under a system, on the nodes."""
+        system: dict[str, object] = {"name": name, **SCALING}
+        if provision:
+            system["provision"] = dict(provision)
+        return {
+            "name": "padded",
+            "slo_ms": self.slo_ms,
+            "stages": [{"name": "classify", **model, "profile": str(path_beside(self.model))}],
+            "system": system,
+            "cluster": {"nodes": [{"hardware": "local", "count": NODES, "cores": PER_NODE * CORES}]},
+        }
+
+    def world(self, name: str, provision: Mapping[str, object], truth: Mapping[str, object]) -> dict[str, Any]:
+        """The same as a scenario."""
+        application = self.application(name, provision, {"model": str(self.model)})
+        return {**application, "trace": self.trace, "duration_s": self.duration_s, "truth": dict(truth)}
+
+
+def prepared(folder: Path, given: Namespace) -> Scene:
+    """The model with its profile, and a trace that keeps its replicas busy. InputError without the trace."""
+    data = data_folder()
+    if data is None or not (data / FILE).is_file():
+        raise InputError("there is no trace", where=str(FILE), help="set SLOOP_SHARED to the folder of public data")
+    model = padded(small(folder, given.cold_model, PIXELS), folder / "padded.onnx", PADDING_BYTES)
+    say("profiling the model")
+    profile = sloop("profile", model, "--cores", f"{CORES},1", "--batches", 1, "--passes", 2, "--seconds", 2)
+    own = [each for each in profile["samples"] if each["cores"] == CORES]
+    batch_ms = median(each["p50_ms"] for each in own)
+    thin = BUSY * NODES * PER_NODE * 1000 / batch_ms / PEAK_RPS / COMPRESS
+    if thin > 1:
+        raise InputError(f"a request takes only {batch_ms:.3g} ms", help="choose a larger model")
+    window = {"file": str(data / FILE), "start_s": START_S, "duration_s": WINDOW_S}
+    trace: dict[str, object] = {**window, "compress": COMPRESS, "thin": round(thin, 5), "repeat": given.bursts}
+    duration_s = given.bursts * WINDOW_S // COMPRESS
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    return Scene(folder, model, digest, round(DEADLINE * batch_ms), trace, duration_s, given.seed)
+
+
+# Live
+
+
+def live(scene: Scene, label: str) -> tuple[SystemResult, Path, float]:
+    """A run under a system: its result, its log, and the payload rate of the store's link in Mbit/s, measured first."""
+    name, provision = SYSTEMS[label]
+    folder = scene.folder / label.replace(" ", "-")
+    folder.mkdir()
+    with Hosts(2 + NODES) as hosts:
+        server, store, *nodes = hosts
+        argv = [sys.executable, "-m", "http.server", str(STORE_PORT), "--directory", str(scene.folder)]
+        with (folder / "store.log").open("wb") as written:
+            store.run(argv, stdout=written, stderr=written)
+        location = f"http://{store.address}:{STORE_PORT}/{scene.model.name}"
+        application = scene.application(name, provision, {"model": f"{location}#sha256={scene.digest}"})
+        fleet = Fleet(list(hosts), folder, json.dumps(application), env={"SLOOP_MODELS_CACHE": "/dev/shm/models"})
+        try:
+            store.slow(STORE_BITS_S)
+            fleet.start_server()
+            for number, node in enumerate(nodes):
+                node.slow(NODE_BITS_S)
+                fleet.start_agent(f"local-{number}", node)
+            fleet.until_ready(1)
+            rate_mbps = _payload_mbps(nodes[0], location)
+            world = folder / "world.yaml"
+            dump_yaml(world, scene.world(name, provision, {}))
+            load = ["load", f"http://127.0.0.1:{PORT}", "--trace", str(world), "--slo-ms", str(scene.slo_ms)]
+            server.output([*SLOOP, *load, "--seed", str(scene.seed), "--json"], timeout_s=scene.duration_s + 120)
+        finally:
+            fleet.stop()
+    log = folder / "state" / "log"
+    row = count_run(log, first_ns=0, duration_s=scene.duration_s).row
+    return SystemResult(starts_in(read_log(log)), row.mean_ms or 0.0, row.attainment), log, rate_mbps
+
+
+def _payload_mbps(host: Host, location: str) -> float:
+    """What a host receives of a file on its link, in Mbit/s."""
+    code = f"import urllib.request; print(len(urllib.request.urlopen({location!r}).read()))"
+    until_s = time.monotonic() + 30
+    while True:
+        began_s = time.monotonic()
+        try:
+            size = int(host.output([sys.executable, "-I", "-S", "-c", code]))
+        except AssertionError:  # the store does not listen yet
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.1)
+            continue
+        return 8 * size / (time.monotonic() - began_s) / 1e6
+
+
+# Simulated
+
+
+def simulated(
+    scene: Scene, label: str, mbps: float, *, start_s: float | None = None, recorded: Path | None = None
+) -> SystemResult:
+    """The same run in the simulator, whose store's link has this rate; with `start_s`, each start takes so long from
+    the arrival of its weights on, and with `recorded`, batches take what they took in a log."""
+    name, provision = SYSTEMS.get(label) or SIMULATED[label]
+    topology = {"store_mbps": mbps, "node_mbps": mbps * NODE_BITS_S / STORE_BITS_S}
+    cold_start = {"spare_workers": 0} | ({} if start_s is None else {"start_s": start_s})
+    world, log = scene.folder / "simulated.yaml", scene.folder / "simulated.jsonl"
+    dump_yaml(world, scene.world(name, provision, {"network": {"topology": topology}, "cold_start": cold_start}))
+    more = ["--recorded", recorded] if recorded is not None else []
+    (run,) = sloop("simulate", world, "--seed", scene.seed, "--log", log, *more)["runs"]
+    return SystemResult(starts_in(read_log(log)), run["mean_ms"] or 0.0, run["attainment"])
+
+
+# Results
+
+
+class Compared(Struct, frozen=True):
+    """One system: live (None if no server can), and simulated as the profile says and with what was measured live."""
+
+    live: SystemResult | None
+    foreseen: SystemResult
+    measured: SystemResult | None
+
+
+def cold_starts(folder: Path, given: Namespace) -> tuple[str, tuple[Figure, ...]]:
+    """The tables of all systems, and a figure."""
+    scene = prepared(folder, given)
+    lived: dict[str, tuple[SystemResult, Path]] = {}
+    rates: list[float] = []
+    for label in SYSTEMS:
+        result, log, mbps = live(scene, label)
+        say(f"{label}: {len(result.starts)} starts of {result.start_s:.3g} s, {result.mean_ms:.4g} ms")
+        lived[label] = result, log
+        rates.append(mbps)
+    mbps = median(rates)
+    rest_s = mean(each.rest_s for result, _ in lived.values() for each in result.starts)
+    found: dict[str, Compared] = {}
+    for label in (*SIMULATED, *SYSTEMS):
+        foreseen = simulated(scene, label, mbps)
+        if label in lived:
+            result, log = lived[label]
+            found[label] = Compared(result, foreseen, simulated(scene, label, mbps, start_s=rest_s, recorded=log))
+        else:
+            found[label] = Compared(None, foreseen, None)
+    return text_of(scene, found, mbps, rest_s), (figure_of(found),)
+
+
+def text_of(scene: Scene, found: Mapping[str, Compared], mbps: float, rest_s: float) -> str:
+    """The page."""
+    about = (
+        f"{scene.model.name} ({scene.model.stat().st_size / 1e6:.1f} MB) on {NODES} nodes with room for {PER_NODE} "
+        f"replicas of {CORES} cores each; links of {STORE_BITS_S / 1e6:g} Mbit/s (store) and {NODE_BITS_S / 1e6:g} "
+        f"(nodes). A second of the run has {COMPRESS} s of the Twitter trace (from {START_S} on, {WINDOW_S} s, "
+        f"{scene.trace['repeat']} times), thinned to {scene.trace['thin']}; {scene.duration_s} s and a deadline of "
+        f"{scene.slo_ms} ms. The store's link carried {mbps:.4g} Mbit/s of payload. After the weights had come, starts "
+        f"took {rest_s:.3g} s on average, live. A server cannot share loaded weights among replicas, so systems keep "
+        f"files, and `gpu-faas` is simulated only. Agents start no workers ahead."
+    )
+    rows = [
+        (label, where, len(run.starts), *_starts_ms(run), run.mean_ms, 100 * run.attainment)
+        for label, each in found.items()
+        for where, run in (
+            ("live", each.live),
+            ("simulated, profile", each.foreseen),
+            ("simulated, measured", each.measured),
+        )
+        if run is not None
+    ]
+    columns = ("system", "", "cold starts", "p50 s", "mean s", "fetching s", "rest s", "mean latency ms", "in time, %")
+    return "\n\n".join([about, table(columns, rows), table(RATIOS, ratios(found)), order(found)])
+
+
+def _starts_ms(run: SystemResult) -> tuple[float | None, ...]:
+    """Median and mean of the cold starts, and means of their two parts, in seconds."""
+    if not run.starts:
+        return (None,) * 4
+    return (
+        median(each.total_s for each in run.starts),
+        run.start_s,
+        mean(each.fetching_s for each in run.starts),
+        mean(each.rest_s for each in run.starts),
+    )
+
+
+RATIOS: Final = (
+    "simulated over live",
+    "cold start, profile",
+    "cold start, measured",
+    "latency, profile",
+    "latency, measured",
+    f"measured within {WITHIN:.0%}",
+)
+
+
+def ratios(found: Mapping[str, Compared]) -> list[tuple[object, ...]]:
+    """For each live system, the simulated means over the live ones."""
+    rows: list[tuple[object, ...]] = []
+    for label, each in found.items():
+        if each.live is None or each.measured is None or not each.live.start_s or not each.live.mean_ms:
+            continue
+        starts = [run.start_s / each.live.start_s for run in (each.foreseen, each.measured)]
+        latencies = [run.mean_ms / each.live.mean_ms for run in (each.foreseen, each.measured)]
+        rows.append((label, *starts, *latencies, all(abs(row[1] - 1) <= WITHIN for row in (starts, latencies))))
+    return rows
+
+
+def order(found: Mapping[str, Compared]) -> str:
+    """Whether cold starts and latencies have the published order, live and simulated."""
+    lines = []
+    for where in ("live", "foreseen", "measured"):
+        runs = [run for label in ORDERED if (run := getattr(found[label], where)) is not None]
+        for what, values in (
+            ("cold start", [run.start_s for run in runs]),
+            ("latency", [run.mean_ms for run in runs]),
+        ):
+            name = {"foreseen": "simulated, profile", "measured": "simulated, measured"}.get(where, where)
+            holds = len(values) == len(ORDERED) and values == sorted(values, reverse=True) and len(set(values)) > 1
+            lines.append(f"- mean {what}, {name}: {'yes' if holds else '**no**'}")
+    return f"In the order {' > '.join(ORDERED)}:\n\n" + "\n".join(lines)
+
+
+def figure_of(found: Mapping[str, Compared]) -> Figure:
+    """Bars of cold starts and latencies."""
+    names = tuple(found)
+    kinds = {"live": "live", "foreseen": "simulated, profile", "measured": "simulated, measured"}
+
+    def series(value: str, factor: float) -> tuple[Series, ...]:
+        rows = {
+            name: [(place, run) for place, each in enumerate(found.values()) if (run := getattr(each, where))]
+            for where, name in kinds.items()
+        }
+        return tuple(
+            Series(
+                name,
+                tuple(float(place) for place, _ in row),
+                tuple(factor * getattr(run, value) for _, run in row),
+                kind="bars",
+            )
+            for name, row in rows.items()
+        )
+
+    panels = (
+        Panel(y_label="mean cold start, s", series=series("start_s", 1.0), ticks=names),
+        Panel(y_label="mean latency, s", series=series("mean_ms", 1e-3), ticks=names),
+    )
+    alt = "; ".join(
+        f"{label}: {each.live.start_s:.2g} s live, {each.foreseen.start_s:.2g} s simulated"
+        for label, each in found.items()
+        if each.live is not None
+    )
+    return Figure(
+        name="systems",
+        title="Cold starts on hosts, live and simulated",
+        x_label="",
+        panels=panels,
+        alt=f"Mean cold starts. {alt}.",
+    )
