@@ -14,6 +14,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final
@@ -24,6 +25,7 @@ from benchmarks.machines import PORT, SLOOP, sloop
 from benchmarks.models import padded, small
 from benchmarks.notebook import say, table
 from sloop.actions import StartReplica
+from sloop.app.load import load_scenario
 from sloop.demo.live import count_run
 from sloop.demo.run import dump_yaml
 from sloop.errors import InputError
@@ -33,6 +35,9 @@ from sloop.report.plots import Figure, Panel, Series
 from sloop.reproduce import data_folder
 from sloop.reproduce.twitter import FILE
 from sloop.runlog import read_log
+from sloop.sim.scenarios import run_scenario
+from sloop.sim.truth.recorded import NOT_RECORDED
+from sloop.sim.world import recorded_in
 from sloop.units import NS_PER_S
 from sloop.vocabulary import ReplicaId, Request
 from tests.hosts import Host, Hosts
@@ -250,9 +255,10 @@ def simulated(
     cold_start = {"spare_workers": 0} | ({} if start_s is None else {"start_s": start_s})
     world, log = scene.folder / "simulated.yaml", scene.folder / "simulated.jsonl"
     dump_yaml(world, scene.world(name, provision, {"network": {"topology": topology}, "cold_start": cold_start}))
-    more = ["--recorded", recorded] if recorded is not None else []
-    (run,) = sloop("simulate", world, "--seed", scene.seed, "--log", log, *more)["runs"]
-    return SystemResult(starts_in(read_log(log)), run["mean_ms"] or 0.0, run["attainment"])
+    scenario = replace(load_scenario(world), seed=scene.seed)
+    durations = recorded_in(recorded, scenario.deployment) if recorded is not None else NOT_RECORDED
+    row = run_scenario(scenario, scenario.systems[0], log=log, recorded=durations).row
+    return SystemResult(starts_in(read_log(log)), row.mean_ms or 0.0, row.attainment)
 
 
 # Results
