@@ -494,6 +494,14 @@ def test_objects_are_read_with_a_signature(objects: SigningStore) -> None:
     assert reader.version(StoredFile(location), Watch(QUICK), version) == f"etag {served.version}" != version
 
 
+def test_what_is_shown_of_an_object_names_it() -> None:
+    """Agents are told the source of a model as the server's cache shows it."""
+    source = ModelSource.of("s3://models/a%20b/m%2B+%3F.onnx")
+    assert ModelSource.of(str(source)) == source
+    assert source.name == "m++?.onnx"
+    assert ModelSource.of(source.file("w 1.bin").location).name == "w 1.bin"
+
+
 def test_objects_of_sessions_and_of_everybody(objects: SigningStore) -> None:
     objects.put("/models/m", CONTENT)
     objects.token = "of the session"
