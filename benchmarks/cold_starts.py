@@ -48,9 +48,9 @@ PER_NODE: Final = 2
 CORES: Final = 0.15
 """Of a replica: all of them together leave cores to server, agents, store and clients."""
 PIXELS: Final = 64
-PADDING_BYTES: Final = 30_000_000
-STORE_BITS_S, NODE_BITS_S = 120e6, 400e6
-"""Of the link of the store, and of each node; 1 to 3.4, as in Flashpoint's evaluation (section 3.3)."""
+PADDING_BYTES: Final = 40_000_000
+STORE_BITS_S, NODE_BITS_S = 150e6, 200e6
+"""Of the link of the store, and of each node. One copy takes ten times as long as a request on the node's link."""
 STORE_PORT: Final = 8082
 START_S, WINDOW_S, COMPRESS = 1_301_400, 600, 15
 """The excerpt of the trace that IPA calls fluctuating, in so much less time: a burst of four to five times the usual
@@ -63,10 +63,10 @@ DEADLINE: Final = 8
 SCALING: Final[Mapping[str, object]] = {
     "cores": CORES,
     "replicas_max": NODES * PER_NODE,
-    "window_ms": 60_000 / COMPRESS,
-    "period_ms": 15_000 / COMPRESS,
+    "window_ms": 6000.0,
+    "period_ms": 3000.0,
 }
-"""The periods of `atoll-rate`, compressed like the trace."""
+"""The window of `atoll-rate` is shorter like the trace, its period less, so that some replicas start together."""
 FILES: Final[Mapping[str, object]] = {"cache": "files"}
 SYSTEMS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "baseline": ("baseline", {}),
