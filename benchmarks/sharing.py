@@ -1,6 +1,6 @@
 """Bursts on workers that share all cores: one after the other, all together, or PALDIA's split, against the prediction.
 
-    python -m benchmarks.sharing [--seconds 1] [--quick] [--models squeezenet,densenet] [--rounds 7]
+    python -m benchmarks.sharing [--seconds 1] [--quick] [--models squeezenet,perceptron] [--rounds 7]
 
 Each model is profiled on all cores of this machine, and its law of interference is measured as `sloop profile
 --sharing` does. Then six workers, whose cores are not a cap, serve bursts: some full batches that are there at once.
@@ -356,7 +356,7 @@ MODELS: Final[Mapping[str, BurstModel]] = {
 def main() -> None:
     """Measure, and publish."""
     parser = arguments(__doc__, seconds=1.0, quick=0.2)
-    parser.add_argument("--models", default="squeezenet,densenet", help="which, with commas between them")
+    parser.add_argument("--models", default=",".join(MODELS), help="which, with commas between them (default all)")
     parser.add_argument("--rounds", type=int, default=7, help="of all bursts (default 7)")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sloop.actions import StartBatch, StopReplica
-from sloop.core.protocols import Take
+from sloop.core.protocols import Take, Together
+from sloop.core.views import SharedDeviceView
 from sloop.events import WOKE, BatchFailed, Finished, ReplicaLost
 from sloop.policies.drop import Never
 from sloop.profile.interference import NO_SLOWDOWN, BandwidthLaw, CountLaw, DeviceDemand, ShareLaw
@@ -224,3 +225,29 @@ def test_what_is_reserved_is_the_same_with_and_without_a_cap() -> None:
         free = [view.free_cores for view in reserved(is_capped).core.state.ledger.views()]
         assert free == [free[0]]
         assert free[0] == reserved(True).core.state.ledger.views()[0].free_cores
+
+
+@dataclass
+class Asked:
+    """A share policy that starts one batch at a time, and remembers what it was shown."""
+
+    takes_all: bool = False
+    views: list[SharedDeviceView] = field(default_factory=list)
+
+    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
+        self.views.append(view)
+        return Together((1,))
+
+
+@pytest.mark.parametrize("is_capped", [True, False])
+def test_a_share_policy_is_told_of_no_law_where_each_replica_has_its_own_cores(is_capped: bool) -> None:
+    law, asked = CountLaw((1.0, 1.5)), Asked()
+    sharing = DeviceSharing(law=law, full_batch=8, cores=2.0)
+    group = Group(ReplicaSpec("only", "a", Slot(1.0, is_capped=is_capped)), 2)
+    plan = Plan((StagePlan("only", (group,), 8),), "the test says so")
+    scene = Scene(plan, drop=Never(), sharing=sharing, share=asked)
+    scene.warm_up()
+    scene.act(10, request(0, at_ms=10))
+    (view,) = asked.views
+    assert (view.device, view.idle) == ("", 2)
+    assert view.law is (NO_SLOWDOWN if is_capped else law)
