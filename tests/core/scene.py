@@ -9,6 +9,7 @@ from msgspec import structs
 from sloop.actions import Action, RequestPlan, StartReplica
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.core import ApplicationParts, Core
+from sloop.core.nodes import UNUSED_NS
 from sloop.core.protocols import Policies
 from sloop.core.views import ClusterView
 from sloop.events import WOKE, ReplicaReady
@@ -98,6 +99,7 @@ class Script:
     error: Exception | None = None
     unit: float = 0.0
     """If positive, replicas have whole multiples of it."""
+    release_after_ns: int = UNUSED_NS
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         if self.error is not None:
@@ -261,11 +263,14 @@ class Deployment(Acting):
         period_s: float = 1,
         weights: Mapping[str, float] | None = None,
         rest_after_s: float = 0,
+        release_after_s: float = 60,
         **policies: Any,
     ) -> None:
         super().__init__()
         self.node = Node("n0", "local", cores, 1000)
-        self._script = Script(obeys=obeys, is_quick=is_quick, period_ns=s(period_s))
+        self._script = Script(
+            obeys=obeys, is_quick=is_quick, period_ns=s(period_s), release_after_ns=s(release_after_s)
+        )
         self._weights, self._rest_after_s, self._policies = weights or {}, rest_after_s, policies
         self.scripts: dict[str, Script] = {}
         for name, each in wanted.items():

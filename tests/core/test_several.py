@@ -40,7 +40,7 @@ from sloop.events import (
     Resized,
 )
 from sloop.policies.divide import Priority, Proportional
-from sloop.units import ms
+from sloop.units import ms, s
 from sloop.vocabulary import Group, Node, Outcome, Plan, ReplicaId, ReplicaSpec, RequestId, Slot, StagePlan
 from tests.core.scene import Belief, Deployment, Script, request
 
@@ -454,6 +454,40 @@ def test_an_empty_node_is_released_after_a_while_and_can_be_acquired_again() -> 
     scene.wants(y=2.0)
     scene.act(64_000, request(9, application="y", at_ms=64_000))
     assert AcquireNode in kinds(scene.act(80_000, WOKE) + scene.actions[-3:])
+
+
+def test_an_empty_node_is_released_at_once_if_the_scaling_policy_says_so() -> None:
+    scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")], release_after_s=0)
+    scene.warm_up()
+    for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
+        scene.act(200, ReplicaReady(replica))
+    scene.wants(y=0.0)
+    assert ReleaseNode not in kinds(scene.act(1000, WOKE)), "its replica has not stopped yet"
+    assert ReleaseNode in kinds(scene.act(1001, ReplicaStopped(ReplicaId(1))))
+
+
+def test_an_empty_node_is_kept_as_long_as_any_application_wants_that_could_use_it() -> None:
+    scene = Deployment({"x": 2.0, "y": 2.0}, cores=2, nodes=[rented("r0")], release_after_s=0)
+    scene.core.state.applications["x"].parts.policies.scale.release_after_ns = s(5)  # type: ignore[attr-defined]
+    scene.warm_up()
+    for replica in [a.replica for a in scene.act(100, NodeReady(rented("r0"))) if isinstance(a, StartReplica)]:
+        scene.act(200, ReplicaReady(replica))
+    scene.wants(y=0.0)
+    scene.act(1000, WOKE)
+    scene.act(1001, ReplicaStopped(ReplicaId(1)))
+    assert [second for second in range(2, 20) if ReleaseNode in kinds(scene.act(second * 1000, WOKE))] == [6]
+
+
+def test_a_lost_node_that_leaves_no_room_is_planned_around_at_once() -> None:
+    other = structs.replace(rented("r0"), hardware="other")
+    scene = Deployment({"x": 2.0}, cores=2, nodes=[other], period_s=10)
+    scene.warm_up()
+    seen = len(scene.scripts["x"].seen)
+    scene.act(1500, NodeLost("n0", "power"))
+    scene.act(1500, ReplicaLost(ReplicaId(0), "node n0 is lost"))
+    assert scene.core.wake_ns == ms(1500)
+    scene.act(1500, WOKE)
+    assert len(scene.scripts["x"].seen) == seen + 1
 
 
 def test_an_empty_node_is_released_although_a_replica_that_fits_nowhere_lacks_room() -> None:

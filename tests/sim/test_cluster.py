@@ -1,6 +1,8 @@
 from collections.abc import Mapping, Sequence
 from heapq import heappop
+from itertools import pairwise
 
+import pytest
 from msgspec import structs
 
 from sloop.actions import (
@@ -249,6 +251,48 @@ def test_a_node_on_demand_that_is_lost_must_be_acquired_again() -> None:
     assert told == [NodeReady(RENTED), NodeLost("n1", "it went down")]
     cluster.obey(s(300), AcquireNode("n1"))
     assert (s(360), NodeReady(RENTED)) in play_until(cluster, s(360))
+
+
+def test_an_outage_takes_the_node_in_use_and_nobody_gets_it_before_it_is_over() -> None:
+    cluster = cluster_of(FaultRates(outage_at_s=100.0, outage_s=80.0))
+    cluster.obey(0, AcquireNode("n1"))
+    play_until(cluster, s(60))
+    cluster.obey(s(61), StartReplica(R0, spec(hardware="quick", node="n1")))
+    assert play_until(cluster, s(100))[-2:] == [
+        (s(100), NodeLost("n1", "it went down")),
+        (s(100), ReplicaLost(R0, "node n1 went down")),
+    ]
+    cluster.obey(s(110), AcquireNode("n1"))
+    assert play_until(cluster, s(170)) == [(s(170), NodeLost("n1", "no quick is available"))]
+    cluster.obey(s(180), AcquireNode("n1"))
+    assert play_until(cluster, s(259)) == [(s(240), NodeReady(RENTED))]
+    assert play_until(cluster, s(420)) == [], "no node has a replica when the next outage begins"
+
+
+def test_an_outage_of_a_node_that_is_always_there_ends_by_itself() -> None:
+    cluster = started(cluster_of(FaultRates(outage_at_s=1.0, outage_s=2.0)))
+    assert play_until(cluster, s(4)) == [
+        (s(1), NodeLost("n0", "it went down")),
+        (s(1), ReplicaLost(R0, "node n0 went down")),
+        (s(3), NodeReady(N0)),
+    ]
+    cluster.stop_faults(s(4))
+    cluster.obey(s(4), StartReplica(ReplicaId(1), spec()))
+    assert all(not isinstance(event, NodeLost) for _, event in play_until(cluster, s(50)))
+
+
+def test_background_work_slows_batches_in_phases() -> None:
+    rates = FaultRates(background=0.3, background_s=3.0, background_factor=2.0, background_device_factor=1.5)
+    sampler = FaultSampler(4, rates)
+    factors = [sampler.slowed(s(second / 10), on_device=False) for second in range(30_000)]
+    assert set(factors) == {1.0, 2.0}
+    assert factors.count(2.0) / len(factors) == pytest.approx(0.3, abs=0.03)
+    phases = sum(after > before for before, after in pairwise(factors))
+    assert phases == pytest.approx(3000 / 10, rel=0.15), "3 s of every 10 s on average"
+    assert FaultSampler(4, FaultRates(background=1.0)).slowed(0, on_device=True) == 1.035
+    cluster = started(cluster_of(FaultRates(background=1.0)))
+    cluster.start_batch(ms(1), batch(7, size=3))
+    assert play_until(cluster, s(1)) == [(ms(61), Finished(BatchId(7), R0, ms(60)))]
 
 
 def test_a_released_node_fails_no_more() -> None:

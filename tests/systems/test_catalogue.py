@@ -85,6 +85,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "paldia-band": ("system", Paldia(choice="tolerance", sharing="hybrid", tolerance_ns=ms(50))),
     "infless-llama-cost": ("baseline", Paldia(choice="isolated", sharing="together")),
     "infless-llama-performance": ("baseline", Paldia(choice="fastest", sharing="together")),
+    "oracle": ("baseline", Paldia(choice="slo_first", sharing="hybrid", wait_limit=0)),
     "offline-hybrid": ("baseline", Paldia(choice="fastest", sharing="hybrid")),
     "mps-only": ("baseline", Paldia(choice="fastest", sharing="together")),
     "time-shared": ("baseline", Paldia(choice="fastest", sharing="queue")),
@@ -126,6 +127,7 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("molecule-cost", "molecule-performance", "paldia", "paldia-band"), _PALDIA),
     **dict.fromkeys(("infless-llama-cost", "infless-llama-performance"), _PALDIA),
     **dict.fromkeys(("offline-hybrid", "mps-only", "time-shared"), _PALDIA),
+    "oracle": (*_PALDIA[:-1], OracleForecast(horizon_ns=s(2))),
     "sponge": (Edf(), *_ONE_REPLICA),
     "fa2": (Fifo(), *_FA2),
     "ds2": (Fifo(), WorkConserving(), *_FA2[1:]),
@@ -180,7 +182,7 @@ PROVISION = {
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
-    share = Hybrid() if name in ("paldia", "paldia-band", "offline-hybrid") else TakeAll()
+    share = Hybrid() if name in ("paldia", "paldia-band", "oracle", "offline-hybrid") else TakeAll()
     expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), PROVISION.get(name, AsPlaced()), share)
     assert (system.kind, system.policies) == (kind, Policies(*expected))
 

@@ -28,7 +28,7 @@ from sloop.actions import (
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
 from sloop.core.ledger import Reservation, why_unfit
-from sloop.core.nodes import NodePool
+from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.pipeline import (
     break_up,
     dissolve,
@@ -303,7 +303,6 @@ class ControlPath:
         if due:
             self._update_plans(now_ns, due, out)
         again: list[ControlledApplication] = []
-        unplaced: dict[ReplicaSpec, Belief] = {}
         bucket_ns, next_plan_ns = BUCKET_NS_MAX, FOREVER_NS
         for application in self._applications.values():
             if 0 < application.keeps_until_ns <= now_ns:
@@ -316,10 +315,24 @@ class ControlPath:
                 next_plan_ns = min(next_plan_ns, application.next_plan_ns)
         if again:
             self._compare(now_ns, again, out)
+        self._release_unused(now_ns, out)
+        self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, next_plan_ns, self._watch_ns)
+
+    def _release_unused(self, now_ns: int, out: list[Action]) -> None:
+        """Release the nodes on demand that have been empty for long enough."""
+        unplaced: dict[ReplicaSpec, Belief] = {}
         for application in self._applications.values():
             unplaced.update(application.unplaced)
-        self._nodes.release_unused(now_ns, unplaced, out)
-        self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, next_plan_ns, self._watch_ns)
+        self._nodes.release_unused(now_ns, unplaced, out, self._release_after_ns)
+
+    def _release_after_ns(self, hardware: str) -> int:
+        """How long nodes of a kind stay empty: as long as any application wants that can use them."""
+        wanted = [
+            getattr(each.state.parts.policies.scale, "release_after_ns", UNUSED_NS)
+            for each in self._applications.values()
+            if any(kind in ("", hardware) for stage in each.state.all_stages for _, kind in stage.beliefs)
+        ]
+        return max(wanted, default=UNUSED_NS)
 
     def _is_asked(self, now_ns: int) -> bool:
         """Whether the planner is still at work on a request."""
@@ -416,13 +429,20 @@ class ControlPath:
         why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
         out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
         self._forget(now_ns, replica, event.error, is_blamed, out)
-        self._compare(now_ns, [self._applications[stage.application.key]], out)
+        application = self._applications[stage.application.key]
+        self._compare(now_ns, [application], out)
+        if not is_blamed and application.progress is PlanProgress.NO_ROOM:
+            # Its node is gone, perhaps the only one of its kind: plan for the others now, not when it is time.
+            application.next_plan_ns = self.wake_ns = now_ns
 
     def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
         """A replica has stopped and freed its resources."""
         replica = self._state.replicas.get(event.replica)
         if replica is not None:
             self._remove(now_ns, replica, "it was stopped", False, out)
+            ledger = self._state.ledger
+            if ledger.nodes[replica.node].on_demand and not self._release_after_ns(ledger.nodes[replica.node].hardware):
+                self._release_unused(now_ns, out)
 
     def _remove(self, now_ns: int, replica: Replica, error: str, is_blamed: bool, out: list[Action]) -> None:
         """A replica is gone that was to stop, or stopped by itself."""

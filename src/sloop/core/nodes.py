@@ -4,7 +4,7 @@ This is what the cluster autoscaler of Kubernetes does: plans name replicas on k
 every scaling policy can rent nodes without knowing about them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sloop.actions import AcquireNode, Action, Decided, ReleaseNode
 from sloop.core.ledger import Ledger, could_hold
@@ -14,8 +14,9 @@ from sloop.units import s
 from sloop.vocabulary import Node, NodeState, ReplicaId, ReplicaSpec
 
 UNUSED_NS = s(60)
-"""How long a node stays empty before it is released. Acquiring one takes a minute or so, and a shorter time would give
-nodes back between two bursts. Kubernetes waits ten minutes by default."""
+"""How long a node stays empty before it is released, unless the scaling policies say otherwise (`release_after_ns`).
+Acquiring one takes a minute or so, and a shorter time would give nodes back between two bursts. Kubernetes waits ten
+minutes by default."""
 RETRY_NS = s(30)
 """How long after a loss a node on demand may be acquired again."""
 
@@ -77,14 +78,20 @@ class NodePool:
                 del self._lost_ns[name]
                 self._ledger.set_state(name, NodeState.RELEASED)
 
-    def release_unused(self, now_ns: int, unplaced: Mapping[ReplicaSpec, Belief], out: list[Action]) -> None:
-        """Release nodes on demand that have been empty for `UNUSED_NS`, but not those that could hold one of the
-        `unplaced` replicas of the plans."""
+    def release_unused(
+        self,
+        now_ns: int,
+        unplaced: Mapping[ReplicaSpec, Belief],
+        out: list[Action],
+        after_ns: Callable[[str], int] = lambda hardware: UNUSED_NS,
+    ) -> None:
+        """Release nodes on demand that have been empty for `after_ns`, which depends on their kind, but not those that
+        could hold one of the `unplaced` replicas of the plans."""
         ledger = self._ledger
         for name, since_ns in list(self._empty_since_ns.items()):
             if not ledger.is_empty(name):
                 self._empty_since_ns[name] = now_ns
-            elif now_ns - since_ns >= UNUSED_NS and not any(
+            elif now_ns - since_ns >= after_ns(ledger.nodes[name].hardware) and not any(
                 could_hold(ledger.nodes[name], spec, belief) for spec, belief in unplaced.items()
             ):
                 del self._empty_since_ns[name]

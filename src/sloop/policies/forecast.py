@@ -81,6 +81,10 @@ class MovingMax:
         return max(sums) * NS_PER_S / (width * ingress.bucket_ns)
 
 
+FORGOTTEN: Final = 60
+"""After so many half-lives an interval weighs less than the last bit of the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ewma:
     """The exponentially weighted mean of all intervals seen; weights halve every `half_life_ns`.
@@ -100,7 +104,7 @@ class Ewma:
     def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
         decay = 0.5 ** (ingress.bucket_ns / self.half_life_ns)
         weighted, weights = 0.0, 0.0
-        for bucket in ingress.buckets:  # oldest first
+        for bucket in ingress.window(FORGOTTEN * self.half_life_ns):  # oldest first
             weighted = weighted * decay + bucket.arrivals
             weights = weights * decay + 1.0
         if not weights:

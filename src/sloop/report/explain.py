@@ -26,6 +26,7 @@ from sloop.actions import (
 )
 from sloop.app.graph import Graph
 from sloop.app.hardware import LOCAL
+from sloop.core import ApplicationParts
 from sloop.core.planner import cores_by_hardware
 from sloop.errors import InputError
 from sloop.events import (
@@ -395,9 +396,13 @@ class _Follower:
         self._visits: list[_Visit] = []
         self._last: _Visit | None = None
         """The visit that finished last."""
+        self._kept: tuple[int, StoryStep] | None = None
+        """What is to be told of the present instant: how many batches run together on a device for which it waits."""
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record."""
+        if self._kept is not None and now_ns > self._kept[0]:
+            self._tell_kept()
         self._estimator.observe(now_ns, record)
         self._starts.observe(now_ns, record)
         if isinstance(record, Request):
@@ -410,6 +415,40 @@ class _Follower:
             if self._version is None:
                 self._arrive(now_ns, is_assigned=isinstance(record, Assigned))
             self._enter(now_ns)
+        if isinstance(record, StartBatch) and self._shares:
+            self._note_kept(now_ns, record)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether a share policy decides how many batches run together."""
+        parts = self._version.parts if self._version is not None else None
+        return isinstance(parts, ApplicationParts) and not parts.policies.share.takes_all
+
+    def _note_kept(self, now_ns: int, batch: StartBatch) -> None:
+        """A batch has begun at a stage: tell at the end of the instant if the request still waits there."""
+        self._kept, run = None, self._run
+        begun = run.replicas.get(batch.replica) if run is not None else None
+        if run is None or begun is None or not any(visit.place[0] == batch.stage for visit in self._waiting()):
+            return
+        node, device = begun.spec.node or "", begun.spec.device or ""
+        beside = [
+            each
+            for each in run.replicas.values()
+            if each.life is Life.READY
+            and (each.spec.stage, each.spec.node or "", each.spec.device or "") == (batch.stage, node, device)
+        ]
+        running = sum(each.running is not None for each in beside)
+        where = f"{node}/{device}" if device else node
+        ran = f"{counted(running, 'batch', 'batches')} of {batch.stage} ran together on {where}"
+        kept = f"{counted(run.queued(batch.stage), 'request')} stayed queued"
+        idle = len(beside) - running
+        why = f"the share policy left {counted(idle, 'replica')} there idle" if idle else "all replicas there were busy"
+        self._kept = now_ns, StoryStep(to_s(now_ns), f"while it waited, {ran}; {kept}", why)
+
+    def _tell_kept(self) -> None:
+        if self._kept is not None:
+            self._steps.append(self._kept[1])
+        self._kept = None
 
     @property
     def _run(self) -> RunState | None:
@@ -614,6 +653,7 @@ class _Follower:
 
     def story(self) -> RequestStory:
         """The history of the request so far."""
+        self._tell_kept()
         request, end = self.request, self.end
         assert request is not None
         critical = self._critical()

@@ -115,6 +115,10 @@ class NodeFailed(Struct, frozen=True):
     node: str
 
 
+class Outage(Struct, frozen=True):
+    """The node with the most replicas goes down for a while. Also internal to the simulator."""
+
+
 class Crashed(Struct, frozen=True):
     """A ready replica crashes. Also internal to the simulator."""
 
@@ -138,7 +142,9 @@ class DeviceDue(Struct, frozen=True):
     device: tuple[str, str]
 
 
-Happening = Event | NodeFailed | Crashed | ShadowCrashed | TransfersDue | DeviceDue
+_Within = NodeFailed | Outage | Crashed | ShadowCrashed | TransfersDue | DeviceDue
+"""Entries that the core is not told."""
+Happening = Event | _Within
 _OF_REPLICAS: Final = (
     ReplicaProgressed | ReplicaReady | ReplicaCompleted | Resized | BatchFailed | ShadowReady | ShadowStopped
 )
@@ -309,7 +315,11 @@ class Cluster:
         """By node and accelerator, or "" for its cores."""
         self._ends_of: dict[BatchId, SimulatedReplica] = {}
         """The replicas whose batches run on shared devices."""
+        self._out_until_ns: dict[str, int] = {}
+        """By node, until when it cannot be acquired."""
         self._push(FOREVER_NS, WOKE)
+        if self._rates.outage_at_s:
+            self._push(s(self._rates.outage_at_s), Outage())
         for node in self._nodes.values():
             if node.state is NodeState.READY:
                 self._plan_failure(0, node)
@@ -374,7 +384,7 @@ class Cluster:
         if sequence in self.void:
             self.void.remove(sequence)
             return None
-        if isinstance(event, NodeFailed | Crashed | ShadowCrashed | TransfersDue | DeviceDue):
+        if isinstance(event, _Within):
             return self._happen_within(now_ns, sequence, event)
         if isinstance(event, NodeReady):
             node = self._nodes[event.node.name]
@@ -396,14 +406,14 @@ class Cluster:
                 self._leave_device(now_ns, replica)
         return event
 
-    def _happen_within(
-        self, now_ns: int, sequence: int, event: NodeFailed | Crashed | ShadowCrashed | TransfersDue | DeviceDue
-    ) -> Finished | None:
+    def _happen_within(self, now_ns: int, sequence: int, event: _Within) -> Finished | None:
         """Apply an entry that the core is not told. Returns the end of a batch that it is told instead, or None."""
         if isinstance(event, DeviceDue):
             return self._end_on(now_ns, sequence, event)
         if isinstance(event, NodeFailed):
             self._lose_node(now_ns, self._nodes[event.node])
+        elif isinstance(event, Outage):
+            self._begin_outage(now_ns)
         elif isinstance(event, Crashed):
             self._lose(now_ns, event.replica, "the worker process died")
         elif isinstance(event, ShadowCrashed):
@@ -418,7 +428,7 @@ class Cluster:
         self._healed = True
         self._touches_batches = False
         self.void.update(
-            entry[1] for entry in self.pending if isinstance(entry[2], NodeFailed | Crashed | ShadowCrashed)
+            entry[1] for entry in self.pending if isinstance(entry[2], NodeFailed | Outage | Crashed | ShadowCrashed)
         )
         for node in self._nodes.values():
             if node.state is NodeState.LOST and not node.node.on_demand:
@@ -448,6 +458,8 @@ class Cluster:
         rates, faults = self._rates, replica.truths.faults
         if faults.strikes("straggler", rates.straggler):
             service_ns = round(service_ns * rates.straggler_factor)
+        if rates.background:
+            service_ns = round(service_ns * self._truths.faults.slowed(now_ns, on_device=bool(replica.spec.device)))
         replica.batch_end = None
         if replica.sharing is not None:
             self._join(now_ns, replica, service_ns, EndsLater(now_ns, order.batch, None))
@@ -869,7 +881,8 @@ class Cluster:
     def _acquire(self, now_ns: int, node: SimulatedNode) -> None:
         node.state = NodeState.ACQUIRING
         at_ns = now_ns + self._truths.acquisition.draw_ns(now_ns, node.node.hardware)
-        if not self._healed and self._truths.faults.strikes("failed_acquire", self._rates.failed_acquire):
+        is_out = now_ns < self._out_until_ns.get(node.node.name, 0)
+        if not self._healed and (is_out or self._truths.faults.strikes("failed_acquire", self._rates.failed_acquire)):
             node.state = NodeState.LOST
             self._push(at_ns, NodeLost(node.node.name, f"no {node.node.hardware} is available"))
         else:
@@ -881,8 +894,24 @@ class Cluster:
         self._lose_weights(now_ns, node.node.name)
         self._push(now_ns, NodeReleased(node.node.name))
 
-    def _lose_node(self, now_ns: int, node: SimulatedNode) -> None:
-        """Lose a node and every replica on it. It is repaired, unless it is on demand."""
+    def _begin_outage(self, now_ns: int) -> None:
+        """Lose the node with the most replicas, of equal ones the first declared, and plan the next outage."""
+        held = dict.fromkeys(self._nodes, 0)
+        for replica in self._replicas.values():
+            if replica.spec.node in held:
+                held[replica.spec.node] += 1
+        name = max(held, key=held.__getitem__, default="")
+        length_ns = s(self._rates.outage_s)
+        if name and held[name]:
+            node = self._nodes[name]
+            self._cancel_failure(node)
+            self._out_until_ns[name] = now_ns + length_ns
+            self._lose_node(now_ns, node, length_ns)
+        self._push(now_ns + 2 * length_ns, Outage())
+
+    def _lose_node(self, now_ns: int, node: SimulatedNode, repair_ns: int = -1) -> None:
+        """Lose a node and every replica on it. It is repaired after `repair_ns` (-1: as declared), unless it is on
+        demand."""
         name, error = node.node.name, f"node {node.node.name} went down"
         node.state, node.pending = NodeState.LOST, -1
         self._push(now_ns, NodeLost(name, "it went down"))
@@ -890,7 +919,8 @@ class Cluster:
             self._lose(now_ns, id, error)
         self._lose_weights(now_ns, name)
         if not node.node.on_demand:
-            node.pending = self._push(now_ns + s(self._rates.node_repair_s), NodeReady(node.node))
+            repair_ns = s(self._rates.node_repair_s) if repair_ns < 0 else repair_ns
+            node.pending = self._push(now_ns + repair_ns, NodeReady(node.node))
 
     def _cancel_failure(self, node: SimulatedNode) -> None:
         if node.pending >= 0 and not self._healed:

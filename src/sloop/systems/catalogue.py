@@ -264,6 +264,15 @@ CATALOGUE: Final = (
         replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="together")),
         ONE_KIND_AT_A_TIME,
     ),
+    # PALDIA if it knew the next second, for what its lag costs. In a world where nodes come at once it has none.
+    System(
+        "oracle",
+        "baseline",
+        f"{PALDIA}, section V: Oracle",
+        replace(_MOLECULE, forecast=OracleForecast(horizon_ns=s(2)), scale=Paldia(wait_limit=0), share=Hybrid()),
+        ONE_KIND_AT_A_TIME,
+        SIMULATED,
+    ),
     # The schemes of PALDIA's figure 1, each on the one kind of hardware that `hardware` names.
     System(
         "offline-hybrid",

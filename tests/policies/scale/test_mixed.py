@@ -12,9 +12,10 @@ from msgspec import structs
 from sloop.core.ledger import Ledger, Reservation, sites
 from sloop.core.views import Bucket, ClusterView, NodeView, StageView
 from sloop.errors import InputError
-from sloop.policies.scale.mixed import Mixed
+from sloop.policies.scale.mixed import Mixed, ReplicaSize
 from sloop.profile.estimate import Estimate
-from sloop.profile.profile import Amdahl, LatencyTable, Profile, Quadratic
+from sloop.profile.interference import BandwidthLaw
+from sloop.profile.profile import Amdahl, DeviceSharing, LatencyTable, Profile, Quadratic
 from sloop.units import ms, s
 from sloop.vocabulary import NodeState, Path, Plan, ReplicaId
 from tests.policies.conftest import make_belief, make_node, make_stage, make_view
@@ -115,6 +116,74 @@ def test_each_group_has_its_batch_and_its_part_of_the_rate() -> None:
         "500 requests/s with headroom → stage 1 × 8 cores of c5.2xlarge, batch 8 + 1 × 4 cores and T4 of g4dn.xlarge, "
         "batch 64: 0.866 USD/h"
     )
+
+
+def test_as_many_replicas_share_an_accelerator_as_serve_most_together() -> None:
+    shared = structs.replace(GPU, sharing=DeviceSharing(law=BandwidthLaw(0.5), full_batch=64, bandwidth=0.6))
+    view = seen(500, nodes_of(1, "g4dn.xlarge"), beliefs=[make_belief(shared, hardware="g4dn.xlarge")])
+    plan = planned(exact(), view)
+    (group,) = plan.stages[0].groups
+    assert (group.count, group.spec.slot.share, group.spec.cores) == (2, 0.5, 2.0)
+    assert group.batch_max == 51, "two of them just do not disturb each other"
+    beliefs = list(view.stages[0].beliefs.values())
+    assert planned(exact(), seen(910, nodes_of(1, "g4dn.xlarge"), beliefs=beliefs)).feasible, "2 × 51 in 112 ms"
+    assert not planned(exact(), seen(912, nodes_of(1, "g4dn.xlarge"), beliefs=beliefs)).feasible
+    alone = structs.replace(shared, sharing=DeviceSharing(law=BandwidthLaw(0.6), full_batch=64, bandwidth=0.95))
+    view = seen(460, nodes_of(1, "g4dn.xlarge"), beliefs=[make_belief(alone, hardware="g4dn.xlarge")])
+    assert planned(exact(), view).stages[0].groups[0].spec.slot.share == 1.0
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    bandwidth=st.floats(0.1, 1.0),
+    alpha=st.floats(0.0, 1.0),
+    batch=st.sampled_from([1, 8, 64]),
+    memory=st.integers(1, 16),
+)
+def test_no_other_number_of_residents_serves_more(bandwidth: float, alpha: float, batch: int, memory: int) -> None:
+    law = BandwidthLaw(alpha)
+    sharing = DeviceSharing(law=law, full_batch=batch, bandwidth=bandwidth)
+    profile = structs.replace(GPU, max_batch=batch, device_memory_bytes=(16 << 30) // memory, sharing=sharing)
+    view = seen(0.1, nodes_of(1, "g4dn.xlarge"), beliefs=[make_belief(profile, hardware="g4dn.xlarge")], slo_ms=1e5)
+    share = planned(exact(), view).stages[0].groups[0].spec.slot.share
+
+    def served(count: int) -> float:
+        demand = sharing.demand(batch)
+        return count / law.slowdown(demand, [demand] * (count - 1))
+
+    most = max(map(served, range(1, min(8, memory) + 1)))
+    assert served(round(1 / share)) >= most * (1 - 1e-6)
+
+
+def test_requests_that_come_at_once_must_be_done_in_time() -> None:
+    """In 600 ms, c5.2xlarge does 3 batches of 8, and then one of 2 in the 60 ms that are left; r5.large 4 of them."""
+    policy = exact(group_ns=s(1))
+    assert mix(planned(policy, seen(26))) == {"c5.2xlarge": 1}
+    assert mix(planned(exact(group_ns=s(1)), seen(28))) == {"c5.2xlarge": 1, "r5.large": 1}
+    assert mix(planned(exact(group_ns=s(2)), seen(14))) == {"c5.2xlarge": 1, "r5.large": 1}
+    assert (policy.arrivals, exact().arrivals) == ("burst", "even")
+
+
+@pytest.mark.parametrize("limit_ms", [60, 100, 250, 600, 1300])
+def test_what_is_done_of_a_burst(limit_ms: int) -> None:
+    """As counted batch by batch."""
+    belief = make_belief(CPU, hardware="c5.2xlarge")
+    slot = belief.slot(8)
+    size = ReplicaSize(belief, slot, 1.0, 1, 0, 0, 1.0)
+    costs_ms = [cost_ns / 1e6 for cost_ns in belief.costs_ns(slot)]
+
+    def done(batch: int) -> int:
+        left_ms, count = float(limit_ms), 0
+        while (most := max((n for n in range(batch + 1) if costs_ms[n] <= left_ms + 1e-6), default=0)) > 0:
+            left_ms, count = left_ms - costs_ms[most], count + most
+            if most < batch:
+                break
+        return count
+
+    best = max((done(batch) for batch in range(1, 9) if costs_ms[batch] <= limit_ms), default=0)
+    batch, served_rps = size.best_batch(limit_ms, 8, 2.0)
+    assert served_rps * 2.0 == pytest.approx(best)
+    assert not best or done(batch) == best
 
 
 def test_headroom_and_margin() -> None:

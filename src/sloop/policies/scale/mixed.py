@@ -10,6 +10,12 @@ not traded: only variants that are at least as accurate as the wanted one take p
 A request that arrives just after a batch has started waits for that batch before its own runs, so a batch may take half
 of the stage's part (Nexus, SOSP 2019). Where nothing is fast enough for that, batches of one may take all of it.
 
+Where the profile says how batches disturb each other on an accelerator, as many replicas share it as serve most
+together; all are planned for as slow as they are side by side. PALDIA's Eq. 1 queues what does not run at once behind
+all that does; so many residents take the queue in turn, and are done earlier (its specification, 2.1.1).
+
+With `group_ns` the requests of that time come at once, and all that the replicas get done within the deadline counts.
+
 A replica that is not there yet costs more by `start`, and a lower rate counts only after `calm_ns`. So replicas start
 because of the load, not because two mixes cost nearly the same. Nodes on demand are paid for as a whole. The policy
 fails where several applications share them: each plans as if it paid for whole nodes alone.
@@ -19,22 +25,25 @@ import math
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from sloop.core.ledger import Ledger, equal_nodes, replicas_max
+from sloop.core.ledger import MICRO, Ledger, equal_nodes, replicas_max
+from sloop.core.nodes import UNUSED_NS
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
+from sloop.profile.interference import NO_SLOWDOWN
 from sloop.solvers import highs, mixed
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import Mix, MixNodes, MixOption, MixStage, TimedCosts
+from sloop.solvers.paldia import together_max
 from sloop.text import chain, counted, listed
-from sloop.units import NS_PER_MS, ROUNDING, s, to_ms
+from sloop.units import NS_PER_MS, ROUNDING, s, to_ms, to_s
 from sloop.vocabulary import Group, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 COUNT_MAX: Final = 10_000
@@ -45,6 +54,10 @@ BETTER: Final = 1.001
 """A smaller replica is an option if it serves this many times as much for its price as all larger ones."""
 PACKINGS_MAX: Final = 3
 """How often a mix is chosen again because its replicas, of several sizes, do not fit on the nodes one by one."""
+SIZES_ASKED: Final = 16
+"""For how many batch sizes a law of interference is asked."""
+RESIDENTS_MAX: Final = 8
+"""The most replicas of a stage that are planned for one accelerator."""
 WAIT_FOR_A_BATCH: Final = 2
 NO_WAIT: Final = 1
 
@@ -65,23 +78,44 @@ class ReplicaSize:
     """The index of its kind of node in `MixedCluster.pools`."""
     nodes: float
     """The part of a node that one replica takes: 1 divided by how many fit on one."""
+    residents: int = 1
+    """How many such replicas share an accelerator, and slow each other down."""
 
     def taken_ms(self, batch_max: int) -> NDArray[np.float64]:
-        """The duration of a batch of 1, 2, … `batch_max`."""
-        return np.array(self.belief.costs_ns(self.slot)[1 : batch_max + 1], dtype=np.float64) / NS_PER_MS
+        """The duration of a batch of 1, 2, … `batch_max` beside those of the other residents."""
+        alone_ms = np.array(self.belief.costs_ns(self.slot)[1 : batch_max + 1], dtype=np.float64) / NS_PER_MS
+        if self.residents == 1:
+            return alone_ms
+        return np.multiply(alone_ms, _slowdowns(self.belief, self.slot, self.residents)[: len(alone_ms)])
 
     @property
     def alone_ms(self) -> float:
         """The duration of a batch of one."""
         return to_ms(self.belief.costs_ns(self.slot)[1])
 
-    def best_batch(self, limit_ms: float, batch_max: int) -> tuple[int, float]:
+    def best_batch(self, limit_ms: float, batch_max: int, group_s: float) -> tuple[int, float]:
         """The batch that serves most requests per second among those that take at most `limit_ms`, and how many it
-        serves; none if all take longer."""
+        serves; none if all take longer. With `group_s` all requests of this time come at once, and those that are done
+        within the limit count."""
         taken_ms = self.taken_ms(batch_max)
-        served_rps = np.where(taken_ms <= limit_ms + ROUNDING, 1000.0 * np.arange(1, len(taken_ms) + 1) / taken_ms, 0.0)
+        sizes = np.arange(1, len(taken_ms) + 1)
+        served_rps = 1000.0 * sizes / taken_ms
+        if group_s:
+            full = np.floor(limit_ms / taken_ms + ROUNDING)
+            rest = np.searchsorted(taken_ms, limit_ms - full * taken_ms + ROUNDING, side="right")
+            served_rps = np.minimum(served_rps, (full * sizes + np.minimum(rest, sizes)) / group_s)
+        served_rps = np.where(taken_ms <= limit_ms + ROUNDING, served_rps, 0.0)
         best = int(served_rps.argmax())
         return best + 1, float(served_rps[best])
+
+
+def _slowdowns(belief: Belief, slot: Slot, residents: int) -> NDArray[np.float64]:
+    """How many times as long a batch of 1, 2, … takes among so many equal ones on its device: by the law at some sizes,
+    and linear in between, which for a convex law is a little too long."""
+    law, together = belief.interference, np.array([float(residents)])
+    sizes = sorted({round(size) for size in np.linspace(1, belief.batch_max, SIZES_ASKED)})
+    factors = [float(law.among_equals(belief.demand(size, slot), together)[0]) for size in sizes]
+    return np.interp(np.arange(1, belief.batch_max + 1), sizes, factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +160,10 @@ class Mixed:
     core then serves more."""
     batch_max: int = 0
     """The largest batch; 0: as large as profile and deadline allow."""
+    group_ns: int = 0
+    """The requests of so long a time come at once; 0: they come evenly, as a Poisson process."""
+    release_after_ns: int = UNUSED_NS
+    """How long a node on demand stays empty before it is released. Where nodes come within seconds, less is cheaper."""
     hardware: tuple[str, ...] = ()
     """The kinds of nodes to use; empty: all."""
     variant: str = ""
@@ -136,7 +174,7 @@ class Mixed:
     _memory: MixedMemory = field(init=False, default_factory=MixedMemory, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("headroom", "calm_ns", "start", "batch_max", "initial_rps"):
+        for key in ("headroom", "calm_ns", "start", "batch_max", "initial_rps", "group_ns", "release_after_ns"):
             check_range(key, getattr(self, key), least=0)
         check_range("margin", self.margin, above=0, most=1)
         check_range("period_ns", self.period_ns, above=0)
@@ -162,6 +200,11 @@ class Mixed:
         self._memory.decided = (rates, made.stages, *cluster.signature)
         return made
 
+    @property
+    def arrivals(self) -> Literal["even", "burst"]:
+        """The arrivals that `group_ns` assumes; `sloop plan` reports them."""
+        return "burst" if self.group_ns >= s(1) else "even"
+
     def _rates(self, now_ns: int, view: ClusterView) -> tuple[float, ...]:
         """By stage, the visits per second to plan for."""
         recent = self._memory.rates
@@ -175,7 +218,7 @@ class Mixed:
         return tuple((1 + self.headroom) * max(own) for own in zip(*(rates for _, rates in recent), strict=True))
 
     def _decide(self, cluster: "MixedCluster", rates: Sequence[float]) -> Plan:
-        memory, waits = self._memory, WAIT_FOR_A_BATCH
+        memory, waits = self._memory, NO_WAIT if self.group_ns else WAIT_FOR_A_BATCH
         parts_ms = cluster.parts_ms(rates, waits)
         if parts_ms is None:
             waits = NO_WAIT
@@ -253,9 +296,10 @@ class MixedCluster:
                     present.get((stage.name, belief.variant, slot), 0),
                     kinds.index(belief.hardware),
                     nodes_each,
+                    residents,
                 )
                 for belief in _beliefs(stage, by_kind, policy)
-                for slot, cost, most, nodes_each in _slots(
+                for slot, cost, most, nodes_each, residents in _slots(
                     belief, distinct[belief.hardware], policy, has_prices=has_prices
                 )
             )
@@ -309,16 +353,20 @@ class MixedCluster:
         options: list[MixOption] = []
         best: dict[tuple[str, str], float] = {}
         for size in sizes:  # the largest of each variant and kind comes first
-            batch, served_rps = size.best_batch(part_ms / waits, self._batch_max(size, waits))
+            batch, served_rps = size.best_batch(
+                part_ms / waits, self._batch_max(size, waits), to_s(self.policy.group_ns)
+            )
             key = (size.belief.variant, size.belief.hardware)
             if served_rps / size.cost > BETTER * best.get(key, 0.0):
+                if key in best and found[-1][0].residents != size.residents:  # they would not be as many as planned
+                    del found[-1], options[-1]
                 best[key] = served_rps / size.cost
                 found.append((size, batch))
                 options.append(MixOption(served_rps, size.cost, size.most, size.present, size.pool, size.nodes))
         return Offer(MixStage(rate_rps, tuple(options)), tuple(found))
 
     def _batch_max(self, size: ReplicaSize, waits: int) -> int:
-        if waits == NO_WAIT:
+        if waits == NO_WAIT and not self.policy.group_ns:
             return 1
         return min(self.policy.batch_max or size.belief.batch_max, size.belief.batch_max)
 
@@ -439,27 +487,52 @@ def _beliefs(stage: StageView, kinds: Container[str], policy: Mixed) -> Iterator
 
 def _slots(
     belief: Belief, nodes: Sequence[tuple[int, NodeView]], policy: Mixed, *, has_prices: bool
-) -> Iterator[tuple[Slot, float, int, float]]:
-    """The slots of replicas that fit on a node, the largest first: each with its cost, how many fit on all nodes, and
-    the part of a node that it takes. `nodes` has one node of each group of equal ones, and how many they are.
+) -> Iterator[tuple[Slot, float, int, float, int]]:
+    """The slots of replicas that fit on a node, the largest first: each with its cost, how many fit on all nodes, the
+    part of a node that it takes, and how many share a device. `nodes` has one node of each group of equal ones, and how
+    many they are.
 
     A profile that gives the same latency on fewer cores only does not say how cores matter, and offers no smaller size.
     """
     most_cores = min(belief.cores_max, max((node.node.cores for _, node in nodes), default=math.inf))
     offered = policy.cores or (most_cores, *(2.0**power for power in range(10)))
     largest_ns = belief.costs_ns(belief.slot(most_cores))
-    for cores in sorted({cores for cores in offered if cores <= most_cores + ROUNDING}, reverse=True):
-        slot = belief.slot(cores)
+    slots = [
+        (belief.slot(cores), 1)
+        for cores in sorted({cores for cores in offered if cores <= most_cores + ROUNDING}, reverse=True)
+    ]
+    residents = _residents(belief, slots[0][0], nodes) if slots else 1
+    if residents > 1:
+        cores = min([most_cores, *(node.node.cores / residents for _, node in nodes)])
+        share = math.floor(MICRO / residents) / MICRO
+        slots.append((structs.replace(belief.slot(math.floor(1000 * cores) / 1000), share=share), residents))
+    for slot, residents in slots:
         counts = [replicas_max(node.node, slot, belief) for _, node in nodes]
         most = (
             min(COUNT_MAX, sum(n * count for (n, _), count in zip(nodes, counts, strict=True))) if nodes else COUNT_MAX
         )
-        if not most or (not policy.cores and cores < most_cores and belief.costs_ns(slot) == largest_ns):
+        is_smaller = slot.cores < most_cores and residents == 1
+        if not most or (not policy.cores and is_smaller and belief.costs_ns(slot) == largest_ns):
             continue
         prices = [
             _price(node, slot, has_prices=has_prices) for (_, node), count in zip(nodes, counts, strict=True) if count
         ]
-        yield slot, min(prices, default=cores), most, 1.0 / max(counts) if nodes else 0.0
+        each = 1.0 / max(counts) if nodes else 0.0
+        yield slot, min(prices, default=slot.cores), most, each, residents
+
+
+def _residents(belief: Belief, slot: Slot, nodes: Sequence[tuple[int, NodeView]]) -> int:
+    """How many equal replicas on one accelerator serve most with their largest batches; of equal numbers the least. One
+    where the profile does not say how they disturb each other, or where a share is a limit."""
+    devices = [each.device for _, node in nodes for each in node.devices if each.device.kind == belief.accelerator]
+    full = belief.demand(belief.batch_max, slot)
+    if not belief.accelerator or belief.interference is NO_SLOWDOWN or full.is_capped or slot.share < 1 or not devices:
+        return 1
+    most = min(
+        together_max(each.memory_bytes, belief.device_memory_bytes, clients_max=each.clients_max) for each in devices
+    )
+    counts = np.arange(1.0, min(RESIDENTS_MAX, max(1, most)) + 1)
+    return int((counts / belief.interference.among_equals(full, counts) * (1 - ROUNDING * counts)).argmax()) + 1
 
 
 def _price(node: NodeView, slot: Slot, *, has_prices: bool) -> float:

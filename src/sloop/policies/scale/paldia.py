@@ -30,6 +30,7 @@ replica has all cores and runs one batch after the other.
 from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, floor
 from typing import ClassVar, Final, Literal, NamedTuple
 
@@ -131,6 +132,9 @@ class Paldia:
     """Whether requests that wait count as expected, too."""
     keep_alive_ns: int = s(600)
     """How long a replica must have been one too many before it ends."""
+    release_after_ns: int = 0
+    """How long a node on demand stays empty before it is released. PALDIA gives the old node back as soon as its last
+    batch has ended."""
     together_max: int = 0
     """The most batches that run together; 0: as the memory and the clients of the GPU allow, and 6 on a CPU."""
     batch_max: int = 0
@@ -147,8 +151,9 @@ class Paldia:
     def __post_init__(self) -> None:
         for key in ("headroom_cpu", "headroom_gpu"):
             check_range(key, getattr(self, key), above=0, most=1)
-        for key in ("tolerance_ns", "wait_limit", "keep_alive_ns", "together_max", "batch_max", "initial_rps"):
+        for key in ("tolerance_ns", "wait_limit", "keep_alive_ns", "release_after_ns", "together_max", "batch_max"):
             check_range(key, getattr(self, key), least=0)
+        check_range("initial_rps", self.initial_rps, least=0)
         for key in ("group_ns", "period_ns"):
             check_range(key, getattr(self, key), above=0)
 
@@ -239,8 +244,7 @@ class Paldia:
         if not belief.accelerator:
             batch = 1 << (batch.bit_length() - 1)
         batch = min(batch, self.batch_max or batch)
-        latencies_ms = tuple(cost_ns / NS_PER_MS for cost_ns in costs_ns[: batch + 1])
-        model = DeviceModel(latencies_ms, belief.interference, belief.demand(batch, slot), most)
+        model = DeviceModel(_in_ms(costs_ns, batch), belief.interference, belief.demand(batch, slot), most)
         return HardwareCandidate(belief, slot, node.node.usd_per_h, model)
 
     def _expected(self, view: ClusterView, stage: StageView) -> int:
@@ -300,6 +304,12 @@ class Paldia:
             if better:
                 return min(better, key=lambda each: (each.usd_per_h, each.rank)).belief.hardware
         return min(candidates, key=lambda each: each.rank).belief.hardware
+
+
+@lru_cache(maxsize=64)
+def _in_ms(costs_ns: tuple[int, ...], batch: int) -> tuple[float, ...]:
+    """Durations of batches up to the largest, in milliseconds: the same ones every second."""
+    return tuple([cost_ns / NS_PER_MS for cost_ns in costs_ns[: batch + 1]])
 
 
 def _why(chosen: HardwareCandidate, expected: int, split: DeviceSplit) -> str:

@@ -30,6 +30,10 @@ class FaultRates:
     """A ready node goes down with all its replicas."""
     node_repair_s: float = 5.0
     """How long until it is ready again. A node on demand does not come back: the provider has others."""
+    outage_at_s: float = OFF
+    """At this time, and then every 2 × `outage_s`, the node with the most replicas goes down for `outage_s`; nobody can
+    acquire it meanwhile."""
+    outage_s: float = 60.0
     failed_acquire: float = OFF
     """A node that was ordered never comes: the provider has none left."""
     failed_start: float = OFF
@@ -42,6 +46,13 @@ class FaultRates:
     straggler: float = OFF
     """A batch takes `straggler_factor` times as long."""
     straggler_factor: float = 5.0
+    background: float = OFF
+    """The part of the time in which other work runs on the cores of all nodes, in phases of `background_s` on average.
+    Meanwhile batches on cores take `background_factor` times as long, those on accelerators, which need cores before
+    and after, `background_device_factor` times."""
+    background_s: float = 3.0
+    background_factor: float = 2.0
+    background_device_factor: float = 1.035
     failed_batch: float = OFF
     """The model raises an error, whatever the requests."""
     bad_request: float = OFF
@@ -64,7 +75,7 @@ class FaultRates:
     @property
     def touches_batches(self) -> bool:
         """Whether any fault of a batch or of its completion message is on."""
-        times = (self.straggler, self.late_finished)
+        times = (self.straggler, self.background, self.late_finished)
         return any((*times, self.failed_batch, self.lost_finished, self.repeated_finished)) or self.touches_requests
 
     @property
@@ -83,6 +94,8 @@ class FaultSampler:
         self.rates = rates
         self._seed = seed
         self._streams: dict[str, Random] = {}
+        self._background = False, 0
+        """Whether other work runs now, and until when."""
 
     def strikes(self, kind: str, probability: float) -> bool:
         """Whether a fault of this kind happens on this occasion."""
@@ -95,6 +108,20 @@ class FaultSampler:
             stream(self._seed, f"failure/{kind}/{order.stage}/{request}/{part}").random() < probability
             for request, part in order.visits
         )
+
+    def slowed(self, now_ns: int, *, on_device: bool) -> float:
+        """How many times as long a batch takes that begins now, beside other work; times never decrease."""
+        rates = self.rates
+        if not 0.0 < rates.background < 1.0:
+            runs = rates.background > 0.0
+        else:
+            runs, until_ns = self._background
+            while until_ns <= now_ns:
+                runs = not runs
+                part = rates.background if runs else 1.0 - rates.background
+                until_ns += 1 + self.after_ns("background", rates.background_s * part / rates.background)
+            self._background = runs, until_ns
+        return (rates.background_device_factor if on_device else rates.background_factor) if runs else 1.0
 
     def within_ns(self, kind: str, span_ns: int) -> int:
         """A delay of at most `span_ns`, uniformly distributed."""
