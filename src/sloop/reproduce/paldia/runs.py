@@ -1,73 +1,78 @@
-"""PALDIA's baselines, simulated: both Molecules and both INFless/Llamas, on six kinds of EC2 nodes.
+"""A simulated run of PALDIA or of what it is compared with, on its six kinds of EC2 nodes.
 
 One node of each kind can be rented; requests come as one clump a second. Durations have the calibrated noise of 3 %,
-and a node is there one second after it was asked for, with its workers (settings B of the specification, 3.5). Source:
-Bhasi et al., PALDIA (IPDPS 2024), specification sections 3 to 5.
+and a node is there one second after it was asked for, with its workers: settings B of the specification (3.5), which
+are the defaults of the systems in the catalogue. Source: Bhasi et al., PALDIA (IPDPS 2024), specification sections 3 to
+5.
 """
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import fmean
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 from msgspec import structs
 
-from sloop.actions import StartReplica
+from sloop.actions import End, StartBatch, StartReplica
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.hardware import KINDS
+from sloop.app.hardware import KINDS, power_of
 from sloop.app.scenario import ColdStartTruth, NodeTruth, ServiceTruth, Truth
-from sloop.core.protocols import Policies
-from sloop.events import ReplicaLost, ReplicaStopped
-from sloop.policies.scale.paldia import Paldia
+from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped
 from sloop.profile.paldia import PALDIA_MODELS, SLO_MS, PaldiaModel
-from sloop.reproduce.harness import Results, RunResult, Trial, Wanted, core_of
+from sloop.profile.profile import Profile
+from sloop.reproduce.harness import RunResult, Trial
 from sloop.reproduce.paldia.offline import EC2
-from sloop.reproduce.paldia.traces import clumps
-from sloop.reproduce.rows import Claim, Row, bounded, compare, directed, similar
+from sloop.reproduce.paldia.traces import clumps, rates_of
 from sloop.runlog import Record
+from sloop.runlog.cost import NodeRow
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
-from sloop.sim.world import World
-from sloop.systems import SYSTEMS
-from sloop.units import NS_PER_S
-from sloop.vocabulary import Node, ReplicaId
+from sloop.sim.truth.failure import NO_FAULTS, FaultRates
+from sloop.sim.world import World, foretold
+from sloop.units import NS_PER_MS, NS_PER_S
+from sloop.vocabulary import Node, ReplicaId, Request, RequestId
 
-Scheme = Literal["molecule-cost", "molecule-performance", "infless-cost", "infless-performance"]
-SCHEMES: Final[tuple[Scheme, ...]] = get_args(Scheme)
-LABELS: Final[Mapping[Scheme, str]] = {
-    "molecule-cost": "Molecule ($)",
-    "molecule-performance": "Molecule (P)",
-    "infless-cost": "INFless ($)",
-    "infless-performance": "INFless (P)",
-}
-SCALING: Final[Mapping[Scheme, Paldia]] = {
-    "molecule-cost": Paldia(choice="isolated", sharing="queue"),
-    "molecule-performance": Paldia(choice="fastest", sharing="queue"),
-    "infless-cost": Paldia(choice="isolated", sharing="together"),
-    "infless-performance": Paldia(choice="fastest", sharing="together"),
-}
-"""All schemes are `molecule-cost` with another choice of hardware and another sharing of GPUs (specification, 5.0)."""
-DERIVED: Final[Mapping[Scheme, tuple[float, float]]] = {
-    "molecule-cost": (94.3, 282.0),
-    "molecule-performance": (100.0, 68.0),
-    "infless-cost": (93.0, 281.0),
-    "infless-performance": (100.0, 39.0),
-}
-"""Compliance in % and P99 in ms, means of the twelve vision models (specification, 3.5)."""
 LANGUAGE: Final = ("ALBERT", "BERT", "DistilBERT", "FunnelTransformer")
 VISION: Final = tuple(name for name in PALDIA_MODELS if name not in LANGUAGE)
-QUICK: Final = ("ResNet50", "VGG19", "SENet18")
+V100_TIME, V100_GB_PER_S, M60_GB_PER_S = 0.25, 900.0, 160.0
 OVERRIDES: Final = {
+    "SENet18, figure 1": PaldiaModel(50, 128, 0.50, 0.45, 70, 575),
+    "DenseNet121, figure 1": PaldiaModel(72, 64, 0.65, 0.45, 25, 160),
+    "DenseNet121, figure 1, slower": PaldiaModel(90, 64, 0.62, 0.35, 25, 160),
     "ResNet50 on Wikipedia": PaldiaModel(95, 64, 0.68, 0.8, 40, 170),
     "DPN92 on Twitter": PaldiaModel(125, 64, 0.75, 0.6, 25, 92),
+    "GoogleNet, exhaustion": PaldiaModel(
+        50 / V100_TIME, 128, 0.43 * V100_TIME * V100_GB_PER_S / M60_GB_PER_S, 0.7, 25, 700
+    ),
 }
 """Values that fit single figures better than the common ones (specification, 3.4); of the last column, the trace's peak
-or mean."""
-TRACES: Final = {"ResNet50 on Wikipedia": "wiki", "DPN92 on Twitter": "twitter"}
-SEEDS: Final = 3
+or mean. Those of exhaustion are for the V100: 50 ms, and 0.43 of its bandwidth."""
+LOADS: Final = {
+    "SENet18, figure 1": "flat",
+    "DenseNet121, figure 1": "flat",
+    "DenseNet121, figure 1, slower": "flat",
+    "ResNet50 on Wikipedia": "wiki",
+    "DPN92 on Twitter": "twitter",
+    "GoogleNet, exhaustion": "constant",
+}
 NOISE: Final = 0.03
 CHECKED: Final = 20_000
 """Records that the checkers see of the first seed."""
+START_S: Final = 1e-4
+"""A worker is there when its node is: the second of acquisition covers both."""
+OUTAGES: Final = FaultRates(outage_at_s=60.3, outage_s=60.0)
+"""Every second minute the node in use is away, from 0.3 s after the minute, when batches of a second are done."""
+FAIL_OVER_S: Final = 0.6
+"""The acquisition where nodes fail: they are pooled, and take over before the next second."""
+BACKGROUND: Final = FaultRates(background=0.3)
+NEAR_PEAK: Final = 0.8
+"""Seconds with more than this part of the peak are the period of highest traffic."""
+TAIL: Final = (98.5, 99.5)
+"""The requests between these percentiles are those of the P99, whose latency is taken apart."""
+
+Options = tuple[tuple[str, Any], ...]
+"""Parameters of a system that differ from its defaults; `share.lane` is one of its share policy."""
 
 
 class PaldiaResult(RunResult, frozen=True, kw_only=True):
@@ -78,81 +83,101 @@ class PaldiaResult(RunResult, frozen=True, kw_only=True):
     p99_ms: float
     usd_per_h: float
     """Of the nodes, from their acquisition to their release."""
-    used_usd_per_h: float
-    """The same, while a replica is on them."""
     dearer: float
     """Part of the time with a replica on a node that is dearer than the M60's, in percent."""
     latencies_ms: tuple[float, ...]
     """At 1, 2, … 100 %."""
+    watts: float
+    """Of all nodes held, as a mean over the run."""
+    gpu_busy: float
+    """Part of the time in which GPU nodes were held and a batch ran on them, in percent; 0 if none was held."""
+    cpu_busy: float
+    gpu_p99_ms: float
+    """P99 of the requests that ran on GPUs; 0 if none did."""
+    near_peak: float
+    """Compliance of the requests that came in the seconds near the peak."""
+    overhead: float
+    """Of the latency of the requests at the P99, the part that is more than their batch alone, in percent."""
+    interference: float
+    """The part of it that batches beside theirs cause."""
+    queueing: float
+
+
+class TailParts(NamedTuple):
+    """What the latency at the P99 consists of besides the batch alone, in percent of it."""
+
+    interference: float
+    queueing: float
+
+    @property
+    def overhead(self) -> float:
+        """Both."""
+        return self.interference + self.queueing
 
 
 class PaldiaTrial(Trial, frozen=True, kw_only=True):
-    """One model under one scheme."""
+    """One model under one system."""
 
     model: str
-    scheme: Scheme
+    system: str
+    options: Options = ()
+    load: str = ""
+    """A key of `traces.RATES`; empty: that of the model."""
+    arrivals: Literal["clumps", "even"] = "clumps"
+    acquire_s: float = 1.0
+    faults: Literal["", "outages", "background"] = ""
 
     def label(self) -> str:
-        return f"{self.model}, {LABELS[self.scheme]}"
+        return f"{self.model}, {self.system}"
 
     def play(self) -> PaldiaResult:
         """Simulate it."""
         world = world_of(self)
-        summary, used = RunSummary(world.application.graph, nodes=world.deployment.cluster), UsedHardware()
-        core = core_of(world, policies_of(self))
-        simulate(world, [summary, used], core=core, check_first=CHECKED if self.seed == 0 else 0)
-        row = summary.row(system=self.scheme, seed=self.seed)
-        hours = to_hours(world.duration_ns)
-        seconds = used.seconds(world.duration_ns)
-        return PaldiaResult(
-            violations=100.0 * row.violations,
-            cores=0.0,
-            compliance=100.0 - 100.0 * row.violations,
-            p99_ms=row.p99_ms or 0.0,
-            usd_per_h=row.node_usd / hours,
-            used_usd_per_h=sum(KINDS[kind].usd_per_h * held_s / 3600 for kind, held_s in seconds.items()) / hours,
-            dearer=100.0 * sum(seconds.get(kind, 0.0) for kind in EC2[4:]) / 3600 / hours,
-            latencies_ms=tuple(summary.latency_ms([percent / 100 for percent in range(1, 101)])),
-        )
+        summary = RunSummary(world.application.graph, nodes=world.deployment.cluster)
+        batches = BatchAccount({kind: own for kind in EC2 if (own := model_of(self)[0].profile(kind)) is not None})
+        simulate(world, [summary, batches], check_first=CHECKED if self.seed == 0 and not self.faults else 0)
+        return result_of(self, world, summary, batches)
 
 
-def to_hours(duration_ns: int) -> float:
-    """In hours."""
-    return duration_ns / NS_PER_S / 3600
-
-
-def model_of(name: str) -> tuple[PaldiaModel, str]:
-    """The calibrated model, and the name of its trace."""
-    if name in OVERRIDES:
-        return OVERRIDES[name], TRACES[name]
-    return PALDIA_MODELS[name], "azure"
+def model_of(trial: PaldiaTrial) -> tuple[PaldiaModel, str]:
+    """The calibrated model, and the name of its load."""
+    if trial.model in OVERRIDES:
+        return OVERRIDES[trial.model], trial.load or LOADS[trial.model]
+    return PALDIA_MODELS[trial.model], trial.load or "azure"
 
 
 def world_of(trial: PaldiaTrial) -> World:
     """The trial as a world of the simulator."""
-    model, trace_name = model_of(trial.model)
+    model, load = model_of(trial)
     profiles = {kind: profile for kind in EC2 if (profile := model.profile(kind)) is not None}
-    variant = Variant("v", profiles={kind: structs.replace(each, load_s=0.001) for kind, each in profiles.items()})
+    variant = Variant("v", profiles={kind: structs.replace(each, load_s=START_S) for kind, each in profiles.items()})
     application = Application(
         name="model",
         slo_ms=SLO_MS,
         stages=(Stage("model", (variant,)),),
-        system=SystemChoice("molecule-cost"),
+        system=SystemChoice(trial.system, parameters=parameters_of(trial.options)),
         cluster=tuple(_on_demand(kind) for kind in EC2 if kind in profiles),
         estimates=Estimates(correct=False),
     )
     truth = Truth(
         service=ServiceTruth(ratio=1.0, cv=NOISE),
-        cold_start=ColdStartTruth(start_s=0.001),
-        nodes=NodeTruth(acquire_s=1.0),
+        cold_start=ColdStartTruth(start_s=START_S),
+        nodes=NodeTruth(acquire_s=trial.acquire_s),
     )
-    trace = clumps(trace_name, model.peak_rps, trial.seed)
-    return World.of(application, trace, seed=trial.seed, duration_ns=trace.duration_ns, truth=truth)
+    trace = clumps(load, model.peak_rps, trial.seed, even=trial.arrivals == "even", data=trial.data)
+    faults = {"": NO_FAULTS, "outages": OUTAGES, "background": BACKGROUND}[trial.faults]
+    made = World.of(application, trace, seed=trial.seed, duration_ns=trace.duration_ns, truth=truth, faults=faults)
+    return replace(made, deployment=foretold(made.deployment, made.clients))
 
 
-def policies_of(trial: PaldiaTrial) -> Policies:
-    """The trial's scheme."""
-    return replace(SYSTEMS["molecule-cost"].policies, scale=replace(SCALING[trial.scheme]))
+def parameters_of(options: Options) -> dict[str, Any]:
+    """As an application declares them."""
+    found: dict[str, Any] = {}
+    for key, value in options:
+        verb, _, parameter = key.rpartition(".")
+        of_verb: dict[str, Any] = found.setdefault(verb, {}) if verb else found
+        of_verb[parameter] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
 def _on_demand(kind: str) -> Node:
@@ -160,157 +185,140 @@ def _on_demand(kind: str) -> Node:
     return structs.replace(KINDS[kind].node(f"{kind}-0"), on_demand=True)
 
 
-class UsedHardware:
-    """A sink: for how long there was at least one replica on each kind of hardware."""
+def result_of(trial: PaldiaTrial, world: World, summary: RunSummary, batches: "BatchAccount") -> PaldiaResult:
+    """The figures of a run that has ended."""
+    row, rows = summary.row(system=trial.system, seed=trial.seed), summary.deployment.nodes.rows()
+    run_s, parts = world.duration_ns / NS_PER_S, batches.tail()
+    model, load = model_of(trial)
+    rates = rates_of(load, model.peak_rps, trial.seed, data=trial.data)
+    busy = [second for second in summary.seconds() if is_near_peak(rates, second.start_s)]
+    arrivals, served = sum(each.arrivals for each in busy), sum(each.served for each in busy)
+    gpus, cpus = ([each for each in rows if bool(KINDS[each.hardware].devices) is is_gpu] for is_gpu in (True, False))
+    return PaldiaResult(
+        violations=100.0 * row.violations,
+        cores=0.0,
+        compliance=100.0 - 100.0 * row.violations,
+        p99_ms=row.p99_ms or 0.0,
+        usd_per_h=row.node_usd / run_s * 3600,
+        dearer=100.0 * batches.dearer_s(world.duration_ns) / run_s,
+        latencies_ms=tuple(summary.latency_ms([percent / 100 for percent in range(1, 101)])),
+        watts=sum(_watts(each, batches) * each.held_s for each in rows) / run_s,
+        gpu_busy=_busy(gpus, batches),
+        cpu_busy=_busy(cpus, batches),
+        gpu_p99_ms=batches.gpu_p99_ms,
+        near_peak=100.0 * served / arrivals if arrivals else 100.0,
+        overhead=parts.overhead,
+        interference=parts.interference,
+        queueing=parts.queueing,
+    )
 
-    def __init__(self) -> None:
-        self._where: dict[ReplicaId, str] = {}
-        self._since_ns: dict[str, int] = {}
-        self._held_ns: dict[str, int] = {}
+
+def is_near_peak(rates: tuple[float, ...], second: int) -> bool:
+    """Whether a second belongs to the highest traffic."""
+    return second < len(rates) and rates[second] > NEAR_PEAK * max(rates)
+
+
+def _watts(row: NodeRow, batches: "BatchAccount") -> float:
+    """What a node of this kind draws while it is held."""
+    power = power_of(_on_demand(row.hardware))
+    assert power is not None, f"the power of {row.hardware} is unknown"
+    return power.watts(batches.busy_s(row.hardware) / row.held_s) if row.held_s else 0.0
+
+
+def _busy(rows: list[NodeRow], batches: "BatchAccount") -> float:
+    held_s = sum(each.held_s for each in rows)
+    return 100.0 * sum(batches.busy_s(each.hardware) for each in rows) / held_s if held_s else 0.0
+
+
+class BatchAccount:
+    """A sink: on which hardware batches ran and for how long at least one did; what the latency of requests was."""
+
+    def __init__(self, profiles: Mapping[str, Profile]) -> None:
+        self._alone_ns = {
+            kind: [round(profile.latency_ms.latency_ms(size, 1) * NS_PER_MS) for size in range(profile.max_batch + 1)]
+            for kind, profile in profiles.items()
+        }
+        """By kind and size, how long a batch takes that is alone."""
+        self._kinds: dict[ReplicaId, str] = {}
+        self._sent_ns: dict[RequestId, int] = {}
+        self._running: dict[ReplicaId, tuple[int, StartBatch]] = {}
+        self._count = dict.fromkeys(EC2, 0)
+        self._since_ns = dict.fromkeys(EC2, 0)
+        self._busy_ns = dict.fromkeys(EC2, 0)
+        self._dearer, self._dearer_since_ns, self._dearer_ns = 0, 0, 0
+        self._times_ns = [array("q") for _ in range(4)]
+        """Of each request, its latency, what it waited, what its batch takes alone, and whether it was on a GPU."""
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record."""
-        if isinstance(record, StartReplica):
-            kind = record.spec.slot.hardware
-            self._where[record.replica] = kind
-            self._since_ns.setdefault(kind, now_ns)
+        if type(record) is End:  # most records are ends and requests
+            return
+        if type(record) is Request:
+            self._sent_ns[record.id] = record.sent_ns
+        elif isinstance(record, StartBatch):
+            kind = self._kinds[record.replica]
+            if not self._count[kind]:
+                self._since_ns[kind] = now_ns
+            self._count[kind] += 1
+            self._running[record.replica] = now_ns, record
+        elif isinstance(record, Finished):
+            self._finish(now_ns, record)
+        elif isinstance(record, StartReplica):
+            kind = self._kinds[record.replica] = record.spec.slot.hardware
+            if kind in EC2[4:]:
+                self._dearer_since_ns = self._dearer_since_ns if self._dearer else now_ns
+                self._dearer += 1
         elif isinstance(record, ReplicaStopped | ReplicaLost):
-            found = self._where.pop(record.replica, None)
-            if found is not None and found not in self._where.values():
-                self._held_ns[found] = self._held_ns.get(found, 0) + now_ns - self._since_ns.pop(found)
+            self._lose(now_ns, record.replica)
+        elif isinstance(record, BatchFailed):
+            self._leave(now_ns, record.replica)
 
-    def seconds(self, end_ns: int) -> dict[str, float]:
-        """By kind of hardware."""
-        held_ns = dict(self._held_ns)
-        for kind, since_ns in self._since_ns.items():
-            held_ns[kind] = held_ns.get(kind, 0) + max(0, end_ns - since_ns)
-        return {kind: value / NS_PER_S for kind, value in held_ns.items()}
+    def _finish(self, now_ns: int, record: Finished) -> None:
+        start_ns, batch = self._running[record.replica]
+        kind, size = self._kinds[record.replica], len(batch.requests)
+        sent_ns = self._sent_ns
+        latencies, waits, alone, on_gpu = self._times_ns
+        own_ns = [now_ns - sent_ns.pop(id) for id in batch.requests]
+        latencies.extend(own_ns)
+        waits.extend([latency_ns - (now_ns - start_ns) for latency_ns in own_ns])
+        alone.extend([self._alone_ns[kind][size]] * size)
+        on_gpu.extend([bool(KINDS[kind].devices)] * size)
+        self._leave(now_ns, record.replica)
 
+    def _leave(self, now_ns: int, replica: ReplicaId) -> None:
+        if self._running.pop(replica, None) is not None:
+            kind = self._kinds[replica]
+            self._count[kind] -= 1
+            if not self._count[kind]:
+                self._busy_ns[kind] += now_ns - self._since_ns[kind]
 
-def wanted(*, quick: bool) -> Wanted[PaldiaTrial]:
-    """All trials; `quick` plays three models with one seed."""
-    names = QUICK if quick else (*PALDIA_MODELS, *OVERRIDES)
-    return [(PaldiaTrial(model=name, scheme=scheme), 1 if quick else SEEDS) for name in names for scheme in SCHEMES]
+    def _lose(self, now_ns: int, replica: ReplicaId) -> None:
+        self._leave(now_ns, replica)
+        if self._kinds.pop(replica, "") in EC2[4:]:
+            self._dearer -= 1
+            self._dearer_ns += 0 if self._dearer else now_ns - self._dearer_since_ns
 
+    def busy_s(self, hardware: str) -> float:
+        """For how long at least one batch ran on this kind."""
+        return self._busy_ns[hardware] / NS_PER_S
 
-Found = Results[PaldiaResult]
+    def dearer_s(self, end_ns: int) -> float:
+        """For how long there was a replica on a node that is dearer than the M60's."""
+        return (self._dearer_ns + (max(0, end_ns - self._dearer_since_ns) if self._dearer else 0)) / NS_PER_S
 
+    @property
+    def gpu_p99_ms(self) -> float:
+        """Of the requests that ran on GPUs; 0 if none did."""
+        latencies, _, _, on_gpu = (np.frombuffer(each, dtype=np.int64) for each in self._times_ns)
+        own = latencies[on_gpu == 1]
+        return float(np.percentile(own, 99)) / NS_PER_MS if len(own) else 0.0
 
-def simulated_rows(found: Found, *, quick: bool) -> list[Row]:
-    """Checks 9, 11, 12, 13 and 17 as far as they are about baselines."""
-    vision = QUICK if quick else VISION
-    return [
-        *_mean_rows(found, vision, quick=quick),
-        *_tail_rows(found),
-        *_cost_rows(found, vision, quick=quick),
-        *([] if quick else _other_rows(found)),
-    ]
-
-
-def of_models(found: Found, names: tuple[str, ...], scheme: Scheme, field: str) -> list[float]:
-    """The mean of a field over models, by seed."""
-    by_model = [found.each(PaldiaTrial(model=name, scheme=scheme), field) for name in names]
-    return [fmean(values) for values in zip(*by_model, strict=True)]
-
-
-def _mean_rows(found: Found, names: tuple[str, ...], *, quick: bool) -> list[Row]:
-    note = f"{len(names)} of 12 vision models" if quick else "12 vision models"
-    rows = []
-    for scheme, (compliance, p99_ms) in DERIVED.items():
-        samples = of_models(found, names, scheme, "compliance")
-        metric = f"{LABELS[scheme]}, compliance, mean of models"
-        rows.append(compare(Claim("Azure", metric, "%", derived=compliance, note=note), samples,
-                            shape=abs(fmean(samples) - compliance) < 4))  # fmt: skip
-        samples = of_models(found, names, scheme, "p99_ms")
-        metric = f"{LABELS[scheme]}, P99, mean of models"
-        rows.append(compare(Claim("Azure", metric, "ms", derived=p99_ms, note=note), samples,
-                            shape=similar(p99_ms, samples)))  # fmt: skip
-    for scheme in SCHEMES:
-        samples = of_models(found, names, scheme, "compliance")
-        if scheme.endswith("cost"):
-            claim = Claim("Azure", f"{LABELS[scheme]}, compliance, between 88 and 96 %", "%", derived=96.0, note=note)
-            rows.append(bounded(claim, samples, at_least=88.0, at_most=96.0))
-        else:
-            claim = Claim("Azure", f"{LABELS[scheme]}, compliance, bound", "%", paper=99.99, note=note)
-            rows.append(bounded(claim, samples, at_least=99.9))
-    samples = found.each(PaldiaTrial(model="ResNet50", scheme="infless-cost"), "compliance")
-    claim = Claim("Azure", "INFless ($), ResNet50, compliance", "%", paper=89.43)
-    rows.append(compare(claim, samples, shape=abs(fmean(samples) - 89.43) < 4))
-    return rows
-
-
-def _tail_rows(found: Found) -> list[Row]:
-    """Check 12 and 13: what is late under Molecule waits in a queue, for nothing runs beside it."""
-    rows = []
-    for name, published in (("ResNet50", None), ("VGG19", 95.11)):
-        trial = PaldiaTrial(model=name, scheme="molecule-cost")
-        p99_ms = found.each(trial, "p99_ms")
-        claim = Claim("Azure", f"Molecule ($), {name}, P99", "ms", derived=240.0)
-        rows.append(bounded(claim, p99_ms, at_least=240.0, shape=fmean(p99_ms) >= 240.0))
-        if published is not None:
-            samples = found.each(trial, "compliance")
-            claim = Claim("Azure", f"Molecule ($), {name}, compliance", "%", paper=published)
-            rows.append(compare(claim, samples, shape=abs(fmean(samples) - published) < 4))
-            solo_ms = PALDIA_MODELS[name].solo_ms
-            waits = [100 * (1 - solo_ms / value) for value in p99_ms]
-            note = "of the P99 what is more than a full batch alone on the M60, whose duration is calibrated"
-            claim = Claim("Azure", f"Molecule ($), {name}, part of the P99 in queues", "%", "text", 84.0, note=note)
-            rows.append(compare(claim, waits, shape=fmean(waits) > 50))
-    return rows
-
-
-def _cost_rows(found: Found, names: tuple[str, ...], *, quick: bool) -> list[Row]:
-    """Check 7 and 11: prices of the nodes that were held."""
-    billed, used = (of_models(found, names, "molecule-cost", field) for field in ("usd_per_h", "used_usd_per_h"))
-    always = of_models(found, names, "molecule-performance", "used_usd_per_h")
-    costs = (
-        ("while a replica is on a node", used, "the specification releases a node at once"),
-        ("as billed", billed, "sloop keeps a node for a minute after its last replica"),
-    )
-    rows = [
-        compare(
-            Claim("Azure", f"Molecule ($), cost {what}, mean of models", "$/h", derived=0.458, note=note),
-            samples,
-            within=0.046,
-            shape=similar(0.458, samples),
-        )
-        for what, samples, note in costs
-    ]
-    saved = [100 * (1 - a / b) for a, b in zip(used, always, strict=True)]
-    claim = Claim("Azure", "cost saved by Molecule ($) beside Molecule (P)", "%", derived=85.0)
-    rows.append(compare(claim, saved, shape=fmean(saved) > 70))
-    dearer = of_models(found, names, "molecule-cost", "dearer")
-    claim = Claim("Azure", "Molecule ($), time on nodes dearer than the M60", "%", derived=0.0)
-    rows.append(bounded(claim, dearer, at_most=0.5))
-    if not quick:
-        language = of_models(found, LANGUAGE, "molecule-cost", "compliance")
-        claim = Claim("Azure", "Molecule ($), compliance, mean of language models", "%", paper=97.73)
-        rows.append(compare(claim, language, shape=abs(fmean(language) - 97.73) < 4))
-    return rows
-
-
-def _other_rows(found: Found) -> list[Row]:
-    """Check 17: two other traces, with values that are fitted to their figures."""
-    rows = []
-    figures: tuple[tuple[str, Scheme, float, float], ...] = (
-        ("ResNet50 on Wikipedia", "molecule-cost", 84.39, 90.2),
-        ("ResNet50 on Wikipedia", "infless-cost", 79.93, 84.3),
-        ("DPN92 on Twitter", "molecule-cost", 71.86, 75.6),
-        ("DPN92 on Twitter", "infless-cost", 70.28, 70.6),
-    )
-    for name, scheme, published, derived in figures:
-        samples = found.each(PaldiaTrial(model=name, scheme=scheme), "compliance")
-        what = f"{LABELS[scheme]}, {name}, compliance"
-        note = f"derived with the same fitted values: {derived}"
-        claim = Claim("other traces", what, "%", paper=published, note=note)
-        rows.append(compare(claim, samples, shape=abs(fmean(samples) - derived) < 5))
-        claim = Claim("other traces", f"{what} between 65 and 92 %", "%", derived=92.0)
-        rows.append(bounded(claim, samples, at_least=65.0, at_most=92.0))
-    for name in OVERRIDES:
-        cheap = found.each(PaldiaTrial(model=name, scheme="molecule-cost"), "compliance")
-        best = found.each(PaldiaTrial(model=name, scheme="molecule-performance"), "compliance")
-        claim = Claim(
-            "other traces", f"Molecule (P), {name}, compliance", "%", note=f"Molecule ($): {fmean(cheap):.1f}"
-        )
-        rows.append(directed(claim, best, holds=min(best) > max(cheap), expect="more than Molecule ($)"))
-    return rows
+    def tail(self) -> TailParts:
+        """What the latency at the P99 consists of (specification, 2.9)."""
+        latencies, waits, alone, _ = (np.frombuffer(each, dtype=np.int64) for each in self._times_ns)
+        if not len(latencies):
+            return TailParts(0.0, 0.0)
+        low, high = np.percentile(latencies, TAIL)
+        own = (latencies >= low) & (latencies <= high)
+        total, queueing, least = (float(each[own].mean()) for each in (latencies, waits, alone))
+        return TailParts(100.0 * (total - queueing - least) / total, 100.0 * queueing / total)

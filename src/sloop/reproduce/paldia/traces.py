@@ -2,17 +2,20 @@
 
 Counts of requests in each second, which arrive together as one clump: PALDIA's percentages are those of requests that
 come in groups of several batches (specification, 6.2). All shapes are fitted to what the publication says about its
-traces: length, mean, peak, and how much of the load is in the surge.
+traces: length, mean, peak, and how much of the load is in the surge. `recorded` is another Twitter trace, of public
+data.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
 from random import Random
 from typing import Final
 
 import numpy as np
 
+from sloop.reproduce.twitter import tweets_of
 from sloop.streams import seed_of, stream
 from sloop.units import NS_PER_S, ms, s
 from sloop.workload import Trace
@@ -23,6 +26,10 @@ AZURE_PEAK_TO_MEAN: Final = 673 / 55
 """Of the published sample."""
 WIKI_DAYS, WIKI_DAY_S = 5, 300
 TWITTER_S: Final = 5400
+FLAT_S, CONSTANT_S = 600, 300
+"""Shorter than published: the load repeats itself, and half a million requests say enough."""
+RECORDED_S: Final = (1_299_600, 1_305_000)
+"""90 minutes of Twitter with a calm part and two bursts, from which IPA's excerpts are."""
 CLUMP_AT_NS: Final = ms(1)
 """Within its second, when the clump comes: after the monitor, which looks at whole seconds."""
 
@@ -55,14 +62,14 @@ def _mean(rate: Callable[[float, int], float], factor: float, count: int) -> flo
 
 
 @cache
-def azure_rates(peak_rps: float, seed: int) -> tuple[float, ...]:
+def azure_rates(peak_rps: float, seed: int, ramp_s: float = 20.0) -> tuple[float, ...]:
     """25 minutes at a low rate, with a surge to the peak of about 20 s and two wide bumps."""
     rng = stream(seed, "paldia/azure")
     wander = wandering(AZURE_S, 0.98, 0.05, rng)
     base = [math.exp(value) * (1 + 0.3 * math.sin(2 * math.pi * at / 600)) for at, value in enumerate(wander)]
     raised = [
         max(
-            _trapezoid(at, 0.55 * AZURE_S, peak_rps, 20, 8),
+            _trapezoid(at, 0.55 * AZURE_S, peak_rps, ramp_s, 8),
             _trapezoid(at, 0.2 * AZURE_S, 0.3 * peak_rps, 60, 40),
             _trapezoid(at, 0.8 * AZURE_S, 0.4 * peak_rps, 60, 30),
         )
@@ -99,20 +106,63 @@ def twitter_rates(mean_rps: float, seed: int) -> tuple[float, ...]:
     return tuple(scale * value for value in shape)
 
 
-RATES: Final = {"azure": azure_rates, "wiki": wiki_rates, "twitter": twitter_rates}
+@cache
+def flat_rates(mean_rps: float, _seed: int) -> tuple[float, ...]:
+    """A steady load that goes up and down by 12 % once (figure 1)."""
+    return tuple(mean_rps * (1 + 0.12 * math.sin(2 * math.pi * at / FLAT_S)) for at in range(FLAT_S))
+
+
+def constant_rates(mean_rps: float, _seed: int) -> tuple[float, ...]:
+    """The same rate all the time (figure 13a)."""
+    return (mean_rps,) * CONSTANT_S
+
+
+RATES: Final[Mapping[str, Callable[[float, int], tuple[float, ...]]]] = {
+    "azure": azure_rates,
+    "azure, steep": partial(azure_rates, ramp_s=5.0),
+    "wiki": wiki_rates,
+    "twitter": twitter_rates,
+    "flat": flat_rates,
+    "constant": constant_rates,
+}
+RECORDED: Final = "recorded"
 
 
 @cache
-def counts_of(name: str, rps: float, seed: int) -> tuple[int, ...]:
-    """Requests in each second: Poisson with the rates of a trace, whose peak (`twitter`: mean) is `rps`."""
-    rates = RATES[name](rps, seed)
-    drawn = np.random.default_rng(seed_of(seed, f"paldia/{name}/counts")).poisson(rates)
+def recorded_rates(mean_rps: float, data: str) -> tuple[float, ...]:
+    """The tweets of each second, scaled to this mean; none if the public data is not there."""
+    tweets = tweets_of(Path(data), *RECORDED_S) if data else None
+    if not tweets:
+        return ()
+    return tuple(mean_rps * len(tweets) * count / sum(tweets) for count in tweets)
+
+
+def rates_of(name: str, rps: float, seed: int, *, data: str = "") -> tuple[float, ...]:
+    """The rate of each second of a load, whose peak (`twitter`, `recorded` and steady ones: mean) is `rps`. Without
+    public data, `recorded` is as `twitter`."""
+    if name == RECORDED:
+        return recorded_rates(rps, data) or twitter_rates(rps, seed)
+    return RATES[name](rps, seed)
+
+
+@cache
+def counts_of(name: str, rps: float, seed: int, data: str = "") -> tuple[int, ...]:
+    """Requests in each second: Poisson with the rates of a load."""
+    drawn = np.random.default_rng(seed_of(seed, f"paldia/{name}/counts")).poisson(rates_of(name, rps, seed, data=data))
     return tuple(map(int, drawn))
 
 
-def clumps(name: str, rps: float, seed: int) -> Trace:
-    """The trace, with all requests of a second at one instant."""
-    counts = counts_of(name, rps, seed)
+def clumps(name: str, rps: float, seed: int, *, even: bool = False, data: str = "") -> Trace:
+    """The load with all requests of a second at one instant or, with `even`, each at a time of its own, so that they
+    are a Poisson process."""
+    counts = counts_of(name, rps, seed, data)
     times_ns = [at * NS_PER_S + CLUMP_AT_NS for at, count in enumerate(counts) for _ in range(count)]
-    provenance = f"assumed: shaped as PALDIA describes its {name} trace, one clump a second, seed {seed}"
+    if even:
+        offsets = np.random.default_rng(seed_of(seed, f"paldia/{name}/times")).integers(0, NS_PER_S, len(times_ns))
+        times_ns = sorted(
+            int(at_ns // NS_PER_S * NS_PER_S + offset) for at_ns, offset in zip(times_ns, offsets, strict=True)
+        )
+    is_recorded = name == RECORDED and bool(recorded_rates(rps, data))
+    shape = "measured: Twitter stream 2021-08, scaled" if is_recorded else f"assumed: shaped as PALDIA describes {name}"
+    provenance = f"{shape}, {'a Poisson process' if even else 'one clump a second'}, seed {seed}"
     return trace_of(times_ns, duration_ns=s(len(counts)), name=name, provenance=provenance)
