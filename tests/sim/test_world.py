@@ -11,7 +11,7 @@ from msgspec import structs
 from sloop.actions import End, StartBatch, StartReplica, Transfer
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.load import load_application, load_scenario
-from sloop.app.scenario import ColdStartTruth, NetworkTruth, TopologyTruth
+from sloop.app.scenario import ColdStartTruth, NetworkTruth, TopologyTruth, Truth
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, Promoted, Removed, ReplicaProgressed, ReplicaReady
 from sloop.policies.forecast import OracleForecast
@@ -21,6 +21,8 @@ from sloop.runlog.fold import DeploymentState
 from sloop.runlog.summary import RunSummary
 from sloop.sim import RecordedRun, World, recorded_in, simulate
 from sloop.sim.fuzz import random_deployment, random_world
+from sloop.sim.truth.failure import FaultRates
+from sloop.sim.world import faults_of
 from sloop.systems.replay import header_of, replay_log
 from sloop.systems.setup import build, weights_of
 from sloop.units import ms, s
@@ -88,6 +90,14 @@ def test_what_the_scenario_declares_is_what_happens(scenario_file: Path) -> None
     assert {request.slo_ns for request in requests} == {200_000_000}
     assert played.faults.crash_mtbf_s == 4
     assert simulate(played).open == 0
+
+
+def test_outages_and_other_work_are_declared() -> None:
+    declared = {"nodes": {"mtbf_s": 50, "outage_at_s": 7, "outage_s": 9}, "background": {"part": 0.25, "cores": 3}}
+    faults = several(truth=declared).faults
+    assert (faults.node_mtbf_s, faults.outage_at_s, faults.outage_s) == (50, 7, 9)
+    assert (faults.background, faults.background_factor, faults.background_device_factor) == (0.25, 3, 1.035)
+    assert faults_of(Truth()) == FaultRates(node_repair_s=300.0), "nothing fails"
 
 
 def test_a_lead_moves_the_trace_and_nothing_else(scenario_file: Path) -> None:

@@ -139,6 +139,24 @@ class NodeTruth:
     mtbf_s: float | None = limited(None, above=0, most=1e12)
     """Mean time between failures of each node; without it no node fails."""
     repair_s: float = limited(300.0, above=0, most=1e9)
+    outage_at_s: float | None = limited(None, above=0, most=1e9)
+    """At this time, and then every 2 × `outage_s`, the node with the most replicas goes down for `outage_s`; nobody can
+    acquire it meanwhile."""
+    outage_s: float = limited(60.0, above=0, most=1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundTruth:
+    """Other work on the cores of all nodes, for `part` of the time, in phases of `phase_s` on average.
+
+    Meanwhile batches on cores take `cores` times as long, those on accelerators, which need cores before and after,
+    `accelerators` times.
+    """
+
+    part: float = limited(above=0, most=1)
+    phase_s: float = limited(3.0, above=0, most=1e6)
+    cores: float = limited(2.0, least=1, most=100)
+    accelerators: float = limited(1.035, least=1, most=100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +191,7 @@ class Truth:
     network: NetworkTruth | None = None
     failures: FailureTruth | None = None
     nodes: NodeTruth = NodeTruth()
+    background: BackgroundTruth | None = None
     interference: InterferenceTruth = InterferenceTruth()
     plan_ms: float = limited(5.0, least=0, most=1e6)
     """How long a plan is computed that is not computed within the event loop; the old plan is in force until then."""

@@ -136,20 +136,13 @@ class World:
         """
         choice, clients = choice or scenario.systems[0], _clients(scenario)
         deployment, truth = foretold(scenario.deployment.under(choice), clients), scenario.truth
-        mtbf_s, failures = truth.nodes.mtbf_s, truth.failures
         return cls(
             seed=scenario.seed,
             deployment=deployment,
             clients=clients,
             duration_ns=scenario.duration_ns,
             truth=truth,
-            faults=FaultRates(
-                crash_mtbf_s=(failures and failures.mtbf_s) or 0.0,
-                bad_request=failures.bad_requests if failures else 0.0,
-                deadly_request=failures.deadly_requests if failures else 0.0,
-                node_mtbf_s=mtbf_s or 0.0,
-                node_repair_s=truth.nodes.repair_s,
-            ),
+            faults=faults_of(truth),
             changes=tuple(_under(choice, change, scenario.deployment) for change in scenario.changes),
             origin=f"sloop simulate {deployment.file} --system {choice.label} --seed {scenario.seed}",
         )
@@ -403,6 +396,29 @@ def recorded_in(log: Path, deployment: Deployment) -> RecordedRun:
             help="give the log of a run of these stages and variants",
         )
     return recorded_run(with_beginning(recorded), tuple(deployment.by_name))
+
+
+def faults_of(truth: Truth) -> FaultRates:
+    """What fails at random, as a scenario declares it."""
+    nodes, failures, background = truth.nodes, truth.failures, truth.background
+    found = FaultRates(
+        crash_mtbf_s=(failures and failures.mtbf_s) or 0.0,
+        bad_request=failures.bad_requests if failures else 0.0,
+        deadly_request=failures.deadly_requests if failures else 0.0,
+        node_mtbf_s=nodes.mtbf_s or 0.0,
+        node_repair_s=nodes.repair_s,
+        outage_at_s=nodes.outage_at_s or 0.0,
+        outage_s=nodes.outage_s,
+    )
+    if background is None:
+        return found
+    return replace(
+        found,
+        background=background.part,
+        background_s=background.phase_s,
+        background_factor=background.cores,
+        background_device_factor=background.accelerators,
+    )
 
 
 def _variants_of(applications: Iterable[Application]) -> list[str]:

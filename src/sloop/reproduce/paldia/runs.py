@@ -17,7 +17,7 @@ from msgspec import structs
 from sloop.actions import End, StartBatch, StartReplica
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.hardware import KINDS, power_of
-from sloop.app.scenario import ColdStartTruth, NodeTruth, ServiceTruth, Truth
+from sloop.app.scenario import BackgroundTruth, ColdStartTruth, NodeTruth, ServiceTruth, Truth
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped
 from sloop.profile.paldia import PALDIA_MODELS, SLO_MS, PaldiaModel
 from sloop.profile.profile import Profile
@@ -28,8 +28,7 @@ from sloop.runlog import Record
 from sloop.runlog.cost import NodeRow
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
-from sloop.sim.truth.failure import NO_FAULTS, FaultRates
-from sloop.sim.world import World, foretold
+from sloop.sim.world import World, faults_of, foretold
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.vocabulary import Node, ReplicaId, Request, RequestId
 
@@ -61,11 +60,10 @@ CHECKED: Final = 20_000
 """Records that the checkers see of the first seed."""
 START_S: Final = 1e-4
 """A worker is there when its node is: the second of acquisition covers both."""
-OUTAGES: Final = FaultRates(outage_at_s=60.3, outage_s=60.0)
-"""Every second minute the node in use is away, from 0.3 s after the minute, when batches of a second are done."""
-FAIL_OVER_S: Final = 0.6
-"""The acquisition where nodes fail: they are pooled, and take over before the next second."""
-BACKGROUND: Final = FaultRates(background=0.3)
+OUTAGE_AT_S, OUTAGE_S = 60.3, 60.0
+"""Every second minute the node in use is away, from 0.3 s after the minute, when batches of a second are done. Where
+nodes fail they are pooled, and another one takes over before the next second: the trial's `acquire_s` is shorter."""
+BACKGROUND: Final = BackgroundTruth(part=0.3)
 NEAR_PEAK: Final = 0.8
 """Seconds with more than this part of the peak are the period of highest traffic."""
 TAIL: Final = (98.5, 99.5)
@@ -162,11 +160,18 @@ def world_of(trial: PaldiaTrial) -> World:
     truth = Truth(
         service=ServiceTruth(ratio=1.0, cv=NOISE),
         cold_start=ColdStartTruth(start_s=START_S),
-        nodes=NodeTruth(acquire_s=trial.acquire_s),
+        nodes=NodeTruth(
+            acquire_s=trial.acquire_s,
+            outage_at_s=OUTAGE_AT_S if trial.faults == "outages" else None,
+            outage_s=OUTAGE_S,
+        ),
+        background=BACKGROUND if trial.faults == "background" else None,
+        plan_ms=0.0,
     )
     trace = clumps(load, model.peak_rps, trial.seed, even=trial.arrivals == "even", data=trial.data)
-    faults = {"": NO_FAULTS, "outages": OUTAGES, "background": BACKGROUND}[trial.faults]
-    made = World.of(application, trace, seed=trial.seed, duration_ns=trace.duration_ns, truth=truth, faults=faults)
+    made = World.of(
+        application, trace, seed=trial.seed, duration_ns=trace.duration_ns, truth=truth, faults=faults_of(truth)
+    )
     return replace(made, deployment=foretold(made.deployment, made.clients))
 
 
