@@ -25,7 +25,8 @@ test-hosts: $(READY) ## several hosts out of namespaces, and Ray on them; needs 
 PURE := tests/app tests/core tests/policies tests/runlog tests/solvers tests/systems tests/workload
 
 coverage: $(READY) ## branches of the floors without I/O that their own tests reach; fails below the limit
-	rm -rf out/coverage && mkdir -p out/coverage && $(BIN)/coverage run -m pytest -p no:cacheprovider -n 2 $(PURE)
+	rm -rf out/coverage && mkdir -p out/coverage && $(BIN)/coverage run -m pytest -p no:cacheprovider -n 2 --dist worksteal \
+		--hypothesis-profile=few $(PURE)
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report --skip-covered
 
 demo: $(READY) ## about two minutes: a real model under a bursty trace, live and simulated, one HTML report

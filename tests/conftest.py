@@ -2,7 +2,8 @@
 fabrics in the kernel have another one. Property tests draw the same examples each time, so that a commit passes or
 fails alike on every machine.
 
-`make test FLAGS="-m hypothesis --hypothesis-profile=random"` draws others.
+`make test FLAGS="-m hypothesis --hypothesis-profile=random"` draws others. The profile `few` draws at most ten for each
+test, whatever the test asks for: `make coverage` uses it.
 """
 
 import pytest
@@ -13,15 +14,28 @@ from tests.hosts import why_no_hosts
 # Machines differ in speed: no test fails because one is slow.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("same", settings.get_profile("random"), derandomize=True, database=None)
+settings.register_profile("few", settings.get_profile("same"), max_examples=10)
 settings.load_profile("same")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    few = settings.get_profile("few").max_examples if settings.get_current_profile_name() == "few" else None
     for test in items:
+        if few:
+            _draw_at_most(few, test)
         if test.get_closest_marker("live"):
             is_fabric = test.get_closest_marker("needs_hosts") and "innet" in test.path.parts
             test.add_marker(pytest.mark.xdist_group("fabric" if is_fabric else "live"))
+
+
+def _draw_at_most(examples: int, test: pytest.Item) -> None:
+    """A profile does not override what a test itself declares, and Hypothesis has no public way to."""
+    function = getattr(test, "obj")  # noqa: B009  # not every item has one
+    function = getattr(function, "__func__", function)
+    declared = getattr(function, "_hypothesis_internal_use_settings", None)
+    if declared is not None and declared.max_examples > examples:
+        function._hypothesis_internal_use_settings = settings(declared, max_examples=examples)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
