@@ -89,7 +89,7 @@ def test_layers_stay_when_the_model_is_measured_again(network: Path) -> None:
         (["--layers", "--cut", "r1,nowhere"], "it cannot be cut at 'nowhere'"),
         (["--layers", "--cut", "r1", "--cut", "r0"], "do not follow each other"),
         (["--cut", "r1"], "belong to --layers"),
-        (["--plot", "x.svg"], "belong to --layers"),
+        (["--plot", "x.svg"], "--plot belongs to --layers and to --sharing"),
         (["--layers", "--from-log", "x"], "--from-log measures nothing"),
     ],
 )
