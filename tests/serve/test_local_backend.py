@@ -305,7 +305,11 @@ def test_a_failing_model_fails_batches_and_lives_on() -> None:
     [
         ("missing.onnx", None, "missing.onnx"),
         ("fake:nonsense", None, "is not a fake model"),
-        ("fake:sleep:0:0", "gpu0", "it needs T4 (device 'gpu0' of here), but local replicas run on CPU cores only"),
+        (
+            "fake:sleep:0:0",
+            "gpu0",
+            "it needs T4 (device 'gpu0' of here), but replicas get GPUs only on the machine of the server",
+        ),
     ],
 )
 def test_what_cannot_start_is_lost_with_its_reason(model: str, device: str | None, says: str) -> None:
@@ -697,7 +701,7 @@ def test_spare_workers_that_get_no_time_are_started_at_the_usual_priority(monkey
     commands: list[tuple[object, ...]] = []
     spawn = processes.spawn
 
-    def hanging(name: str, arguments: Sequence[object], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    def hanging(name: str, arguments: Sequence[object], fds: Sequence[int], **_: object) -> subprocess.Popen[bytes]:
         commands.append((name, *arguments))
         if len(commands) <= 2:
             return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
@@ -720,7 +724,7 @@ def test_spare_workers_that_get_no_time_are_started_at_the_usual_priority(monkey
 def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
     spawn, refused = processes.spawn, asyncio.Event()
 
-    def refusing(name: str, arguments: Sequence[object], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    def refusing(name: str, arguments: Sequence[object], fds: Sequence[int], **_: object) -> subprocess.Popen[bytes]:
         if name == "sloop.serve.worker":
             return spawn(name, arguments, fds)
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -762,10 +766,10 @@ def test_a_worker_that_cannot_be_limited_is_not_taken() -> None:
 def test_the_server_ends_while_a_spare_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     spawn, begun, made = processes.spawn, threading.Event(), list[subprocess.Popen[bytes]]()
 
-    def slow(*given: Any) -> subprocess.Popen[bytes]:
+    def slow(*given: Any, **others: Any) -> subprocess.Popen[bytes]:
         begun.set()
         time.sleep(0.2)
-        made.append(spawn(*given))
+        made.append(spawn(*given, **others))
         return made[0]
 
     monkeypatch.setattr(module, "spawn", slow)

@@ -26,8 +26,10 @@ from sloop.cli.command import (
     shape_option,
     table,
 )
+from sloop.cli.gpus import check_replaced, place_on, share_samples, share_table
 from sloop.cli.layers import LayerOptions, LayerTiming, kept_layers, profile_layers
 from sloop.cli.sharing import SharingOptions, kept_sharing, profile_sharing
+from sloop.cuda import GpuPlace
 from sloop.demo.service_pass import service_pass
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel
@@ -43,7 +45,6 @@ from sloop.serve.cpu_quota import confined
 from sloop.solvers.paldia import CLIENTS_MAX as TOGETHER_MAX
 from sloop.systems.replay import refined_profiles
 from sloop.text import counted, listed
-from sloop.vocabulary import FABRIC
 
 _log: Final = logging.getLogger("sloop.profile")
 
@@ -53,6 +54,7 @@ sloop profile squeezenet.onnx
 sloop profile stage.py --cores 0.5,1
 sloop profile bert.onnx --batches 1,2,4 --cores 0.5,1,2 --shape input_ids=128 --json
 sloop profile squeezenet.onnx --hardware c5.2xlarge
+sloop profile resnet50.onnx --device cuda --shares 0.25,0.5
 sloop profile --from-log .sloop/digits
 sloop profile squeezenet.onnx --layers --plot layers.svg
 sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
@@ -119,6 +121,17 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
     help="The kind of node that this machine is, such as c5.2xlarge: the profile is for nodes of this kind only.",
 )
 @click.option(
+    "--device",
+    metavar="DEVICE",
+    help="Measure on a GPU of this machine instead of its cores: cuda, or cuda:1 for the second one.",
+)
+@click.option(
+    "--shares",
+    type=numbers,
+    metavar="NUMBERS",
+    help="With --device: measure also with these parts of the GPU, such as 0.25,0.5, which MPS enforces.",
+)
+@click.option(
     "--layers",
     is_flag=True,
     help="Measure MODEL block by block instead, add the result to its profile, and propose where to cut it, and which "
@@ -181,6 +194,8 @@ def profile(  # one parameter for each option
     percentile: Percentile,
     form: str,
     hardware: str | None,
+    device: str | None,
+    shares: tuple[float, ...] | None,
     layers: bool,
     cuts: tuple[str, ...],
     pieces: Path | None,
@@ -211,8 +226,10 @@ def profile(  # one parameter for each option
     _check_options(chosen, layers=layers, sharing=sharing, has_sharing_options=bool(together or beside))
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
-    path = out or path_beside(model, hardware or "")
-    _check_modelled(model, path)
+    if device is not None and (layers or cores):
+        raise click.UsageError("--layers and --cores are about CPU cores; --device is a GPU.")
+    path, on = out or path_beside(model, hardware or ""), place_on(device, shares or ())
+    check_replaced(model, path, on)
     known, rows = examined(model, dict(shapes), folder=out and out.parent)
     _check_batches(model, known, batches)
     if sharing:
@@ -221,13 +238,21 @@ def profile(  # one parameter for each option
     if layers:
         timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
         return profile_layers(model, known, rows, timing, chosen, path)
-    sweep = _Sweep(batches, cores or default_cores(), passes, seconds, percentile, alone)
-    made, service = _measured(model, known, rows, sweep)
+    used = cores or (default_cores() if on is None else (1.0,))
+    made, service = _measured(model, known, rows, _Sweep(batches, used, passes, seconds, percentile, alone, on))
     if hardware is not None:
         made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
     made = _saved(made, form, path)
     value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
-    return CommandOutput(value, [*display(made, path, form), *service.remarks(), *known.notes])
+    parts = [*display(made, path, form), *service.remarks(), *known.notes]
+    if on is not None:
+        sizes = [sample.batch for sample in made.samples]
+        with_shares, why = share_samples(
+            Path(known.file), on, shares or (), batches=sizes, shapes=rows, seconds=seconds
+        )
+        value |= {"accelerator": on.kind, "device_memory_bytes": made.device_memory_bytes, "shares": with_shares}
+        parts += [table(share_table(with_shares, on))] if with_shares else [why] if why else []
+    return CommandOutput(value, parts)
 
 
 def _check_options(chosen: LayerOptions, *, layers: bool, sharing: bool, has_sharing_options: bool) -> None:
@@ -252,6 +277,8 @@ class _Sweep:
     seconds: float
     percentile: Percentile
     alone: bool
+    on: GpuPlace | None = None
+    """The GPU on which it is measured."""
 
 
 def _measured(
@@ -259,7 +286,8 @@ def _measured(
 ) -> tuple[Profile, "_ServicePasses"]:
     """Measure a model behind a progress bar; with the passes in service, some of which may have failed."""
     batches = sweep.batches or known.batches_alone
-    batches = batches or batch_sweep(Path(known.file), cores=max(sweep.cores), shapes=rows, limit=confined)
+    if not batches:
+        batches = batch_sweep(Path(known.file), cores=max(sweep.cores), shapes=rows, limit=confined, on=sweep.on)
     service = _ServicePasses(model, rows, sweep.passes)
     total = sweep.passes * len(batches) * len(sweep.cores)
     with progress(f"measuring {model.name}", total=total) as advance:
@@ -286,20 +314,12 @@ def _measured(
             progress=update,
             percentile=sweep.percentile,
             alone=sweep.alone,
-            # A Python model may need its own example: random inputs might take another time than real ones.
-            in_service=None if sweep.alone or (is_python(model) and not rows) else in_service,
+            # A Python model may need its own example: random inputs might take another time than real ones. The server
+            # of a pass runs replicas on cores.
+            in_service=None if sweep.alone or sweep.on or (is_python(model) and not rows) else in_service,
+            on=sweep.on,
         )
     return made, service
-
-
-def _check_modelled(model: Path, path: Path) -> None:
-    """InputError if the profile would replace one of switches, which no measurement on this machine could give back."""
-    if path.is_file() and load_profile(path).accelerator == FABRIC:
-        raise InputError(
-            f"its profile {path.name} is of switches, modelled; what is measured on this machine would replace it",
-            where=str(model),
-            help="keep the measured one for this kind of nodes, with --hardware local, or in another file, with --out",
-        )
 
 
 def _check_batches(model: Path, known: ExaminedModel, batches: tuple[int, ...] | None) -> None:

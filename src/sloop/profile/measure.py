@@ -27,8 +27,9 @@ from time import perf_counter_ns
 from typing import IO, Final, NamedTuple
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
+from sloop.cuda import GpuPlace, MpsDaemon
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
 from sloop.profile.examine import ExaminedModel, RefusedModel
@@ -150,14 +151,16 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     percentile: Percentile = "p99",
     alone: bool = False,
     in_service: ServicePass | None = None,
+    on: GpuPlace | None = None,
 ) -> Profile:
     """Measure the profile of a model on this machine; takes about 1.3 × `seconds` for each cell and pass.
 
     `file` is what is opened instead of the model's own file (`sloop.profile.examine`). `shapes` gives one row's shape
     for inputs with open dimensions, unless the model has an example. `percentile` is the latency that `latency_ms` is
     fitted to. `alone` leaves out the stand-in for edge and clients. `in_service`, if given, is called after each
-    pass with its samples; the pass it may return replaces measured cells (`sloop.profile.passes`). InputError for a
-    model or choice that cannot be measured, MachineError if a process dies.
+    pass with its samples; the pass it may return replaces measured cells (`sloop.profile.passes`). `on` is the GPU on
+    which the model runs, if any; then the cores are those of its process. InputError for a model or choice that cannot
+    be measured, MachineError if a process dies.
     """
     batches = checked_batches(batches)
     cores = checked_cores(default_cores() if cores is None else cores)
@@ -172,8 +175,8 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
         date = datetime.now(UTC).isoformat(timespec="seconds")
         with contextlib.nullcontext() if alone else service_load() as load:
             for count in cores:
-                order = TimingOrder(str(file or model_path), ceil(count), count, batches, shapes or {})
-                for found in measure_on(order, seconds, limit, runs_min=runs_min, load=load):
+                order = order_of(file or model_path, count, batches, shapes or {}, on)
+                for found in measure_on(order, seconds, limit, runs_min=runs_min, load=load, on=on):
                     if isinstance(found, LoadReport):
                         reports.append(found)
                         continue
@@ -185,8 +188,27 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
         if in_service is not None and (extra := in_service(samples)) is not None:
             made.append(extra)
     pooled = [sample_of(batch, count, runs_ns) for (count, batch), runs_ns in runs.items()]
-    source = f"sloop profile {model_path.name}, {percentile}"
-    return _profile(model_path, pooled, made, reports, percentile, source, shapes or {})
+    source = f"sloop profile {model_path.name}{' --device cuda' if on else ''}, {percentile}"
+    profile = _profile(model_path, pooled, made, reports, percentile, source, shapes or {})
+    return profile if on is None else _on_gpu(profile, on, reports)
+
+
+def order_of(
+    file: Path, cores: float, batches: Sequence[int], shapes: Mapping[str, tuple[int, ...]], on: GpuPlace | None = None
+) -> TimingOrder:
+    """What a process is to measure on so many cores, and on a GPU if there is one."""
+    device = on.device if on is not None else None
+    return TimingOrder(str(file), ceil(cores), cores, tuple(batches), dict(shapes), device)
+
+
+def _on_gpu(profile: Profile, on: GpuPlace, reports: Sequence[LoadReport]) -> Profile:
+    """A profile that was measured on a GPU."""
+    return structs.replace(
+        profile,
+        accelerator=on.kind,
+        device_memory_bytes=max(report.device_memory_bytes for report in reports),
+        hardware=f"{on.gpu.name}, driver {on.gpu.driver}; {profile.hardware}",
+    )
 
 
 def measure_briefly(
@@ -304,7 +326,12 @@ def checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
 
 
 def batch_sweep(
-    model_path: Path, *, cores: float, shapes: Mapping[str, tuple[int, ...]], limit: Limit
+    model_path: Path,
+    *,
+    cores: float,
+    shapes: Mapping[str, tuple[int, ...]],
+    limit: Limit,
+    on: GpuPlace | None = None,
 ) -> tuple[int, ...]:
     """The batch sizes worth measuring: `BATCHES`, then doubled while each doubling gives a tenth more rows per second.
 
@@ -315,10 +342,10 @@ def batch_sweep(
     sizes = [BATCHES[-1]]
     while sizes[-1] < SWEEP_BATCH_MAX:
         sizes.append(2 * sizes[-1])
-    order = TimingOrder(str(model_path), ceil(cores), cores, tuple(sizes), dict(shapes))
+    order = order_of(model_path, cores, sizes, shapes, on)
     worth: list[int] = []
     best_rps = 0.0
-    trials = measure_on(order, SWEEP_S, limit, runs_min=SWEEP_RUNS_MIN)
+    trials = measure_on(order, SWEEP_S, limit, runs_min=SWEEP_RUNS_MIN, on=on)
     with contextlib.closing(trials), contextlib.suppress(InputError, MachineError):  # too large for model or machine
         for found in trials:
             if isinstance(found, LoadReport):
@@ -329,6 +356,33 @@ def batch_sweep(
             worth.append(found.batch)
             best_rps = rate_rps
     return (*BATCHES, *worth[1:])
+
+
+class ShareSample(Struct, frozen=True):
+    """How long a batch takes with a share of a GPU, 0 to 1."""
+
+    share: float
+    sample: Sample
+
+
+def measure_shares(
+    file: Path,
+    whole: GpuPlace,
+    shares: Sequence[float],
+    mps: MpsDaemon,
+    *,
+    batches: Sequence[int],
+    shapes: Mapping[str, tuple[int, ...]],
+    seconds: float = SECONDS,
+    limit: Limit = by_affinity,
+) -> list[ShareSample]:
+    """The durations of batches with each of these shares of a GPU, which MPS enforces. Errors as for `measure`."""
+    found: list[ShareSample] = []
+    for share in shares:
+        on = GpuPlace.on(whole.gpu, whole.kind, share, mps)
+        runs = measure_on(order_of(file, 1.0, batches, shapes, on), seconds, limit, on=on)
+        found += [ShareSample(share, sample_of(*cell)) for cell in runs if not isinstance(cell, LoadReport)]
+    return found
 
 
 # One process on one core count.
@@ -343,9 +397,10 @@ def measure_on(
     load: ServiceLoad | None = None,
     enough: Enough = lambda found: False,
     silence_s: float = SILENCE_S,
+    on: GpuPlace | None = None,
 ) -> Generator[CellRuns | LoadReport, None, None]:
-    """Measure one core count in a new process: yields the runs of each batch size until there are `enough`, then the
-    load report.
+    """Measure one core count in a new process, which gets a GPU if there is one: yields the runs of each batch size
+    until there are `enough`, then the load report.
 
     The process ends when the iterator is closed. MachineError if it dies, or sends nothing for `silence_s`.
     """
@@ -362,7 +417,7 @@ def measure_on(
         ours,
         tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
         subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), pass_fds=fds
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment(on), pass_fds=fds
         ) as process,
     ):
         theirs.close()
@@ -486,9 +541,9 @@ class Timing:
         return warm_ns
 
 
-def environment() -> dict[str, str]:
-    """Of a measured process: BLAS threads, which numpy would start, would use the measured cores."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+def environment(on: GpuPlace | None = None) -> dict[str, str]:
+    """Of a measured process: BLAS threads, which numpy would start, would use the measured cores. With its GPU."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(on.variables if on else {})}
 
 
 def next_line(process: "subprocess.Popen[bytes]", silence_s: float) -> bytes:

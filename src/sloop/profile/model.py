@@ -24,6 +24,7 @@ The file is imported once per process, with its folder first on the import path,
 """
 
 import ctypes
+import importlib.metadata
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,8 @@ import numpy as np
 from msgspec import Struct, structs
 from numpy.typing import NDArray
 
-from sloop.errors import InputError
+from sloop.cuda import CudaDevice, failure_on
+from sloop.errors import InputError, MachineError
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
 from sloop.text import counted
 from sloop.user_code import WrongOutputsError, module_in, raise_user_error
@@ -60,6 +62,10 @@ DATATYPES: Final[Mapping[str, str]] = {
 """ONNX Runtime's type names → those of the Open Inference Protocol v2."""
 ONNX_BFLOAT16: Final = 16
 """`TensorProto.BFLOAT16`."""
+CUDA_PROVIDER: Final = "CUDAExecutionProvider"
+CUDA_EXTRA: Final = "pip install 'sloop-serve[cuda]'"
+CUDA_ALONE: Final = "pip uninstall -y onnxruntime onnxruntime-gpu, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
+"""Both packages have the same files, so whichever was installed last is the one that is imported."""
 CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs likewise, __init__(self, threads), run'
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -101,13 +107,19 @@ def is_model(path: Path) -> bool:
     return path.suffix in (".onnx", PYTHON, COMPILED)
 
 
-def open_model(path: Path, threads: int, *, optimise: bool = True) -> Session:
-    """Load the model at `path` with `threads` threads; `optimise=False` loads faster. InputError if unusable."""
+def open_model(path: Path, threads: int, *, optimise: bool = True, device: CudaDevice | None = None) -> Session:
+    """Load the model at `path` with `threads` threads, on the GPU that this process was started with, if any;
+    `optimise=False` loads faster. InputError if unusable, MachineError if the GPU is, or is too small.
+
+    A Python model sees that GPU as the only one, and decides itself what it computes there.
+    """
     if is_compiled(path):
         from sloop.profile.fabric import FabricSession  # noqa: PLC0415  # few models need it
 
         return FabricSession(path)
-    return PythonSession(path, threads) if is_python(path) else OnnxSession(path, threads, optimise=optimise)
+    if is_python(path):
+        return PythonSession(path, threads)
+    return OnnxSession(path, threads, optimise=optimise, device=device)
 
 
 # Inputs for trial runs.
@@ -256,13 +268,21 @@ def synthesise(
 
 
 class OnnxSession:
-    """An ONNX model on the CPU; a `Session`."""
+    """An ONNX model on the CPU or on a GPU; a `Session`."""
 
     joins_rows: bool | None = None
 
-    def __init__(self, path: Path, threads: int, *, optimise: bool = True, opened: Any = None) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        path: Path,
+        threads: int,
+        *,
+        optimise: bool = True,
+        opened: Any = None,  # noqa: ANN401
+        device: CudaDevice | None = None,
+    ) -> None:
         """`opened` is ONNX Runtime's session of the file, if it is open already."""
-        self._session = opened or open_session(path, threads, optimise=optimise)
+        self._session = opened or open_session(path, threads, optimise=optimise, device=device)
         self.signature = signature_of(self._session, path)
         self.dimension_names: Mapping[tuple[str, int], str] = {
             (given.name, place): name
@@ -270,7 +290,7 @@ class OnnxSession:
             for place, name in enumerate(given.shape)
             if isinstance(name, str)
         }
-        self.software = f"ONNX Runtime {onnx_runtime().__version__}"
+        self.software = f"ONNX Runtime {onnx_runtime().__version__}{', CUDA' if device is not None else ''}"
         self._texts = [port.name for port in self.signature.inputs if port.datatype == "BYTES"]
         self._bfloats = [port.name for port in self.signature.inputs if port.datatype == "BF16"]
         self._returns_bfloats = any(port.datatype == "BF16" for port in self.signature.outputs)
@@ -329,8 +349,9 @@ def onnx_runtime() -> Any:  # noqa: ANN401  # a module without types
     return onnxruntime
 
 
-def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # noqa: ANN401  # a class without types
-    """An ONNX Runtime CPU session as a replica uses it. InputError for an unusable file.
+def open_session(path: Path, threads: int, *, optimise: bool = True, device: CudaDevice | None = None) -> Any:  # noqa: ANN401  # a class without types
+    """An ONNX Runtime session as a replica uses it, on the CPU or on the GPU of this process. InputError for an
+    unusable file, MachineError for a GPU that cannot be used.
 
     Its idle threads sleep: spinning, the default, would take CPU time from the edges and from other replicas.
     """
@@ -344,10 +365,59 @@ def open_session(path: Path, threads: int, *, optimise: bool = True) -> Any:  # 
     options.log_severity_level = 4
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if device is not None:
+        return _cuda_session(ort, path, options, device)
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class; each of them means an unusable model
         raise _unusable(path, str(error)) from error
+
+
+def _cuda_session(ort: Any, path: Path, options: Any, device: CudaDevice) -> Any:  # noqa: ANN401
+    """A session on the only GPU that this process sees; operators that CUDA lacks run on the CPU.
+
+    If it cannot have the GPU, ONNX Runtime would print a line and compute on the CPU, at another speed than planned; so
+    its fall-backs are switched off. A process has one session, and thereby one stream.
+    """
+    check_cuda()
+    if hasattr(ort, "preload_dlls"):  # CUDA's libraries from the packages of the extra, if they are there
+        ort.preload_dlls()
+    settings = {
+        "device_id": 0,
+        # The default doubles the memory at each extension, and so takes up to twice what the profile says.
+        "arena_extend_strategy": "kSameAsRequested",
+        # The default tries all algorithms at each new batch size, inside the deadline of the first request.
+        "cudnn_conv_algo_search": "HEURISTIC",
+    }
+    if device.memory_bytes:
+        settings["gpu_mem_limit"] = device.memory_bytes
+    try:
+        session = ort.InferenceSession(
+            str(path), options, providers=[(CUDA_PROVIDER, settings), "CPUExecutionProvider"], enable_fallback=0
+        )
+    except Exception as error:  # as in `open_session`
+        raise failure_on(device, str(error)) or _unusable(path, str(error)) from error
+    session.disable_fallback()
+    if CUDA_PROVIDER not in session.get_providers():
+        what = (
+            f"ONNX Runtime {ort.__version__} could not load its {CUDA_PROVIDER}: libraries of CUDA or cuDNN are missing"
+        )
+        raise MachineError(what, help="pip install 'onnxruntime-gpu[cuda,cudnn]' brings them")
+    return session
+
+
+def check_cuda() -> None:
+    """MachineError if the installed ONNX Runtime cannot compute on GPUs."""
+    ort = onnx_runtime()
+    if CUDA_PROVIDER in ort.get_available_providers():
+        return
+    what = f"ONNX Runtime {ort.__version__} has no {CUDA_PROVIDER}"
+    try:
+        importlib.metadata.version("onnxruntime-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        raise MachineError(what, help=f"{CUDA_EXTRA}; then {CUDA_ALONE}") from None
+    what += "; onnxruntime-gpu is installed, but the files of onnxruntime, installed beside it, have replaced its own"
+    raise MachineError(what, help=CUDA_ALONE)
 
 
 def inferred_types(content: bytes, path: Path) -> dict[str, tuple[str, tuple[int | str | None, ...]]]:

@@ -22,7 +22,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from sloop.errors import InputError
+from sloop.cuda import CudaDevice, used_bytes
+from sloop.errors import InputError, SloopError
 from sloop.profile.examine import RefusedModel
 from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, open_model
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
@@ -46,6 +47,8 @@ class TimingOrder(Struct, frozen=True):
     cores: float
     batches: tuple[int, ...]
     shapes: dict[str, tuple[int, ...]]
+    device: CudaDevice | None = None
+    """The GPU that the process was started with, if any."""
 
 
 class BatchReady(Struct, frozen=True, tag="batch_ready"):
@@ -65,6 +68,8 @@ class LoadReport(Struct, frozen=True, tag="load_report"):
     memory_bytes: int
     software: str = ""
     """Name and version of the library that ran it."""
+    device_memory_bytes: int = 0
+    """By how much the memory in use on the GPU has grown, with CUDA's own. The GPU must be idle otherwise."""
     process_ms: float = 0.0
     """Milliseconds from launching this process to `READY`; the parent fills it in."""
 
@@ -88,9 +93,10 @@ def main(arguments: Sequence[str]) -> None:
         for message in run_all(order, socket.socket(fileno=fd), shared):
             out.write(msgspec.json.encode(message) + b"\n")
             out.flush()
-    except InputError as error:
-        what = error.what.removeprefix(f"{error.where}: ")
-        out.write(msgspec.json.encode(RefusedModel(what, error.where, error.help)) + b"\n")
+    except SloopError as error:
+        where = error.where if isinstance(error, InputError) else ""
+        what = error.what.removeprefix(f"{where}: ")
+        out.write(msgspec.json.encode(RefusedModel(what, where, error.help)) + b"\n")
         out.flush()
     except Exception as error:
         failure = failure_of(error)
@@ -101,9 +107,10 @@ def main(arguments: Sequence[str]) -> None:
 def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None) -> Iterator[Message]:
     """Run each batch size until the parent sends `STOP`, or `LAST`; then report the start-up times."""
     path = Path(order.model)
-    before_bytes = resident_bytes()
+    device = order.device
+    before_bytes, before_on_device = resident_bytes(), used_bytes(device.uuid) if device is not None else 0
     start_ns = perf_counter_ns()
-    session = open_model(path, order.threads)
+    session = open_model(path, order.threads, device=device)
     weights_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
     if order.shapes or session.example(1) is None:  # refuse an impossible batch before any is measured
         for batch in order.batches:
@@ -126,7 +133,8 @@ def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None
         if run_on_demand(session, inputs, sock, shared) == LAST:
             break
     memory_bytes = max(0, resident_bytes() - before_bytes)
-    yield LoadReport(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software)
+    on_device = max(0, used_bytes(device.uuid) - before_on_device) if device is not None else 0
+    yield LoadReport(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software, on_device)
 
 
 def run_on_demand(

@@ -131,7 +131,8 @@ def servables_of(
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
             cut = cut_of(known, profiles, shapes or {}, folder and folder / COPIES) if in_blocks else None
             found[stage.name, variant.name] = Servable(
-                *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights), cut)
+                *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights), cut),
+                device_bytes={kind: each.device_memory_bytes for kind, each in profiles.items() if each.accelerator},
             )
     return found
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from sloop.app.application import Limits
+from sloop.cuda import CudaDevice
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import Assembly, GivenBlocks, StageWiring
 from sloop.shared_memory import Address
@@ -105,6 +106,8 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """The processes that hold the arenas it reads: their ids by number (`sloop.shared_memory.Arenas`)."""
     blocks: tuple[CutBlock, ...] = ()
     """Those of a model that is cut, so that the worker can have a shadow; empty if it loads the file in one."""
+    device: CudaDevice | None = None
+    """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True):

@@ -48,8 +48,10 @@ def spawn(
     *,
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module ARGUMENTS` in a process group of its own. It inherits the file descriptors `fds`.
+    """Start `python -m module ARGUMENTS` in a process group of its own. It inherits the file descriptors `fds`, and all
+    variables but secrets, with those of `environment` in addition.
 
     What it prints goes to stderr unless `stdout` says otherwise, so that libraries cannot write into the server's own
     output; see `sloop.serve.stderr`. (`asyncio` would fork the whole server, and call gRPC's handlers of forks.)
@@ -61,7 +63,7 @@ def spawn(
             stdin=stdin,
             stdout=stdout if stdout is not None else output or 2,
             stderr=output,
-            env=without_secrets(os.environ) | ONE_THREAD,
+            env=without_secrets(os.environ) | ONE_THREAD | dict(environment or {}),
             pass_fds=fds,
             start_new_session=True,
         )

@@ -141,6 +141,8 @@ class Servable(Struct, frozen=True):
     """What the core calls its files: one for each size that profiles give them."""
     cut: CutModel | None = None
     """Its blocks, if the system attaches shadows."""
+    device_bytes: Mapping[str, int] = {}
+    """What a replica may allocate on its GPU, by kind of hardware, as its profiles say."""
 
 
 class SpareProcesses(Struct, frozen=True, array_like=True):

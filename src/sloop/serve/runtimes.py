@@ -1,7 +1,7 @@
-"""The interface between a worker process and the framework that computes, and its two implementations.
+"""The interface between a worker process and the framework that computes, and its implementations.
 
-`FileRuntime` runs a model file, ONNX or Python. `FakeRuntime` (`fake:…`) takes a known time; tests and demonstrations
-use it. Runtimes run in worker processes only.
+`FileRuntime` runs a model file, ONNX or Python, on CPU cores, `CudaRuntime` on a GPU. `FakeRuntime` (`fake:…`) takes a
+known time; tests and demonstrations use it. Runtimes run in worker processes only.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from sloop.cuda import CudaDevice, GpuFailure, failure_on
 from sloop.errors import InputError
 from sloop.profile.model import Session, onnx_runtime, open_model, zeros
 from sloop.units import ms
@@ -48,9 +49,12 @@ class Runtime(Protocol):
         ...
 
 
-def open_runtime(model: str) -> Runtime:
-    """The runtime for `model`: a path, or `fake:…`. The model file is read later, by `load`."""
-    return FakeRuntime.parse(model) if model.startswith("fake:") else FileRuntime(model)
+def open_runtime(model: str, device: CudaDevice | None = None) -> Runtime:
+    """The runtime for `model`: a path, or `fake:…`; on the GPU of this process, if it has one. The model file is read
+    later, by `load`."""
+    if model.startswith("fake:"):
+        return FakeRuntime.parse(model)
+    return FileRuntime(model) if device is None else CudaRuntime(model, device)
 
 
 def prepare_runtimes() -> None:
@@ -126,7 +130,7 @@ class FileRuntime:
         """Open a session for `threads` threads. Returns False if there is one."""
         if threads in self._sessions:
             return False
-        session = open_model(self._path, threads)
+        session = self._opened(threads)
         self._names = [port.name for port in session.signature.inputs]
         with self._lock:
             self._sessions[threads] = session
@@ -149,9 +153,41 @@ class FileRuntime:
         session, loaded = self.session(threads)
         return session.run(dict(zip(self._names, inputs, strict=True))), loaded
 
+    def _opened(self, threads: int) -> Session:
+        return open_model(self._path, threads)
+
     def session(self, threads: int) -> tuple[Session, int]:
         """The session whose thread count is nearest to `threads`, and that count; of two equally near, the smaller."""
         with self._lock:
             loaded = threads if threads in self._sessions else min(self._sessions, key=lambda n: (abs(n - threads), n))
             self._sessions.move_to_end(loaded)
             return self._sessions[loaded], loaded
+
+
+class CudaRuntime(FileRuntime):
+    """A model file on the GPU of this process, in one session: the number of CPU threads hardly matters there, and each
+    session would hold a copy of the weights.
+
+    Raises `GpuFailure` when the GPU cannot be used any longer.
+    """
+
+    def __init__(self, path: str, device: CudaDevice) -> None:
+        super().__init__(path)
+        self._device = device
+
+    def load(self, threads: int) -> bool:
+        """Open the session. Returns False if it is open."""
+        return not self._sessions and super().load(threads)
+
+    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+        """See `FileRuntime`. A batch for which there is too little memory fails like any other."""
+        try:
+            return super().run(inputs, threads)
+        except Exception as error:
+            failure = failure_on(self._device, str(error))
+            if isinstance(failure, GpuFailure):
+                raise failure from error
+            raise
+
+    def _opened(self, threads: int) -> Session:
+        return open_model(self._path, threads, device=self._device)

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -57,6 +57,7 @@ from sloop.serve.edge.listener import raise_descriptor_limit
 from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
 from sloop.serve.edge.service import Keys
 from sloop.serve.edges import Edges, Ports, open_ports
+from sloop.serve.gpus import AssignedGpus, opened_gpus
 from sloop.serve.insight import Insight
 from sloop.serve.journal import Journal, LogLimits, Observed
 from sloop.serve.metrics import Metrics
@@ -284,6 +285,9 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
     check(setup, models, settings, keys)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(locked(settings.folder_of(deployment)))
+        here = nullcontext((setup, None)) if settings.nodes is not None else opened_gpus(setup, folder)
+        setup, gpus = stack.enter_context(here)
+        deployment = setup.deployment
         count = settings.edges_of(deployment)
         ports = stack.enter_context(opened(settings, max(1, count)))
         planner = planner_of(setup)
@@ -315,7 +319,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         arenas = Arenas()
         token = b"" if settings.nodes is None else settings.nodes.token()
         holders = HolderTable()
-        backend = backend_of(setup, models, versions, arenas, settings, token, holders, folder / NODES)
+        backend = backend_of(setup, models, versions, arenas, settings, token, holders, folder / NODES, gpus)
         stack.push_async_callback(backend.close)
         driver = Driver(core, backend, versions, planner=planner, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
@@ -357,7 +361,7 @@ def opened(settings: Settings, edges: int) -> Iterator[list[Ports]]:
                 sock.close()
 
 
-def backend_of(
+def backend_of(  # noqa: PLR0913, PLR0917  # all that a backend may need
     setup: Setup,
     models: Models,
     versions: Sequence[ServedVersion],
@@ -366,6 +370,7 @@ def backend_of(
     token: bytes,
     holders: HolderTable,
     memory: Path | None = None,
+    gpus: AssignedGpus | None = None,
 ) -> Backend:
     """The backend of a deployment: its models and stages, on the nodes of its cluster."""
     wirings = {stage: wiring for served in versions for stage, wiring in wirings_of(served).items()}
@@ -390,6 +395,7 @@ def backend_of(
         *(models, wirings, limits.actuator),
         arenas=arenas,
         nodes=cluster,
+        gpus=gpus,
         threads_prepared=threads,
         spares_max=settings.spare_workers,
     )

@@ -69,7 +69,8 @@ class FrameKind(IntEnum):
     RESIZED = 14
     """From a worker: it runs the following batches on `subject` threads."""
     REFUSED = 15
-    """From a worker: it cannot start and exits; the payload is the reason in UTF-8."""
+    """From a worker: it cannot start, or cannot go on because its GPU has failed (then `subject` is 1), and exits; the
+    payload is the reason in UTF-8."""
     PLANNED = 16
     """From the planner: the payload is the answer to request `subject`."""
     SAVED = 17

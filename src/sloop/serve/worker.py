@@ -29,6 +29,7 @@ from typing import Final
 
 import numpy as np
 
+from sloop.cuda import GpuFailure
 from sloop.errors import SloopError
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import Assembler, Decision, RequestTensors
@@ -180,7 +181,10 @@ class Worker:
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         runtime: Runtime
         try:
-            runtime = CutRuntime(setup.blocks, setup.signature) if setup.blocks else open_runtime(setup.model)
+            if setup.blocks:
+                runtime = CutRuntime(setup.blocks, setup.signature)
+            else:
+                runtime = open_runtime(setup.model, setup.device)
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
@@ -218,7 +222,7 @@ class Worker:
     def _refuse(self, error: BaseException) -> None:
         """Say why this worker ends."""
         text = str(error) if isinstance(error, SloopError) else failure_of(error).detail
-        self._channel.send(FrameKind.REFUSED, payload=[text.encode()])
+        self._channel.send(FrameKind.REFUSED, int(isinstance(error, GpuFailure)), payload=[text.encode()])
 
     def _pair(self, runtime: CutRuntime, frame: Frame) -> None:
         """Share the following batches with a shadow, or no longer."""
@@ -279,6 +283,9 @@ class Worker:
         except ArenaFull as error:
             failure = ModelFailure("there is no room for the outputs in shared memory", str(error))
             self._reply(FrameKind.FAILED, frame, failure.encode())
+        except GpuFailure as error:  # all further batches would fail: the batch is lost with the worker
+            self._refuse(error)
+            raise
         except BaseException as error:  # also SystemExit: whatever the model raises fails this batch, not the worker
             self._reply(FrameKind.FAILED, frame, failure_of(error).encode())
         else:

@@ -16,6 +16,10 @@ advance, as many as replicas were lately started together, and wait for a model.
 other, at the lowest priority, while no replica starts. A start never depends on a spare worker: a replica takes one
 only if it waits, and if that worker dies or does not answer, the replica gets another process.
 
+A replica with a GPU gets a process of its own, because CUDA reads the environment with which a process began
+(`sloop.cuda`). If its GPU has failed, the loss of the GPU is reported before that of the replica, so that the core does
+not start the next one there.
+
 A shadow is one more worker process, beside that of its replica, which connects with it (`sloop.serve.shadows`). It ends
 with its replica, and a replica has ended when its shadow has.
 """
@@ -38,6 +42,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sloop.actions import CancelTransfer, Evict, Transfer
+from sloop.cuda import CudaDevice, is_present
 from sloop.errors import MachineError
 from sloop.events import (
     Finished,
@@ -57,6 +62,7 @@ from sloop.serve.backends import KnownStages
 from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant, capacity_cores
 from sloop.serve.dataflow import StageWiring
+from sloop.serve.gpus import AssignedGpus
 from sloop.serve.messages import BatchDone, PairSetup, Run, ShadowSetup, StageSetup, decoder, encode
 from sloop.serve.processes import kill, own_memory_bytes, spawn
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
@@ -131,6 +137,8 @@ class _Replica:
         """Of its slot."""
         self.pool_cores = 0.0
         """If they are not a cap: the cores of its node, which it shares with all such replicas there; otherwise 0."""
+        self.device: CudaDevice | None = None
+        self.has_gpu_failed = False
         self.spec: ReplicaSpec | None = None
         self.shadow: _Replica | None = None
         """The process beside it that shares its batches, or will."""
@@ -157,10 +165,10 @@ class LocalBackend(KnownStages):
 
     `servables` maps (stage, variant) to its model, `wirings` each stage to how its inputs are assembled; workers write
     their outputs into `arenas`, and read those of `holders`, by default of this process. `nodes` are those that the
-    core may acquire, which are this machine and therefore always there. Each worker prepares sessions for 1 to
-    `threads_prepared` threads in the background, so that its first resize is as fast as later ones. Each session costs
-    memory; if there are more counts than a runtime keeps, sessions are created when they are first needed. At most
-    `spares_max` workers are started ahead.
+    core may acquire, which are this machine and therefore always there, and `gpus` their GPUs. Each worker prepares
+    sessions for 1 to `threads_prepared` threads in the background, so that its first resize is as fast as later ones.
+    Each session costs memory; if there are more counts than a runtime keeps, sessions are created when they are first
+    needed. At most `spares_max` workers are started ahead.
     """
 
     def __init__(  # noqa: PLR0913  # what stands around worker processes
@@ -172,6 +180,7 @@ class LocalBackend(KnownStages):
         arenas: Arenas | None = None,
         holders: Mapping[int, int] | None = None,
         nodes: Iterable[Node] = (),
+        gpus: AssignedGpus | None = None,
         threads_prepared: int = 0,
         spares_max: int = 0,
         start_s_max: float = START_S_MAX,
@@ -182,6 +191,7 @@ class LocalBackend(KnownStages):
         self._arenas = Arenas() if arenas is None else arenas
         self._holders = dict(holders or {0: os.getpid()})
         self._nodes = {node.name: node for node in nodes}
+        self._gpus = gpus
         self._start_s_max = start_s_max
         self._loop = loop or asyncio.get_running_loop()
         self._replicas: dict[ReplicaId, _Replica] = {}
@@ -252,10 +262,8 @@ class LocalBackend(KnownStages):
         self._start_spares_later()
         self._report(ReplicaProgressed(replica, "spawning"))
         try:
-            if spec.device is not None and spec.slot.accelerator != FABRIC:
-                what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
-                raise MachineError(f"{what}, but local replicas run on CPU cores only")
-            if (spare := self._taken_spare()) is not None:
+            made.device = self._device_of(spec)
+            if made.device is None and (spare := self._taken_spare()) is not None:
                 spare.id, spare.told = replica, spec
                 self._replicas[replica] = made = spare
             else:
@@ -373,7 +381,22 @@ class LocalBackend(KnownStages):
     def _spawn(self, replica: _Replica) -> None:
         """Start a process, which does not know yet what it serves."""
         with self._connect(replica) as theirs:
-            replica.process = spawn("sloop.serve.worker", *self._inherited(replica, theirs))
+            arguments, fds = self._inherited(replica, theirs)
+            replica.process = spawn("sloop.serve.worker", arguments, fds, environment=self._environment(replica.device))
+
+    def _device_of(self, spec: ReplicaSpec) -> CudaDevice | None:
+        """The GPU of a replica; None if its slot has none. MachineError if there is no such GPU here."""
+        if spec.device is None or spec.slot.accelerator == FABRIC:
+            return None
+        if self._gpus is None:
+            what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"
+            raise MachineError(f"{what}, but replicas get GPUs only on the machine of the server, without agents")
+        bytes_max = self._servables[spec.stage, spec.variant].device_bytes.get(spec.slot.hardware, 0)
+        return self._gpus.device_of(spec, bytes_max)
+
+    def _environment(self, device: CudaDevice | None = None) -> dict[str, str]:
+        """The variables of a worker: where GPUs are declared, it sees its own and no other."""
+        return {} if self._gpus is None else self._gpus.environment(device)
 
     def _connect(self, replica: _Replica) -> socket.socket:
         """Make the socket and the arena of a process. Returns its end of the socket."""
@@ -435,7 +458,8 @@ class LocalBackend(KnownStages):
             threads=Grant(replica.pool_cores or cores).threads,
             prepared=self._threads_prepared,
             holders=self._holders,
-            blocks=servable.cut.blocks if servable.cut is not None else (),
+            blocks=servable.cut.blocks if servable.cut is not None and replica.device is None else (),
+            device=replica.device,
         )
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(replica.pool_cores or cores, START_CORES_MIN))
@@ -482,7 +506,8 @@ class LocalBackend(KnownStages):
         spare.is_humble = not self._spare_failures
         command = ("sloop.serve.worker", int(spare.is_humble), os.getpid(), *arguments)
         spare.is_busy = True
-        spawning = self._loop.run_in_executor(self._spawner, spawn, "sloop.serve.processes", command, fds)
+        start = partial(spawn, "sloop.serve.processes", command, fds, environment=self._environment())
+        spawning = self._loop.run_in_executor(self._spawner, start)
         spawning.add_done_callback(partial(self._on_spawned, spare, theirs))
 
     def _on_spawned(self, spare: _Replica, theirs: socket.socket, spawning: Future[subprocess.Popen[bytes]]) -> None:
@@ -584,16 +609,36 @@ class LocalBackend(KnownStages):
         if replica.arena is not None:
             self._arenas.abandon(replica.arena)
         self._processes.discard(replica)
-        if self._replicas.get(replica.id) is replica:
-            del self._replicas[replica.id]
-            if replica.is_stopping:
-                self._report(ReplicaStopped(replica.id))
-            else:
-                self._report(ReplicaLost(replica.id, _explain(replica.error, process)))
+        if replica.has_gpu_failed and replica.device is not None:
+            checking = self._loop.run_in_executor(None, is_present, replica.device.uuid)
+            checking.add_done_callback(partial(self._on_gpu_checked, replica))
+        elif self._replicas.get(replica.id) is replica:
+            self._tell_end(replica)
         elif replica.beside is not None:
             self._part(replica, replica.beside)
         if not self._processes:
             self._emptied.set()
+
+    def _on_gpu_checked(self, replica: _Replica, checking: Future[bool]) -> None:
+        """A replica has ended because its GPU failed. If the GPU is gone, its node has other devices from now on; else
+        another process may use it."""
+        spec = replica.spec
+        assert spec is not None
+        if self._gpus is not None and spec.node is not None and spec.device is not None and not checking.result():
+            node = self._gpus.lose(spec.node, spec.device)
+            if node is not None:
+                _log.error("device %s of %s is gone: %s", spec.device, spec.node, replica.error)
+                self._nodes[node.name] = node
+                self._report(NodeReady(node))
+        self._tell_end(replica)
+
+    def _tell_end(self, replica: _Replica) -> None:
+        """The process of a replica has been reaped."""
+        del self._replicas[replica.id]
+        if replica.is_stopping:
+            self._report(ReplicaStopped(replica.id))
+        else:
+            self._report(ReplicaLost(replica.id, _explain(replica.error, replica.process)))
 
     # Frames from workers
 
@@ -619,7 +664,7 @@ class LocalBackend(KnownStages):
                 case FrameKind.STEP if 0 <= frame.subject < len(STEPS):
                     self._on_step(replica, STEPS[frame.subject])
                 case FrameKind.REFUSED:
-                    replica.error = _text(frame)
+                    replica.error, replica.has_gpu_failed = _text(frame), frame.subject == 1
                 case _:
                     raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
         except ProtocolError as error:

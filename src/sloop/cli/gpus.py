@@ -1,0 +1,72 @@
+"""`sloop profile --device cuda`: which GPU is measured, and how long batches take with shares of it."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sloop.app.hardware import ACCELERATORS
+from sloop.cuda import GpuPlace, MpsDaemon, gpu_called
+from sloop.errors import InputError, MachineError
+from sloop.profile.measure import ShareSample, measure_shares
+from sloop.profile.profile import load_profile
+from sloop.report.tables import Table
+from sloop.serve.cpu_quota import confined
+from sloop.vocabulary import FABRIC
+
+
+def place_on(device: str | None, shares: Sequence[float]) -> GpuPlace | None:
+    """The GPU that a user calls `cuda` or `cuda:1`; None if no device is named. InputError for shares that are none,
+    MachineError without a GPU."""
+    if device is None:
+        if shares:
+            raise InputError("shares are those of a GPU", where="--shares", help="add --device cuda")
+        return None
+    if wrong := [share for share in shares if not 0 < share < 1]:
+        what = f"a share of {100 * wrong[0]:g} %; shares are above 0 and below 1, which is all of the GPU"
+        raise InputError(what, where="--shares", help="for example --shares 0.25,0.5")
+    gpu = gpu_called(device)
+    return GpuPlace.on(gpu, next((kind for kind in ACCELERATORS if gpu.is_of_kind(kind)), gpu.kind))
+
+
+def check_replaced(model: Path, path: Path, on: GpuPlace | None) -> None:
+    """InputError if the profile would replace one of other hardware: of switches, a GPU or cores."""
+    there, here = load_profile(path).accelerator if path.is_file() else None, on.kind if on is not None else ""
+    if there is None or there == here:
+        return
+    names = {"": "CPU cores", FABRIC: "switches, modelled"}
+    of, on_this = names.get(there, there), here or "this machine" if there == FABRIC else here or "CPU cores"
+    raise InputError(
+        f"its profile {path.name} is of {of}; what is measured on {on_this} would replace it",
+        where=str(model),
+        help="keep the measured one for this kind of nodes, with --hardware local, or in another file, with --out",
+    )
+
+
+def share_samples(
+    file: Path,
+    on: GpuPlace,
+    shares: Sequence[float],
+    *,
+    batches: Sequence[int],
+    shapes: Mapping[str, tuple[int, ...]],
+    seconds: float,
+) -> tuple[list[ShareSample], str]:
+    """The durations with each share of the GPU; and if they could not be measured, why."""
+    if not shares:
+        return [], ""
+    try:
+        with tempfile.TemporaryDirectory(prefix="sloop-mps-") as folder, MpsDaemon(on.gpu.uuid, Path(folder)) as mps:
+            found = measure_shares(
+                *(file, on, shares, mps), batches=batches, shapes=shapes, seconds=seconds, limit=confined
+            )
+            return found, ""
+    except MachineError as error:
+        return [], f"shares were not measured: {error.what}"
+
+
+def share_table(samples: Sequence[ShareSample], on: GpuPlace) -> Table:
+    """One row for each share and batch."""
+    rows = tuple(
+        (each.share, each.sample.batch, each.sample.p50_ms, each.sample.p99_ms, each.sample.n) for each in samples
+    )
+    return Table(f"with a share of the {on.kind}, by MPS", ("share", "batch", "p50 ms", "p99 ms", "runs"), rows)

@@ -1,0 +1,102 @@
+"""`sloop profile --device cuda`, with stand-ins for NVIDIA's programs and for an ONNX Runtime with CUDA."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks.models import perceptron
+from sloop.cli import main
+from sloop.profile.profile import Profile, Quadratic, load_profile, path_beside, save_profile
+from tests.nvidia import A100, T4, FakeNvidia
+
+BRIEF = ("--batches", "1,2", "--seconds", "0.01", "--passes", "1", "--alone", "--json")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    return perceptron(tmp_path, width=16, layers=3)
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvidia:
+    made = FakeNvidia(tmp_path / "nvidia", monkeypatch)
+    made.has(T4, A100)
+    return made
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["profile", *map(str, arguments), *BRIEF])
+
+
+def test_a_profile_of_a_gpu(network: Path, nvidia: FakeNvidia) -> None:
+    nvidia.install_runtime()
+    nvidia.install_mps()
+    result = run(network, "--device", "cuda:1", "--shares", "0.5")
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert [(each["share"], each["sample"]["batch"]) for each in answer["shares"]] == [(0.5, 1), (0.5, 2)]
+    profile = load_profile(path_beside(network))
+    assert (profile.accelerator, profile.origin, profile.max_batch, profile.max_cores) == ("A100", "measured", 2, 1)
+    assert profile.hardware.startswith("NVIDIA A100-SXM4-40GB, driver 550.54.15; ")
+    assert "CUDA" in profile.software
+    assert profile.date
+    sessions = [json.loads(line) for line in nvidia.lines("sessions")]
+    assert {variables["CUDA_VISIBLE_DEVICES"] for _, _, variables in sessions} == {"GPU-a100beef"}
+    limits = [variables.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") for _, _, variables in sessions]
+    assert limits == [None, "50"], "all of it first, then the share"
+
+
+def test_without_mps_shares_are_left_out_and_it_says_why(network: Path, nvidia: FakeNvidia) -> None:
+    nvidia.install_runtime()
+    nvidia.install_mps()
+    nvidia.happens("refuses")
+    arguments = [each for each in BRIEF if each != "--json"]
+    result = CliRunner().invoke(main, ["profile", str(network), "--device", "cuda", "--shares", "0.5", *arguments])
+    assert result.exit_code == 0, result.stderr
+    assert "shares were not measured: nvidia-cuda-mps-control -d failed" in result.stdout
+    assert load_profile(path_beside(network)).accelerator == "T4"
+
+
+def test_a_model_that_does_not_fit_says_so(network: Path, nvidia: FakeNvidia) -> None:
+    nvidia.install_runtime()
+    nvidia.happens("full")
+    result = run(network, "--device", "cuda")
+    assert result.exit_code == 1
+    assert "the GPU has too little memory left for it: CUDA failure 2: out of memory" in result.stderr
+
+
+def test_an_onnx_runtime_without_cuda_is_refused(network: Path, nvidia: FakeNvidia) -> None:
+    result = run(network, "--device", "cuda")
+    assert result.exit_code == 1
+    assert "has no CUDAExecutionProvider" in result.stderr
+    assert "pip install 'sloop-serve[cuda]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--device", "cuda:7"), "this machine has no GPU 7"),
+        (("--device", "tpu"), "'tpu' is not a device"),
+        (("--device", "cuda", "--shares", "1.5"), "a share of 150 %; shares are above 0 and below 1"),
+        (("--shares", "0.5"), "shares are those of a GPU"),
+        (("--device", "cuda", "--cores", "1"), "--layers and --cores are about CPU cores"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    network: Path, nvidia: FakeNvidia, arguments: tuple[str, ...], says: str
+) -> None:
+    result = run(network, *arguments)
+    assert result.exit_code in (1, 2)
+    assert says in result.stderr
+
+
+def test_profiles_of_cores_and_gpus_do_not_replace_each_other(network: Path, nvidia: FakeNvidia) -> None:
+    path = path_beside(network)
+    save_profile(Profile(latency_ms=Quadratic(0, 1, 1), max_batch=2, max_cores=1), path)
+    result = run(network, "--device", "cuda")
+    assert "is of CPU cores; what is measured on T4 would replace it" in result.stderr
+    save_profile(Profile(latency_ms=Quadratic(0, 1, 1), max_batch=2, max_cores=1, accelerator="V100"), path)
+    assert "is of V100; what is measured on T4 would replace it" in run(network, "--device", "cuda").stderr
+    assert "is of V100; what is measured on CPU cores would replace it" in run(network).stderr
