@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Self
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError
+from sloop.machine import hardware_name
 
 SMI: Final = "nvidia-smi"
 MPS_CONTROL: Final = "nvidia-cuda-mps-control"
@@ -96,6 +97,11 @@ class GpuPlace(NamedTuple):
     kind: str
     device: CudaDevice
     variables: Mapping[str, str]
+
+    @property
+    def hardware(self) -> str:
+        """The card, as profiles name it."""
+        return f"{self.gpu.name}, driver {self.gpu.driver}; {hardware_name()}"
 
     @classmethod
     def on(cls, gpu: Gpu, kind: str, share: float = 1.0, mps: "MpsDaemon | None" = None) -> Self:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from benchmarks.models import perceptron
 from sloop.cli import main
-from sloop.profile.profile import Profile, Quadratic, load_profile, path_beside, save_profile
+from sloop.profile.profile import Profile, Quadratic, digest_of_model, load_profile, path_beside, save_profile
 from tests.nvidia import A100, T4, FakeNvidia
 
 BRIEF = ("--batches", "1,2", "--seconds", "0.01", "--passes", "1", "--alone", "--json")
@@ -100,3 +101,27 @@ def test_profiles_of_cores_and_gpus_do_not_replace_each_other(network: Path, nvi
     save_profile(Profile(latency_ms=Quadratic(0, 1, 1), max_batch=2, max_cores=1, accelerator="V100"), path)
     assert "is of V100; what is measured on T4 would replace it" in run(network, "--device", "cuda").stderr
     assert "is of V100; what is measured on CPU cores would replace it" in run(network).stderr
+
+
+def test_how_a_model_shares_a_gpu(network: Path, nvidia: FakeNvidia) -> None:
+    nvidia.install_runtime()
+    nvidia.install_mps()
+    assert (
+        "measure it first: `sloop profile MODEL --device cuda`" in run(network, "--device", "cuda", "--sharing").stderr
+    )
+    base = Profile(latency_ms=Quadratic(0, 1, 1), max_batch=2, max_cores=1, accelerator="T4")
+    save_profile(replace(base, model_digest=digest_of_model(network)), path_beside(network))
+    result = run(network, "--device", "cuda", "--sharing", "--together", "2")
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert [count for count, _ in answer["points"]] == [1, 2]
+    kept = load_profile(path_beside(network))
+    assert kept.accelerator == "T4"
+    assert kept.sharing is not None
+    assert kept.sharing.hardware.startswith("Tesla T4, driver 550.54.15; ")
+    assert (kept.sharing.full_batch, kept.sharing.cores) == (2, 0.0)
+    assert kept.sharing.source.endswith("--sharing, batch 2, by MPS")
+    sessions = [json.loads(line)[2] for line in nvidia.lines("sessions")]
+    assert len(sessions) == 2
+    assert all("CUDA_MPS_PIPE_DIRECTORY" in each for each in sessions)
+    assert not any("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in each for each in sessions), "no share limits them"

@@ -164,7 +164,10 @@ def test_a_server_gives_out_what_the_gpu_really_has(
         assert gpus is not None
         [device] = found.deployment.cluster[0].devices
         assert device.memory_bytes == 15 * GIB
-        assert gpus.device_of(structs.replace(spec(), node="local-0"), 7).uuid == "GPU-4d2ca1c0"
+        here = structs.replace(spec(0.5), node="local-0")
+        assert gpus.device_of(here, 7) == CudaDevice("GPU-4d2ca1c0", 0.5, 7)
+        reserved = structs.replace(here, slot=structs.replace(here.slot, is_capped=False))
+        assert gpus.device_of(reserved, 7) == CudaDevice("GPU-4d2ca1c0", 0.0, 7), "a share that limits nothing"
     assert not (tmp_path / MPS).exists(), "nothing shares it"
 
 

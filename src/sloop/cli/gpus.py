@@ -1,7 +1,8 @@
 """`sloop profile --device cuda`: which GPU is measured, and how long batches take with shares of it."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sloop.app.hardware import ACCELERATORS
@@ -62,6 +63,24 @@ def share_samples(
             return found, ""
     except MachineError as error:
         return [], f"shares were not measured: {error.what}"
+
+
+@contextmanager
+def shared_place(on: GpuPlace | None) -> Iterator[tuple[GpuPlace | None, str]]:
+    """Where workers run that share a GPU without caps, and how they share it: by MPS, or by turns if that cannot be
+    started. None, and nothing, without a GPU."""
+    if on is None:
+        yield None, ""
+        return
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sloop-mps-")))
+        mps: MpsDaemon | None = None
+        how = "by MPS"
+        try:
+            mps = stack.enter_context(MpsDaemon(on.gpu.uuid, folder))
+        except MachineError as error:
+            how = f"by turns, without MPS: {error.what}"
+        yield GpuPlace.on(on.gpu, on.kind, 0.0, mps), how
 
 
 def share_table(samples: Sequence[ShareSample], on: GpuPlace) -> Table:

@@ -233,7 +233,7 @@ def profile(  # one parameter for each option
     known, rows = examined(model, dict(shapes), folder=out and out.parent)
     _check_batches(model, known, batches)
     if sharing:
-        wanted = SharingOptions(batches, together or TOGETHER, beside, passes, seconds, plot)
+        wanted = SharingOptions(batches, together or TOGETHER, beside, passes, seconds, plot, on)
         return profile_sharing(model, known, rows, wanted, path)
     if layers:
         timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
@@ -246,13 +246,24 @@ def profile(  # one parameter for each option
     value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
     parts = [*display(made, path, form), *service.remarks(), *known.notes]
     if on is not None:
-        sizes = [sample.batch for sample in made.samples]
-        with_shares, why = share_samples(
-            Path(known.file), on, shares or (), batches=sizes, shapes=rows, seconds=seconds
-        )
-        value |= {"accelerator": on.kind, "device_memory_bytes": made.device_memory_bytes, "shares": with_shares}
-        parts += [table(share_table(with_shares, on))] if with_shares else [why] if why else []
+        parts += _add_shares(value, made, known, rows, on, shares or (), seconds)
     return CommandOutput(value, parts)
+
+
+def _add_shares(
+    value: dict[str, object],
+    made: Profile,
+    known: ExaminedModel,
+    rows: Shapes,
+    on: GpuPlace,
+    shares: Sequence[float],
+    seconds: float,
+) -> list[RenderableType]:
+    """Measure with parts of the GPU as well; adds them to the object for `--json`, and returns what is printed."""
+    sizes = [sample.batch for sample in made.samples]
+    found, why = share_samples(Path(known.file), on, shares, batches=sizes, shapes=rows, seconds=seconds)
+    value |= {"accelerator": on.kind, "device_memory_bytes": made.device_memory_bytes, "shares": found}
+    return [table(share_table(found, on))] if found else [why] if why else []
 
 
 def _check_options(chosen: LayerOptions, *, layers: bool, sharing: bool, has_sharing_options: bool) -> None:

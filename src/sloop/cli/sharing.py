@@ -1,4 +1,4 @@
-"""`sloop profile --sharing`: how a model shares the cores of this machine with others."""
+"""`sloop profile --sharing`: how a model shares the cores of this machine, or a GPU, with others."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +11,9 @@ from msgspec import structs
 from rich.console import RenderableType
 
 from sloop.cli.command import CommandOutput, examined, progress, table
+from sloop.cli.gpus import shared_place
 from sloop.cli.layers import base_profile
+from sloop.cuda import GpuPlace
 from sloop.errors import InputError
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.fit import SharingForm, SlowdownFit
@@ -33,6 +35,8 @@ class SharingOptions:
     passes: int
     seconds: float
     plot: Path | None
+    on: GpuPlace | None = None
+    """The GPU that is shared, without MPS; None for the cores."""
 
 
 def profile_sharing(
@@ -44,11 +48,14 @@ def profile_sharing(
 ) -> CommandOutput:
     """Measure how workers of a model slow each other down, and add the law that fits best to its profile at `path`. A
     model without a profile is measured briefly as well."""
+    if options.on is not None and not path.is_file():
+        what = "how it shares a GPU is added to its profile of that GPU, and it has none"
+        raise InputError(what, where=str(model), help="measure it first: `sloop profile MODEL --device cuda`")
     base, is_new = base_profile(model, known, rows, path)
     batch = max(options.batches) if options.batches else base.max_batch
     other = _contender(options.beside, batch) if options.beside is not None else None
     cells = options.passes * (options.together + (2 if other else 0))
-    with progress(f"measuring {model.name}", total=cells) as advance:
+    with shared_place(options.on) as (on, how), progress(f"measuring {model.name}", total=cells) as advance:
         found = measure_sharing(
             Contender(Path(known.file), batch, rows),
             beside=other,
@@ -56,9 +63,10 @@ def profile_sharing(
             seconds=options.seconds,
             passes=options.passes,
             progress=lambda done, cells, now: advance(done, now),
+            on=on,
         )
-    source = f"sloop profile {model.name} --sharing, batch {batch}"
-    laws = fit_all_laws(found, source)
+    source = f"sloop profile {model.name} --sharing, batch {batch}{how and f', {how}'}"
+    laws = fit_all_laws(found, source, on)
     sharing = laws.fits[laws.best].sharing
     save_profile(structs.replace(base, sharing=sharing), path)
     if options.plot is not None:
@@ -82,7 +90,8 @@ def profile_sharing(
     remarks = [
         *(["it had no profile: one was measured briefly, as `sloop serve` does"] if is_new else []),
         *([f"the picture is in {options.plot}"] if options.plot else []),
-        f"the law {laws.best!r} is in {path}; it is for replicas whose cores are not a cap",
+        f"the law {laws.best!r} is in {path}; it is for replicas whose {'share is' if on else 'cores are'} not a cap",
+        *([f"workers shared the GPU {how}"] if how else []),
         *known.notes,
     ]
     return CommandOutput(value, [*_display(found, laws, sharing), *remarks])

@@ -207,7 +207,7 @@ def _on_gpu(profile: Profile, on: GpuPlace, reports: Sequence[LoadReport]) -> Pr
         profile,
         accelerator=on.kind,
         device_memory_bytes=max(report.device_memory_bytes for report in reports),
-        hardware=f"{on.gpu.name}, driver {on.gpu.driver}; {profile.hardware}",
+        hardware=on.hardware,
     )
 
 

@@ -7,6 +7,8 @@ for some seconds; when a batch ends, its worker gets the next one at once, so th
 pass measures all k, every second pass in the opposite order, and the durations of a pass are divided by those of a
 worker that is alone in the same pass: the speed of a machine varies over time.
 
+On a GPU, each worker has one core, and no share limits it.
+
 With `beside`, one worker of the model also runs beside one worker of another model, which gives the slowdown of this
 pair, for the model and for the other one.
 
@@ -23,7 +25,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter_ns
@@ -32,11 +33,12 @@ from typing import IO, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
+from sloop.cuda import GpuPlace
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
 from sloop.profile.examine import RefusedModel
 from sloop.profile.fit import SHARING_FORMS, SharingForm, SlowdownFit, fit_sharing
-from sloop.profile.measure import PASSES, SILENCE_S, SOCKET_BYTES, environment, next_line, process_died
+from sloop.profile.measure import PASSES, SILENCE_S, SOCKET_BYTES, environment, next_line, order_of, process_died
 from sloop.profile.timed_process import (
     LAST,
     READY,
@@ -44,7 +46,6 @@ from sloop.profile.timed_process import (
     BatchReady,
     LoadReport,
     Message,
-    TimingOrder,
     receive_into,
 )
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, write_tensors
@@ -111,9 +112,10 @@ def measure_sharing(
     seconds: float = SECONDS,
     passes: int = PASSES,
     progress: Callable[[int, int, str], None] = lambda done, of, now: None,
+    on: GpuPlace | None = None,
 ) -> SharingTimes:
     """Measure S(1) … S(`together`); takes about (`together` + 2) × `seconds` × `passes`, and the loading of all
-    workers. `progress` is called with finished and all cells.
+    workers. `progress` is called with finished and all cells. `on` is the GPU on which they run, if any.
 
     InputError for a model that cannot be run with this batch, or fewer than two workers; MachineError if a process
     dies or is silent.
@@ -121,14 +123,14 @@ def measure_sharing(
     if together < 2:
         what = f"{together} workers are to run together"
         raise InputError(f"{what}; a slowdown needs at least 2", help="for example --together 6")
-    threads = len(usable_cpus())
+    threads = len(usable_cpus()) if on is None else 1
     found: list[dict[int, float]] = []
     alone_ns: list[float] = []
     pairs: list[tuple[float, float]] = []
     cells = passes * (together + (2 if beside else 0))
     with ExitStack() as stack:
-        workers = [stack.enter_context(running(model, threads)) for _ in range(together)]
-        other = stack.enter_context(running(beside, threads)) if beside else None
+        workers = [stack.enter_context(running(model, threads, on)) for _ in range(together)]
+        other = stack.enter_context(running(beside, threads, on)) if beside else None
         for number in range(passes):
             means_ns: dict[int, float] = {}
             counts = range(1, together + 1) if number % 2 == 0 else range(together, 0, -1)
@@ -153,11 +155,12 @@ def measure_sharing(
     return SharingTimes(model.batch, median(alone_ns) / 1e6, points, each_pass, software, pair)
 
 
-def fit_all_laws(found: SharingTimes, source: str) -> SharingFits:
+def fit_all_laws(found: SharingTimes, source: str, on: GpuPlace | None = None) -> SharingFits:
     """Every law that can be fitted to a measurement; that with the least mean error is the best, of equal ones the
-    first. The law is for replicas without caps on as many cores as this process may use."""
+    first. The law is for replicas without caps on as many cores as this process may use, or on a GPU."""
     software = ", ".join(filter(None, (found.software, f"Python {platform.python_version()}", platform.system())))
-    date, cores = datetime.now(UTC).date().isoformat(), float(len(usable_cpus()))
+    date, cores = datetime.now(UTC).date().isoformat(), float(len(usable_cpus())) if on is None else 0.0
+    hardware = hardware_name() if on is None else on.hardware
     fits: dict[SharingForm, SlowdownFit] = {}
     for form in SHARING_FORMS:
         fit = fit_sharing(
@@ -165,7 +168,7 @@ def fit_all_laws(found: SharingTimes, source: str) -> SharingFits:
             full_batch=found.full_batch,
             form=form,
             source=source,
-            hardware=hardware_name(),
+            hardware=hardware,
             software=software,
             date=date,
         )
@@ -233,7 +236,7 @@ class RunningWorker:
 
 
 @contextlib.contextmanager
-def running(model: Contender, threads: int) -> Iterator[RunningWorker]:
+def running(model: Contender, threads: int, on: GpuPlace | None = None) -> Iterator[RunningWorker]:
     """A worker that has loaded its model and run once, with as many threads. It ends with the context."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -247,7 +250,7 @@ def running(model: Contender, threads: int) -> Iterator[RunningWorker]:
         ours,
         tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
         subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), pass_fds=fds
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment(on), pass_fds=fds
         ) as process,
     ):
         theirs.close()
@@ -255,7 +258,7 @@ def running(model: Contender, threads: int) -> Iterator[RunningWorker]:
         try:
             if next_line(process, SILENCE_S) != READY:
                 raise process_died(process, errors, "before it began")
-            order = TimingOrder(str(model.file), ceil(threads), threads, (model.batch,), dict(model.shapes))
+            order = order_of(model.file, threads, (model.batch,), model.shapes, on)
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(order) + b"\n")
             ready = _expect(process, BatchReady, str(model.file))

@@ -45,13 +45,15 @@ class AssignedGpus:
         return tuple(self._nodes.values())
 
     def device_of(self, spec: ReplicaSpec, memory_bytes: int) -> CudaDevice:
-        """The GPU of a replica that takes so much of its memory; 0 if that is unknown. MachineError if it is lost."""
+        """The GPU of a replica that takes so much of its memory; 0 if that is unknown. A share that is no cap is only
+        reserved. MachineError if the GPU is lost."""
         assert spec.node is not None
         assert spec.device is not None
         gpu = self._gpus.get((spec.node, spec.device))
         if gpu is None:
             raise MachineError(f"{spec.node} has no GPU {spec.device!r}, or has lost it")
-        return CudaDevice(gpu.uuid, spec.slot.share, memory_bytes)
+        share = spec.slot.share if spec.slot.is_capped or spec.slot.share > 1 else 0.0
+        return CudaDevice(gpu.uuid, share, memory_bytes)
 
     def environment(self, device: CudaDevice | None) -> dict[str, str]:
         """The variables of a worker that has this GPU, or none. MachineError for a share above 100 %."""
