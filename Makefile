@@ -5,7 +5,7 @@ READY := .venv/.ready
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-hosts coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
+.PHONY: help test test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -21,6 +21,10 @@ test: $(READY) ## every test but those of test-hosts; tests of live servers one 
 
 test-hosts: $(READY) ## several hosts out of namespaces, and Ray on them; needs root, skipped without
 	$(BIN)/pytest -n 2 --dist loadgroup -m needs_hosts $(FLAGS)
+
+gpu-check: $(READY) ## replicas and profiles on an NVIDIA GPU, with tables; without one it says why and does nothing
+	$(BIN)/pytest -m needs_gpu -rs tests/gpu
+	$(BIN)/python -m benchmarks.gpu $(FLAGS)
 
 PURE := tests/app tests/core tests/policies tests/runlog tests/solvers tests/systems tests/workload
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.hosts import why_no_hosts
+from tests.nvidia import why_no_gpu
 
 # Machines differ in speed: no test fails because one is slow.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -40,4 +41,6 @@ def _draw_at_most(examples: int, test: pytest.Item) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("needs_hosts") and (reason := why_no_hosts()):
+        pytest.skip(reason)
+    if item.get_closest_marker("needs_gpu") and (reason := why_no_gpu()):
         pytest.skip(reason)
