@@ -6,11 +6,16 @@ There is no GPU: `nvidia-smi`, MPS and an ONNX Runtime with CUDA are stand-ins (
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -453,3 +458,45 @@ def test_a_replica_on_a_gpu_takes_no_spare_worker(
         assert backend.pid(B) == spare
 
     play(scene, on_t4, spares_max=1)
+
+
+def asked(url: str, body: bytes | None = None) -> Any:
+    """The JSON that a server answers, whatever the status."""
+    try:
+        with urlopen(Request(url, body), timeout=60) as answer:
+            return json.load(answer)
+    except HTTPError as error:
+        return json.load(error)
+
+
+@pytest.mark.live
+def test_a_server_answers_from_a_gpu_until_it_disappears(nvidia: FakeNvidia, mlp: Path, tmp_path: Path) -> None:
+    nvidia.install_runtime()
+    setup_of(tmp_path, mlp, device_memory_bytes=GIB)  # writes the application's file
+    command = [sys.executable, "-m", "sloop", "serve", "app.yaml", "--http-port", "0", "--grpc-port", "0", "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        try:
+            assert server.stdout is not None
+            where = json.loads(server.stdout.readline())["http"]
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0.0, 1.0, 2.0, 3.0]}
+            body = json.dumps({"inputs": [tensor], "parameters": {"x-slo-ms": 60_000}}).encode()
+            infer, state = f"{where}/v2/models/app/infer", f"{where}/v2/sloop/state"
+            deadline = time.monotonic() + 60
+            while "outputs" not in (answer := asked(infer, body)) and time.monotonic() < deadline:
+                time.sleep(0.1)  # the first replica may not be ready yet
+            assert answer["outputs"][0]["shape"] == [1, 3]
+            [providers, _, variables] = json.loads(nvidia.lines("sessions")[0])
+            assert providers[0][1]["gpu_mem_limit"] == GIB
+            assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-4d2ca1c0"
+            [device] = asked(state)["nodes"][0]["devices"]
+            assert (device["kind"], device["memory_bytes"]) == ("T4", 15 * GIB)
+            nvidia.has(A100)
+            nvidia.happens("failed")
+            short = json.dumps({"inputs": [tensor], "parameters": {"x-slo-ms": 1000}}).encode()
+            assert "outputs" not in asked(infer, short), "no replica is left"
+            deadline = time.monotonic() + 40
+            while asked(state)["nodes"][0]["devices"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert asked(state)["nodes"][0]["devices"] == []
+        finally:
+            server.kill()
