@@ -207,8 +207,10 @@ def large_problems(draw: st.DrawFn) -> tuple[MixStage, list[MixNodes]]:
         )
         for _ in range(draw(st.integers(1, 6)))
     )
-    owned = st.integers(1, 40).map(float) | st.just(math.inf)
-    return MixStage(draw(st.floats(1, 5000)), options), [MixNodes(draw(owned)), MixNodes(draw(owned))]
+    always = (st.integers(1, 40).map(float) | st.just(math.inf)).map(MixNodes)
+    prices = st.sampled_from([0.2, 1.0, 3.06])
+    rented = st.builds(MixNodes, st.integers(0, 3).map(float), st.integers(1, 10), prices)
+    return MixStage(draw(st.floats(1, 5000)), options), [draw(always), draw(always | rented)]
 
 
 @laws

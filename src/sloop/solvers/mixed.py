@@ -226,7 +226,7 @@ def _solved(
     if not all(stage.options for stage in stages):
         return None
     columns = list(_columns(stages, pools, start))
-    if len(stages) == 1 and not most_served and not any(pool.rented for pool in pools):
+    if len(stages) == 1 and not most_served:
         search = _OneStageSearch(columns, pools, share * stages[0].rate_rps)
         if search.is_complete:
             return _mix(stages, pools, columns, search.best, proven=True) if search.best else None
@@ -273,10 +273,11 @@ def _mix(
 
 
 class _OneStageSearch:
-    """The cheapest replicas of one stage on nodes that are not rented: a knapsack, by branch and bound.
+    """The cheapest replicas of one stage: a knapsack, by branch and bound.
 
     Most applications have one stage. HiGHS takes 8 ms for each such program, mostly to set up; this takes 0.1 ms. The
-    bound of the rest is its relaxation without the nodes' limits, so that columns are tried by their cost per request.
+    bound of the rest is its relaxation without the nodes' limits, in which nodes can be rented in part, so that columns
+    are tried by their cost per request.
     Among equal costs the first found is the answer: the mix with most of the cheapest column, and of equally cheap ones
     of the largest, which is that of the fewest replicas.
     """
@@ -289,23 +290,38 @@ class _OneStageSearch:
         self._cost = math.inf
         self._steps = 0
         self._columns = columns
+        self._pools = pools
+        self._used = [0.0] * len(pools)
+        """By pool, how many nodes the replicas take, also in part."""
         # Without a rate, one replica of any kind is enough.
         self._serves = [column.option.rate_rps if rate_rps > 0 else 1.0 for column in columns]
         self._needed = rate_rps * (1 - SLACK) if rate_rps > 0 else 1.0
         self._order = sorted(
             [at for at, column in enumerate(columns) if column.most > 0 and self._serves[at] > 0],
-            key=lambda at: (columns[at].cost / self._serves[at], -self._serves[at]),
+            key=lambda at: (self._least(at) / self._serves[at], -self._serves[at]),
         )
-        self._room = [pool.owned * (1 + SLACK) for pool in pools]
+        self._room = [(pool.owned + pool.rented) * (1 + SLACK) for pool in pools]
         self._counts = [0] * len(columns)
         self._search(0, self._needed, 0.0)
         self.is_complete = self._steps < STEPS_MAX
 
+    def _least(self, at: int) -> float:
+        """What one replica of a column costs if nodes could be rented in part."""
+        column = self._columns[at]
+        pool = self._pools[column.option.pool]
+        return column.cost + (pool.price * column.option.nodes if pool.rented else 0.0)
+
+    def _paid(self) -> tuple[float, float]:
+        """What the nodes cost that are used now, whole, and if they could be rented in part."""
+        rented = [(pool, used) for pool, used in zip(self._pools, self._used, strict=True) if pool.rented]
+        return sum(pool.cost_of(used) for pool, used in rented), sum(pool.price * used for pool, used in rented)
+
     def _search(self, place: int, left_rps: float, cost: float) -> None:
-        """Try all numbers of the columns from `place` on, for the rate that is left."""
+        """Try all numbers of the columns from `place` on, for the rate that is left. `cost` is without nodes that are
+        rented."""
         self._steps += 1
         if left_rps <= 0:
-            self._cost, self.best = cost, list(self._counts)
+            self._cost, self.best = cost + self._paid()[0], list(self._counts)
             return
         if place == len(self._order):
             return
@@ -316,14 +332,17 @@ class _OneStageSearch:
         if option.nodes > 0 and math.isfinite(room):
             most = min(most, math.floor(room / option.nodes + SLACK))
         following = self._order[place + 1] if place + 1 < len(self._order) else None
+        used = self._used[option.pool]
         for count in range(most, -1, -1):
             rest_rps, so_far = left_rps - count * serves, cost + count * column.cost
+            self._used[option.pool] = used + count * option.nodes
+            whole, in_part = self._paid()
             if rest_rps <= 0:  # more than is needed, so that one less may cost less
-                least = so_far
+                least = so_far + whole
             elif following is None:
                 break
             else:
-                least = so_far + rest_rps * self._columns[following].cost / self._serves[following]
+                least = so_far + in_part + rest_rps * self._least(following) / self._serves[following]
             if self._steps >= STEPS_MAX:
                 break
             if least >= self._cost * (1 - ROUNDING):
@@ -333,7 +352,7 @@ class _OneStageSearch:
             self._counts[at] = count
             self._room[option.pool] = room - count * option.nodes
             self._search(place + 1, rest_rps, so_far)
-        self._counts[at], self._room[option.pool] = 0, room
+        self._counts[at], self._room[option.pool], self._used[option.pool] = 0, room, used
 
 
 def _limits(columns: Sequence[_Column], pools: Sequence[MixNodes], rented: Mapping[int, int]) -> Iterator[highs.Row]:

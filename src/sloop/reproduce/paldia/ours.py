@@ -1,8 +1,9 @@
 """Ours against PALDIA: `mixed` on the same six kinds of nodes, at the same prices, under the same loads.
 
 Three loads, each with two kinds of arrivals: all requests of a second at once, as PALDIA's results need them, and a
-Poisson process. `mixed` is told which of them to expect, and that nodes come within a second; PALDIA gets the group of
-requests to plan for that suits it best of three. The Twitter load is recorded if the public data is there.
+Poisson process. `mixed` is told which of them to expect, and that nodes come within a second; PALDIA, where
+requests come one by one, gets two sizes of the group that it plans for: a second, and the deadline. The Twitter load is
+recorded if the public data is there.
 
 What differs: `mixed` uses several nodes at once, plans with the largest forecast of the last seconds instead of half of
 a deadline, starts the first time that the forecast asks for it, and lets as many batches run on a GPU as serve most.
@@ -27,7 +28,7 @@ SCENES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Model and load of each."""
 QUICK: Final = ("Azure-like, ResNet50",)
-GROUPS_MS: Final = (1000, 200, 100)
+GROUPS_MS: Final = (1000, 200)
 """What PALDIA may take to arrive at once."""
 SEEDS: Final = 3
 

@@ -28,8 +28,8 @@ WIKI_DAYS, WIKI_DAY_S = 5, 300
 TWITTER_S: Final = 5400
 FLAT_S, CONSTANT_S = 600, 300
 """Shorter than published: the load repeats itself, and half a million requests say enough."""
-RECORDED_S: Final = (1_299_600, 1_305_000)
-"""90 minutes of Twitter with a calm part and two bursts, from which IPA's excerpts are."""
+RECORDED_S: Final = (1_300_800, 1_302_600)
+"""30 minutes of Twitter, calm but for a burst of ten minutes: the source of IPA's excerpt `bursty`."""
 CLUMP_AT_NS: Final = ms(1)
 """Within its second, when the clump comes: after the monitor, which looks at whole seconds."""
 
