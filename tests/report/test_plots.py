@@ -25,6 +25,7 @@ from sloop.report.plots import (
     most_requests,
     png,
     route_cdf,
+    sharing_figure,
     svg,
     thin,
     timeline,
@@ -267,6 +268,18 @@ def test_layers_figure_shows_where_the_compute_sits() -> None:
     assert png(figure).startswith(b"\x89PNG")
     many = layers_figure("m.onnx", [1] * 100, [1] * 100, range(100))
     assert sum(bool(tick) for tick in many.panels[0].ticks) <= 40
+
+
+def test_sharing_figure_shows_what_a_batch_costs_with_each_number_of_workers() -> None:
+    figure = sharing_figure("m.onnx", [(1, 1.0), (2, 1.2), (4, 3.2)], {"bandwidth": [1.0, 1.3, 2.0, 3.0]})
+    slower, each = figure.panels
+    assert [(series.name, series.kind, series.y) for series in slower.series] == [
+        ("measured", "points", (1.0, 1.2, 3.2)),
+        ("bandwidth", "line", (1.0, 1.3, 2.0, 3.0)),
+    ]
+    assert [series.y for series in each.series] == [(1.0, 0.6, 0.8), (1.0, 0.65, 2 / 3, 0.75)]
+    assert figure.alt.endswith("a batch costs least with 2.")
+    assert png(figure).startswith(b"\x89PNG")
 
 
 def test_the_frontier_is_a_line_below_which_there_is_nothing_cheaper() -> None:

@@ -307,7 +307,6 @@ def sharing_figure(model: str, measured: Sequence[tuple[float, float]], laws: Ma
     slowdowns = (
         Series("measured", counts, tuple(factor for _, factor in measured), "points"),
         *(Series(name, tuple(map(float, range(1, len(y) + 1))), tuple(y)) for name, y in laws.items()),
-        Series("one after the other", counts, counts),
     )
     per_batch = tuple(
         Series(one.name, one.x, tuple(y / x for x, y in zip(one.x, one.y, strict=True)), one.kind) for one in slowdowns
@@ -318,8 +317,8 @@ def sharing_figure(model: str, measured: Sequence[tuple[float, float]], laws: Ma
         title=f"Workers of {model} that run together",
         x_label="workers that run batches",
         panels=(
-            Panel(y_label="times as long as alone", series=slowdowns),
-            Panel(y_label="time per batch, alone = 1", series=per_batch),
+            Panel(y_label="slowdown", series=slowdowns),
+            Panel(y_label="slowdown / workers", series=per_batch),
         ),
         alt=f"Slowdown of a batch of {model} by the number of workers; a batch costs least with {best:g}.",
     )
