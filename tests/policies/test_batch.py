@@ -1,6 +1,11 @@
 """Batch policies: when a batch starts, how large it is, and until when it waits."""
 
+import math
+from collections import Counter
 from collections.abc import Callable
+from itertools import accumulate
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -39,8 +44,41 @@ def test_the_wait_counts_from_the_oldest_arrival_wherever_it_stands(visit: Calla
     assert policy.decide(ms(12), queue, 16, COSTS_NS) == Take(count=2)
 
 
+def test_without_a_timer_only_an_arrival_looks_at_the_time(visit: Callable[..., Visit]) -> None:
+    policy = Timeout(size=4, wait_ns=ms(10), timer=False)
+    queue = [visit(1, arrived_ms=2), visit(2, arrived_ms=7)]
+    assert policy.decide(ms(7), queue, 16, COSTS_NS).count == 0
+    assert policy.decide(ms(13), queue, 16, COSTS_NS) == Take(count=0, wait_until_ns=ms(102))
+    queue.append(visit(3, arrived_ms=40))
+    assert policy.decide(ms(40), queue, 16, COSTS_NS) == Take(count=3), "the one that looks leaves with the others"
+    assert policy.decide(ms(102), queue[:2], 16, COSTS_NS) == Take(count=2), "no other came"
+
+
+@pytest.mark.parametrize("timer", [True, False])
+def test_sizes_of_batches_follow_poisson_s_law(visit: Callable[..., Visit], timer: bool) -> None:
+    """min(b, 1 + Poisson(λW)) with a timer; min(b, 2 + Poisson(λW)) without, as the one that looks leaves with them."""
+    random, wait_ms, rate, limit = Random(7), 10.0, 0.3, 6
+    policy = Timeout(wait_ns=ms(wait_ms), timer=timer)
+    arrivals = list(accumulate(random.expovariate(rate) for _ in range(20_000)))
+    sizes, queue = Counter[int](), list[Visit]()
+    for number, at_ms in enumerate(arrivals):
+        if timer and queue and policy.decide(ms(at_ms), queue, limit, COSTS_NS).count:  # its time was up before
+            sizes[len(queue)] += 1
+            queue = []
+        queue.append(visit(number, arrived_ms=at_ms))
+        if policy.decide(ms(at_ms), queue, limit, COSTS_NS).count:
+            sizes[len(queue)] += 1
+            queue = []
+    mean, total = wait_ms * rate, sum(sizes.values())
+    least = 1 if timer else 2
+    expected = {k + least: math.exp(-mean) * mean**k / math.factorial(k) for k in range(limit - least)}
+    expected[limit] = 1 - sum(expected.values())
+    assert {size: sizes[size] / total for size in expected} == pytest.approx(expected, abs=0.02)
+    assert set(sizes) <= set(expected)
+
+
 @pytest.mark.parametrize("parameters", [{"size": -1}, {"wait_ns": -1}])
-def test_refuses_negative_parameters(parameters: dict[str, int]) -> None:
+def test_refuses_negative_parameters(parameters: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be a"):
         Timeout(**parameters)
 

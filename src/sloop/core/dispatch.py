@@ -95,7 +95,7 @@ class DataPath:
             entries = tuple([stage for stage in entries if stage.name in names])
             assert entries, f"request {request.id} begins at {request.enters}, which are no entry stages"
         for stage in entries:
-            queued = len(stage.queue.visits)
+            queued = stage.monitor.waiting
             times = stage.times
             drain_ns = times.startup_ns + queued * times.visit_ns
             retry_ns = self._admit.retry_after_ns(now_ns, request, queued, drain_ns)
@@ -208,19 +208,19 @@ class DataPath:
                 self._drop_visit(now_ns, visit, least_ns, why, out)
                 ended.add(id)
             else:
-                look_ns = min(look_ns, _next_look_ns(now_ns, visit))
+                look_ns = min(look_ns, next_look_ns(now_ns, visit))
         if ended and self._state.open_requests is None:
             stage.pool.running[replica.id] = structs.replace(batch, ended=batch.ended | ended)
             stage.disturb()
         return max(look_ns, now_ns + SWEEP_NS_MIN)
 
     def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
-        """The client disconnected: remove the request from all queues and end it. A running batch goes on, and with one
-        stage it ends its requests as usual."""
+        """The client disconnected: remove the request from all queues and lanes, and end it. A running batch goes on,
+        and with one stage it ends its requests as usual."""
         request, is_graph = event.request, self._state.open_requests is not None
         removed = 0
         for stage in self._state.stages.values():
-            waiting = stage.queue.remove_request(request)
+            waiting = stage.remove_request(request)
             stage.monitor.queue(now_ns, -waiting)
             removed += waiting
         if removed or is_graph:
@@ -326,7 +326,7 @@ class DataPath:
         self._prune(now_ns, stage, len(queue.visits), least_ns, full_ns, why, out)
         earliest_ns = FOREVER_NS
         for visit in queue.visits:
-            earliest_ns = min(earliest_ns, _next_look_ns(now_ns, visit))
+            earliest_ns = min(earliest_ns, next_look_ns(now_ns, visit))
         if earliest_ns < FOREVER_NS:
             earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(queue.visits))
         queue.sweep_ns = earliest_ns
@@ -377,7 +377,7 @@ class DataPath:
             alone_ns, full_ns = rate.least_alone_ns + times.remaining_ns, rate.least_full_ns + times.remaining_full_ns
             self._prune(now_ns, stage, limit * len(idle), alone_ns, full_ns, "", out)
             while visits and visits[0].group and idle:
-                self._begin(now_ns, stage, idle.popleft(), stage.queue.group_size(limit), out)
+                self._begin_next(now_ns, stage, idle.popleft(), stage.queue.group_size(limit), out)
             if not visits:
                 break
             if not idle:
@@ -389,7 +389,7 @@ class DataPath:
             assert all(1 <= size <= limit for size in sizes), f"batches {sizes} at {stage.name}, whose limit is {limit}"
             assert answer.wait_until_ns > now_ns, f"a share policy waits at {stage.name} until now"
             for size in sizes:
-                self._begin(now_ns, stage, idle.popleft(), size, out)
+                self._begin_next(now_ns, stage, idle.popleft(), size, out)
             wait_until_ns = min(wait_until_ns, answer.wait_until_ns)
         return wait_until_ns
 
@@ -416,19 +416,23 @@ class DataPath:
             tuple(running),
         )
 
-    def _begin(self, now_ns: int, stage: StageState, replica: Replica, count: int, out: list[Action]) -> None:
-        """Start a batch of the first `count` visits on an idle replica, as `dispatch` does inline."""
-        pool, rate = stage.pool, replica.service_rate
+    def _begin_next(self, now_ns: int, stage: StageState, replica: Replica, count: int, out: list[Action]) -> None:
+        """Start a batch of the first `count` visits on an idle replica."""
+        stage.pool.last = replica.id
+        self._begin(now_ns, stage, replica, stage.queue.take(count), out)
+
+    def _begin(self, now_ns: int, stage: StageState, replica: Replica, taken: list[Visit], out: list[Action]) -> None:
+        """Start a batch of these visits, which are in no queue any more, on an idle replica; as `dispatch` does
+        inline."""
+        pool, rate, batch = stage.pool, replica.service_rate, next(self._batch_ids)
         pool.remove_idle(replica)
-        taken, batch = stage.queue.take(count), next(self._batch_ids)
         pool.running[replica.id] = (
             RunningBatch(batch, taken, now_ns, rate, replica.millicores, rate.costs_ns)
             if not rate.is_shared
             else self._beside(now_ns, replica, batch, taken)
         )
         replica.batches += 1
-        pool.last = replica.id
-        stage.monitor.start(now_ns, count, replica.millicores)
+        stage.monitor.start(now_ns, len(taken), replica.millicores)
         parts = tuple([visit.part for visit in taken]) if stage.runs_for_parts else ()
         ids = tuple([visit.request.id for visit in taken])
         out.append(StartBatch(batch, replica.id, stage.name, ids, parts))
@@ -570,7 +574,7 @@ def _answer(now_ns: int, request: RequestId, deadline_ns: int) -> End:
     return End(request, Outcome.LATE, f"finished {in_ms(now_ns - deadline_ns)} after its deadline")
 
 
-def _next_look_ns(now_ns: int, visit: Visit) -> int:
+def next_look_ns(now_ns: int, visit: Visit) -> int:
     """When a visit that the drop policy keeps now may be hopeless: after its deadline, and then ever less often."""
     if visit.deadline_ns >= now_ns:
         return visit.deadline_ns + 1

@@ -15,7 +15,17 @@ from sloop.policies.forecast import Ewma, Holt, Last, Lstm, MovingMax, OracleFor
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import AsPlaced, Flashpoint
-from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
+from sloop.policies.route import (
+    BatchRoundRobin,
+    EarliestFree,
+    Fastest,
+    FirstIdle,
+    LeastLoaded,
+    PlannedRate,
+    RoundRobin,
+    Smallest,
+    SmoothWeighted,
+)
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
@@ -46,6 +56,9 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "least_loaded": LeastLoaded,
         "fastest": Fastest,
         "smallest": Smallest,
+        "batch_round_robin": BatchRoundRobin,
+        "planned_rate": PlannedRate,
+        "earliest_free": EarliestFree,
     },
     "drop": {"never": Never, "age": Age, "predictive": PredictiveDrop},
     "admit": {"open": Open, "bounded": Bounded, "predictive": PredictiveAdmit},

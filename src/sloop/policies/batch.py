@@ -35,6 +35,10 @@ class WorkConserving:
         return Take(count if count < limit else limit)
 
 
+LAST_WAITS = 10
+"""How many times the waiting time of `Timeout` a batch waits at most if there is no timer and no visit arrives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timeout:
     """Wait for a full batch, at most `wait_ns` after the oldest arrival.
@@ -46,6 +50,10 @@ class Timeout:
 
     size: int = 0
     wait_ns: int = s(1)
+    timer: bool = True
+    """Without one, the waiting time is looked at only when a visit arrives, which then joins the batch: the router of
+    the colocation thesis (Elvinger, ETH Zurich 2024, section 4.3.1). If none comes any more, the batch starts after
+    ten times the waiting time; there, at the end of the run."""
 
     def __post_init__(self) -> None:
         check_range("size", self.size, least=0)
@@ -63,7 +71,10 @@ class Timeout:
         size = min(self.size or limit, limit)
         if len(queue) >= size:
             return Take(count=size)
-        start_by_ns = min(visit.arrived_ns for visit in queue) + self.wait_ns
+        first_ns = min(visit.arrived_ns for visit in queue)
+        start_by_ns = first_ns + self.wait_ns
+        if not self.timer and max(visit.arrived_ns for visit in queue) < now_ns:
+            start_by_ns = max(first_ns + LAST_WAITS * self.wait_ns, first_ns + 1)
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
 
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 from sloop.actions import (
     AdoptReplica,
     Assigned,
+    BindBatch,
     Decided,
     End,
     RequestPlan,
@@ -378,6 +379,11 @@ class _Visit:
         return VisitStory(stage=stage, part=part, entered_s=to_s(self.entered_ns), critical=critical, **spent_ms)
 
 
+def _others(batch: StartBatch | BindBatch, id: RequestId) -> list[RequestId]:
+    """The requests of a batch besides this one."""
+    return sorted({each for each in batch.requests if each != id})
+
+
 class _Follower:
     """Follows one request through the log."""
 
@@ -461,6 +467,9 @@ class _Follower:
             for visit in self._visits:
                 if visit.batch is not None and visit.batch.replica == record.replica:
                     self._leave(now_ns, visit, record)
+        elif isinstance(record, BindBatch):
+            if self._id in record.requests:
+                self._bind(now_ns, record)
         elif isinstance(record, End):
             if record.request == self._id:
                 self._finish(now_ns, record)
@@ -551,7 +560,7 @@ class _Follower:
             if replica is not None:
                 group = replica.group
                 on = f" ({replica.spec.variant} on {slot_text(group.slot)}{shadow_text(group.form.shadow)})"
-            others = sorted({id for id in batch.requests if id != self._id})
+            others = _others(batch, self._id)
             alone = "alone" if len(batch.requests) == 1 else "with other parts of it"
             beside = f"with {numbered('request', others)}" if others else alone
             expected_ns = self._estimator.expected_ns(batch.batch)
@@ -561,6 +570,14 @@ class _Follower:
                 f"started {beside}, in batch no. {batch.batch} at {self._where(visit)} on replica {batch.replica}{on} "
                 f"after {in_ms(waited_ns)} in the queue{estimate}",
             )
+
+    def _bind(self, now_ns: int, batch: BindBatch) -> None:
+        """The request waits for a certain replica from now on."""
+        replica = self._run.replicas.get(batch.replica) if self._run is not None else None
+        running = replica.running if replica is not None else None
+        why = f"it runs batch no. {running.batch}" if running is not None else ""
+        together = f", together with {numbered('request', others)}" if (others := _others(batch, self._id)) else ""
+        self._add(now_ns, f"bound to replica {batch.replica} at {batch.stage}{together}", why)
 
     def _leave(self, now_ns: int, visit: _Visit, record: _EndOfBatch) -> None:
         """A visit's batch has ended, or its replica is gone."""

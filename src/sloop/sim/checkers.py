@@ -3,16 +3,17 @@
 The checkers keep their own state (requests, queues, replicas, nodes, versions) and compare every order of the core with
 it. Safety is checked at every record: a request ends once, in a version of its own application; a replica runs one
 batch, on a node that was ready for it; no core and no share of a device is given out twice; a queue is served in its
-policy's order; a request that shared a failed batch fails only alone, after few tries; a node is charged once; a
-version that has retired has neither requests nor replicas. Liveness is checked at the end (`finish`): every request
-that arrived has ended. Where the core orders transfers of weights: who sends them has them, no replica starts before
-its own are there, nothing in use is evicted, and no memory is given out twice. They work on live logs as well as on
-simulated ones.
+policy's order, and a replica begins batches in the order in which they were bound to it; a request that shared a failed
+batch fails only alone, after few tries; a node is charged once; a version that has retired has neither requests nor
+replicas. Liveness is checked at the end (`finish`): every request that arrived has ended. Where the core orders
+transfers of weights: who sends them has them, no replica starts before its own are there, nothing in use is evicted,
+and no memory is given out twice. They work on live logs as well as on simulated ones.
 
 Must not import the core, beliefs or truth. State and node capacities are deliberately computed a second time here: a
 checker that shared the core's code would share its mistakes.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -25,6 +26,7 @@ from sloop.actions import (
     AdoptReplica,
     Assigned,
     AttachShadow,
+    BindBatch,
     CancelTransfer,
     Decided,
     DetachShadow,
@@ -108,6 +110,9 @@ FIRST_KEY: Final = -(1 << 63)
 
 FETCHING: Final = "fetching"
 """The step of a start that waits for its weights."""
+
+BOUND: Final = -1
+"""Instead of the step in which a visit was queued: it is in a batch that waits for its replica."""
 
 STALL_NS_MIN: Final = NS_PER_S
 """A request is dropped from a running batch only if the batch has run for this long."""
@@ -215,7 +220,8 @@ class CheckedRequest:
         self.deadline_ns = request.deadline_ns
         """The deadline of its path, if paths have deadlines; known once it is done."""
         self.waiting: dict[Place, tuple[int, Visit, int]] = {}
-        """Per place where it is queued: the step in which it was queued, the visit, and the visit's key."""
+        """Per place where it is queued: the step in which it was queued, the visit, and the visit's key. The step is
+        `BOUND` for a visit that is bound to a replica."""
 
     def blame(self) -> None:
         """It has been found to be the cause of a failure, and may fail."""
@@ -237,6 +243,7 @@ class CheckedReplica:
         "draining",
         "form",
         "is_kept",
+        "lane",
         "limit",
         "part",
         "pipeline",
@@ -296,6 +303,8 @@ class CheckedReplica:
         """When its batch began."""
         self.visits: list[tuple[CheckedRequest, Visit]] = []
         """The visits in its batch."""
+        self.lane: deque[list[tuple[CheckedRequest, Place]]] = deque()
+        """The batches that are bound to it."""
 
     @property
     def assembles(self) -> bool:
@@ -316,12 +325,6 @@ class CheckedPipeline:
         self.bounds = bounds
         self.members: dict[ReplicaId, CheckedReplica] = {}
         self.started: set[ReplicaId] = set()
-
-    def dissolve(self) -> None:
-        """It is over: those of its parts that have all layers are ready."""
-        for member in self.members.values():
-            member.pipeline = None
-            member.ready = member.part is None
 
 
 class WaitingKeys:
@@ -556,6 +559,22 @@ class CheckerState:
             alone.setdefault(entry, Retry(1))
         self._put_back(replica, alone.__getitem__)
 
+    def dissolve(self, pipeline: CheckedPipeline) -> None:
+        """It is over: those of its parts that have all layers are ready."""
+        for member in pipeline.members.values():
+            member.pipeline = None
+            member.ready = member.part is None
+            if not member.ready:
+                self.unbind(member)
+
+    def unbind(self, replica: CheckedReplica) -> None:
+        """A replica takes no more batches: those in its lane wait in the queue again."""
+        lane, replica.lane = replica.lane, deque()
+        for entry, place in (each for batch in lane for each in batch):
+            waiting = entry.waiting.get(place)
+            if entry.request.id in self.requests and waiting is not None:
+                self._queue(entry, place, waiting[1])
+
     def _put_back(self, replica: CheckedReplica, retry_of: Callable[[CheckedRequest], Retry] | None) -> None:
         """The requests of a batch wait at the same stage again."""
         visits = replica.visits
@@ -580,13 +599,14 @@ class CheckerState:
         """A replica is gone; its resources are free. If it has died, its batch is to blame, unless its node is lost."""
         replica = self.replicas.pop(id, None)
         if replica is not None:
+            self.unbind(replica)
             node = self.nodes.get(replica.spec.node or "")
             self.lose(replica, is_blamed=has_died and (node is None or node.state is not NodeState.LOST))
             if node is not None:
                 del node.replicas[id]
             if replica.pipeline is not None:
                 del replica.pipeline.members[id]
-                replica.pipeline.dissolve()
+                self.dissolve(replica.pipeline)
 
     def _enter(self, now_ns: int, progress: RequestProgress, entry: CheckedRequest, entered: Iterable[Place]) -> None:
         deadline_ns = progress.deadline_ns()
@@ -682,6 +702,7 @@ class Checkers:
             Assigned: self._assigned,
             Rollout: self._rolled_out,
             StartBatch: self._start_batch,
+            BindBatch: self._bind_batch,
             End: self._end,
             StartReplica: self._start_replica,
             AdoptReplica: self._adopt_replica,
@@ -839,7 +860,7 @@ class Checkers:
 
     def _start_batch(self, order: StartBatch) -> None:
         replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
-        size, limit = len(order.requests), replica.limit
+        size, limit, lane = len(order.requests), replica.limit, replica.lane
         if self._unassigned is not None:
             self._settle()
         if order.batch <= self._last_batch:
@@ -850,13 +871,72 @@ class Checkers:
             self._fail(f"the replica still runs batch {replica.batch}")
         if replica.spec.stage != order.stage:
             self._fail(f"the replica serves stage {replica.spec.stage}")
+        if lane:
+            limit = len(self._next_bound(replica)) or limit  # that of the plan may have changed since it was bound
         if not 0 < size <= limit:
             self._fail(f"a batch of {size} where the plan allows up to {limit}")
         if size > (replica.size_max or size):
             self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {replica.size_max}")
-        self._take(order, replica)
+        if lane:
+            self._take_bound(order, replica)
+        else:
+            self._take(order, replica)
         replica.batch = self._last_batch = order.batch
         replica.started_ns = self._now_ns
+
+    def _bind_batch(self, order: BindBatch) -> None:
+        """A batch is given to a busy replica, for which it waits behind those that were bound before."""
+        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
+        if self._unassigned is not None:
+            self._settle()
+        if not replica.ready or replica.draining:
+            self._fail("a batch is bound to a replica that is not ready or drains")
+        if replica.batch is None:
+            self._fail("a batch is bound to a replica that is idle")
+        size, limit = len(order.requests), min(replica.limit, replica.size_max or replica.limit)
+        if replica.spec.stage != order.stage:
+            self._fail(f"the replica serves stage {replica.spec.stage}")
+        if not 0 < size <= limit:
+            self._fail(f"a batch of {size} is bound to a replica that takes up to {limit}")
+        if order.parts and len(order.parts) != size:
+            self._fail(f"{len(order.parts)} parts of {size} requests")
+        largest, bound, requests = FIRST_KEY, list[tuple[CheckedRequest, Place]](), self._state.requests
+        for id, part in order.visits:
+            entry, place = requests.get(id), (order.stage, part)
+            waiting = entry.waiting.get(place) if entry is not None else None
+            if entry is None or waiting is None or waiting[0] == BOUND:
+                self._fail(f"request {id}, part {part}, does not wait in the queue of {order.stage}")
+            _, visit, key = waiting
+            entry.waiting[place] = BOUND, visit, key
+            bound.append((entry, place))
+            largest = max(largest, key)
+            if key == FIRST_KEY:
+                self._check_retry(order)
+        replica.lane.append(bound)
+        if self._is_ordered:
+            self._started.append((order.stage, largest))
+
+    def _next_bound(self, replica: CheckedReplica) -> list[tuple[CheckedRequest, Place]]:
+        """What is left of the first batch of a replica's lane of which not all requests have ended."""
+        requests, lane = self._state.requests, replica.lane
+        while lane:
+            lane[0] = [each for each in lane[0] if each[0].request.id in requests]
+            if lane[0]:
+                return lane[0]
+            lane.popleft()
+        return []
+
+    def _take_bound(self, order: StartBatch, replica: CheckedReplica) -> None:
+        """A batch must be the first of its replica's lane, without the requests that have ended."""
+        expected = replica.lane.popleft()
+        if list(order.visits) != [(entry.request.id, place[1]) for entry, place in expected]:
+            bound = [entry.request.id for entry, _ in expected]
+            self._fail(f"the next batch of the replica is the one that was bound to it first, of requests {bound}")
+        for entry, place in expected:
+            waiting = entry.waiting.pop(place, None)
+            if waiting is None:
+                self._fail(f"request {entry.request.id} began elsewhere while it was bound to this replica")
+            replica.visits.append((entry, waiting[1]))
 
     def _take(self, order: StartBatch, replica: CheckedReplica) -> None:
         """Move the visits of a batch from the queue to the replica."""
@@ -878,7 +958,7 @@ class Checkers:
         if self._is_ordered:
             self._started.append((stage, largest))
 
-    def _check_retry(self, order: StartBatch) -> None:
+    def _check_retry(self, order: StartBatch | BindBatch) -> None:
         """Visits of a batch that are tried again must be few enough, and all of one failed or lost batch."""
         requests = self._state.requests
         all_tries = [(requests[id].tries, (order.stage, part)) for id, part in order.visits if id in requests]
@@ -968,6 +1048,7 @@ class Checkers:
         elif note.kind == "drain" and note.replica is not None:
             replica = self._state.replicas.get(note.replica) or self._unknown(note.replica)
             replica.draining = True
+            self._state.unbind(replica)
 
     def _follow(self, plan: Plan) -> None:
         """A plan is in force: keep its batch limits."""
@@ -1107,14 +1188,14 @@ class Checkers:
         if pipeline is None:
             replica.ready = True
         elif all(member.part is None for member in pipeline.members.values()):
-            pipeline.dissolve()
+            self._state.dissolve(pipeline)
 
     def _batch_lost(self, event: BatchLost) -> None:
         """The batch is not to blame: its requests wait as before they began."""
         replica = self._state.replicas.get(event.replica)
         if replica is not None and replica.batch == event.batch:
             if replica.pipeline is not None:
-                replica.pipeline.dissolve()
+                self._state.dissolve(replica.pipeline)
             self._state.lose(replica, is_blamed=False)
 
     def _progressed(self, event: ReplicaProgressed) -> None:
@@ -1277,6 +1358,7 @@ class Checkers:
         if replica.stopping:
             self._fail("the replica is ordered to stop twice")
         replica.stopping = replica.draining = True
+        self._state.unbind(replica)
         if replica.batch is not None:  # a replica whose batch is stuck: the core reuses its cores at once
             self._state.forget(order.replica, has_died=True)
 

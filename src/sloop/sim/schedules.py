@@ -52,7 +52,17 @@ from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.sim.cluster import ClusterTruths, Truths
 from sloop.sim.engine import Ingress
 from sloop.sim.engine import play as run
-from sloop.sim.fuzz import BRANCHING, CHOICES, GRAPHS, PATHS, PROVISIONS, Edges, with_sharing, with_weights
+from sloop.sim.fuzz import (
+    BRANCHING,
+    CHOICES,
+    EARLY_ROUTES,
+    GRAPHS,
+    PATHS,
+    PROVISIONS,
+    Edges,
+    with_sharing,
+    with_weights,
+)
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultSampler
@@ -324,6 +334,10 @@ def _scene(seed: int, random: Random) -> Scene:
     own = stream(seed, "sharing")
     if own.random() < 0.5:
         applications = [with_sharing(application, own) for application in applications]
+    share = "hybrid" if own.random() < 0.5 else "take_all"
+    own = stream(seed, "binding")
+    if own.random() < 0.2:
+        policies["route"], share = own.choice(EARLY_ROUTES), "take_all"
     return Scene(
         seed,
         tuple(nodes),
@@ -342,7 +356,7 @@ def _scene(seed: int, random: Random) -> Scene:
         },
         has_shadows=stream(seed, "shadows").random() < 0.5,
         provision=provision,
-        share="hybrid" if own.random() < 0.5 else "take_all",
+        share=share,
     )
 
 
@@ -925,6 +939,8 @@ class Audit:
                 why = self._wrong_counts(stage)
                 if not why and stage.queue.visits:
                     why = self._wrong_deadline(stage.queue.visits, has_paths)
+                if not why and stage.binds_early:
+                    why = _wrong_lanes(stage) or self._wrong_deadline(stage.pool.bound, has_paths)
                 if why:
                     return f"stage {stage.name}: {why}"
             for stage in application.entries:
@@ -958,7 +974,7 @@ class Audit:
         if running > self._most_running.get(stage.name, 0):
             self._most_running[stage.name] = running
         counted = (monitor.waiting, monitor.running, monitor.busy_millicores, monitor.ready_millicores)
-        found = (len(stage.queue.visits), running, busy, ready)
+        found = (len(stage.queue.visits) + len(stage.pool.bound), running, busy, ready)
         if counted != found:
             return f"it counts {counted} waiting, running, busy and ready, where there are {found}"
         if len(stage.pool.idle) != idle:
@@ -988,6 +1004,23 @@ QUICK_ACTIONS: Final = frozenset({StartBatch, End, Assigned})
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
 PROBES: Final = 1_000_000
 """Requests with larger numbers come after all faults."""
+
+
+def _wrong_lanes(stage: StageState) -> str:
+    """What is wrong with the batches that are bound to replicas, and with the replica that the next one is for."""
+    for replica in stage.pool.replicas.values():
+        lane = replica.lane
+        if lane is None:
+            continue
+        if replica.life is not Life.READY or replica.batch is None or not lane.batches:
+            return f"replica {replica.id} has a lane and is {replica.life}, with batch {replica.batch}"
+        if lane.work_ns != sum(each.cost_ns for each in lane.batches):
+            return f"the lane of replica {replica.id} counts {lane.work_ns} ns"
+        if stage.lanes_ns == FOREVER_NS:
+            return "nobody will look at its lanes"
+    if stage.opened is not None and stage.pool.replicas.get(stage.opened.id) is not stage.opened:
+        return f"a batch forms for replica {stage.opened.id}, which is gone"
+    return ""
 
 
 def _fail(now_ns: int, event: Event, what: str) -> None:
