@@ -112,8 +112,9 @@ class Transfer(Struct, frozen=True, gc=False, tag="transfer", omit_defaults=True
     is_kept: bool = True
     """Whether the files stay on the nodes until `Evict`; otherwise only until the replicas that wait for this transfer
     are gone. Layers stay as a whole model, once the replica that they are for has all."""
-    completes: ReplicaId | None = None
-    """The part of a pipeline for which it brings all layers but its own; it serves meanwhile."""
+    completes: tuple[ReplicaId, ...] = ()
+    """The parts of a pipeline on these nodes for which it brings the other layers; they serve meanwhile. For one part
+    these are all but its own, for several all layers."""
 
 
 class CancelTransfer(Struct, frozen=True, gc=False, tag="cancel_transfer"):

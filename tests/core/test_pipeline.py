@@ -43,8 +43,10 @@ PAIR = Provisioning(
 R0, R1, R2 = (ReplicaId(number) for number in range(3))
 
 
-def scene_of(*answers: Provisioning, replicas: int = 2, keeps: WeightLevel = WeightLevel.FILES) -> Scene:
-    policy = Scripted(keeps)
+def scene_of(
+    *answers: Provisioning, replicas: int = 2, keeps: WeightLevel = WeightLevel.FILES, chains: bool = False
+) -> Scene:
+    policy = Scripted(keeps, chains=chains)
     policy.answers.extend((*answers, *[Provisioning(())] * 99))
     made = Scene(plan_of(replicas), nodes=NODES, provision=policy)
     made.application.parts.starts["only", "a", ""] = StartCosts(WEIGHTS, layer_bytes=LAYER_BYTES)  # type: ignore[index]
@@ -87,12 +89,27 @@ def test_parts_serve_when_all_are_ready_and_then_get_the_other_layers() -> None:
     assert not of(StartBatch, scene.act(1.5, request(0, at_ms=1.5))), "one part is not enough"
     actions = scene.act(2, Transferred(TransferId(1), "n1"), ReplicaReady(R1))
     assert of(Transfer, actions) == [
-        Transfer(TransferId(2), ModelWeights("a", 200, (1, 0)), STORE, ("n0",), completes=R0),
-        Transfer(TransferId(3), ModelWeights("a", 100, (3, 1)), STORE, ("n1",), completes=R1),
+        Transfer(TransferId(2), ModelWeights("a", 200, (1, 0)), STORE, ("n0",), completes=(R0,)),
+        Transfer(TransferId(3), ModelWeights("a", 100, (3, 1)), STORE, ("n1",), completes=(R1,)),
     ]
     assert [each.replica for each in of(StartBatch, actions)] == [R0]  # type: ignore[attr-defined]
     assert [each.replica for each in of(StartBatch, scene.act(3, request(1, at_ms=3)))] == [R1]  # type: ignore[attr-defined]
     assert {each.form for each in scene.core.state.replicas.values()} == {Form(bounds=BOUNDS)}
+
+
+def test_one_chain_brings_all_layers_to_all_parts() -> None:
+    scene = scene_of(PAIR, chains=True)
+    scene.act(0, Woke())
+    actions = scene.act(1, *(Transferred(TransferId(place), f"n{place}") for place in range(2)))
+    actions = scene.act(2, ReplicaReady(R0), ReplicaReady(R1))
+    chain = Transfer(TransferId(2), ModelWeights("a", 300, (0, 3)), STORE, ("n0", "n1"), completes=(R0, R1))
+    assert of(Transfer, actions) == [chain]
+    (again,) = of(Transfer, scene.act(3, TransferFailed(TransferId(2), "n1", "n0 is gone")))
+    assert again == Transfer(TransferId(3), ModelWeights("a", 100, (3, 1)), STORE, ("n1",), completes=(R1,))
+    scene.act(4, Transferred(TransferId(2), "n0"), ReplicaCompleted(R0), Transferred(TransferId(3), "n1"))
+    scene.act(5, ReplicaCompleted(R1))
+    assert {each.form for each in scene.core.state.replicas.values()} == {ALONE}
+    assert not scene.core.state.weights.transfers
 
 
 def test_a_complete_pipeline_dissolves_when_its_batches_have_left_it() -> None:
@@ -150,7 +167,7 @@ def test_parts_that_start_go_on_without_a_pipeline() -> None:
     scene.act(0, Woke())
     scene.act(1, ReplicaLost(R0, "it crashed"))
     actions = scene.act(2, Transferred(TransferId(1), "n1"), ReplicaReady(R1))
-    assert [each.completes for each in of(Transfer, actions)] == [R1]  # type: ignore[attr-defined]
+    assert [each.completes for each in of(Transfer, actions)] == [(R1,)]  # type: ignore[attr-defined]
     assert not of(Transfer, scene.act(2.5, ReplicaReady(R1))), "said twice"
     assert lives(scene) == [Life.STARTING]
     scene.act(3, Transferred(TransferId(2), "n1"), ReplicaCompleted(R1))
@@ -160,7 +177,7 @@ def test_parts_that_start_go_on_without_a_pipeline() -> None:
 def test_layers_that_do_not_come_are_ordered_from_elsewhere() -> None:
     scene = serving()
     (again,) = of(Transfer, scene.act(3, TransferFailed(TransferId(2), "n0", "the store is away")))
-    assert again == Transfer(TransferId(4), ModelWeights("a", 200, (1, 0)), STORE, ("n0",), completes=R0)
+    assert again == Transfer(TransferId(4), ModelWeights("a", 200, (1, 0)), STORE, ("n0",), completes=(R0,))
     assert lives(scene) == [Life.READY, Life.READY], "it serves meanwhile"
     assert not of(Transfer, scene.act(4, TransferFailed(TransferId(2), "n0", "said twice")))
 
@@ -231,7 +248,7 @@ def test_a_part_on_a_node_with_the_files_gets_the_rest_by_itself() -> None:
     scene.act(1_000, Woke())
     scene.act(1_001, ReplicaReady(R1), ReplicaCompleted(R1))
     actions = scene.act(1_002, Transferred(TransferId(1), "n1"), ReplicaReady(R2))
-    assert [each.completes for each in of(Transfer, actions)] == [R2]  # type: ignore[attr-defined]
+    assert [each.completes for each in of(Transfer, actions)] == [(R2,)]  # type: ignore[attr-defined]
 
 
 def test_sizes_of_parts_sum_to_the_model() -> None:

@@ -34,13 +34,15 @@ class Scripted:
     seen: list[ProvisionInput] = field(default_factory=list)
     leaves_all: ClassVar[bool] = False
     partition: ClassVar[bool] = True
+    chains: bool = False
+    """Whether one chain brings all parts the other layers."""
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         self.seen.append(given)
         return self.answers.pop(0)
 
-    def source_of_rest(self, now_ns: int, given: CompletionInput) -> str:
-        return STORE
+    def complete(self, now_ns: int, given: CompletionInput) -> list[tuple[str, tuple[str, ...]]]:
+        return [(STORE, given.nodes)] if self.chains else [(STORE, (node,)) for node in given.nodes]
 
 
 def scene_of(replicas: int, provision: object = NEAREST, nodes: tuple[Node, ...] = NODES) -> Scene:

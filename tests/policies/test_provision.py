@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.core.views import (
     CompletionInput,
@@ -289,6 +291,7 @@ PARTS = StartCosts(ModelWeights("t5", 400_000_000), load_s=20.0, send_s=4.0, lay
 
 
 def in_parts(policy: Flashpoint, count: int, *, waiting: int = 1, **others: object) -> Provisioning:
+    """Eight nodes with two accelerators each."""
     nodes = [node_view(f"n{number}", [True, True], rack=f"r{number % 2}") for number in range(8)]
     options = {"costs": PARTS, "belief": layered(1, 1, 1, 1), "waiting": waiting} | others
     return policy.provide(0, given_of(nodes, count, **options))  # type: ignore[arg-type]
@@ -306,7 +309,8 @@ def test_replicas_that_start_together_start_as_parts_of_one_model() -> None:
 
 def test_a_long_queue_makes_fewer_parts_and_one_start_is_whole() -> None:
     assert in_parts(PARTED, 1).pipelines == ()
-    assert in_parts(PARTED, 4, is_first=True).pipelines == (), "nobody waits for the first replicas"
+    assert in_parts(PARTED, 4, is_first=True, waiting=0).pipelines == (), "nobody waits for the first replicas"
+    assert in_parts(PARTED, 4, is_first=True, waiting=1).pipelines
     assert in_parts(PARTED, 4, belief=BELIEF).pipelines == (), "its layers were not measured"
     capped = in_parts(replace(PARTED, pieces_max=2), 5)
     assert capped.pipelines == ((0, 2, 4), (0, 2, 4))
@@ -323,6 +327,69 @@ def test_a_part_is_sent_along_a_chain_to_all_pipelines() -> None:
     assert [chain.receivers for chain in apart.chains] == [("n0",), ("n2",), ("n1",), ("n3",)], "a download for each"
 
 
+def test_what_starts_at_once_is_no_part_of_what_does_not() -> None:
+    """A pipeline is as slow as its slowest part: replicas on a node that has loaded the model wait for no others."""
+    loaded = [WeightsView("n3", "r1", True, True, None, 1, True)]
+    found = in_parts(replace(PARTED, pieces_max=4), 4, weights=loaded)
+    assert found.pipelines == ((0, 2, 4), (0, 2, 4))
+    assert [start.chain is None for start in found.starts] == [True, True, False, False]
+    alone = in_parts(replace(PARTED, pieces_max=4), 3, weights=loaded)
+    assert [start.pipeline for start in alone.starts] == [0, 0, None]
+
+
+def test_parts_are_only_where_they_are_expected_to_answer_sooner() -> None:
+    """Sending takes 4 s, the model 400 ms, and so does each boundary on this slow link."""
+    slow = replace(PARTED, link_mbps=2e-5)
+    loaded = [WeightsView("n3", "r1", True, True, None, 1, True)]
+    assert in_parts(slow, 2, weights=loaded, waiting=1).pipelines == ((0, 2, 4),), "2 s and a boundary, not 4 s"
+    assert in_parts(slow, 2, weights=loaded, waiting=100).pipelines == (), "a boundary is as slow as the whole model"
+    free = structs.replace(PARTS, load_s=0.0, send_s=0.0)
+    assert in_parts(PARTED, 4, costs=free).pipelines == (), "the store sends all layers once either way"
+    assert in_parts(replace(PARTED, multicast=False, locality=False), 4, costs=free).pipelines, "one copy, not four"
+
+
+def test_planners_that_ignore_cold_starts_cut_what_is_large() -> None:
+    costs = structs.replace(PARTS, weights=ModelWeights("t5", 800_000_000), layer_bytes=(200_000_000,) * 4)
+    gillis, serfer = (replace(BASELINE, partition=True, cuts=cuts) for cuts in ("fewest", "filled"))
+    assert in_parts(gillis, 4, costs=costs, waiting=3000).pipelines == ((0, 1, 2, 3, 4),)
+    assert in_parts(serfer, 9, costs=costs, waiting=3000).pipelines == ((0, 1, 2, 3, 4),) * 2
+    assert in_parts(gillis, 3, costs=costs).pipelines == (), "fewer accelerators than parts"
+    assert in_parts(gillis, 5, waiting=3000).pipelines == (), "it is not too large"
+
+
+@given(st.data())
+def test_parts_are_never_expected_to_be_later_than_whole_models(data: st.DataObject) -> None:
+    """Whatever has the weights, and however many wait: a pipeline starts only if the mean answer is sooner."""
+    costs = StartCosts(
+        ModelWeights("t5", data.draw(st.integers(1, 10**10))),
+        load_s=data.draw(st.floats(0, 30)),
+        send_s=data.draw(st.floats(0, 5)),
+        layer_bytes=(100,) * 4,
+    )
+    policy = replace(PARTED, multicast=data.draw(st.booleans()), locality=data.draw(st.booleans()))
+    count, waiting = data.draw(st.integers(1, 8)), data.draw(st.integers(0, 300))
+    found = in_parts(policy, count, costs=costs, waiting=waiting)
+    assert len(found.starts) == count
+    if not found.pipelines:
+        return
+    parts = len(found.pipelines[0]) - 1
+    groups = count // parts
+    assert all(bounds == found.pipelines[0] for bounds in found.pipelines[:groups])
+    bits = costs.weights.size_bytes * 8 / (policy.store_mbps * 1e6)
+    own_s = costs.load_s + costs.send_s
+
+    def mean_s(cold_s: float, station_s: float, request_s: float, pipelines: int) -> float:
+        before = [(place + pipelines - 1) // pipelines - 1 for place in range(1, x + 1)]
+        return cold_s + request_s + station_s * sum(before) / x
+
+    x = max(1, waiting)
+    layers = max(end - first for first, end in pairwise(found.pipelines[0]))
+    chained = policy.multicast
+    whole_s = mean_s(own_s + bits * (1 if chained else count), 0.4, 0.4, count)
+    cut_s = mean_s(own_s * layers / 4 + bits * (1 if chained else groups), 0.1 * layers, 0.4, groups)
+    assert cut_s < whole_s + 1e-6
+
+
 def test_parts_come_where_the_weights_are_first() -> None:
     nodes = [WeightsView("n3", "r1", True, True, None, 1, True), WeightsView("n5", "r1", True, False, None, 1, True)]
     found = in_parts(replace(PARTED, pieces_max=2), 4, weights=nodes)
@@ -336,8 +403,11 @@ def test_parts_come_where_the_weights_are_first() -> None:
 
 def test_the_other_layers_come_from_the_node_that_sends_least() -> None:
     views = [WeightsView(f"n{number}", f"r{number}", True, False, None, 1, number < 3) for number in range(4)]
-    asked = CompletionInput("n9", "r2", tuple(views), {"n0": 1})
-    assert ALL.source_of_rest(0, asked) == "n2", "in its rack"
-    assert replace(ALL, source="store").source_of_rest(0, asked) == STORE
-    assert BASELINE.source_of_rest(0, asked) == STORE
-    assert ALL.source_of_rest(0, CompletionInput("n9", "r2", tuple(views[3:]), {})) == STORE
+    asked = CompletionInput(("n9",), {"n9": "r2"}, tuple(views), {"n0": 1})
+    assert ALL.complete(0, asked) == [("n2", ("n9",))], "in its rack"
+    assert replace(ALL, source="store").complete(0, asked) == [(STORE, ("n9",))]
+    assert BASELINE.complete(0, asked) == [(STORE, ("n9",))]
+    assert ALL.complete(0, CompletionInput(("n9",), {"n9": "r2"}, tuple(views[3:]), {})) == [(STORE, ("n9",))]
+    parts = CompletionInput(("n8", "n9", "n7", "n9"), {"n8": "r1", "n9": "r2", "n7": "r1"}, tuple(views), {"n2": 1})
+    assert ALL.complete(0, parts) == [("n1", ("n8", "n7", "n9"))], "one chain, which serves a rack after the other"
+    assert LOCALITY.complete(0, parts) == [("n1", ("n8",)), ("n0", ("n9",)), ("n1", ("n7",)), ("n2", ("n9",))]

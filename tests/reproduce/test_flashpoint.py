@@ -205,7 +205,18 @@ def test_plain_transfers_share_the_source_and_a_chain_does_not() -> None:
 # The simulated experiments, with results that are made up
 
 
-SPEED = {"baseline": 1.0, "mc": 3.0, "lc": 15.0, "lc+mc": 20.0, "gpu-faas": 5.0, "atoll": 2.0}
+SPEED = {
+    "baseline": 1.0,
+    "mp": 2.5,
+    "mc": 3.0,
+    "lc": 15.0,
+    "lc+mc": 16.0,
+    "lc+mc+mp": 20.0,
+    "gpu-faas": 5.0,
+    "atoll": 2.0,
+    "gillis": 2.0,
+    "serfer": 2.5,
+}
 
 
 def made_up(trial: FlashpointTrial) -> FlashpointResult:
@@ -217,7 +228,7 @@ def made_up(trial: FlashpointTrial) -> FlashpointResult:
         mean_s=4.0 * trial.scale / faster,
         p99_s=40.0 / faster,
         longest_s=50.0 / faster,
-        cold_s=60.0 / faster,
+        cold_s=60.0 / faster / max(1, trial.pieces_max),
         cold_least_s=56.771,
         cold_most_s=56.771,
         started=50,
@@ -260,7 +271,7 @@ def simulated() -> dict[tuple[str, str], Row]:
 def test_the_grid_has_every_cell_at_the_resources_of_its_baseline() -> None:
     results: Found = Results({trial: made_up(trial) for trial, _ in wanted(quick=False)})
     cells = [trial for trial, _ in Grid(results).wanted()]
-    assert len(set(cells)) == len(cells) == 6 * 4 * 2 * 4
+    assert len(set(cells)) == len(cells) == 336 - 6 * 4 * 2, "and the baselines"
     assert all(trial.resources == 13.0 for trial in cells)
 
 
@@ -277,7 +288,10 @@ def test_rows_of_the_grid(simulated: dict[tuple[str, str], Row]) -> None:
     assert (
         simulated["check 16", "larger models that save less over the baseline than the next smaller, azure"].ours == 0
     )
-    assert simulated["E19 resources", "cells whose replicas are within 5 % of the baseline's, of 192"].ours == 100
+    assert simulated["E19 resources", "cells whose replicas are within 5 % of the baseline's, of 288"].ours == 100
+    assert simulated["E15 pieces used", "mean latency that pieces save, T5-3B"].ours == pytest.approx(60)
+    beyond = simulated["E16 together", "cold start saved beyond locality, all techniques, twitter"]
+    assert beyond.ours == pytest.approx(100 * (1 - 6 / sum((20 / 15) ** (place / 6) for place in range(1, 7))))
     assert simulated["E19 resources", "runs for a cell, mean"].verdict == "within-bound"
     more = simulated["E19 resources", "more replicas for Flashpoint's latency of T5, the baseline"]
     assert more.ours == pytest.approx(100)
@@ -291,13 +305,23 @@ def test_rows_of_single_runs(simulated: dict[tuple[str, str], Row]) -> None:
     assert cold.ours == pytest.approx(56.771)
     order = simulated["check 15", "cold start, baseline / locality and chains, window 470470"]
     assert order.verdict == "shape"
-    assert order.ours == pytest.approx(20)
+    assert order.ours == pytest.approx(16)
+    pieces = simulated["check 15", "mean latency, locality and chains / with pieces too, window 470470"]
+    assert pieces.verdict == "shape"
+    assert pieces.ours == pytest.approx(20 / 16)
     assert simulated["E3 autoscalers", "mean latency of T5 under torchserve"].ours == pytest.approx(4 / 0.1406)
     own = simulated["E17 headline", "mean latency saved over GPU-enabled FaaS, twitter, own links"]
     assert own.ours == pytest.approx(100 * (1 - 6 / sum(4.0 ** (place / 6) for place in range(1, 7))))
     assert "T5: 75.00 %" in own.note
     assert simulated["E7 testbed", "the same, of each hour"].verdict == "within-bound"
+    assert simulated["E7 testbed", "mean latency that pieces save"].ours == pytest.approx(60)
     assert simulated["E8 bandwidth", "mean latency, 2 / 16 Gbit/s"].ours == 1
+    assert simulated["E8 bandwidth", "mean latency, the baseline / pieces, 2,000 Mbit/s"].ours == pytest.approx(2.5)
+    assert simulated["E9 most pieces", "mean cold start, at most 4, window 1652593"].ours == pytest.approx(6)
+    assert simulated["E9 most pieces", "mean cold start, at most 1 / 64 pieces"].ours == pytest.approx(64)
+    slower = simulated["E6 plans", "ALBERT-xxlarge: mean latency, Gillis's pieces / Flashpoint's"]
+    assert slower.ours == pytest.approx((2.5 / 2.0) ** (2 / 6))
+    assert "it cuts the model in 0 % of the scale-ups" in slower.note
     grown = simulated["E11 locality", "growth of what locality gains on GPU-enabled FaaS, 0.5 to 2.5 × requests"]
     assert grown.ours == pytest.approx(4 * 2.0 * (1 / 5 - 1 / 15))
     assert simulated[

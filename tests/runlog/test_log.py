@@ -194,7 +194,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
         source=WORDS,
         receivers=st.lists(WORDS, max_size=3).map(tuple),
         is_kept=st.booleans(),
-        completes=st.none() | REPLICA,
+        completes=st.lists(REPLICA, max_size=2).map(tuple),
     ),
     st.builds(CancelTransfer, transfer=TRANSFER, node=WORDS),
     st.builds(Evict, node=WORDS, weights=WEIGHTS, level=st.sampled_from(WeightLevel)),

@@ -1,10 +1,16 @@
 """Pipelines in the simulated cluster: how parts start, what batches take in them, what happens when one is lost."""
 
+from array import array
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import pytest
 from msgspec import structs
 
-from sloop.actions import StartBatch, StartReplica, StopReplica, Transfer
-from sloop.app.scenario import TopologyTruth
+from sloop.actions import End, StartBatch, StartReplica, StopReplica, Transfer
+from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
+from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, TopologyTruth, Truth
+from sloop.core.views import ClusterView
 from sloop.events import (
     BatchLost,
     Event,
@@ -15,12 +21,32 @@ from sloop.events import (
     TransferFailed,
 )
 from sloop.profile.pipelines import moving_ms, passed_line, stations_ms, whole_ms
-from sloop.profile.profile import Startup
+from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Quadratic, Startup
+from sloop.reproduce.harness import core_of
+from sloop.runlog import MemoryLog
+from sloop.sim import World, simulate
 from sloop.sim.cluster import Cluster, Crashed, NodeFailed
 from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.weights import WeightPlaces
-from sloop.units import ms, s
-from sloop.vocabulary import STORE, ModelWeights, Node, Part, PipelineId, ReplicaId, RequestId, TransferId
+from sloop.systems import build_system
+from sloop.units import ms, s, to_s
+from sloop.vocabulary import (
+    STORE,
+    Group,
+    ModelWeights,
+    Node,
+    Part,
+    PipelineId,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+    StagePlan,
+    TransferId,
+)
+from sloop.workload import Trace
 from tests.profile.test_blocks import EXAMPLE
 from tests.sim.test_cluster import PROFILE, cluster_of, play_until, spec
 
@@ -49,7 +75,11 @@ def part(place: int, transfer: int | None = None, *, shares_load: bool = False, 
 def layers(number: int, node: str, first: int, end: int, completes: ReplicaId | None = None) -> Transfer:
     size_bytes = 100_000_000 * (end - first if first < end else 3 - first + end)
     return Transfer(
-        TransferId(number), ModelWeights("a", size_bytes, (first, end)), STORE, (node,), completes=completes
+        TransferId(number),
+        ModelWeights("a", size_bytes, (first, end)),
+        STORE,
+        (node,),
+        completes=() if completes is None else (completes,),
     )
 
 
@@ -91,6 +121,14 @@ def test_parts_load_their_share_and_then_the_rest() -> None:
     assert completed(told) == [(s(4) + ms(300), R1), (s(5) + ms(600), R0)], "1 and 2 s of transfer, the rest of 900 ms"
     made.obey(s(9), StartReplica(R2, spec(node="n0")))
     assert ready(play_until(made, s(11))) == [(s(9) + ms(900), R2)], "the node has the whole model"
+
+
+def test_a_chain_brings_the_rest_to_all_parts_at_once() -> None:
+    made = serving()
+    whole = ModelWeights("a", 300_000_000, (0, 3))
+    made.obey(s(3), Transfer(TransferId(2), whole, STORE, ("n0", "n1"), completes=(R0, R1)))
+    told = play_until(made, s(9))
+    assert completed(told) == [(s(6) + ms(300), R1), (s(6) + ms(600), R0)], "3 s of transfer, the rest of 900 ms"
 
 
 def test_a_batch_of_any_part_passes_all_of_them() -> None:
@@ -168,3 +206,85 @@ def test_parts_that_stop_break_nothing() -> None:
     made.obey(s(3), StopReplica(R0, "it is over"))
     made.obey(s(3), StopReplica(R1, "it is over"))
     assert not any(isinstance(each, ReplicaLost | BatchLost) for _, each in play_until(made, s(9)))
+
+
+# The example of the Flashpoint specification, section 2.3
+
+
+@dataclass(frozen=True)
+class LateStart:
+    """No replicas in the first ten seconds, then two."""
+
+    is_quick: ClassVar[bool] = True
+    period_ns: int = s(1)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan:
+        (stage,) = view.stages
+        group = Group(ReplicaSpec(stage.name, "v", Slot(1.0, "gpu")), 2 * (now_ns >= s(10)))
+        return Plan((StagePlan(stage.name, (group,), batch_max=1),), why="two, late")
+
+
+def example() -> World:
+    """Two accelerators, a model that starts in 24 s and runs for 4 s, two equal layers, 1 s between them."""
+    block = LayerBlock(
+        end="",
+        operators="MatMul",
+        layers=1,
+        param_bytes=1,
+        output_bytes=1_000_000,
+        crossing_bytes=1_000_000,
+        load_ms=12_000,
+        latency_ms=LatencyTable({1: {1.0: 2000.0}}),
+    )
+    layers = LayerProfile(
+        blocks=(block,) * 2,
+        load_ms=24_000,
+        latency_ms=LatencyTable({1: {1.0: 4000.0}}),
+        input_bytes=1,
+        move_ms_per_mb=1.0,
+        difference=0.0,
+    )
+    profile = Profile(
+        latency_ms=Quadratic(0.0, 4000.0, 0.0),
+        max_batch=1,
+        max_cores=1,
+        load_s=24.0,
+        startup=Startup(0.0, 24.0, 0.0),
+        weights_bytes=2,
+        layers=layers,
+    )
+    application = Application(
+        name="model",
+        slo_ms=1e6,
+        stages=(Stage("model", (Variant("v", profile=profile),)),),
+        system=SystemChoice("static"),
+        cluster=tuple(Node(f"h{place}", "gpu", 1.0, 1 << 30) for place in range(2)),
+        estimates=Estimates(correct=False),
+    )
+    truth = Truth(
+        service=ServiceTruth(ratio=1.0, cv=0.0),
+        cold_start=ColdStartTruth(warm=False),
+        network=NetworkTruth(payload_kb=(0.0,), topology=TopologyTruth(8.0, "per_node", 8.0)),
+        plan_ms=0.0,
+    )
+    trace = Trace("eight at once", s(60), "assumed", lambda: iter([array("q", [s(10) - 1] * 8)]))
+    return World.of(application, trace, seed=0, duration_ns=s(60), truth=truth)
+
+
+@pytest.mark.parametrize(("parts", "mean_s"), [(False, 34.0), (True, 25.5)])
+def test_the_example_of_two_accelerators_and_eight_requests(parts: bool, mean_s: float) -> None:
+    """34 s with whole models. With parts 24 s in the specification, whose pipeline takes a third request while one is
+    between the parts; ours has one for each worker, so two are answered every 5 s. Meanwhile the parts get the rest."""
+    world = example()
+    declared = {"provision": {"name": "flashpoint", "partition": parts, "link_mbps": 8.0}, "drop": "never"}
+    policies = replace(build_system("static", declared).policies, scale=LateStart())
+    log = MemoryLog()
+    simulate(world, [log], core=core_of(world, policies), check_first=10_000, patience_ns=s(600))
+    arrived = {each.id: now_ns for now_ns, each in log.records if isinstance(each, Request)}
+    latencies_s = [to_s(now_ns - arrived[each.request]) for now_ns, each in log.records if isinstance(each, End)]
+    assert len(latencies_s) == 8
+    assert sum(latencies_s) / 8 == pytest.approx(mean_s, abs=0.01)
+    complete = [now_ns for now_ns, each in log.records if isinstance(each, ReplicaCompleted)]
+    assert len(complete) == 2 * parts
+    if parts:
+        assert s(22) < min(complete) <= max(complete) < s(35), "they serve before they are complete"

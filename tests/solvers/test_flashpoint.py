@@ -1,5 +1,6 @@
 """Flashpoint's partition solver: the specification's exact cases, brute force, and what a real pipeline does."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from time import process_time
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from sloop.solvers.flashpoint import (
     PieceCosts,
+    PieceDownloads,
     PiecePlan,
     best_plan,
     even_plan,
@@ -110,6 +112,34 @@ def test_benefit_of_pieces_falls_with_the_queue(
         assert plan.pieces == count
         found = 100 * (1 - plan.mean_s(requests, devices) / whole.mean_s(requests, devices))
         assert found == pytest.approx(benefit, abs=0.005)
+
+
+def test_downloads_between_own_paths_and_one_link() -> None:
+    """Section 2.3: with as many senders as copies each piece has a path of its own; with one, all share it. A chain
+    sends each piece once."""
+    alone = PieceDownloads(1.0, 8.0, 4.0, 4.0, senders=8, nodes=8, is_chain=False, is_shared=False)
+    assert [alone.cold_s(1 / count, count, 8) for count in (1, 2, 4)] == [1 + 12 / count for count in (1, 2, 4)]
+    one = replace(alone, senders=1)
+    assert one.cold_s(1.0, 1, 8) == 1 + 8 + 8 * 4, "a copy for each"
+    assert one.cold_s(0.25, 4, 8) == 1 + 2 + 2 * 4, "a copy for each pipeline"
+    chain = replace(one, is_chain=True)
+    assert [chain.cold_s(1 / count, count, 8) for count in (1, 2, 4)] == [1 + 8 / count + 4 for count in (1, 2, 4)]
+    assert replace(chain, senders=2).cold_s(0.25, 4, 8) == 1 + 2 + 2
+    beside = replace(one, nodes=4, is_shared=True)
+    assert beside.cold_s(1.0, 1, 8) == 1 + 8 + 4 * 4, "a copy for each node"
+    assert replace(chain, nodes=1, senders=8).cold_s(0.25, 4, 8) == 1 + 2 + 8, "all over the link of that node"
+    assert replace(alone, download_s=0.0, send_s=0.0).cold_s(0.5, 2, 8) == 1 + 4
+
+
+def test_a_pipeline_with_a_request_for_each_piece() -> None:
+    """The example of section 2.3: two requests are on their way in 5 s, so one is answered every 2.5 s, not every 2."""
+    there = PieceDownloads(0.0, 24.0, 0.0, 0.0, senders=1, nodes=2, is_chain=False, is_shared=False)
+    costs = PieceCosts((0.5, 0.5), (2.0, 2.0), (1.0,))
+    assert costs.plan(()).mean_s(8, 2, starts=there) == 34
+    assert costs.plan((1,)).mean_s(8, 2, starts=there) == 12 + 5 + 2.5 * 3.5
+    chosen = best_plan(plan_fronts(costs), 8, 2, starts=there)
+    assert chosen is not None
+    assert chosen.cuts == (1,)
 
 
 def test_fourteen_pieces_until_2200_requests() -> None:

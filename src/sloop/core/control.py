@@ -608,9 +608,13 @@ class ControlPath:
         policy decides anew on places and sources. A part that was to get the other layers gets them from elsewhere."""
         if not self._state.weights.failed(now_ns, event.transfer, event.node):
             return
-        for replica in self._state.replicas.values():
-            if replica.transfer == event.transfer and replica.completes and replica.node == event.node:
-                order_other_layers(now_ns, self._state, replica, out)
+        failed = [
+            replica
+            for replica in self._state.replicas.values()
+            if replica.transfer == event.transfer and replica.completes and replica.node == event.node
+        ]
+        if failed:
+            order_other_layers(now_ns, self._state, failed, out)
 
     # Plans
 

@@ -16,7 +16,8 @@ Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 and 2.14 of
 member completes itself "right after" its own part has started; that slows down the others of its own pipeline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sloop.actions import Action, Decided
@@ -40,7 +41,7 @@ def has_part(now_ns: int, state: State, replica: Replica, out: list[Action]) -> 
     """A part has started. Returns whether its pipeline serves now."""
     pipeline = replica.pipeline
     if pipeline is None:
-        _complete_later(now_ns, state, replica, out)
+        _complete_later(now_ns, state, [replica], out)
         return False
     if replica.id in pipeline.started:
         return False
@@ -50,8 +51,7 @@ def has_part(now_ns: int, state: State, replica: Replica, out: list[Action]) -> 
     for member in pipeline.members.values():
         state.set_life(now_ns, member, Life.READY)
         member.stage.pool.add_idle(member)
-    for member in pipeline.members.values():
-        _complete_later(now_ns, state, member, out)
+    _complete_later(now_ns, state, pipeline.members.values(), out)
     _note_complete(now_ns, state, pipeline, out)
     return True
 
@@ -70,19 +70,34 @@ def has_all_layers(now_ns: int, state: State, replica: Replica, out: list[Action
     return True
 
 
-def order_other_layers(now_ns: int, state: State, replica: Replica, out: list[Action]) -> None:
-    """Bring the other layers to a part on a node without the files of its model."""
-    assert replica.part is not None, f"replica {replica.id} has all layers"
-    first, end = replica.part.layers
-    policy, costs = replica.stage.application.parts.policies.provision, replica.stage.start_costs(replica.spec)
-    views = tuple(each for each in state.weights.views(now_ns, costs.weights) if each.node != replica.node)
-    rack = state.ledger.nodes[replica.node].rack
-    source = policy.source_of_rest(now_ns, CompletionInput(replica.node, rack, views, state.weights.sends()))
-    rest = layers_of(costs.weights, costs.layer_bytes, (end, first))
-    order = state.weights.order_layers(now_ns, rest, costs.weights, source, [replica.node], policy.keeps, replica.id)
-    replica.transfer = order.transfer
-    state.weights.wait(replica.id, order.transfer)
-    out.append(order)
+def order_other_layers(now_ns: int, state: State, replicas: Sequence[Replica], out: list[Action]) -> None:
+    """Bring the other layers to parts of one pipeline, on nodes without the files of their model."""
+    one = replicas[0]
+    policy, costs = one.stage.application.parts.policies.provision, one.stage.start_costs(one.spec)
+    nodes = {replica.node: state.ledger.nodes[replica.node].rack for replica in replicas}
+    views = tuple(each for each in state.weights.views(now_ns, costs.weights) if each.node not in nodes)
+    given = CompletionInput(tuple(replica.node for replica in replicas), nodes, views, state.weights.sends())
+    left = list(replicas)
+    routes = policy.complete(now_ns, given)
+    named = Counter(node for _, receivers in routes for node in receivers)
+    for source, receivers in routes:
+        own = [
+            each
+            for node in receivers
+            for each in [each for each in left if each.node == node][: 1 if named[node] > 1 else None]
+        ]
+        left = [each for each in left if each not in own]
+        parts = [each.part for each in own if each.part is not None]
+        assert len(parts) == len(own) > 0, "a part that is to get other layers lacks some"
+        first, end = parts[0].layers if len(own) == 1 else (parts[0].bounds[-1], parts[0].bounds[0])
+        rest = layers_of(costs.weights, costs.layer_bytes, (end, first))
+        ids = tuple(each.id for each in own)
+        order = state.weights.order_layers(now_ns, rest, costs.weights, source, receivers, policy.keeps, ids)
+        for replica in own:
+            replica.transfer = order.transfer
+            state.weights.wait(replica.id, order.transfer)
+        out.append(order)
+    assert not left, f"nothing brings replicas {[each.id for each in left]} the other layers"
 
 
 def dissolve(now_ns: int, state: State) -> list[Replica]:
@@ -125,7 +140,7 @@ def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica |
                 if member.batch is None:
                     member.stage.pool.remove_idle(member)
                 state.set_life(now_ns, member, Life.STARTING)
-            _complete_later(now_ns, state, member, out)
+            _complete_later(now_ns, state, [member], out)
 
 
 def stops_whole_pipelines(
@@ -163,13 +178,15 @@ def stops_whole_pipelines(
     return replace(found, stop=tuple(stop), hold=tuple(hold))
 
 
-def _complete_later(now_ns: int, state: State, replica: Replica, out: list[Action]) -> None:
-    """A part begins to get the other layers, unless it has begun. Where its node has the files, that is the driver's
-    work alone."""
-    if replica.part is not None and not replica.completes:
+def _complete_later(now_ns: int, state: State, replicas: Iterable[Replica], out: list[Action]) -> None:
+    """Parts of one pipeline begin to get the other layers, unless they have begun. Where a node has the files, that is
+    the driver's work alone."""
+    begin = [replica for replica in replicas if replica.part is not None and not replica.completes]
+    for replica in begin:
         replica.completes = True
-        if not state.weights.has_files(replica.id):
-            order_other_layers(now_ns, state, replica, out)
+    without = [replica for replica in begin if not state.weights.has_files(replica.id)]
+    if without:
+        order_other_layers(now_ns, state, without, out)
 
 
 def _note_complete(now_ns: int, state: State, pipeline: LayerPipeline, out: list[Action]) -> None:

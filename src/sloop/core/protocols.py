@@ -221,9 +221,10 @@ class Provision(Protocol):
         Equal replicas are decided on together, so that one chain can serve them all."""
         ...
 
-    def source_of_rest(self, now_ns: int, given: CompletionInput) -> str:
-        """From where a part of a pipeline gets the other layers: a node that `is_source`, or `STORE`. Not called
-        without `partition`."""
+    def complete(self, now_ns: int, given: CompletionInput) -> Sequence[tuple[str, tuple[str, ...]]]:
+        """The transfers that bring the other layers to parts of a pipeline: of each the source, a node that `is_source`
+        or `STORE`, and the receivers, a chain. The node of each part is named: once for each of its parts, or once in a
+        chain for all of them. Not called without `partition`."""
         ...
 
 
@@ -241,8 +242,8 @@ class AsPlaced:
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         return Provisioning(())
 
-    def source_of_rest(self, now_ns: int, given: CompletionInput) -> str:
-        return STORE
+    def complete(self, now_ns: int, given: CompletionInput) -> Sequence[tuple[str, tuple[str, ...]]]:
+        return [(STORE, (node,)) for node in given.nodes]
 
 
 class Together(Struct, frozen=True, gc=False):

@@ -352,13 +352,14 @@ class ProvisionInput:
 
 
 class CompletionInput(Struct, frozen=True):
-    """A part of a pipeline that is to get the other layers now."""
+    """Parts of a pipeline that are to get the other layers now."""
 
-    node: str
-    """Where it is."""
-    rack: str
+    nodes: tuple[str, ...]
+    """Where each of them is."""
+    racks: Mapping[str, str]
+    """Of these nodes."""
     weights: Sequence[WeightsView]
-    """Where the weights of its model are, or arrive to be kept."""
+    """Where the weights of their model are, or arrive to be kept."""
     sends: Mapping[str, int]
     """By node, how many transfers of any weights it sends now; nodes that send none are left out."""
 

@@ -202,7 +202,7 @@ class WeightRegistry:
         source: str,
         receivers: Sequence[str],
         keeps: WeightLevel,
-        completes: ReplicaId | None = None,
+        completes: tuple[ReplicaId, ...] = (),
     ) -> Transfer:
         """Order a transfer of some layers to nodes where replicas assemble the model, which hold the memory for it."""
         id = TransferId(self._next)

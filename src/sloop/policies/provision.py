@@ -9,7 +9,16 @@ from typing import ClassVar, Literal
 
 from sloop.core.protocols import AsPlaced
 from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, Site, WeightChain
-from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, expected_requests, plan_fronts
+from sloop.solvers.flashpoint import (
+    PieceCosts,
+    PieceDownloads,
+    PiecePlan,
+    best_plan,
+    expected_requests,
+    fewest_pieces,
+    filled_pieces,
+    plan_fronts,
+)
 from sloop.text import counted, listed
 from sloop.units import ROUNDING
 from sloop.vocabulary import STORE, WeightLevel
@@ -42,13 +51,19 @@ class Flashpoint:
     join: bool = True
     """Whether a start waits for a transfer to its node that is under way already, instead of ordering its own."""
     partition: bool = False
-    """Whether replicas that start together may start as the parts of one model, if its layers were measured. In the
-    simulator only."""
+    """Whether replicas that start together may start as the parts of one model, if its layers were measured and this is
+    expected to answer the requests that wait sooner. In the simulator only."""
+    cuts: Literal["best", "fewest", "filled"] = "best"
+    """How models are cut: as is `best` for those that wait; as Gillis does, into the `fewest` parts of at most 250 MB;
+    or as SerFer does, into parts that are `filled` up to 200 MB. The latter two cut a model whenever enough replicas
+    start for all its parts, and ignore cold starts."""
     pieces_max: int = 0
     """The most parts of one model; 0: as many as it has layers."""
     link_mbps: float = 7506.89
     """What a transfer between two nodes is expected to move: measured between two instances of a cloud (section 3.3).
-    Decides how to cut a model."""
+    Decides whether and how to cut a model."""
+    store_mbps: float = 2203.0
+    """What the store is expected to send to all nodes together, measured there as well. Decides the same."""
     packs_first: bool = True
     """Whether the first replicas of an application fill one node after the other, as if they had grown there."""
 
@@ -63,9 +78,13 @@ class Flashpoint:
         chosen = self._sites(given, ready, coming.keys() - ready) if self.locality else least_used_first(given)
         names = {index: _name(given.sites[index]) for index in chosen}
         loaded = {name for name in ready if found[name].is_loaded}
-        able = [index for index in chosen if names[index] in ready or names[index] not in coming]
-        able.sort(key=lambda index: (names[index] not in ready, names[index] not in loaded))
-        groups = self._groups(given, able)
+        sources = {} if self.source == "store" or not self.locality else _sources(given)
+        levels = (
+            [index for index in chosen if names[index] in loaded],
+            [index for index in chosen if names[index] in ready - loaded],
+            [index for index in chosen if names[index] not in ready | coming.keys()],
+        )
+        groups = [group for level, own in enumerate(levels) for group in self._groups(given, own, level, len(sources))]
         parts = Counter(index for group in groups for index in group.sites)
         rest: list[int] = []
         for index in chosen:
@@ -73,7 +92,7 @@ class Flashpoint:
                 parts[index] -= 1
             else:
                 rest.append(index)
-        making = _Transfers(given, {} if self.source == "store" or not self.locality else _sources(given))
+        making = _Transfers(given, sources)
         starts = self._starts_of_parts(making, groups, names, ready)
         without = [name for index in rest if (name := names[index]) not in ready and name not in coming]
         chains = making.add(self._routes(making, list(dict.fromkeys(without)) if self._shares else without))
@@ -90,37 +109,79 @@ class Flashpoint:
             tuple(starts), tuple(making.chains), _why(given, starts, making.chains, pipelines), pipelines
         )
 
-    def source_of_rest(self, now_ns: int, given: CompletionInput) -> str:
-        """The node with the weights that sends least, one in the same rack if several do; the store without one."""
+    def complete(self, now_ns: int, given: CompletionInput) -> list[tuple[str, tuple[str, ...]]]:
+        """From the node with the weights that sends least, one in the same rack if several do; from the store without
+        one. A chain brings all layers to all parts, so that the source sends them once and not to each part."""
         found = [each for each in given.weights if each.is_source] if self.locality and self.source != "store" else []
-        if not found:
-            return STORE
-        return min(found, key=lambda each: (given.sends.get(each.node, 0), each.rack != given.rack)).node
+        sends = Counter(given.sends)
+
+        def source(racks: Container[str]) -> str:
+            best = min(found, key=lambda each: (sends[each.node], each.rack not in racks), default=None)
+            if best is None:
+                return STORE
+            sends[best.node] += 1
+            return best.node
+
+        if not self._chains:
+            return [(source([given.racks[node]]), (node,)) for node in given.nodes]
+        chosen = source(given.racks.values())
+        racks = dict(given.racks) | {each.node: each.rack for each in found}
+        return [(chosen, in_rack_order(chosen, dict.fromkeys(given.nodes), racks))]
 
     @property
     def _shares(self) -> bool:
         """Whether one transfer serves all starts of a node."""
         return self.join if self.locality else self.multicast
 
-    def _groups(self, given: ProvisionInput, sites: Sequence[int]) -> "list[_Group]":
-        """Pipelines of these sites, in this order, as long as they are of use."""
+    @property
+    def _chains(self) -> bool:
+        """Whether the receivers of one source form a chain."""
+        return self.multicast and (self.join or not self.locality)
+
+    def _groups(self, given: ProvisionInput, sites: Sequence[int], level: int, sources: int) -> "list[_Group]":
+        """Pipelines of these sites, in this order, as long as they answer those that wait sooner than whole models.
+
+        All sites are of one level: `LOADED`, `IN_FILES` or `ELSEWHERE`, for a pipeline is as slow as its slowest part.
+        Each level answers its share of the requests that wait.
+        """
         groups: list[_Group] = []
-        if not self.partition or given.is_first or len(sites) < 2 or given.belief.layer_count < 2:
+        is_awaited = given.waiting > 0 or not given.is_first
+        if not self.partition or not is_awaited or len(sites) < 2 or given.belief.layer_count < 2:
             return groups
         costs = _piece_costs(given, self.link_mbps)
-        left = list(sites)
+        left, added = list(sites), len(sites)
         while len(left) > 1:
-            cold_s = costs.cold(0, costs.layers)
+            starts = self._downloads(given, left, level, sources)
+            cold_s = starts.cold_s(1.0, 1, len(left))
             waiting = expected_requests(given.waiting, given.arrivals_rps, given.served_rps, cold_s)
-            cuts = _best_cuts(costs, waiting, len(left), self.pieces_max or costs.layers)
+            own = max(1, round(waiting * added / given.count))
+            if self.cuts == "best":
+                cuts = _best_cuts(costs, own, len(left), self.pieces_max or costs.layers, starts)
+            else:
+                cuts = _filled_cuts(costs, given.costs.layer_bytes, self.cuts)
             count = len(cuts) + 1
-            if count == 1:
+            if count == 1 or count > len(left):
                 break
             whole = len(left) // count * count
             bounds = (0, *cuts, costs.layers)
             groups += [_Group(tuple(left[at : at + count]), bounds) for at in range(0, whole, count)]
             left = left[whole:]
         return groups
+
+    def _downloads(self, given: ProvisionInput, sites: Sequence[int], level: int, sources: int) -> PieceDownloads:
+        """What is expected of starts at these sites, whose weights so many nodes can send."""
+        costs, bits = given.costs, given.costs.weights.size_bytes * 8
+        local_s = costs.send_s + (costs.load_s if level != LOADED else 0.0)
+        return PieceDownloads(
+            process_s=costs.process_s,
+            local_s=local_s,
+            download_s=bits / (self.link_mbps * 1e6) if level == ELSEWHERE else 0.0,
+            send_s=0.0 if level != ELSEWHERE else bits / ((self.link_mbps if sources else self.store_mbps) * 1e6),
+            senders=max(1, sources),
+            nodes=len({_name(given.sites[index]) for index in sites}),
+            is_chain=self._chains,
+            is_shared=self._shares,
+        )
 
     def _starts_of_parts(
         self, making: "_Transfers", groups: "Sequence[_Group]", names: Mapping[int, str], ready: Container[str]
@@ -155,7 +216,7 @@ class Flashpoint:
         parts = divided(receivers, list(sources), making.sends, racks) if sources else {STORE: list(receivers)}
         routes: list[tuple[str, tuple[str, ...]]] = []
         for source, own in parts.items():
-            if not self.multicast or (self.locality and not self.join):
+            if not self._chains:
                 routes += [(source, (name,)) for name in own]
                 continue
             left = list(own)
@@ -212,6 +273,11 @@ class _ChainsOfNodes:
 
 # Pipelines
 
+PIECE_BYTES_MAX = 250e6
+"""What AWS Lambda lets a function load, which bounds the pieces of Gillis and SerFer."""
+LOADED, IN_FILES, ELSEWHERE = range(3)
+"""Where the weights are that a start needs: in a process of its node, in the files of its node, or on no disk there."""
+
 
 def _sources(given: ProvisionInput) -> dict[str, str]:
     """The nodes that can send the weights, with their racks."""
@@ -219,15 +285,13 @@ def _sources(given: ProvisionInput) -> dict[str, str]:
 
 
 def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
-    """What the layers of the model cost. Downloads count as from another node, each over a path of its own: what is
-    nearer only makes the plan better (section 2.3)."""
-    cores, costs = given.spec.slot.cores, given.costs
+    """What the layers of the model cost: of its cold start, whatever that takes, a share in proportion to bytes."""
+    cores = given.spec.slot.cores
     blocks = given.belief.blocks(cores, cores)
     assert blocks is not None, f"the layers of {given.spec.variant} were not measured"
     byte_s = 8 / (link_mbps * 1e6)
-    whole_s = costs.weights.size_bytes * byte_s + costs.load_s + costs.send_s
     return PieceCosts(
-        tuple(whole_s * size_bytes / blocks.size_whole_bytes for size_bytes in blocks.size_bytes),
+        tuple(size_bytes / blocks.size_whole_bytes for size_bytes in blocks.size_bytes),
         tuple(each / 1e3 for each in blocks.body_ms[:, 1].tolist()),
         tuple(each * byte_s for each in blocks.crossing_bytes[1:-1]),
     )
@@ -239,10 +303,21 @@ def _fronts(costs: PieceCosts) -> list[list[PiecePlan]]:
 
 
 @lru_cache(maxsize=4096)
-def _best_cuts(costs: PieceCosts, requests: int, devices: int, pieces_max: int) -> tuple[int, ...]:
-    """Where to cut the model for so many requests that wait while so many devices are added."""
-    found = best_plan(_fronts(costs), requests, devices, pieces_max=pieces_max)
+def _best_cuts(
+    costs: PieceCosts, requests: int, devices: int, pieces_max: int, starts: PieceDownloads
+) -> tuple[int, ...]:
+    """Where to cut the model for so many requests that wait while so many devices are added; nowhere if a whole model
+    on each is as good."""
+    found = best_plan(_fronts(costs), requests, devices, pieces_max=pieces_max, starts=starts)
     return found.cuts if found is not None else ()
+
+
+@lru_cache(maxsize=32)
+def _filled_cuts(costs: PieceCosts, layer_bytes: tuple[int, ...], how: Literal["fewest", "filled"]) -> tuple[int, ...]:
+    """Where planners cut the model that the thesis compares with (section 5.1)."""
+    if how == "fewest":
+        return fewest_pieces(layer_bytes, costs.transfer_s, PIECE_BYTES_MAX)
+    return filled_pieces(layer_bytes, PIECE_BYTES_MAX)
 
 
 # Places

@@ -379,8 +379,8 @@ class RemoteCluster(Cluster):
         """An order with the numbers that its replica and its transfer have here."""
         if isinstance(order, StartReplica | Transfer | CancelTransfer) and order.transfer is not None:
             order = structs.replace(order, transfer=TransferId(self._era * ERA + order.transfer))
-        if isinstance(order, Transfer) and order.completes is not None:
-            order = structs.replace(order, completes=self._number_of[order.completes])
+        if isinstance(order, Transfer) and order.completes:
+            order = structs.replace(order, completes=tuple([self._number_of[each] for each in order.completes]))
         if isinstance(order, StartReplica) and order.part is not None:
             number = PipelineId(self._era * ERA + order.part.pipeline)
             order = structs.replace(order, part=structs.replace(order.part, pipeline=number))

@@ -1104,13 +1104,18 @@ class Checkers:
                 self._fail(excess)
 
     def _check_rest(self, order: Transfer, node: CheckedNode) -> None:
-        """Layers come to a part of a pipeline once, or again after a transfer that has failed."""
-        if order.completes is None:
-            return
-        replica = node.replicas.get(order.completes) or self._unknown(order.completes)
-        if replica.part is None or order.weights.layers != replica.part.layers[::-1] or replica.rest in node.arriving:
-            self._fail(f"replica {order.completes} does not need these layers")
-        replica.rest, replica.is_kept = order.transfer, order.is_kept
+        """Layers come to the parts of a pipeline once, or again after a transfer that has failed."""
+        for id in order.completes:
+            replica = node.replicas.get(id)
+            if replica is None:
+                if id not in self._state.replicas:
+                    self._unknown(id)
+                continue  # on another receiver
+            own, whole = replica.part, len(order.completes) > 1
+            needed = () if own is None else (own.bounds[0], own.bounds[-1]) if whole else own.layers[::-1]
+            if order.weights.layers != needed or replica.rest in node.arriving:
+                self._fail(f"replica {id} does not need these layers")
+            replica.rest, replica.is_kept = order.transfer, order.is_kept
 
     def _transferred(self, event: Transferred) -> None:
         node = self._state.nodes.get(event.node)

@@ -620,10 +620,11 @@ class Cluster:
                     weights.place(node, order.weights)
                 self._push(now_ns, Transferred(order.transfer, node))
             return
-        completed = self._replicas.get(order.completes) if order.completes is not None else None
-        if completed is not None and order.completes is not None:
-            completed.is_kept = order.is_kept
-            self._awaiting[order.transfer, order.receivers[0]] = [order.completes]
+        for id in order.completes:
+            completed = self._replicas.get(id)
+            if completed is not None:
+                completed.is_kept = order.is_kept
+                self._awaiting.setdefault((order.transfer, completed.spec.node or ""), []).append(id)
         gone = [name for name in order.receivers if self._nodes[name].state is not NodeState.READY]
         weights.send(now_ns, order)
         for name in gone:  # the core hears of their loss
@@ -642,7 +643,7 @@ class Cluster:
             self._push(now_ns, TransferFailed(order.transfer, name, f"node {node}, which sent it, is gone"))
             self._failed.add((order.transfer, name))
             for id in self._awaiting.pop((order.transfer, name), ()):
-                if order.completes is None:
+                if not order.completes:
                     self._lose(now_ns, id, NO_WEIGHTS)
         for key in [key for key in self._loaded_ns if key[0] == node]:
             del self._loaded_ns[key]

@@ -8,9 +8,8 @@ For a plan with p pieces: C is the longest cold start of a piece, E the longest 
 of all transfers between pieces, I = execution of the whole + IN, and B = max(E, N) the slowest station of the pipeline.
 Of x requests that wait, P devices make g = ⌊P/p⌋ pipelines, and the x-th is answered after C + B (⌈x/g⌉ - 1) + I.
 
-`sloop profile --layers` proposes cuts with it (`sloop.systems.layers`). The system `flashpoint` of issue 13,
-which comes next, takes its plans from `plan_table`, and `reproduce flashpoint` compares them with those of
-`thesis_plan`, `fewest_pieces` and `filled_pieces`.
+`sloop profile --layers` proposes cuts with it (`sloop.systems.layers`), the provision policy `flashpoint` takes its
+plans from `best_plan`, and `reproduce flashpoint` compares them with those of `fewest_pieces` and `filled_pieces`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -123,16 +122,66 @@ class PiecePlan(NamedTuple):
         """T(p, x, P): until the last of x waiting requests is answered, on as many pipelines as fit the devices."""
         return self.cold_s + self.slowest_s * (-(-requests // (devices // self.pieces)) - 1) + self.request_s
 
-    def mean_s(self, requests: int, devices: int, *, is_pipeline: bool = True, shared_download_s: float = 0.0) -> float:
+    def mean_s(
+        self,
+        requests: int,
+        devices: int,
+        *,
+        is_pipeline: bool = True,
+        shared_download_s: float = 0.0,
+        starts: "PieceDownloads | None" = None,
+    ) -> float:
         """The mean of `last_s` over the 1st to the x-th request.
 
         Without `is_pipeline` a request enters when the one before has left. `shared_download_s` is the time of one copy
-        of the model over a link that all pieces of all pipelines share; `cold_s` is then without download.
+        of the model over a link that all pieces of all pipelines share; `cold_s` is then without download. With
+        `starts`, `cold_s` is the share of the largest piece in the model, they say how long that takes, and each piece
+        has one request in the pipeline.
         """
         groups = devices // self.pieces
-        station_s = self.slowest_s if is_pipeline else self.request_s
+        cold_s, station_s = self.cold_s, self.slowest_s if is_pipeline else self.request_s
+        if starts is not None:
+            cold_s = starts.cold_s(self.cold_s, self.pieces, devices)
+            station_s = max(station_s, self.request_s / self.pieces)
         waiting = rounds_before(requests, groups) / requests
-        return self.cold_s + groups * shared_download_s + self.request_s + station_s * waiting
+        return cold_s + groups * shared_download_s + self.request_s + station_s * waiting
+
+
+@dataclass(frozen=True, slots=True)
+class PieceDownloads:
+    """How long pieces of a model take to start if those who send it and those who get it have one link each.
+
+    Section 2.3 knows two cases: each piece comes over a path of its own, or all of all pipelines come over one link.
+    Between them lie one or some senders, and chains, in which a sender sends each piece once. Then cutting a model
+    divides the time to load it, but its download only as far as there are as many senders.
+    """
+
+    process_s: float
+    """Until a worker can load anything."""
+    local_s: float
+    """Loading the whole model, and sending it to the device."""
+    download_s: float
+    """The whole model over the link of a node that gets it; 0 if it is there."""
+    send_s: float
+    """The whole model over the link of one sender; 0 as above."""
+    senders: int
+    nodes: int
+    """That get it, each with as many of the added devices."""
+    is_chain: bool
+    """Whether a sender sends each piece once, and the nodes pass it on."""
+    is_shared: bool
+    """Whether a node gets the whole model once for all its devices."""
+
+    def cold_s(self, share: float, pieces: int, devices: int) -> float:
+        """Until all of so many pieces have started, of which the largest has this share of the model."""
+        if not self.download_s:
+            return self.process_s + share * self.local_s
+        copies = self.nodes if self.is_shared and pieces == 1 else devices
+        received = copies // pieces * pieces
+        sent = pieces if self.is_chain else received
+        sent_s = self.send_s * -(-sent // self.senders) / pieces
+        received_s = self.download_s * max(share, -(-received // self.nodes) / pieces)
+        return self.process_s + share * self.local_s + max(sent_s, received_s)
 
 
 def rounds_before(requests: int, groups: int) -> int:
@@ -235,13 +284,14 @@ def best_plan(
     *,
     pieces_max: int | None = None,
     shared_download_s: float = 0.0,
+    starts: PieceDownloads | None = None,
 ) -> PiecePlan | None:
     """The plan with the least mean time of `requests` that wait while `devices` are added; fewer pieces, then earlier
-    cuts, if two are equal. None if no plan with so few pieces fits the memory."""
+    cuts, if two are equal. None if no plan with so few pieces fits the memory. `starts`: see `PiecePlan.mean_s`."""
     chosen, least_s = None, inf
     for front in fronts[: min(devices, pieces_max or devices)]:
         for plan in sorted(front):
-            mean_s = plan.mean_s(requests, devices, shared_download_s=shared_download_s)
+            mean_s = plan.mean_s(requests, devices, shared_download_s=shared_download_s, starts=starts)
             if mean_s < least_s:
                 chosen, least_s = plan, mean_s
     return chosen

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Final
 
 from sloop.report.plots import Figure, Panel, Series
-from sloop.reproduce.flashpoint.experiments import LABELS, SHARED, Found, Grid, grid_rows, hour, simulated_rows, wanted
+from sloop.reproduce.flashpoint.experiments import (
+    IN_WINDOWS,
+    LABELS,
+    Found,
+    Grid,
+    grid_rows,
+    hour,
+    simulated_rows,
+    wanted,
+)
 from sloop.reproduce.flashpoint.offline import QUEUES, T5, atoll_targets, benefits, offline_rows
 from sloop.reproduce.flashpoint.traces import AZURE, MAIN, requests_of
 from sloop.reproduce.harness import Progress, Reproduction, bars, run_trials, silent
@@ -100,12 +109,12 @@ def plans_figure() -> Figure:
 
 def techniques_figure(results: Found) -> Figure:
     """Cold starts and latencies of T5 under Atoll's policy by technique, published parameters."""
-    trials = [hour(MAIN, technique) for technique in SHARED]
+    trials = [hour(MAIN, technique) for technique in IN_WINDOWS]
     cold, mean = ([results.each(trial, field) for trial in trials] for field in ("cold_s", "mean_s"))
-    ticks = tuple(LABELS[technique].removeprefix("the ").replace(" and ", "\nand ") for technique in SHARED)
+    ticks = tuple(LABELS[technique].removeprefix("the ").replace(" and ", "\nand ") for technique in IN_WINDOWS)
     spoken = "; ".join(
         f"{LABELS[technique]}: {results.mean(trial, 'cold_s'):.3g} s and {results.mean(trial, 'mean_s'):.3g} s"
-        for technique, trial in zip(SHARED, trials, strict=True)
+        for technique, trial in zip(IN_WINDOWS, trials, strict=True)
     )
     return Figure(
         name="techniques",

@@ -23,7 +23,7 @@ from sloop.core.protocols import Policies
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic, Startup
-from sloop.profile.published import FLASHPOINT_MODELS, H2H_MBPS, STORE_MBPS
+from sloop.profile.published import FLASHPOINT_MODELS, H2H_MBPS, PUBLISHED, STORE_MBPS
 from sloop.reproduce.flashpoint.offline import T5, atoll_targets
 from sloop.reproduce.flashpoint.traces import MAIN, requests_of
 from sloop.reproduce.harness import RunResult, Trial, core_of, equalised
@@ -32,22 +32,26 @@ from sloop.sim.run import simulate
 from sloop.sim.world import World
 from sloop.systems import build_system
 from sloop.units import NS_PER_S, s, to_s
-from sloop.vocabulary import Node, ReplicaId, Request, RequestId
+from sloop.vocabulary import Node, Part, PipelineId, ReplicaId, Request, RequestId
 from sloop.workload import Spread, Trace
 from sloop.workload.trace import cut, scale
 
 ScalingName = Literal["atoll-rate", "torchserve", "openwhisk", "sagemaker"]
 SCALING: Final[tuple[ScalingName, ...]] = ("atoll-rate", "torchserve", "openwhisk", "sagemaker")
-Technique = Literal["baseline", "mc", "lc", "lc+mc", "gpu-faas", "atoll"]
+Technique = Literal["baseline", "mp", "mc", "lc", "lc+mc", "lc+mc+mp", "gpu-faas", "atoll", "gillis", "serfer"]
 PROVISION: Final[Mapping[Technique, Mapping[str, Any]]] = {
     "baseline": {"locality": False, "multicast": False},
+    "mp": {"locality": False, "multicast": False, "partition": True},
     "mc": {"locality": False},
     "lc": {"multicast": False},
     "lc+mc": {},
+    "lc+mc+mp": {"partition": True},
     "gpu-faas": {"multicast": False, "join": False, "source": "store"},
     "atoll": {"multicast": False, "join": False, "source": "store", "cache": "files"},
+    "gillis": {"locality": False, "multicast": False, "partition": True, "cuts": "fewest"},
+    "serfer": {"locality": False, "multicast": False, "partition": True, "cuts": "filled"},
 }
-"""What each system of section 5.1 switches off of Flashpoint's provision policy."""
+"""What each system of section 5.1 switches off of Flashpoint's provision policy, and how the partition planners cut."""
 KNOBS: Final[Mapping[ScalingName, tuple[str, float, int]]] = {
     "atoll-rate": ("factor", 1.0, 1),
     "torchserve": ("target_ms", 7000.0, -1),
@@ -81,14 +85,19 @@ class FlashpointResult(RunResult, frozen=True, kw_only=True):
     p99_s: float
     longest_s: float
     cold_s: float
-    """Mean over the started replicas from reservation to readiness. One that was not ready at the end counts with the
-    time until then if that is longer than the mean of the others. 0 if none was started."""
+    """Mean over the started replicas from reservation to readiness, of parts to that of their pipeline. One that was
+    not ready at the end counts with the time until then if that is longer than the mean of the others. 0 if none was
+    started."""
     cold_least_s: float
     cold_most_s: float
     started: int
     """Replicas that were started, without those of the first plan."""
     sent_only: float
     """Part of the starts that took no longer than to send the model to the accelerator, 0 to 1."""
+    whole_only: float = 1.0
+    """Part of the scale-ups in which no model was cut, 0 to 1."""
+    parts_most: int = 1
+    """The most parts of one model."""
     knob: float = 1.0
     """With how many times the published parameter's resources the run was made."""
     runs: int = 1
@@ -108,6 +117,8 @@ class FlashpointTrial(Trial, frozen=True, kw_only=True):
     store_mbps: float = STORE_MBPS
     accelerators: int = ACCELERATORS
     per_host: int = PER_HOST
+    pieces_max: int = 0
+    """The most parts of one model; 0: as many as it has layers."""
     resources: float = 0.0
     """The mean number of replicas for which the policy's parameter is tuned, within 5 %; 0: as published."""
     matches_s: float = 0.0
@@ -137,7 +148,7 @@ class FlashpointTrial(Trial, frozen=True, kw_only=True):
 
 @cache
 def profile_of(name: str) -> Profile:
-    """A model's times, on a core that stands for an accelerator."""
+    """A model's times and layers, on a core that stands for an accelerator."""
     model = FLASHPOINT_MODELS[name]
     load_s, send_s = model.load_s.value, model.send_s.value
     return Profile(
@@ -147,6 +158,7 @@ def profile_of(name: str) -> Profile:
         load_s=load_s + send_s,
         startup=Startup(0.0, load_s, 0.0, send_s=send_s),
         weights_bytes=round(model.size_bytes.value),
+        layers=PUBLISHED[name].layers,
     )
 
 
@@ -195,6 +207,8 @@ def policies_of(trial: FlashpointTrial, knob: float) -> Policies:
         "replicas_max": trial.accelerators,
         "provision": {"name": "flashpoint", **PROVISION[trial.technique]},
     }
+    if trial.pieces_max:
+        declared["provision"]["pieces_max"] = trial.pieces_max
     return build_system(trial.policy, declared).policies
 
 
@@ -214,6 +228,12 @@ class StartsAndLatencies:
         self._reserved: dict[ReplicaId, int] = {}
         self._starting: dict[ReplicaId, int] = {}
         self._cold_ns: list[int] = []
+        self._parts: dict[ReplicaId, Part] = {}
+        """Of the replicas that start as parts."""
+        self._with_part: dict[PipelineId, list[ReplicaId]] = {}
+        """By pipeline, those that have their parts and wait for the others."""
+        self._scale_ups: dict[int, int] = {}
+        """By the instant of a decision, the most parts of one model in it."""
         self._held: list[tuple[int, int]] = []
 
     def append(self, now_ns: int, record: Record) -> None:
@@ -227,14 +247,29 @@ class StartsAndLatencies:
             self._reserved[record.replica] = now_ns
             if now_ns > FIRST_NS:
                 self._starting[record.replica] = now_ns
+                parts = len(record.part.bounds) - 1 if record.part is not None else 1
+                self._scale_ups[now_ns] = max(parts, self._scale_ups.get(now_ns, 1))
+                if record.part is not None:
+                    self._parts[record.replica] = record.part
         elif isinstance(record, ReplicaReady):
-            if record.replica in self._starting:
-                self._cold_ns.append(now_ns - self._starting.pop(record.replica))
+            self._ready(now_ns, record.replica)
         elif isinstance(record, ReplicaStopped | ReplicaLost):
             self._starting.pop(record.replica, None)
             begin_ns = self._reserved.pop(record.replica, None)
             if begin_ns is not None:
                 self._held.append((begin_ns, now_ns))
+
+    def _ready(self, now_ns: int, replica: ReplicaId) -> None:
+        """A replica is ready, or has its part: a pipeline is ready when all have theirs, and counts once for each."""
+        part, ready = self._parts.pop(replica, None), [replica]
+        if part is not None:
+            ready = self._with_part.setdefault(part.pipeline, [])
+            ready.append(replica)
+            if len(ready) < len(part.bounds) - 1:
+                return
+        for each in ready:
+            if each in self._starting:
+                self._cold_ns.append(now_ns - self._starting.pop(each))
 
     def result(self, duration_ns: int, ended_ns: int, *, send_s: float) -> FlashpointResult:
         """The figures of the run, whose trace has this duration."""
@@ -256,4 +291,6 @@ class StartsAndLatencies:
             cold_most_s=to_s(max(cold_ns, default=0)),
             started=len(cold_ns),
             sent_only=sum(each <= quick_ns for each in cold_ns) / len(cold_ns) if cold_ns else 0.0,
+            whole_only=fmean(parts == 1 for parts in self._scale_ups.values()) if self._scale_ups else 1.0,
+            parts_most=max(self._scale_ups.values(), default=1),
         )
