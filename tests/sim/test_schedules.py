@@ -371,7 +371,7 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     wait_for_no_weights: "waits for no transfer",
     hold_no_memory: "bytes, of which|bytes and gives out",
     forget_who_uses_weights: "weights are used by replicas",
-    serve_with_a_part: "not ready or drains",
+    serve_with_a_part: "not ready or drains|goes on before transfer",
     stop_a_part_alone: "after 200 s and more, |not ready or drains|parts of pipelines",
     complete_no_part: "parts of pipelines",
     cancel_no_transfer: "no replica waits for it",
