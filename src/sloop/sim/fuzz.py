@@ -148,15 +148,15 @@ ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
 
 PROVISIONS: Final[Sequence[dict[str, Any]]] = (
     {"partition": True},
-    {"multicast": False, "partition": True},
-    {"packs_first": False, "partition": True},
+    {"multicast": False, "partition": True, "cuts": "filled"},
+    {"packs_first": False, "partition": True, "cuts": "fewest"},
     {"multicast": False, "join": False, "source": "store", "cache": "files", "partition": True},
     {"multicast": False, "join": False, "source": "store"},
-    {"locality": False, "partition": True},
-    {"locality": False, "multicast": False, "partition": True},
+    {"locality": False, "partition": True, "cuts": "fewest"},
+    {"locality": False, "multicast": False, "partition": True, "cuts": "filled"},
 )
 """Parameters of `flashpoint`, which decides in one world of four where replicas start and from where weights come. Only
-models with measured layers start in parts."""
+models with measured layers start in parts: more often with cuts that ignore how long a start takes."""
 
 LINK: Final = {"kind": "lte"}
 
