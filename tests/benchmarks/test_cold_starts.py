@@ -59,13 +59,13 @@ def test_starts_after_the_first_request_are_counted_with_their_steps() -> None:
         (s(11), started(5)),
     ]
     found = starts_in(records)
-    assert found == (ColdStart(5.0, 2.0), ColdStart(1.0, 0.0))
+    assert found == (ColdStart(5.0, {"fetching": 2.0, "loading": 2.0}), ColdStart(1.0, {"loading": 1.0}))
     assert [each.rest_s for each in found] == [3.0, 1.0]
     assert SystemResult(found, 1.0, 1.0).start_s == 3.0
 
 
 def run_of(start_s: float, mean_ms: float) -> SystemResult:
-    return SystemResult((ColdStart(start_s, start_s / 2),), mean_ms, 0.9)
+    return SystemResult((ColdStart(start_s, {"fetching": start_s / 2}),), mean_ms, 0.9)
 
 
 def test_the_order_and_the_ratios() -> None:
@@ -137,9 +137,7 @@ def test_simulated_systems_have_the_published_order(scene: Scene) -> None:
     assert runs[0].start_s > found["atoll"].start_s > runs[1].start_s
     slower = simulated(scene, "locality + chain", 120.0, start_s=1.5)
     assert slower.start_s == pytest.approx(runs[2].start_s + 1.0, rel=0.2)
-    page = text_of(
-        scene_with_repeats(scene), {label: Compared(run, run, run) for label, run in found.items()}, 120, 0.5
-    )
+    page = text_of(scene_with_repeats(scene), {label: Compared(run, run, run) for label, run in found.items()}, 120)
     assert page.count("**no**") == 0
 
 
