@@ -139,6 +139,13 @@ class Form(Struct, frozen=True, omit_defaults=True):
     bounds: tuple[int, ...] = ()
     """The bounds of the pipeline that it is a part of; see `Part`."""
 
+    @property
+    def kind(self) -> str:
+        """`alone`, `pair` with a shadow, or `pipeline` as a part of one."""
+        if self.bounds:
+            return "pipeline"
+        return "alone" if self.shadow is None else "pair"
+
 
 ALONE: Final = Form()
 """One worker with the whole model."""

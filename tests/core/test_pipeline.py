@@ -157,8 +157,11 @@ def test_a_lost_batch_says_that_the_pipeline_is_lost_also_if_it_comes_first() ->
     scene.act(3, request(0, at_ms=3), request(1, at_ms=3))
     actions = scene.act(4, BatchLost(BatchId(1), R1, "it crashed"))
     assert not of(StartBatch, actions)
+    (why,) = [each.why for each in of(Decided, actions) if each.kind == "pipeline"]  # type: ignore[attr-defined]
+    assert why == "a part of its pipeline is lost: the others serve when they have all layers"
     assert lives(scene) == [Life.STARTING, Life.STARTING]
-    scene.act(5, ReplicaLost(R0, "it crashed"))
+    actions = scene.act(5, ReplicaLost(R0, "it crashed"))
+    assert not [each for each in of(Decided, actions) if each.kind == "pipeline"]  # type: ignore[attr-defined]
     assert lives(scene) == [Life.STARTING]
 
 

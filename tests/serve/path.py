@@ -38,7 +38,7 @@ from sloop.systems.replay import header_of
 from sloop.systems.setup import build, set_up
 from sloop.tensor import Port, Signature, Tensor
 from sloop.units import s
-from sloop.vocabulary import BatchId, Life, Outcome, ReplicaId, ReplicaSpec, Shadow, TransferId
+from sloop.vocabulary import BatchId, Life, Outcome, Part, ReplicaId, ReplicaSpec, Shadow, TransferId
 from tests.serve.graphs import graph_of
 from tests.serve.rig import EDGE
 
@@ -127,7 +127,9 @@ class Echo:
 
     def evict(self, order: Evict) -> None: ...
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
+    def start(
+        self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None, part: Part | None = None
+    ) -> None:
         self._soon(ReplicaReady(replica))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None: ...

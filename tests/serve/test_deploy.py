@@ -556,15 +556,16 @@ def test_a_repository_is_a_folder_and_needs_a_key(
         ("flashpoint", "share loaded weights, and no server does that yet"),
         ({"name": "flashpoint", "provision": {"cache": "files"}}, ""),
         ({"name": "flashpoint", "provision": {"cache": "files", "partition": False}}, ""),
-        ({"name": "flashpoint", "provision": {"cache": "files", "partition": True}}, "as parts of one model"),
-        ({"name": "baseline", "provision": {"partition": True}}, "as parts of one model, and no server does that yet"),
+        ({"name": "flashpoint", "provision": {"cache": "files", "partition": True}}, ""),
+        ({"name": "flashpoint", "provision": {"partition": True}}, "share loaded weights"),
+        ({"name": "baseline", "provision": {"partition": True}}, ""),
         ({"name": "hpa", "provision": "flashpoint"}, "share loaded weights"),
         ("atoll", ""),
         ("baseline", ""),
         ("hpa", ""),
     ],
 )
-def test_no_server_shares_loaded_weights_or_starts_parts_of_models(system: object, told: str) -> None:
+def test_no_server_shares_loaded_weights(system: object, told: str) -> None:
     declared = {
         "name": "a",
         "slo_ms": 100,

@@ -56,6 +56,7 @@ from sloop.vocabulary import (
     BatchId,
     ModelWeights,
     Outcome,
+    Part,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -115,7 +116,9 @@ class Notes:
     def evict(self, order: Evict) -> None:
         self.orders.append(("evict", order))
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
+    def start(
+        self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None, part: Part | None = None
+    ) -> None:
         self.orders.append(("start", replica, spec) if transfer is None else ("start", replica, spec, transfer))
         assert self.listener is not None
         self.listener.on_event(ReplicaProgressed(replica, "spawning"))

@@ -122,11 +122,11 @@ def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica |
         return
     state.dissolving.pop(pipeline.id, None)
     incomplete = [member for member in pipeline.members.values() if member.part is not None]
-    if incomplete and lost is not None and lost.life is not Life.DRAINING:
-        names = listed([str(member.id) for member in incomplete])
+    if incomplete and (lost or incomplete[0]).life is not Life.DRAINING:
+        names = "the others" if lost is None else listed([str(member.id) for member in incomplete])
         why = f"a part of its pipeline is lost: {names} serve when they have all layers"
-        stage = lost.stage
-        out.append(Decided("pipeline", why, stage.name, lost.id, application=stage.application.key))
+        id, stage = None if lost is None else lost.id, incomplete[0].stage
+        out.append(Decided("pipeline", why, stage.name, id, application=stage.application.key))
     for member in pipeline.members.values():
         member.pipeline = None
         state.set_form(now_ns, member, ALONE)

@@ -52,7 +52,8 @@ class Flashpoint:
     """Whether a start waits for a transfer to its node that is under way already, instead of ordering its own."""
     partition: bool = False
     """Whether replicas that start together may start as the parts of one model, if its layers were measured and this is
-    expected to answer the requests that wait sooner. In the simulator only."""
+    expected to answer the requests that wait sooner. In the simulator, and in a server on one
+    machine."""
     cuts: Literal["best", "fewest", "filled"] = "best"
     """How models are cut: as is `best` for those that wait; as Gillis does, into the `fewest` parts of at most 250 MB;
     or as SerFer does, into parts that are `filled` up to 200 MB. The latter two cut a model whenever enough replicas

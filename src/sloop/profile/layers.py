@@ -245,7 +245,7 @@ def _check_rows(path: Path, pieces: Sequence[ModelPiece], shapes: Mapping[str, t
             each = [part[place] for part in parts]
             joined = np.concatenate(each) if name in rows else each[0]
             if difference([joined], [value]) > DIFFERENCE_ASKED_MAX:
-                what = f"a shadow cannot compute rows of a batch: the rows of {name!r} cannot be divided"
+                what = f"the rows of a batch cannot be divided at {name!r}, which crosses the end of a block"
                 raise InputError(what, where=str(path), help=f"measure other blocks with --cut; {CUT_ELSEWHERE}")
         known.update(made)
     found = difference([known[name] for name in names], expected)

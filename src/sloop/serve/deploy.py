@@ -24,7 +24,7 @@ from msgspec import Struct, structs
 from sloop.actions import Rollout, VersionState
 from sloop.app.application import Application, Deployment
 from sloop.app.document import read_name
-from sloop.app.hardware import foreign_profiles
+from sloop.app.hardware import GIB, foreign_profiles
 from sloop.app.load import load_application, with_deadline
 from sloop.core import Core
 from sloop.core.planner import plans_beside
@@ -73,6 +73,7 @@ from sloop.text import listed, quoted
 from sloop.vocabulary import Canary, Life, WeightLevel, version_key
 
 WITHOUT_SHADOWS: Final = "choose a system without shadows, such as `asyfunc-nolls`"
+WITHOUT_PARTS: Final = "write `partition: false` in its `provision`: each replica starts with its whole model"
 COPIES: Final = "models"
 """The folder, in a state folder, of copies of models whose own folder cannot be written."""
 CHECK_S_MAX: Final = 600.0
@@ -107,10 +108,11 @@ Models = Mapping[tuple[str, str], Servable]
 
 
 def servables_of(
-    application: Application, folder: Path | None = None, *, in_blocks: bool = False
+    application: Application, folder: Path | None = None, *, in_blocks: bool = False, in_parts: bool = False
 ) -> dict[tuple[str, str], Servable]:
     """The model and signature of every variant, read from its file, and its blocks if it is to be served `in_blocks`,
-    so that its replicas can have shadows. Raises `InputError` for a variant without a model, or one that cannot be cut.
+    so that its replicas can have shadows, or `in_parts`, so that they can start as parts of one model. Raises
+    `InputError` for a variant without a model, or one that cannot be cut.
 
     Copies that have to be prepared are written into the state folder `folder` where a model's own folder cannot be.
     """
@@ -129,7 +131,9 @@ def servables_of(
             known = examine(Path(variant.model), shapes, folder=folder and folder / COPIES)
             source = source_of(Path(known.file))
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
-            cut = cut_of(known, profiles, shapes or {}, folder and folder / COPIES) if in_blocks else None
+            cut = None
+            if in_blocks or in_parts:
+                cut = cut_of(known, profiles, shapes or {}, folder and folder / COPIES, for_shadows=in_blocks)
             found[stage.name, variant.name] = Servable(
                 *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights), cut),
                 device_bytes={kind: each.device_memory_bytes for kind, each in profiles.items() if each.accelerator},
@@ -142,19 +146,26 @@ def cut_of(
     profiles: Mapping[str, Profile],
     shapes: Mapping[str, tuple[int, ...]],
     folder: Path | None = None,
+    *,
+    for_shadows: bool = True,
 ) -> CutModel:
-    """The blocks of a model; their files are kept in `folder`, or beside the model. InputError for a model that has no
-    measured blocks, or whose rows cannot be divided."""
+    """The blocks of a model, for shadows or for parts of pipelines; their files are kept in `folder`, or beside the
+    model. InputError for a model that has no measured blocks, or whose rows cannot be divided."""
     path = Path(known.file)
+    without = WITHOUT_SHADOWS if for_shadows else WITHOUT_PARTS
     if known.obstacle:
-        what = f"a shadow computes rows of a batch, but requests for this model cannot share one: {known.obstacle}"
-        raise InputError(what, where=str(path), help=WITHOUT_SHADOWS)
+        who = "a shadow computes rows of a batch" if for_shadows else "parts of a model are tried with rows of a batch"
+        what = f"{who}, but requests for this model cannot share one: {known.obstacle}"
+        raise InputError(what, where=str(path), help=without)
+    devices = [profile.accelerator for profile in profiles.values() if profile.accelerator]
+    if devices and not for_shadows:
+        what = f"parts of a model run on CPU cores only, and a profile of this one is for {listed(devices)}"
+        raise InputError(what, where=str(path), help=without)
     layers = {hardware: profile.layers for hardware, profile in profiles.items() if profile.layers is not None}
     if not layers:
-        what = "the system attaches shadows, which hold blocks of a model, but the blocks of this one were not measured"
-        raise InputError(
-            what, where=str(path), help=f"measure them with `sloop profile MODEL --layers`, or {WITHOUT_SHADOWS}"
-        )
+        who = "attaches shadows, which hold" if for_shadows else "starts replicas as parts of a model, which hold"
+        what = f"the system {who} blocks of a model, but the blocks of this one were not measured"
+        raise InputError(what, where=str(path), help=f"measure them with `sloop profile MODEL --layers`, or {without}")
     ends = {tuple(block.end for block in each.blocks) for each in layers.values()}
     if len(ends) > 1:
         what = f"its profiles for {listed(sorted(layers))} have different blocks"
@@ -163,12 +174,17 @@ def cut_of(
         )
     pieces = kept_pieces(path, next(iter(ends)), shapes, folder or path.parent)
     blocks = tuple(CutBlock(each.file, each.inputs, each.outputs, each.crossing) for each in pieces)
-    return CutModel(blocks, layers, max(profile.max_batch for profile in profiles.values()))
+    return CutModel(blocks, layers, max(profile.max_batch for profile in profiles.values()), for_shadows)
 
 
 def needs_blocks(setup: ApplicationSetup) -> bool:
     """Whether the application's system attaches shadows to replicas."""
     return bool(getattr(setup.system.policies.scale, "attaches_shadows", False))
+
+
+def starts_parts(setup: ApplicationSetup) -> bool:
+    """Whether replicas of the application may start as parts of one model."""
+    return setup.system.policies.provision.partition
 
 
 def served_version(application: Application, models: Models, rows: int) -> ServedVersion:
@@ -230,12 +246,14 @@ def warnings_of(setup: ApplicationSetup, models: Models) -> list[str]:
 
 def check_live(setup: ApplicationSetup) -> None:
     """InputError for a system that cannot run in a server."""
-    if setup.system.policies.provision.partition:
+    if starts_parts(setup) and needs_blocks(setup):
         raise InputError(
-            "its `provision` policy starts replicas as parts of one model, and no server does that yet",
+            f"system {setup.system.name!r} attaches shadows, and its `provision` policy starts parts of models",
             where=setup.application.system.declared.where,
-            help="write `partition: false` in the `provision` of the system: each replica starts with its whole model",
+            help=f"no server does both: {WITHOUT_SHADOWS}, or {WITHOUT_PARTS}",
         )
+    if starts_parts(setup):
+        check_memory_of_parts(setup)
     if setup.system.policies.provision.keeps is WeightLevel.LOADED:
         raise InputError(
             "its `provision` policy lets the replicas of a node share loaded weights, and no server does that yet",
@@ -250,9 +268,30 @@ def check_live(setup: ApplicationSetup) -> None:
         )
 
 
-def check_weights(setup: ApplicationSetup, models: Models) -> None:
-    """InputError for a model that cannot be brought to nodes, if the system wants that."""
+def check_memory_of_parts(setup: ApplicationSetup) -> None:
+    """InputError for a model of which no node could ever hold a replica beside its files, as each part must when it
+    completes itself."""
     application = setup.application
+    for (stage, variant, hardware), weights in weights_of(application).items() if application.cluster else ():
+        needed_bytes = setup.beliefs[stage, variant, hardware].memory_bytes + weights.size_bytes
+        largest_bytes = max([node.memory_bytes for node in application.cluster if node.hardware == hardware], default=0)
+        if needed_bytes > largest_bytes:
+            what = (
+                f"a part of {variant!r} needs {needed_bytes / GIB:.3g} GiB when it has all layers, its files included"
+            )
+            raise InputError(
+                f"{what}; the largest node of kind {hardware!r} has {largest_bytes / GIB:.3g} GiB",
+                where=setup.application.system.declared.where,
+                help=f"name nodes with more memory, or {WITHOUT_PARTS}",
+            )
+
+
+def check_weights(setup: ApplicationSetup, models: Models) -> None:
+    """InputError for a model that cannot be brought to nodes, if the system wants that. A server that starts parts of
+    models has one machine, on which all files are."""
+    application = setup.application
+    if starts_parts(setup):
+        return
     for index, stage in enumerate(application.stages):
         for variant in stage.variants:
             if not (setup.system.policies.provision.leaves_all or models[stage.name, variant.name].source):
@@ -335,7 +374,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     joined = deployment.joined_by(application).qualified(version)
     (setup,) = set_up(replace(deployment, applications=(joined,))).applications
     check_live(setup)
-    models = servables_of(joined, Path(order.folder), in_blocks=needs_blocks(setup))
+    models = servables_of(joined, Path(order.folder), in_blocks=needs_blocks(setup), in_parts=starts_parts(setup))
     check_weights(setup, models)
     rows = rows_max(setup.beliefs, models)
     served_version(joined, models, rows)

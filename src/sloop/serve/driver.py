@@ -53,6 +53,7 @@ from sloop.errors import SloopError
 from sloop.events import (
     WOKE,
     BatchFailed,
+    BatchLost,
     Cancelled,
     Draining,
     Event,
@@ -85,7 +86,7 @@ FAILURES_MAX: Final = 1_000
 """How many kinds of failures are remembered."""
 LOOK_S: Final = 0.05
 """How often a driver that waits checks for requests whose deadline has passed."""
-FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, ReplicaLost, ReplicaStopped))
+FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, BatchLost, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs its batch."""
 
 
@@ -269,7 +270,7 @@ class Driver:
         self._orders: Mapping[type, Callable[[Any], None]] = {
             StartBatch: self._run,
             BindBatch: _note,
-            StartReplica: lambda order: backend.start(order.replica, order.spec, order.transfer),
+            StartReplica: lambda order: backend.start(order.replica, order.spec, order.transfer, order.part),
             Transfer: backend.transfer,
             CancelTransfer: backend.cancel_transfer,
             Evict: backend.evict,

@@ -334,7 +334,8 @@ def _batch_max(plan: Plan | None, stage: str) -> int:
 
 
 def _replica(replica: ReplicaRecord, now_ns: int) -> dict[str, Any]:
-    """One replica, with its cores in effect and as last ordered."""
+    """One replica, with its cores in effect and as last ordered, and the layers that it has if it has not all: the
+    first one, and the one behind the last."""
     spec = replica.spec
     return {
         "id": replica.id,
@@ -347,6 +348,8 @@ def _replica(replica: ReplicaRecord, now_ns: int) -> dict[str, Any]:
         "cores": replica.cores,
         "cores_wanted": replica.wanted_cores,
         "shadow_cores": replica.all_cores(0.0),
+        "form": replica.group.form.kind,
+        "layers": replica.part.layers if replica.part is not None else None,
         "running": len(replica.running.requests) if replica.running else 0,
         "batches": replica.batches,
     }

@@ -105,7 +105,10 @@ class StageSetup(Struct, frozen=True, array_like=True):
     holders: dict[int, int] = {}  # msgspec creates a new dict for each instance
     """The processes that hold the arenas it reads: their ids by number (`sloop.shared_memory.Arenas`)."""
     blocks: tuple[CutBlock, ...] = ()
-    """Those of a model that is cut, so that the worker can have a shadow; empty if it loads the file in one."""
+    """Those of a model that is cut, so that the worker can have a shadow or begin with a part; empty if it loads the
+    file in one."""
+    layers: tuple[int, int] | None = None
+    """Which blocks it begins with as a part of a pipeline, the first one and the one behind the last; None for all."""
     device: CudaDevice | None = None
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
 
@@ -155,6 +158,23 @@ class BatchDone(Struct, frozen=True, array_like=True, gc=False):
     """See `sloop.events.Finished`."""
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
     """Why the visits at these positions failed although the batch did not."""
+
+
+class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
+    """A batch between two parts of a model."""
+
+    visits: int
+    """Of the whole batch."""
+    places: list[int]
+    """The positions in the batch of the visits that run."""
+    rows: list[int]
+    """Of each of these."""
+    passes: list[list[int]]
+    """Those of each forward pass, by their index in `places`."""
+    tensors: list[Block]
+    """For each pass, all tensors that cross the cut, in the order of `CutBlock.crossing`."""
+    faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
+    """See `BatchDone`."""
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:  # noqa: ANN401  # also unions, which are no types

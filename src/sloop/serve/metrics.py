@@ -231,6 +231,12 @@ class Metrics:
         self._starts = Histograms(
             "sloop_cold_start_seconds", "Steps of cold starts.", (*VARIANT, "step"), START_SECONDS
         )
+        self._completions = Histograms(
+            "sloop_completion_seconds",
+            "From the order of a part of a pipeline until it has all layers.",
+            VARIANT,
+            START_SECONDS,
+        )
         self._resizes = Histograms("sloop_resize_seconds", "From order to effect.", STAGE, SECONDS)
         self._plans = Histograms(
             "sloop_plan_duration_seconds", "From the request of a plan to its arrival.", (), SECONDS
@@ -333,6 +339,8 @@ class Metrics:
             group.resized_ns.clear()
         for (name, variant, step), samples in run.cold_start_ns.items():
             self._starts.drain((*rows.stages[name], variant, step), samples)
+        for (name, variant), samples in run.pipelines.completion_ns.items():
+            self._completions.drain((*rows.stages[name], variant), samples)
         for name, samples in run.resize_ns.items():
             self._resizes.drain(rows.stages[name], samples)
 
@@ -345,7 +353,7 @@ class Metrics:
             state.forget(record)
             rows = self._rows.pop(record)
             if record.key not in state.versions:  # it was not deployed again
-                for histograms in (self._waits, self._services, self._starts, self._resizes):
+                for histograms in (self._waits, self._services, self._starts, self._completions, self._resizes):
                     histograms.discard(rows.version)
         present = {record.application for record in state.records}
         for model in {record.application for record in ended} - present:
@@ -368,7 +376,9 @@ class Metrics:
         yield from (self._durations.family(model), self._waits.family(model))
         yield self._sizes(present.values()).family(model)
         yield from (self._services.family(model), self._starts.family(model), self._resizes.family(model))
+        yield self._completions.family(model)
         yield from self._replica_families(present.values())
+        yield from self._form_families(present.values())
         decided = CounterMetricFamily(
             "sloop_decisions", 'Decisions, by kind; about no single model with model="".', labels=(*MODEL, "kind")
         )
@@ -473,6 +483,27 @@ class Metrics:
             for (name, variant, reason), count in run.failed_tries.items():
                 tries.add_metric((*rows.stages[name], variant, reason), count)
         yield from (replicas, failed, lost, adopted, tries)
+
+    def _form_families(self, present: Iterable[VersionRows]) -> Iterator[Metric]:
+        forms = GaugeMetricFamily(
+            "sloop_replica_forms",
+            "Replicas by form: alone, a pair with a shadow, or a part of a pipeline.",
+            labels=(*GROUP, "form"),
+        )
+        parts = CounterMetricFamily(
+            "sloop_pipeline_parts", "Replicas that have started as parts of a model.", labels=VERSION
+        )
+        lost = CounterMetricFamily("sloop_pipelines_lost", "Pipelines that were lost with a part.", labels=VERSION)
+        for rows in present:
+            groups = [
+                (replica.group.key, replica.group.hardware, replica.group.form.kind)
+                for replica in rows.run.replicas.values()
+            ]
+            for (key, hardware, form), count in sorted(Counter(groups).items()):
+                forms.add_metric((*rows.group(key, hardware), form), count)
+            parts.add_metric(rows.version, rows.run.pipelines.parts)
+            lost.add_metric(rows.version, rows.run.pipelines.lost)
+        yield from (forms, parts, lost)
 
     def _limit_families(self, model: str) -> Iterator[Metric]:
         held = GaugeMetricFamily(

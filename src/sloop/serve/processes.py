@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -36,6 +36,9 @@ NICE: Final = 19
 SLICE_NS: Final = 100_000
 SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 """The number of the system call."""
+ASIDE_NICE: Final = 10
+"""A thread of this niceness gets a tenth of a core that another thread of its process wants for itself. With the lowest
+priority it would get next to nothing, and what a busy worker loads would never be there."""
 AUTOGROUP_TRIES: Final = 40
 AUTOGROUP_RETRY_S: Final = 0.05
 """Linux refuses a change of an autogroup within 0.1 s of another one on the machine (sched(7))."""
@@ -173,6 +176,36 @@ def stay_aside() -> None:
     if sys.platform == "linux" and call is not None:
         attributes = struct.pack("<IIQiIQQQ", 48, os.sched_getscheduler(0), 0, 0, 0, SLICE_NS, 0, 0)
         ctypes.CDLL(None).syscall(call, 0, attributes, 0)
+
+
+def run_aside(work: Callable[[], object]) -> None:
+    """Do `work` in a thread that gives way to the others of this process, and wait for it; raises what it raises.
+    Threads that it starts keep the low priority."""
+
+    def work_aside() -> None:
+        if sys.platform == "linux":  # elsewhere priorities belong to processes
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ASIDE_NICE)
+        work()
+
+    _in_thread(work_aside)
+
+
+def _in_thread(work: Callable[[], object]) -> None:
+    """Do `work` in a thread, and wait for it; raises what it raises."""
+    failures: list[BaseException] = []
+
+    def note_failure() -> None:
+        try:
+            work()
+        except BaseException as error:  # raised again in the thread that waits
+            failures.append(error)
+
+    thread = threading.Thread(target=note_failure, name="aside")
+    thread.start()
+    thread.join()
+    for failure in failures:
+        raise failure
 
 
 def _autogroup(pid: int) -> Path:

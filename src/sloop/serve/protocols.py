@@ -20,7 +20,7 @@ from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import CutBlock, Question, RequestEnded, Run
 from sloop.tensor import Signature, Tensor
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, ModelWeights, Outcome, ReplicaId, ReplicaSpec, RequestId, Shadow, TransferId
+from sloop.vocabulary import BatchId, ModelWeights, Outcome, Part, ReplicaId, ReplicaSpec, RequestId, Shadow, TransferId
 
 
 class RequestResult(Struct, frozen=True, gc=False):
@@ -120,6 +120,8 @@ class CutModel(Struct, frozen=True):
     """What the blocks take, by kind of hardware."""
     batch_max: int
     """The most rows that a batch shares with a shadow."""
+    for_shadows: bool = True
+    """Whether every replica loads the blocks, so that it can have a shadow; otherwise only parts of pipelines do."""
 
 
 class Servable(Struct, frozen=True):
@@ -140,7 +142,7 @@ class Servable(Struct, frozen=True):
     weights: tuple[ModelWeights, ...] = ()
     """What the core calls its files: one for each size that profiles give them."""
     cut: CutModel | None = None
-    """Its blocks, if the system attaches shadows."""
+    """Its blocks, if the system attaches shadows or starts parts of models."""
     device_bytes: Mapping[str, int] = {}
     """What a replica may allocate on its GPU, by kind of hardware, as its profiles say."""
 
@@ -206,9 +208,16 @@ class Backend(Protocol):
         to run on 1 to `threads_prepared` threads."""
         ...
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
-        """Start a replica, when this transfer has brought its weights to the node. Reports progress, then
-        `ReplicaReady` or `ReplicaLost`."""
+    def start(
+        self,
+        replica: ReplicaId,
+        spec: ReplicaSpec,
+        transfer: TransferId | None = None,
+        part: Part | None = None,
+    ) -> None:
+        """Start a replica, when this transfer has brought its weights to the node, or `part` of it
+        (`sloop.actions.StartReplica`). Reports progress, then `ReplicaReady` or `ReplicaLost`, and for a part
+        `ReplicaCompleted`."""
         ...
 
     def transfer(self, order: Transfer) -> None:

@@ -34,6 +34,7 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.deploy import (
+    WITHOUT_PARTS,
     WITHOUT_SHADOWS,
     Deployer,
     ModelRepository,
@@ -45,6 +46,7 @@ from sloop.serve.deploy import (
     rows_max,
     servables_of,
     served_version,
+    starts_parts,
     threads_of,
     warnings_of,
     wirings_of,
@@ -69,7 +71,7 @@ from sloop.serve.spans import SpanProcess, SpanSettings
 from sloop.serve.stderr import lines_dropped
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
-from sloop.systems.setup import Setup, build, definition_of, set_up
+from sloop.systems.setup import ApplicationSetup, Setup, build, definition_of, set_up
 
 LOCK: Final = "lock"
 NODES: Final = "nodes"
@@ -422,7 +424,7 @@ def models_of(setup: Setup, folder: Path | None = None) -> dict[tuple[str, str],
     """The models of all applications; for `folder` see `servables_of`. InputError for a variant without one."""
     found: dict[tuple[str, str], Servable] = {}
     for each in setup.applications:
-        found |= servables_of(each.application, folder, in_blocks=needs_blocks(each))
+        found |= servables_of(each.application, folder, in_blocks=needs_blocks(each), in_parts=starts_parts(each))
     return found
 
 
@@ -508,16 +510,7 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
     elif settings.nodes.tls is not None:
         settings.nodes.tls.server_context()
     for each in setup.applications:
-        if settings.nodes is None and not each.system.policies.provision.leaves_all:
-            raise InputError(
-                "its `provision` policy orders transfers between nodes, and this server has one machine",
-                where=each.application.system.declared.where,
-                help="serve with --backend agents or ray, or write `provision: as_placed`",
-            )
-        if settings.nodes is not None and needs_blocks(each):
-            what = f"system {each.system.name!r} attaches shadows, which agents do not start"
-            where = each.application.system.declared.where
-            raise InputError(what, where=where, help=f"serve it on one machine, or {WITHOUT_SHADOWS}")
+        check_nodes(each, has_agents=settings.nodes is not None)
     check_repository(settings.repository, keys)
     if settings.http.tls is not None:
         settings.http.tls.context()
@@ -530,6 +523,23 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
     for each in setup.applications:
         for line in warnings_of(each, models):
             _log.warning("%s", line)
+
+
+def check_nodes(setup: ApplicationSetup, *, has_agents: bool) -> None:
+    """InputError for a system that does what is done on other nodes only: those of agents, or this machine."""
+    where = setup.application.system.declared.where
+    if not has_agents and not (setup.system.policies.provision.leaves_all or starts_parts(setup)):
+        raise InputError(
+            "its `provision` policy orders transfers between nodes, and this server has one machine",
+            where=where,
+            help="serve with --backend agents or ray, or write `provision: as_placed`",
+        )
+    if has_agents and needs_blocks(setup):
+        what = f"system {setup.system.name!r} attaches shadows, which agents do not start"
+        raise InputError(what, where=where, help=f"serve it on one machine, or {WITHOUT_SHADOWS}")
+    if has_agents and starts_parts(setup):
+        what = "its `provision` policy starts replicas as parts of one model, which agents do not start"
+        raise InputError(what, where=where, help=f"serve it on one machine, or {WITHOUT_PARTS}")
 
 
 async def flush_for_ever(journal: Journal) -> None:

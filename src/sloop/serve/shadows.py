@@ -20,7 +20,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -148,9 +148,11 @@ class BlockChain:
         self.blocks = dict(blocks)
         self._runtimes = {place: FileRuntime(block.file) for place, block in blocks.items()}
 
-    def load(self, threads: int) -> bool:
-        """Open sessions for `threads` threads. Returns False if there are."""
-        return sum(runtime.load(threads) for runtime in self._runtimes.values()) > 0
+    def load(self, threads: int, places: Iterable[int] | None = None) -> bool:
+        """Open sessions for `threads` threads, of all blocks or of those at these places. Returns False if there
+        are."""
+        wanted = self._runtimes if places is None else places
+        return sum([self._runtimes[place].load(threads) for place in wanted]) > 0
 
     def inputs(self, first: int, last: int) -> dict[str, Port]:
         """What the blocks from `first` to `last` read of what was computed before them."""

@@ -9,6 +9,7 @@ received into the buffer that is passed on. A peer that violates the format is d
 """
 
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -94,6 +95,16 @@ class FrameKind(IntEnum):
     """From a worker: it shares batches with shadow `subject`."""
     PARTED = 26
     """From a worker: it has given up shadow `subject`; the payload is the reason in UTF-8."""
+    ENTER = 27
+    """To the worker with the first part of a model: begin batch `subject`, which was sent at `value`; the payload is a
+    `Run`."""
+    PASS = 28
+    """From a worker with a part: its layers took `value` ns on batch `subject`; the payload is a `PassedBatch`. To the
+    worker with the next part: go on with this batch, which was sent at `value`; the last one answers DONE."""
+    COMPLETE = 29
+    """To a worker with a part: load the other layers, while it serves."""
+    COMPLETED = 30
+    """From a worker that has started with a part: it has all layers."""
 
 
 class Frame(Struct, frozen=True, gc=False):
@@ -413,10 +424,11 @@ class RecordLink:
 
 
 class ProcessChannel:
-    """The child's end of the socket: blocking, one frame at a time."""
+    """The child's end of the socket: blocking, one frame at a time. Any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._sending = threading.Lock()
         self._header = memoryview(bytearray(HEADER.size))
 
     def fileno(self) -> int:
@@ -436,9 +448,10 @@ class ProcessChannel:
         """Send a frame; blocks until the kernel has accepted it."""
         head = pack_head(kind, subject, value, sum(map(len, payload)))
         buffers = deque(memoryview(buffer) for buffer in (head, *payload))
-        while buffers:
-            sent = self._sock.sendmsg(list(islice(buffers, BUFFERS_MAX)))
-            drop_sent(buffers, sent)
+        with self._sending:
+            while buffers:
+                sent = self._sock.sendmsg(list(islice(buffers, BUFFERS_MAX)))
+                drop_sent(buffers, sent)
 
     def _fill(self, target: memoryview, *, at_boundary: bool = False) -> bool:
         filled = 0

@@ -15,6 +15,9 @@ until one is ready, batches run on the nearest count. If the machine cannot enfo
 enforces it with a duty cycle: after computing for t it sleeps for t·(1/duty − 1).
 
 Told SHADOW instead of SETUP, it becomes the shadow of another worker (`sloop.serve.shadows`), which is told PAIR.
+
+Told to begin with some layers of a model, it runs these on batches that pass several workers, and loads the other
+layers in the background (`sloop.serve.pipelines`).
 """
 
 import contextlib
@@ -24,16 +27,29 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
+from msgspec import Struct, structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import SloopError
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import Assembler, Decision, RequestTensors
-from sloop.serve.messages import FREED, BatchDone, PairSetup, Run, ShadowSetup, StageSetup, decoder, encode
+from sloop.serve.messages import (
+    FREED,
+    BatchDone,
+    PairSetup,
+    PassedBatch,
+    Run,
+    ShadowSetup,
+    StageSetup,
+    decoder,
+    encode,
+)
+from sloop.serve.pipelines import PartRuntime
 from sloop.serve.processes import begin, set_name
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime, prepare_runtimes
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
@@ -42,10 +58,14 @@ from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of
 
+T = TypeVar("T")
+
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """The steps of a cold start. The `subject` of a STEP frame is an index into this tuple."""
 
 MILLIONTHS: Final = 1_000_000
+OTHER_LAYERS: Final = 0
+"""What the thread that prepares thread counts is told so that it completes the model first."""
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
@@ -147,7 +167,7 @@ class Worker:
         self._threads, self._duty = 1, 1.0
         self._memory = InputMemory()
         self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._runs = decoder(Run)
+        self._runs, self._passed = decoder(Run), decoder(PassedBatch)
         self._replied_ns = 0
         """When the last batch was answered."""
 
@@ -181,7 +201,9 @@ class Worker:
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         runtime: Runtime
         try:
-            if setup.blocks:
+            if setup.layers is not None:
+                runtime = PartRuntime(setup.blocks, setup.signature, setup.layers)
+            elif setup.blocks:
                 runtime = CutRuntime(setup.blocks, setup.signature)
             else:
                 runtime = open_runtime(setup.model, setup.device)
@@ -206,6 +228,10 @@ class Worker:
             self._resize(frame)
         elif frame.kind is FrameKind.PAIR and isinstance(runtime, CutRuntime):
             self._pair(runtime, frame)
+        elif frame.kind in (FrameKind.ENTER, FrameKind.PASS) and isinstance(runtime, PartRuntime):
+            self._answer(frame, lambda: self._passed_on(runtime, frame))
+        elif frame.kind is FrameKind.COMPLETE and isinstance(runtime, PartRuntime):
+            self._wanted.put(OTHER_LAYERS)
         else:
             raise ProtocolError(f"the server sent a {frame.kind.name} frame")
 
@@ -246,11 +272,28 @@ class Worker:
         """In the background, open a session for each requested thread count."""
         while True:
             threads = self._wanted.get()
+            if threads == OTHER_LAYERS:
+                self._complete(runtime)
+                continue
             try:
                 if runtime.load(threads):
                     runtime.warm(threads)
             except Exception as error:  # the replica continues with the sessions it has
                 sys.stderr.write(f"sloop worker {os.getpid()}: cannot prepare {threads} threads: {error}\n")
+
+    def _complete(self, runtime: Runtime) -> None:
+        """In the background, load the layers that the worker does not have. A worker that cannot ends: the others of
+        its pipeline would wait for it in vain."""
+        assert isinstance(runtime, PartRuntime), "a worker with all layers completes them"
+        try:
+            runtime.load_others(self._threads)
+            self._channel.send(FrameKind.COMPLETED)
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # the server has closed the socket
+                self._refuse(error)
+            os._exit(1)
+        for threads in range(1, self._setup.prepared + 1 if self._setup.prepared <= THREAD_COUNTS_MAX else 0):
+            self._wanted.put(threads)
 
     def _resize(self, frame: Frame) -> None:
         if not (0 < frame.subject <= 4096 and 0 < frame.value <= MILLIONTHS):
@@ -269,17 +312,19 @@ class Worker:
     def _run(self, runtime: Runtime, frame: Frame) -> None:
         order: Run = self._runs.decode(frame.payload)
         visits, places, faults = self._assembled(order)
-        found: list[list[Tensor]] = []
+
+        def done() -> tuple[FrameKind, BatchDone]:
+            passes, arrays = self._loaded(visits)
+            results = self._timed([partial(runtime.run, given, self._threads) for given in arrays])
+            found = self._distributed(list(map(_rows, visits)), passes, [outputs for outputs, _ in results])
+            return FrameKind.DONE, self._stored(order.visits, places, found, faults)
+
+        self._answer(frame, done)
+
+    def _answer(self, frame: Frame, compute: Callable[[], tuple[FrameKind, Struct]]) -> None:
+        """Answer a batch with what `compute` returns, or say why it failed."""
         try:
-            passes = group(visits, batchable=self._setup.is_batchable)
-            inputs = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
-            arrays = self._memory.load(inputs)
-            started_ns = time.monotonic_ns()
-            results = [runtime.run(given, self._threads)[0] for given in arrays]
-            if self._duty < 1:
-                time.sleep((time.monotonic_ns() - started_ns) / 1e9 * (1 / self._duty - 1))
-            found = self._distributed(visits, passes, results)
-            done = self._stored(order, places, found, faults)
+            kind, answer = compute()
         except ArenaFull as error:
             failure = ModelFailure("there is no room for the outputs in shared memory", str(error))
             self._reply(FrameKind.FAILED, frame, failure.encode())
@@ -289,7 +334,56 @@ class Worker:
         except BaseException as error:  # also SystemExit: whatever the model raises fails this batch, not the worker
             self._reply(FrameKind.FAILED, frame, failure_of(error).encode())
         else:
-            self._reply(FrameKind.DONE, frame, encode(done))
+            self._reply(kind, frame, encode(answer))
+
+    def _loaded(self, visits: Sequence[Sequence[Tensor]]) -> tuple[list[list[int]], list[list[Array]]]:
+        """The visits of each forward pass, and its inputs."""
+        passes = group(visits, batchable=self._setup.is_batchable)
+        inputs = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
+        return passes, self._memory.load(inputs)
+
+    def _timed(self, passes: Sequence[Callable[[], T]]) -> list[T]:
+        """The results of forward passes, after the pause that the duty cycle wants."""
+        started_ns = time.monotonic_ns()
+        results = [run() for run in passes]
+        if self._duty < 1:
+            time.sleep((time.monotonic_ns() - started_ns) / 1e9 * (1 / self._duty - 1))
+        return results
+
+    def _passed_on(self, runtime: PartRuntime, frame: Frame) -> tuple[FrameKind, Struct]:
+        """Run the layers of this worker on a batch. Nobody may wait for the batch any more, and its blocks may be free:
+        what comes of it then, also an error, is ignored."""
+        if frame.kind is FrameKind.ENTER:
+            order: Run = self._runs.decode(frame.payload)
+            visits, places, faults = self._assembled(order)
+            passes, arrays = self._loaded(visits)
+            batch = PassedBatch(order.visits, places, list(map(_rows, visits)), passes, [], faults)
+            known = [runtime.begin(given) for given in arrays]
+        else:
+            batch = self._passed.decode(frame.payload)
+            known = [runtime.take(self._reader.tensors(block)) for block in batch.tensors]
+        results = self._timed([partial(runtime.run_part, given, self._threads) for given in known])
+        if not runtime.is_last:
+            tensors = self._written([runtime.passed_on(made) for made in results])
+            return FrameKind.PASS, structs.replace(batch, tensors=tensors)
+        found = self._distributed(batch.rows, batch.passes, [runtime.outputs(made) for made in results])
+        return FrameKind.DONE, self._stored(batch.visits, batch.places, found, dict(batch.faults))
+
+    def _written(self, contents: Sequence[Sequence[Tensor]]) -> list[Block]:
+        """Each as a block; none stays if there is no room for all."""
+        blocks: list[Block] = []
+        try:
+            for tensors in contents:
+                blocks.append(write_block(tensors, self._arena))  # noqa: PERF401  # those before must be freed
+        except ArenaFull:
+            self._discard(blocks)
+            raise
+        return blocks
+
+    def _discard(self, blocks: Sequence[Block | None]) -> None:
+        for block in blocks:
+            if isinstance(block, Address) and self._arena is not None:
+                self._arena.free(block)
 
     def _reply(self, kind: FrameKind, frame: Frame, payload: bytes) -> None:
         """Answer a batch. It has taken the time since it was sent, or since the answer before: what a worker does, or
@@ -317,24 +411,23 @@ class Worker:
         return visits, places, faults
 
     def _distributed(
-        self, visits: Sequence[Sequence[Tensor]], passes: Sequence[Sequence[int]], results: Sequence[Sequence[Array]]
+        self, rows: Sequence[int], passes: Sequence[Sequence[int]], results: Sequence[Sequence[Array]]
     ) -> list[list[Tensor]]:
-        """The outputs of each visit."""
-        found: list[list[Tensor]] = [[] for _ in visits]
+        """The outputs of each visit, which has so many rows."""
+        found: list[list[Tensor]] = [[] for _ in rows]
         for members, outputs in zip(passes, results, strict=True):
             tensors = tensors_of(outputs, self._setup.signature.outputs)
-            rows = [_rows(visits[index]) for index in members]
-            for index, own in zip(members, split(tensors, rows), strict=True):
+            for index, own in zip(members, split(tensors, [rows[index] for index in members]), strict=True):
                 found[index] = own
         return found
 
     def _stored(
-        self, order: Run, places: Sequence[int], outputs: Sequence[list[Tensor]], faults: dict[int, str]
+        self, visits: int, places: Sequence[int], outputs: Sequence[list[Tensor]], faults: dict[int, str]
     ) -> BatchDone:
         """Write the outputs of each visit as a block, and read from them what they decide."""
         stage, decisions = self._setup.wiring.stage, self._setup.wiring.decisions
-        blocks: list[Block | None] = [None] * order.visits
-        counts: list[tuple[int, ...]] = [()] * order.visits
+        blocks: list[Block | None] = [None] * visits
+        counts: list[tuple[int, ...]] = [()] * visits
         try:
             for place, tensors in zip(places, outputs, strict=True):
                 if decisions:
@@ -347,10 +440,7 @@ class Worker:
                 else:
                     blocks[place] = write_block(tensors, self._arena)
         except ArenaFull:
-            if self._arena is not None:
-                for block in blocks:
-                    if isinstance(block, Address):
-                        self._arena.free(block)
+            self._discard(blocks)
             raise
         return BatchDone(blocks, tuple(counts) if decisions or faults else (), faults)
 

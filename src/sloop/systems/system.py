@@ -48,10 +48,8 @@ class System:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Where it runs: `live`, `sim`. No server's nodes share loaded weights among their replicas, or start parts of
-        models."""
-        provision = self.policies.provision
-        only_simulated = provision.keeps is WeightLevel.LOADED or provision.partition
+        """Where it runs: `live`, `sim`. No server's nodes share loaded weights among their replicas."""
+        only_simulated = self.policies.provision.keeps is WeightLevel.LOADED
         return tuple(each for each in self.drivers if not (only_simulated and each == "live"))
 
     @property

@@ -91,8 +91,20 @@ from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, ArenaReader, Arenas
 from sloop.text import counted
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import STORE, BatchId, ModelWeights, Node, ReplicaId, ReplicaSpec, Shadow, TransferId, WeightLevel
+from sloop.vocabulary import (
+    STORE,
+    BatchId,
+    ModelWeights,
+    Node,
+    Part,
+    ReplicaId,
+    ReplicaSpec,
+    Shadow,
+    TransferId,
+    WeightLevel,
+)
 
+NO_PARTS: Final = "agents start no parts of models; those are served on one machine only"
 NO_SHADOWS: Final = "agents start no shadows; those are served on one machine only"
 JOIN_S_MAX: Final = 120.0
 """In which the agents of all nodes must connect when the server starts."""
@@ -517,7 +529,16 @@ class AgentBackend(KnownStages):
                     found |= dict.fromkeys(servable.weights)
         return tuple(found)
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
+    def start(
+        self,
+        replica: ReplicaId,
+        spec: ReplicaSpec,
+        transfer: TransferId | None = None,
+        part: Part | None = None,
+    ) -> None:
+        if part is not None:
+            self._report(ReplicaLost(replica, NO_PARTS))
+            return
         agent = self._agents.get(spec.node or "")
         if agent is None or not agent.has_joined:
             self._report(ReplicaLost(replica, f"node {spec.node} is not connected"))

@@ -22,6 +22,9 @@ not start the next one there.
 
 A shadow is one more worker process, beside that of its replica, which connects with it (`sloop.serve.shadows`). It ends
 with its replica, and a replica has ended when its shadow has.
+
+Replicas may start as the parts of one model, and serve together (`sloop.serve.backends.pipelines`). Models are read
+from where they are, so transfers end as soon as they are ordered, and a part needs none to load the other layers.
 """
 
 import asyncio
@@ -45,9 +48,11 @@ from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.cuda import CudaDevice, is_present
 from sloop.errors import MachineError
 from sloop.events import (
+    BatchLost,
     Finished,
     NodeReady,
     NodeReleased,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -56,9 +61,10 @@ from sloop.events import (
     ShadowLost,
     ShadowReady,
     ShadowStopped,
-    TransferFailed,
+    Transferred,
 )
 from sloop.serve.backends import KnownStages
+from sloop.serve.backends.pipelines import ProcessPipeline, check_part
 from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant, capacity_cores
 from sloop.serve.dataflow import StageWiring
@@ -77,7 +83,7 @@ from sloop.serve.transport import (
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import FABRIC, BatchId, Node, ReplicaId, ReplicaSpec, Shadow, TransferId
+from sloop.vocabulary import FABRIC, BatchId, Node, Part, PipelineId, ReplicaId, ReplicaSpec, Shadow, TransferId
 
 START_S_MAX: Final = 300.0
 """Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
@@ -144,6 +150,9 @@ class _Replica:
         """The process beside it that shares its batches, or will."""
         self.beside: _Beside | None = None
         """Of a shadow: whose it is."""
+        self.part: Part | None = None
+        self.pipeline: ProcessPipeline | None = None
+        """If it starts as a part of a model: which one, and the pipeline in which it serves."""
         self.shrink_to: float | None = None
         self.shrink_timer: TimerHandle | None = None
         self.error = ""
@@ -206,6 +215,8 @@ class LocalBackend(KnownStages):
         """When replicas were started, the latest last."""
         self._processes: set[_Replica] = set()
         """All that have not been reaped."""
+        self._pipelines: dict[PipelineId, ProcessPipeline] = {}
+        """Those of which not all parts have been ordered."""
         self._listener: BackendListener | None = None
         self.on_spares: Callable[[], None] = lambda: None
         """Called when the workers that wait have become more or fewer."""
@@ -246,9 +257,8 @@ class LocalBackend(KnownStages):
         self._report(NodeReleased(node))
 
     def transfer(self, order: Transfer) -> None:
-        why = "workers of this server are on its own machine, where models are read from where they are"
-        for node in order.receivers:
-            self._report(TransferFailed(order.transfer, node, why))
+        for node in order.receivers:  # all nodes are this machine
+            self._report(Transferred(order.transfer, node))
 
     def cancel_transfer(self, order: CancelTransfer) -> None:
         """Nothing is on its way here."""
@@ -256,15 +266,23 @@ class LocalBackend(KnownStages):
     def evict(self, order: Evict) -> None:
         """Nothing was brought here."""
 
-    def start(self, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
+    def start(
+        self,
+        replica: ReplicaId,
+        spec: ReplicaSpec,
+        transfer: TransferId | None = None,
+        part: Part | None = None,
+    ) -> None:
         self._replicas[replica] = made = _Replica(replica)
         self._starts.append(self._loop.time())
         self._start_spares_later()
         self._report(ReplicaProgressed(replica, "spawning"))
         try:
             made.device = self._device_of(spec)
+            if part is not None:
+                self._join(made, spec, part)
             if made.device is None and (spare := self._taken_spare()) is not None:
-                spare.id, spare.told = replica, spec
+                spare.id, spare.told, spare.part, spare.pipeline = replica, spec, made.part, made.pipeline
                 self._replicas[replica] = made = spare
             else:
                 self._spawn(made)
@@ -360,7 +378,10 @@ class LocalBackend(KnownStages):
             return  # the loss of the replica will be reported, which covers its batch
         assert found.batch is None, f"batch {batch} for replica {replica}, which still runs batch {found.batch}"
         found.batch, found.visits = batch, order.visits
-        found.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
+        if found.pipeline is not None and found.pipeline.takes_batches:
+            found.pipeline.enter(batch, replica, encode(order))
+        else:
+            found.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
 
     async def close(self) -> None:
         self._listener = None
@@ -436,7 +457,8 @@ class LocalBackend(KnownStages):
         """A spare worker was taken that is of no use: its replica gets a process of its own."""
         _log.warning("replica %d starts again, with another process: %s", failed.id, failed.error)
         self._replicas[failed.id] = made = _Replica(failed.id)
-        made.spec = spec
+        made.spec, made.part, made.pipeline = spec, failed.part, failed.pipeline
+        failed.part = failed.pipeline = None
         try:
             self._spawn(made)
             self._set_up(made, spec.with_cores(failed.cores))
@@ -453,12 +475,16 @@ class LocalBackend(KnownStages):
             node = self._nodes.get(spec.node or "")
             replica.pool_cores = capacity_cores() if node is None else min(node.cores, capacity_cores())
         batchable = not servable.obstacle and servable.signature.has_rows
+        is_cut = replica.part is not None or (
+            servable.cut is not None and servable.cut.for_shadows and replica.device is None
+        )
         setup = StageSetup(
             *(self._wirings[spec.stage], servable.signature, batchable, servable.model),
             threads=Grant(replica.pool_cores or cores).threads,
             prepared=self._threads_prepared,
             holders=self._holders,
-            blocks=servable.cut.blocks if servable.cut is not None and replica.device is None else (),
+            blocks=servable.cut.blocks if servable.cut is not None and is_cut else (),
+            layers=replica.part.layers if replica.part is not None else None,
             device=replica.device,
         )
         replica.cores = cores
@@ -589,6 +615,8 @@ class LocalBackend(KnownStages):
             self._give_up(replica.shadow, "its replica has ended")
         if replica.told is not None and not replica.is_stopping:
             self._start_again(replica, replica.told)
+        elif replica.pipeline is not None and replica.part is not None:
+            replica.pipeline.lose(replica.part.place)
         if not replica.is_busy:
             self._reap(replica, checks=0)
 
@@ -648,13 +676,13 @@ class LocalBackend(KnownStages):
                 case FrameKind.DONE:
                     self._on_done(replica, frame)
                 case FrameKind.FAILED:
-                    self._fail(self._expect(replica, frame), replica, ModelFailure.decode(frame.payload))
+                    self._on_failed(replica, frame)
+                case FrameKind.PASS | FrameKind.COMPLETED if replica.pipeline is not None:
+                    self._on_part(replica, replica.pipeline, frame)
                 case FrameKind.RESIZED:
                     self._finish_shrink(replica)
-                case FrameKind.READY if replica.beside is not None:
-                    self._on_shadow_loaded(replica, replica.beside, bytes(frame.payload))
-                case FrameKind.STEP if replica.beside is not None:
-                    self._set_start_timer(replica)
+                case FrameKind.READY | FrameKind.STEP if replica.beside is not None:
+                    self._on_shadow_step(replica, replica.beside, frame)
                 case FrameKind.PAIRED | FrameKind.PARTED:
                     self._on_pair(replica, frame)
                 case FrameKind.READY:
@@ -692,8 +720,23 @@ class LocalBackend(KnownStages):
                     self._send_threads(replica, grant)
                 if grant.cores != wanted:
                     self._report(Resized(replica.id, grant.cores))
-        if not replica.is_dying:
-            self._report(ReplicaReady(replica.id))
+        if replica.is_dying:
+            return
+        self._report(ReplicaReady(replica.id))
+        if replica.pipeline is not None and replica.part is not None:
+            replica.pipeline.has_part(replica.part.place)
+
+    def _answered(self, replica: _Replica, frame: Frame) -> tuple[_Replica | None, BatchId, int]:
+        """Whose batch this frame answers, the batch, and how long it took in ns. In a pipeline, one worker answers the
+        batches of all; None if nobody waits for it any more."""
+        pipeline, part = replica.pipeline, replica.part
+        if pipeline is None or part is None or not pipeline.computes(part.place, frame.subject):
+            return replica, self._expect(replica, frame), frame.value
+        passed = pipeline.answered(part.place, frame)
+        owner = self._replicas.get(passed.replica) if passed is not None else None
+        if passed is None or owner is None:
+            return None, BatchId(frame.subject), frame.value
+        return owner, self._expect(owner, frame), passed.took_ns
 
     def _expect(self, replica: _Replica, frame: Frame) -> BatchId:
         """The batch that this frame answers; it must be the running one."""
@@ -703,21 +746,34 @@ class LocalBackend(KnownStages):
         return batch
 
     def _on_done(self, replica: _Replica, frame: Frame) -> None:
-        batch = self._expect(replica, frame)
+        owner, batch, took_ns = self._answered(replica, frame)
         try:
             done: BatchDone = self._done.decode(frame.payload)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"a reply cannot be read: {error}") from error
-        if len(done.blocks) != replica.visits:
-            raise ProtocolError(f"a reply has {len(done.blocks)} blocks for {replica.visits} visits")
-        for block in done.blocks:
-            if isinstance(block, Address):
-                if replica.arena is None or block.arena != replica.arena.number:
-                    raise ProtocolError(f"{block} is not in the arena of this worker")
-                self._arenas.hold(block)
-        event = Finished(batch, replica.id, frame.value, done.edge_counts, tuple(sorted(done.faults)))
+        if owner is not None and len(done.blocks) != owner.visits:
+            raise ProtocolError(f"a reply has {len(done.blocks)} blocks for {owner.visits} visits")
+        written = [block for block in done.blocks if isinstance(block, Address)]
+        for block in written:
+            self._hold(replica, block)
+        if owner is None:
+            for block in written:
+                self._arenas.free(block)
+            return
+        event = Finished(batch, owner.id, took_ns, done.edge_counts, tuple(sorted(done.faults)))
         if self._listener is not None:
             self._listener.on_finished(event, done.blocks, done.faults)
+
+    def _on_failed(self, replica: _Replica, frame: Frame) -> None:
+        owner, batch, _ = self._answered(replica, frame)
+        if owner is not None:
+            self._fail(batch, owner, ModelFailure.decode(frame.payload))
+
+    def _hold(self, replica: _Replica, block: Address) -> None:
+        """A worker has written a block. ProtocolError if it is not in its arena."""
+        if replica.arena is None or block.arena != replica.arena.number:
+            raise ProtocolError(f"{block} is not in the arena of this worker")
+        self._arenas.hold(block)
 
     def _free(self, replica: _Replica, block: Address) -> None:
         """A block in a worker's arena is free."""
@@ -734,14 +790,64 @@ class LocalBackend(KnownStages):
         if self._listener is not None:
             self._listener.on_failed(batch, replica.id, failure)
 
+    # Pipelines
+
+    def _join(self, replica: _Replica, spec: ReplicaSpec, part: Part) -> None:
+        """A replica starts as a part of a model. MachineError if the model has no such parts."""
+        check_part(part, len(self._blocks_of(spec).blocks), spec.variant)
+        if replica.device is not None:
+            raise MachineError(f"device {spec.device!r} is a GPU, and parts of models run on CPU cores only")
+        pipeline = self._pipelines.setdefault(part.pipeline, ProcessPipeline(part, self))
+        pipeline.members[part.place] = replica.id
+        if len(pipeline.members) == pipeline.places:
+            del self._pipelines[part.pipeline]
+        replica.part, replica.pipeline = part, pipeline
+
+    def _on_part(self, replica: _Replica, pipeline: ProcessPipeline, frame: Frame) -> None:
+        """A worker passes a batch on, or has got the other layers."""
+        assert replica.part is not None
+        if frame.kind is FrameKind.PASS:
+            pipeline.passed_on(replica.part.place, frame, partial(self._hold, replica))
+        else:
+            pipeline.has_all_layers(replica.part.place)
+            self._report(ReplicaCompleted(replica.id))
+
+    def tell_part(
+        self, replica: ReplicaId, kind: FrameKind, batch: BatchId | None = None, payload: bytes = b""
+    ) -> None:
+        """See `PipelineOrders`."""
+        found = self._replicas.get(replica)
+        if found is None or found.link is None or found.is_dying:
+            return  # its loss has been or will be noticed
+        if batch is None:
+            found.link.send(kind)
+        else:
+            found.link.send(kind, batch, time.monotonic_ns(), [payload])
+
+    def free_block(self, block: Address) -> None:
+        """See `PipelineOrders`."""
+        self._arenas.free(block)
+
+    def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
+        """See `PipelineOrders`."""
+        found = self._replicas.get(replica)
+        if found is not None and found.batch == batch:
+            found.batch = None
+            self._report(BatchLost(batch, replica, why))
+
     # Shadows
 
-    def _cut_of(self, spec: ReplicaSpec, shadow: Shadow) -> CutModel:
-        """The blocks of a model of which a shadow holds some. MachineError if there are no such blocks."""
+    def _blocks_of(self, spec: ReplicaSpec) -> CutModel:
+        """A model in blocks. MachineError if it is not cut."""
         servable = self._servables.get((spec.stage, spec.variant))
         cut = servable.cut if servable is not None else None
         if cut is None:
             raise MachineError(f"the model of {spec.variant!r} of {spec.stage!r} is not cut into blocks")
+        return cut
+
+    def _cut_of(self, spec: ReplicaSpec, shadow: Shadow) -> CutModel:
+        """The blocks of a model of which a shadow holds some. MachineError if there are no such blocks."""
+        cut = self._blocks_of(spec)
         if spec.slot.hardware not in cut.layers:
             raise MachineError(f"the blocks of {spec.variant!r} were not measured on {spec.slot.hardware!r}")
         if not shadow.blocks or not 0 <= min(shadow.blocks) <= max(shadow.blocks) < len(cut.blocks):
@@ -759,8 +865,11 @@ class LocalBackend(KnownStages):
         shadow.link.send(FrameKind.SHADOW, payload=[encode(setup)])
         self._set_start_timer(shadow)
 
-    def _on_shadow_loaded(self, shadow: _Replica, beside: _Beside, address: bytes) -> None:
-        """It has its blocks: limit its cores, and let the body connect."""
+    def _on_shadow_step(self, shadow: _Replica, beside: _Beside, frame: Frame) -> None:
+        """It loads its blocks, or has them: then limit its cores, and let the body connect."""
+        if frame.kind is FrameKind.STEP:
+            self._set_start_timer(shadow)
+            return
         assert shadow.process is not None
         try:
             grant = self._actuator.resize(shadow.process.pid, shadow.cores)
@@ -769,7 +878,7 @@ class LocalBackend(KnownStages):
             return
         if grant.duty < 1:
             self._send_threads(shadow, grant)
-        beside.address.append(address)
+        beside.address.append(bytes(frame.payload))
         self._tell_pair(shadow, beside)
 
     def _tell_pair(self, shadow: _Replica, beside: _Beside, *, is_over: bool = False) -> None:
@@ -864,8 +973,10 @@ class LocalBackend(KnownStages):
 
     def _report(
         self,
-        event: NodeReady
+        event: BatchLost
+        | NodeReady
         | NodeReleased
+        | ReplicaCompleted
         | ReplicaLost
         | ReplicaProgressed
         | ReplicaReady
@@ -874,7 +985,7 @@ class LocalBackend(KnownStages):
         | ShadowLost
         | ShadowReady
         | ShadowStopped
-        | TransferFailed,
+        | Transferred,
     ) -> None:
         if self._listener is not None:
             self._listener.on_event(event)

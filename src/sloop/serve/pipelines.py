@@ -1,0 +1,99 @@
+"""Parts of a model in worker processes: what a worker runs that starts with some layers and loads the others later.
+
+A batch passes the workers of a pipeline in the order of their layers. Each writes the tensors that cross its end as
+blocks, into shared memory if they are large, and the deciding process passes their addresses on
+(`sloop.serve.backends.pipelines`). So workers do not know each other, and a worker that dies leaves nothing behind in
+the others. When a worker has all layers, it is one like any other.
+
+Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), section 2.7 of our specification.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from sloop.errors import MachineError
+from sloop.profile.model import zeros
+from sloop.serve.messages import CutBlock
+from sloop.serve.processes import run_aside
+from sloop.serve.runtimes import Array
+from sloop.serve.shadows import CutRuntime
+from sloop.tensor import Port, Signature, Tensor, array_of, elements_of
+
+
+class PartRuntime(CutRuntime):
+    """Consecutive blocks of a model at first, `layers` from the first one to the one behind the last, and all of them
+    when they are loaded (`Runtime`)."""
+
+    def __init__(self, blocks: Sequence[CutBlock], signature: Signature, layers: tuple[int, int]) -> None:
+        super().__init__(blocks, signature)
+        self.layers = layers
+        self.is_complete = False
+        """Whether it has all blocks."""
+        ports = [port for block in blocks for port in (*block.inputs, *block.outputs)]
+        datatypes = {port.name: port.datatype for port in ports}
+        first, end = layers
+        entering = blocks[first - 1].crossing if first else tuple(port.name for port in signature.inputs)
+        self._entering = entering
+        """The names of the tensors that cross its beginning."""
+        self._leaving = tuple((name, datatypes[name]) for name in blocks[end - 1].crossing)
+        """Those that cross its end, with their datatypes."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its part ends with the outputs of the model."""
+        return self.layers[1] - 1 == self._last
+
+    def load(self, threads: int) -> bool:
+        """See `Runtime`: sessions of the blocks that it has."""
+        return self._chain.load(threads, None if self.is_complete else range(*self.layers))
+
+    def load_others(self, threads: int) -> None:
+        """Get the other blocks, while another thread runs batches. They are read and loaded by a thread of a low
+        priority, for one thread; sessions for more have threads of their own, which would keep that priority."""
+        first, end = self.layers
+        others = [place for place in range(self._last + 1) if not first <= place < end]
+        run_aside(lambda: self._chain.load(1, others))
+        if threads != 1:
+            self._chain.load(threads, others)
+        self.is_complete = True
+        self.warm(threads)
+
+    def warm(self, threads: int) -> None:
+        """See `Runtime`."""
+        if self.is_complete:
+            super().warm(threads)
+            return
+        first, end = self.layers
+        ports: Mapping[str, Port] = self._chain.inputs(first, end - 1)
+        feed = zeros(Signature(tuple(ports.values()), ()))
+        if feed is not None:
+            self._chain.run(first, end - 1, feed, threads)
+
+    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+        """See `Runtime`. MachineError as long as it has some blocks only."""
+        if not self.is_complete:
+            first, end = self.layers
+            what = f"this worker has blocks {first} to {end - 1} of {self._last + 1}, and cannot serve alone"
+            raise MachineError(what, help="pass the batch through all workers of its pipeline")
+        return super().run(inputs, threads)
+
+    def begin(self, inputs: Sequence[Array]) -> dict[str, Array]:
+        """The inputs of the model by name, for the first part."""
+        return dict(zip(self._entering, inputs, strict=True))
+
+    def take(self, tensors: Sequence[Tensor]) -> dict[str, Array]:
+        """What the part before has passed on, by name."""
+        arrays = [array_of(each.datatype, each.shape, each.data) for each in tensors]
+        return dict(zip(self._entering, arrays, strict=True))
+
+    def run_part(self, known: Mapping[str, Array], threads: int) -> dict[str, Array]:
+        """Run its layers on tensors by name; of these and their results, those that cross its end."""
+        first, end = self.layers
+        return self._chain.run(first, end - 1, known, threads)
+
+    def passed_on(self, known: Mapping[str, Array]) -> list[Tensor]:
+        """What crosses its end, as tensors."""
+        return [Tensor(datatype, known[name].shape, elements_of(known[name])) for name, datatype in self._leaving]
+
+    def outputs(self, known: Mapping[str, Array]) -> list[Array]:
+        """The outputs of the model in its order, for the last part."""
+        return [known[port.name] for port in self._signature.outputs]

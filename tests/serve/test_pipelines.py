@@ -1,0 +1,751 @@
+"""Parts of a model in worker processes: they serve together what the model answers, complete themselves, and lose only
+what a lost part had to compute."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from onnx import TensorProto, helper, numpy_helper
+
+from sloop.actions import Decided, StartReplica
+from sloop.app.load import load_application
+from sloop.errors import InputError, MachineError
+from sloop.events import BatchFailed, BatchLost, Finished, ReplicaCompleted, ReplicaLost, ReplicaReady, ReplicaStopped
+from sloop.profile.examine import examine
+from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, save_profile
+from sloop.runlog import Record, read_log
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.backends.pipelines import ProcessPipeline
+from sloop.serve.blocks import tensors_in, write_block
+from sloop.serve.deploy import check_live, cut_of
+from sloop.serve.messages import PassedBatch, encode
+from sloop.serve.pipelines import PartRuntime
+from sloop.serve.protocols import Servable
+from sloop.serve.runtimes import Array
+from sloop.serve.server import check_nodes, models_of
+from sloop.serve.transport import Frame, FrameKind, ProtocolError
+from sloop.shared_memory import Address
+from sloop.sim.checkers import Checkers, Rules
+from sloop.systems.replay import rebuild, replay_log
+from sloop.systems.setup import set_up
+from sloop.tensor import Tensor
+from sloop.vocabulary import BatchId, Part, PipelineId, ReplicaId, ReplicaSpec, Slot
+from tests.serve.edge.fakes import LoopThread
+from tests.serve.rig import run_of
+from tests.serve.test_local_backend import Ear, play
+from tests.serve.test_server import Running
+
+WIDTH = 256
+"""16 rows between two layers are more than travels inline."""
+ENDS = ("r1", "r2", "r3", "y")
+CUTS = [(0, *cuts, 4) for count in (1, 2, 3) for cuts in combinations((1, 2, 3), count)]
+A, B, C, D = (ReplicaId(number) for number in range(1, 5))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four dense layers; the last one also reads the input, and what the second has computed."""
+    chance = np.random.default_rng(5)
+    weights = [
+        numpy_helper.from_array(chance.normal(size=(WIDTH, size)).astype(np.float32) / 16, name)
+        for name, size in (("a", WIDTH), ("b", WIDTH), ("c", WIDTH), ("d", 5))
+    ]
+    dense = [
+        (helper.make_node("MatMul", [given, name], [f"m{place}"]), helper.make_node("Relu", [f"m{place}"], [end], end))
+        for place, (given, name, end) in enumerate((("x", "a", "r1"), ("r1", "b", "r2"), ("r2", "c", "r3")))
+    ]
+    graph = helper.make_graph(
+        [
+            *(node for pair in dense for node in pair),
+            helper.make_node("Add", ["r2", "r3"], ["sum"], name="sum"),
+            helper.make_node("Add", ["sum", "x"], ["all"], name="all"),
+            helper.make_node("MatMul", ["all", "d"], ["y"], name="y"),
+        ],
+        "skips",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 5])],
+        weights,
+    )
+    path = tmp_path_factory.mktemp("models") / "skips.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def table(row_ms: float) -> LatencyTable:
+    """As fast as it has cores."""
+    return LatencyTable({rows: {cores: rows * row_ms / cores for cores in (0.5, 1.0)} for rows in (1, 16)})
+
+
+def layers_of(ends: Sequence[str]) -> LayerProfile:
+    """Each block takes 10 ms for each row on a core."""
+    blocks = tuple(
+        LayerBlock(
+            end=end,
+            operators="MatMul",
+            layers=2,
+            param_bytes=4 * WIDTH * WIDTH,
+            output_bytes=4 * WIDTH,
+            crossing_bytes=4 * WIDTH,
+            load_ms=1.0,
+            latency_ms=table(10.0),
+        )
+        for end in ends
+    )
+    return LayerProfile(
+        blocks=blocks,
+        load_ms=4.0,
+        latency_ms=table(40.0),
+        input_bytes=4 * WIDTH,
+        move_ms_per_mb=0.5,
+        difference=0.0,
+    )
+
+
+def profile_of() -> Profile:
+    return Profile(latency_ms=table(40.0), max_batch=16, max_cores=1, layers=layers_of(ENDS))
+
+
+def servable(model: Path, folder: Path) -> Servable:
+    known = examine(model)
+    cut = cut_of(known, {"": profile_of()}, {}, folder, for_shadows=False)
+    return Servable(known.file, known.signature, cut=cut)
+
+
+@cache
+def session_of(model: Path) -> Any:
+    return ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+
+def inputs(rows: int, seed: int = 0) -> Array:
+    return np.random.default_rng((rows, seed)).normal(size=(rows, WIDTH)).astype(np.float32)
+
+
+def check_equal(got: Array, model: Path, x: Array) -> None:
+    """Within a millionth of the largest output."""
+    expected = session_of(model).run(None, {"x": x})[0]
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+# The runtime of a part
+
+
+@pytest.mark.parametrize("bounds", CUTS)
+def test_parts_of_any_cut_give_what_the_model_gives(model: Path, tmp_path: Path, bounds: tuple[int, ...]) -> None:
+    made = servable(model, tmp_path)
+    assert made.cut is not None
+    parts = [PartRuntime(made.cut.blocks, made.signature, layers) for layers in pairwise(bounds)]
+    for part in parts:
+        assert part.load(1)
+        part.warm(1)
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+    for rows in (1, 16):
+        x = inputs(rows)
+        known = parts[0].begin([x])
+        for part, following in pairwise(parts):
+            block = write_block(part.passed_on(part.run_part(known, 1)), None)
+            assert isinstance(block, bytes)
+            known = following.take(tensors_in(block))
+        [y] = parts[-1].outputs(parts[-1].run_part(known, 1))
+        check_equal(y, model, x)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_part_cannot_serve_alone_until_it_has_all_layers(model: Path, tmp_path: Path, threads: int) -> None:
+    made = servable(model, tmp_path)
+    assert made.cut is not None
+    part = PartRuntime(made.cut.blocks, made.signature, (1, 3))
+    part.load(threads)
+    with pytest.raises(MachineError, match="has blocks 1 to 2 of 4, and cannot serve alone"):
+        part.run([inputs(1)], threads)
+    part.load_others(threads)
+    [y], _ = part.run([inputs(5)], threads)
+    check_equal(y, model, inputs(5))
+
+
+# Where batches are
+
+
+class Orders:
+    """A backend that counts what a pipeline holds, and what each worker was told and has not answered."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.at: dict[ReplicaId, list[BatchId]] = {}
+        self.lost: list[BatchId] = []
+        self.completing: list[ReplicaId] = []
+
+    def tell_part(
+        self, replica: ReplicaId, kind: FrameKind, batch: BatchId | None = None, payload: bytes = b""
+    ) -> None:
+        if kind is FrameKind.COMPLETE:
+            self.completing.append(replica)
+        else:
+            assert batch is not None
+            self.at.setdefault(replica, []).append(batch)
+
+    def free_block(self, block: Address) -> None:
+        self.held.remove(block.offset)
+
+    def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
+        self.lost.append(batch)
+
+
+@given(places=st.integers(2, 4), steps=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=60))
+def test_every_batch_ends_once_and_every_block_is_freed(places: int, steps: Sequence[tuple[int, int]]) -> None:
+    """Whatever the order in which batches begin, workers answer, fail and die."""
+    orders = Orders()
+    parts = [Part(PipelineId(0), place, tuple(range(places + 1))) for place in range(places)]
+    pipeline = ProcessPipeline(parts[0], orders)
+    pipeline.members |= {place: ReplicaId(place) for place in range(places)}
+    for place in range(places):
+        pipeline.has_part(place)
+    begun: list[tuple[BatchId, ReplicaId]] = []
+    ended: list[BatchId] = []
+    dead: set[int] = set()
+    blocks = iter(range(1000))
+
+    def answer(place: int, kind: FrameKind) -> None:
+        batch = orders.at[ReplicaId(place)].pop(0)
+        if kind is FrameKind.PASS:
+            block = Address(7, next(blocks), 1)
+            passed = PassedBatch(1, [0], [1], [[0]], [block])
+            frame = Frame(kind, batch, 1, memoryview(encode(passed)))
+            pipeline.passed_on(place, frame, lambda block: orders.held.append(block.offset))
+        elif (found := pipeline.answered(place, Frame(kind, batch, 1, memoryview(b"")))) is not None:
+            ended.append(found.id)
+            assert found.took_ns == place + 1
+
+    def open_of(replica: int) -> list[BatchId]:
+        return [batch for batch, owner in begun if owner == replica and batch not in (*ended, *orders.lost)]
+
+    for step, which in [*steps, *[(0, place) for _ in range(40) for place in range(places)]]:
+        place = which % places
+        if 6 <= step <= 8 and not open_of(place) and not pipeline.is_broken:
+            begun.append((BatchId(len(begun)), ReplicaId(place)))
+            pipeline.enter(*begun[-1], b"")
+        elif step == 9 and place not in dead:
+            dead.add(place)
+            orders.at.pop(ReplicaId(place), None)
+            pipeline.lose(place)
+        elif orders.at.get(ReplicaId(place)):
+            is_last = place == places - 1
+            answer(place, FrameKind.FAILED if step == 5 else FrameKind.DONE if is_last else FrameKind.PASS)
+        assert all(len(told) <= 1 for told in orders.at.values()), "one batch for each worker"
+    assert orders.held == []
+    assert len(ended + orders.lost) == len(set(ended + orders.lost))
+    left = {owner for batch, owner in begun if batch not in (*ended, *orders.lost)}
+    assert left <= dead, "a replica's loss is that of its batch"
+    assert not orders.lost or dead
+    assert sorted(orders.completing) == list(range(places)), "when all have their parts"
+
+
+def test_a_worker_answers_only_what_it_was_told() -> None:
+    orders = Orders()
+    pipeline = ProcessPipeline(Part(PipelineId(0), 0, (0, 1, 2)), orders)
+    pipeline.members |= {0: A, 1: B}
+    pipeline.has_part(0)
+    assert orders.completing == []
+    with pytest.raises(ProtocolError, match="not told to complete"):
+        pipeline.has_all_layers(0)
+    pipeline.enter(BatchId(3), B, b"")
+    passed = Frame(FrameKind.PASS, 4, 1, memoryview(encode(PassedBatch(1, [], [], [], []))))
+    with pytest.raises(ProtocolError, match="passes batch 4 on"):
+        pipeline.passed_on(0, passed, orders.free_block)
+    with pytest.raises(ProtocolError, match="not the last one"):
+        pipeline.answered(0, Frame(FrameKind.DONE, 3, 1, memoryview(b"")))
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        pipeline.passed_on(0, Frame(FrameKind.PASS, 3, 1, memoryview(b"?")), orders.free_block)
+
+
+# Live processes
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[LocalBackend], None]:
+    """Workers get the other layers only when this is called with their pipeline."""
+    complete = ProcessPipeline._complete_later
+    monkeypatch.setattr(ProcessPipeline, "_complete_later", lambda pipeline: None)
+
+    def release(backend: LocalBackend) -> None:
+        monkeypatch.setattr(ProcessPipeline, "_complete_later", complete)
+        for replica in backend._replicas.values():
+            if replica.pipeline is not None:
+                replica.pipeline._complete_later()
+
+    return release
+
+
+def spec(variant: str = "skips") -> ReplicaSpec:
+    return ReplicaSpec("stage", variant, Slot(1.0), "here")
+
+
+def start(backend: LocalBackend, bounds: tuple[int, ...], *replicas: ReplicaId, variant: str = "skips") -> None:
+    for place, replica in enumerate(replicas):
+        backend.start(replica, spec(variant), None, Part(PipelineId(0), place, bounds))
+
+
+def run(backend: LocalBackend, batch: int, replica: ReplicaId, rows: int, width: int = WIDTH) -> None:
+    tensors = [[Tensor("FP32", (1, width), row[:width].tobytes())] for row in inputs(rows, batch)]
+    backend.run(BatchId(batch), replica, run_of(tensors))
+
+
+def check(ear: Ear, batch: int, model: Path, rows: int) -> None:
+    got = np.concatenate([np.frombuffer(y.data, np.float32).reshape(y.shape) for [y] in ear.outputs[BatchId(batch)]])
+    check_equal(got, model, inputs(rows, batch))
+
+
+def check_no_blocks(backend: LocalBackend, *replicas: ReplicaId) -> None:
+    """What workers have written for each other is free; answers were small."""
+    arenas = [backend._replicas[replica].arena for replica in replicas]
+    assert [arena.blocks for arena in arenas if arena is not None] == [0] * len(replicas)
+
+
+def lost(ear: Ear) -> list[object]:
+    return [event for event in ear.events if isinstance(event, ReplicaLost | BatchLost | BatchFailed)]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("bounds", "spares"), [((0, 2, 4), 0), ((0, 1, 4), 1), ((0, 1, 2, 3, 4), 0)])
+def test_a_life_of_a_pipeline(
+    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None], bounds: tuple[int, ...], spares: int
+) -> None:
+    members = (A, B, C, D)[: len(bounds) - 1]
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, bounds, *members)
+        await ear.hear(ReplicaReady, count=len(members))
+        count = 0
+        for rows in (1, 16, 3):
+            for member in members:
+                count += 1
+                run(backend, count, member, rows)
+            await ear.hear(Finished, count=count)
+            for batch in range(count - len(members) + 1, count + 1):
+                check(ear, batch, model, rows)
+        check_no_blocks(backend, *members)
+        assert not [event for event in ear.events if isinstance(event, ReplicaCompleted)]
+        for member in members:
+            count += 1
+            run(backend, count, member, 16)
+        held(backend)  # batches are in the pipeline while it completes
+        await ear.hear(ReplicaCompleted, count=len(members))
+        await ear.hear(Finished, count=count)
+        for member in members:
+            count += 1
+            run(backend, count, member, 7)
+        await ear.hear(Finished, count=count)
+        for batch, member in enumerate(members, count - len(members) + 1):
+            check(ear, batch - len(members), model, 16)
+            check(ear, batch, model, 7)
+            assert next(e for e in ear.events if isinstance(e, Finished) and e.batch == batch).replica == member
+        check_no_blocks(backend, *members)
+        for member in members:
+            backend.stop(member)
+        await ear.hear(ReplicaStopped, count=len(members))
+        assert lost(ear) == []
+
+    play(scene, {"skips": servable(model, tmp_path)}, spares_max=spares)
+
+
+def pid_of(backend: LocalBackend, replica: ReplicaId) -> int:
+    found = backend.pid(replica)
+    assert found is not None
+    return found
+
+
+@pytest.mark.live
+def test_a_part_that_dies_takes_what_has_yet_to_pass_it(
+    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None]
+) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, (0, 1, 2, 4), A, B, C)
+        await ear.hear(ReplicaReady, count=3)
+        os.kill(pid_of(backend, C), signal.SIGSTOP)
+        run(backend, 1, A, 16)
+        pipeline = backend._replicas[A].pipeline
+        assert pipeline is not None
+        await until(lambda: pipeline.computes(2, 1))
+        os.kill(pid_of(backend, B), signal.SIGSTOP)
+        run(backend, 2, C, 16)
+        run(backend, 3, B, 16)
+        await until(lambda: pipeline.computes(1, 2) and len(pipeline._waiting[1]) == 1)
+        os.kill(pid_of(backend, B), signal.SIGKILL)
+        gone = await ear.hear(ReplicaLost)
+        assert gone == ReplicaLost(B, "its process was killed by SIGKILL")
+        assert [event for event in lost(ear) if isinstance(event, BatchLost)] == [
+            BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")
+        ]
+        os.kill(pid_of(backend, C), signal.SIGCONT)
+        await ear.hear(Finished)
+        check(ear, 1, model, 16)
+        held(backend)
+        await ear.hear(ReplicaCompleted, count=2)
+        run(backend, 4, A, 5)
+        run(backend, 5, C, 16)
+        await ear.hear(Finished, count=3)
+        check(ear, 4, model, 5)
+        check(ear, 5, model, 16)
+        check_no_blocks(backend, A, C)
+        assert len(lost(ear)) == 2
+
+    play(scene, {"skips": servable(model, tmp_path)})
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.live
+def test_what_a_worker_answers_to_a_lost_batch_is_ignored(
+    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None]
+) -> None:
+    """The batch of the replica that dies is with another worker, which then serves alone."""
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, (0, 2, 4), A, B)
+        await ear.hear(ReplicaReady, count=2)
+        os.kill(pid_of(backend, B), signal.SIGSTOP)
+        run(backend, 1, A, 16)
+        pipeline = backend._replicas[A].pipeline
+        assert pipeline is not None
+        await until(lambda: pipeline.computes(1, 1))
+        os.kill(pid_of(backend, A), signal.SIGKILL)
+        await ear.hear(ReplicaLost)
+        os.kill(pid_of(backend, B), signal.SIGCONT)
+        held(backend)
+        assert await ear.hear(ReplicaCompleted) == ReplicaCompleted(B)
+        run(backend, 2, B, 16)
+        await ear.hear(Finished)
+        check(ear, 2, model, 16)
+        assert list(ear.outputs) == [BatchId(2)]
+        check_no_blocks(backend, B)
+
+    play(scene, {"skips": servable(model, tmp_path)})
+
+
+@pytest.mark.live
+def test_inputs_that_the_model_refuses_fail_their_batch_only(
+    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None]
+) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, (0, 2, 4), A, B)
+        await ear.hear(ReplicaReady, count=2)
+        run(backend, 1, A, 2, width=WIDTH - 1)
+        run(backend, 2, B, 2)
+        failed = await ear.hear(BatchFailed)
+        assert isinstance(failed, BatchFailed)
+        assert (failed.batch, failed.replica) == (1, A)
+        await ear.hear(Finished)
+        check(ear, 2, model, 2)
+        run(backend, 3, A, 2)
+        await ear.hear(Finished, count=2)
+        check(ear, 3, model, 2)
+
+    play(scene, {"skips": servable(model, tmp_path)})
+
+
+@pytest.mark.live
+def test_a_worker_with_some_layers_refuses_a_batch_of_its_own(
+    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, (0, 2, 4), A, B)
+        await ear.hear(ReplicaReady, count=2)
+        monkeypatch.setattr(ProcessPipeline, "takes_batches", False)
+        run(backend, 1, A, 2)
+        failed = await ear.hear(BatchFailed)
+        assert isinstance(failed, BatchFailed)
+        assert "this worker has blocks 0 to 1 of 4, and cannot serve alone" in failed.detail
+
+    play(scene, {"skips": servable(model, tmp_path)})
+
+
+@pytest.mark.live
+def test_a_part_that_cannot_start_or_complete_says_why_and_nothing_is_left(model: Path, tmp_path: Path) -> None:
+    made = servable(model, tmp_path)
+    assert made.cut is not None
+    Path(made.cut.blocks[3].file).unlink()
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, (0, 2, 4), A, B)
+        await ear.hear(ReplicaLost, count=2)
+        errors = {event.replica: event.error for event in ear.events if isinstance(event, ReplicaLost)}
+        assert errors.keys() == {A, B}
+        assert all(Path(made.cut.blocks[3].file).name in error for error in errors.values()), errors  # type: ignore[union-attr]
+        assert not backend._replicas
+        assert not backend._pipelines
+
+    play(scene, {"skips": made})
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("bounds", [(0, 1, 3), (1, 2, 4), (0, 3, 2, 4), (0, 2, 2, 4), (0, 4), (0, 2, 5)])
+def test_parts_that_are_not_the_whole_model_are_refused(model: Path, tmp_path: Path, bounds: tuple[int, ...]) -> None:
+    made = servable(model, tmp_path)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, bounds, A)
+        gone = await ear.hear(ReplicaLost)
+        assert isinstance(gone, ReplicaLost)
+        assert "cannot serve" in gone.error
+        assert "all 4 blocks of 'skips'" in gone.error
+        start(backend, (0, 2, 4), A, B, variant="whole")
+        await ear.hear(ReplicaLost, count=3)
+        assert ear.events[-1] == ReplicaLost(B, "the model of 'whole' of 'stage' is not cut into blocks")
+
+    play(scene, {"skips": made, "whole": structs.replace(made, cut=None)})
+
+
+@pytest.mark.live
+def test_stopping_before_all_parts_are_there_stops_all(model: Path, tmp_path: Path) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, (0, 2, 4), A, B)
+        backend.stop(A)
+        backend.stop(B)
+        await ear.hear(ReplicaStopped, count=2)
+        assert lost(ear) == []
+
+    play(scene, {"skips": servable(model, tmp_path)})
+
+
+# A whole server
+
+PARTS = '''
+"""Two replicas, the first ones too, as parts of one model; moving weights counts as slow."""
+
+from dataclasses import dataclass, replace
+
+from sloop.policies.provision import Flashpoint
+from sloop.systems.catalogue import SYSTEMS
+
+
+@dataclass(frozen=True, slots=True)
+class PartsAtOnce(Flashpoint):
+    def provide(self, now_ns, given):
+        return Flashpoint.provide(self, now_ns, replace(given, is_first=False))
+
+
+STATIC = SYSTEMS["static"]
+PROVISION = PartsAtOnce(cache="files", partition=True, link_mbps=0.01)
+SYSTEM = replace(STATIC, name="parts", policies=replace(STATIC.policies, provision=PROVISION))
+'''
+
+
+def document(model: Path, folder: Path, **profile: Any) -> dict[str, Any]:
+    made = structs.replace(profile_of(), load_s=0.3, **{"memory_bytes": 1_000_000, **profile})
+    save_profile(made, folder / "profile.json")
+    (folder / "parts.py").write_text(PARTS)
+    return {
+        "name": "live",
+        "slo_ms": 20_000,
+        "stages": [
+            {"name": "stage", "variants": [{"name": "v", "model": str(model), "profile": str(folder / "profile.json")}]}
+        ],
+        "system": {"name": str(folder / "parts.py"), "replicas": 2, "cores": 0.5, "drop": "never"},
+        "cluster": {"nodes": [{"hardware": "local", "count": 1}]},
+    }
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+def release(running: Running, held: Callable[[LocalBackend], None]) -> None:
+    backend = running.server.backend
+    assert isinstance(backend, LocalBackend)
+    running.thread.look(lambda: held(backend))
+
+
+def infer(port: int, seed: int, rows: int) -> Array:
+    """The answer to a request over HTTP."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=40)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [rows, WIDTH], "data": inputs(rows, seed).ravel().tolist()}
+    connection.request("POST", "/v2/models/live/infer", json.dumps({"inputs": [tensor]}))
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    assert response.status == 200, text
+    [output] = json.loads(text)["outputs"]
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def ask_all(running: Running, model: Path, seeds: range) -> None:
+    """Requests at the same time, each answered as the model does."""
+    with ThreadPoolExecutor(8) as pool:
+        rows = [(1, 5, 16)[seed % 3] for seed in seeds]
+        for seed, count, got in zip(
+            seeds, rows, pool.map(lambda s, n: infer(running.server.http_port, s, n), seeds, rows), strict=True
+        ):
+            check_equal(got, model, inputs(count, seed))
+
+
+def replicas_of(running: Running) -> list[dict[str, Any]]:
+    status, text = running.ask("GET", "/v2/sloop/state")
+    assert status == 200
+    found: list[dict[str, Any]] = json.loads(text)["applications"][0]["stages"][0]["replicas"]
+    return found
+
+
+def wait_for(running: Running, holds: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    for _ in range(2000):
+        if holds(found := replicas_of(running)):
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"the replicas stay as they are: {found}")
+
+
+def counted(running: Running) -> dict[str, float]:
+    """The metrics about pipelines."""
+    _, text = running.ask("GET", "/metrics")
+    lines = [line.rpartition(" ") for line in text.decode().splitlines() if not line.startswith("#")]
+    found: dict[str, float] = {}
+    for labels, _, value in lines:
+        name = labels.partition("{")[0]
+        if name == "sloop_replica_forms":
+            name = labels.partition('form="')[2].partition('"')[0]
+        found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def check_log(running: Running) -> list[tuple[int, Record]]:
+    """What the core has decided is legal, and a fresh core decides it again."""
+    log = read_log(running.folder)
+    setup = rebuild(log.header)
+    checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
+    records = list(log)
+    for now_ns, record in records:
+        checkers.append(now_ns, record)
+    assert replay_log(records, rebuild(log.header).core()).difference is None
+    return records
+
+
+@pytest.mark.live
+def test_a_server_starts_a_pipeline_that_becomes_whole_replicas_under_load(
+    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LocalBackend], None]
+) -> None:
+    running = Running(thread, tmp_path / "state", document(model, tmp_path))
+    try:
+        running.wait_until_ready()
+        assert [each["form"] for each in replicas_of(running)] == ["pipeline", "pipeline"]
+        [(first, cut), (other, end)] = [each["layers"] for each in replicas_of(running)]
+        assert (first, end) == (0, 4)
+        assert 0 < cut == other < 4
+        ask_all(running, model, range(12))
+        assert counted(running)["pipeline"] == 2
+        release(running, held)
+        ask_all(running, model, range(12, 40))
+        wait_for(running, lambda found: [each["form"] for each in found] == ["alone", "alone"])
+        ask_all(running, model, range(40, 46))
+        found = counted(running)
+        assert (found["alone"], found["sloop_pipeline_parts_total"], found["sloop_completion_seconds_count"]) == (
+            2,
+            2,
+            2,
+        )
+        assert found["sloop_pipelines_lost_total"] == 0
+        assert [each["layers"] for each in replicas_of(running)] == [None, None]
+    finally:
+        running.close()
+    records = [record for _, record in check_log(running)]
+    assert sum(isinstance(record, StartReplica) for record in records) == 2
+    assert not [record for record in records if isinstance(record, ReplicaLost | BatchLost | BatchFailed)]
+    (decided, *_) = [each.why for each in records if isinstance(each, Decided) and each.kind == "provision"]
+    assert f"1 pipeline of 2 parts, cut before layer {cut}" in decided
+
+
+@pytest.mark.live
+def test_a_part_killed_under_load_costs_no_answer(
+    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LocalBackend], None]
+) -> None:
+    running = Running(thread, tmp_path / "state", document(model, tmp_path))
+    try:
+        running.wait_until_ready()
+        backend = running.server.backend
+        assert isinstance(backend, LocalBackend)
+        victim = replicas_of(running)[1]["id"]
+        pid = thread.look(lambda: pid_of(backend, ReplicaId(victim)))
+        os.kill(pid, signal.SIGSTOP)  # so that batches are in the pipeline when it dies
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask_all, running, model, range(24))
+            thread.until(lambda: any(each.batch is not None for each in backend._replicas.values()))
+            os.kill(pid, signal.SIGKILL)
+            thread.until(lambda: ReplicaId(victim) not in backend._replicas)
+            release(running, held)
+            asking.result(60)
+        wait_for(running, lambda found: [(each["form"], each["life"]) for each in found] == [("alone", "ready")] * 2)
+        assert counted(running)["sloop_pipelines_lost_total"] == 1
+        ask_all(running, model, range(24, 30))
+    finally:
+        running.close()
+    records = [record for _, record in check_log(running)]
+    assert sum(isinstance(record, ReplicaLost) for record in records) == 1
+    assert [each for each in records if isinstance(each, Decided) and each.kind == "pipeline"]
+
+
+def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: Path) -> None:
+    def refused(
+        changes: Mapping[str, Any] = MappingProxyType({}), *, has_agents: bool = False, **profile: Any
+    ) -> InputError:
+        setup = set_up(load_application({**document(model, tmp_path, **profile), **changes}))
+
+        def check_all() -> None:
+            models_of(setup, tmp_path / "blocks")
+            check_live(setup.applications[0])
+            check_nodes(setup.applications[0], has_agents=has_agents)
+
+        with pytest.raises(InputError) as raised:
+            check_all()
+        assert "partition: false" in raised.value.help
+        return raised.value
+
+    assert "which agents do not start" in refused(has_agents=True).what
+    assert "were not measured" in refused(layers=None).what
+    other = structs.replace(profile_of(), layers=layers_of(("r1", "nowhere", "r3", "y")))
+    with pytest.raises(InputError, match="cannot be cut after 'nowhere'"):
+        cut_of(examine(model), {"": other}, {}, tmp_path, for_shadows=False)
+    cluster = {"nodes": [{"hardware": "local", "count": 1, "memory_bytes": 2**30}]}
+    memory = refused({"cluster": cluster}, memory_bytes=2**30)
+    assert "a part of 'v' needs 1 GiB when it has all layers, its files included" in memory.what
+    setup = set_up(load_application(document(model, tmp_path)))
+    check_live(setup.applications[0])
+    check_nodes(setup.applications[0], has_agents=False)
+    both = {"name": "asyfunc", "provision": {"name": "flashpoint", "cache": "files", "partition": True}}
+    assert "attaches shadows, and its `provision`" in refused({"system": both}).what
+
+
+# What can be cut
+
+
+def test_says_why_a_model_cannot_start_in_parts(model: Path, tmp_path: Path) -> None:
+    known, profile = examine(model), profile_of()
+    with pytest.raises(InputError, match=r"as parts of a model.* were not measured") as refused:
+        cut_of(known, {"": structs.replace(profile, layers=None)}, {}, tmp_path, for_shadows=False)
+    assert "partition: false" in refused.value.help
+    assert "--layers" in refused.value.help
+    changed = structs.replace(known, obstacle="rows depend on each other")
+    with pytest.raises(InputError, match="cannot share one: rows depend") as refused:
+        cut_of(changed, {"": profile}, {}, tmp_path, for_shadows=False)
+    assert "partition: false" in refused.value.help
+    assert list(tmp_path.iterdir()) == []
