@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from sloop.profile.v100 import V100_ROWS
 from sloop.reproduce import REPRODUCTIONS, colocation
@@ -17,6 +18,7 @@ from sloop.reproduce.colocation.runs import (
     PlacementRuns,
     Placements,
     PlacementTrial,
+    Policy,
     e1,
     e2,
     e3,
@@ -33,6 +35,13 @@ from sloop.reproduce.colocation.scene import (
     placed_models,
     share_slowdown,
     sm_use,
+)
+from sloop.reproduce.colocation.simulated import (
+    SimulatedRun,
+    SimulatedTrial,
+    play_simulated,
+    sloop_rows,
+    wanted_in_sloop,
 )
 from sloop.reproduce.rows import Row
 from sloop.solvers.colocation import mean_batch
@@ -205,6 +214,64 @@ def test_figures_show_all_policies() -> None:
     factors = {1.0: ([430.0, 432.0], [200.0, 202.0]), 1.2: ([370.0, 380.0], [119.0, 121.0])}
     assert colocation.factor_figure(factors).alt == "b8 × 2: 431, 375; b64 × 2: 201, 120"
     assert math.isclose(colocation.latency_figure(quick=True).panels[0].marks[0].at, 200)
+
+
+# In core and simulator
+
+
+def small_cell(gpus: int = 3) -> Cell:
+    """A second of E1, for two models."""
+    return Cell("E1", ("efficientnet_b7", "resnet50"), (60.0, 60.0), 0.0, 200.0, gpus)
+
+
+@pytest.mark.parametrize("policy", ["usher", "wsm-milp"])
+def test_the_simulator_agrees_with_the_small_stack(policy: Policy) -> None:
+    """The same requests, and a placement of the catalogue's system."""
+    cell = small_cell()
+    run = play_simulated(SimulatedTrial(cell, policy, 1.18, 0))
+    contents = placement(cell, policy).contents
+    assert run.contents == tuple(sorted(" + ".join(each) for each in named(cell.placed(), contents)))
+    is_limited = policy == "usher"
+    small = run_all(cell.placed(), contents, 0, slower=1.18, requests=cell.requests, is_limited=is_limited)
+    assert run.good_rps == pytest.approx([each.good_rps for each in small], rel=0.02)
+    assert run.batches == pytest.approx([each.batch_mean for each in small], rel=0.01)
+
+
+def test_shares_that_are_limits_leave_no_room_for_crowding() -> None:
+    """By occupancy three models fit on a GPU; each is slow by its own share, which the small stack has, too."""
+    cell = Cell("E1", ("alexnet", "resnet50", "vgg19"), (300.0, 300.0, 300.0), 0.0, 200.0, 1)
+    run = play_simulated(SimulatedTrial(cell, "usher-wao", 1.0, 0))
+    contents = placement(cell, "usher-wao").contents
+    assert run.contents == tuple(" + ".join(each) for each in named(cell.placed(), contents))
+    assert len(contents[0]) == 3
+    limited, free = (
+        sum(
+            each.good_rps
+            for each in run_all(cell.placed(), contents, 0, slower=1.0, requests=2400, is_limited=is_limited)
+        )
+        for is_limited in (True, False)
+    )
+    assert sum(run.good_rps) == pytest.approx(limited, rel=0.01)
+    assert limited < 0.7 * free
+
+
+def test_rows_of_the_simulator_say_where_it_differs() -> None:
+    found, trials = found_with(0.9, 0.6), wanted_in_sloop(quick=True)
+    assert set(trials) <= set(wanted_in_sloop(quick=False))
+    even = {trial: SimulatedRun(found.runs(trial.cell, trial.policy).good_rps[0][0], (4.0,), ("",)) for trial in trials}
+    rows = sloop_rows(found, even)
+    assert [row_of(rows, metric).verdict for metric in ("placements of 9", "goodput, largest")] == ["within-bound"] * 2
+    assert row_of(rows, "usher-wao with true slowdowns over without, E1").verdict == "shape"
+    assert row_of(rows, "cells of 3 with harbor below").ours == 0
+    lower = {trial: structs.replace(run, good_rps=(1.0,)) for trial, run in even.items()}
+    mixed = {trial: (lower if trial.policy == OURS else even)[trial] for trial in trials}
+    assert row_of(sloop_rows(found, mixed), "goodput, largest").verdict == "off"
+    assert row_of(sloop_rows(found, mixed), "cells of 3 with harbor below").ours == 3
+    moved = {trial: structs.replace(run, contents=("elsewhere",)) for trial, run in even.items()}
+    part = {trial: (moved if trial.policy == "wsm-milp" else even)[trial] for trial in trials}
+    placed = row_of(sloop_rows(found, part), "placements of 9")
+    assert (placed.ours, placed.verdict) == (6, "shape")
+    assert "E2@5: wsm-milp" in placed.note
 
 
 # Offline

@@ -1,0 +1,325 @@
+"""Cells of the colocation thesis in core and simulator: systems of the catalogue place the models and serve them.
+
+Each system plans once, for the rates of its cell, as the thesis does. Its batches are bound early to replicas in turn,
+by a router without a timer. True durations are the profile's times κ times the law of shares: a share that is a limit
+(MPS, in the modes of the thesis) makes batches slower, and so do neighbours that together need more SMs than there are.
+Arrivals are those of the small stack in `router`. What the simulator does not have, the two calls and the transfer of a
+batch, is added to each latency. Source: Elvinger (ETH Zurich, MSc thesis 505, 2024), chapters 4 and 6.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from heapq import merge
+from random import Random
+from typing import Final
+
+from msgspec import Struct, structs
+
+from sloop.actions import StartBatch
+from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
+from sloop.app.scenario import InterferenceTruth, ServiceTruth, Truth
+from sloop.core.protocols import Policies
+from sloop.events import Finished
+from sloop.policies.batch import Timeout
+from sloop.policies.drop import Never
+from sloop.policies.route import BatchRoundRobin
+from sloop.policies.scale.colocation import Colocated, Usher
+from sloop.profile.interference import IgniterLaw, ShareLaw
+from sloop.profile.profile import Profile
+from sloop.profile.v100 import IGNITER_V100, V100_MEMORY_BYTES, V100_PROFILES
+from sloop.reproduce.colocation.router import SERVING
+from sloop.reproduce.colocation.runs import BASELINES, OURS, Cell, Placements, Policy, e1, e2, e3
+from sloop.reproduce.colocation.scene import AO, USHER_GROUPS, WAO, fitted_igniter
+from sloop.reproduce.harness import core_of
+from sloop.reproduce.rows import Claim, Row, bounded, directed
+from sloop.runlog import Record
+from sloop.sim.run import simulate
+from sloop.sim.world import Clients, World
+from sloop.solvers.colocation import WORKER_MODES
+from sloop.systems import SYSTEMS
+from sloop.text import listed
+from sloop.units import NS_PER_MS, ms, s
+from sloop.vocabulary import Device, Node, Path, ReplicaId, Request, RequestId
+from sloop.workload.trace import trace_of
+
+ONCE_NS: Final = s(3600)
+"""The planning period: one plan for a run of eight seconds."""
+BATCHES: Final = (4, 8, 16, 32, 64, 128)
+"""That the thesis has profiled."""
+CORES: Final = 8.0
+"""Of each GPU's node; replicas need none of them."""
+SLOWER: Final = 1.0
+"""κ of these runs."""
+EXPERIMENT: Final = "E1 to E3 in sloop"
+APART: Final = 1.0
+"""By how many percent of a cell's rate the simulator may differ from the small stack: it adds the transfer of a batch
+at its end, not at its beginning."""
+CELLS: Final = (
+    *(e1(gpus) for gpus in (2, 3, 4, 6)),
+    *(e2(gpus) for gpus in (1, 5, 7)),
+    e3(3000, 150),
+    *(e3(total, 250) for total in (3000, 4000, 5000)),
+)
+"""With the cells in which ours falls below a baseline in the small stack."""
+TRUE_SLOWDOWNS: Final[Policy] = "usher-wao"
+"""The policy that puts models together which need more SMs than there are."""
+CHECKED: Final = 5_000
+"""Records that the checkers see of the first seed."""
+
+
+class SimulatedTrial(Struct, frozen=True):
+    """One system in one cell, with one factor and one seed."""
+
+    cell: Cell
+    policy: Policy
+    slower: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.policy} in the simulator, κ {self.slower:g}, seed {self.seed}"
+
+
+class SimulatedRun(Struct, frozen=True):
+    """What became of the requests."""
+
+    good_rps: tuple[float, ...]
+    """In time, by model, per second of submission."""
+    batches: tuple[float, ...]
+    """Mean batch, by model; 0 without a replica."""
+    contents: tuple[str, ...]
+    """Of the devices, as `resnet50 b4 + vgg19 b16`."""
+
+
+def play_simulated(trial: SimulatedTrial) -> SimulatedRun:
+    """Let the system place the models, and simulate their requests."""
+    world = world_of(trial)
+    counts = GoodRequests(trial.cell)
+    core = core_of(world, policies_of(trial))
+    simulate(world, [counts], core=core, check_first=CHECKED if trial.seed == 0 else 0)
+    plan = core.plan
+    assert plan is not None, f"{trial}: there is no plan"
+    placed: dict[tuple[str | None, str | None], list[str]] = {}
+    for target in plan.stages:
+        for group in target.groups:
+            name = f"{target.stage} b{group.batch_max}"
+            placed.setdefault((group.spec.node, group.spec.device), []).extend([name] * group.count)
+    contents = tuple(sorted(" + ".join(sorted(names)) for names in placed.values()))
+    return SimulatedRun(counts.good_rps(), counts.mean_batches(), contents)
+
+
+# Worlds
+
+
+def arrivals_ms(name: str, rate_rps: float, count: int, seed: int) -> list[float]:
+    """When a client sends; the same as in the small stack."""
+    random, now, found = Random(f"{name}/{seed}"), 0.0, []
+    for _ in range(count):
+        now += random.expovariate(rate_rps / 1000.0)
+        found.append(now)
+    return found
+
+
+def world_of(trial: SimulatedTrial) -> World:
+    """The cell as a world: a node with one GPU each, and a stage for each model, which its own requests enter."""
+    cell, is_limited = trial.cell, _is_limited(trial.policy)
+    paths = tuple(
+        Path((name,), ms(cell.slo_ms), rate / sum(cell.targets_rps))
+        for name, rate in zip(cell.names, cell.targets_rps, strict=True)
+    )
+    stages = tuple(
+        Stage(name, (Variant(name, profile=_profile(name, trial.policy, is_limited=is_limited)),))
+        for name in cell.names
+    )
+    nodes = tuple(
+        Node(f"host-{number}", "gcp", CORES, 64 << 30, (Device("gpu-0", "V100", V100_MEMORY_BYTES),))
+        for number in range(cell.gpus)
+    )
+    application = Application(
+        "models", cell.slo_ms, stages, SystemChoice(_system(trial.policy)), nodes, declared_paths=paths
+    )
+    streams = [
+        [(at_ms, place) for at_ms in arrivals_ms(name, rate, count, trial.seed)]
+        for place, (name, rate, count) in enumerate(zip(cell.names, cell.rates_rps, cell.requests, strict=True))
+    ]
+    requests = list(merge(*streams))
+    times_ns = [ms(at_ms) for at_ms, _ in requests]
+    trace = trace_of(times_ns, name="clients", provenance="generated: Poisson, as in the small stack")
+    clients = Clients(trace, paths=tuple(place for _, place in requests))
+    return World(
+        seed=trial.seed,
+        deployment=Deployment.of(application),
+        clients={application.name: clients},
+        duration_ns=trace.duration_ns,
+        truth=Truth(
+            service=ServiceTruth(ratio=1.0, shape="deterministic"),
+            profile_error=trial.slower,
+            quota_ms=0.0,
+            interference=InterferenceTruth(ShareLaw()),
+        ),
+    )
+
+
+def _system(policy: Policy) -> str:
+    return OURS if policy == OURS else policy
+
+
+def _is_limited(policy: Policy) -> bool:
+    mode = WORKER_MODES.get(policy)
+    return mode is not None and mode.is_limited
+
+
+def _profile(name: str, policy: Policy, *, is_limited: bool) -> Profile:
+    """The published profile. Memory is that of the planned batch, as in the thesis, not that of the largest one.
+    iGniter believes in its own law."""
+    found = V100_PROFILES[f"{name}-V100"]
+    sharing = found.sharing
+    assert sharing is not None, name
+    law = IgniterLaw(IGNITER_V100, fitted_igniter(name)[0]) if policy == "igniter" else sharing.law
+    return structs.replace(
+        found, device_memory_bytes=0, load_s=0.001, sharing=structs.replace(sharing, law=law, is_capped=is_limited)
+    )
+
+
+def policies_of(trial: SimulatedTrial) -> Policies:
+    """The system's placement behind the router of the thesis. Nothing is dropped."""
+    cell, given = trial.cell, SYSTEMS[_system(trial.policy)].policies
+    rates = cell.rates_rps if trial.policy == OURS else cell.targets_rps
+    scale = given.scale
+    assert isinstance(scale, Colocated), trial.policy
+    fixed = replace(scale, initial_rps=sum(rates), period_ns=ONCE_NS, rescue=False, batches=BATCHES)
+    groups = USHER_GROUPS.get((WAO if trial.policy == "usher-wao" else AO, cell.names))
+    if isinstance(fixed, Usher) and groups is not None:
+        fixed = replace(fixed, groups=tuple(tuple(cell.names[at] for at in group) for group in groups))
+    return replace(
+        given,
+        order=SYSTEMS["usher"].policies.order,
+        batch=Timeout(wait_ns=ms(SERVING.wait_ms), timer=False),
+        route=BatchRoundRobin(),
+        drop=Never(),
+        scale=fixed,
+    )
+
+
+class GoodRequests:
+    """A sink: the requests of each model whose latency, with the calls and the transfer of their batch, is in time."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._bytes = {model.name: model.request_bytes for model in cell.placed()}
+        self._sent_ns: dict[RequestId, int] = {}
+        self._running: dict[ReplicaId, StartBatch] = {}
+        self._last_ns: dict[str, int] = {}
+        self._good = dict.fromkeys(cell.names, 0)
+        self._served = dict.fromkeys(cell.names, 0)
+        self._batches = dict.fromkeys(cell.names, 0)
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Add one record."""
+        if isinstance(record, Request):
+            self._sent_ns[record.id] = record.sent_ns
+            self._last_ns[record.enters[0]] = record.sent_ns
+        elif isinstance(record, StartBatch):
+            self._running[record.replica] = record
+        elif isinstance(record, Finished) and record.replica in self._running:
+            batch = self._running.pop(record.replica)
+            name, size = batch.stage, len(batch.requests)
+            outside_ns = ms(2 * SERVING.rpc_ms + SERVING.transfer_ms(size * self._bytes[name]))
+            until_ns = now_ns + outside_ns - ms(self._cell.slo_ms)
+            self._good[name] += sum(self._sent_ns[id] >= until_ns for id in batch.requests)
+            self._served[name] += size
+            self._batches[name] += 1
+
+    def good_rps(self) -> tuple[float, ...]:
+        """By model, per second until its last request was sent."""
+        return tuple(
+            1000.0 * NS_PER_MS * good / self._last_ns[name] if self._last_ns.get(name) else 0.0
+            for name, good in self._good.items()
+        )
+
+    def mean_batches(self) -> tuple[float, ...]:
+        """By model; 0 if it was never served."""
+        return tuple(served / max(1, self._batches[name]) for name, served in self._served.items())
+
+
+# Trials and rows
+
+Runs = Mapping[SimulatedTrial, SimulatedRun]
+
+
+def wanted_in_sloop(*, quick: bool) -> list[SimulatedTrial]:
+    """Eleven cells and all policies with one seed; with `quick`, three of each."""
+    cells = (e1(3), e2(5), e3(3000, 250)) if quick else CELLS
+    policies: tuple[Policy, ...] = (TRUE_SLOWDOWNS, "wsm-milp", OURS) if quick else (*BASELINES, OURS)
+    return [SimulatedTrial(cell, policy, SLOWER, 0) for cell in cells for policy in policies]
+
+
+def sloop_rows(found: Placements, runs: Runs) -> list[Row]:
+    """The systems in core and simulator, beside the solvers' placements in the small stack, on the same requests."""
+    return [*_agreement_rows(found, runs), *_crowded_rows(found, runs), _ours_row(runs)]
+
+
+def _agreement_rows(found: Placements, runs: Runs) -> list[Row]:
+    equal = [trial for trial, run in runs.items() if run.contents == _contents(found, trial)]
+    others = [str(trial.cell) + ": " + trial.policy for trial in runs if trial not in equal]
+    claim = Claim(EXPERIMENT, f"placements of {len(runs)} that are those of the solvers", "", derived=len(runs),
+                  note=f"others: {listed(others) if others else 'none'}", computed=True)  # fmt: skip
+    rows = [bounded(claim, [len(equal)], at_least=len(runs), shape=len(equal) > len(runs) / 2)]
+    apart = {
+        str(trial): 100 * abs(sum(runs[trial].good_rps) - _small(found, trial)) / sum(trial.cell.rates_rps)
+        for trial in equal
+        if trial.policy != TRUE_SLOWDOWNS
+    }
+    most = max(apart, key=lambda name: apart[name])
+    claim = Claim(EXPERIMENT, "goodput, largest difference from the small stack on the same placement", "%",
+                  derived=APART, note=f"{len(apart)} runs; at {most}")  # fmt: skip
+    return [*rows, bounded(claim, [apart[most]], at_most=APART, runs=len(apart))]
+
+
+def _crowded_rows(found: Placements, runs: Runs) -> list[Row]:
+    """WAO-Usher, whose models need more SMs than there are. By the law of shares its limits, which add up to at most a
+    GPU, are all that slows them down; these the small stack has, too."""
+    rows = []
+    for experiment in ("E1", "E2", "E3"):
+        own = [each for each in runs if each.policy == TRUE_SLOWDOWNS and each.cell.experiment == experiment]
+        true, small = sum(sum(runs[each].good_rps) for each in own), sum(_small(found, each) for each in own)
+        each_cell = "; ".join(
+            f"{each.cell} {sum(runs[each].good_rps):.0f} of {_small(found, each):.0f}" for each in own
+        )
+        claim = Claim(
+            EXPERIMENT, f"{TRUE_SLOWDOWNS} with true slowdowns over without, {experiment}", "×", note=each_cell
+        )
+        rows.append(directed(claim, [true / small], holds=true <= 1.01 * small, expect="no more"))
+    worst = []
+    for cell in dict.fromkeys(each.cell for each in runs):
+        good = {each.policy: sum(run.good_rps) for each, run in runs.items() if each.cell == cell}
+        worst.append(good[TRUE_SLOWDOWNS] <= min(good.values()))
+    claim = Claim(EXPERIMENT, f"cells of {len(worst)} in which {TRUE_SLOWDOWNS} is the worst", "", note="one seed")
+    return [*rows, directed(claim, [sum(worst)], holds=sum(worst) > len(worst) / 2, expect="more than half")]
+
+
+def _ours_row(runs: Runs) -> Row:
+    """Ours beside the best baseline of each cell, all behind the router of the thesis."""
+    below = []
+    cells = list(dict.fromkeys(each.cell for each in runs))
+    for cell in cells:
+        good = {each.policy: sum(run.good_rps) for each, run in runs.items() if each.cell == cell}
+        best = max((policy for policy in good if policy != OURS), key=lambda policy: good[policy])
+        if good[OURS] < good[best]:
+            below.append(f"{cell} {good[OURS]:.0f}, {best} {good[best]:.0f}")
+    claim = Claim(EXPERIMENT, f"cells of {len(cells)} with {OURS} below the best baseline", "", derived=0,
+                  note=f"one seed; {listed(below) if below else 'none'}")  # fmt: skip
+    return bounded(claim, [len(below)], at_most=0, shape=len(below) <= len(cells) / 5)
+
+
+def _contents(found: Placements, trial: SimulatedTrial) -> tuple[str, ...]:
+    return tuple(sorted(found.runs(trial.cell, trial.policy).contents))
+
+
+def _small(found: Placements, trial: SimulatedTrial) -> float:
+    """The same requests in the small stack, on the solver's placement."""
+    return found.good(trial.cell, trial.policy, trial.slower)[trial.seed]
+
+
+def runs_of(trials: Sequence[SimulatedTrial], done: Sequence[SimulatedRun]) -> Runs:
+    """The results in the order of the trials."""
+    return dict(zip(trials, done, strict=True))
