@@ -317,6 +317,8 @@ class WeightsView(Struct, frozen=True, gc=False):
     """How many replicas on the node have come from them, or start."""
     is_source: bool
     """Whether it can send them to other nodes."""
+    arriving_since_ns: int = 0
+    """When the transfer was ordered that is `arriving`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +342,8 @@ class ProvisionInput:
     weights: Sequence[WeightsView]
     """Where their weights are, or arrive to be kept."""
     sends: Mapping[str, int]
-    """By node, how many transfers of any weights it sends now; nodes that send none are left out."""
+    """By node, how many transfers of any weights it sends now, the `STORE` included; those that send none are left
+    out."""
     waiting: int
     """Visits in the stage's queue."""
     arrivals_rps: float
@@ -361,7 +364,7 @@ class CompletionInput(Struct, frozen=True):
     weights: Sequence[WeightsView]
     """Where the weights of their model are, or arrive to be kept."""
     sends: Mapping[str, int]
-    """By node, how many transfers of any weights it sends now; nodes that send none are left out."""
+    """As in `ProvisionInput`."""
 
 
 class WeightChain(Struct, frozen=True):

@@ -86,7 +86,7 @@ class NodeWeights:
         """Whether nothing is there, and nothing comes."""
         return not (self.has_files or self.is_loaded or self.arriving or self.users or self.readers)
 
-    def view(self, now_ns: int, rack: str) -> WeightsView:
+    def view(self, now_ns: int, rack: str, arriving_since_ns: int) -> WeightsView:
         """As policies see them."""
         return WeightsView(
             node=self.node,
@@ -96,6 +96,7 @@ class NodeWeights:
             arriving=next(iter(self.arriving), None),
             replicas=len(self.users),
             is_source=(self.has_files or self.is_loaded) and self.doubted_until_ns <= now_ns,
+            arriving_since_ns=arriving_since_ns,
         )
 
 
@@ -106,6 +107,7 @@ class OpenTransfer(Struct):
     whole: ModelWeights
     """The weights of which it brings all layers or some."""
     receivers: dict[str, dict[ReplicaId, None]]
+    ordered_ns: int
 
 
 class WeightRegistry:
@@ -129,16 +131,19 @@ class WeightRegistry:
         nodes = self._ledger.nodes
         return tuple(
             [
-                each.view(now_ns, nodes[name].rack)
+                each.view(now_ns, nodes[name].rack, self._arriving_since_ns(each))
                 for name, each in self._of.get(weights, {}).items()
                 if each.keeps is not WeightLevel.NOTHING and (each.has_files or each.is_loaded or each.arriving)
             ]
         )
 
+    def _arriving_since_ns(self, found: NodeWeights) -> int:
+        return self.transfers[next(iter(found.arriving))].ordered_ns if found.arriving else 0
+
     def sends(self) -> dict[str, int]:
-        """By node, how many transfers it sends now, also as a link of a chain."""
+        """By node, how many transfers it sends now, also as a link of a chain; and how many the `STORE` sends."""
         chains = [(each.order.source, *each.order.receivers[:-1]) for each in self.transfers.values()]
-        return dict(Counter(name for chain in chains for name in chain if name != STORE))
+        return dict(Counter(name for chain in chains for name in chain))
 
     # What audits see
 
@@ -183,7 +188,7 @@ class WeightRegistry:
         id = TransferId(self._next)
         self._next += 1
         made = Transfer(id, weights, source, tuple(room), keeps is not WeightLevel.NOTHING)
-        self.transfers[id] = OpenTransfer(made, weights, {name: {} for name in room})
+        self.transfers[id] = OpenTransfer(made, weights, {name: {} for name in room}, now_ns)
         if source != STORE:
             sender = self._of[weights][source]
             sender.readers[id], sender.used_ns = None, now_ns
@@ -208,7 +213,7 @@ class WeightRegistry:
         id = TransferId(self._next)
         self._next += 1
         made = Transfer(id, part, source, tuple(receivers), keeps is not WeightLevel.NOTHING, completes)
-        self.transfers[id] = OpenTransfer(made, whole, {name: {} for name in receivers})
+        self.transfers[id] = OpenTransfer(made, whole, {name: {} for name in receivers}, now_ns)
         if source != STORE:
             sender = self._of[whole][source]
             assert sender.has_files or sender.is_loaded, f"{source} has no {whole.name}"

@@ -14,7 +14,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Holt, Last, Lstm, MovingMax, OracleForecast, P99Rate, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.provision import AsPlaced, Flashpoint
+from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
 from sloop.policies.route import (
     BatchRoundRobin,
     EarliestFree,
@@ -101,7 +101,7 @@ POLICIES: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "by_capacity": ByCapacity,
     },
     "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
-    "provision": {"as_placed": AsPlaced, "flashpoint": Flashpoint},
+    "provision": {"as_placed": AsPlaced, "cheapest_start": CheapestStart, "flashpoint": Flashpoint},
     "share": {"take_all": TakeAll, "hybrid": Hybrid},
 }
 

@@ -4,11 +4,22 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from itertools import count, pairwise
-from typing import ClassVar, Literal
+from math import inf
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from sloop.core.protocols import AsPlaced
-from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, Site, WeightChain
+from sloop.core.views import (
+    CompletionInput,
+    Provisioning,
+    ProvisionInput,
+    ReplicaStart,
+    Site,
+    WeightChain,
+    WeightsView,
+)
+from sloop.options import check_range
 from sloop.solvers.flashpoint import (
     PieceCosts,
     PieceDownloads,
@@ -19,11 +30,12 @@ from sloop.solvers.flashpoint import (
     filled_pieces,
     plan_fronts,
 )
+from sloop.solvers.starts import PartsChoice, choose_parts
 from sloop.text import counted, listed
-from sloop.units import ROUNDING
-from sloop.vocabulary import STORE, WeightLevel
+from sloop.units import ROUNDING, to_s
+from sloop.vocabulary import STORE, TransferId, WeightLevel
 
-__all__ = ["AsPlaced", "Flashpoint"]
+__all__ = ["AsPlaced", "CheapestStart", "Flashpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,15 +407,19 @@ def primed_first(given: ProvisionInput, levels: Mapping[str, int]) -> list[int]:
     room, chosen = _SiteRoom(given), list[int]()
     primed = [name for name in room.sites if name in levels]
     room.fill(sorted(primed, key=lambda name: (levels[name], -len(room.sites[name]))), chosen)
+    room.spread(fresh_in_turn(given, [name for name in room.sites if name not in levels]), chosen)
+    return chosen
+
+
+def fresh_in_turn(given: ProvisionInput, names: Iterable[str]) -> list[str]:
+    """These nodes: those with the least in use first, and their racks in turn."""
     fresh: dict[tuple[float, str], list[str]] = {}
     usage = {_name(site): _used(site) for site in given.sites}
     racks = _racks(given)
-    for name in room.sites:
-        if name not in levels:
-            fresh.setdefault((usage[name], racks[name]), []).append(name)
-    rounds = {name: (used, place) for (used, _), names in fresh.items() for place, name in enumerate(names)}
-    room.spread(sorted(rounds, key=rounds.__getitem__), chosen)
-    return chosen
+    for name in names:
+        fresh.setdefault((usage[name], racks[name]), []).append(name)
+    rounds = {name: (used, place) for (used, _), own in fresh.items() for place, name in enumerate(own)}
+    return sorted(rounds, key=rounds.__getitem__)
 
 
 def least_used_first(given: ProvisionInput) -> list[int]:
@@ -525,3 +541,225 @@ def _some(names: Iterable[str]) -> str:
 
 def _more(names: Sequence[str]) -> str:
     return f" and {len(names) - MENTIONED_MAX} more" if len(names) > MENTIONED_MAX else ""
+
+
+# Ours
+
+
+@dataclass(frozen=True, slots=True)
+class CheapestStart:
+    """Each start is made in the way that is predicted to serve soonest.
+
+    For each place it predicts how long a start there takes: from the process of its node that has loaded the weights,
+    from the files of its node, from a transfer that is under way, or from a new one, which comes along a chain, from
+    the node that sends least or from the store, whichever is quicker; with or without a spare worker. It takes the
+    soonest ones, and of equal new ones one on each node. So each start holds its place for the least time, too. Starts
+    that get their weights in the same way are made as parts of one model where requests that wait are then predicted to
+    be answered sooner in the mean (`sloop.solvers.starts`).
+
+    Shadows are the scaling policy's choice (`asyfunc` with `bursts: soonest`). Fails where the bandwidths are not as
+    believed, and where accelerators of one node disturb each other: it fills nodes that have the model.
+    """
+
+    leaves_all: ClassVar[bool] = False
+    cache: Literal["files", "loaded"] = "loaded"
+    """What nodes keep of weights that no replica uses: their `files`, or also the process that has `loaded` them."""
+    partition: bool = False
+    """Whether starts may be parts of one model, if its layers were measured. In the simulator only."""
+    pieces_max: int = 0
+    """The most parts of one model; 0: as many as it has layers."""
+    spare_workers: int = 1
+    """How many processes without a model wait on each node, as believed. A start beyond them takes the time of a new
+    process."""
+    link_mbps: float = 7506.89
+    """What a node is believed to send to another one, and to receive."""
+    store_mbps: float = 2203.0
+    """What the store is believed to send, to all nodes together or to each, as `store` says."""
+    store: Literal["shared", "per_node"] = "shared"
+    """Whether all nodes share one link to the store, or each has its own."""
+    packs_first: bool = True
+    """Whether the first replicas of an application fill one node after the other, as if they had grown there."""
+
+    def __post_init__(self) -> None:
+        for key in ("link_mbps", "store_mbps"):
+            check_range(key, getattr(self, key), above=0)
+        for key in ("pieces_max", "spare_workers"):
+            check_range(key, getattr(self, key), least=0)
+
+    @property
+    def keeps(self) -> WeightLevel:
+        return WeightLevel(self.cache)
+
+    def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
+        copy = self._copy(given)
+        chosen = self._chosen(now_ns, given, copy)
+        levels: dict[_StartWay, list[_ChosenStart]] = {}
+        for each in chosen:
+            if each.way.joins is None:
+                levels.setdefault(each.way, []).append(each)
+        groups = [group for way, own in levels.items() for group in self._groups(given, copy, way, own)]
+        left = Counter(index for group in groups for index in group.sites)
+        making = _Transfers(given, _sources(given) if copy.sources else {})
+        names = {each.site: each.node for each in chosen}
+        ready = {each.node for each in chosen if not each.way.is_copied}
+        starts = ALL_TECHNIQUES._starts_of_parts(making, groups, names, ready)
+        whole: list[_ChosenStart] = []
+        for each in chosen:
+            if left[each.site]:
+                left[each.site] -= 1
+            else:
+                whole.append(each)
+        receivers = list(dict.fromkeys(each.node for each in whole if each.way.is_copied))
+        making.sources = dict(copy.sources)
+        chains = making.add(ALL_TECHNIQUES._routes(making, receivers))
+        for each in whole:
+            chain = chains.of(each.node, again=True) if each.way.is_copied else None
+            starts.append(ReplicaStart(each.site, chain, each.way.joins))
+        pipelines = tuple(group.bounds for group in groups)
+        why = _why(given, starts, making.chains, pipelines)
+        if whole:
+            first_s, last_s = min(each.ready_s for each in whole), max(each.ready_s for each in whole)
+            why += f"; expected to serve in {first_s:.3g} s" + (f" to {last_s:.3g} s" if last_s > first_s else "")
+        return Provisioning(tuple(starts), tuple(making.chains), why, pipelines)
+
+    def complete(self, now_ns: int, given: CompletionInput) -> list[tuple[str, tuple[str, ...]]]:
+        """As Flashpoint with all its techniques."""
+        return ALL_TECHNIQUES.complete(now_ns, given)
+
+    def _copy(self, given: ProvisionInput) -> "_WeightCopy":
+        """From where a new copy comes soonest."""
+        bits, sends = given.costs.weights.size_bytes * 8, given.sends
+        alone_s = bits / (self.link_mbps * 1e6)
+        beside = sends.get(STORE, 0) if self.store == "shared" else 0
+        store_s = max(alone_s, bits * (1 + beside) / (self.store_mbps * 1e6))
+        sources = _sources(given)
+        fewest = min((sends.get(name, 0) for name in sources), default=0)
+        node_s = alone_s * (1 + fewest) if sources else inf
+        if store_s < node_s:
+            return _WeightCopy(store_s, bits / (self.store_mbps * 1e6), {})
+        return _WeightCopy(
+            node_s, alone_s, {name: rack for name, rack in sources.items() if sends.get(name, 0) == fewest}
+        )
+
+    def _chosen(self, now_ns: int, given: ProvisionInput, copy: "_WeightCopy") -> "list[_ChosenStart]":
+        """The starts that serve soonest, in this order. Of equal ones those on the nodes with the most room, but of
+        those that need a new copy one on each node, then a second one."""
+        room, found = _SiteRoom(given), {each.node: each for each in given.weights}
+        ways = {name: self._way(now_ns, given, found.get(name), copy) for name in room.sites}
+        if self.packs_first and given.is_first:
+            return [
+                _ChosenStart(index, name, ways[name], ways[name].ready_s)
+                for index in packed(given)
+                for name in [_name(given.sites[index])]
+            ]
+        ranks = {name: place for place, name in enumerate(fresh_in_turn(given, room.sites))}
+
+        def key(name: str, taken: int) -> tuple[float, bool, int, int, str]:
+            way = ways[name]
+            ready_s = way.ready_s + (given.costs.process_s if taken >= self.spare_workers else 0.0)
+            if way.is_copied:
+                return ready_s, True, taken, ranks[name], name
+            return ready_s, False, -len(room.sites[name]), ranks[name], name
+
+        taken = dict.fromkeys(room.sites, 0)
+        heap = [key(name, 0) for name in room.sites]
+        heapify(heap)
+        chosen: list[_ChosenStart] = []
+        while heap and len(chosen) < given.count:
+            ready_s, *_, name = heappop(heap)
+            index = room.take(name)
+            if index is not None:
+                chosen.append(_ChosenStart(index, name, ways[name], ready_s))
+                taken[name] += 1
+                heappush(heap, key(name, taken[name]))
+        return chosen
+
+    def _way(self, now_ns: int, given: ProvisionInput, there: WeightsView | None, copy: "_WeightCopy") -> "_StartWay":
+        """How a start on a node gets its weights, and how long it takes where a spare worker waits."""
+        costs = given.costs
+        local_s = costs.load_s + costs.send_s + costs.first_batch_s
+        if there is not None and there.is_loaded and self.cache == "loaded":
+            return _StartWay(costs.send_s + costs.first_batch_s)
+        if there is not None and there.has_files:
+            return _StartWay(local_s)
+        if there is not None and there.arriving is not None:
+            left_s = max(0.0, copy.alone_s - to_s(now_ns - there.arriving_since_ns))
+            return _StartWay(left_s + local_s, joins=there.arriving)
+        return _StartWay(copy.seconds + local_s, is_copied=True)
+
+    def _groups(
+        self, given: ProvisionInput, copy: "_WeightCopy", way: "_StartWay", starts: "Sequence[_ChosenStart]"
+    ) -> "list[_Group]":
+        """The pipelines of starts that get their weights in the same way, which answer their share of the requests."""
+        is_awaited = given.waiting > 0 or not given.is_first
+        if not self.partition or not is_awaited or len(starts) < 2 or given.belief.layer_count < 2:
+            return []
+        costs, copies = _piece_costs(given, self.link_mbps), way.is_copied
+        has_own_links = not copy.sources and self.store == "per_node"
+        downloads = PieceDownloads(
+            process_s=0.0 if self.spare_workers else given.costs.process_s,
+            local_s=way.ready_s - copy.seconds if copies else way.ready_s,
+            download_s=given.costs.weights.size_bytes * 8 / (self.link_mbps * 1e6) if copies else 0.0,
+            send_s=copy.seconds if copies else 0.0,
+            senders=len(starts) if has_own_links else max(1, len(_sources(given)) if copy.sources else 1),
+            nodes=len({each.node for each in starts}),
+            is_chain=True,
+            is_shared=True,
+        )
+        cold_s = downloads.cold_s(1.0, 1, len(starts))
+        requests = expected_requests(given.waiting, given.arrivals_rps, given.served_rps, cold_s)
+        own = max(1, round(requests * len(starts) / given.count))
+        times_s = tuple(each.ready_s for each in starts)
+        choice = _parts(costs, times_s, downloads, own, self.pieces_max or costs.layers)
+        if not choice.pipelines:
+            return []
+        bounds = (0, *choice.cuts, costs.layers)
+        size = len(bounds) - 1
+        sites = [each.site for each in starts[len(starts) - size * choice.pipelines :]]
+        return [_Group(tuple(sites[at : at + size]), bounds) for at in range(0, len(sites), size)]
+
+
+ALL_TECHNIQUES: Final = Flashpoint()
+"""Whose chains we use."""
+
+
+class _WeightCopy(NamedTuple):
+    """A new copy of the weights."""
+
+    seconds: float
+    """Until it is there, beside what its source sends already."""
+    alone_s: float
+    """If the source sends nothing else."""
+    sources: dict[str, str]
+    """The nodes that send it, equally fast, with their racks; empty: the store."""
+
+
+class _StartWay(NamedTuple):
+    """How a start on a node gets its weights."""
+
+    ready_s: float
+    """Until it serves, with a spare worker."""
+    joins: TransferId | None = None
+    """The transfer under way that it waits for."""
+    is_copied: bool = False
+    """Whether it needs a new copy."""
+
+
+class _ChosenStart(NamedTuple):
+    """A start that is to be made."""
+
+    site: int
+    node: str
+    way: _StartWay
+    ready_s: float
+
+
+@lru_cache(maxsize=1024)
+def _parts(
+    costs: PieceCosts,
+    times_s: tuple[float, ...],
+    downloads: PieceDownloads,
+    requests: int,
+    pieces_max: int,
+) -> PartsChoice:
+    return choose_parts(times_s, _fronts(costs), downloads, costs.exec_whole_s, requests, pieces_max)

@@ -19,7 +19,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.provision import Flashpoint
+from sloop.policies.provision import CheapestStart, Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
@@ -460,6 +460,18 @@ CATALOGUE: Final = (
     ),
     # Replicas of the whole model for the mean rate, shadows of some of its layers for bursts.
     System("asyfunc", "system", SUBMISSION, _ASYFUNC, ONE_KIND),
+    # Each start in the way that serves soonest, bursts met by shadows or bodies, whichever is cheaper: our own.
+    System(
+        "headstart",
+        "system",
+        "sloop; chooses among the techniques of Flashpoint (San Juan, thesis, Waterloo 2023) and AsyFunc",
+        replace(
+            _ASYFUNC,
+            scale=AsyFunc(counts_shadows=False, bursts="cheapest"),
+            provision=CheapestStart(partition=True),
+        ),
+        ONE_KIND,
+    ),
     System(
         "asyfunc-noadapt",
         "baseline",

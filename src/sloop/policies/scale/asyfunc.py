@@ -34,13 +34,15 @@ from sloop.solvers.asyfunc import (
     choose_shadow,
     shadow_candidates,
 )
-from sloop.text import counted
-from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, round_up, s, to_ms
+from sloop.text import counted, listed
+from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, round_up, s, to_ms, to_s
 from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Shadow, StagePlan
 
 OVER_AT: Final = 0.9
 """A burst is over when its rate has fallen below this part of what the bodies alone carry, at two ticks in a row."""
 OVER_TICKS: Final = 2
+SHADOW_CORES: Final = (1, 2, 4, 8, 16)
+"""Sizes of shadows, where the cheapest is chosen."""
 WEIGHT_UNKNOWN: Final = 64.0
 """K of a model whose multiply-adds are not known: the least of those with which the publication's savings come out."""
 
@@ -86,6 +88,9 @@ class AsyFunc:
     model has 10⁹ multiply-adds."""
     shadows: bool = True
     """Whether bodies get shadows at all."""
+    bursts: Literal["shadows", "cheapest"] = "shadows"
+    """What a burst starts: `shadows` with all cores that a node has left, as published; or of shadows of several sizes
+    and one more body the `cheapest`, by the requests that it is predicted to keep from waiting."""
     objective: Objective = "demand"
     """Which shadow is best: the one that serves the demand with the fewest cores and least memory (`demand`), or the
     most efficient, by the formula as `printed` or by its text (`literal`)."""
@@ -189,6 +194,9 @@ class AsyFunc:
         self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]
     ) -> None:
         """Layer-level scaling: shadows for bodies while the rate exceeds their capacity (section 2.8)."""
+        if self.bursts == "cheapest":
+            self._meet_cheaply(model, bodies, free, burst_rps, whys)
+            return
         ready = [body for body in bodies if body.is_ready]
         total_rps = sum(body.capacity_rps for body in ready)
         alone_rps = sum(body.alone_rps for body in ready)
@@ -203,21 +211,73 @@ class AsyFunc:
         for body in sorted(ready, key=lambda each: (-each.cores, each.replica.id if each.replica else 0)):
             if at_least(self.gamma * total_rps, burst_rps):
                 break
-            there = sum(each.shadow is not None for each in bodies if each.node == body.node)
-            cores = min(float(self.cores_max), float(round_down(free.get(body.node or "", 0.0))))
-            if body.shadow is not None or cores < 1 or there >= self.shadows_per_node:
-                continue
-            chosen = model.shadow_for(body.cores, cores, burst_rps / self.gamma - total_rps)
+            cores = min(float(self.cores_max), float(round_down(self._shadow_room(body, bodies, free))))
+            chosen = model.shadow_for(body.cores, cores, burst_rps / self.gamma - total_rps) if cores >= 1 else None
             if chosen is None:
                 continue
-            body.shadow = Shadow(cores, tuple(sorted(chosen.shared.blocks)))
             total_rps += chosen.booked_rps - body.capacity_rps
-            body.capacity_rps, free[body.node or ""] = chosen.booked_rps, free[body.node or ""] - cores
-            assert body.replica is not None
-            self._booked_rps[body.replica.id] = chosen.booked_rps
+            self._attach(body, chosen, free)
             started += 1
         if started:
             whys.append(f"a burst of {burst_rps:.4g} rps: {counted(started, 'more shadow')}")
+
+    def _shadow_room(self, body: CountedBody, bodies: Sequence[CountedBody], free: Mapping[str, float]) -> float:
+        """The cores that a shadow of this body could have."""
+        there = sum(each.shadow is not None for each in bodies if each.node == body.node)
+        if body.shadow is not None or there >= self.shadows_per_node:
+            return 0.0
+        return free.get(body.node or "", 0.0)
+
+    def _attach(self, body: CountedBody, chosen: ShadowCandidate, free: dict[str, float]) -> None:
+        """A body gets a shadow."""
+        cores = chosen.shared.costs.shadow_cores
+        body.shadow = Shadow(cores, tuple(sorted(chosen.shared.blocks)))
+        body.capacity_rps, free[body.node or ""] = chosen.booked_rps, free[body.node or ""] - cores
+        assert body.replica is not None
+        self._booked_rps[body.replica.id] = chosen.booked_rps
+
+    def _meet_cheaply(
+        self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]
+    ) -> None:
+        """Shadows and bodies, one after the other, each time that which keeps most requests from waiting for what it
+        costs, until bodies are adapted again. A body that starts already counts. Each shadow ends as soon as the others
+        carry the rate without it."""
+        wanted_rps = burst_rps / self.gamma
+        shadows = added = ended = 0
+        total_rps = sum(body.capacity_rps for body in bodies if body.is_ready)
+        for body in sorted(bodies, key=lambda each: each.capacity_rps - each.alone_rps):
+            gain_rps = body.capacity_rps - body.alone_rps
+            if body.shadow is not None and at_least(OVER_AT * (total_rps - gain_rps), wanted_rps):
+                body.shadow, body.capacity_rps = None, body.alone_rps
+                total_rps, ended = total_rps - gain_rps, ended + 1
+        while not at_least(total_rps := sum(body.capacity_rps for body in bodies), wanted_rps):
+            need_rps, room = wanted_rps - total_rps, dict(free)
+            cores_of = {id(body): self._shadow_room(body, bodies, free) for body in bodies if body.is_ready}
+            found = [
+                (model.worth_of(chosen, body, need_rps), body, chosen)
+                for body in bodies
+                for cores in SHADOW_CORES
+                if cores <= min(cores_of.get(id(body), 0.0), self.cores_max)
+                and (chosen := model.shadow_for(body.cores, float(cores), need_rps)) is not None
+            ]
+            best = max(found, key=lambda each: each[0], default=None)
+            fresh = model.new_body(model.chosen_cores(burst_rps), room)
+            if fresh is not None and fresh.capacity_rps > 0:
+                kept = min(need_rps, fresh.capacity_rps) * (model.adapt_s - model.startup_s)
+                if best is None or kept / (fresh.cores + model.weight) > best[0]:
+                    bodies.append(fresh)
+                    free.update(room)
+                    added += 1
+                    continue
+            if best is None:
+                break
+            self._attach(best[1], best[2], free)
+            shadows += 1
+        started = [counted(ended, "shadow less", "shadows less")] * bool(ended)
+        started += [counted(shadows, "more shadow")] * bool(shadows)
+        started += [counted(added, "more body", "more bodies")] * bool(added)
+        if started:
+            whys.append(f"a burst of {burst_rps:.4g} rps: {listed(started)}")
 
 
 class ServedModel:
@@ -229,6 +289,21 @@ class ServedModel:
         self.batch_max = min(policy.batch_max, belief.batch_max)
         self.weight = policy.model_weight or belief.multiply_adds / 1e9 or WEIGHT_UNKNOWN
         self._candidates: dict[tuple[float, float], Sequence[ShadowCandidate]] = {}
+        self.adapt_s = to_s(policy.adapt_ns)
+        self.startup_s = min(self.adapt_s, to_s(belief.startup_ns))
+        """Of a body, at most until bodies are adapted again."""
+
+    def worth_of(self, shadow: ShadowCandidate, body: CountedBody, need_rps: float) -> float:
+        """How many requests a shadow keeps from waiting, for each core that it and its memory are worth."""
+        costs = shadow.shared.costs
+        share = shadow.shared.size_bytes / costs.size_whole_bytes
+        kept = min(need_rps, shadow.booked_rps - body.capacity_rps) * (self.adapt_s - shadow.load_ms / 1e3)
+        return kept / (costs.shadow_cores + self.weight * share)
+
+    def chosen_cores(self, rate_rps: float) -> int:
+        """Of a new body (Algorithm 1)."""
+        choice = choose_body(self.latency_ms(), rate_rps, self.slo_ms, self.weight)
+        return choice.cores if choice is not None else self._policy.cores_max
 
     def latency_ms(self) -> Floats:
         """By whole cores and by batch, from 0."""
