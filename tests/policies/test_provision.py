@@ -1,13 +1,16 @@
 """Provision policies. Sections and numbers are those of the Flashpoint specification."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from msgspec import structs
 
 from sloop.core.views import (
@@ -21,9 +24,11 @@ from sloop.core.views import (
     WeightChain,
     WeightsView,
 )
-from sloop.policies.provision import Flashpoint, divided, in_rack_order
+from sloop.options import OutOfRange
+from sloop.policies.provision import CheapestStart, Flashpoint, divided, in_rack_order
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency, Profile, Quadratic
+from sloop.units import s
 from sloop.vocabulary import STORE, Device, ModelWeights, Node, ReplicaSpec, Slot, TransferId
 
 COSTS = StartCosts(ModelWeights("t5", 10))
@@ -411,3 +416,140 @@ def test_the_other_layers_come_from_the_node_that_sends_least() -> None:
     parts = CompletionInput(("n8", "n9", "n7", "n9"), {"n8": "r1", "n9": "r2", "n7": "r1"}, tuple(views), {"n2": 1})
     assert ALL.complete(0, parts) == [("n1", ("n8", "n7", "n9"))], "one chain, which serves a rack after the other"
     assert LOCALITY.complete(0, parts) == [("n1", ("n8",)), ("n0", ("n9",)), ("n1", ("n7",)), ("n2", ("n9",))]
+
+
+# Ours
+
+
+OURS = CheapestStart(packs_first=False)
+HEAVY = StartCosts(ModelWeights("t5", 11_408_000_000), process_s=3.0, load_s=14.138, send_s=1.206)
+"""T5-3B: 12.157 s from another node, 41.427 s from the store, and a worker process that takes long to start."""
+
+
+def coming_since(name: str, transfer: int, since_s: float) -> WeightsView:
+    return replace_view(comes(name, transfer), arriving_since_ns=s(since_s))
+
+
+def replace_view(view: WeightsView, **changes: object) -> WeightsView:
+    return structs.replace(view, **changes)
+
+
+def test_each_start_is_made_in_the_way_that_serves_soonest() -> None:
+    nodes = [node_view(name, [True, True]) for name in ("fresh", "files", "loaded", "early", "late")]
+    weights = [has("files"), has("loaded", loaded=True), coming_since("early", 3, 0), coming_since("late", 4, 10)]
+    asked = given_of(nodes, 10, weights, costs=HEAVY)
+    found = OURS.provide(s(10), asked)
+    # 1.2, 4.2 with a new process | 15.3 | 2.2 + 15.3 of the transfer that began early | 18.3 | 12.2 + 15.3, with the other | …
+    assert places(found, asked) == [
+        *("loaded", "loaded", "files", "early", "files", "early", "late", "fresh", "late", "fresh")
+    ]
+    assert [start.joins for start in found.starts if start.joins is not None] == [3, 3, 4, 4]
+    assert found.chains == (WeightChain("files", ("fresh",)),) or found.chains == (WeightChain("loaded", ("fresh",)),)
+    assert found.why.endswith("expected to serve in 1.21 s to 30.5 s")
+
+
+def test_a_copy_comes_from_the_store_where_that_is_quicker() -> None:
+    nodes, holders = [node_view("n0", [True])], [has("busy"), has("busier")]
+    asked = given_of(nodes, 1, holders, costs=HEAVY, sends={"busy": 2, "busier": 4})
+    assert OURS.provide(0, asked).chains[0].source == "busy", "36 s, and 41 s from the store"
+    asked = replace(asked, sends={"busy": 3, "busier": 4})
+    assert OURS.provide(0, asked).chains[0].source == STORE, "49 s from a node"
+    asked = replace(asked, sends={"busy": 3, "busier": 4, STORE: 1})
+    assert OURS.provide(0, asked).chains[0].source == "busy", "83 s from a store that sends already"
+    assert replace(OURS, store="per_node").provide(0, asked).chains[0].source == STORE, "over a link of its own"
+    quick = replace(OURS, store_mbps=16_000.0)
+    assert quick.provide(0, replace(asked, sends={})).chains[0].source == "busy", "a node receives no faster"
+
+
+def test_fresh_nodes_get_one_start_each_before_a_second_one() -> None:
+    nodes = [node_view(f"n{number}", [True] * 4) for number in range(3)]
+    asked = given_of(nodes, 5, costs=StartCosts(ModelWeights("t5", 10**9), load_s=1.0))
+    assert Counter(places(OURS.provide(0, asked), asked)) == {"n0": 2, "n1": 2, "n2": 1}
+    assert OURS.provide(0, asked).chains == (WeightChain(STORE, ("n0", "n1", "n2")),)
+    first = replace(asked, is_first=True)
+    assert Counter(places(CheapestStart().provide(0, first), first)) == {"n0": 4, "n1": 1}
+
+
+def ready_s(asked: ProvisionInput, found: Provisioning, now_ns: int) -> list[float]:
+    """What the starts of an answer take, by the same prices: computed from the answer alone."""
+    weights, taken, times = {each.node: each for each in asked.weights}, Counter[str](), []
+    costs, bits = asked.costs, asked.costs.weights.size_bytes * 8
+    for start, name in zip(found.starts, places(found, asked), strict=True):
+        own_s = costs.send_s + (costs.process_s if taken[name] else 0.0)
+        taken[name] += 1
+        view = weights.get(name)
+        if start.chain is not None:
+            source = found.chains[start.chain].source
+            rate = 2203e6 if source == STORE else 7506.89e6
+            own_s += costs.load_s + bits * (1 + asked.sends.get(source, 0)) / rate
+        elif start.joins is not None:
+            assert view is not None
+            alone_s = copy_alone_s(asked)
+            own_s += costs.load_s + max(0.0, alone_s - (now_ns - view.arriving_since_ns) / 1e9)
+        elif view is None or not view.is_loaded:
+            own_s += costs.load_s
+        times.append(own_s)
+    return sorted(times)
+
+
+def copy_alone_s(asked: ProvisionInput) -> float:
+    bits, holders = asked.costs.weights.size_bytes * 8, [each.node for each in asked.weights if each.is_source]
+    node_s = min((bits * (1 + asked.sends.get(name, 0)) / 7506.89e6 for name in holders), default=math.inf)
+    store_s = bits * (1 + asked.sends.get(STORE, 0)) / 2203e6
+    return bits / 2203e6 if store_s < node_s else bits / 7506.89e6
+
+
+def least_sum_s(asked: ProvisionInput, now_ns: int) -> float:
+    """The least over all ways to choose sites and sources."""
+    weights, costs = {each.node: each for each in asked.weights}, asked.costs
+    bits, holders = costs.weights.size_bytes * 8, [each.node for each in asked.weights if each.is_source]
+    copies_s = [bits * (1 + asked.sends.get(STORE, 0)) / 2203e6]
+    copies_s += [bits * (1 + asked.sends.get(name, 0)) / 7506.89e6 for name in holders]
+    names = [site.node.node.name for site in asked.sites]
+    best = math.inf
+    for chosen in combinations(range(len(names)), min(asked.count, len(names))):
+        for copy_s in copies_s:
+            taken, total_s = Counter[str](), 0.0
+            for name in (names[index] for index in chosen):
+                view = weights.get(name)
+                total_s += costs.send_s + (costs.process_s if taken[name] else 0.0)
+                taken[name] += 1
+                if view is None or not (view.has_files or view.is_loaded or view.arriving is not None):
+                    total_s += costs.load_s + copy_s
+                elif view.arriving is not None:
+                    left_s = copy_alone_s(asked) - (now_ns - view.arriving_since_ns) / 1e9
+                    total_s += costs.load_s + max(0.0, left_s)
+                elif not view.is_loaded:
+                    total_s += costs.load_s
+            best = min(best, total_s)
+    return best
+
+
+@given(cluster(), st.integers(1, 6), st.dictionaries(st.sampled_from([*NAMES[:6], STORE]), st.integers(0, 5)))
+@settings(max_examples=60)
+def test_no_other_sites_and_sources_would_serve_sooner(
+    asked: ProvisionInput, count: int, sends: Mapping[str, int]
+) -> None:
+    """Against all combinations."""
+    asked = replace(asked, sites=asked.sites[:8], count=count, sends=sends, costs=HEAVY)
+    found = OURS.provide(s(5), asked)
+    assert len(found.starts) == min(count, len(asked.sites))
+    assert sum(ready_s(asked, found, s(5))) == pytest.approx(least_sum_s(asked, s(5)))
+
+
+def test_starts_of_one_kind_may_be_parts() -> None:
+    parted = replace(OURS, partition=True)
+    found = in_parts(parted, 4)  # type: ignore[arg-type]
+    assert found.pipelines == ((0, 1, 2, 3, 4),)
+    assert [chain.layers for chain in found.chains] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert in_parts(OURS, 4).pipelines == ()  # type: ignore[arg-type]
+    assert in_parts(parted, 1).pipelines == ()  # type: ignore[arg-type]
+    alone = in_parts(parted, 4, belief=BELIEF)  # type: ignore[arg-type]
+    assert alone.pipelines == (), "its layers were not measured"
+
+
+def test_out_of_range() -> None:
+    with pytest.raises(OutOfRange, match="store_mbps"):
+        CheapestStart(store_mbps=0.0)
+    with pytest.raises(OutOfRange, match="spare_workers"):
+        CheapestStart(spare_workers=-1)

@@ -17,7 +17,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.provision import AsPlaced, Flashpoint
+from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
@@ -99,6 +99,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
         "system",
         AsyFunc(alpha=0.8, beta=0.6, gamma=1.0, cores_max=16, batch_max=8, adapt_ns=s(10), period_ns=ms(500)),
     ),
+    "headstart": ("system", AsyFunc(counts_shadows=False, bursts="cheapest")),
     "asyfunc-noadapt": ("baseline", AsyFunc(alpha=0.8, beta=0.6)),
     "asyfunc-nolls": ("baseline", AsyFunc(shadows=False)),
     "asyfunc-none": ("baseline", AsyFunc(shadows=False)),
@@ -152,7 +153,7 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "vpa": (Fifo(), *_ONE_REPLICA),
     **dict.fromkeys(("usher", "usher-wao", "ao-milp", "wsm-milp"), (Fifo(), Full(patience=1.0), *_IN_TURN)),
     "igniter": (Fifo(), Full(patience=1.0), SmoothWeighted(), *_IN_TURN[1:]),
-    **dict.fromkeys(("asyfunc", "asyfunc-nolls", "batch-plus", "last-value"), (*_ADAPTIVE, Last(window_ns=s(10)))),
+    **dict.fromkeys(("asyfunc", "asyfunc-nolls", "headstart", "batch-plus", "last-value"), (*_ADAPTIVE, Last(window_ns=s(10)))),
     **dict.fromkeys(("asyfunc-noadapt", "asyfunc-none", "batch"), _FIXED_BATCHES),
     "on-demand": (*_ADAPTIVE, Last(window_ns=s(1))),
     "k-last-value": (*_ADAPTIVE, Times(factor=1.5, window_ns=s(10))),
@@ -174,8 +175,9 @@ PROVISION = {
     "gpu-faas": Flashpoint(locality=True, multicast=False, cache="loaded", source="store", join=False),
     "atoll": Flashpoint(locality=True, multicast=False, cache="files", source="store", join=False),
     "baseline": Flashpoint(locality=False, multicast=False),
+    "headstart": CheapestStart(partition=True),
 }
-"""Section 5.1 of Flashpoint's specification; all others leave starts to the place policy."""
+"""Section 5.1 of Flashpoint's specification, and ours; all others leave starts to the place policy."""
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
