@@ -18,8 +18,17 @@ from sloop.reproduce.flashpoint.experiments import (
     wanted,
 )
 from sloop.reproduce.flashpoint.offline import QUEUES, T5, atoll_targets, benefits, offline_rows
+from sloop.reproduce.flashpoint.planner import (
+    ScalerResult,
+    planner_rows,
+    scaler_rows,
+    tuned_rows,
+    wanted_cells,
+    wanted_scalers,
+    wanted_tuned,
+)
 from sloop.reproduce.flashpoint.traces import AZURE, MAIN, requests_of
-from sloop.reproduce.harness import Progress, Reproduction, bars, run_trials, silent
+from sloop.reproduce.harness import Progress, Reproduction, Results, bars, run_trials, silent
 from sloop.reproduce.rows import with_note
 
 FIRST_SHARE, LAST_SHARE = 0.3, 0.9
@@ -36,11 +45,25 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     folder = str(data) if data is not None else ""
     share = 1.0 if quick else FIRST_SHARE
     results: Found = run_trials(
-        wanted(quick=quick), folder, processes=processes, progress=lambda done, what: progress(share * done, what)
+        [*wanted(quick=quick), *wanted_cells(quick=quick)],
+        folder,
+        processes=processes,
+        progress=lambda done, what: progress(0.9 * share * done, what),
     )
-    simulated = simulated_rows(results, quick=quick)
+    scalers: Results[ScalerResult] = run_trials(
+        wanted_scalers(quick=quick),
+        folder,
+        processes=processes,
+        progress=lambda done, what: progress(share * (0.9 + 0.1 * done), what),
+    )
+    simulated = [
+        *simulated_rows(results, quick=quick),
+        *planner_rows(results, quick=quick),
+        *scaler_rows(scalers, quick=quick),
+    ]
     if not quick:
-        simulated += grid_rows(_whole_grid(results, folder, processes, progress))
+        grid = _whole_grid(results, folder, processes, progress)
+        simulated += [*grid_rows(grid), *tuned_rows(grid)]
     assumed = [
         "six models: size, and load and send of T5, as printed; the others calibrated to the printed means",
         "layers of the public architectures, all of a model equally slow; boundaries calibrated to the printed mean",
@@ -57,7 +80,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
 def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> Grid:
     """The grid with all its cells: those at the resources of the baselines, then those with Flashpoint's latency."""
     tuned: Found = run_trials(
-        Grid(results).wanted(),
+        [*Grid(results).wanted(), *wanted_tuned(Grid(results))],
         folder,
         processes=processes,
         progress=lambda done, what: progress(FIRST_SHARE + (LAST_SHARE - FIRST_SHARE) * done, what),

@@ -42,6 +42,7 @@ LABELS: Final[dict[Technique, str]] = {
     "atoll": "Atoll as a system",
     "gillis": "Gillis's pieces",
     "serfer": "SerFer's pieces",
+    "cheapest-start": "our planner",
 }
 
 OWN_LINKS: Final = {"470042": 2.34, "1652593": 1.63, "470470": 4.16, "10800": 6.41}

@@ -38,7 +38,9 @@ from sloop.workload.trace import cut, scale
 
 ScalingName = Literal["atoll-rate", "torchserve", "openwhisk", "sagemaker"]
 SCALING: Final[tuple[ScalingName, ...]] = ("atoll-rate", "torchserve", "openwhisk", "sagemaker")
-Technique = Literal["baseline", "mp", "mc", "lc", "lc+mc", "lc+mc+mp", "gpu-faas", "atoll", "gillis", "serfer"]
+Technique = Literal[
+    "baseline", "mp", "mc", "lc", "lc+mc", "lc+mc+mp", "gpu-faas", "atoll", "gillis", "serfer", "cheapest-start"
+]
 PROVISION: Final[Mapping[Technique, Mapping[str, Any]]] = {
     "baseline": {"locality": False, "multicast": False},
     "mp": {"locality": False, "multicast": False, "partition": True},
@@ -50,6 +52,7 @@ PROVISION: Final[Mapping[Technique, Mapping[str, Any]]] = {
     "atoll": {"multicast": False, "join": False, "source": "store", "cache": "files"},
     "gillis": {"locality": False, "multicast": False, "partition": True, "cuts": "fewest"},
     "serfer": {"locality": False, "multicast": False, "partition": True, "cuts": "filled"},
+    "cheapest-start": {"name": "cheapest_start", "partition": True},
 }
 """What each system of section 5.1 switches off of Flashpoint's provision policy, and how the partition planners cut."""
 KNOBS: Final[Mapping[ScalingName, tuple[str, float, int]]] = {
@@ -209,6 +212,8 @@ def policies_of(trial: FlashpointTrial, knob: float) -> Policies:
     }
     if trial.pieces_max:
         declared["provision"]["pieces_max"] = trial.pieces_max
+    if trial.technique == "cheapest-start":
+        declared["provision"] |= {"store": trial.store, "store_mbps": trial.store_mbps}
     return build_system(trial.policy, declared).policies
 
 
