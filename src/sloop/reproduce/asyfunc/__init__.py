@@ -22,6 +22,7 @@ from sloop.reproduce.asyfunc.experiments import (
     wanted,
 )
 from sloop.reproduce.asyfunc.offline import BODIES, RATES, body_of, candidates_of, left_after, offline_rows
+from sloop.reproduce.asyfunc.planner import planner_rows, wanted_planner
 from sloop.reproduce.asyfunc.runs import LEAD_S, MODELS, VIT, AsyFuncTrial, rates_of
 from sloop.reproduce.harness import Progress, Reproduction, bars, by_second, run_trials, silent
 
@@ -30,7 +31,8 @@ PAPER: Final = "AsyFunc, submission to SoCC'23"
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
     """All rows; `quick` simulates two models with one seed. `data` is not used: the recorded trace is not public."""
-    results: Found = run_trials(wanted(quick=quick), processes=processes, progress=progress)
+    trials = [*wanted(quick=quick), *wanted_planner(quick=quick)]
+    results: Found = run_trials(trials, processes=processes, progress=progress)
     models = QUICK_MODELS if quick else (*MODELS, VIT)
     figures = (
         offloading_figure(),
@@ -47,7 +49,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         "K, what a copy of a model is worth in cores: not published; rows are of 128 and of its multiply-adds in 10⁹",
         "service times: without noise, as in the publication's emulation",
     )
-    rows = (*offline_rows(quick=quick), *simulated_rows(results, quick=quick))
+    rows = (*offline_rows(quick=quick), *simulated_rows(results, quick=quick), *planner_rows(results, quick=quick))
     return Reproduction("asyfunc", PAPER, rows, figures, assumed)
 
 
