@@ -11,7 +11,7 @@ from sloop.actions import End
 from sloop.options import written
 from sloop.profile.published import FLASHPOINT_MODELS, H2H_MBPS
 from sloop.reproduce import data_folder, reproduce
-from sloop.reproduce.flashpoint import offline, published
+from sloop.reproduce.flashpoint import offline, planner, published
 from sloop.reproduce.flashpoint.experiments import (
     BASE,
     COLD_S,
@@ -21,6 +21,16 @@ from sloop.reproduce.flashpoint.experiments import (
     grid_rows,
     simulated_rows,
     wanted,
+)
+from sloop.reproduce.flashpoint.planner import (
+    ScalerResult,
+    ScalerTrial,
+    planner_rows,
+    scaler_rows,
+    tuned_rows,
+    wanted_cells,
+    wanted_scalers,
+    wanted_tuned,
 )
 from sloop.reproduce.flashpoint.runs import (
     KNOBS,
@@ -206,6 +216,7 @@ def test_plain_transfers_share_the_source_and_a_chain_does_not() -> None:
 
 
 SPEED = {
+    "cheapest-start": 18.0,
     "baseline": 1.0,
     "mp": 2.5,
     "mc": 3.0,
@@ -237,9 +248,16 @@ def made_up(trial: FlashpointTrial) -> FlashpointResult:
     )
 
 
+def made_up_scaler(trial: ScalerTrial) -> ScalerResult:
+    """Twice as many late requests and a cold start ten times as long without a mechanism."""
+    without = trial.mechanism == "baseline"
+    return ScalerResult(violations=4.0 if without else 2.0, cores=5.0, cold_s=20.0 if without else 2.0, started=7)
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FlashpointTrial, "play", made_up)
+    monkeypatch.setattr(ScalerTrial, "play", made_up_scaler)
     seen: list[float] = []
     found = reproduce(
         "flashpoint", quick=quick, data=tmp_path, processes=1, progress=lambda share, _: seen.append(share)
@@ -248,7 +266,7 @@ def test_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest.Monkey
     assert seen[-1] == pytest.approx(1.0)
     assert [figure.name for figure in found.figures] == ["targets", "plans", "techniques"]
     experiments = {row.experiment for row in found.rows}
-    assert {"E5 pieces", "E6 plans", "check 15", "check 27"} <= experiments
+    assert {"E5 pieces", "E6 plans", "check 15", "check 27", "our planner", "published scalers"} <= experiments
     assert (
         {"E3 autoscalers", "E14 techniques", "E17 headline", "E18 models", "E19 resources"} <= experiments
     ) is not quick
@@ -260,11 +278,15 @@ def test_from_end_to_end(quick: bool, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="module")
 def simulated() -> dict[tuple[str, str], Row]:
-    played = {structs.replace(trial, seed=seed) for trial, seeds in wanted(quick=False) for seed in range(seeds)}
+    trials = [*wanted(quick=False), *wanted_cells(quick=False)]
+    played = {structs.replace(trial, seed=seed) for trial, seeds in trials for seed in range(seeds)}
     results: Found = Results({trial: made_up(trial) for trial in played})
-    tuned: Found = Results({trial: made_up(trial) for trial, _ in Grid(results).wanted()})
+    more = [*Grid(results).wanted(), *wanted_tuned(Grid(results))]
+    tuned: Found = Results({trial: made_up(trial) for trial, _ in more})
     matched: Found = Results({trial: made_up(trial) for trial, _ in Grid(results, tuned).wanted_matches()})
-    found = [*simulated_rows(results, quick=False), *grid_rows(Grid(results, tuned, matched))]
+    grid = Grid(results, tuned, matched)
+    found = [*simulated_rows(results, quick=False), *grid_rows(grid)]
+    found += [*planner_rows(results, quick=False), *tuned_rows(grid)]
     return {(row.experiment, row.metric): row for row in found}
 
 
@@ -296,6 +318,45 @@ def test_rows_of_the_grid(simulated: dict[tuple[str, str], Row]) -> None:
     more = simulated["E19 resources", "more replicas for Flashpoint's latency of T5, the baseline"]
     assert more.ours == pytest.approx(100)
     assert "0 of 4 reach it" in more.note
+
+
+def test_our_planner_is_compared_with_the_best_single_technique(simulated: dict[tuple[str, str], Row]) -> None:
+    row = simulated["our planner", "mean latency, window 470470, ours - locality"]
+    assert row.ours == pytest.approx(4 / 18 - 4 / 15)
+    assert row.verdict == "shape"
+    assert "all techniques" in row.note
+    assert ("our planner", "mean latency, torchserve, azure, equal resources, ours - locality") in simulated
+
+
+def test_cells_where_ours_falls_below_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPEED, "cheapest-start", 10.0)
+    trials = wanted_cells(quick=False)
+    played = {structs.replace(trial, seed=seed) for trial, seeds in trials for seed in range(seeds)}
+    results: Found = Results({trial: made_up(trial) for trial in played})
+    assert {row.verdict for row in planner_rows(results, quick=False)} == {"off"}
+
+
+def test_rows_of_published_scalers() -> None:
+    trials = {structs.replace(trial, seed=seed) for trial, n in wanted_scalers(quick=False) for seed in range(n)}
+    rows = scaler_rows(Results({trial: made_up_scaler(trial) for trial in trials}), quick=False)
+    found = {row.metric: row for row in rows}
+    assert len(found) == 3 * 2 * 3
+    assert found["cold start, fa2, with flashpoint - without"].ours == pytest.approx(-18.0)
+    assert found["requests in time, biscale, with flashpoint - without"].ours == pytest.approx(2.0)
+    assert {row.verdict for row in rows} == {"shape"}
+    later = {trial: structs.replace(made_up_scaler(trial), violations=9.0, cold_s=30.0) for trial in trials}
+    worse = {trial: later[trial] if trial.mechanism == "flashpoint" else made_up_scaler(trial) for trial in trials}
+    verdicts = {row.metric: row.verdict for row in scaler_rows(Results(worse), quick=False)}
+    assert verdicts["cold start, fa2, with flashpoint - without"] == "off"
+    assert verdicts["requests in time, fa2, with flashpoint - without"] == "off"
+
+
+def test_a_user_declares_scaler_and_mechanism_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds of the scene: FA2's first replicas start from the store, with one download or one each."""
+    monkeypatch.setattr(planner, "SCENE_S", 25)
+    found = {how: ScalerTrial(system="fa2", mechanism=how).play() for how in ("baseline", "flashpoint")}
+    assert found["flashpoint"].cold_s < found["baseline"].cold_s
+    assert found["flashpoint"].started >= 1
 
 
 def test_rows_of_single_runs(simulated: dict[tuple[str, str], Row]) -> None:

@@ -77,9 +77,7 @@ def test_a_small_model_is_cut_as_is_best(costs: PieceCosts, whole_s: list[float]
 
 
 @given(models(), st.integers(1, 4), st.integers(1, 12))
-def test_the_quick_search_is_as_good_where_all_starts_are_equal(
-    costs: PieceCosts, devices: int, requests: int
-) -> None:
+def test_the_quick_search_is_as_good_where_all_starts_are_equal(costs: PieceCosts, devices: int, requests: int) -> None:
     """With more plans than are compared one by one, each number of devices gets its best plan (section 2.4)."""
     whole_s = [DOWNLOADS.cold_s(1.0, 1, devices)] * devices
     fronts = plan_fronts(costs)

@@ -182,6 +182,49 @@ def test_a_shadow_that_loads_counts_as_chosen_so_that_no_other_is_started() -> N
     assert [group.spec.shadow is not None for group in second].count(True) == 1
 
 
+# Bursts met by what is cheapest (ours)
+
+
+def cheapest(**options: object) -> AsyFunc:
+    return policy(counts_shadows=False, bursts="cheapest", **options)
+
+
+def test_the_cheapest_shadow_has_no_more_cores_than_it_needs() -> None:
+    """A body of 2 cores carries 20.2 rps; with 4 cores a shadow adds 13.09 or 26.66."""
+    (group,) = groups_of(cheapest().plan(0, view([body(0, 2)], 12, 22)))
+    assert group.spec.shadow is not None
+    assert group.spec.shadow.cores < 4, "not all that are left"
+    (group,) = groups_of(cheapest().plan(0, view([body(0, 2)], 12, 20)))
+    assert group.spec.shadow is None
+
+
+def test_a_body_is_started_where_no_shadow_has_room_or_memory_is_worth_little() -> None:
+    crowded = cheapest(shadows_per_node=0).plan(0, view([body(0, 2)], 12, 40))
+    assert sum(group.count for group in groups_of(crowded)) > 1
+    assert all(group.spec.shadow is None for group in groups_of(crowded))
+    worthless = cheapest(model_weight=1e-6).plan(0, view([body(0, 2)], 12, 400, cores=64.0))
+    assert sum(group.count for group in groups_of(worthless)) > 1
+    assert policy().plan(0, view([body(0, 2)], 12, 400, cores=64.0)).stages[0].groups[0].count == 1  # type: ignore[union-attr]
+
+
+def test_bodies_that_start_count_so_that_no_others_are_started() -> None:
+    own = cheapest(shadows_per_node=0)
+    first = groups_of(own.plan(0, view([body(0, 2)], 12, 30, cores=64.0)))
+    count = sum(group.count for group in first)
+    assert count > 1
+    (fresh,) = {group.spec.cores for group in first if not group.spec.node}
+    starting = [body(at, fresh, life=Life.STARTING) for at in range(1, count)]
+    again = groups_of(own.plan(PERIOD_NS, view([body(0, 2), *starting], 12, 30, cores=64.0)))
+    assert sum(group.count for group in again) == count
+
+
+def test_each_shadow_ends_as_soon_as_the_others_carry_the_rate() -> None:
+    pairs = [body(at, 2, f"n{at}", Shadow(4.0, (0, 1))) for at in range(2)]
+    kept = {burst: cheapest().plan(0, view(pairs, 24, burst, nodes=2)) for burst in (80, 50, 30)}
+    shadows = {burst: sum(g.count for g in groups_of(plan) if g.spec.shadow) for burst, plan in kept.items()}
+    assert shadows == {80: 2, 50: 1, 30: 0}
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from((1, 2, 3, 4)), st.booleans(), st.booleans()), max_size=4),
