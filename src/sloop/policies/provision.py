@@ -593,15 +593,15 @@ class CheapestStart:
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         copy = self._copy(given)
         chosen = self._chosen(now_ns, given, copy)
-        levels: dict[_StartWay, list[_ChosenStart]] = {}
+        levels: dict[_StartSource, list[_ChosenStart]] = {}
         for each in chosen:
-            if each.way.joins is None:
-                levels.setdefault(each.way, []).append(each)
-        groups = [group for way, own in levels.items() for group in self._groups(given, copy, way, own)]
+            if each.origin.joins is None:
+                levels.setdefault(each.origin, []).append(each)
+        groups = [group for origin, own in levels.items() for group in self._groups(given, copy, origin, own)]
         left = Counter(index for group in groups for index in group.sites)
         making = _Transfers(given, _sources(given) if copy.sources else {})
         names = {each.site: each.node for each in chosen}
-        ready = {each.node for each in chosen if not each.way.is_copied}
+        ready = {each.node for each in chosen if not each.origin.is_copied}
         starts = ALL_TECHNIQUES._starts_of_parts(making, groups, names, ready)
         whole: list[_ChosenStart] = []
         for each in chosen:
@@ -609,12 +609,12 @@ class CheapestStart:
                 left[each.site] -= 1
             else:
                 whole.append(each)
-        receivers = list(dict.fromkeys(each.node for each in whole if each.way.is_copied))
+        receivers = list(dict.fromkeys(each.node for each in whole if each.origin.is_copied))
         making.sources = dict(copy.sources)
         chains = making.add(ALL_TECHNIQUES._routes(making, receivers))
         for each in whole:
-            chain = chains.of(each.node, again=True) if each.way.is_copied else None
-            starts.append(ReplicaStart(each.site, chain, each.way.joins))
+            chain = chains.of(each.node, again=True) if each.origin.is_copied else None
+            starts.append(ReplicaStart(each.site, chain, each.origin.joins))
         pipelines = tuple(group.bounds for group in groups)
         why = _why(given, starts, making.chains, pipelines)
         if whole:
@@ -645,19 +645,19 @@ class CheapestStart:
         """The starts that serve soonest, in this order. Of equal ones those on the nodes with the most room, but of
         those that need a new copy one on each node, then a second one."""
         room, found = _SiteRoom(given), {each.node: each for each in given.weights}
-        ways = {name: self._way(now_ns, given, found.get(name), copy) for name in room.sites}
+        origins = {name: self._source_for(now_ns, given, found.get(name), copy) for name in room.sites}
         if self.packs_first and given.is_first:
             return [
-                _ChosenStart(index, name, ways[name], ways[name].ready_s)
+                _ChosenStart(index, name, origins[name], origins[name].ready_s)
                 for index in packed(given)
                 for name in [_name(given.sites[index])]
             ]
         ranks = {name: place for place, name in enumerate(fresh_in_turn(given, room.sites))}
 
         def key(name: str, taken: int) -> tuple[float, bool, int, int, str]:
-            way = ways[name]
-            ready_s = way.ready_s + (given.costs.process_s if taken >= self.spare_workers else 0.0)
-            if way.is_copied:
+            origin = origins[name]
+            ready_s = origin.ready_s + (given.costs.process_s if taken >= self.spare_workers else 0.0)
+            if origin.is_copied:
                 return ready_s, True, taken, ranks[name], name
             return ready_s, False, -len(room.sites[name]), ranks[name], name
 
@@ -669,36 +669,38 @@ class CheapestStart:
             ready_s, *_, name = heappop(heap)
             index = room.take(name)
             if index is not None:
-                chosen.append(_ChosenStart(index, name, ways[name], ready_s))
+                chosen.append(_ChosenStart(index, name, origins[name], ready_s))
                 taken[name] += 1
                 heappush(heap, key(name, taken[name]))
         return chosen
 
-    def _way(self, now_ns: int, given: ProvisionInput, there: WeightsView | None, copy: "_WeightCopy") -> "_StartWay":
+    def _source_for(
+        self, now_ns: int, given: ProvisionInput, there: WeightsView | None, copy: "_WeightCopy"
+    ) -> "_StartSource":
         """How a start on a node gets its weights, and how long it takes where a spare worker waits."""
         costs = given.costs
         local_s = costs.load_s + costs.send_s + costs.first_batch_s
         if there is not None and there.is_loaded and self.cache == "loaded":
-            return _StartWay(costs.send_s + costs.first_batch_s)
+            return _StartSource(costs.send_s + costs.first_batch_s)
         if there is not None and there.has_files:
-            return _StartWay(local_s)
+            return _StartSource(local_s)
         if there is not None and there.arriving is not None:
             left_s = max(0.0, copy.alone_s - to_s(now_ns - there.arriving_since_ns))
-            return _StartWay(left_s + local_s, joins=there.arriving)
-        return _StartWay(copy.seconds + local_s, is_copied=True)
+            return _StartSource(left_s + local_s, joins=there.arriving)
+        return _StartSource(copy.seconds + local_s, is_copied=True)
 
     def _groups(
-        self, given: ProvisionInput, copy: "_WeightCopy", way: "_StartWay", starts: "Sequence[_ChosenStart]"
+        self, given: ProvisionInput, copy: "_WeightCopy", origin: "_StartSource", starts: "Sequence[_ChosenStart]"
     ) -> "list[_Group]":
         """The pipelines of starts that get their weights in the same way, which answer their share of the requests."""
         is_awaited = given.waiting > 0 or not given.is_first
         if not self.partition or not is_awaited or len(starts) < 2 or given.belief.layer_count < 2:
             return []
-        costs, copies = _piece_costs(given, self.link_mbps), way.is_copied
+        costs, copies = _piece_costs(given, self.link_mbps), origin.is_copied
         has_own_links = not copy.sources and self.store == "per_node"
         downloads = PieceDownloads(
             process_s=0.0 if self.spare_workers else given.costs.process_s,
-            local_s=way.ready_s - copy.seconds if copies else way.ready_s,
+            local_s=origin.ready_s - copy.seconds if copies else origin.ready_s,
             download_s=given.costs.weights.size_bytes * 8 / (self.link_mbps * 1e6) if copies else 0.0,
             send_s=copy.seconds if copies else 0.0,
             senders=len(starts) if has_own_links else max(1, len(_sources(given)) if copy.sources else 1),
@@ -734,7 +736,7 @@ class _WeightCopy(NamedTuple):
     """The nodes that send it, equally fast, with their racks; empty: the store."""
 
 
-class _StartWay(NamedTuple):
+class _StartSource(NamedTuple):
     """How a start on a node gets its weights."""
 
     ready_s: float
@@ -750,7 +752,7 @@ class _ChosenStart(NamedTuple):
 
     site: int
     node: str
-    way: _StartWay
+    origin: _StartSource
     ready_s: float
 
 

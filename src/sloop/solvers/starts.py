@@ -84,7 +84,7 @@ def choose_parts(
     the last starts. Of equally good choices the one with the fewest parts stays.
     """
     best = PartsChoice(0, (), mean_answer_s(_whole(whole_s, exec_s), requests))
-    for plan, pipelines in _ways(fronts, len(whole_s), downloads, requests, pieces_max):
+    for plan, pipelines in _candidates(fronts, len(whole_s), downloads, requests, pieces_max):
         ready_s = downloads.cold_s(plan.cold_s, plan.pieces, pipelines * plan.pieces)
         step_s = max(plan.slowest_s, plan.request_s / plan.pieces)
         started = ServerGroup(pipelines, ready_s + plan.request_s, step_s)
@@ -99,7 +99,7 @@ def _whole(ready_s: Sequence[float], exec_s: float) -> list[ServerGroup]:
     return [ServerGroup(count, at_s + exec_s, exec_s) for at_s, count in Counter(ready_s).items()]
 
 
-def _ways(
+def _candidates(
     fronts: Sequence[Sequence[PiecePlan]], devices: int, downloads: PieceDownloads, requests: int, pieces_max: int
 ) -> Iterator[tuple[PiecePlan, int]]:
     """Plans of at least two pieces, each with a number of pipelines that fit; fewer pieces first."""
