@@ -186,7 +186,7 @@ def test_a_policy_sees_the_stage_and_what_is_under_way() -> None:
         ("n0", True, None),
         ("n1", False, 0),
     ]
-    assert seen.sends == {"n0": 1}, "as a link of the chain"
+    assert seen.sends == {STORE: 1, "n0": 1}, "the node as a link of the chain"
     assert (seen.arrivals_rps, seen.waiting) == (3.0, 5)
     assert round(seen.served_rps) == round(4000 / 14)
 
