@@ -557,7 +557,7 @@ class CheapestStart:
     that get their weights in the same way are made as parts of one model where requests that wait are then predicted to
     be answered sooner in the mean (`sloop.solvers.starts`).
 
-    Shadows are the scaling policy's choice (`asyfunc` with `bursts: soonest`). Fails where the bandwidths are not as
+    Shadows are the scaling policy's choice (`asyfunc` with `bursts: cheapest`). Fails where the bandwidths are not as
     believed, and where accelerators of one node disturb each other: it fills nodes that have the model.
     """
 
@@ -565,7 +565,7 @@ class CheapestStart:
     cache: Literal["files", "loaded"] = "loaded"
     """What nodes keep of weights that no replica uses: their `files`, or also the process that has `loaded` them."""
     partition: bool = False
-    """Whether starts may be parts of one model, if its layers were measured. In the simulator only."""
+    """Whether starts may be parts of one model, if its layers were measured. Not in a server with agents."""
     pieces_max: int = 0
     """The most parts of one model; 0: as many as it has layers."""
     spare_workers: int = 1
