@@ -456,7 +456,7 @@ def test_a_batch_of_a_server_that_has_died_is_abandoned_and_its_worker_ready_whe
 def test_a_worker_whose_abandoned_batch_does_not_end_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ABANDON_S_MAX", 0.5)
+    monkeypatch.setattr(module, "ABANDON_S_MAX", 3.0)
     endless = {("stage", "echo"): Servable("fake:sleep:60000:0", BYTES)}
 
     async def scene() -> None:

@@ -252,12 +252,12 @@ class AsyFunc:
                 total_rps, ended = total_rps - gain_rps, ended + 1
         while not at_least(total_rps := sum(body.capacity_rps for body in bodies), wanted_rps):
             need_rps, room = wanted_rps - total_rps, dict(free)
-            cores_of = {id(body): self._shadow_room(body, bodies, free) for body in bodies if body.is_ready}
+            rooms = [(body, self._shadow_room(body, bodies, free)) for body in bodies if body.is_ready]
             found = [
                 (model.worth_of(chosen, body, need_rps), body, chosen)
-                for body in bodies
+                for body, shadow_room in rooms
                 for cores in SHADOW_CORES
-                if cores <= min(cores_of.get(id(body), 0.0), self.cores_max)
+                if cores <= min(shadow_room, self.cores_max)
                 and (chosen := model.shadow_for(body.cores, float(cores), need_rps)) is not None
             ]
             best = max(found, key=lambda each: each[0], default=None)
