@@ -1,6 +1,7 @@
 """A client that sends bytes as they are, and reads every answer until the server closes."""
 
 import json
+import re
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ def answers_to(
     """All answers to `sent`, sent in pieces of `cut` bytes, 0 for as a whole. With `ends`, the client then ends
     its side. The list is empty if the server closed without one."""
     found: list[Answer] = []
+    asked = len(re.findall(rb" HTTP/1\.\d\r?\n", sent))
     with socket.create_connection((gateway.host, gateway.port), timeout=timeout_s) as wire:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with suppress(ConnectionResetError, BrokenPipeError):
@@ -56,7 +58,7 @@ def answers_to(
         with suppress(ConnectionResetError, TimeoutError):
             while received.peek(1):
                 found.append(one_answer(received))
-                if not ends and "connection" not in found[-1].headers and len(found) >= sent.count(b" HTTP/1."):
+                if not ends and "connection" not in found[-1].headers and len(found) >= asked:
                     wire.shutdown(socket.SHUT_WR)
                     ends = True
     return found
