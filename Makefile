@@ -28,9 +28,10 @@ gpu-check: $(READY) ## replicas and profiles on an NVIDIA GPU, with tables; with
 
 PURE := tests/app tests/core tests/policies tests/runlog tests/solvers tests/systems tests/workload
 
+# test_snapshot plays whole simulations, which take minutes when they are traced and reach no other branches.
 coverage: $(READY) ## branches of the floors without I/O that their own tests reach; fails below the limit
 	rm -rf out/coverage && mkdir -p out/coverage && $(BIN)/coverage run -m pytest -p no:cacheprovider -n 2 --dist worksteal \
-		--hypothesis-profile=few $(PURE)
+		--hypothesis-profile=few --ignore=tests/systems/test_snapshot.py $(PURE)
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report --skip-covered
 
 demo: $(READY) ## about two minutes: a real model under a bursty trace, live and simulated, one HTML report
