@@ -62,6 +62,17 @@ def serving(**options: object) -> Scene:
     return scene
 
 
+def serving_beside_a_whole() -> Scene:
+    """The same, and a third replica with the whole model."""
+    third = Provisioning((ReplicaStart(2, chain=0),), (WeightChain(STORE, ("n2",)),))
+    scene = serving()
+    scene.application.parts.policies.provision.answers.insert(0, third)  # type: ignore[attr-defined]
+    scene.script.target = plan_of(3)
+    scene.act(1_000, Woke())
+    scene.act(1_001, Transferred(TransferId(4), "n2"), ReplicaReady(R2))
+    return scene
+
+
 def of(kind: type, actions: object) -> list[object]:
     return [each for each in actions if isinstance(each, kind)]  # type: ignore[attr-defined]
 
@@ -199,24 +210,14 @@ def test_parts_stop_together_when_none_runs_a_batch() -> None:
 
 
 def test_whole_pipelines_stop_first_and_never_a_part_alone() -> None:
-    third = Provisioning((ReplicaStart(2, chain=0),), (WeightChain(STORE, ("n2",)),))
-    scene = serving()
-    scene.application.parts.policies.provision.answers.insert(0, third)  # type: ignore[attr-defined]
-    scene.script.target = plan_of(3)
-    scene.act(1_000, Woke())
-    scene.act(1_001, Transferred(TransferId(4), "n2"), ReplicaReady(R2))
+    scene = serving_beside_a_whole()
     scene.script.target = plan_of(1)
     actions = scene.act(2_000, Woke())
     assert [each.replica for each in of(StopReplica, actions)] == [R0, R1]  # type: ignore[attr-defined]
 
 
 def test_a_plan_for_fewer_than_a_pipeline_has_stops_others() -> None:
-    third = Provisioning((ReplicaStart(2, chain=0),), (WeightChain(STORE, ("n2",)),))
-    scene = serving()
-    scene.application.parts.policies.provision.answers.insert(0, third)  # type: ignore[attr-defined]
-    scene.script.target = plan_of(3)
-    scene.act(1_000, Woke())
-    scene.act(1_001, Transferred(TransferId(4), "n2"), ReplicaReady(R2))
+    scene = serving_beside_a_whole()
     scene.script.target = plan_of(2)
     assert [each.replica for each in of(StopReplica, scene.act(2_000, Woke()))] == [R2]  # type: ignore[attr-defined]
     scene.script.target = plan_of(1)

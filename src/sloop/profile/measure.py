@@ -404,6 +404,37 @@ def measure_on(
 
     The process ends when the iterator is closed. MachineError if it dies, or sends nothing for `silence_s`.
     """
+    begin_ns = perf_counter_ns()
+    with timed_process(silence_s, on) as (process, errors, sock, shared):
+        try:
+            if next_line(process, silence_s) != READY:
+                raise process_died(process, errors, "before it began")
+            process_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
+            pauses = PAUSES if order.cores.is_integer() else (0.0,)
+            budget_ns = round(seconds * NS_PER_S)
+            timing = Timing(sock, shared, load, budget_ns=budget_ns, runs_min=runs_min, pauses=pauses)
+            for found in _results(process, order, timing, limit, enough):
+                yield structs.replace(found, process_ms=process_ms) if isinstance(found, LoadReport) else found
+        except TimeoutError as error:
+            what = f"{order.model}: loading it, or one pass, has taken more than {silence_s:g} s"
+            raise MachineError(f"{what} on {order.cores:g} cores", help="measure smaller batches or inputs") from error
+        except OSError as error:  # sockets and pipes close when the process dies
+            raise process_died(process, errors, f"on {order.cores:g} cores") from error
+
+
+class TimedProcess(NamedTuple):
+    """A process whose passes are timed, before its order: its standard error, and our end of what carries tensors."""
+
+    process: "subprocess.Popen[bytes]"
+    errors: IO[bytes]
+    sock: socket.socket
+    shared: SharedMemory | None
+
+
+@contextlib.contextmanager
+def timed_process(silence_s: float = SILENCE_S, on: GpuPlace | None = None) -> Iterator[TimedProcess]:
+    """Start a process of `sloop.profile.timed_process`, with a GPU if there is one. It is killed with the context; its
+    socket waits for `silence_s`."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
@@ -411,7 +442,6 @@ def measure_on(
     fds = (theirs.fileno(), *([shared.fd] if shared else []))
     command = [sys.executable, "-m", "sloop.profile.timed_process", str(fds[0]), str(shared.fd if shared else -1)]
     pipe = subprocess.PIPE
-    begin_ns = perf_counter_ns()
     with (
         contextlib.closing(shared) if shared else contextlib.nullcontext(),
         ours,
@@ -423,19 +453,7 @@ def measure_on(
         theirs.close()
         ours.settimeout(silence_s)
         try:
-            if next_line(process, silence_s) != READY:
-                raise process_died(process, errors, "before it began")
-            process_ms = (perf_counter_ns() - begin_ns) / NS_PER_MS
-            pauses = PAUSES if order.cores.is_integer() else (0.0,)
-            budget_ns = round(seconds * NS_PER_S)
-            timing = Timing(ours, shared, load, budget_ns=budget_ns, runs_min=runs_min, pauses=pauses)
-            for found in _results(process, order, timing, limit, enough):
-                yield structs.replace(found, process_ms=process_ms) if isinstance(found, LoadReport) else found
-        except TimeoutError as error:
-            what = f"{order.model}: loading it, or one pass, has taken more than {silence_s:g} s"
-            raise MachineError(f"{what} on {order.cores:g} cores", help="measure smaller batches or inputs") from error
-        except OSError as error:  # sockets and pipes close when the process dies
-            raise process_died(process, errors, f"on {order.cores:g} cores") from error
+            yield TimedProcess(process, errors, ours, shared)
         finally:
             process.kill()
 

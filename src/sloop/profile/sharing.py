@@ -20,8 +20,6 @@ import platform
 import selectors
 import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -38,7 +36,7 @@ from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
 from sloop.profile.examine import RefusedModel
 from sloop.profile.fit import SHARING_FORMS, SharingForm, SlowdownFit, fit_sharing
-from sloop.profile.measure import PASSES, SILENCE_S, SOCKET_BYTES, environment, next_line, order_of, process_died
+from sloop.profile.measure import PASSES, SILENCE_S, next_line, order_of, process_died, timed_process
 from sloop.profile.timed_process import (
     LAST,
     READY,
@@ -238,23 +236,7 @@ class RunningWorker:
 @contextlib.contextmanager
 def running(model: Contender, threads: int, on: GpuPlace | None = None) -> Iterator[RunningWorker]:
     """A worker that has loaded its model and run once, with as many threads. It ends with the context."""
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-    shared = SharedMemory.make()
-    fds = (theirs.fileno(), *([shared.fd] if shared else []))
-    command = [sys.executable, "-m", "sloop.profile.timed_process", str(fds[0]), str(shared.fd if shared else -1)]
-    pipe = subprocess.PIPE
-    with (
-        contextlib.closing(shared) if shared else contextlib.nullcontext(),
-        ours,
-        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block a model that prints
-        subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, env=environment(on), pass_fds=fds
-        ) as process,
-    ):
-        theirs.close()
-        ours.settimeout(SILENCE_S)
+    with timed_process(SILENCE_S, on) as (process, errors, sock, shared):
         try:
             if next_line(process, SILENCE_S) != READY:
                 raise process_died(process, errors, "before it began")
@@ -262,11 +244,9 @@ def running(model: Contender, threads: int, on: GpuPlace | None = None) -> Itera
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(order) + b"\n")
             ready = _expect(process, BatchReady, str(model.file))
-            yield RunningWorker(process, errors, ours, shared, ready)
+            yield RunningWorker(process, errors, sock, shared, ready)
         except OSError as error:  # sockets and pipes close when the process dies
             raise process_died(process, errors, f"on {threads} cores") from error
-        finally:
-            process.kill()
 
 
 def _expect(process: "subprocess.Popen[bytes]", kind: type[Kind], model: str) -> Kind:
