@@ -4,6 +4,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 FLAGS ?=
 
+# Tests start hundreds of Python processes: each starts sooner if compiled modules are kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help test test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
 

@@ -3,9 +3,14 @@
 
 A model with more weights than it needs starts on four nodes, from a store on a host of its own, while an excerpt of the
 Twitter trace arrives, compressed in time and thinned. All systems scale alike (`atoll-rate`), so only the way of the
-weights differs. Starts are counted from the first request on. The links, the trace and the model are simulated too,
-twice: as the profile says, and with what the live run shows that no profile can know on a machine that all hosts share:
-the durations of batches, and the mean time of a start from the arrival of its weights to readiness.
+weights differs. Starts are counted from the first request on. Each agent has a worker ahead, as agents of deployments
+do: all hosts share the cores of one machine, and what Python and its libraries take of them would be most of a start,
+and delay those of other hosts.
+
+The links, the trace and the model are simulated too, twice. As the profile says, the trace begins at several phases of
+the planning period, because nobody can foresee at which one it will. With what was measured, it begins at the phase of
+the live run, and two things are taken from that run that no profile can know on a machine that all hosts share: the
+durations of batches, and the mean time of a start from the arrival of its weights to readiness.
 """
 
 import hashlib
@@ -13,7 +18,7 @@ import json
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
@@ -26,22 +31,23 @@ from benchmarks.models import padded, small
 from benchmarks.notebook import say, table
 from sloop.actions import StartReplica
 from sloop.app.load import load_scenario
-from sloop.demo.live import count_run
+from sloop.demo.live import count_run, schedule_start_ns
 from sloop.demo.run import dump_yaml
 from sloop.errors import InputError
 from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady
-from sloop.profile.profile import path_beside
+from sloop.profile.profile import load_profile, path_beside
 from sloop.report.plots import Figure, Panel, Series
 from sloop.reproduce import data_folder
 from sloop.reproduce.twitter import FILE
 from sloop.runlog import read_log
+from sloop.serve.backends.local import SPARES_AFTER_S
 from sloop.sim.scenarios import run_scenario
 from sloop.sim.truth.recorded import NOT_RECORDED
-from sloop.sim.world import recorded_in
-from sloop.units import NS_PER_S
+from sloop.sim.world import World, recorded_in
+from sloop.units import NS_PER_S, s
 from sloop.vocabulary import ReplicaId, Request
 from tests.hosts import Host, Hosts
-from tests.serve.fleet import Fleet
+from tests.serve.fleet import Fleet, until
 
 NODES: Final = 4
 PER_NODE: Final = 2
@@ -67,18 +73,27 @@ SCALING: Final[Mapping[str, object]] = {
     "period_ms": 3000.0,
 }
 """The window of `atoll-rate` is shorter like the trace, its period less, so that some replicas start together."""
+LEADS_S: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
+"""Of what is foreseen: how long after a plan the trace begins."""
+SETTLED_S: Final = 9.0
+"""How long the server has run at least, a multiple of the period and longer than the window."""
+SPARES: Final = 1
+"""Of each agent."""
 FILES: Final[Mapping[str, object]] = {"cache": "files"}
 SYSTEMS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "baseline": ("baseline", {}),
-    "atoll": ("atoll", {}),
     "locality": ("flashpoint", {**FILES, "multicast": False}),
     "locality + chain": ("flashpoint", FILES),
 }
 """By what the tables call it, the system and what its `provision` policy has of its own."""
 ORDERED: Final = ("baseline", "locality", "locality + chain")
 """The slowest first."""
-SIMULATED: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {"gpu-faas": ("gpu-faas", {})}
-"""Systems for which no server can share loaded weights."""
+SIMULATED: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
+    "gpu-faas": ("gpu-faas", {}),
+    "atoll": ("atoll", {}),
+}
+"""What no server does as published: it cannot share loaded weights, and it downloads what it keeps once for each node,
+whatever is ordered."""
 WITHIN: Final = 0.15
 """How far the simulator may be off."""
 FETCHING: Final = "fetching"
@@ -99,16 +114,27 @@ class ColdStart(Struct, frozen=True):
 
 
 class SystemResult(Struct, frozen=True):
-    """What one run gave."""
+    """What one run gave, or several: then the starts of all, and the means."""
 
     starts: tuple[ColdStart, ...]
     mean_ms: float
     attainment: float
+    runs: int = 1
 
     @property
     def start_s(self) -> float:
         """The mean cold start; 0 without any."""
         return mean(each.total_s for each in self.starts) if self.starts else 0.0
+
+    @classmethod
+    def of(cls, results: "Sequence[SystemResult]") -> "SystemResult":
+        """Several runs as one result."""
+        return cls(
+            tuple(start for each in results for start in each.starts),
+            mean(each.mean_ms for each in results),
+            mean(each.attainment for each in results),
+            len(results),
+        )
 
 
 def starts_in(records: Iterable[tuple[int, object]]) -> tuple[ColdStart, ...]:
@@ -152,6 +178,8 @@ class Scene(Struct, frozen=True):
     trace: dict[str, object]
     duration_s: int
     seed: int
+    process_s: float = 0.0
+    """What the start of a process takes, by the profile."""
 
     def application(self, name: str, provision: Mapping[str, object], model: Mapping[str, object]) -> dict[str, Any]:
         """The application under a system, on the nodes."""
@@ -189,14 +217,27 @@ def prepared(folder: Path, given: Namespace) -> Scene:
     trace: dict[str, object] = {**window, "compress": COMPRESS, "thin": round(thin, 5), "repeat": given.bursts}
     duration_s = given.bursts * WINDOW_S // COMPRESS
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
-    return Scene(folder, model, digest, round(DEADLINE * batch_ms), trace, duration_s, given.seed)
+    startup = load_profile(path_beside(model)).startup
+    process_s = startup.process_s if startup is not None else 0.0
+    return Scene(folder, model, digest, round(DEADLINE * batch_ms), trace, duration_s, given.seed, process_s)
 
 
 # Live
 
 
-def live(scene: Scene, label: str) -> tuple[SystemResult, Path, float]:
-    """A run under a system: its result, its log, and the payload rate of the store's link in Mbit/s, measured first."""
+class LiveRun(Struct, frozen=True):
+    """A run under a system."""
+
+    result: SystemResult
+    log: Path
+    lead_ns: int
+    """How long the server had run when the trace began."""
+    mbps: float
+    """The payload rate of the store's link, measured before the trace."""
+
+
+def live(scene: Scene, label: str) -> LiveRun:
+    """A run under a system."""
     name, provision = SYSTEMS[label]
     folder = scene.folder / label.replace(" ", "-")
     folder.mkdir()
@@ -207,15 +248,17 @@ def live(scene: Scene, label: str) -> tuple[SystemResult, Path, float]:
             store.run(argv, stdout=written, stderr=written)
         location = f"http://{store.address}:{STORE_PORT}/{scene.model.name}"
         application = scene.application(name, provision, {"model": f"{location}#sha256={scene.digest}"})
-        fleet = Fleet(list(hosts), folder, json.dumps(application), env={"SLOOP_MODELS_CACHE": "/dev/shm/models"})
+        env = {"SLOOP_MODELS_CACHE": "/dev/shm/models"}
+        fleet = Fleet(list(hosts), folder, json.dumps(application), env=env, spares=SPARES)
         try:
-            store.slow(STORE_BITS_S)
+            store.slow(STORE_BITS_S, is_fair=True)
             fleet.start_server()
             for number, node in enumerate(nodes):
-                node.slow(NODE_BITS_S)
+                node.slow(NODE_BITS_S, is_fair=True)
                 fleet.start_agent(f"local-{number}", node)
             fleet.until_ready(1)
-            rate_mbps = _payload_mbps(nodes[0], location)
+            until(lambda: fleet.metric("sloop_spare_workers") == SPARES * NODES, "spare workers")
+            mbps = _payload_mbps(nodes[0], location)
             world = folder / "world.yaml"
             dump_yaml(world, scene.world(name, provision, {}))
             load = ["load", f"http://127.0.0.1:{PORT}", "--trace", str(world), "--slo-ms", str(scene.slo_ms)]
@@ -223,8 +266,11 @@ def live(scene: Scene, label: str) -> tuple[SystemResult, Path, float]:
         finally:
             fleet.stop()
     log = folder / "state" / "log"
-    row = count_run(log, first_ns=0, duration_s=scene.duration_s).row
-    return SystemResult(starts_in(read_log(log)), row.mean_ms or 0.0, row.attainment), log, rate_mbps
+    (clients,) = World.from_scenario(replace(load_scenario(world), seed=scene.seed)).clients.values()
+    first_ns = next(clients.trace.times_ns())
+    row = count_run(log, first_ns=first_ns, duration_s=scene.duration_s).row
+    result = SystemResult(starts_in(read_log(log)), row.mean_ms or 0.0, row.attainment)
+    return LiveRun(result, log, schedule_start_ns(log, first_ns=first_ns), mbps)
 
 
 def _payload_mbps(host: Host, location: str) -> float:
@@ -242,19 +288,40 @@ print(8 * size / (time.monotonic() - began_s) / 1e6)
 
 
 def simulated(
-    scene: Scene, label: str, mbps: float, *, start_s: float | None = None, recorded: Path | None = None
+    scene: Scene,
+    label: str,
+    mbps: float,
+    *,
+    lead_ns: int = 0,
+    start_s: float | None = None,
+    recorded: Path | None = None,
 ) -> SystemResult:
-    """The same run in the simulator, whose store's link has this rate; with `start_s`, each start takes so long from
-    the arrival of its weights on, and with `recorded`, batches take what they took in a log."""
+    """The same run in the simulator, whose store's link has this rate, if the server has run for `lead_ns` when the
+    trace begins. With `start_s`, each start takes so long from the arrival of its weights on, and with `recorded`,
+    batches take what they took in a log."""
     name, provision = SYSTEMS.get(label) or SIMULATED[label]
     topology = {"store_mbps": mbps, "node_mbps": mbps * NODE_BITS_S / STORE_BITS_S}
-    cold_start = {"spare_workers": 0} | ({} if start_s is None else {"start_s": start_s})
+    cold_start: dict[str, object] = {"spare_workers": SPARES, "spare_s": SPARES_AFTER_S + scene.process_s}
+    if start_s is not None:
+        cold_start = {"spare_workers": 0, "start_s": start_s}
     world, log = scene.folder / "simulated.yaml", scene.folder / "simulated.jsonl"
     dump_yaml(world, scene.world(name, provision, {"network": {"topology": topology}, "cold_start": cold_start}))
     scenario = replace(load_scenario(world), seed=scene.seed)
     durations = recorded_in(recorded, scenario.deployment) if recorded is not None else NOT_RECORDED
-    row = run_scenario(scenario, scenario.systems[0], log=log, recorded=durations).row
+    row = run_scenario(scenario, scenario.systems[0], log=log, lead_ns=lead_ns, recorded=durations).row
     return SystemResult(starts_in(read_log(log)), row.mean_ms or 0.0, row.attainment)
+
+
+def repeated(scene: Scene, label: str, mbps: float, run: LiveRun) -> SystemResult:
+    """What the simulator makes of what was measured in a live run."""
+    starts = run.result.starts
+    start_s = mean(each.rest_s for each in starts) if starts else None
+    return simulated(scene, label, mbps, lead_ns=run.lead_ns, start_s=start_s, recorded=run.log)
+
+
+def foreseen(scene: Scene, label: str, mbps: float) -> SystemResult:
+    """What the simulator foresees, whenever the trace begins."""
+    return SystemResult.of([simulated(scene, label, mbps, lead_ns=s(SETTLED_S + lead_s)) for lead_s in LEADS_S])
 
 
 # Results
@@ -271,24 +338,19 @@ class Compared(Struct, frozen=True):
 def cold_starts(folder: Path, given: Namespace) -> tuple[str, tuple[Figure, ...]]:
     """The tables of all systems, and a figure."""
     scene = prepared(folder, given)
-    lived: dict[str, tuple[SystemResult, Path]] = {}
-    rates: list[float] = []
+    lived: dict[str, LiveRun] = {}
     for label in SYSTEMS:
-        result, log, mbps = live(scene, label)
-        say(f"{label}: {len(result.starts)} starts of {result.start_s:.3g} s, {result.mean_ms:.4g} ms")
-        lived[label] = result, log
-        rates.append(mbps)
-    mbps = median(rates)
+        lived[label] = run = live(scene, label)
+        say(f"{label}: {len(run.result.starts)} starts of {run.result.start_s:.3g} s, {run.result.mean_ms:.4g} ms")
+    mbps = median(run.mbps for run in lived.values())
     found: dict[str, Compared] = {}
     for label in (*SIMULATED, *SYSTEMS):
-        foreseen = simulated(scene, label, mbps)
-        if label in lived:
-            result, log = lived[label]
-            start_s = mean(each.rest_s for each in result.starts) if result.starts else None
-            again = simulated(scene, label, mbps, start_s=start_s, recorded=log)
-            found[label] = Compared(result, foreseen, again)
-        else:
-            found[label] = Compared(None, foreseen, None)
+        seen = lived.get(label)
+        found[label] = Compared(
+            seen.result if seen is not None else None,
+            foreseen(scene, label, mbps),
+            repeated(scene, label, mbps, seen) if seen is not None else None,
+        )
     return text_of(scene, found, mbps), (figure_of(found),)
 
 
@@ -299,12 +361,15 @@ def text_of(scene: Scene, found: Mapping[str, Compared], mbps: float) -> str:
         f"replicas of {CORES} cores each; links of {STORE_BITS_S / 1e6:g} Mbit/s (store) and {NODE_BITS_S / 1e6:g} "
         f"(nodes). A second of the run has {COMPRESS} s of the Twitter trace (from {START_S} on, {WINDOW_S} s, "
         f"{scene.trace['repeat']} times), thinned to {scene.trace['thin']}; {scene.duration_s} s and a deadline of "
-        f"{scene.slo_ms} ms. The store's link carried {mbps:.4g} Mbit/s of payload. No server shares loaded weights "
-        f"among replicas, so all systems keep files, and `gpu-faas` is simulated only. Agents start no workers ahead. "
-        f"Simulated with the profile alone, and with batches and the mean start (without its fetch) of the live run."
+        f"{scene.slo_ms} ms. The store's link carried {mbps:.4g} Mbit/s of payload. `gpu-faas` and `atoll` are "
+        f"simulated only: no server shares loaded weights among replicas, or downloads what it keeps more than once "
+        f"for a node. Connections share a host's link fairly. Each agent has {SPARES} worker ahead. "
+        f"Simulated with the profile alone (mean of {len(LEADS_S)} runs, in which the trace begins at different phases "
+        f"of the planning period), and with the phase, the batches and the mean start (without its fetch) of the live "
+        f"run."
     )
     rows = [
-        (label, where, len(run.starts), *_starts_s(run), run.mean_ms, 100 * run.attainment)
+        (label, where, len(run.starts) / run.runs, *_starts_s(run), run.mean_ms, 100 * run.attainment)
         for label, each in found.items()
         for where, run in (
             ("live", each.live),

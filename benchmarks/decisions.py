@@ -4,7 +4,9 @@
 
 For single models, a core receives one second of requests and then decides; a scaling plan and a batch decision on a
 long queue are timed. For applications of several models (those of the publications, and some synthetic hard ones), the
-slowest of the decisions that lead to a stable plan is timed at each of many rates.
+slowest of the decisions that lead to a stable plan is timed at each of many rates. Last come decisions where replicas
+of a model of 55 layers start: 16 at a time on 64 nodes with 8 accelerators each, each time with another queue, so that
+no answer is remembered.
 """
 
 import time
@@ -16,7 +18,19 @@ from typing import Final, NamedTuple
 
 from benchmarks.notebook import arguments, publish, say, table
 from sloop.app.application import Application, Stage, SystemChoice, Variant
-from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
+from sloop.core.views import (
+    Bucket,
+    ClusterView,
+    DeviceView,
+    NodeView,
+    ProvisionInput,
+    ReplicaView,
+    Site,
+    StageView,
+    StartCosts,
+    Traffic,
+    WeightsView,
+)
 from sloop.policies import build
 from sloop.policies.batch import Deadline
 from sloop.profile.estimate import Estimate
@@ -24,12 +38,26 @@ from sloop.profile.profile import Amdahl, Profile
 from sloop.profile.published import YOLOV5S_S
 from sloop.reproduce.biscale import runs as biscale
 from sloop.reproduce.fa2 import runs as fa2
+from sloop.reproduce.flashpoint import runs as flashpoint
+from sloop.reproduce.flashpoint.offline import T5
 from sloop.reproduce.ipa import runs as ipa
 from sloop.reproduce.ipa.published import PIPELINES as IPA_PIPELINES
 from sloop.systems.planning.steady import steady_plans
 from sloop.systems.setup import set_up
 from sloop.units import NS_PER_S, ms, s
-from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, Request, RequestId, Visit
+from sloop.vocabulary import (
+    Device,
+    Life,
+    ModelWeights,
+    Node,
+    Path,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Slot,
+    Visit,
+)
 
 BELIEF = Estimate(YOLOV5S_S, variant="v", hardware="local")
 
@@ -219,6 +247,80 @@ def singles(rounds: int, random: Random) -> Mapping[str, Callable[[], Timed]]:
     }
 
 
+STARTS, START_NODES, START_DEVICES = 16, 64, 8
+STARTS_MS: Final = 1.0
+"""What a decision about that many starts may take."""
+PRIMED: Final = 3
+"""Nodes that have the model, where it is on some."""
+
+
+def starts_given(queue: int, primed: int) -> ProvisionInput:
+    """Sixteen starts of T5-3B, which so many nodes have loaded, each with half its accelerators free."""
+    belief = Estimate(flashpoint.profile_of(T5), variant="v", hardware="gpu")
+    profile = belief.profile
+    nodes = []
+    for place in range(START_NODES):
+        devices = tuple(Device(f"d{number}", "A10", 24 << 30) for number in range(START_DEVICES))
+        free = tuple(
+            DeviceView(device, 1.0, 24 << 30, 1)
+            for device in (devices[::2] if place < primed else devices)
+        )  # fmt: skip
+        node = Node(f"h{place}", "gpu", 64.0, 400 << 30, devices, rack=f"rack-{place // 20}")
+        nodes.append(NodeView(node, 64.0, 400 << 30, free))
+    assert profile.layers is not None
+    assert profile.startup is not None
+    costs = StartCosts(
+        ModelWeights(T5, profile.weights_bytes),
+        load_s=profile.startup.weights_s,
+        send_s=profile.startup.send_s,
+        layer_bytes=tuple(each.param_bytes for each in profile.layers.blocks),
+    )
+    found = [WeightsView(view.node.name, view.node.rack, True, True, None, 4, True) for view in nodes[:primed]]
+    return ProvisionInput(
+        stage="m",
+        spec=ReplicaSpec("m", "v", Slot(1.0, "gpu", "A10")),
+        count=STARTS,
+        sites=[Site(view, device) for view in nodes for device in view.devices],
+        memory_bytes=12 << 30,
+        device_memory_bytes=12 << 30,
+        costs=costs,
+        belief=belief,
+        weights=found,
+        sends={},
+        waiting=queue,
+        arrivals_rps=100.0,
+        served_rps=80.0,
+        is_first=False,
+    )
+
+
+def starts(rounds: int) -> Iterator[tuple[str, *tuple[object, ...]]]:
+    """Durations of provision policies, and of the first decision of the process about a model."""
+    for primed in (0, PRIMED):
+        where = f"{primed} nodes have it" if primed else "in the store alone"
+        for name, parameters in (
+            ("cheapest_start", {}),
+            ("cheapest_start, parts", {"partition": True}),
+            ("flashpoint", {}),
+            ("flashpoint, parts", {"partition": True}),
+        ):
+            policy = build("provision", name.partition(",")[0], {**parameters, "packs_first": False})
+            given = starts_given(1, primed)
+            queues = iter(range(1, 1 << 30, 7))
+            begun = time.perf_counter()
+            policy.provide(0, given)  # type: ignore[attr-defined]
+            first_ms = (time.perf_counter() - begun) * 1e3
+            target_ms = STARTS_MS if name.startswith("cheapest") else None
+            found = timed(
+                lambda policy=policy, given=given, queues=queues: policy.provide(  # type: ignore[misc]
+                    0, replace(given, waiting=next(queues))
+                ),
+                rounds,
+                target_ms,
+            )
+            yield name, where, found.p50_ms, found.p99_ms, first_ms, target_ms, found.is_kept
+
+
 def plans(only: str) -> Iterator[Planned]:
     """The rows whose application or system contains `only`."""
     for case in cases():
@@ -243,6 +345,11 @@ def main() -> None:
     text += f"{RATES_RPS[-1]} requests/s, the overloaded one at {BEYOND_RPS[0]} to {BEYOND_RPS[-1]}:\n\n"
     columns = ("application", "system", "median ms", "longest ms", "at most, ms", "kept")
     text += table(columns, list(plans(given.only)))
+    text += (
+        f"\n\n{STARTS} starts of T5-3B, 55 layers, on {START_NODES} nodes with {START_DEVICES} accelerators each:\n\n"
+    )
+    heads = ("policy", "weights", "p50 ms", "p99 ms", "the first one, ms", "at most, ms", "kept")
+    text += table(heads, [row for row in starts(rounds) if given.only in row[0]])
     publish("decisions", "How long a decision takes", text, write=not (given.no_write or given.only))
 
 

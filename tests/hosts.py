@@ -38,6 +38,13 @@ Stream = int | IO[Any] | None
 Process = subprocess.Popen[bytes]
 
 WAIT_S: Final = 60
+QUEUE_S: Final = 0.1
+"""Of a limited link: how long what waits in it takes at most."""
+FAIR_QUEUE_S: Final = 0.05
+"""The same for the queue of some connections."""
+CLASSES: Final = 64
+FAIR_BYTES: Final = 64_000
+"""What a queue sends in its turn: the largest packet, as the kernel hands it over."""
 """At most, for what normally takes milliseconds: machines differ."""
 PROGRAMS: Final = ("ip", "bridge", "tc", "unshare", "nsenter", "mount")
 KINDS: Final = {"net": "--net", "uts": "--uts", "ipc": "--ipc", "pid_for_children": "--pid", "mnt": "--mount-proc"}
@@ -217,12 +224,16 @@ class Host:
         """Undoes `cut`. What TCP held back comes with its next retransmission."""
         self._set_forwarding(True)
 
-    def slow(self, bits_per_s: float | None) -> None:
-        """Limits what it sends, and what it receives, to so many bits per second each; None for no limit."""
-        if bits_per_s is None and not self._shaped:
-            return
-        for device, pid in (("eth0", self._first.pid), (f"port{self.number}", self._switch_pid)):
-            _configure("tc", [_shape(device, bits_per_s)], pid)
+    def slow(self, bits_per_s: float | None, *, is_fair: bool = False) -> None:
+        """Limits what it sends, and what it receives, to so many bits per second each; None for no limit. With
+        `is_fair`, its connections share equally what it sends: those behind a common queue may stay unequal for as long
+        as a model takes."""
+        places = (("eth0", self._first.pid), (f"port{self.number}", self._switch_pid))
+        for device, pid in places:
+            lines = [f"qdisc del dev {device} root"] if self._shaped else []
+            if bits_per_s is not None:
+                lines += (_share if is_fair and device == "eth0" else _shape)(device, bits_per_s)
+            _configure("tc", lines, pid)
         self._shaped = bits_per_s is not None
 
     def _set_forwarding(self, forwarding: bool) -> None:
@@ -255,12 +266,30 @@ class Host:
                     remove_tree(folder)
 
 
-def _shape(device: str, bits_per_s: float | None) -> str:
-    """A line of tc(8): the token bucket holds 5 ms or one full segment, the queue before it 100 ms."""
-    if bits_per_s is None:
-        return f"qdisc del dev {device} root"
-    burst, limit = max(16_000, int(bits_per_s / 8 * 0.005)), max(64_000, int(bits_per_s / 8 * 0.1))
-    return f"qdisc replace dev {device} root tbf rate {int(bits_per_s)}bit burst {burst} limit {limit}"
+def _shape(device: str, bits_per_s: float) -> list[str]:
+    """Lines of tc(8): the token bucket holds 5 ms or one full segment, the queue before it 100 ms."""
+    burst, limit = max(16_000, int(bits_per_s / 8 * 0.005)), max(64_000, int(bits_per_s / 8 * QUEUE_S))
+    return [f"qdisc replace dev {device} root tbf rate {int(bits_per_s)}bit burst {burst} limit {limit}"]
+
+
+def _share(device: str, bits_per_s: float) -> list[str]:
+    """Lines of tc(8): a queue for each of 64 classes of connections, by the receiver's port; those that have something
+    to send share the rate. It stands in for fq_codel, which hosts usually have and not every kernel."""
+    rate, limit, mask = int(bits_per_s), max(64_000, int(bits_per_s / 8 * FAIR_QUEUE_S)), f"{CLASSES - 1:#06x}"
+    burst = max(16_000, int(bits_per_s / 8 * 0.005))
+    lines = [
+        f"qdisc replace dev {device} root handle 1: htb default 1",
+        f"class replace dev {device} parent 1: classid 1:ffff htb rate {rate}bit burst {burst}",
+    ]
+    for number in range(CLASSES):
+        each = f"{number + 1:x}"
+        share = f"rate {rate // CLASSES}bit ceil {rate}bit cburst {burst} quantum {FAIR_BYTES}"
+        lines += [
+            f"class replace dev {device} parent 1:ffff classid 1:{each} htb {share}",
+            f"qdisc replace dev {device} parent 1:{each} bfifo limit {limit}",
+            f"filter add dev {device} parent 1: protocol ip u32 match ip dport {number} {mask} flowid 1:{each}",
+        ]
+    return lines
 
 
 class Hosts:

@@ -176,6 +176,25 @@ def test_bandwidth_is_limited_from_the_start() -> None:
         assert "rate 1Mbit" in host.output(["tc", "qdisc", "show", "dev", "eth0"])
 
 
+def test_connections_share_a_fair_link_by_their_ports() -> None:
+    """Each connection is counted by the class of its receiver's port; the link can be limited otherwise afterwards."""
+    with Hosts(1) as (host,):
+        serve(host, SOURCE)
+        host.slow(50e6)
+        host.slow(80e6, is_fair=True)
+        with connect(host) as connection:
+            connection.sendall((1_000_000).to_bytes(8, "big"))
+            assert sum(len(data) for data in iter(lambda: connection.recv(1 << 16), b"")) == 1_000_000
+            port = connection.getsockname()[1]
+        shown = host.output(["tc", "-s", "class", "show", "dev", "eth0"])
+        sent = {each.split()[1]: int(each.split("Sent ")[1].split()[0]) for each in shown.split("class ")[1:]}
+        assert sent[f"1:{port % 64 + 1:x}"] > 1_000_000
+        assert sum(size > 500_000 for size in sent.values()) == 2, "that class, and all together"
+        host.slow(80e6, is_fair=True)
+        host.slow(None)
+        assert "htb" not in host.output(["tc", "qdisc", "show", "dev", "eth0"])
+
+
 def test_cut_connections_hang_and_go_on_when_healed(pair: Hosts) -> None:
     one, two = pair
     serve(two, ECHO)

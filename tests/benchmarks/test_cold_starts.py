@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.cold_starts import (
     CORES,
+    LEADS_S,
     ORDERED,
     SIMULATED,
     SYSTEMS,
@@ -16,6 +17,7 @@ from benchmarks.cold_starts import (
     Scene,
     SystemResult,
     figure_of,
+    foreseen,
     order,
     ratios,
     simulated,
@@ -135,10 +137,23 @@ def test_simulated_systems_have_the_published_order(scene: Scene) -> None:
         assert values == sorted(values, reverse=True)
         assert len(set(values)) == len(values)
     assert runs[0].start_s > found["atoll"].start_s > runs[1].start_s
-    slower = simulated(scene, "locality + chain", 120.0, start_s=1.5)
-    assert slower.start_s == pytest.approx(runs[2].start_s + 1.0, rel=0.2)
+    slow, slower = (simulated(scene, "locality + chain", 120.0, start_s=start_s) for start_s in (0.5, 1.5))
+    assert slower.start_s == pytest.approx(slow.start_s + 1.0, rel=0.2)
+    assert runs[2].start_s < slow.start_s, "a worker that waits saves the start of a process"
     page = text_of(scene_with_repeats(scene), {label: Compared(run, run, run) for label, run in found.items()}, 120)
     assert page.count("**no**") == 0
+
+
+def test_what_is_foreseen_is_the_mean_over_the_phases_of_the_planning_period(scene: Scene) -> None:
+    every = foreseen(scene, "locality", 120.0)
+    one, other = (simulated(scene, "locality", 120.0, lead_ns=s(lead_s)) for lead_s in (9.0, 10.5))
+    assert every.runs == len(LEADS_S)
+    assert one.mean_ms != other.mean_ms
+    assert all(each in every.starts for each in (*one.starts, *other.starts))
+    assert SystemResult.of([one, other]).mean_ms == pytest.approx((one.mean_ms + other.mean_ms) / 2)
+    assert SystemResult.of([one, other]).start_s == pytest.approx(
+        (len(one.starts) * one.start_s + len(other.starts) * other.start_s) / (len(one.starts) + len(other.starts))
+    )
 
 
 def scene_with_repeats(scene: Scene) -> Scene:

@@ -231,6 +231,8 @@ def test_the_same_seed_prints_the_same_bytes(photos: Path) -> None:
         (["bert-V100", "--rate", "5"], 1, "bert-V100: a published profile has no deadline"),
         (["ResNet-T", "--rate", "5", "--slo-ms", "400"], 1, "for no kind of hardware in particular"),
         (["GPT-2-XL", "--rate", "1", "--slo-ms", "4000"], 1, "lambda.a10 has no price"),
+        (["bert-V100", "--rate", "1", "--slo-ms", "400", "--hardware", "p3"], 1, "no kind of hardware is called 'p3'"),
+        (["bert-V100", "--rate", "1", *["--price", "p3.2xlarge=2"] * 2], 2, "two prices for p3.2xlarge; keep one"),
     ],
 )
 def test_mistakes_are_named(photos: Path, arguments: list[str], code: int, said: str) -> None:

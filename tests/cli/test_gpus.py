@@ -80,7 +80,7 @@ def test_an_onnx_runtime_without_cuda_is_refused(network: Path, nvidia: FakeNvid
     [
         (("--device", "cuda:7"), "this machine has no GPU 7"),
         (("--device", "tpu"), "'tpu' is not a device"),
-        (("--device", "cuda", "--shares", "1.5"), "a share of 150 %; shares are above 0 and below 1"),
+        (("--device", "cuda", "--shares", "1.5"), "a share of 1.5; shares are above 0 and below 1"),
         (("--shares", "0.5"), "shares are those of a GPU"),
         (("--device", "cuda", "--cores", "1"), "--layers and --cores are about CPU cores"),
     ],

@@ -37,11 +37,13 @@ def test_adds_the_best_law_to_the_profile(network: Path, tmp_path: Path) -> None
     assert result.exit_code == 0, result.stderr
     answer = json.loads(result.stdout)
     assert [count for count, _ in answer["points"]] == [1.0, 2.0]
-    assert set(answer["fits"]) == {"bandwidth", "literal", "processor_sharing", "count"}
+    assert set(answer["fits"]) == {"bandwidth", "literal", "scalability", "processor_sharing", "count"}
     assert (answer["batch"], answer["pair"]) == (2, None)
     kept = load_profile(path)
     assert kept.latency_ms == Quadratic(0, 1, 1), "the rest of the profile stays"
     assert kept.sharing is not None
+    assert {fit["held_out"] for fit in answer["fits"].values()} == {None}, "of one pass, none can be left out"
+    assert kept.sharing.software.startswith("ONNX Runtime")
     assert kept.sharing.cores == len(usable_cpus())
     assert kept.sharing.source == f"sloop profile {network.name} --sharing, batch 2"
     assert kept.sharing.law != NO_SLOWDOWN
@@ -55,7 +57,14 @@ def test_shows_slowdowns_laws_and_the_pair(network: Path, tmp_path: Path) -> Non
     result = run(network, "--sharing", "--batches", "1", "--beside", other, *BRIEF)
     assert result.exit_code == 0, result.stderr
     said = " ".join(result.stdout.split())
-    for words in ("Batches of 1 on", "(chosen)", "a batch costs least with", f"one worker of {other.name} (batch 1)"):
+    for words in (
+        "Batches of 1 on",
+        "σ",
+        "of other passes %",
+        "(chosen)",
+        "a batch costs least with",
+        f"one worker of {other.name} (batch 1)",
+    ):
         assert words in said
     assert "replicas whose cores are not a cap" in said
 
@@ -82,6 +91,8 @@ def test_sharing_stays_when_the_model_is_measured_again(network: Path, monkeypat
         (["--sharing", "--layers"], "make one after the other"),
         (["--sharing", "--cut", "y"], "--cut, --pieces, --piece-mib and --fetch-mbps belong to --layers"),
         (["--sharing", "--together", "1"], "is not in the range"),
+        (["--sharing", "--cores", "1"], "every worker may use all cores"),
+        (["--sharing", "--batches", "0"], "'0' is not a list of whole numbers from 1"),
     ],
 )
 def test_options_that_do_not_fit_together(network: Path, options: list[str], wrong: str) -> None:

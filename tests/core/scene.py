@@ -41,6 +41,8 @@ class Belief:
     device_memory_bytes: int = 0
     accuracy: float | None = None
     times: float = 1.0
+    correction: float = 1.0
+    prior_weight: float = 1.0
     observed: list[tuple[int, float, int]] = field(default_factory=list)
     forms: dict[Form, "Belief"] = field(default_factory=dict)
     layer_count: int = 0

@@ -1,9 +1,12 @@
 """Starts that are ordered together with the transfers of their weights."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import pytest
+
 from sloop.actions import CancelTransfer, Decided, Evict, StartReplica, Transfer
+from sloop.core.provision import expected_starts_ns
 from sloop.core.views import CompletionInput, Provisioning, ProvisionInput, ReplicaStart, StartCosts, WeightChain
 from sloop.events import (
     NodeLost,
@@ -15,7 +18,7 @@ from sloop.events import (
     Transferred,
     Woke,
 )
-from sloop.policies.provision import Flashpoint
+from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
 from sloop.units import s
 from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId, WeightLevel
 from tests.core.scene import Scene, plan_of, request
@@ -87,6 +90,36 @@ def test_later_starts_use_what_is_there_or_comes() -> None:
     assert starts(actions) == [("n1", None), ("n2", 2)]
     (sent,) = [each for each in actions if isinstance(each, Transfer)]
     assert (sent.source, sent.receivers) == ("n0", ("n2",))
+
+
+def test_a_scaling_policy_that_asks_sees_how_long_a_start_takes_now() -> None:
+    """300 bytes from the store take 1 s, and to load them 4 s."""
+    planner = CheapestStart(link_mbps=0.0024, store_mbps=0.0024, packs_first=False)
+    scene, costs = scene_of(1, planner), StartCosts(WEIGHTS, load_s=4.0)
+    scene.application.parts.starts["only", "a", ""] = costs  # type: ignore[index]
+    (stage,), state = scene.application.all_stages, scene.core.state
+
+    def expected_s(now_s: float) -> float:
+        return expected_starts_ns(s(now_s), state, stage)["a", ""] / 1e9
+
+    assert expected_s(0) == pytest.approx(5.0), "from the store"
+    scene.act(0, Woke())
+    assert expected_s(0.4) == pytest.approx(4.6), "with the transfer under way"
+    scene.act(1_000, Transferred(TransferId(0), "n0"))
+    assert expected_s(1.5) == pytest.approx(4.0), "from the files of the node"
+    scene.act(5_000, ReplicaReady(ReplicaId(0)))
+    assert expected_s(6) == 0.0, "from the process of the node"
+    for policy in (Flashpoint(), AsPlaced()):
+        stage.application.parts = replace(
+            stage.application.parts, policies=replace(stage.application.parts.policies, provision=policy)
+        )
+        assert not expected_starts_ns(0, state, stage), "they do not say"
+
+
+def test_only_a_scaling_policy_that_asks_is_told() -> None:
+    made = scene_of(1, CheapestStart())
+    made.act(0, Woke())
+    assert not made.script.seen[-1].stages[0].starts_ns
 
 
 def test_a_failed_transfer_replaces_the_starts_that_wait_for_it() -> None:

@@ -158,6 +158,28 @@ def test_batches_and_rates_belong_to_the_group_of_a_slot() -> None:
     assert limits.batch_max("c", fast) == 7
 
 
+def test_equal_replicas_on_different_devices_have_the_batches_and_rates_that_the_plan_says_for_each() -> None:
+    slot = Slot(1.0, "g4dn", "T4", 0.0)
+    limits = BatchLimits()
+
+    def group(node: str | None, device: str | None, batch_max: int, rate_rps: float) -> Group:
+        return Group(ReplicaSpec("s", "a", slot, node, device), 1, batch_max, rate_rps)
+
+    def of(*where: str) -> tuple[int, float]:
+        place = (where[0], where[1]) if ("a", slot, ALONE) in limits.placed else None
+        return limits.batch_max("a", slot, ALONE, place), limits.weight("a", slot, ALONE, place)
+
+    few, many = group("n0", "T4-0", 2, 10), group("n1", "T4-0", 16, 90)
+    assert limits.follow(StagePlan("s", (few, many), 16)), "what replicas have depends on their place from now on"
+    assert (of("n0", "T4-0"), of("n1", "T4-0")) == ((2, 10), (16, 90))
+    assert of("n2", "T4-0") == (16, 90), "it is to go: as before, what the last group says"
+    assert not limits.follow(StagePlan("s", (few, many), 8))
+    limits.follow(StagePlan("s", (few, group("n1", None, 4, 50), group(None, None, 8, 30)), 16))
+    assert [of("n0", "T4-0"), of("n0", "T4-1"), of("n1", "T4-1")] == [(2, 10), (8, 30), (4, 50)]
+    assert limits.follow(StagePlan("s", (few, group("n1", "T4-0", 2, 10)), 16)), "all are equal again"
+    assert not limits.placed
+
+
 def test_a_group_without_a_limit_of_its_own_has_that_of_the_plan_and_not_of_another_group() -> None:
     """Found by a random schedule."""
     limits = BatchLimits()

@@ -209,7 +209,7 @@ def test_a_forecast_is_a_finite_rate_or_its_parameters_are_refused(
 
 
 @pytest.mark.parametrize("name", POLICIES["scale"])
-@laws
+@settings(max_examples=25)
 @given(
     history=st.lists(
         st.tuples(st.lists(st.integers(0, 60), max_size=5), st.integers(0, 4), st.integers(0, 4)),

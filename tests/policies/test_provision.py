@@ -446,6 +446,16 @@ def test_each_start_is_made_in_the_way_that_serves_soonest() -> None:
     assert found.why.endswith("expected to serve in 1.21 s to 30.5 s")
 
 
+def test_the_first_start_is_expected_when_it_serves() -> None:
+    nodes = [node_view(name, [True, True]) for name in ("fresh", "files", "loaded")]
+    weights = [has("files"), has("loaded", loaded=True)]
+    assert OURS.expected_s(0, given_of(nodes, 1, weights, costs=HEAVY)) == pytest.approx(1.206)
+    assert OURS.expected_s(0, given_of(nodes[:2], 2, weights, costs=HEAVY)) == pytest.approx(15.344)
+    assert OURS.expected_s(0, given_of(nodes[:1], 1, costs=HEAVY)) == pytest.approx(41.427 + 15.344, abs=1e-3)
+    whole = StartCosts(ModelWeights("t5", 0), process_s=8.0)
+    assert OURS.expected_s(0, given_of(nodes, 1, costs=whole)) == 8.0, "not known which part a spare worker saves"
+
+
 def test_a_copy_comes_from_the_store_where_that_is_quicker() -> None:
     nodes, holders = [node_view("n0", [True])], [has("busy"), has("busier")]
     asked = given_of(nodes, 1, holders, costs=HEAVY, sends={"busy": 2, "busier": 4})

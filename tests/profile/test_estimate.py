@@ -101,6 +101,25 @@ def test_estimate_does_not_change_before_a_full_block_or_without_correction() ->
     assert fixed.correction == 1.0
 
 
+def test_the_profile_counts_less_with_each_lesson() -> None:
+    estimate = Estimate(RESNET_T)
+    assert estimate.prior_weight == 1.0
+    weights = []
+    for _ in range(20):
+        _observe(estimate, 1.2, EVERY)
+        weights.append(estimate.prior_weight)
+        if weights[-1]:
+            measured = 1.2 * (1 - weights[-1]) + 1.0 * weights[-1]
+            assert estimate.correction == pytest.approx(measured, abs=0.006), "the last step may not be noticed"
+    assert all(after < before or after == before == 0 for before, after in pairwise(weights))
+    assert weights[-1] == 0
+    fixed = Estimate(RESNET_T, correct=False)
+    _observe(fixed, 1.2, 10 * EVERY)
+    assert fixed.prior_weight == 1.0
+    fixed.apply(1.1, 0.25)
+    assert (fixed.correction, fixed.prior_weight) == (1.1, 0.25)
+
+
 def test_margin_does_not_enter_the_correction() -> None:
     estimate = Estimate(RESNET_T, margin=1.2)
     _observe(estimate, 1.0, 10 * EVERY)

@@ -9,19 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.profile.fit import (
+    SHARING_FORMS,
     Point,
+    SharingForm,
     fit_all,
     fit_amdahl,
     fit_bandwidth_law,
     fit_count_law,
     fit_quadratic,
+    fit_scalability_law,
     fit_sharing,
     fit_table,
+    held_out_error,
     isotonic,
     points_p50,
     points_p99,
 )
-from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand
+from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand, ScalabilityLaw
 from sloop.profile.profile import Amdahl, Fit, LatencyTable, Quadratic, Sample
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T, RESNET_T_CELLS
 
@@ -275,6 +279,28 @@ def test_no_bandwidth_law_of_a_grid_is_nearer(factors: list[float]) -> None:
     assert float((((found - measured) / measured) ** 2).sum()) <= brute_force(points) + 1e-3
 
 
+@given(st.floats(0, 1.5), st.floats(0, 0.5), st.integers(3, 12))
+@settings(max_examples=40)
+def test_a_scalability_law_is_found_again(contention: float, coherency: float, most: int) -> None:
+    counts = np.arange(1.0, most + 1)
+    points = list(zip(counts, ScalabilityLaw(contention, coherency).among_equals(DeviceDemand(), counts), strict=True))
+    found = fit_scalability_law(points)
+    assert (found.contention, found.coherency) == pytest.approx((contention, coherency), abs=1e-6)
+
+
+@given(st.lists(st.floats(0.9, 6), min_size=3, max_size=6))
+@settings(max_examples=15)
+def test_no_scalability_law_of_a_grid_is_nearer(factors: list[float]) -> None:
+    points = [(float(place), factor) for place, factor in enumerate(sorted(factors), 1)]
+    counts, measured = (np.array(values) for values in zip(*points, strict=True))
+
+    def missed(law: ScalabilityLaw) -> float:
+        return float((((law.among_equals(DeviceDemand(), counts) - measured) / measured) ** 2).sum())
+
+    grid = (ScalabilityLaw(*each) for each in product(np.linspace(0, 5, 40), np.linspace(0, 2, 40)))
+    assert missed(fit_scalability_law(points)) <= min(map(missed, grid)) + 1e-9
+
+
 def test_two_cores_for_single_threaded_workers() -> None:
     """S(k) = max(1, k/2): each worker wants half of the machine."""
     fit = fit_sharing([(1, 1.0), (2, 1.01), (3, 1.5), (4, 2.0), (6, 3.0)], full_batch=1, hardware="2 cores")
@@ -300,6 +326,44 @@ def test_a_table_of_slowdowns_is_the_nearest_that_never_falls(factors: list[floa
     assert all(after >= before for before, after in pairwise(found))
     nearest = isotonic(factors, [1.0] * len(factors))
     assert found[1:] == pytest.approx([max(1.0, factor) for factor in nearest[1:]])
+
+
+def passes_of(*laws: ScalabilityLaw) -> list[list[tuple[float, float]]]:
+    """One pass each, of 1 to 4 batches."""
+    counts = np.arange(1.0, 5)
+    return [list(zip(counts, law.among_equals(DeviceDemand(), counts), strict=True)) for law in laws]
+
+
+def test_a_law_is_judged_by_passes_that_it_was_not_fitted_to() -> None:
+    same = passes_of(*[ScalabilityLaw(0.5, 0.1)] * 3)
+    assert held_out_error(same, "scalability") == pytest.approx(0.0, abs=1e-9)
+    assert held_out_error(same, "count") == pytest.approx(0.0, abs=1e-9)
+    # All batches would take k times as long; they take 1.7, 2.6 and 3.7 times.
+    assert held_out_error(same, "processor_sharing") == pytest.approx((0.3 / 1.7 + 0.4 / 2.6 + 0.3 / 3.7) / 3)
+    apart = passes_of(ScalabilityLaw(0.5), ScalabilityLaw(0.6))
+    assert held_out_error(apart, "count") == pytest.approx(
+        np.mean([(0.1 * more) / (1 + each * more) for each in (0.5, 0.6) for more in (1, 2, 3)])
+    ), "the table of one pass is off at the other"
+    with pytest.raises(ValueError, match="at least two"):
+        held_out_error(same[:1], "count")
+
+
+@given(
+    st.lists(st.lists(st.floats(0.9, 6), min_size=4, max_size=4), min_size=2, max_size=4),
+    st.sampled_from(SHARING_FORMS),
+)
+@settings(max_examples=30)
+def test_leaving_out_a_pass_is_a_fit_of_the_others(series: list[list[float]], form: SharingForm) -> None:
+    passes = [[(float(place), factor) for place, factor in enumerate(each, 1)] for each in series]
+    errors = []
+    for place, left_out in enumerate(passes):
+        others = np.array([each for at, each in enumerate(series) if at != place])
+        medians = list(enumerate(np.median(others, axis=0), 1))
+        sharing = fit_sharing(medians, full_batch=1, form=form).sharing
+        for count, factor in left_out[1:]:
+            said = sharing.law.slowdown(sharing.demand(1), [sharing.demand(1)] * (int(count) - 1))
+            errors.append(abs(said - factor) / factor)
+    assert held_out_error(passes, form) == pytest.approx(np.mean(errors), rel=1e-9)
 
 
 @pytest.mark.parametrize(

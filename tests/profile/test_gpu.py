@@ -1,10 +1,13 @@
 """SM use from launches, metrics over time, iGniter's model, and the published profiles of models on a V100."""
 
 import csv
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +23,7 @@ from sloop.profile.gpu import (
     peak,
     time_weighted,
 )
-from sloop.profile.interference import IgniterLaw, ShareLaw
+from sloop.profile.interference import DeviceDemand, IgniterLaw, ShareLaw
 from sloop.profile.profile import DeviceSharing
 from sloop.profile.published import PUBLISHED
 from sloop.profile.v100 import IGNITER_V100, IGNITER_V100_MODELS, LANGUAGE_MODELS, V100_ROWS
@@ -106,6 +109,46 @@ def test_more_share_is_never_slower_and_neighbours_never_help() -> None:
         assert alone == sorted(alone, reverse=True)
         crowd = [IgniterResident(model, 8, 20.0)] * 4
         assert igniter_predictions(IGNITER_V100, crowd)[0].gpu_ms > alone[-1]
+
+
+def test_forty_neighbours_slow_a_model_down_and_do_not_turn_time_round() -> None:
+    """The line of the clock was fitted to five models at most."""
+    law = IgniterLaw(IGNITER_V100, IGNITER_V100_MODELS["ssd"])
+    cache, power_w = law.used(8, 1.0)
+    own = DeviceDemand(batch=8, cache=cache, power_w=power_w)
+    factors = law.among_equals(own, np.arange(1.0, 49.0))
+    assert factors[0] == pytest.approx(1)
+    assert (np.diff(factors) > 0).all()
+    assert IGNITER_V100.mhz(1e5) == pytest.approx(0.09 * 1530)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_mhz": 0}, {"pcie_bytes_per_ms": 0.0}, {"share_unit": 0.0}, {"share_unit": 1e-9}, {"mhz_per_w": 1.0}],
+    ids=str,
+)
+def test_coefficients_of_a_gpu_that_cannot_be(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        structs.replace(IGNITER_V100, **change)
+    with pytest.raises(ValueError, match="idle_w is nan; it must be finite"):
+        structs.replace(IGNITER_V100, idle_w=math.nan)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kernels": -1}, {"active": (0.0, -1.0, 0.0, 0.1, 0.0)}, {"active": (0.0, 1.0, 1.0, -100.0, 1.0)}],
+    ids=str,
+)
+def test_coefficients_of_a_model_that_cannot_be(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        structs.replace(IGNITER_V100_MODELS["ssd"], **change)
+
+
+def test_shares_below_those_of_a_fit_take_long_and_never_a_negative_time() -> None:
+    model = structs.replace(IGNITER_V100_MODELS["ssd"], active=(0.0, 1.0, 1.0, -5.0, 1.0))
+    times_ms = [model.active_ms(4, share) for share in (1.0, 5.0, 5.05, 6.0, 50.0, 100.0)]
+    assert times_ms == sorted(times_ms, reverse=True)
+    assert times_ms[-1] > 0
 
 
 def test_the_share_law_at_its_two_printed_points() -> None:

@@ -19,6 +19,7 @@ from sloop.profile.interference import (
     DeviceDemand,
     PairLaw,
     ProcessorSharing,
+    ScalabilityLaw,
     ShareLaw,
     Slowdown,
 )
@@ -38,6 +39,7 @@ demands = st.builds(
 laws: st.SearchStrategy[Slowdown] = st.one_of(
     st.builds(BandwidthLaw, st.floats(0, 2)),
     st.lists(st.floats(0, 3), max_size=5).map(lambda steps: CountLaw(tuple(accumulate(steps, initial=1.0)))),
+    st.builds(ScalabilityLaw, st.floats(0, 2), st.floats(0, 1)),
     st.builds(PairLaw, st.fixed_dictionaries({"a": st.floats(1, 4)}), st.floats(1, 4)),
     st.builds(ProcessorSharing, st.sampled_from(["bandwidth", "sm_use", "occupancy", "batches"])),
 )
@@ -80,6 +82,17 @@ def test_a_table_goes_on_with_its_last_slope_and_counts_parts_of_batches() -> No
     assert law.slowdown(half, []) == 1.0
 
 
+def test_what_overlaps_makes_each_further_batch_cheaper_and_what_is_disturbed_dearer() -> None:
+    full, half = DeviceDemand(), DeviceDemand(full=0.5)
+    law = ScalabilityLaw(0.64, 0.01)
+    assert [law.slowdown(full, [full] * others) for others in range(4)] == pytest.approx([1.0, 1.66, 2.34, 3.04])
+    assert law.slowdown(full, [half]) == pytest.approx(1.0 + 0.5 * (0.64 + 0.015))
+    assert law.slowdown(half, []) == 1.0
+    counts = np.arange(1.0, 13)
+    costs = law.among_equals(full, counts) / counts
+    assert counts[costs.argmin()] == 6.0, "sqrt((1 - 0.64) / 0.01)"
+
+
 def test_pairs_add_what_each_neighbour_costs() -> None:
     law = PairLaw({"vgg": 1.5}, other=1.1)
     beside = [DeviceDemand("vgg"), DeviceDemand("vgg"), DeviceDemand("bert")]
@@ -98,8 +111,11 @@ def test_a_device_divides_what_is_demanded_of_it() -> None:
     [
         ('{"form": "bandwidth", "alpha": -1}', "alpha is -1"),
         ('{"form": "count", "factors": []}', "factors is empty"),
-        ('{"form": "count", "factors": [1, 0]}', "must be positive"),
+        ('{"form": "count", "factors": [0.4, 0.5]}', "each must be at least 1"),
         ('{"form": "count", "factors": [1, 3, 2]}', "cannot make a batch faster"),
+        ('{"form": "scalability", "contention": -0.1}', "contention is -0.1"),
+        ('{"form": "scalability", "contention": 0.5, "coherency": -1}', "coherency is -1"),
+        ('{"form": "scalability"}', "missing required field `contention`"),
         ('{"form": "pairs", "factors": {"a": 0.5}}', "beside a is 0.5"),
         ('{"form": "cosine"}', "Invalid value 'cosine'"),
     ],
@@ -132,7 +148,7 @@ class Wrong:
     "wrong", [Wrong("full_batch", 0), Wrong("bandwidth", 1.2), Wrong("sm_use", {4: 2.0}), Wrong("occupancy", {0: 0.5})]
 )
 def test_parts_of_a_device_are_at_most_the_device(wrong: Wrong) -> None:
-    with pytest.raises(ValueError, match=f"{wrong.field} .*is "):
+    with pytest.raises(ValueError, match=f"{wrong.field}.* is "):
         msgspec.structs.replace(SHARING, **{wrong.field: wrong.value})
 
 

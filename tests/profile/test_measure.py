@@ -24,12 +24,15 @@ from sloop.profile.measure import (
     measure,
     measure_briefly,
     measure_on,
+    next_line,
+    timed_process,
 )
 from sloop.profile.profile import Pass, Sample, load_profile, sample_of, save_profile
 from sloop.profile.service_load import ServiceLoad
 from sloop.profile.timed_process import (
     DONE,
     LAST,
+    READY,
     RUN,
     STOP,
     BatchReady,
@@ -131,6 +134,15 @@ def test_every_pass_is_kept_and_what_service_shows_replaces_its_cells(model: Pat
     assert profile.load_s == pytest.approx(
         profile.startup.process_s + profile.startup.weights_s + profile.startup.first_batch_s
     )
+
+
+@pytest.mark.live
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say what a process has loaded")
+def test_the_process_has_its_libraries_before_a_model_is_loaded() -> None:
+    """As a spare worker has, so that the start of the process is what a spare worker saves."""
+    with timed_process() as (process, _, _, _):
+        assert next_line(process, 60) == READY
+        assert "onnxruntime" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
 @pytest.mark.live

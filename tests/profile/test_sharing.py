@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,11 +53,35 @@ def test_measures_each_number_of_workers_in_each_pass_and_the_pair(network: Cont
     assert all(factor > 0 for _, factor in found.points)
     assert found.alone_ms > 0
     assert (found.full_batch, "ONNX Runtime" in found.software) == (2, True)
-    assert [done for done, _, _ in seen] == [1, 2, 3, 5, 6, 7, 8, 10]
-    assert {cells for _, cells, _ in seen} == {10}
+    assert [done for done, _, _ in seen] == [1, 2, 3, 6, 7, 8, 9, 12]
+    assert {cells for _, cells, _ in seen} == {12}
     assert found.pair is not None
     assert (found.pair.beside, found.pair.beside_batch) == (str(other.file), 1)
     assert min(found.pair.slowdown, found.pair.beside_slowdown) > 0
+
+
+class Scripted:
+    """A `BatchStream` whose batches take what a list says."""
+
+    def __init__(self, *series_ns: float) -> None:
+        self._left, self.asked = list(series_ns), list[tuple[int, float]]()
+
+    def mean_ns(self, workers: int, seconds: float) -> float:
+        self.asked.append((workers, seconds))
+        return self._left.pop(0)
+
+    def software(self) -> str:
+        return "scripted"
+
+
+def test_measures_workers_of_another_kind(tmp_path: Path) -> None:
+    stream = Scripted(2e6, 3e6, 4e6, 12e6, 8e6, 4e6)
+    nowhere = Contender(tmp_path / "nowhere.onnx", 8, {})
+    found = measure_sharing(nowhere, together=3, seconds=0.5, passes=2, stream=stream)
+    assert stream.asked == [(count, 0.5) for count in (1, 2, 3, 3, 2, 1)]
+    assert found.passes == (((1, 1.0), (2, 1.5), (3, 2.0)), ((1, 1.0), (2, 2.0), (3, 3.0)))
+    assert found.points == ((1.0, 1.0), (2.0, 1.75), (3.0, 2.5))
+    assert (found.alone_ms, found.full_batch, found.software) == (3.0, 8, "scripted")
 
 
 @pytest.mark.live
@@ -111,6 +136,24 @@ def test_the_law_with_the_least_error_is_chosen_and_says_for_which_cores() -> No
     halves = fit_all_laws(times(1.0, 1.0, 1.5, 2.0, 2.5), "a test")
     assert halves.fits[halves.best].max_error < 0.01
     assert halves.fits[halves.best].sharing.bandwidth == pytest.approx(0.5, abs=0.01)
+
+
+def in_passes(*series: Sequence[float]) -> SharingTimes:
+    passes = tuple(tuple(enumerate(each, 1)) for each in series)
+    medians = tuple((float(count), float(at)) for count, at in enumerate(np.median(np.array(series), axis=0), 1))
+    return SharingTimes(8, 10.0, medians, passes, "ONNX Runtime 1")
+
+
+def test_of_several_passes_the_law_is_chosen_that_is_nearest_to_the_one_left_out() -> None:
+    overlapping = fit_all_laws(in_passes((1, 1.7, 2.5, 3.1), (1, 1.72, 2.38, 3.15), (1, 1.69, 2.42, 3.08)), "a test")
+    assert overlapping.best == "scalability", "the table repeats the noise of the passes that it is made of"
+    assert overlapping.error == overlapping.held_out["scalability"] == min(overlapping.held_out.values())
+    steps = fit_all_laws(in_passes(*[(1, 1.0, 1.0, 2.6, 2.6, 2.6)] * 3), "a test")
+    assert steps.best == "count", "no law has such a shape"
+    assert steps.error == pytest.approx(0.0)
+    single = fit_all_laws(in_passes((1, 1.0, 1.0, 2.6, 2.6, 2.6)), "a test")
+    assert single.best != "count"
+    assert single.error == single.fits[single.best].mape > 0
 
 
 def test_processor_sharing_has_nothing_to_fit() -> None:

@@ -258,6 +258,13 @@ def test_an_svg_follows_the_colour_of_its_page_and_tells_what_it_shows() -> None
     assert {"Everything that can be drawn", "area", "steps", "limit", "time, s"} <= shown
 
 
+@pytest.mark.parametrize(("y", "labels"), [((0.31, 0.97), "0.3 0.4 0.6 1"), ((0.01, 12e4), "0.01 1 100 10,000")])
+def test_logarithmic_axes_have_plain_numbers(y: tuple[float, ...], labels: str) -> None:
+    panel = Panel(y_label="y", series=(Series("s", (1.0, 2.0), y, kind="points"),), log=True)
+    text = svg(Figure(name="n", title="t", x_label="x", panels=(panel,), alt="a"))
+    assert all(f">{label}<" in text for label in labels.split())
+
+
 def test_layers_figure_shows_where_the_compute_sits() -> None:
     figure = layers_figure("m.onnx", [60, 30, 10], [10, 30, 60], [0, 1, 2])
     shares, held = figure.panels

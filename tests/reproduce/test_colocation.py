@@ -11,14 +11,18 @@ from sloop.reproduce import REPRODUCTIONS, colocation
 from sloop.reproduce.colocation import experiments, offline
 from sloop.reproduce.colocation.router import achieved_rps, run_all, run_model
 from sloop.reproduce.colocation.runs import (
+    BASELINES,
+    DRAWN,
     LARGE,
     MAIN,
     OURS,
+    UNMEASURED,
     Cell,
     PlacementRuns,
     Placements,
     PlacementTrial,
     Policy,
+    drawn,
     e1,
     e2,
     e3,
@@ -37,6 +41,7 @@ from sloop.reproduce.colocation.scene import (
     sm_use,
 )
 from sloop.reproduce.colocation.simulated import (
+    APART,
     SimulatedRun,
     SimulatedTrial,
     play_simulated,
@@ -149,6 +154,16 @@ def test_quick_trials_have_one_seed_and_the_main_cells() -> None:
     assert {trial.seeds for trial in quick} == {1}
     assert {trial.seeds for trial in full} == {10}
     assert {trial.cell for trial in quick} == set(MAIN) < {trial.cell for trial in full}
+    assert {trial.first_seed for trial in full if trial.cell in DRAWN} == {100}
+
+
+def test_drawn_cells_are_of_many_kinds_and_always_the_same() -> None:
+    assert len({cell.names for cell in DRAWN}) > 25
+    assert len({cell.slo_ms for cell in DRAWN}) > 3
+    assert len({cell.gpus for cell in DRAWN}) > 5
+    assert all(rate > 0 for cell in DRAWN for rate in cell.targets_rps)
+    assert all(cell.rates_rps == pytest.approx(cell.targets_rps) for cell in DRAWN)
+    assert drawn(1) == DRAWN[0] != drawn(2)
 
 
 # Rows
@@ -160,12 +175,15 @@ def served(trial: PlacementTrial, share: float) -> PlacementRuns:
         tuple(tuple(share * rate + seed for rate in trial.cell.rates_rps) for seed in range(trial.seeds))
         for _ in trial.slower
     )
-    return PlacementRuns(good, good, share * sum(trial.cell.rates_rps), ("",), 0.1)
+    expected = (share * sum(trial.cell.rates_rps),) * len(trial.slower)
+    return PlacementRuns(good, good, expected, (("",),) * len(trial.slower))
 
 
 def found_with(ours: float, others: float) -> Placements:
     trials = wanted(quick=False)
-    return Placements.of(trials, [served(trial, ours if trial.policy == OURS else others) for trial in trials])
+    return Placements.of(
+        trials, [served(trial, ours if trial.policy in {OURS, UNMEASURED} else others) for trial in trials]
+    )
 
 
 def row_of(rows: Sequence[Row], metric: str) -> Row:
@@ -175,6 +193,7 @@ def row_of(rows: Sequence[Row], metric: str) -> Row:
 def test_a_placement_that_serves_more_everywhere() -> None:
     rows = experiments.our_rows(found_with(0.9, 0.6))
     assert row_of(rows, "cells of 29 below the best of 5 baselines").verdict == "within-bound"
+    assert row_of(experiments.drawn_rows(found_with(0.9, 0.6)), "cells of 30 below").verdict == "within-bound"
     assert row_of(rows, "cells of 29 within 1 %").ours == 29
     assert row_of(rows, "E2@5").verdict == "shape"
     assert row_of(rows, "sum over 29 cells").verdict == "off", "1.5 is not 1.08"
@@ -186,6 +205,7 @@ def test_a_placement_that_serves_less_is_named() -> None:
     assert (below.ours, below.verdict) == (29, "off")
     assert "E1@3" in below.note
     assert "95 % interval" in below.note
+    assert row_of(experiments.drawn_rows(found_with(0.59, 0.6)), "cells of 30 below").verdict == "off"
     assert row_of(rows, "E2@5").verdict == "off"
     assert row_of(rows, "cells of 29 within 1 %").verdict == "off"
     assert "below: E1@1" in row_of(rows, "cells of 29 within 1 %").note
@@ -224,17 +244,29 @@ def small_cell(gpus: int = 3) -> Cell:
     return Cell("E1", ("efficientnet_b7", "resnet50"), (60.0, 60.0), 0.0, 200.0, gpus)
 
 
-@pytest.mark.parametrize("policy", ["usher", "wsm-milp"])
+@pytest.mark.parametrize("policy", [*BASELINES, OURS])
 def test_the_simulator_agrees_with_the_small_stack(policy: Policy) -> None:
     """The same requests, and a placement of the catalogue's system."""
     cell = small_cell()
     run = play_simulated(SimulatedTrial(cell, policy, 1.18, 0))
     contents = placement(cell, policy).contents
     assert run.contents == tuple(sorted(" + ".join(each) for each in named(cell.placed(), contents)))
-    is_limited = policy == "usher"
+    is_limited = policy in {"usher", "usher-wao", "igniter"}
     small = run_all(cell.placed(), contents, 0, slower=1.18, requests=cell.requests, is_limited=is_limited)
-    assert run.good_rps == pytest.approx([each.good_rps for each in small], rel=0.02)
+    assert sum(run.good_rps) == pytest.approx(sum(each.good_rps for each in small), abs=APART / 100 * cell.total_rps)
     assert run.batches == pytest.approx([each.batch_mean for each in small], rel=0.01)
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+def test_ours_measures_how_slow_the_machine_is_and_plans_again(slower: float) -> None:
+    """In a cell in which the placement for a fast machine is another one than for the machine that it expects."""
+    cell = Cell("E1", ("efficientnet_b7", "resnet50"), (220.0, 300.0), 0.0, 200.0, 2)
+    before, after = (named(cell.placed(), placement(cell, OURS, factor).contents) for factor in (1.18, slower))
+    assert (before != after) == (slower == 1.0)
+    run = play_simulated(SimulatedTrial(cell, OURS, slower, 0))
+    assert run.contents == tuple(sorted(map(" + ".join, after)))
+    assert run.measured == pytest.approx([slower] * len(run.measured), rel=0.01)
+    assert run.measured
 
 
 def test_shares_that_are_limits_leave_no_room_for_crowding() -> None:
@@ -258,10 +290,19 @@ def test_shares_that_are_limits_leave_no_room_for_crowding() -> None:
 def test_rows_of_the_simulator_say_where_it_differs() -> None:
     found, trials = found_with(0.9, 0.6), wanted_in_sloop(quick=True)
     assert set(trials) <= set(wanted_in_sloop(quick=False))
-    even = {trial: SimulatedRun(found.runs(trial.cell, trial.policy).good_rps[0][0], (4.0,), ("",)) for trial in trials}
+    even = {
+        trial: SimulatedRun(
+            (found.good(trial.cell, trial.policy, trial.slower)[0],),
+            (4.0,),
+            ("",),
+            (trial.slower,) if trial.policy == OURS else (),
+        )
+        for trial in trials
+    }
     rows = sloop_rows(found, even)
-    assert [row_of(rows, metric).verdict for metric in ("placements of 9", "goodput, largest")] == ["within-bound"] * 2
-    assert row_of(rows, "usher-wao with true slowdowns over without, E1").verdict == "shape"
+    kept = (f"placements of {len(trials)}", "goodput, largest", "κ as ours measures it")
+    assert [row_of(rows, metric).verdict for metric in kept] == ["within-bound"] * 3
+    assert row_of(rows, "cells of 3 in which usher-wao is the worst").verdict == "shape"
     assert row_of(rows, "cells of 3 with harbor below").ours == 0
     lower = {trial: structs.replace(run, good_rps=(1.0,)) for trial, run in even.items()}
     mixed = {trial: (lower if trial.policy == OURS else even)[trial] for trial in trials}
@@ -269,9 +310,11 @@ def test_rows_of_the_simulator_say_where_it_differs() -> None:
     assert row_of(sloop_rows(found, mixed), "cells of 3 with harbor below").ours == 3
     moved = {trial: structs.replace(run, contents=("elsewhere",)) for trial, run in even.items()}
     part = {trial: (moved if trial.policy == "wsm-milp" else even)[trial] for trial in trials}
-    placed = row_of(sloop_rows(found, part), "placements of 9")
-    assert (placed.ours, placed.verdict) == (6, "shape")
+    placed = row_of(sloop_rows(found, part), f"placements of {len(trials)}")
+    assert (placed.ours, placed.verdict) == (len(trials) - 3, "shape")
     assert "E2@5: wsm-milp" in placed.note
+    unsure = {trial: structs.replace(run, measured=tuple(1.1 * x for x in run.measured)) for trial, run in even.items()}
+    assert row_of(sloop_rows(found, unsure), "κ as ours measures it").verdict == "off"
 
 
 # Offline

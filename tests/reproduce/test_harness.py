@@ -9,6 +9,7 @@ from msgspec import structs
 
 from sloop.reproduce.harness import (
     THREADS,
+    UNSEEN,
     Reproduction,
     Results,
     RunResult,
@@ -54,9 +55,26 @@ def test_twins_are_played_once_and_found_by_either_name() -> None:
         (3, 0, "folder"),
     ]
     assert results.violations(Square(number=2)) == [4, 5, 6]
-    assert results.violations(Square(number=2, name="c", seed=7), 2) == [4, 5]
+    assert results.violations(Square(number=2, name="c"), 2) == [4, 5]
     assert results.mean(Square(number=2), "violations") == 5
     assert results.cores(Square(number=3)) == [1.0]
+
+
+def test_seeds_begin_with_that_of_the_trial() -> None:
+    PLAYED.clear()
+    later = Square(number=2, seed=UNSEEN)
+    results: Results[RunResult] = run_trials([(Square(number=2), 2), (later, 2)], processes=1)
+    assert [trial.seed for trial in PLAYED] == [0, 1, UNSEEN, UNSEEN + 1]
+    assert results.violations(Square(number=2)) == [4, 5], "not those after the gap"
+    assert results.violations(later) == [4 + UNSEEN, 5 + UNSEEN]
+    assert results.violations(later, 1) == [4 + UNSEEN]
+    with pytest.raises(KeyError):
+        results.of(Square(number=2, seed=2))
+    more: Results[RunResult] = run_trials([(Square(number=2, seed=2), 1), (Square(number=3), 1)], processes=1)
+    both = results.also(more)
+    assert both.violations(Square(number=2)) == [4, 5, 6]
+    assert both.violations(Square(number=3)) == [9]
+    assert results.violations(Square(number=2)) == [4, 5]
 
 
 def test_in_one_process() -> None:

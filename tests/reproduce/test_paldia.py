@@ -36,9 +36,9 @@ from sloop.reproduce.paldia.runs import (
     BatchAccount,
     PaldiaResult,
     PaldiaTrial,
-    is_near_peak,
     model_of,
     parameters_of,
+    seconds_near_peak,
     world_of,
 )
 from sloop.reproduce.paldia.traces import (
@@ -113,6 +113,10 @@ def test_the_recorded_load_is_that_of_the_public_data_or_made_up() -> None:
     assert len(rates) == 1800
     assert fmean(rates) == pytest.approx(92)
     assert clumps("recorded", 1.0, 1, data=str(data)).provenance.startswith("measured")
+    later = rates_of("recorded, later", 92.0, 1, data=str(data))
+    assert len(later) == 1800
+    assert fmean(later) == pytest.approx(92)
+    assert later != rates_of("recorded", 92.0, 1, data=str(data)) == rates
 
 
 def test_even_requests_are_as_many_in_each_second_at_other_times() -> None:
@@ -179,7 +183,7 @@ def test_parameters_of_policies_are_nested() -> None:
 
 @pytest.mark.parametrize("trial", [
     *VARIANTS.values(), *(trial_of("", *each) for each in MOTIVATION.values()),
-    *(ours.trial("Azure-like, ResNet50", each, "mixed", each.options) for each in ours.ARRIVALS),
+    *(own for each in ours.ARRIVALS for own in ours.own_trials("Azure-like, ResNet50", each).values()),
 ], ids=str)  # fmt: skip
 def test_the_options_of_all_trials_are_parameters_of_their_systems(trial: PaldiaTrial) -> None:
     world_of(structs.replace(trial, model="BERT", load="constant")).check()
@@ -219,7 +223,7 @@ def test_what_is_counted_of_batches() -> None:
 
 
 def test_seconds_near_the_peak() -> None:
-    assert [is_near_peak((1.0, 5.0, 4.1, 4.0), second) for second in range(5)] == [False, True, True, False, False]
+    assert seconds_near_peak((1.0, 5.0, 4.1, 4.0)) == {1, 2}
 
 
 @pytest.mark.slow
@@ -321,18 +325,73 @@ def test_quick_never_says_reproduced_of_one_run() -> None:
     assert {row.experiment for row in rows} == {"Azure"}
 
 
+WON = "loads on which it is cheaper with no fewer in time"
+
+
 def test_ours_wins_where_it_is_cheaper_with_no_fewer_in_time() -> None:
     rows = ours.ours_rows(found_with(worse=0.5), quick=False)
-    assert row_of(rows, "loads on which").ours == 0, "it costs as much"
-    assert row_of(rows, "compliance, Azure-like, ResNet50, at once").verdict == "shape"
-    assert row_of(rows, "cost, Azure-like, ResNet50, at once").verdict == "off"
+    assert row_of(rows, f"{WON}, at once, mixed").ours == 0, "it costs as much"
+    assert row_of(rows, "compliance, Azure-like, ResNet50, at once, mixed").verdict == "shape"
+    assert row_of(rows, "cost, Azure-like, ResNet50, at once, mixed").verdict == "off"
     lower = ours.ours_rows(found_with(own_usd_per_h=0.3, worse=-0.1), quick=False)
-    assert row_of(lower, "loads on which").ours == 0, "fewer in time"
+    assert row_of(lower, f"{WON}, at once, mixed").ours == 0, "fewer in time"
+    assert row_of(lower, f"{WON}, at once, mixed").verdict == "off"
+    assert row_of(lower, "compliance, Azure-like, ResNet50, at once, mixed").verdict == "off"
     rows = ours.ours_rows(found_with(own_usd_per_h=0.3), quick=False)
-    assert (row_of(rows, "loads on which").ours, row_of(rows, "loads on which").verdict) == (3.0, "shape")
-    assert row_of(rows, "cost, Twitter, DPN92, Poisson, beside PALDIA with groups of 200 ms").ours == pytest.approx(
-        100 * (0.3 / 0.47 - 1)
-    )
+    loads = {scene.partition(",")[0] for scene in ours.SCENES}
+    won = row_of(rows, f"{WON}, at once, mixed")
+    assert (won.ours, won.verdict) == (len(loads), "shape")
+    assert row_of(rows, f"{WON}, at once, harbor").ours == 0, "only mixed is cheaper here"
+    counted = [row.metric for row in rows if row.metric.startswith(WON)]
+    assert len(counted) == len({*counted}) == 2 * (1 + len(ours.GROUPS_MS))
+    row = row_of(rows, "cost, Twitter, DPN92, Poisson, mixed beside PALDIA with groups of 200 ms")
+    assert row.ours == pytest.approx(100 * (0.3 / 0.47 - 1))
+
+
+def test_one_dear_run_makes_ours_no_cheaper() -> None:
+    """The mean is below PALDIA's, the interval is not."""
+    found = found_with(own_usd_per_h=0.3)
+    scene, arrivals = "Azure-like, VGG19", ours.ARRIVALS[0]
+    own = ours.own_trials(scene, arrivals)["mixed"]
+    played = {
+        structs.replace(trial, seed=seed): each
+        for trial in (own, *ours.rivals(scene, arrivals).values())
+        for seed, each in enumerate(found.of(trial))
+    }
+    dear = structs.replace(own, seed=ours.SEEDS - 1)
+    played[dear] = structs.replace(played[dear], usd_per_h=0.6)
+    rest = {
+        structs.replace(trial, seed=seed): each
+        for trial, _ in ours.ours_wanted(quick=False)
+        for seed, each in enumerate(found.of(trial))
+    }
+    rows = ours.ours_rows(Results(rest | played), quick=False)
+    row = row_of(rows, f"cost, {scene}, at once, mixed")
+    assert row.ours < 0
+    assert row.verdict == "off"
+
+
+def test_ours_is_compared_on_other_seeds_than_those_of_all_other_rows() -> None:
+    others = {trial.world_seed + seed for trial, seeds in wanted(quick=False) for seed in range(seeds)}
+    own = {trial.world_seed + seed for trial, seeds in ours.ours_wanted(quick=False) for seed in range(seeds)}
+    assert not own & others
+    trial = trial_of("BERT", "paldia")
+    worlds = [world_of(structs.replace(trial, **seeds)) for seeds in ({}, {"first_seed": 1}, {"seed": 1})]
+    first, shifted, second = (list(world.clients["model"].trace.times_ns()) for world in worlds)
+    assert first != shifted == second
+
+
+def test_the_price_figures_have_a_point_for_each_seed() -> None:
+    once, even = ours.price_figures(found_with(own_usd_per_h=0.3), quick=False)
+    assert len(once.panels) == len(even.panels) == len(ours.SCENES)
+    assert [len(series.x) for series in even.panels[0].series] == [ours.SEEDS] * 4
+    assert [series.name for series in once.panels[0].series] == ["mixed", "harbor", "PALDIA, groups of 1000 ms"]
+    assert [series.name for series in once.panels[1].series] == ["mixed", "PALDIA, groups of 1000 ms"]
+    assert set(once.panels[0].series[0].x) == {0.3}
+    assert once.panels[0].series[0].y == pytest.approx((0.6,) * ours.SEEDS)
+    assert "Azure-like, ResNet50: mixed 0.60 % for 0.30 $/h" in once.alt
+    (none_late, _) = ours.price_figures(found_with(worse=-0.6), quick=False)
+    assert none_late.panels[0].series[-1].y == pytest.approx((ours.LATE_SHOWN,) * ours.SEEDS)
 
 
 def test_figures_show_all_systems() -> None:

@@ -534,3 +534,5 @@ def test_a_lost_part_takes_its_pipeline_along() -> None:
     assert (state.pipelines.parts, state.pipelines.lost, dict(state.pipelines.open)) == (2, 1, {})
     state.append(ms(9), ReplicaCompleted(r21))
     assert state.replicas[r21].life is Life.READY
+    assert list(state.pipelines.completion_ns["classify", "small"]) == [ms(9)], "since its order"
+    assert list(state.cold_start_ns["classify", "small", COLD_START]) == [ms(1), ms(1)], "it was cold once"

@@ -29,6 +29,7 @@ from sloop.events import (
     WOKE,
     Deployed,
     Finished,
+    ReplicaLost,
     ReplicaReady,
     ReplicaStopped,
     Resized,
@@ -502,11 +503,30 @@ def test_an_accelerator_is_busy_while_any_batch_runs_on_it() -> None:
         [found] = RunSummary([known({})], nodes=[node], start_ns=0).fold(records).node_rows()
         return found
 
-    alone = busy([row for row in rows if not isinstance(row[1], Finished) or row[1].replica == 0])
+    alone = busy([row for row in rows if not isinstance(row[1], Finished | StartBatch) or row[1].replica == 0])
     assert (alone.busy, alone.energy_wh) == pytest.approx((0.375, (55 + 120 * 0.375) * 4 / 3600))
-    assert busy(rows).busy == 0.75, "counted one after the other"
+    assert busy(rows) == alone, "two at once"
+    assert busy([row for row in rows if not isinstance(row[1], Finished)]).busy == 1, "they still run"
+    lost: Rows = [row for row in rows if not (isinstance(row[1], Finished) and row[1].replica == 1)]
+    lost.insert(-1, (s(3), ReplicaLost(ReplicaId(1), "it died")))
+    assert busy(lost).busy == 0.75
     row = RunSummary([known({})], nodes=[node], start_ns=0).fold(rows).row(system="x", seed=None)
     assert "the power of g3s.xlarge, from which the energy is estimated" in row.assumed
+
+
+def test_cores_without_a_cap_are_all_busy_while_a_batch_runs_on_them() -> None:
+    node = Node("n", "box", 4, 1 << 30, power_w=(30, 90))
+    spec = ReplicaSpec("classify", "small", Slot(1.0, "box", is_capped=False), "n")
+    rows: Rows = [
+        *((0, StartReplica(ReplicaId(id), spec)) for id in (0, 1)),
+        *(arrived(id, 0, 0) for id in (1, 2)),
+        started(0, 1, 0, 1),
+        started(s(1), 2, 1, 2),
+        *((s(2), Finished(BatchId(id), ReplicaId(id - 1), 0)) for id in (1, 2)),
+        (s(4), WOKE),
+    ]
+    (row,) = RunSummary([known({})], nodes=[node], start_ns=0).fold(rows).node_rows()
+    assert (row.busy, row.energy_wh) == pytest.approx((0.5, (30 + 60 * 0.5) * 4 / 3600))
 
 
 def test_the_power_of_a_users_kind_is_declared_and_not_assumed() -> None:

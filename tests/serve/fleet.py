@@ -118,10 +118,12 @@ class Fleet:
         app: str,
         backend: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        spares: int = 0,
     ) -> None:
         """`backend`: options of the server about its machines, if they are not those for agents that join by
-        themselves. `env` is added to the environment of all processes."""
-        self.hosts, self.folder, self._env = hosts, folder, env
+        themselves. `env` is added to the environment of all processes. `spares`: the workers that each agent starts
+        ahead; tests count workers and compare them, and have none."""
+        self.hosts, self.folder, self._env, self._spares = hosts, folder, env, spares
         self._backend = backend or [
             "--backend",
             "agents",
@@ -150,8 +152,7 @@ class Fleet:
         return self.server
 
     def start_agent(self, name: str, host: Host) -> Process:
-        # Without workers started ahead: tests count workers and compare them.
-        where = ["--join", f"{self.address}:{JOIN}", "--token-file", "token", "--spare-workers", "0"]
+        where = ["--join", f"{self.address}:{JOIN}", "--token-file", "token", "--spare-workers", str(self._spares)]
         self.agents[name] = process = self._run(host, name, ["agent", *where, "--name", name])
         return process
 

@@ -597,7 +597,7 @@ def test_a_worker_whose_model_has_changed_since_is_not_offered(tmp_path: Path) -
 
     async def scene() -> None:
         sent: list[Any] = []
-        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), HOST, module.usual_cache)
+        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), (HOST, 1), module.usual_cache)
         servable = Servable(str(file), BYTES)
         session._backend.learn({("stage", "echo"): servable}, wirings_of(QUICK), threads_prepared=0)
         session.on_record(StartWorker(A, spec("one")))
@@ -620,7 +620,9 @@ def test_a_worker_whose_model_has_changed_since_is_not_offered(tmp_path: Path) -
 
 def test_a_block_is_freed_once() -> None:
     async def scene() -> None:
-        session = module.AgentSession(AgentSetup(4, {}), lambda _: None, BlockClient(TOKEN), HOST, module.usual_cache)
+        session = module.AgentSession(
+            AgentSetup(4, {}), lambda _: None, BlockClient(TOKEN), (HOST, 1), module.usual_cache
+        )
         with pytest.raises(ProtocolError, match="is free already"):
             session.on_record(FreeBlock(Address(4 << 48, 0, 1)))
         with pytest.raises(ProtocolError, match="was not kept"):

@@ -22,6 +22,7 @@ from sloop.events import (
     Finished,
     NodeLost,
     NodeReady,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
@@ -36,11 +37,13 @@ from sloop.serve.agent import (
     AgentReport,
     AgentSetup,
     BatchFinished,
+    BatchPassed,
     BatchRaised,
     CloseAgent,
     Endpoints,
     FreeBlock,
     FromAgent,
+    PartUnreached,
     RunBatch,
     SparesReport,
     StartWorker,
@@ -52,7 +55,7 @@ from sloop.serve.backends import agents, local
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.backends.ray import RayNodes, Want
 from sloop.serve.blocks import Block, tensors_in, write_block
-from sloop.serve.messages import Run
+from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.network import (
     BlockClient,
     Endpoint,
@@ -362,6 +365,9 @@ LIES: dict[str, Callable[[int, int], Sequence[FromAgent]]] = {
     "introduced again": lambda own, _: [hello()],
     "fewer spare workers than none": lambda own, _: [SparesReport(SpareProcesses(-1))],
     "weights that nobody has ordered": lambda own, _: [WeightsReport(TransferId(0))],
+    "passed on by no part": lambda own, _: [BatchPassed(BATCH, A, PassedBatch(2, [0, 1], [1, 1], [[0, 1]], [b"x"]))],
+    "no part to reach": lambda own, _: [PartUnreached(BATCH, A, "no route")],
+    "completed though no part": lambda own, _: [AgentReport(ReplicaCompleted(A))],
 }
 
 
@@ -621,7 +627,7 @@ def test_an_agent_says_which_workers_wait(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
     async def scene() -> None:
         sent: list[FromAgent] = []
-        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), HOST, module.usual_cache)
+        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), (HOST, 1), module.usual_cache)
         session.on_record(Endpoints({9: (HOST, 1)}))
         session.on_record(StopWorker(A))
         session.on_record(RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))

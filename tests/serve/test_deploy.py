@@ -23,7 +23,7 @@ from sloop.actions import Rollout, VersionState
 from sloop.app.load import load_application, load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.runlog import read_log
-from sloop.serve import control
+from sloop.serve import control, deploy
 from sloop.serve.backends import local
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import (
@@ -39,6 +39,8 @@ from sloop.serve.control import (
     send,
 )
 from sloop.serve.deploy import ENDED_KEPT, Deployer, check_live, check_weights, servables_of
+from sloop.serve.stores import ModelSource
+from sloop.serve.weights import WeightsCache
 from sloop.systems.setup import set_up, weights_of
 from sloop.vocabulary import Canary
 from tests.serve.conftest import write_mlp
@@ -81,6 +83,19 @@ def thread() -> Iterator[LoopThread]:
     thread = LoopThread()
     yield thread
     thread.close()
+
+
+@pytest.fixture(autouse=True)
+def _checked_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions are checked in a thread, which spares each check the start of a process; not in tests that ask for
+    `check_process`."""
+    if "check_process" not in request.fixturenames:
+        monkeypatch.setattr(deploy, "checked", lambda order: asyncio.to_thread(deploy.check_version, order))
+
+
+@pytest.fixture
+def check_process() -> None:
+    """Versions are checked in a process, as always outside these tests."""
 
 
 @contextmanager
@@ -245,6 +260,29 @@ def test_a_canary_is_removed_or_replaced_and_it_is_said_who_gets_its_requests(
         assert [each[1:] for each in versions(running) if each[2] == "serving"] == [("4", "serving", 1.0)]
 
 
+def test_models_in_a_cache_stay_as_long_as_a_version_uses_them(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
+    """As `sloop pull` prints their paths. Another process may need the room at any time."""
+    cache = WeightsCache(tmp_path / "cache", 10**9)
+    first, second = (
+        asyncio.run(cache.fetch(ModelSource.of(str(write_mlp(tmp_path / name, "n"))))) for name in ("1.onnx", "2.onnx")
+    )
+
+    def can_go(model: Path) -> bool:
+        rows = cache.models._evictable(tmp_path)
+        for row in rows:
+            os.close(row.lock)
+        return any(model.is_relative_to(row.folder) for row in rows)
+
+    assert can_go(first)
+    with serving(thread, tmp_path / "state", named("demo", first)) as running:
+        assert not can_go(first)
+        assert can_go(second)
+        order(running, Deploy(file_of(tmp_path, named("demo", second))))
+        assert not can_go(second)
+        thread.until(lambda: can_go(first))
+    assert can_go(second)
+
+
 def test_the_only_version_that_serves_cannot_be_removed_while_another_starts(
     thread: LoopThread, tmp_path: Path, mlp: Path
 ) -> None:
@@ -397,6 +435,7 @@ def test_what_does_not_fit_is_refused_and_what_serves_goes_on(thread: LoopThread
         assert versions(running) == [("demo", "1", "serving", 1.0)]
 
 
+@pytest.mark.usefixtures("check_process")
 def test_a_version_has_the_name_that_it_is_given(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
     with serving(thread, tmp_path / "state", named("demo", mlp)) as running:
         done = order(running, Deploy(file_of(tmp_path, named("demo", mlp)), version="2026-11"))
@@ -433,6 +472,7 @@ def _connected(path: Path) -> Iterator[socket.socket]:
         yield sock
 
 
+@pytest.mark.usefixtures("check_process")
 def test_a_client_that_leaves_ends_the_check(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
     marker = tmp_path / "checking"
     opens = f"import pathlib; pathlib.Path({str(marker)!r}).touch(); time.sleep(600)"
@@ -465,6 +505,7 @@ def test_the_only_server_is_found(thread: LoopThread, tmp_path: Path, mlp: Path,
         assert is_served(stale)
 
 
+@pytest.mark.usefixtures("check_process")
 def test_a_server_that_stops_breaks_the_connection(thread: LoopThread, tmp_path: Path, mlp: Path) -> None:
     opens = "time.sleep(600)"
     slow = file_of(tmp_path, named("demo", python_model(tmp_path / "slow.py", opens=opens)))

@@ -19,28 +19,31 @@ import numpy as np
 import onnx
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 
-from sloop.actions import Decided, StartReplica
+from sloop.actions import Decided, StartBatch, StartReplica
 from sloop.app.load import load_application
+from sloop.cli import main
 from sloop.errors import InputError, MachineError
 from sloop.events import BatchFailed, BatchLost, Finished, ReplicaCompleted, ReplicaLost, ReplicaReady, ReplicaStopped
 from sloop.profile.examine import examine
-from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, save_profile
+from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Startup, save_profile
 from sloop.runlog import Record, read_log
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.backends.pipelines import ProcessPipeline
 from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.deploy import check_live, cut_of
-from sloop.serve.messages import PassedBatch, encode
+from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.pipelines import PartRuntime
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Array
 from sloop.serve.server import check_nodes, models_of
-from sloop.serve.transport import Frame, FrameKind, ProtocolError
+from sloop.serve.shadows import CutRuntime
+from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address
 from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import rebuild, replay_log
@@ -93,20 +96,20 @@ def table(row_ms: float) -> LatencyTable:
     return LatencyTable({rows: {cores: rows * row_ms / cores for cores in (0.5, 1.0)} for rows in (1, 16)})
 
 
-def layers_of(ends: Sequence[str]) -> LayerProfile:
-    """Each block takes 10 ms for each row on a core."""
+def layers_of(ends: Sequence[str], counts: Sequence[int] = (2, 2, 2, 3)) -> LayerProfile:
+    """Each block takes 10 ms for each row on a core; `counts` has its layers."""
     blocks = tuple(
         LayerBlock(
             end=end,
             operators="MatMul",
-            layers=2,
+            layers=count,
             param_bytes=4 * WIDTH * WIDTH,
             output_bytes=4 * WIDTH,
             crossing_bytes=4 * WIDTH,
             load_ms=1.0,
             latency_ms=table(10.0),
         )
-        for end in ends
+        for end, count in zip(ends, counts, strict=True)
     )
     return LayerProfile(
         blocks=blocks,
@@ -166,6 +169,70 @@ def test_parts_of_any_cut_give_what_the_model_gives(model: Path, tmp_path: Path,
         check_equal(y, model, x)
 
 
+@pytest.mark.parametrize("bounds", [(0, 1, 2), (0, 2)])
+def test_inputs_that_are_outputs_pass_by_all_parts(tmp_path: Path, bounds: tuple[int, ...]) -> None:
+    """One of them no layer reads."""
+    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("x", "id")]
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Neg", ["r"], ["y"])]
+    path = tmp_path / "passing.onnx"
+    graph = helper.make_graph(nodes, "passing", given, [made, *given])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    known = examine(path)
+    assert known.obstacle == ""
+    profile = structs.replace(profile_of(), layers=layers_of(("r", "y"), (1, 1)))
+    cut = cut_of(known, {"": profile}, {}, tmp_path, for_shadows=False)
+    x, id = np.random.default_rng(3).normal(size=(2, 4, 3)).astype(np.float32)
+    if len(bounds) == 2:
+        whole = CutRuntime(cut.blocks, known.signature)
+        whole.load(1)
+        found, _ = whole.run([x, id], 1)
+    else:
+        parts = [PartRuntime(cut.blocks, known.signature, layers) for layers in pairwise(bounds)]
+        for part in parts:
+            part.load(1)
+        passed = write_block(parts[0].passed_on(parts[0].run_part(parts[0].begin([x, id]), 1)), None)
+        assert isinstance(passed, bytes)
+        found = parts[1].outputs(parts[1].run_part(parts[1].take(tensors_in(passed)), 1))
+    for got, expected in zip(found, (-np.maximum(x, 0), x, id), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_parts_may_count_rows_as_their_model_does(tmp_path: Path) -> None:
+    """As language models do, whose layers see one row for each word: a shadow could not divide these, but parts get
+    whole batches."""
+    shapes = [
+        numpy_helper.from_array(np.array(shape), name) for name, shape in (("two", (-1, 3)), ("three", (-1, 4, 3)))
+    ]
+    weights = [numpy_helper.from_array(np.eye(3, dtype=np.float32)[::-1] * 2, "w"), *shapes]
+    nodes = [
+        helper.make_node("Reshape", ["x", "two"], ["words"], name="words"),
+        helper.make_node("MatMul", ["words", "w"], ["r"], name="r"),
+        helper.make_node("MatMul", ["r", "w"], ["s"], name="s"),
+        helper.make_node("Reshape", ["s", "three"], ["y"], name="y"),
+    ]
+    port = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4, 3]) for name in "xy"]
+    path = tmp_path / "words.onnx"
+    graph = helper.make_graph(nodes, "words", port[:1], port[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    known, profile = examine(path), structs.replace(profile_of(), layers=layers_of(("r", "y"), (2, 2)))
+    with pytest.raises(InputError, match="rows of a batch cannot be divided at 'y'"):
+        cut_of(known, {"": profile}, {}, tmp_path)
+    cut = cut_of(known, {"": profile}, {}, tmp_path, for_shadows=False)
+    parts = [PartRuntime(cut.blocks, known.signature, layers) for layers in ((0, 1), (1, 2))]
+    for part in parts:
+        part.load(1)
+        part.warm(1)
+    x = np.random.default_rng(3).normal(size=(5, 4, 3)).astype(np.float32)
+    passed = write_block(parts[0].passed_on(parts[0].run_part(parts[0].begin([x]), 1)), None)
+    assert isinstance(passed, bytes)
+    [y] = parts[1].outputs(parts[1].run_part(parts[1].take(tensors_in(passed)), 1))
+    np.testing.assert_allclose(y, 4 * x, rtol=1e-6)
+    parts[0].load_others(1)
+    [y], _ = parts[0].run([x], 1)
+    np.testing.assert_allclose(y, 4 * x, rtol=1e-6)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_part_cannot_serve_alone_until_it_has_all_layers(model: Path, tmp_path: Path, threads: int) -> None:
     made = servable(model, tmp_path)
@@ -182,6 +249,9 @@ def test_a_part_cannot_serve_alone_until_it_has_all_layers(model: Path, tmp_path
 # Where batches are
 
 
+ONE_VISIT = Run(1, [])
+
+
 class Orders:
     """A backend that counts what a pipeline holds, and what each worker was told and has not answered."""
 
@@ -191,14 +261,11 @@ class Orders:
         self.lost: list[BatchId] = []
         self.completing: list[ReplicaId] = []
 
-    def tell_part(
-        self, replica: ReplicaId, kind: FrameKind, batch: BatchId | None = None, payload: bytes = b""
-    ) -> None:
-        if kind is FrameKind.COMPLETE:
-            self.completing.append(replica)
-        else:
-            assert batch is not None
-            self.at.setdefault(replica, []).append(batch)
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+        self.at.setdefault(replica, []).append(batch)
+
+    def complete_part(self, replica: ReplicaId) -> None:
+        self.completing.append(replica)
 
     def free_block(self, block: Address) -> None:
         self.held.remove(block.offset)
@@ -221,32 +288,31 @@ def test_every_batch_ends_once_and_every_block_is_freed(places: int, steps: Sequ
     dead: set[int] = set()
     blocks = iter(range(1000))
 
-    def answer(place: int, kind: FrameKind) -> None:
+    def answer(place: int, *, fails: bool) -> None:
         batch = orders.at[ReplicaId(place)].pop(0)
-        if kind is FrameKind.PASS:
+        is_last = place == places - 1
+        if not fails and not is_last:
             block = Address(7, next(blocks), 1)
             passed = PassedBatch(1, [0], [1], [[0]], [block])
-            frame = Frame(kind, batch, 1, memoryview(encode(passed)))
-            pipeline.passed_on(place, frame, lambda block: orders.held.append(block.offset))
-        elif (found := pipeline.answered(place, Frame(kind, batch, 1, memoryview(b"")))) is not None:
+            pipeline.passed_on(place, batch, 1, passed, lambda block: orders.held.append(block.offset))
+        elif (found := pipeline.answered(place, batch, 1, is_done=not fails)) is not None:
             ended.append(found.id)
             assert found.took_ns == place + 1
 
     def open_of(replica: int) -> list[BatchId]:
         return [batch for batch, owner in begun if owner == replica and batch not in (*ended, *orders.lost)]
 
-    for step, which in [*steps, *[(0, place) for _ in range(40) for place in range(places)]]:
+    for step_count, (step, which) in enumerate([*steps, *[(0, at) for _ in range(40) for at in range(places)]]):
         place = which % places
         if 6 <= step <= 8 and not open_of(place) and not pipeline.is_broken:
             begun.append((BatchId(len(begun)), ReplicaId(place)))
-            pipeline.enter(*begun[-1], b"")
+            assert pipeline.takes(place, begun[-1][0], ONE_VISIT)
         elif step == 9 and place not in dead:
             dead.add(place)
             orders.at.pop(ReplicaId(place), None)
-            pipeline.lose(place)
+            pipeline.lose(place, has_memory=step_count % 2 == 0)
         elif orders.at.get(ReplicaId(place)):
-            is_last = place == places - 1
-            answer(place, FrameKind.FAILED if step == 5 else FrameKind.DONE if is_last else FrameKind.PASS)
+            answer(place, fails=step == 5)
         assert all(len(told) <= 1 for told in orders.at.values()), "one batch for each worker"
     assert orders.held == []
     assert len(ended + orders.lost) == len(set(ended + orders.lost))
@@ -264,14 +330,34 @@ def test_a_worker_answers_only_what_it_was_told() -> None:
     assert orders.completing == []
     with pytest.raises(ProtocolError, match="not told to complete"):
         pipeline.has_all_layers(0)
-    pipeline.enter(BatchId(3), B, b"")
-    passed = Frame(FrameKind.PASS, 4, 1, memoryview(encode(PassedBatch(1, [], [], [], []))))
+    assert pipeline.takes(1, BatchId(3), ONE_VISIT)
     with pytest.raises(ProtocolError, match="passes batch 4 on"):
-        pipeline.passed_on(0, passed, orders.free_block)
+        pipeline.passed_on(0, 4, 1, PassedBatch(1, [], [], [], []), orders.free_block)
+    with pytest.raises(ProtocolError, match="a batch of 1 visits is passed on with 2"):
+        pipeline.passed_on(0, 3, 1, PassedBatch(2, [], [], [], []), orders.free_block)
+    for places, tensors in (([0], []), ([], [b"small"])):
+        with pytest.raises(ProtocolError, match="batch 3 is passed on without some of its tensors"):
+            pipeline.passed_on(0, 3, 1, PassedBatch(1, places, [], [], [*tensors]), orders.free_block)
     with pytest.raises(ProtocolError, match="not the last one"):
-        pipeline.answered(0, Frame(FrameKind.DONE, 3, 1, memoryview(b"")))
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        pipeline.passed_on(0, Frame(FrameKind.PASS, 3, 1, memoryview(b"?")), orders.free_block)
+        pipeline.answered(0, 3, 1, is_done=True)
+
+
+def test_what_only_a_lost_machine_has_is_lost_with_it() -> None:
+    """The next worker has yet to read it there, perhaps; tensors that travel in messages are not."""
+    for tensors, has_memory, expected in (
+        ([Address(7, 0, 1)], False, [BatchId(1)]),
+        ([Address(7, 0, 1)], True, []),
+        ([b"small"], False, []),
+    ):
+        orders = Orders()
+        pipeline = ProcessPipeline(Part(PipelineId(0), 0, (0, 1, 2)), orders)
+        pipeline.members |= {0: A, 1: B}
+        pipeline.has_part(0)
+        pipeline.has_part(1)
+        assert pipeline.takes(1, BatchId(1), ONE_VISIT)
+        pipeline.passed_on(0, 1, 1, PassedBatch(1, [0], [1], [[0]], [*tensors]), lambda block: None)
+        pipeline.lose(0, has_memory=has_memory)
+        assert orders.lost == expected
 
 
 # Live processes
@@ -470,11 +556,34 @@ def test_a_worker_with_some_layers_refuses_a_batch_of_its_own(
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         start(backend, (0, 2, 4), A, B)
         await ear.hear(ReplicaReady, count=2)
-        monkeypatch.setattr(ProcessPipeline, "takes_batches", False)
+        monkeypatch.setattr(ProcessPipeline, "takes", lambda *_: False)
         run(backend, 1, A, 2)
         failed = await ear.hear(BatchFailed)
         assert isinstance(failed, BatchFailed)
         assert "this worker has blocks 0 to 1 of 4, and cannot serve alone" in failed.detail
+
+    play(scene, {"skips": servable(model, tmp_path)})
+
+
+@pytest.mark.live
+def test_a_batch_that_comes_before_a_dead_part_is_reaped_is_lost_with_it(
+    model: Path, tmp_path: Path, held: Callable[[LocalBackend], None]
+) -> None:
+    """The core hears of the death when the process has ended, which takes long if it has much memory."""
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        start(backend, (0, 2, 4), A, B)
+        await ear.hear(ReplicaReady, count=2)
+        backend._give_up(backend._replicas[B], "it fell silent")
+        run(backend, 1, A, 2)
+        assert await ear.hear(BatchLost) == BatchLost(BatchId(1), A, "another part of its pipeline is lost")
+        assert await ear.hear(ReplicaLost) == ReplicaLost(B, "it fell silent")
+        held(backend)
+        await ear.hear(ReplicaCompleted)
+        run(backend, 2, A, 3)
+        await ear.hear(Finished)
+        check(ear, 2, model, 3)
+        assert len(lost(ear)) == 2
 
     play(scene, {"skips": servable(model, tmp_path)})
 
@@ -709,6 +818,40 @@ def test_a_part_killed_under_load_costs_no_answer(
     records = [record for _, record in check_log(running)]
     assert sum(isinstance(record, ReplicaLost) for record in records) == 1
     assert [each for each in records if isinstance(each, Decided) and each.kind == "pipeline"]
+    finished = {record.batch for record in records if isinstance(record, Finished)}
+    unfinished = next(each for each in records if isinstance(each, StartBatch) and each.batch not in finished)
+    told = explained(running, unfinished.requests[0])
+    assert "served" in told
+    assert "was lost" in told
+    assert "another part of its pipeline" in told or f"replica {victim} was lost" in told
+
+
+def explained(running: Running, request: int) -> str:
+    """What `sloop explain` says of a request, from the log that the server has left."""
+    result = CliRunner().invoke(main, ["explain", str(running.folder), "--request", str(request), "--json"])
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+@pytest.mark.live
+def test_the_stock_policy_starts_parts_where_requests_wait_for_a_slow_start(
+    model: Path, tmp_path: Path, thread: LoopThread, held: Callable[[LocalBackend], None]
+) -> None:
+    """An application that rests is woken by requests: two replicas start as one pipeline, and answer them."""
+    declared = document(model, tmp_path, startup=Startup(process_s=0.1, weights_s=30.0, first_batch_s=0.1))
+    provision = {"name": "flashpoint", "cache": "files", "partition": True}
+    declared["system"] = {"name": "static", "replicas": 2, "cores": 0.5, "drop": "never", "provision": provision}
+    running = Running(thread, tmp_path / "state", declared | {"rest_after_s": 0.5, "slo_ms": 60_000})
+    try:
+        wait_for(running, lambda found: found == [])
+        ask_all(running, model, range(8))
+        assert [each["form"] for each in replicas_of(running)] == ["pipeline", "pipeline"]
+        release(running, held)
+        ask_all(running, model, range(8, 12))
+    finally:
+        running.close()
+    decided = [each.why for _, each in check_log(running) if isinstance(each, Decided) and each.kind == "provision"]
+    assert any("1 pipeline of 2 parts" in why for why in decided), decided
 
 
 def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: Path) -> None:
@@ -727,7 +870,6 @@ def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: 
         assert "partition: false" in raised.value.help
         return raised.value
 
-    assert "which agents do not start" in refused(has_agents=True).what
     assert "were not measured" in refused(layers=None).what
     other = structs.replace(profile_of(), layers=layers_of(("r1", "nowhere", "r3", "y")))
     with pytest.raises(InputError, match="cannot be cut after 'nowhere'"):

@@ -85,6 +85,7 @@ class Mirrored:
         self.differ, self.follower = Differ(), Follower()
         self.now_ns = 0
         self.requests = 0
+        self.given: list[PlanInput] = []
         self.bytes = 0
         self._later: list[tuple[int, Event]] = []
         for each in definitions:
@@ -135,6 +136,7 @@ class Mirrored:
     def _plan(self) -> None:
         given = self.core.plan_input
         assert given is not None
+        self.given.append(given)
         sent = msgspec.msgpack.encode(self.differ.changes(given))
         self.bytes, self.requests = len(sent), self.requests + 1
         followed = self.follower.input_of(msgspec.msgpack.decode(sent, type=PlanRequest))
@@ -153,8 +155,11 @@ def readable(given: PlanInput) -> object:
         stages = [
             (
                 *(stage.name, stage.slo_ns, stage.after, stage.replicas, stage.queue, stage.running),
-                *(stage.buckets, stage.bucket_ns, stage.visits),
-                {key: (belief.batch_max, belief.correction) for key, belief in stage.beliefs.items()},  # type: ignore[attr-defined]
+                *(stage.buckets, stage.bucket_ns, stage.visits, stage.starts_ns),
+                {
+                    key: (belief.batch_max, belief.correction, belief.prior_weight)
+                    for key, belief in stage.beliefs.items()
+                },
             )
             for stage in each.stages
         ]
@@ -162,6 +167,16 @@ def readable(given: PlanInput) -> object:
         return (each.key, stages, traffic, each.share, each.weight, each.paths, each.plan)
 
     return (given.number, given.now_ns, given.nodes, [view(each) for each in given.due], given.others)
+
+
+def test_the_process_sees_how_long_a_start_takes() -> None:
+    system = {"name": "asyfunc", "bursts": "cheapest", "provision": "cheapest_start"}
+    mirrored = Mirrored(definition("a", "1", 1, system))
+    mirrored.tell(WOKE)
+    mirrored.run(s(3))
+    seen = [start_ns for given in mirrored.given for start_ns in given.due[0].stages[0].starts_ns.values()]
+    assert len(seen) > 1, "what `Mirrored` compares on both sides"
+    assert min(seen) > 0
 
 
 @given(st.integers(0, 10**6))

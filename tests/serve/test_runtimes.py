@@ -166,6 +166,16 @@ def test_a_library_that_cannot_be_loaded_ends_no_worker_that_may_not_need_it(
     prepare_runtimes()
 
 
+@pytest.mark.parametrize(("model", "is_loaded"), [("m.onnx", True), ("m.py", False), ("fake:burn:1:0", False)])
+def test_only_models_that_need_the_library_load_it(
+    model: str, is_loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[None] = []
+    monkeypatch.setattr("sloop.serve.runtimes.onnx_runtime", lambda: loaded.append(None))
+    prepare_runtimes(model)
+    assert bool(loaded) is is_loaded
+
+
 def test_the_library_writes_nothing_for_its_maker(tmp_path: Path) -> None:
     code = "from sloop.serve.runtimes import prepare_runtimes; prepare_runtimes()"
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}

@@ -86,21 +86,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def layers_of(row_ms: float, ends: tuple[str, ...] = ENDS) -> LayerProfile:
+def layers_of(row_ms: float, ends: tuple[str, ...] = ENDS, counts: tuple[int, ...] = (2, 2, 3, 1)) -> LayerProfile:
     """Each block takes `row_ms` for each row; so a pair is worth it if that is much."""
     table = LatencyTable({1: {1.0: row_ms}, ROWS_MAX: {1.0: ROWS_MAX * row_ms}})
     blocks = [
         LayerBlock(
             end=end,
             operators="MatMul",
-            layers=2,
+            layers=count,
             param_bytes=16_384,
             output_bytes=256,
             crossing_bytes=256,
             load_ms=1.0,
             latency_ms=table,
         )
-        for end in ends
+        for end, count in zip(ends, counts, strict=False)
     ]
     whole = LatencyTable({1: {1.0: 4 * row_ms}, ROWS_MAX: {1.0: 4 * ROWS_MAX * row_ms}})
     return LayerProfile(
@@ -236,6 +236,36 @@ def test_blocks_are_cut_once_and_kept(model: Path, tmp_path: Path) -> None:
     assert [Path(block.file).is_file() for block in first.cut.blocks] == [True] * 4
 
 
+@pytest.mark.parametrize("damage", ["pieces.json", "skips.2-of-4.onnx", "", "cut"])
+def test_blocks_that_are_damaged_are_cut_again(model: Path, tmp_path: Path, damage: str) -> None:
+    first = servable(model, tmp_path)
+    [folder] = tmp_path.iterdir()
+    if damage == "pieces.json":
+        (folder / damage).write_bytes(b"")
+    elif damage == "cut":
+        (folder / "pieces.json").write_text("[1")
+    elif damage:
+        (folder / damage).unlink()
+    else:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    assert servable(model, tmp_path) == first
+    assert list(tmp_path.iterdir()) == [folder]
+    assert first.cut is not None
+    assert all(Path(block.file).stat().st_size for block in first.cut.blocks)
+
+
+def test_what_a_killed_process_has_cut_goes(model: Path, tmp_path: Path) -> None:
+    old, new = (tmp_path / f".{number}-{model.name}.blocks-0123" for number in (1, 2))
+    for left in (old, new):
+        left.mkdir()
+        (left / "half").write_bytes(b"half")
+    os.utime(old, (0, 0))
+    servable(model, tmp_path)
+    assert not old.exists()
+    assert new.exists(), "perhaps its process is at work"
+
+
 def test_says_why_a_model_can_have_no_shadow(model: Path, tmp_path: Path) -> None:
     known = examine(model)
     whole = Profile(latency_ms=layers_of(1.0).latency_ms, max_batch=ROWS_MAX, max_cores=2)
@@ -253,6 +283,15 @@ def test_says_why_a_model_can_have_no_shadow(model: Path, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="cannot share one: rows depend"):
         cut_of(structs.replace(known, obstacle="rows depend on each other"), {"": profile_of(1.0)}, {}, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_blocks_that_are_not_those_that_were_measured_are_refused(model: Path, tmp_path: Path) -> None:
+    """A cut by `--cut A,B` left a layer behind it that comes before the last one before it."""
+    layers = layers_of(1.0, counts=(2, 1, 4, 1))
+    profile = Profile(latency_ms=layers.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers)
+    with pytest.raises(InputError, match="block 2, up to 'r2', had 1 layer when it was measured and has 2") as refused:
+        cut_of(examine(model), {"": profile}, {}, tmp_path)
+    assert "--cut NAME" in refused.value.help
 
 
 def test_a_boundary_where_rows_cannot_be_divided_is_refused(tmp_path: Path) -> None:
@@ -494,7 +533,7 @@ def test_asyfunc_meets_a_burst_with_a_shadow_whose_death_loses_nothing(model: Pa
     uvloop.run(main())
 
 
-def test_a_system_with_shadows_needs_measured_blocks_and_one_machine(model: Path, tmp_path: Path) -> None:
+def test_a_system_with_shadows_needs_measured_blocks(model: Path, tmp_path: Path) -> None:
     declared = application(model, tmp_path, has_layers=False)
     setup = set_up(load_application(declared))
     with pytest.raises(InputError, match="blocks of this one were not measured"):

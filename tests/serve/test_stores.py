@@ -87,6 +87,7 @@ def test_sources_are_urls_and_paths(text: str, location: str, name: str) -> None
         ("https://h/models/", "does not end in the name of a file"),
         ("https://h/..", "does not end in the name of a file"),
         ("https://h/a%2Fb.onnx", "does not end in the name of a file"),
+        (f"https://h/{'模' * 70}.onnx", "a file of at most 200 bytes"),
         ("https://h/a b.onnx", "a space"),
         ("https://h/m.onnx#main", "'main' is no SHA-256"),
         ("https://h/m.onnx#sha256=12", "'sha256=12' is no SHA-256"),

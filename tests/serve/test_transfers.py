@@ -60,7 +60,7 @@ def store() -> Iterator[BadStore]:
 
 @pytest.fixture(autouse=True)
 def ready_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: LocalBackend, replica: ReplicaId, spec: ReplicaSpec, transfer: TransferId | None = None) -> None:
+    def start(self: LocalBackend, replica: ReplicaId, spec: ReplicaSpec, *_: object) -> None:
         servable = self.servable(spec.stage, spec.variant)
         assert servable is not None
         assert Path(servable.model).read_bytes() == CONTENT

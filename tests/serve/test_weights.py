@@ -22,12 +22,15 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 
+from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped
 from sloop.serve import weights
 from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, LearnStages, StartWorker, StopWorker
+from sloop.serve.deploy import servables_of
 from sloop.serve.network import BlockClient
 from sloop.serve.protocols import Servable
 from sloop.serve.stores import FolderStore, ModelSource, Patience, S3Store, StoredFile, StoreError, Watch
@@ -1014,7 +1017,7 @@ class HeardSession(AgentSession):
     def __init__(self, folder: Path, servables: Mapping[tuple[str, str], Servable]) -> None:
         self.made: list[WeightsCache] = []
         self.said: list[Any] = []
-        super().__init__(AgentSetup(1, {}), self.said.append, BlockClient(b"token"), "127.0.0.1", self._made)
+        super().__init__(AgentSetup(1, {}), self.said.append, BlockClient(b"token"), ("127.0.0.1", 1), self._made)
         self._folder = folder
         taught = [(*key, servable) for key, servable in servables.items()]
         self.on_record(LearnStages(taught, wirings_of(servables), 1))
@@ -1067,6 +1070,39 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
 
     asyncio.run(main())
     assert len(store.asked("/mlp.onnx")) == 1
+
+
+def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder: Path, tmp_path: Path) -> None:
+    """Of a model whose batch was fixed when it was exported, or that has mappings as outputs."""
+    port = [helper.make_tensor_value_info(name, 1, [2, 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", port[:1], port[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    store.files["/two.onnx"] = Served(made.SerializeToString())
+    path = fetched(tmp_path / "of the server", f"{store.url}/two.onnx")
+    variant = {
+        "name": "v",
+        "model": str(path),
+        "profile": {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0.1, "gamma": 1}, "max_batch": 4},
+    }
+    document = {"name": "two", "slo_ms": 1000, "stages": [{"name": "stage", "variants": [variant]}], "system": "static"}
+    [servable] = servables_of(load_application(document)).values()
+    assert servable.changes == ("open 2",)
+    assert servable.source == source_of(path)
+    assert Path(servable.model).parent == path.parent
+
+    async def main() -> None:
+        session = HeardSession(folder, {("stage", "v"): structs.replace(servable, model="/not/here.onnx")})
+        for number in range(2):
+            session.start(number, "v")
+        await until(lambda: len(session.events(ReplicaReady)) == 2)
+        for number in range(2):
+            session.on_record(StopWorker(ReplicaId(number)))
+        await until(lambda: len(session.events(ReplicaStopped)) == 2)
+        await session.close()
+
+    asyncio.run(main())
+    [copy] = folder.glob("**/two.onnx.open-*")
+    assert copy.read_bytes() == Path(servable.model).read_bytes()
 
 
 def test_a_model_that_an_agent_cannot_fetch_costs_the_replica_only(store: BadStore, folder: Path) -> None:

@@ -19,7 +19,7 @@ from sloop.serve.blocks import BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Source, StageWiring
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
-from sloop.serve.worker import MILLIONTHS, InputMemory, Worker, group, split, tensors_of
+from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, Worker, group, split, tensors_of
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
 from sloop.tensor import Port, Signature, Tensor, join_strings
 from tests.serve.rig import alone, run_of, tensors_in
@@ -130,6 +130,18 @@ def test_a_model_without_inputs_answers_each_visit(tmp_path: Path) -> None:
     done = server.run(Run(2, []))
     answers = [np.frombuffer(y.data, np.float32).tolist() for [y] in tensors_in(done.blocks)]
     assert answers == [[7, 8], [7, 8]]
+    server.end()
+    assert server.error is None
+
+
+def test_libraries_are_part_of_the_process_and_not_of_loading(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is no spare one loads them before it says that it loads the model."""
+    prepared: list[str] = []
+    monkeypatch.setattr("sloop.serve.worker.prepare_runtimes", prepared.append)
+    server = Server(str(mlp), MLP)
+    assert server.receive().subject == STEPS.index("loading")
+    assert prepared == [str(mlp)]
+    server.until_ready()
     server.end()
     assert server.error is None
 

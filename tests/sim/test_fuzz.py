@@ -35,9 +35,10 @@ from sloop.systems import SYSTEMS
 from sloop.vocabulary import Request
 from tests.sim.scene import world
 
-WORLDS_EACH = 8
-"""Random worlds for each system; other ones for each, so that many are seen."""
-DEPLOYMENTS_EACH = 4
+WORLDS_EACH, DEPLOYMENTS_EACH = 8, 4
+"""Seeds for each system; other ones for each, so that many are seen."""
+WORLDS_PLAYED, DEPLOYMENTS_PLAYED = 5, 2
+"""Of these, the first; `make fuzz` plays others."""
 
 FAILED_ONCE = {
     71: "a batch took a request that had ended on another branch, behind visits its policy skipped",
@@ -49,20 +50,21 @@ FAILED_ONCE = {
 def test_every_invariant_holds_in_random_worlds(place: int) -> None:
     """A system that serves one model is refused in worlds of several; if too few are left, further ones follow."""
     played, first, others = 0, place * WORLDS_EACH, 100_000 + 100 * place
-    for seed in (*range(first, first + WORLDS_EACH), *range(others, others + 100)):
-        if seed >= others and played > WORLDS_EACH / 5:
+    for seed in (*range(first, first + WORLDS_PLAYED), *range(others, others + 100)):
+        if seed >= others and played > WORLDS_PLAYED / 5:
             break
         try:
             simulate(random_world(seed, list(SYSTEMS)[place]))
         except InputError:
             continue
         played += 1
-    assert played > WORLDS_EACH / 5
+    assert played > WORLDS_PLAYED / 5
 
 
 @pytest.mark.parametrize("place", range(len(SYSTEMS)), ids=SYSTEMS)
 def test_every_invariant_holds_in_random_deployments(place: int) -> None:
-    for seed in range(place * DEPLOYMENTS_EACH, (place + 1) * DEPLOYMENTS_EACH):
+    first = place * DEPLOYMENTS_EACH + 1  # the very first of `mixed` alone takes 20 s
+    for seed in range(first, first + DEPLOYMENTS_PLAYED):
         try:
             fuzz.play(random_deployment(seed, list(SYSTEMS)[place]))
         except InputError:

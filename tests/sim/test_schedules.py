@@ -384,8 +384,8 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 """What is broken in the core, and what the schedules say of it."""
 
 
-SEED_MIN: dict[Callable[[pytest.MonkeyPatch], None], int] = {stop_a_part_alone: 144}
-"""Where to begin: few schedules lose a part while requests wait that another one could take."""
+SEED_MIN: dict[Callable[[pytest.MonkeyPatch], None], int] = {stop_a_part_alone: 144, complete_no_part: 70}
+"""Where to begin: few schedules lose a part while requests wait that another one could take, or end with parts."""
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)

@@ -231,6 +231,13 @@ def test_even_pieces_equal_brute_force(seed: int, layers: int, pieces: int, memo
 
 
 @settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 7), st.booleans())
+def test_the_plans_with_few_pieces_are_the_first_of_all(seed: int, layers: int, pieces: int, memory: bool) -> None:
+    costs = random_costs(seed, layers, memory=memory)
+    assert plan_fronts(costs, pieces) == plan_fronts(costs)[:pieces]
+
+
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 40))
 def test_equal_plans_go_to_fewer_pieces_then_earlier_cuts(seed: int, layers: int, requests: int) -> None:
     """Small whole numbers make ties."""

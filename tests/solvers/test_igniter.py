@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -82,7 +83,7 @@ def test_a_heavy_model_gets_gpus_of_its_own(
 ) -> None:
     heavy = workload(*case)
     batch = batch_for(GPU, heavy, heavy.rate_rps)
-    assert (batch, least_share(GPU, heavy, batch)) == first
+    assert (batch, least_share(GPU, heavy, batch, heavy.rate_rps)) == first
     assert [(each.batch, each.share, each.rate_rps) for each in split(GPU, heavy)] == expected
     assert [each.is_alone for own in plan(GPU, [heavy]) for each in own] == [False] + [True] * (len(expected) - 1)
 
@@ -121,6 +122,24 @@ def test_every_plan_carries_its_rates_in_time_within_the_gpus(case: Case) -> Non
 
 
 @settings(max_examples=60)
+@given(cases, st.sampled_from([1, 8, 32]))
+def test_workers_that_take_only_small_batches_carry_their_rates_too(case: Case, batch_max: int) -> None:
+    """The published batch is what arrives in half of the deadline. A share that suffices for it does not carry the rate
+    with a smaller one."""
+    workloads = [replace(workload(*each), batch_max=batch_max) for each in case]
+    try:
+        found = plan(GPU, workloads)
+    except InputError:
+        return  # a batch is too slow even alone
+    for own in found:
+        predictions = igniter_predictions(GPU, [each.resident for each in own])
+        for each, predicted in zip(own, predictions, strict=True):
+            assert each.batch <= batch_max
+            if sum(other.share for other in own) < 100:
+                assert predicted.served_rps >= each.rate_rps * (1 - 1e-9)
+
+
+@settings(max_examples=60)
 @given(cases)
 def test_no_gpu_that_was_open_needs_less_more_share_than_the_chosen_one(case: Case) -> None:
     """Replays the plan: each replica went to the first GPU with the least additional share."""
@@ -139,7 +158,7 @@ def test_no_gpu_that_was_open_needs_less_more_share_than_the_chosen_one(case: Ca
             shared[at] = tried[at] or ()
         else:
             alone = with_one_more(GPU, (), replica)
-            assert alone is not None or least_share(GPU, replica.workload, replica.batch) > 50
+            assert alone is not None or least_share(GPU, replica.workload, replica.batch, replica.rate_rps) > 50
             shared.append(alone or (replica,))
     found = [own for own in plan(GPU, workloads) if not own[0].is_alone]
     assert [[(e.workload.name, e.batch) for e in own] for own in found] == [

@@ -2,14 +2,21 @@
 
 import math
 from collections.abc import Sequence
-from itertools import product
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand, ProcessorSharing
+from sloop.profile.interference import (
+    BandwidthLaw,
+    CountLaw,
+    DeviceDemand,
+    Interference,
+    ProcessorSharing,
+    ScalabilityLaw,
+)
 from sloop.solvers import paldia
 from sloop.solvers.paldia import (
     Choice,
@@ -17,12 +24,14 @@ from sloop.solvers.paldia import (
     DeviceModel,
     HardwareOffer,
     Lane,
+    Sharing,
     batches_of,
     best_split,
     choose_hardware,
     count_mismatch,
     executed_ms,
     lanes_ms,
+    rounds_ms,
     split_models,
     t_max_ms,
     together_max,
@@ -234,6 +243,68 @@ def test_batches_of_a_group(count: int, batch: int, even: bool) -> None:
     assert len(sizes) == math.ceil(count / batch)
     assert all(0 < size <= batch for size in sizes)
     assert not even or not sizes or max(sizes) - min(sizes) <= 1
+
+
+any_law: st.SearchStrategy[Interference] = st.one_of(
+    st.builds(ScalabilityLaw, st.floats(0, 1.5), st.floats(0, 0.3)),
+    st.lists(st.floats(0, 2), max_size=7).map(lambda steps: CountLaw(tuple(accumulate(steps, initial=1.0)))),
+)
+
+
+@given(any_law, st.integers(1, 12), st.integers(1, 8))
+def test_equal_batches_run_in_rounds(law: Interference, batches: int, residents: int) -> None:
+    model = DeviceModel(tuple(5.0 * size for size in range(5)), law)
+    [end_ms] = rounds_ms(model, 4 * batches, np.array([residents]))
+    assert end_ms == pytest.approx(executed_ms(model, [], [4] * batches, residents), rel=1e-6)
+
+
+@given(any_law, st.integers(1, 60), st.integers(1, 8))
+def test_no_other_number_of_residents_ends_earlier(law: Interference, count: int, most: int) -> None:
+    model = DeviceModel(tuple(5.0 * size for size in range(5)), law, together_max=most)
+    found = best_split(model, count, "resident")
+    if count <= model.batch:
+        assert found == (0, model.latencies_ms[count])
+        return
+    residents = len(batches_of(count - found.queued, model.batch))
+    assert residents <= most
+    ends_ms = {each: float(rounds_ms(model, count, np.array([each]))[0]) for each in range(1, most + 1)}
+    least_ms = min(ends_ms.values())
+    assert found.t_max_ms == pytest.approx(least_ms, abs=2 * paldia.TIE_MS)
+    assert residents <= min(each for each, end_ms in ends_ms.items() if end_ms <= least_ms)
+    if count % model.batch == 0:
+        running, queued = batches_of(count - found.queued, model.batch), batches_of(found.queued, model.batch)
+        assert executed_ms(model, running, queued, len(running)) == pytest.approx(found.t_max_ms, rel=1e-6)
+
+
+def test_a_batch_more_than_workers_is_better_shared_evenly() -> None:
+    """Six together and one alone take 4.8 + 1 times as long as one; four and then three 3.2 + 2.4."""
+    model = DeviceModel((0.0, 10.0), CountLaw((1.0, 1.6, 2.4, 3.2, 4.0, 4.8)), together_max=6)
+    assert best_split(model, 7, "together").t_max_ms == pytest.approx(48 + 10)
+    assert best_split(model, 7, "resident") == pytest.approx((3, 32 + 24))
+    assert executed_ms(model, [1] * 4, [1] * 3, 4) == pytest.approx(56)
+    assert best_split(model, 7, "hybrid").queued == 1, "Eq. 1 lets the queue wait for all"
+
+
+@given(models, st.integers(1, 300), st.floats(0, 1), st.sampled_from(["hybrid", "resident"]))
+def test_a_split_is_made_only_for_what_it_gains(
+    model: DeviceModel, count: int, gain_min: float, sharing: Sharing
+) -> None:
+    best, found = best_split(model, count, sharing), best_split(model, count, sharing, gain_min=gain_min)
+    if count <= model.batch:
+        assert found == best
+        return
+    ends = best_split(model, count, "together").queued, best_split(model, count, "queue").queued
+    residents = np.array([max(1, math.ceil((count - queued) / model.batch)) for queued in ends])
+    if sharing == "resident":
+        pure_ms = float(rounds_ms(model, count, residents).min())
+    else:
+        pure_ms = float(t_max_ms(model, count, np.array(ends)).min())
+    if found.queued not in ends:
+        assert found == best
+        assert found.t_max_ms <= (1 - gain_min) * pure_ms + paldia.TIE_MS
+    elif best.queued not in ends:
+        assert best.t_max_ms > (1 - gain_min) * pure_ms
+        assert found.t_max_ms == pytest.approx(pure_ms, abs=2 * paldia.TIE_MS)
 
 
 # Several models

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sloop.solvers import starts
 from sloop.solvers.flashpoint import PieceCosts, PieceDownloads, plan_fronts
-from sloop.solvers.starts import EXACT_PLANS, ServerGroup, choose_parts, mean_answer_s
+from sloop.solvers.starts import EXACT_PLANS, PlanColumns, ServerGroup, choose_parts, mean_answer_s
 
 SECONDS = st.integers(1, 400).map(lambda tenths: tenths / 10)
 
@@ -70,7 +70,8 @@ def least_mean_s(costs: PieceCosts, whole_s: Sequence[float], requests: int) -> 
 
 @given(models(), st.lists(SECONDS, min_size=1, max_size=4), st.integers(1, 12))
 def test_a_small_model_is_cut_as_is_best(costs: PieceCosts, whole_s: list[float], requests: int) -> None:
-    found = choose_parts(whole_s, plan_fronts(costs), DOWNLOADS, costs.exec_whole_s, requests, costs.layers)
+    columns = PlanColumns.of(plan_fronts(costs))
+    found = choose_parts(whole_s, columns, DOWNLOADS, costs.exec_whole_s, requests, costs.layers)
     assert found.mean_s == pytest.approx(least_mean_s(costs, whole_s, requests), rel=1e-5)
     if found.pipelines:
         assert found.pipelines * (len(found.cuts) + 1) <= len(whole_s)
@@ -81,17 +82,40 @@ def test_the_quick_search_is_as_good_where_all_starts_are_equal(costs: PieceCost
     """With more plans than are compared one by one, each number of devices gets its best plan (section 2.4)."""
     whole_s = [DOWNLOADS.cold_s(1.0, 1, devices)] * devices
     fronts = plan_fronts(costs)
+    columns = PlanColumns.of(fronts)
     whole = mean_answer_s([ServerGroup(devices, whole_s[0] + costs.exec_whole_s, costs.exec_whole_s)], requests)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(starts, "EXACT_PLANS", 0)
-        quick = choose_parts(whole_s, fronts, DOWNLOADS, costs.exec_whole_s, requests, costs.layers)
-    exact = choose_parts(whole_s, fronts, DOWNLOADS, costs.exec_whole_s, requests, costs.layers)
+        quick = choose_parts(whole_s, columns, DOWNLOADS, costs.exec_whole_s, requests, costs.layers)
+    exact = choose_parts(whole_s, columns, DOWNLOADS, costs.exec_whole_s, requests, costs.layers)
     assert exact.mean_s <= quick.mean_s * (1 + 1e-6) <= whole * (1 + 2e-6)
     best = min(
         (plan.mean_s(requests, devices, starts=DOWNLOADS) for front in fronts[:devices] for plan in front),
         default=whole,
     )
     assert quick.mean_s <= best * (1 + 1e-5)
+
+
+@st.composite
+def downloads(draw: st.DrawFn) -> PieceDownloads:
+    return PieceDownloads(
+        process_s=draw(SECONDS),
+        local_s=draw(SECONDS),
+        download_s=draw(st.sampled_from((0.0, 2.5, 40.0))),
+        send_s=draw(SECONDS),
+        senders=draw(st.integers(1, 5)),
+        nodes=draw(st.integers(1, 5)),
+        is_chain=draw(st.booleans()),
+        is_shared=draw(st.booleans()),
+    )
+
+
+@given(models(), downloads(), st.integers(1, 5))
+def test_many_plans_start_as_each_of_them(costs: PieceCosts, given_starts: PieceDownloads, pipelines: int) -> None:
+    columns = PlanColumns.of(plan_fronts(costs))
+    together = given_starts.cold_each_s(columns.share, columns.pieces, pipelines)
+    alone = [given_starts.cold_s(each.cold_s, each.pieces, pipelines * each.pieces) for each in columns.plans]
+    assert together.tolist() == pytest.approx(alone)
 
 
 def test_few_plans_are_compared_for_a_large_model() -> None:
@@ -105,6 +129,6 @@ def test_few_plans_are_compared_for_a_large_model() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(starts, "mean_answer_s", mean_s)
-        found = choose_parts([27.5] * 16, plan_fronts(costs, 16), DOWNLOADS, 0.1406, 40, 55)
+        found = choose_parts([27.5] * 16, PlanColumns.of(plan_fronts(costs, 16)), DOWNLOADS, 0.1406, 40, 55)
     assert found.pipelines > 0
     assert len(counted) <= EXACT_PLANS + 1

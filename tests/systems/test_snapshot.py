@@ -106,7 +106,7 @@ def check(world: World, fraction: float) -> bool:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@settings(max_examples=3, derandomize=True)
+@settings(max_examples=2, derandomize=True)
 @given(seed=st.integers(0, 10_000), fraction=st.floats(0.02, 0.95), several=st.booleans())
 def test_a_restored_core_decides_as_the_saved_one(system: str, seed: int, fraction: float, several: bool) -> None:
     check((random_deployment if several else random_world)(seed, system), fraction)

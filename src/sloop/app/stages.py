@@ -129,7 +129,7 @@ def _variant(value: Value, name: str, folder: FilePath, kinds: Kinds) -> Variant
 
 def _model(value: Value, folder: FilePath) -> FilePath:
     if is_url(value.text()):
-        help = "fetch it with `sloop pull`; a new version of a running server needs the path that this prints"
+        help = "fetch it with `sloop pull`; for `sloop deploy`, write the path that it prints instead of the URL"
         value.fail("this model is not on this machine", help)
     return existing_file(value, folder, "model file")
 

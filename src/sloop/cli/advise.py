@@ -191,12 +191,12 @@ def _under_all(question: Question) -> tuple[Application, ...]:
 def _question(apps: Sequence[str], options: Mapping[str, Any]) -> Question:
     kinds_file: Path | None = options["kinds_file"]
     own = kinds_in(kinds_file) if kinds_file else {}
-    hardware = _names(options["hardware"])
+    hardware, prices = _names(options["hardware"]), rates_by_name(options["prices"], "--price", "prices")
     declared, scenario, undeclared = _loaded(apps, hardware, kinds_file)
     deployment, notes = _with_slos(declared, undeclared, rates_by_name(options["slos"], "--slo-ms", "deadlines"))
     seed: int = options["seed"] if options["seed"] is not None else scenario.seed if scenario else 0
     traces = _traces(deployment, scenario, options, seed)
-    kinds, left_out = offered_kinds(deployment, hardware, own, dict(options["prices"]))
+    kinds, left_out = offered_kinds(deployment, hardware, own, prices)
     check_deadlines(deployment, kinds)
     choices = tuple(choice for name in dict.fromkeys(_names(options["names"])) if (choice := chosen_system(name)))
     for choice in choices:
@@ -270,7 +270,11 @@ def _cluster_for(profiles: Sequence[str], hardware: Sequence[str], kinds_file: P
     """A cluster for published profiles: a node of each kind that is named, or that has a profile."""
     own = kinds_in(kinds_file) if kinds_file else {}
     known: dict[str, HardwareKind] = {**KINDS, **own}
-    kinds = dict.fromkeys(kind for kind in hardware if kind in known) or dict.fromkeys(own)
+    for kind in hardware:
+        if kind not in known:
+            what = f"no kind of hardware is called {kind!r}"
+            raise InputError(what, where="--hardware", help=nearest(kind, tuple(known)) or "declare it with --kinds")
+    kinds = dict.fromkeys(hardware) or dict.fromkeys(own)
     for profile in (published for name in profiles for published in published_profiles(name).items() if not hardware):
         kind, accelerator = profile[0], PUBLISHED[profile[1]].accelerator
         having = (each.name for each in known.values() if accelerator in [device.kind for device in each.devices])

@@ -267,11 +267,14 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Whole numbers separated by commas: `1,2,4`."""
+    """Whole numbers from 1 separated by commas: `1,2,4`."""
     try:
-        return tuple(int(part) for part in text.split(","))
+        found = tuple(int(part) for part in text.split(","))
+        if min(found) < 1:
+            raise ValueError
+        return found
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of whole numbers; write 1,2,4") from None
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers from 1; write 1,2,4") from None
 
 
 def models_folder(folder: Path | None = None) -> Path:

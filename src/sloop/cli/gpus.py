@@ -23,7 +23,7 @@ def place_on(device: str | None, shares: Sequence[float]) -> GpuPlace | None:
             raise InputError("shares are those of a GPU", where="--shares", help="add --device cuda")
         return None
     if wrong := [share for share in shares if not 0 < share < 1]:
-        what = f"a share of {100 * wrong[0]:g} %; shares are above 0 and below 1, which is all of the GPU"
+        what = f"a share of {wrong[0]:g}; shares are above 0 and below 1, because a whole GPU is measured anyway"
         raise InputError(what, where="--shares", help="for example --shares 0.25,0.5")
     gpu = gpu_called(device)
     return GpuPlace.on(gpu, next((kind for kind in ACCELERATORS if gpu.is_of_kind(kind)), gpu.kind))

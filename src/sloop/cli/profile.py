@@ -226,6 +226,8 @@ def profile(  # one parameter for each option
     _check_options(chosen, layers=layers, sharing=sharing, has_sharing_options=bool(together or beside))
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
+    if sharing and cores:
+        raise click.UsageError("With --sharing, every worker may use all cores: leave --cores out.")
     if device is not None and (layers or cores):
         raise click.UsageError("--layers and --cores are about CPU cores; --device is a GPU.")
     path, on = out or path_beside(model, hardware or ""), place_on(device, shares or ())

@@ -1,7 +1,7 @@
 """`sloop profile --sharing`: how a model shares the cores of this machine, or a GPU, with others."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -17,10 +17,13 @@ from sloop.cuda import GpuPlace
 from sloop.errors import InputError
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.fit import SharingForm, SlowdownFit
+from sloop.profile.interference import ScalabilityLaw
+from sloop.profile.model import is_python
 from sloop.profile.profile import DeviceSharing, Profile, load_profile, save_profile
 from sloop.profile.sharing import Contender, SharingFits, SharingTimes, fit_all_laws, measure_sharing
 from sloop.report.plots import sharing_figure, write_figure
 from sloop.report.tables import Cell, Table
+from sloop.serve.shared_workers import shared_stream
 from sloop.text import number
 
 
@@ -46,16 +49,23 @@ def profile_sharing(
     options: SharingOptions,
     path: Path,
 ) -> CommandOutput:
-    """Measure how workers of a model slow each other down, and add the law that fits best to its profile at `path`. A
-    model without a profile is measured briefly as well."""
+    """Measure how workers of a model slow each other down, and add the law that predicts best to its profile at `path`.
+    A model without a profile is measured briefly as well."""
     if options.on is not None and not path.is_file():
         what = "how it shares a GPU is added to its profile of that GPU, and it has none"
         raise InputError(what, where=str(model), help="measure it first: `sloop profile MODEL --device cuda`")
     base, is_new = base_profile(model, known, rows, path)
     batch = max(options.batches) if options.batches else base.max_batch
     other = _contender(options.beside, batch) if options.beside is not None else None
-    cells = options.passes * (options.together + (2 if other else 0))
-    with shared_place(options.on) as (on, how), progress(f"measuring {model.name}", total=cells) as advance:
+    cells = options.passes * (options.together + (3 if other else 0))
+    # Without sizes of its inputs, only a Python model itself can make them; a server's workers are given them.
+    is_served = options.on is None and not (is_python(model) and not rows)
+    served = shared_stream(known, rows, batch, options.together) if is_served else nullcontext()
+    with (
+        shared_place(options.on) as (on, how),
+        served as stream,
+        progress(f"measuring {model.name}", total=cells) as advance,
+    ):
         found = measure_sharing(
             Contender(Path(known.file), batch, rows),
             beside=other,
@@ -64,6 +74,7 @@ def profile_sharing(
             passes=options.passes,
             progress=lambda done, cells, now: advance(done, now),
             on=on,
+            stream=stream,
         )
     source = f"sloop profile {model.name} --sharing, batch {batch}{how and f', {how}'}"
     laws = fit_all_laws(found, source, on)
@@ -80,7 +91,13 @@ def profile_sharing(
         "passes": found.passes,
         "law": laws.best,
         "fits": {
-            form: {"law": fit.sharing.law, "bandwidth": fit.sharing.bandwidth, "mape": fit.mape, "max": fit.max_error}
+            form: {
+                "law": fit.sharing.law,
+                "bandwidth": fit.sharing.bandwidth,
+                "mape": fit.mape,
+                "max": fit.max_error,
+                "held_out": laws.held_out.get(form),
+            }
             for form, fit in laws.fits.items()
         },
         "sharing": sharing,
@@ -152,16 +169,19 @@ def _fits(laws: SharingFits) -> Table:
         (
             *(form.replace("_", " ") + (" (chosen)" if form == laws.best else ""), _parameters(form, fit)),
             *(100 * fit.mape, 100 * fit.max_error),
+            100 * laws.held_out[form] if form in laws.held_out else None,
         )
         for form, fit in laws.fits.items()
     )
-    return Table("", ("law", "parameters", "mean error %", "largest %"), rows)
+    return Table("", ("law", "parameters", "mean error %", "largest %", "of other passes %"), rows)
 
 
 def _parameters(form: SharingForm, fit: SlowdownFit) -> str:
     if form in ("bandwidth", "literal"):
         alpha = getattr(fit.sharing.law, "alpha", 0.0)
         return f"bandwidth {fit.sharing.bandwidth:.3g}, α {alpha:.3g}"
+    if isinstance(law := fit.sharing.law, ScalabilityLaw):
+        return f"σ {law.contention:.3g}, κ {law.coherency:.3g}"
     return "none" if form == "processor_sharing" else "the factors"
 
 

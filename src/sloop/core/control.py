@@ -7,7 +7,7 @@ so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby
 from typing import Final
@@ -38,9 +38,9 @@ from sloop.core.pipeline import (
     stops_whole_pipelines,
 )
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
-from sloop.core.provision import note_files, start_together
+from sloop.core.provision import expected_starts_ns, note_files, start_together
 from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
-from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Traffic
+from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, StageView, Traffic
 from sloop.events import (
     BatchLost,
     KeptReplica,
@@ -648,7 +648,7 @@ class ControlPath:
         views = [
             ApplicationView(
                 key=each.state.key,
-                stages=each.state.stage_views(),
+                stages=self._stage_views(now_ns, each.state),
                 ingress=self.traffic(each.state),
                 share=each.share,
                 weight=each.weight,
@@ -658,6 +658,16 @@ class ControlPath:
             for each in due
         ]
         return PlanInput(self._requested, now_ns, self._state.ledger.views(), tuple(views), others)
+
+    def _stage_views(self, now_ns: int, application: ApplicationState) -> tuple[StageView, ...]:
+        """The stages as the application's scaling policy sees them."""
+        views = application.stage_views()
+        if not getattr(self.planner.policies[application.key].scale, "asks_for_starts", False):
+            return views
+        return tuple(
+            replace(view, starts_ns=expected_starts_ns(now_ns, self._state, application.stages[view.name]))
+            for view in views
+        )
 
     def _accept(self, now_ns: int, given: PlanInput, planned: Planned, out: list[Action]) -> None:
         plans: dict[str, Plan] = {}

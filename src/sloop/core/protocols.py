@@ -174,6 +174,7 @@ class Scale(Protocol):
     - `release_after_ns`: how long a node on demand stays empty before it is released; 0: not at all. The default is a
       minute (`core.nodes.UNUSED_NS`). Where applications differ, the longest counts.
     - `attaches_shadows`, True if its plans may have shadows. A server then cuts the models into their measured blocks.
+    - `asks_for_starts`, True if it wants to know how long a start takes now (`StageView.starts_ns`).
     """
 
     @property
@@ -201,6 +202,9 @@ class Provision(Protocol):
     A policy with `leaves_all = True` is not asked: replicas start one after another where the place policy chooses, and
     each driver gets the weights in its own way. For all others the core knows which node has which weights, orders the
     transfers, and decides what is evicted when memory is short; the place policy is then not asked.
+
+    A policy may also have a method `expected_s(now_ns, given)`: in how many seconds the first of these starts would
+    serve. Scaling policies that ask for it compare starts with what else they could do.
     """
 
     leaves_all: ClassVar[bool]

@@ -16,7 +16,7 @@ from sloop.actions import Action, Decided, StartReplica, Transfer
 from sloop.core.ledger import Reservation
 from sloop.core.pipeline import layers_of
 from sloop.core.state import LayerPipeline, Replica, StageState, State
-from sloop.core.views import Belief, ProvisionInput, ReplicaStart, Site, Traffic, WeightChain
+from sloop.core.views import Belief, BeliefKey, ProvisionInput, ReplicaStart, Site, Traffic, WeightChain
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId, WeightLevel
 
@@ -57,6 +57,23 @@ def start_together(
     for order in transfers:
         out += state.weights.give_up(order.transfer)
     return len(orders)
+
+
+def expected_starts_ns(now_ns: int, state: State, stage: StageState) -> dict[BeliefKey, int]:
+    """How long one more replica of each variant would take on each kind of hardware, as large as the one that was
+    started last; empty if the provision policy does not predict it, and without those that have no room."""
+    policy = stage.application.parts.policies.provision
+    predict = getattr(policy, "expected_s", None)
+    found: dict[BeliefKey, int] = {}
+    if predict is None:
+        return found
+    cores = {(each.spec.variant, each.spec.slot.hardware): each.spec.cores for each in stage.pool.replicas.values()}
+    for key, belief in stage.beliefs.items():
+        spec = ReplicaSpec(stage.name, key[0], belief.slot(cores.get(key, 1.0)))
+        given = _input(now_ns, state, stage, spec, 1, policy.keeps)
+        if given.sites:
+            found[key] = s(predict(now_ns, given))
+    return found
 
 
 def _input(

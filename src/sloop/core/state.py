@@ -61,14 +61,15 @@ from sloop.vocabulary import (
 Beliefs = Mapping[tuple[str, str, str], Belief]
 """The latency estimate of each stage, variant and kind of hardware."""
 
-RateKey = tuple[str, Slot, Form]
-"""A variant, a slot and a form: replicas that are equal in them are equally fast."""
-
 BUCKET_NS_MAX = NS_PER_S
 """The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
 
 DeviceKey = tuple[str, str]
 """A device: the name of a node and that of its accelerator, or "" for the cores of the node."""
+
+RateKey = tuple[str, Slot, Form, DeviceKey | None]
+"""A variant, a slot and a form: replicas that are equal in them are equally fast. And their device, if the plan has
+another limit or rate for equal replicas elsewhere; otherwise None."""
 
 STALL_FACTOR = 20
 STALL_NS_MIN = s(1)
@@ -212,36 +213,63 @@ class BatchLimits:
     default: int = UNLIMITED
     wait_ns: int = 0
     """The longest wait for a full batch."""
-    _by_slot: dict[RateKey, Group] = field(default_factory=dict)
+    _groups: dict[RateKey, Group] = field(default_factory=dict)
+    """The groups of the plan, those that name a node also without it."""
     _by_kind: dict[BeliefKey, int] = field(default_factory=dict)
     """The last limit of each variant on each kind of hardware."""
+    placed: set[tuple[str, Slot, Form]] = field(default_factory=set)
+    """Those for which the plan has different limits or rates on different nodes or devices."""
 
-    def follow(self, target: StagePlan) -> None:
-        """Adopt a new plan. A variant that it does not mention keeps its last limit until its replicas are replaced."""
+    def follow(self, target: StagePlan) -> bool:
+        """Adopt a new plan; returns whether limits or rates depend on the place for other replicas than before. A
+        variant that the plan does not mention keeps its last limit until its replicas are replaced."""
+        before, self.placed = self.placed, set()
         self.default, self.wait_ns = target.batch_max, target.wait_ns
-        self._by_slot.clear()
+        self._groups.clear()
         for group in target.groups:
             if group.count:
                 spec = group.spec
-                self._by_slot[spec.variant, spec.slot, spec.form] = group
+                like = spec.variant, spec.slot, spec.form
+                other = self._groups.get((*like, None))
+                if other is not None and _limits_of(other) != _limits_of(group):
+                    self.placed.add(like)
+                if other is None or other.spec.node is not None or spec.node is None:
+                    self._groups[*like, None] = group
+                if spec.node is not None:
+                    self._groups[*like, (spec.node, spec.device or "")] = group
                 self._by_kind[spec.variant, spec.slot.hardware] = target.batch_max_of(group)
+        return self.placed != before
 
-    def batch_max(self, variant: str, slot: Slot, form: Form = ALONE) -> int:
-        """The largest batch that the plan allows for a variant on a slot in a form; the variant's profile may allow
-        less.
+    def batch_max(self, variant: str, slot: Slot, form: Form = ALONE, where: DeviceKey | None = None) -> int:
+        """The largest batch that the plan allows for a variant on a slot in a form, on this device if one is named; the
+        variant's profile may allow less.
 
         A replica on a slot or in a form that is not in the plan, because it is being changed or replaced, keeps the
         limit of its variant on its kind of hardware.
         """
-        group = self._by_slot.get((variant, slot, form))
+        group = (
+            self._groups.get((variant, slot, form, None)) if where is None else self._placed(variant, slot, form, where)
+        )
         if group is not None:
             return group.batch_max or self.default
         return self._by_kind.get((variant, slot.hardware), self.default)
 
-    def weight(self, variant: str, slot: Slot, form: Form = ALONE) -> float:
+    def weight(self, variant: str, slot: Slot, form: Form = ALONE, where: DeviceKey | None = None) -> float:
         """The rate that the plan expects one such replica to serve; its cores if the plan does not say."""
-        group = self._by_slot.get((variant, slot, form))
+        group = (
+            self._groups.get((variant, slot, form, None)) if where is None else self._placed(variant, slot, form, where)
+        )
         return group.rate_rps / group.count if group is not None and group.rate_rps else slot.cores
+
+    def _placed(self, variant: str, slot: Slot, form: Form, where: DeviceKey) -> Group | None:
+        """The group of the plan for replicas on this device: the one that names it, or its node, or any."""
+        places = (where, (where[0], ""), None)
+        return next((found for place in places if (found := self._groups.get((variant, slot, form, place)))), None)
+
+
+def _limits_of(group: Group) -> tuple[int, float]:
+    """What a group says of each of its replicas."""
+    return group.batch_max, group.rate_rps / group.count
 
 
 @dataclass(slots=True, eq=False)
@@ -257,6 +285,8 @@ class ServiceRate:
     form: Form
     millicores: int
     """Of a replica, with those of its shadow."""
+    where: DeviceKey | None = None
+    """Their device, if the plan has another limit or rate for such replicas elsewhere."""
     is_shared: bool = False
     """Whether the belief says how these replicas share their devices; if not, nothing is kept of that."""
     profiled_ns: Sequence[int] = (0,)
@@ -290,8 +320,8 @@ class ServiceRate:
         else:
             costs_ns = self.costs_ns
         form = self.form if not self.form.bounds else ALONE  # plans know nothing of pipelines
-        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, form), len(costs_ns) - 1)
-        self.weight = limits.weight(self.belief.variant, self.slot, form)
+        self.batch_max = min(limits.batch_max(self.belief.variant, self.slot, form, self.where), len(costs_ns) - 1)
+        self.weight = limits.weight(self.belief.variant, self.slot, form, self.where)
         self.least_alone_ns, self.least_full_ns = costs_ns[1], costs_ns[self.batch_max]
 
     def count(self, replica: "Replica", change: int) -> None:
@@ -562,7 +592,7 @@ class Replica:
         self.slot = self.spec.slot
         self.target_cores = self.slot.cores
         self.device_key = (self.node, self.device or "")
-        self.service_rate = self.stage.pool.service_rate(self.spec.variant, self.slot)
+        self.service_rate = self.stage.pool.service_rate(self.spec.variant, self.slot, where=self.device_key)
         self.millicores = self.service_rate.millicores
 
     @property
@@ -751,7 +781,7 @@ class ReplicaPool:
     def _set_rate(self, replica: Replica, slot: Slot, form: Form) -> None:
         replica.service_rate.count(replica, -1)
         replica.slot, replica.form = slot, form
-        replica.service_rate = self.service_rate(replica.spec.variant, slot, form)
+        replica.service_rate = self.service_rate(replica.spec.variant, slot, form, replica.device_key)
         replica.service_rate.count(replica, 1)
         replica.millicores = replica.service_rate.millicores
 
@@ -813,17 +843,26 @@ class ReplicaPool:
         assert self.idle[at] is replica, f"replica {replica.id} is not idle"
         del self.idle[at]
 
-    def service_rate(self, variant: str, slot: Slot, form: Form = ALONE) -> ServiceRate:
-        """The `ServiceRate` that all replicas of a variant on equal slots in the same form share."""
-        found = self._rates.get((variant, slot, form))
+    def service_rate(self, variant: str, slot: Slot, form: Form = ALONE, where: DeviceKey | None = None) -> ServiceRate:
+        """The `ServiceRate` that all replicas of a variant on equal slots in the same form share; those on the device
+        `where` have one of their own if the plan says another limit or rate for them."""
+        placed = self._limits.placed
+        place = where if placed and (variant, slot, form) in placed else None
+        found = self._rates.get((variant, slot, form, place))
         if found is None:
             self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
             belief = self._beliefs[variant, slot.hardware]
             belief = belief if form is ALONE else belief.of(form)
             used = millicores(slot.cores) + (millicores(form.shadow.cores) if form.shadow is not None else 0)
-            self._rates[variant, slot, form] = found = ServiceRate(belief, slot, form, used, belief.shares(slot))
+            found = ServiceRate(belief, slot, form, used, place, belief.shares(slot))
+            self._rates[variant, slot, form, place] = found
             found.refresh(self._limits)
         return found
+
+    def regroup(self) -> None:
+        """The plan says for other replicas than before what depends on their device."""
+        for replica in self.replicas.values():
+            self._set_rate(replica, replica.slot, replica.form)
 
     def refresh(self) -> tuple[float, float]:
         """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
@@ -859,7 +898,8 @@ class ReplicaPool:
         slot, form = spec.slot, ALONE if spec.shadow is None else Form(spec.shadow)
         belief = self._beliefs[spec.variant, slot.hardware]
         costs_ns = (belief if form is ALONE else belief.of(form)).costs_ns(slot)
-        batch = min(self._limits.batch_max(spec.variant, slot, form), len(costs_ns) - 1)
+        where = None if spec.node is None else (spec.node, spec.device or "")
+        batch = min(self._limits.batch_max(spec.variant, slot, form, where), len(costs_ns) - 1)
         return batch * NS_PER_S / costs_ns[batch]
 
     def present_rps(self, id: ReplicaId) -> float:
@@ -971,7 +1011,8 @@ class StageState:
 
     def follow(self, target: StagePlan) -> None:
         """Adopt a new plan."""
-        self.limits.follow(target)
+        if self.limits.follow(target):
+            self.pool.regroup()
         self.refresh()
 
     def unbind(self, now_ns: int, replica: Replica) -> None:

@@ -4,7 +4,7 @@ Views are built at each control tick. Policies read them and never change them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -78,6 +78,17 @@ class Belief(Protocol):
 
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         """Learn from a finished batch that took `taken_ns` from its start to its answer, transport included."""
+        ...
+
+    @property
+    def correction(self) -> float:
+        """The factor on the profile's durations that finished batches have taught. `costs_ns` has it already."""
+        ...
+
+    @property
+    def prior_weight(self) -> float:
+        """How much of `correction` is not taught but the 1 of the profile: 1 before the first lesson, then down to
+        0."""
         ...
 
     def of(self, form: Form) -> "Belief":
@@ -214,6 +225,13 @@ class StageView(Traffic):
     """Visits in running batches."""
     visits: float = 1.0
     """Mean number of visits that a request makes to the stage: below 1 behind a branch, above 1 behind a fan-out."""
+    starts_ns: Mapping[BeliefKey, int] = field(default_factory=dict)
+    """How long one more replica takes from its order until it serves, as the provision policy predicts it from where
+    the weights are now. Only for a scaling policy that asks (`Scale`), and only of what the other can predict."""
+
+    def startup_ns(self, belief: Belief) -> int:
+        """The same, or what the profile says."""
+        return self.starts_ns.get((belief.variant, belief.hardware), belief.startup_ns)
 
     def on(self, hardware: str) -> dict[str, Belief]:
         """The variants that can run on this kind of hardware, by name."""

@@ -12,6 +12,7 @@ from typing import ClassVar, Final, Literal, NamedTuple
 from sloop.core.protocols import AsPlaced
 from sloop.core.views import (
     CompletionInput,
+    NodeView,
     Provisioning,
     ProvisionInput,
     ReplicaStart,
@@ -30,7 +31,7 @@ from sloop.solvers.flashpoint import (
     filled_pieces,
     plan_fronts,
 )
-from sloop.solvers.starts import PartsChoice, choose_parts
+from sloop.solvers.starts import PartsChoice, PlanColumns, choose_parts
 from sloop.text import counted, listed
 from sloop.units import ROUNDING, to_s
 from sloop.vocabulary import STORE, TransferId, WeightLevel
@@ -64,8 +65,7 @@ class Flashpoint:
     """Whether a start waits for a transfer to its node that is under way already, instead of ordering its own."""
     partition: bool = False
     """Whether replicas that start together may start as the parts of one model, if its layers were measured and this is
-    expected to answer the requests that wait sooner. In the simulator, and in a server on one
-    machine."""
+    expected to answer the requests that wait sooner."""
     cuts: Literal["best", "fewest", "filled"] = "best"
     """How models are cut: as is `best` for those that wait; as Gillis does, into the `fewest` parts of at most 250 MB;
     or as SerFer does, into parts that are `filled` up to 200 MB. The latter two cut a model whenever enough replicas
@@ -224,7 +224,7 @@ class Flashpoint:
     def _routes(self, making: "_Transfers", receivers: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
         """Sources and receivers of the transfers that bring the same to these nodes, to a node once for each time that
         it is named."""
-        racks = _racks(making.given) | making.sources
+        racks = making.racks | making.sources
         sources = {name: rack for name, rack in making.sources.items() if name not in receivers}
         parts = divided(receivers, list(sources), making.sends, racks) if sources else {STORE: list(receivers)}
         routes: list[tuple[str, tuple[str, ...]]] = []
@@ -253,9 +253,10 @@ class _Transfers:
     """The transfers of one decision, and how many each source sends with them."""
 
     def __init__(self, given: ProvisionInput, sources: Mapping[str, str]) -> None:
-        self.given = given
         self.sources = dict(sources)
         """Nodes with the weights, each with its rack."""
+        self.racks = _racks(given)
+        """Of the nodes with room."""
         self.sends = Counter(given.sends)
         self.chains: list[WeightChain] = []
 
@@ -302,9 +303,9 @@ def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
     cores = given.spec.slot.cores
     blocks = given.belief.blocks(cores, cores)
     assert blocks is not None, f"the layers of {given.spec.variant} were not measured"
-    byte_s = 8 / (link_mbps * 1e6)
+    byte_s, whole_bytes = 8 / (link_mbps * 1e6), blocks.size_whole_bytes
     return PieceCosts(
-        tuple(size_bytes / blocks.size_whole_bytes for size_bytes in blocks.size_bytes),
+        tuple(size_bytes / whole_bytes for size_bytes in blocks.size_bytes),
         tuple(each / 1e3 for each in blocks.body_ms[:, 1].tolist()),
         tuple(each * byte_s for each in blocks.crossing_bytes[1:-1]),
     )
@@ -341,17 +342,22 @@ class _SiteRoom:
 
     def __init__(self, given: ProvisionInput) -> None:
         self._given = given
-        self._nodes = {_name(site): [site.node.free_cores, site.node.free_memory_bytes] for site in given.sites}
-        self._devices = [
-            None
-            if site.device is None
-            else [site.device.free_share, site.device.free_memory_bytes, site.device.free_clients]
-            for site in given.sites
-        ]
+        self._nodes: dict[str, list[float]] = {}
+        self._devices: dict[int, tuple[float, int, int]] = {}
+        """By site, what is left of its device, if something was taken of it."""
         self.sites: dict[str, list[int]] = {}
         """By node, in the order in which they were declared."""
+        last, own = None, list[int]()
         for index, site in enumerate(given.sites):
-            self.sites.setdefault(_name(site), []).append(index)
+            if site.node is not last:
+                last = site.node
+                own = self.sites.setdefault(last.node.name, [])
+                self._nodes[last.node.name] = [last.free_cores, last.free_memory_bytes]
+            own.append(index)
+
+    def view(self, name: str) -> NodeView:
+        """A node as it was."""
+        return self._given.sites[self.sites[name][0]].node
 
     def take(self, name: str) -> int | None:
         """Put one replica on a node, on the first device with room; returns the site, or None if there is no room."""
@@ -360,13 +366,14 @@ class _SiteRoom:
         if slot.cores > node[0] + ROUNDING or given.memory_bytes > node[1]:
             return None
         for index in self.sites[name]:
-            device = self._devices[index]
+            device = given.sites[index].device
             if device is not None:
-                if slot.share > device[0] + ROUNDING or given.device_memory_bytes > device[1] or device[2] < 1:
+                share, memory_bytes, clients = self._devices.get(
+                    index, (device.free_share, device.free_memory_bytes, device.free_clients)
+                )
+                if slot.share > share + ROUNDING or given.device_memory_bytes > memory_bytes or clients < 1:
                     continue
-                device[0] -= slot.share
-                device[1] -= given.device_memory_bytes
-                device[2] -= 1
+                self._devices[index] = share - slot.share, memory_bytes - given.device_memory_bytes, clients - 1
             node[0] -= slot.cores
             node[1] -= given.memory_bytes
             return index
@@ -407,17 +414,15 @@ def primed_first(given: ProvisionInput, levels: Mapping[str, int]) -> list[int]:
     room, chosen = _SiteRoom(given), list[int]()
     primed = [name for name in room.sites if name in levels]
     room.fill(sorted(primed, key=lambda name: (levels[name], -len(room.sites[name]))), chosen)
-    room.spread(fresh_in_turn(given, [name for name in room.sites if name not in levels]), chosen)
+    room.spread(fresh_in_turn(room.view(name) for name in room.sites if name not in levels), chosen)
     return chosen
 
 
-def fresh_in_turn(given: ProvisionInput, names: Iterable[str]) -> list[str]:
+def fresh_in_turn(views: Iterable[NodeView]) -> list[str]:
     """These nodes: those with the least in use first, and their racks in turn."""
     fresh: dict[tuple[float, str], list[str]] = {}
-    usage = {_name(site): _used(site) for site in given.sites}
-    racks = _racks(given)
-    for name in names:
-        fresh.setdefault((usage[name], racks[name]), []).append(name)
+    for view in views:
+        fresh.setdefault((_used(view), view.node.rack), []).append(view.node.name)
     rounds = {name: (used, place) for (used, _), own in fresh.items() for place, name in enumerate(own)}
     return sorted(rounds, key=rounds.__getitem__)
 
@@ -425,7 +430,7 @@ def fresh_in_turn(given: ProvisionInput, names: Iterable[str]) -> list[str]:
 def least_used_first(given: ProvisionInput) -> list[int]:
     """Each replica on the node with the least in use, that of the replicas before it included."""
     room, chosen = _SiteRoom(given), list[int]()
-    used = {_name(site): _used(site) for site in given.sites}
+    used = {_name(site): _used(site.node) for site in given.sites}
     order = {name: place for place, name in enumerate(room.sites)}
     left = set(room.sites)
     while left and len(chosen) < given.count:
@@ -439,12 +444,11 @@ def least_used_first(given: ProvisionInput) -> list[int]:
     return chosen
 
 
-def _used(site: Site) -> float:
+def _used(view: NodeView) -> float:
     """How much of a node is in use: of its devices, or of its cores if it has none. 0 to 1."""
-    devices, node = site.node.devices, site.node.node
-    if devices:
-        return 1.0 - sum(each.free_share for each in devices) / len(devices)
-    return 1.0 - site.node.free_cores / node.cores if node.cores else 1.0
+    if view.devices:
+        return 1.0 - sum([each.free_share for each in view.devices]) / len(view.devices)
+    return 1.0 - view.free_cores / view.node.cores if view.node.cores else 1.0
 
 
 def _step(site: Site, given: ProvisionInput) -> float:
@@ -458,7 +462,7 @@ def _name(site: Site) -> str:
 
 
 def _racks(given: ProvisionInput) -> dict[str, str]:
-    return {_name(site): site.node.node.rack for site in given.sites}
+    return {site.node.node.name: site.node.node.rack for site in given.sites}
 
 
 # Sources
@@ -622,6 +626,13 @@ class CheapestStart:
             why += f"; expected to serve in {first_s:.3g} s" + (f" to {last_s:.3g} s" if last_s > first_s else "")
         return Provisioning(tuple(starts), tuple(making.chains), why, pipelines)
 
+    def expected_s(self, now_ns: int, given: ProvisionInput) -> float:
+        """In how many seconds the first of these starts would serve as a whole replica. Of a start whose parts are
+        unknown, it is unknown what a spare worker saves: nothing."""
+        costs = given.costs
+        whole_s = 0.0 if costs.load_s or costs.send_s or costs.first_batch_s else costs.process_s
+        return whole_s + min(each.ready_s for each in self._chosen(now_ns, given, self._copy(given)))
+
     def complete(self, now_ns: int, given: CompletionInput) -> list[tuple[str, tuple[str, ...]]]:
         """As Flashpoint with all its techniques."""
         return ALL_TECHNIQUES.complete(now_ns, given)
@@ -652,7 +663,7 @@ class CheapestStart:
                 for index in packed(given)
                 for name in [_name(given.sites[index])]
             ]
-        ranks = {name: place for place, name in enumerate(fresh_in_turn(given, room.sites))}
+        ranks = {name: place for place, name in enumerate(fresh_in_turn(map(room.view, room.sites)))}
 
         def key(name: str, taken: int) -> tuple[float, bool, int, int, str]:
             origin = origins[name]
@@ -764,4 +775,12 @@ def _parts(
     requests: int,
     pieces_max: int,
 ) -> PartsChoice:
-    return choose_parts(times_s, _fronts(costs), downloads, costs.exec_whole_s, requests, pieces_max)
+    most = min(len(times_s), pieces_max)
+    columns = _columns(costs, min(costs.layers, 1 << (most - 1).bit_length()))
+    return choose_parts(times_s, columns, downloads, costs.exec_whole_s, requests, pieces_max)
+
+
+@lru_cache(maxsize=16)
+def _columns(costs: PieceCosts, pieces_max: int) -> PlanColumns:
+    """The plans of at most so many pieces: those of more take far longer to find, and few decisions start as many."""
+    return PlanColumns.of(plan_fronts(costs, pieces_max))

@@ -2,10 +2,11 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from sloop.core.protocols import TakeAll, Together
 from sloop.core.views import SharedDeviceView
+from sloop.options import OutOfRange, check_range
 from sloop.solvers.paldia import DeviceModel, Sharing, batches_of, best_split
 from sloop.units import NS_PER_MS
 
@@ -13,6 +14,8 @@ __all__ = ["Hybrid", "TakeAll"]
 
 Lane = Literal["work_conserving", "serial"]
 """When a queued batch starts: as soon as one of those that run together has ended, or alone after all of them."""
+
+NO_WAIT: Final = "choose the lane work_conserving"
 
 
 @dataclass(slots=True)
@@ -30,6 +33,17 @@ class GroupSplit:
         """Whether all batches have started."""
         return not self.running and not self.queued
 
+    def shrink(self, waiting: int) -> None:
+        """Only so many requests wait: others were dropped or cancelled, or run on another device. The last batches are
+        for fewer."""
+        excess = sum(self.running) + sum(self.queued) - waiting
+        for batches in (self.queued, self.running):
+            while excess > 0 and batches:
+                size = batches.pop()
+                if size > excess:
+                    batches.append(size - excess)
+                excess -= size
+
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
@@ -40,7 +54,7 @@ class Hybrid:
     meanwhile belong to the next one. The oldest run, the newest queue. At most as many batches run together as the
     stage has ready replicas on the device. Of several stages on one device, each splits as if it were alone there.
 
-    Source: PALDIA, specification sections 2.1 and 2.1.1 (executed plans); `sloop.solvers.paldia`.
+    Source: PALDIA, specification sections 2.1 and 2.1.1 (executed plans; (b) for `resident`); `sloop.solvers.paldia`.
     """
 
     takes_all: ClassVar[bool] = False
@@ -49,15 +63,28 @@ class Hybrid:
     """`serial`: queued batches run one by one when all that run together have ended, and requests that find the device
     busy queue all. `work_conserving`: one starts whenever another ends."""
     sharing: Sharing = "hybrid"
-    """`hybrid`: the best split. `together`: all that the replicas allow. `queue`: one batch after the other."""
+    """`hybrid`: the best split. `together`: all that the replicas allow. `queue`: one batch after the other.
+    `resident`, which is not PALDIA's: as many at a time as end all of them soonest if each next one starts as another
+    ends; it needs the work-conserving lane."""
     even: bool = False
     """Whether requests are divided evenly among batches, instead of full batches and a rest."""
+    gain_min: float = 0.0
+    """By which part a split must be predicted to end earlier than all together and one after the other, so that it is
+    made; otherwise the better of these two is. The error of the law, which `sloop profile --sharing` prints, is a good
+    value: a smaller gain may be none."""
     _splits: dict[tuple[str, str, str], GroupSplit] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_range("gain_min", self.gain_min, least=0, most=1)
+        if self.sharing == "resident" and self.lane == "serial":
+            raise OutOfRange("sharing", "cannot be resident in the serial lane, which waits for all that run", NO_WAIT)
 
     def start(self, now_ns: int, view: SharedDeviceView) -> Together:
         """See `SharePolicy`."""
         key, busy = (view.node, view.device, view.stage), view.busy
         split = self._splits.get(key)
+        if split is not None:
+            split.shrink(view.waiting)
         if split is None or split.is_over:
             split = self._split(view, busy)
         room = split.together - busy if split.running else int(not busy)
@@ -75,7 +102,7 @@ class Hybrid:
         if self.lane == "work_conserving" or not busy:
             costs_ms = tuple([cost_ns / NS_PER_MS for cost_ns in view.costs_ns])
             model = DeviceModel(costs_ms, view.law, view.largest, view.idle + busy)
-            queued = best_split(model, view.waiting, self.sharing).queued
+            queued = best_split(model, view.waiting, self.sharing, gain_min=self.gain_min).queued
             running = batches_of(view.waiting - queued, view.batch_max, even=self.even)
         later = batches_of(queued, view.batch_max, even=self.even) if queued else []
         if self.lane == "work_conserving":

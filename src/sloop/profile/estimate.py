@@ -31,8 +31,13 @@ NOTICED = 0.005
 """Policies see a new correction only if it changed by more than this; otherwise every tick would change the plan."""
 FORMS_MAX = 64
 """How many forms of a variant are remembered with what they have taught; the oldest is forgotten first."""
+PRIOR_WEIGHT_MIN = 0.01
+"""What the profile alone still weighs after 13 corrections counts as nothing."""
 CACHED_MAX = 512
 """Core counts whose costs are cached. The bound keeps a policy with arbitrary core fractions from filling memory."""
+
+BLOCK_COSTS_MAX = 64
+"""For how many pairs of core counts the costs of a model's layers are cached: they are tables of all its layers."""
 
 
 class Estimate:
@@ -48,6 +53,7 @@ class Estimate:
         "_average",
         "_base_ns",
         "_block",
+        "_blocks",
         "_correct",
         "_costs_ns",
         "_forms",
@@ -55,11 +61,12 @@ class Estimate:
         "accuracy",
         "hardware",
         "margin",
+        "prior_weight",
         "profile",
         "variant",
     )
 
-    NOT_IN_SNAPSHOT: ClassVar[tuple[str, ...]] = ("profile", "_base_ns", "_costs_ns")
+    NOT_IN_SNAPSHOT: ClassVar[tuple[str, ...]] = ("profile", "_base_ns", "_blocks", "_costs_ns")
 
     def __init__(
         self,
@@ -78,12 +85,17 @@ class Estimate:
         self.accuracy = accuracy
         self.margin = margin
         self._correct = correct
+        self.prior_weight = 1.0
+        """How much the profile alone still counts in `correction`: 1 until a batch has taught something, then less with
+        each that does, down to 0."""
         self._average = 1.0
         self._applied = 1.0
         self._block: list[float] = []
         self._highest: list[list[float]] = []
         self._base_ns: dict[float, tuple[int, ...]] = {}
         self._costs_ns: dict[float, tuple[int, ...]] = {}
+        self._blocks: dict[tuple[float, float, float], BlockCosts] = {}
+        """By the cores of a body and of its shadow, and the factor."""
         self._forms: dict[Form, FormEstimate] = {}
 
     def of(self, form: Form) -> "Estimate":
@@ -165,8 +177,9 @@ class Estimate:
         """The factor learnt from finished batches, in [0.8, 1.5]; 1 until there were `EVERY` of them."""
         return self._applied
 
-    def apply(self, correction: float) -> None:
+    def apply(self, correction: float, prior_weight: float) -> None:
         """Use a correction that another estimate of the same variant has learnt."""
+        self.prior_weight = prior_weight
         if correction != self._applied:
             self._applied = correction
             self._costs_ns.clear()
@@ -188,8 +201,14 @@ class Estimate:
             return None
         from sloop.profile.blocks import block_costs  # noqa: PLC0415  # it needs NumPy
 
-        factor = self._applied * self.margin
-        return block_costs(layers, body_cores, shadow_cores, self.profile.max_batch, factor=factor)
+        key = body_cores, shadow_cores, self._applied * self.margin
+        found = self._blocks.get(key)
+        if found is None:
+            if len(self._blocks) >= BLOCK_COSTS_MAX:
+                self._blocks.clear()
+            found = block_costs(layers, body_cores, shadow_cores, self.profile.max_batch, factor=key[2])
+            self._blocks[key] = found
+        return found
 
     @property
     def layer_count(self) -> int:
@@ -236,6 +255,8 @@ class Estimate:
         above = EVERY * len(self._highest) // 100
         p99 = sorted(chain.from_iterable(self._highest))[-1 - above]
         self._average += WEIGHT * (min(CORRECTION_MAX, max(CORRECTION_MIN, p99)) - self._average)
+        kept = self.prior_weight * (1.0 - WEIGHT)
+        self.prior_weight = kept if kept >= PRIOR_WEIGHT_MIN else 0.0
         if abs(self._average - self._applied) > NOTICED:
             self._applied = self._average
             self._costs_ns.clear()
@@ -331,6 +352,7 @@ class FormEstimate(Estimate):
     def restored(self) -> None:
         """A snapshot has set what was learnt; the rest follows from the profile."""
         self.profile, self._base_ns, self._costs_ns, self._shares = self._whole.profile, {}, {}, {}
+        self._blocks = {}
 
 
 class CrowdedEstimate(Estimate):

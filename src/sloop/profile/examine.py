@@ -55,6 +55,8 @@ BATCHES_TRIED: Final = 3
 TOLERANCES: Final = {"f2": 1e-2, "f4": 1e-3, "f8": 1e-3}
 """Allowed difference by NumPy type, relative to the largest value of an output: kernels for a larger batch add in
 another order. Integers must be equal."""
+MAPS, OPEN = "maps", "open"
+"""What is changed in a copy: its ZipMaps are replaced, or the batch is opened."""
 COPIES: Final = 1
 """The version of the code that changes copies; raise it when it makes them otherwise."""
 CLASSES_MAX: Final = 20
@@ -75,6 +77,8 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
     """What a user should know of it."""
     dimensions: tuple[OpenDimension, ...] = ()
     """The open dimensions besides the batch whose sizes must be known to run it; none if it has an example."""
+    changes: tuple[str, ...] = ()
+    """What was changed in the copy, one after the other, for `changed_copy`; empty for the model's own file."""
 
     @property
     def batches_alone(self) -> tuple[int, ...]:
@@ -137,6 +141,7 @@ def examine_here(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path
         prepared.labels,
         prepared.notes,
         open_dimensions(session) if example is None else (),
+        prepared.changes,
     )
 
 
@@ -196,6 +201,8 @@ class PreparedModel:
     session: Session
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    """See `ExaminedModel`."""
 
 
 def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | None = None) -> PreparedModel:
@@ -207,10 +214,12 @@ def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | No
     """
     labels: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
+    changes: list[str] = []
     file, opened = path, open_session(path, 1, optimise=False)
     if any(given.type.startswith("seq(map") for given in opened.get_outputs()):
         opened = None
         file, labels = _without_maps(path, folder)
+        changes.append(MAPS)
         for name, classes in labels.items():
             of = f", one column for each of the classes {listed(classes)}" if len(classes) <= CLASSES_MAX else ""
             notes.append(f"output {name!r} is a list of mappings (ZipMap); it is served as a tensor{of}")
@@ -220,6 +229,7 @@ def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | No
         try:
             file = _with_open_batch(file, batch, shapes, folder)
             session = OnnxSession(file, 1, optimise=False)
+            changes.append(f"{OPEN} {batch}")
             notes.append(
                 f"its batch is fixed to {batch}; {file.name} is a copy with an open batch and the same results"
             )
@@ -227,21 +237,35 @@ def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | No
             rows = "" if batch == 1 else f" of exactly {batch} rows"
             why = error.what.removeprefix(f"{file}: ")
             notes.append(f"its batch is fixed to {batch}, so each request{rows} runs alone: {why}")
-    return PreparedModel(file, session, labels, tuple(f"{path.name}: {note}" for note in notes))
+    return PreparedModel(file, session, labels, tuple(f"{path.name}: {note}" for note in notes), tuple(changes))
+
+
+def changed_copy(path: Path, changes: Sequence[str]) -> Path:
+    """The copy of a model in which another machine has made these changes, and tested them (`ExaminedModel.changes`).
+    It is written beside the model. InputError for an unusable file, MachineError if the copy cannot be written."""
+    for change in changes:
+        kind, _, batch = change.partition(" ")
+        model = read_onnx(path)
+        if kind == MAPS:
+            replace_zip_maps(model)
+        else:
+            open_batch(model, int(batch))
+        path = _copy(path, model, kind, None, lambda copy: None)
+    return path
 
 
 def _without_maps(path: Path, folder: Path | None) -> tuple[Path, dict[str, tuple[str, ...]]]:
     """A copy whose ZipMaps are replaced, and the classes of the columns by output."""
     model = read_onnx(path)
     labels = replace_zip_maps(model)
-    return _copy(path, model, "maps", folder, lambda copy: signature_of(open_session(copy, 1), path)), labels
+    return _copy(path, model, MAPS, folder, lambda copy: signature_of(open_session(copy, 1), path)), labels
 
 
 def _with_open_batch(path: Path, batch: int, shapes: Mapping[str, tuple[int, ...]], folder: Path | None) -> Path:
     """A copy whose batch is open. InputError if its results would differ."""
     model = read_onnx(path)
     open_batch(model, batch)
-    return _copy(path, model, "open", folder, lambda copy: _check_opened(path, copy, batch, shapes))
+    return _copy(path, model, OPEN, folder, lambda copy: _check_opened(path, copy, batch, shapes))
 
 
 def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Callable[[Path], object]) -> Path:  # noqa: ANN401

@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Sequence
 from itertools import combinations, islice
 from math import comb, exp, inf, log
-from statistics import median
+from statistics import fmean, median
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.profile.interference import BandwidthLaw, CountLaw, ProcessorSharing, Slowdown
+from sloop.profile.interference import BandwidthLaw, CountLaw, ProcessorSharing, ScalabilityLaw, Slowdown
 from sloop.profile.profile import Amdahl, Cells, DeviceSharing, Fit, Latency, LatencyTable, Origin, Quadratic, Sample
 
 Percentile = Literal["p50", "p99"]
@@ -180,9 +180,10 @@ BANDWIDTHS_TRIED: Final = 512
 """Bandwidth demands that a fit compares in each of its two rounds."""
 
 
-SharingForm = Literal["bandwidth", "literal", "processor_sharing", "count"]
-"""`bandwidth`: PALDIA's convex law. `literal`: the same with α = 0, as it was printed. `processor_sharing`: k batches
-each take k times as long. `count`: a table of the factors themselves."""
+SharingForm = Literal["bandwidth", "literal", "scalability", "processor_sharing", "count"]
+"""`bandwidth`: PALDIA's convex law. `literal`: the same with α = 0, as it was printed. `scalability`: Gunther's, in
+which a part of each batch overlaps with others. `processor_sharing`: k batches each take k times as long. `count`: a
+table of the factors themselves."""
 SHARING_FORMS: Final[tuple[SharingForm, ...]] = get_args(SharingForm)
 
 
@@ -237,6 +238,36 @@ def fit_count_law(points: Sequence[SlowdownPoint]) -> CountLaw:
     return CountLaw(tuple(float(factor) for factor in every))
 
 
+def fit_scalability_law(points: Sequence[SlowdownPoint]) -> ScalabilityLaw:
+    """The law with the least squares of relative errors. ValueError for points that `fit_sharing` refuses."""
+    from scipy.optimize import nnls  # noqa: PLC0415  # as in `_solve`
+
+    counts, factors = _checked(points)
+    rows = np.column_stack([counts - 1.0, counts * (counts - 1.0)])
+    contention, coherency = nnls(rows / factors[:, None], 1.0 - 1.0 / factors)[0]
+    return ScalabilityLaw(float(contention), float(coherency))
+
+
+def held_out_error(passes: Sequence[Sequence[SlowdownPoint]], form: SharingForm) -> float:
+    """How far a law is off at slowdowns that it was not fitted to: each pass is left out once, the law is fitted to the
+    medians of the others, and its relative error at the points of more than one batch is averaged (cross-validation;
+    Stone, J. R. Stat. Soc. B 36, 1974). ValueError for fewer than two passes, or points that `fit_sharing` refuses."""
+    if len(passes) < 2:
+        raise ValueError("to leave a pass out, a fit needs at least two")
+    errors: list[float] = []
+    for place, left_out in enumerate(passes):
+        found: dict[float, list[float]] = {}
+        for points in (*passes[:place], *passes[place + 1 :]):
+            for count, factor in points:
+                found.setdefault(count, []).append(factor)
+        medians = [(count, median(seen)) for count, seen in sorted(found.items())]
+        sharing = fit_sharing(medians, full_batch=1, form=form).sharing
+        counts, factors = _checked(left_out)
+        said = sharing.law.among_equals(sharing.demand(1), counts)
+        errors += list((np.abs(said - factors) / factors)[counts > 1])
+    return fmean(errors)
+
+
 def fit_sharing(
     points: Sequence[SlowdownPoint],
     *,
@@ -259,6 +290,8 @@ def fit_sharing(
     elif form == "processor_sharing":
         _checked(points)
         law = ProcessorSharing("batches")
+    elif form == "scalability":
+        law = fit_scalability_law(points)
     else:
         law = fit_count_law(points)
     sharing = DeviceSharing(

@@ -10,6 +10,7 @@ TPDS 2023), its equations as its public code has them.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from typing import Final
 
 from msgspec import Struct
@@ -106,6 +107,19 @@ def _steps(spans: Iterable[KernelSpan]) -> list[tuple[float, float]]:
 
 # iGniter
 
+CLOCK_PART_MIN: Final = 0.09
+"""The lowest clock, as a part of the highest: 135 of 1530 MHz for a V100, as `nvidia-smi` lists them."""
+SHARE_UNIT_MIN: Final = 0.1
+"""In percent. Planning goes up in these steps."""
+
+
+def _check_finite(coefficients: Struct) -> None:
+    """ValueError for a coefficient that is no number."""
+    for name in coefficients.__struct_fields__:
+        values = getattr(coefficients, name)
+        if not all(map(isfinite, values if isinstance(values, tuple) else (values,))):
+            raise ValueError(f"{name} is {values}; it must be finite")
+
 
 class IgniterGpu(Struct, frozen=True, forbid_unknown_fields=True):
     """The coefficients of a kind of GPU. `max_mhz`, `power_w` and `pcie_bytes_per_ms` are of the hardware; the rest is
@@ -125,13 +139,26 @@ class IgniterGpu(Struct, frozen=True, forbid_unknown_fields=True):
     share_unit: float
     """The step of shares in percent: 100 / (SMs / 2)."""
 
+    def __post_init__(self) -> None:
+        """ValueError for a figure out of its range."""
+        _check_finite(self)
+        for name in ("max_mhz", "power_w", "pcie_bytes_per_ms"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        if self.mhz_per_w > 0 or self.schedule_slope_ms < 0:
+            raise ValueError("mhz_per_w must not be positive, and schedule_slope_ms not negative")
+        if not SHARE_UNIT_MIN <= self.share_unit <= 100:
+            raise ValueError(f"share_unit is {self.share_unit}; it must be between {SHARE_UNIT_MIN} and 100 percent")
+
     def delay_ms(self, models: int) -> float:
         """D_sch: the delay of each kernel with so many models on the GPU; 0 for one."""
-        return self.schedule_slope_ms * models + self.schedule_offset_ms if models > 1 else 0.0
+        return max(0.0, self.schedule_slope_ms * models + self.schedule_offset_ms) if models > 1 else 0.0
 
     def mhz(self, demand_w: float) -> float:
-        """The clock at a demand for power: lower above the cap."""
-        return self.max_mhz + self.mhz_per_w * max(0.0, demand_w - self.power_w)
+        """The clock at a demand for power: lower above the cap, but not below the lowest clock of a card. The line was
+        fitted to five models at most, and would fall below 0 for twenty."""
+        mhz = self.max_mhz + self.mhz_per_w * max(0.0, demand_w - self.power_w)
+        return max(CLOCK_PART_MIN * self.max_mhz, mhz)
 
 
 class IgniterModel(Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,15 +181,24 @@ class IgniterModel(Struct, frozen=True, forbid_unknown_fields=True):
     feedback_bytes: int
     """Of one request, back."""
 
+    def __post_init__(self) -> None:
+        """ValueError for a figure out of its range."""
+        _check_finite(self)
+        if min(self.kernels, self.schedule_ms, self.cache, self.load_bytes, self.feedback_bytes) < 0:
+            raise ValueError("kernels, schedule_ms, cache, load_bytes and feedback_bytes must not be negative")
+        if 100.0 + self.active[3] < SHARE_UNIT_MIN or not self.active_ms(1, 100.0) > 0:
+            raise ValueError(f"active is {self.active}; a batch of one on the whole GPU must take some time")
+
     def work_ms(self, batch: int) -> float:
         """k₁b² + k₂b + k₃: what is divided by the share."""
         k1, k2, k3, _, _ = self.active
         return (k1 * batch + k2) * batch + k3
 
     def active_ms(self, batch: int, share: float) -> float:
-        """Equation 5: the time that a batch is active on `share` percent of the SMs, alone."""
+        """Equation 5: the time that a batch is active on `share` percent of the SMs, alone. Fits have k₄ down to −9; a
+        smaller share than −k₄ takes as long as a tiny one."""
         _, _, _, k4, k5 = self.active
-        return self.work_ms(batch) / (share + k4) + k5
+        return self.work_ms(batch) / max(SHARE_UNIT_MIN, share + k4) + k5
 
     def ability_rps(self, batch: int, share: float) -> float:
         """Equation 6: requests per second if it were always active."""

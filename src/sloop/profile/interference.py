@@ -16,9 +16,9 @@ The law belongs to the model whose batch is slowed (`DeviceSharing.law`), the de
 without state; profiles contain them, as they contain latencies.
 
 Sources: `BandwidthLaw` and `CountLaw`, PALDIA, specification 2.1.1 (Eq. 1 restates Prophet's law; as printed it is
-linear, and queueing never pays); its processor sharing, 3.4. `ProcessorSharing` over SM use and `ShareLaw`: Elvinger's
-thesis (ETH Zurich 2024), specification 7.4. `IgniterLaw`: iGniter (Xu et al., TPDS 2023), see `sloop.profile.gpu`. This
-module knows nothing of views, plans and time; numbers only.
+linear, and queueing never pays); its processor sharing, 3.4. `ScalabilityLaw`: Gunther. `ProcessorSharing` over SM use
+and `ShareLaw`: Elvinger's thesis (ETH Zurich 2024), specification 7.4. `IgniterLaw`: iGniter (Xu et al., TPDS 2023),
+see `sloop.profile.gpu`. This module knows nothing of views, plans and time; numbers only.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class BandwidthLaw(Struct, frozen=True, tag_field="form", tag="bandwidth", forbi
     def __post_init__(self) -> None:
         """ValueError for an α out of range."""
         if not 0 <= self.alpha < float("inf"):
-            raise ValueError(f"alpha is {self.alpha}; it must not be negative")
+            raise ValueError(f"alpha is {self.alpha}; it must be a number of at least 0")
 
     def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
         """See `Interference`."""
@@ -122,11 +122,11 @@ class CountLaw(Struct, frozen=True, tag_field="form", tag="count", forbid_unknow
     """For 1, 2, … batches."""
 
     def __post_init__(self) -> None:
-        """ValueError for factors that are not positive or become smaller with more neighbours."""
+        """ValueError for factors that are below 1 or become smaller with more neighbours."""
         if not self.factors:
             raise ValueError("factors is empty; it needs the slowdown of at least one batch, which is 1")
-        if not all(factor > 0 and isfinite(factor) for factor in self.factors):
-            raise ValueError(f"factors are {list(self.factors)}; each must be positive")
+        if not all(factor >= 1 and isfinite(factor) for factor in self.factors):
+            raise ValueError(f"factors are {list(self.factors)}; each must be at least 1")
         if any(after < before for before, after in pairwise(self.factors)):
             raise ValueError(f"factors are {list(self.factors)}; more neighbours cannot make a batch faster")
 
@@ -144,6 +144,41 @@ class CountLaw(Struct, frozen=True, tag_field="form", tag="count", forbid_unknow
         if len(self.factors) > 1:
             slope = self.factors[-1] - self.factors[-2]
             factors = factors + slope * np.maximum(0.0, counts - known[-1])
+        return factors
+
+
+class ScalabilityLaw(Struct, frozen=True, tag_field="form", tag="scalability", forbid_unknown_fields=True):
+    """S(k) = 1 + σ · (k - 1) + κ · k · (k - 1) for k full batches: Gunther's universal scalability law, by which k
+    workers do k / S(k) times the work of one.
+
+    σ is the part of a batch for which it needs what all share, so that each other batch holds it up for so long. The
+    rest, such as what sockets and a worker's own loop take, overlaps with other batches: S(k) / k falls towards σ. κ is
+    what batches cost each other in caches and memory: with it, S(k) / k is least at k = sqrt((1 - σ) / κ).
+
+    Source: N. J. Gunther, Guerrilla Capacity Planning, Springer 2007; "A general theory of computational scalability
+    based on rational functions", arXiv:0808.1431.
+    """
+
+    contention: float
+    """σ, not negative; on cores usually at most 1."""
+    coherency: float = 0.0
+    """κ, not negative."""
+
+    def __post_init__(self) -> None:
+        """ValueError for a parameter out of range."""
+        for name, value in (("contention", self.contention), ("coherency", self.coherency)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} is {value}; it must not be negative")
+
+    def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
+        """See `Interference`. A batch that is half full counts as half a batch."""
+        count = max(1.0, own.full + fsum(other.full for other in others))
+        return 1.0 + (count - 1.0) * (self.contention + self.coherency * count)
+
+    def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
+        """See `Interference`."""
+        together = np.maximum(1.0, own.full * counts)
+        factors: Vector = 1.0 + (together - 1.0) * (self.contention + self.coherency * together)
         return factors
 
 
@@ -274,7 +309,7 @@ class IgniterLaw(Struct, frozen=True, tag_field="form", tag="igniter", forbid_un
         return igniter_gpu_ms(self.gpu, IgniterResident(self.model, batch, 100.0), 0, 0.0, 0.0)
 
 
-Slowdown = BandwidthLaw | CountLaw | PairLaw | ProcessorSharing | ShareLaw | IgniterLaw
+Slowdown = BandwidthLaw | CountLaw | ScalabilityLaw | PairLaw | ProcessorSharing | ShareLaw | IgniterLaw
 """Any law; in files the key `form` names it."""
 
 NO_SLOWDOWN: Final = CountLaw((1.0,))

@@ -13,6 +13,7 @@ prints goes to stderr.
 """
 
 import contextlib
+import glob
 import hashlib
 import os
 import platform
@@ -20,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -50,8 +52,8 @@ from sloop.profile.measure import (
     process_died,
 )
 from sloop.profile.model import Array, Session, feed_for, open_model
-from sloop.profile.onnx_cut import LayerGraph, ModelPiece, cut_model, difference
-from sloop.profile.profile import Cells, LatencyTable, LayerBlock, LayerProfile, digest_of_model
+from sloop.profile.onnx_cut import LayerGraph, ModelPiece, cut_model, data_file, difference
+from sloop.profile.profile import Cells, LatencyTable, LayerBlock, LayerProfile, digest, digest_of_model
 from sloop.profile.timed_process import READY
 from sloop.shared_memory import SharedMemory
 from sloop.tensor import elements_of
@@ -59,8 +61,12 @@ from sloop.text import counted
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.user_code import said_by
 
-CUTS: Final = 1
-"""The version of the code that cuts models; raise it when it cuts them otherwise."""
+CUTS: Final = 3
+"""The version of the code that cuts models; raise it when it cuts them otherwise, or says more of the pieces."""
+LISTING: Final = "pieces.json"
+"""The file that says which pieces are kept in a folder."""
+LEFT_S: Final = 3600
+"""What a process has begun to cut and not touched for so long, it has left."""
 ROWS_TRIED: Final = 3
 ROUNDS_MIN: Final = 5
 LOADS: Final = 3
@@ -193,37 +199,78 @@ def _exact_pieces(order: LayersOrder, cores: float, limit: Limit, folder: Path) 
 
 
 def kept_pieces(
-    path: Path, ends: Sequence[str], shapes: Mapping[str, tuple[int, ...]], folder: Path
+    path: Path, ends: Sequence[str], shapes: Mapping[str, tuple[int, ...]], folder: Path, *, divides_rows: bool = True
 ) -> tuple[ModelPiece, ...]:
     """The pieces of a model whose last layers are these, kept in a folder below `folder` for later calls.
 
-    They are tried when they are cut: InputError if they give other results than the model, or if the rows of a batch
-    cannot be divided at each boundary. MachineError if they cannot be written.
+    They are tried when they are cut: InputError if they give other results than the model, or, with `divides_rows`, if
+    the rows of a batch cannot be divided at each boundary. MachineError if they cannot be written.
     """
-    made_of = hashlib.sha256(msgspec.json.encode([digest_of_model(path), ends, CUTS])).hexdigest()[:12]
+    made_of = hashlib.sha256(msgspec.json.encode([digest_of_model(path), ends, CUTS, divides_rows])).hexdigest()[:12]
     target = folder / f"{path.name}.blocks-{made_of}"
-    listing = target / "pieces.json"
-    if not listing.is_file():
-        part = folder / f".{os.getpid()}-{target.name}"
-        try:
-            part.mkdir(parents=True, exist_ok=True)
-            made = cut_model(path, list(ends[:-1]), part)
-            _check_rows(path, made, shapes)
-            (part / listing.name).write_bytes(msgspec.json.encode(made))
-            with contextlib.suppress(OSError):  # another process was quicker
+    kept = _kept_in(target)
+    if kept is not None:
+        return kept
+    part = folder / f".{os.getpid()}-{target.name}"
+    try:
+        _remove_left(folder, path.name)
+        part.mkdir(parents=True, exist_ok=True)
+        made = cut_model(path, list(ends[:-1]), part)
+        _check_pieces(path, made, shapes, divides_rows=divides_rows)
+        made = tuple(structs.replace(piece, checksums=_checksums(Path(piece.file))) for piece in made)
+        (part / LISTING).write_bytes(msgspec.json.encode(made))
+        _sync_files(part)
+        for _ in range(2):
+            with contextlib.suppress(OSError):  # another process was quicker, or what is there is damaged
                 part.rename(target)
-        except OSError as error:
-            what = f"the blocks of {path} cannot be written to {folder}: {error.strerror}"
-            raise MachineError(what, help="free some space, or name another state folder with --state") from error
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    pieces = msgspec.json.decode(listing.read_bytes(), type=tuple[ModelPiece, ...])
-    return tuple(structs.replace(piece, file=str(target / Path(piece.file).name)) for piece in pieces)
+            kept = _kept_in(target)
+            if kept is not None:
+                return kept
+            shutil.rmtree(target, ignore_errors=True)
+    except OSError as error:
+        what = f"the blocks of {path} cannot be written to {folder}: {error.strerror}"
+        raise MachineError(what, help="free some space, or name another state folder with --state") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    what = f"the blocks of {path} cannot be kept in {target}"
+    raise MachineError(what, help="remove it, or name another state folder with --state")
 
 
-def _check_rows(path: Path, pieces: Sequence[ModelPiece], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """InputError if the pieces give other results than the model, or each other results for rows of a batch than for
-    the whole batch."""
+def _kept_in(folder: Path) -> tuple[ModelPiece, ...] | None:
+    """The pieces in a folder of `kept_pieces`; None if it is not there, or not as it was written."""
+    try:
+        pieces = msgspec.json.decode((folder / LISTING).read_bytes(), type=tuple[ModelPiece, ...])
+    except (OSError, msgspec.DecodeError):
+        return None
+    placed = [structs.replace(piece, file=str(folder / Path(piece.file).name)) for piece in pieces]
+    return tuple(placed) if all(Path(piece.file).is_file() for piece in placed) else None
+
+
+def _remove_left(folder: Path, name: str) -> None:
+    """Delete what processes have left that were killed while they cut a model of this name."""
+    for left in folder.glob(f".*-{glob.escape(name)}.blocks-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _sync_files(folder: Path) -> None:
+    """Make the content of the files in a folder last, before the folder gets the name that promises it."""
+    for file in folder.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+
+
+def _checksums(piece: Path) -> dict[str, str]:
+    """The SHA-256 of the files of a piece."""
+    return {file.name: digest(file) for file in (piece, data_file(piece)) if file.is_file()}
+
+
+def _check_pieces(
+    path: Path, pieces: Sequence[ModelPiece], shapes: Mapping[str, tuple[int, ...]], *, divides_rows: bool
+) -> None:
+    """InputError if the pieces give other results than the model, or, with `divides_rows`, each other results for rows
+    of a batch than for the whole batch."""
     whole = open_model(path, 1)
     feed = feed_for(whole, ROWS_TRIED, shapes, where=str(path))
     expected = list(whole.run(feed))
@@ -232,26 +279,38 @@ def _check_rows(path: Path, pieces: Sequence[ModelPiece], shapes: Mapping[str, t
     for piece in pieces:
         session = open_model(Path(piece.file), 1)
         made = dict(zip([port.name for port in session.signature.outputs], _run(session, piece, known), strict=True))
-        ports = (*piece.inputs, *piece.outputs)
-        rows = {port.name for port in ports if port.shape[:1] == (-1,)}
-        parts = []
-        for row in range(ROWS_TRIED):
-            given = {
-                port.name: known[port.name][row : row + 1] if port.name in rows else known[port.name]
-                for port in piece.inputs
-            }
-            parts.append(_run(session, piece, given))
-        for place, (name, value) in enumerate(made.items()):
-            each = [part[place] for part in parts]
-            joined = np.concatenate(each) if name in rows else each[0]
-            if difference([joined], [value]) > DIFFERENCE_ASKED_MAX:
-                what = f"the rows of a batch cannot be divided at {name!r}, which crosses the end of a block"
-                raise InputError(what, where=str(path), help=f"measure other blocks with --cut; {CUT_ELSEWHERE}")
+        if divides_rows:
+            _check_rows(path, session, piece, known, made)
         known.update(made)
     found = difference([known[name] for name in names], expected)
     if found > DIFFERENCE_ASKED_MAX:
         what = f"in pieces it gives other results: they differ by {found:.1e} of the largest output"
         raise InputError(what, where=str(path), help=CUT_ELSEWHERE)
+
+
+def _check_rows(
+    path: Path, session: Session, piece: ModelPiece, known: Mapping[str, Array], made: Mapping[str, Array]
+) -> None:
+    """InputError if a piece gives, or makes, other results for rows of a batch than for the whole batch: `made`."""
+    rows = {port.name for port in (*piece.inputs, *piece.outputs) if port.shape[:1] == (-1,)}
+
+    def part(row: int) -> dict[str, Array]:
+        return {
+            port.name: known[port.name][row : row + 1] if port.name in rows else known[port.name]
+            for port in piece.inputs
+        }
+
+    name = next(iter(made))
+    try:
+        parts = [_run(session, piece, part(row)) for row in range(ROWS_TRIED)]
+        for place, (name, value) in enumerate(made.items()):
+            each = [found[place] for found in parts]
+            if difference([np.concatenate(each) if name in rows else each[0]], [value]) > DIFFERENCE_ASKED_MAX:
+                raise ValueError(name)
+    except Exception as error:  # whatever ONNX Runtime raises, these rows are none for it
+        what = f"the rows of a batch cannot be divided at {name!r}, which crosses the end of a block"
+        help = f"measure other blocks with --cut; {CUT_ELSEWHERE}"
+        raise InputError(what, where=str(path), help=help) from error
 
 
 def _run(session: Session, piece: ModelPiece, known: Mapping[str, Array]) -> list[Array]:

@@ -60,6 +60,8 @@ class ModelPiece(Struct, frozen=True):
     operators: tuple[str, ...]
     param_bytes: int
     """Its weights; those that other pieces read as well count in each."""
+    checksums: dict[str, str] = {}  # msgspec creates a new dict for each instance
+    """The SHA-256 of its file and of the one beside it with its weights, by name, if they were computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,10 @@ class _GraphNode:
 
     place: int
     proto: Any
+    name: str
+    """No other node has it (`_names_of`)."""
     reads: frozenset[str]
     makes: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The name of the node, or that of its first output: exporters may leave names out."""
-        return self.proto.name or self.makes[0]
 
 
 class TensorType(NamedTuple):
@@ -128,9 +127,10 @@ class LayerGraph:
     def nodes(self) -> tuple[_GraphNode, ...]:
         """All nodes in topological order: that of the file, as far as it is one. InputError for a tensor that nothing
         makes, or a cycle."""
+        protos = self.model.graph.node
         waiting = [
-            _GraphNode(place, proto, _reads(proto), tuple(filter(None, proto.output)))
-            for place, proto in enumerate(self.model.graph.node)
+            _GraphNode(place, proto, name, _reads(proto), tuple(filter(None, proto.output)))
+            for place, (proto, name) in enumerate(zip(protos, _names_of(protos), strict=True))
         ]
         known = {*self.inputs, *self.weights, *self.sparse}
         found: list[_GraphNode] = []
@@ -206,8 +206,7 @@ class LayerGraph:
         found = [
             (made, name)
             for name, made in self._made_at.items()
-            if (made < 0 or made in front)
-            and (self._read_at.get(name, set()) - front or (name in self.outputs and made >= 0))
+            if (made < 0 or made in front) and (self._read_at.get(name, set()) - front or name in self.outputs)
         ]
         return tuple(name for _, name in sorted(found, key=lambda each: each[0]))
 
@@ -270,9 +269,7 @@ class LayerGraph:
     def front_after(self, name: str) -> frozenset[int]:
         """The layers up to the one of this name, or that makes the tensor of this name. InputError if there is no such
         layer, or nothing would follow."""
-        number = next((place for place, layer in enumerate(self.layers) if name == layer.proto.name), None)
-        if number is None:
-            number = self._made_at.get(name)
+        number = next((place for place, layer in enumerate(self.layers) if name == layer.name), self._made_at.get(name))
         if number is None or number < 0:
             raise self.error(f"it cannot be cut after {name!r}: {self._why_not(name)}", self._names_help())
         if number == len(self.layers) - 1:
@@ -651,6 +648,17 @@ def tensor_bytes(tensor: Any) -> int:  # noqa: ANN401
 
 
 # Messages
+
+
+def _names_of(protos: Sequence[Any]) -> list[str]:
+    """A name for each node that no other one has: its own, unless it has none or another node computes a tensor of this
+    name; then the tensor that it computes first. ONNX Runtime refuses nodes of equal names."""
+    makers = {name: place for place, proto in enumerate(protos) for name in proto.output if name}
+    found = []
+    for place, proto in enumerate(protos):
+        is_own = proto.name and makers.get(proto.name, place) == place
+        found.append(proto.name if is_own else next(filter(None, proto.output), proto.op_type))
+    return found
 
 
 def _reads(proto: Any) -> frozenset[str]:  # noqa: ANN401

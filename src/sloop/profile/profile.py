@@ -363,11 +363,13 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if not 0 <= self.bandwidth <= 1:
             raise ValueError(f"bandwidth is {self.bandwidth}; it must be between 0 and 1")
         if not (self.cores >= 0 and isfinite(self.cores)):
-            raise ValueError(f"cores are {self.cores}; they must not be negative")
+            raise ValueError(f"cores is {self.cores}; it must be a number of at least 0")
         for name in ("sm_use", "occupancy", "peak_occupancy", "memory"):
             parts: dict[int, float] = getattr(self, name)
             for batch, part in parts.items():
-                if batch < 1 or not 0 <= part <= 1:
+                if batch < 1:
+                    raise ValueError(f"a batch in {name} is {batch}; it must be at least 1")
+                if not 0 <= part <= 1:
                     raise ValueError(f"{name} at batch {batch} is {part}; it must be between 0 and 1")
 
     def holds_on(self, slot: Slot) -> bool:

@@ -7,7 +7,9 @@ for some seconds; when a batch ends, its worker gets the next one at once, so th
 pass measures all k, every second pass in the opposite order, and the durations of a pass are divided by those of a
 worker that is alone in the same pass: the speed of a machine varies over time.
 
-On a GPU, each worker has one core, and no share limits it.
+On cores, `sloop profile` measures workers of a server's backend (`sloop.serve.shared_workers`). Those of this module
+have only a socket around the model: they are for GPUs, where each has one core and no share limits it, for pairs, and
+for Python models that make their own inputs.
 
 With `beside`, one worker of the model also runs beside one worker of another model, which gives the slowdown of this
 pair, for the model and for the other one.
@@ -26,7 +28,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter_ns
-from typing import IO, Final, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import IO, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -35,7 +38,7 @@ from sloop.cuda import GpuPlace
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
 from sloop.profile.examine import RefusedModel
-from sloop.profile.fit import SHARING_FORMS, SharingForm, SlowdownFit, fit_sharing
+from sloop.profile.fit import SHARING_FORMS, SharingForm, SlowdownFit, fit_sharing, held_out_error
 from sloop.profile.measure import PASSES, SILENCE_S, next_line, order_of, process_died, timed_process
 from sloop.profile.timed_process import (
     LAST,
@@ -95,11 +98,31 @@ class Contender(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]]
 
 
+class BatchStream(Protocol):
+    """Workers of a model that run batches back to back."""
+
+    def mean_ns(self, workers: int, seconds: float) -> float:
+        """The mean duration of a batch while so many of them run, for about so many seconds."""
+        ...
+
+    def software(self) -> str:
+        """Name and version of the library that runs the model; empty if it is not known. Asked last: no batch can run
+        afterwards."""
+        ...
+
+
 class SharingFits(NamedTuple):
-    """The laws that were fitted to the points, by name, and the name of the one with the least mean error."""
+    """The laws that were fitted to the points, by name, and the name of the one that predicts best."""
 
     fits: Mapping[SharingForm, SlowdownFit]
     best: SharingForm
+    held_out: Mapping[SharingForm, float] = MappingProxyType({})
+    """By law, its mean relative error at passes that it was not fitted to (`held_out_error`); none of a single pass."""
+
+    @property
+    def error(self) -> float:
+        """The mean relative error of the best law, where possible at passes that it was not fitted to."""
+        return self.held_out.get(self.best, self.fits[self.best].mape)
 
 
 def measure_sharing(
@@ -111,9 +134,11 @@ def measure_sharing(
     passes: int = PASSES,
     progress: Callable[[int, int, str], None] = lambda done, of, now: None,
     on: GpuPlace | None = None,
+    stream: BatchStream | None = None,
 ) -> SharingTimes:
-    """Measure S(1) … S(`together`); takes about (`together` + 2) × `seconds` × `passes`, and the loading of all
-    workers. `progress` is called with finished and all cells. `on` is the GPU on which they run, if any.
+    """Measure S(1) … S(`together`); takes about (`together` + 3) × `seconds` × `passes`, and the loading of all
+    workers. `progress` is called with finished and all cells. `on` is the GPU on which they run, if any. `stream` has
+    `together` workers of another kind than those of this module, whose slowdowns are measured; not those of the pair.
 
     InputError for a model that cannot be run with this batch, or fewer than two workers; MachineError if a process
     dies or is silent.
@@ -125,25 +150,23 @@ def measure_sharing(
     found: list[dict[int, float]] = []
     alone_ns: list[float] = []
     pairs: list[tuple[float, float]] = []
-    cells = passes * (together + (2 if beside else 0))
+    cells = passes * (together + (3 if beside else 0))
     with ExitStack() as stack:
-        workers = [stack.enter_context(running(model, threads, on)) for _ in range(together)]
-        other = stack.enter_context(running(beside, threads, on)) if beside else None
+        used = stream or TimedWorkers([stack.enter_context(running(model, threads, on)) for _ in range(together)])
+        both = [stack.enter_context(running(each, threads, on)) for each in (model, beside)] if beside else []
         for number in range(passes):
             means_ns: dict[int, float] = {}
             counts = range(1, together + 1) if number % 2 == 0 else range(together, 0, -1)
             for count in counts:
-                (means_ns[count],) = _means_ns([workers[:count]], seconds)
+                means_ns[count] = used.mean_ns(count, seconds)
                 done = number * (cells // passes) + len(means_ns)
                 progress(done, cells, f"{count} together: {means_ns[count] / 1e6:.3g} ms")
             alone_ns.append(means_ns[1])
             found.append({count: means_ns[count] / means_ns[1] for count in sorted(means_ns)})
-            if other is not None:
-                (other_ns,) = _means_ns([[other]], seconds)
-                both_ns = _means_ns([workers[:1], [other]], seconds)
-                pairs.append((both_ns[0] / means_ns[1], both_ns[1] / other_ns))
+            if both:
+                pairs.append(_pair_slowdowns(both[0], both[1], seconds))
                 progress((number + 1) * (cells // passes), cells, f"pair: {pairs[-1][0]:.3g} times as long")
-        software = workers[0].end().software
+        software = used.software()
     pair = None
     if beside is not None:
         own, others = (median(each) for each in zip(*pairs, strict=True))
@@ -153,9 +176,18 @@ def measure_sharing(
     return SharingTimes(model.batch, median(alone_ns) / 1e6, points, each_pass, software, pair)
 
 
+def _pair_slowdowns(one: "RunningWorker", other: "RunningWorker", seconds: float) -> tuple[float, float]:
+    """How many times as long as alone the batches of two workers take beside each other."""
+    alone_ns = [_means_ns([[worker]], seconds)[0] for worker in (one, other)]
+    both_ns = _means_ns([[one], [other]], seconds)
+    return both_ns[0] / alone_ns[0], both_ns[1] / alone_ns[1]
+
+
 def fit_all_laws(found: SharingTimes, source: str, on: GpuPlace | None = None) -> SharingFits:
-    """Every law that can be fitted to a measurement; that with the least mean error is the best, of equal ones the
-    first. The law is for replicas without caps on as many cores as this process may use, or on a GPU."""
+    """Every law that can be fitted to a measurement. The best is that which is nearest to passes that it was not fitted
+    to, of equal ones the first. A single pass leaves nothing out: then it is that with the least mean error, without
+    the table, which repeats its points. The law is for replicas without caps on as many cores as this process may use,
+    or on a GPU."""
     software = ", ".join(filter(None, (found.software, f"Python {platform.python_version()}", platform.system())))
     date, cores = datetime.now(UTC).date().isoformat(), float(len(usable_cpus())) if on is None else 0.0
     hardware = hardware_name() if on is None else on.hardware
@@ -171,6 +203,9 @@ def fit_all_laws(found: SharingTimes, source: str, on: GpuPlace | None = None) -
             date=date,
         )
         fits[form] = fit._replace(sharing=structs.replace(fit.sharing, cores=cores))
+    if len(found.passes) > 1:
+        held_out = {form: held_out_error(found.passes, form) for form in SHARING_FORMS}
+        return SharingFits(fits, min(SHARING_FORMS, key=lambda form: held_out[form]), held_out)
     parametric = [form for form in SHARING_FORMS if form != "count"]
     return SharingFits(fits, min(parametric, key=lambda form: fits[form].mape))
 
@@ -231,6 +266,21 @@ class RunningWorker:
 
     def _died(self) -> MachineError:
         return process_died(self.process, self._errors, "while others ran beside it")
+
+
+class TimedWorkers:
+    """A `BatchStream` of workers that have nothing of a server around them."""
+
+    def __init__(self, workers: Sequence[RunningWorker]) -> None:
+        self._workers = workers
+
+    def mean_ns(self, workers: int, seconds: float) -> float:
+        """See `BatchStream`."""
+        return _means_ns([self._workers[:workers]], seconds)[0]
+
+    def software(self) -> str:
+        """See `BatchStream`."""
+        return self._workers[0].end().software
 
 
 @contextlib.contextmanager

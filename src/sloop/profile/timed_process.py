@@ -1,8 +1,9 @@
 """The process whose forward passes are timed: `python -m sloop.profile.timed_process FD SHARED`.
 
-It writes `READY` and waits for a `TimingOrder`, so that its parent can confine it to cores first. Then it treats each
-batch as a replica does: it reads the inputs from the socket FD (large ones from the shared memory SHARED; -1 for none),
-runs the model, and sends the outputs back; a replica also spends time on moving bytes.
+It loads its libraries, as a spare worker has before it gets a model, writes `READY` and waits for a `TimingOrder`, so
+that its parent can confine it to cores first. Then it treats each batch as a replica does: it reads the inputs from the
+socket FD (large ones from the shared memory SHARED; -1 for none), runs the model, and sends the outputs back; a replica
+also spends time on moving bytes.
 
 It prints JSON lines: a `BatchReady` per batch size, then `LoadReport`, or `RefusedModel`. After each `BatchReady` it
 sends the inputs to the parent, because only this process can make them if the model has an example. For each run the
@@ -10,6 +11,7 @@ parent sends `RUN` and the inputs (unless they are in shared memory) and receive
 size, `LAST` the measurement. Anything the model prints goes to stderr.
 """
 
+import contextlib
 import os
 import resource
 import socket
@@ -25,7 +27,7 @@ from msgspec import Struct
 from sloop.cuda import CudaDevice, used_bytes
 from sloop.errors import InputError, SloopError
 from sloop.profile.examine import RefusedModel
-from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, open_model
+from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, onnx_runtime, open_model
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
 from sloop.tensor import arrays_at, bytes_of, elements_of
 from sloop.units import NS_PER_MS
@@ -71,7 +73,7 @@ class LoadReport(Struct, frozen=True, tag="load_report"):
     device_memory_bytes: int = 0
     """By how much the memory in use on the GPU has grown, with CUDA's own. The GPU must be idle otherwise."""
     process_ms: float = 0.0
-    """Milliseconds from launching this process to `READY`; the parent fills it in."""
+    """Milliseconds from launching this process to `READY`, with its libraries; the parent fills it in."""
 
 
 Message = BatchReady | LoadReport | RefusedModel
@@ -81,6 +83,9 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point: wait for the order, run each batch size on demand, report."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    bare_bytes = resident_bytes()
+    with contextlib.suppress(Exception):  # a model that needs it says what is wrong with it
+        onnx_runtime()
     out.write(READY)
     out.flush()
     line = sys.stdin.buffer.readline()
@@ -90,7 +95,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         fd, memory = map(int, arguments)
         shared = SharedMemory(memory) if memory >= 0 else None
-        for message in run_all(order, socket.socket(fileno=fd), shared):
+        before_bytes = resident_bytes() if is_python(Path(order.model)) else bare_bytes
+        for message in run_all(order, socket.socket(fileno=fd), shared, before_bytes=before_bytes):
             out.write(msgspec.json.encode(message) + b"\n")
             out.flush()
     except SloopError as error:
@@ -104,11 +110,15 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None) -> Iterator[Message]:
-    """Run each batch size until the parent sends `STOP`, or `LAST`; then report the start-up times."""
+def run_all(
+    order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None, *, before_bytes: int | None = None
+) -> Iterator[Message]:
+    """Run each batch size until the parent sends `STOP`, or `LAST`; then report the start-up times. `before_bytes`: the
+    memory of this process without what the model needs, by default the present one."""
     path = Path(order.model)
     device = order.device
-    before_bytes, before_on_device = resident_bytes(), used_bytes(device.uuid) if device is not None else 0
+    before_bytes = resident_bytes() if before_bytes is None else before_bytes
+    before_on_device = used_bytes(device.uuid) if device is not None else 0
     start_ns = perf_counter_ns()
     session = open_model(path, order.threads, device=device)
     weights_ms = (perf_counter_ns() - start_ns) / NS_PER_MS

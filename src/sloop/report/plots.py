@@ -533,6 +533,10 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
         axis.locator_params(axis="y", integer=True)  # there is no half node
     if panel.log:
         axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        digits = "2346" if high < 12 * low else ""  # the labels of further ones would touch
+        axis.yaxis.set_major_formatter(lambda value, _: number(value))
+        axis.yaxis.set_minor_formatter(lambda value, _: number(value) if f"{value:e}"[0] in digits else "")
     elif all(min(series.y, default=0.0) >= 0 for series in panel.series):
         flat = not any(any(series.y) for series in panel.series)
         axis.set_ylim(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count, takewhile
 from statistics import fmean
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
@@ -81,7 +82,10 @@ def core_of(world: World, policies: Policies) -> Core:
 
 AnyTrial = TypeVar("AnyTrial", bound=Trial)
 Wanted = Sequence[tuple[AnyTrial, int]]
-"""Trials, each with the number of seeds to simulate."""
+"""Trials, each with the number of seeds to simulate, from the trial's own seed on."""
+
+UNSEEN: Final = 100
+"""The first of the seeds with which nothing was chosen: our own systems are compared with others on these."""
 
 
 class Results(Generic[Result]):
@@ -93,9 +97,21 @@ class Results(Generic[Result]):
             self._by_trial.setdefault(trial.key(), {})[trial.seed] = result
 
     def of(self, trial: Trial, runs: int = 0) -> list[Result]:
-        """The first `runs` results (0: all) by ascending seed. The seed and data of `trial` are ignored."""
+        """The results of the first `runs` seeds from that of `trial` on (0: of all without a gap). The data of `trial`
+        is ignored. KeyError without any."""
         found = self._by_trial[trial.key()]
-        return [found[seed] for seed in sorted(found)][: runs or None]
+        seeds = list(takewhile(found.__contains__, count(trial.seed)))[: runs or None]
+        if not seeds:
+            raise KeyError(trial)
+        return [found[seed] for seed in seeds]
+
+    def also(self, more: "Results[Result]") -> "Results[Result]":
+        """These results and more."""
+        both: Results[Result] = Results({})
+        for each in (self, more):
+            for trial, found in each._by_trial.items():
+                both._by_trial.setdefault(trial, {}).update(found)
+        return both
 
     def each(self, trial: Trial, field: str, runs: int = 0) -> list[float]:
         """One field of the result, for each seed."""
@@ -161,7 +177,9 @@ def run_trials(
     """Simulate every trial once per seed in parallel processes; duplicate trials are simulated once."""
     ready = list(
         dict.fromkeys(
-            structs.replace(trial.key(), seed=seed, data=data) for trial, seeds in wanted for seed in range(seeds)
+            structs.replace(trial.key(), seed=trial.seed + place, data=data)
+            for trial, seeds in wanted
+            for place in range(seeds)
         )
     )
     results = in_parallel(_play, ready, processes=processes, progress=progress, what=lambda trial: trial.label())

@@ -202,6 +202,36 @@ class BatchGroup(Struct):
         return (*self.key, self.slot.hardware)
 
 
+DeviceName = tuple[str, str, str]
+"""A kind of hardware, a node of it, and an accelerator of the node, "" for its cores."""
+
+
+class DeviceUse(Struct):
+    """For how long at least one batch has run on an accelerator, or on cores that replicas share without a cap."""
+
+    running: int = 0
+    since_ns: int = 0
+    """Since when, if any runs."""
+    ended_ns: int = 0
+    """Before that."""
+
+    def begin(self, now_ns: int) -> None:
+        """A batch begins."""
+        if not self.running:
+            self.since_ns = now_ns
+        self.running += 1
+
+    def end(self, now_ns: int) -> None:
+        """A batch is over."""
+        self.running -= 1
+        if not self.running:
+            self.ended_ns += now_ns - self.since_ns
+
+    def busy_ns(self, now_ns: int) -> int:
+        """Until now."""
+        return self.ended_ns + (now_ns - self.since_ns if self.running else 0)
+
+
 class ReplicaRecord(Struct):
     """A replica between the order to start it and its end."""
 
@@ -236,6 +266,10 @@ class ReplicaRecord(Struct):
     """The layers that it has, if it has not all."""
     has_started: bool = False
     """Whether it has these, and waits for the other parts of its pipeline."""
+    has_served: bool = False
+    """Whether it was ready once: its cold start was over then, also if it waits for other layers now."""
+    use: DeviceUse | None = None
+    """Of the device that it may share with others; None for one with cores of its own."""
 
     def all_cores(self, cores: float) -> float:
         """These cores with those of its shadow."""
@@ -282,7 +316,8 @@ class RunState:
 
     `graph` is the application's graph. `cost` is the account to charge, by default one without prices. `accuracies` by
     (stage, variant) are multiplied along the routes of requests. `start_ns` is the start of the run, by default the
-    instant of the first record. `others` take the records that are not about the version, by type.
+    instant of the first record. `others` take the records that are not about the version, by type. `uses` has the
+    devices that all versions share.
     """
 
     NOT_IN_SNAPSHOT: ClassVar = ("on_second",)
@@ -296,6 +331,7 @@ class RunState:
         start_ns: int | None = None,
         kept: Kept = Kept(),  # noqa: B008  # frozen
         others: Mapping[type, Callable[[int, Any], None]] | None = None,
+        uses: dict[DeviceName, DeviceUse] | None = None,
     ) -> None:
         self.graph = graph
         self.start_ns = start_ns
@@ -311,6 +347,7 @@ class RunState:
         self.replicas: dict[ReplicaId, ReplicaRecord] = {}
         self.stages = {name: StageRecord(name) for name in graph.stages}
         self.groups: dict[tuple[str, str, Slot, Form], BatchGroup] = {}
+        self.uses = uses if uses is not None else {}
         self.cost = cost or CostAccount()
         self.cost.charged_ns = start_ns or 0
         self.seconds: deque[SecondRecord] = deque(maxlen=kept.seconds)
@@ -412,6 +449,8 @@ class RunState:
             if replica is None:
                 return
             replica.running, replica.running_ns = record, now_ns
+            if replica.use is not None:
+                replica.use.begin(now_ns)
             replica.batches += 1
             replica.group.sizes[len(record.requests)] += 1
             if self._only is not None:
@@ -427,6 +466,8 @@ class RunState:
             if replica is None or (batch := replica.running) is None or batch.batch != record.batch:
                 return
             replica.running = None
+            if replica.use is not None:
+                replica.use.end(now_ns)
             group = replica.group
             durations_ns = group.durations_ns
             if self._resized and batch.batch in self._resized:
@@ -560,6 +601,8 @@ class RunState:
         batch, replica.running = replica.running, None
         if batch is None:
             return
+        if replica.use is not None:
+            replica.use.end(now_ns)
         self._resized.discard(batch.batch)
         for id, part in batch.visits:
             request = self.open.get(id)
@@ -589,6 +632,8 @@ class RunState:
     def _add_replica(self, now_ns: int, id: ReplicaId, spec: ReplicaSpec, order_ns: int) -> ReplicaRecord:
         self.cost.allocate(now_ns, id, spec, spec.cores)
         made = ReplicaRecord(id, spec, self._group(spec, spec.slot), spec.cores, spec.cores, order_ns, now_ns)
+        if spec.slot.accelerator or not spec.slot.is_capped:
+            made.use = self.uses.setdefault((spec.slot.hardware, spec.node or "", spec.device or ""), DeviceUse())
         self.replicas[id] = made
         return made
 
@@ -625,9 +670,9 @@ class RunState:
 
     def _serve(self, now_ns: int, replica: ReplicaRecord) -> None:
         """A replica takes batches from now on."""
-        if replica.order_ns >= 0 and replica.life is Life.STARTING:
+        if replica.order_ns >= 0 and replica.life is Life.STARTING and not replica.has_served:
             self.cold_start_ns[(*replica.group.key, COLD_START)].append(now_ns - replica.order_ns)
-        replica.life, replica.since_ns = Life.READY, now_ns
+        replica.life, replica.since_ns, replica.has_served = Life.READY, now_ns, True
 
     def _complete(self, now_ns: int, event: ReplicaCompleted) -> None:
         """A part of a pipeline has all layers; when all parts have, they are replicas of their own."""
@@ -659,7 +704,7 @@ class RunState:
             if each.part is None and each.life is Life.STARTING:
                 self._serve(now_ns, each)
             elif each.part is not None and each.life is Life.READY:
-                each.life, each.since_ns, each.order_ns = Life.STARTING, now_ns, -1
+                each.life, each.since_ns = Life.STARTING, now_ns
 
     def _lose_batch(self, now_ns: int, event: BatchLost) -> None:
         replica = self.replicas.get(event.replica)
@@ -1005,6 +1050,8 @@ class DeploymentState:
         """By key. A version that was deployed again has replaced the earlier one."""
         self.nodes = NodeAccount(nodes, steps_kept=kept.seconds)
         self.weights = WeightAccount()
+        self.uses: dict[DeviceName, DeviceUse] = {}
+        """Of accelerators, and of the cores of nodes whose replicas have no cap."""
         self.draining = False
         """Whether the server is shutting down."""
         self.decisions: Counter[tuple[str, str]] = Counter()
@@ -1240,6 +1287,7 @@ class DeploymentState:
             start_ns=self._start_ns,
             kept=self._kept,
             others=others,
+            uses=self.uses,
         )
         record = VersionRecord(parts, run, state, share, self.now_ns)
         if self._on_second is not None:

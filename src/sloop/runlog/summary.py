@@ -503,20 +503,19 @@ class RunSummary(Figures):
         return tuple(line for name, line in lines.items() if name.partition(" on ")[0] in started)
 
     def node_rows(self) -> tuple[NodeRow, ...]:
-        """One row for each kind of hardware of which a node was held, with how busy they were and what they drew.
-
-        Several batches that run on an accelerator at once count one after the other, up to the whole time.
-        """
+        """One row for each kind of hardware of which a node was held, with how busy they were and what they drew."""
         busy = self._busy_core_s()
         if "" in busy:  # replicas whose kind of hardware is unknown
             return tuple(self.deployment.nodes.rows())
         found = []
         for row in self.deployment.nodes.rows():
-            record = next(each for each in self.deployment.nodes.records.values() if each.node.hardware == row.hardware)
-            node, (core_s, device_s) = record.node, busy.get(row.hardware, (0.0, 0.0))
-            worked_s, capacity_s = core_s, row.held_s * node.cores
-            if node.devices:
-                worked_s, capacity_s = device_s, row.held_s * len(node.devices)
+            records = [each for each in self.deployment.nodes.records.values() if each.node.hardware == row.hardware]
+            node, (core_s, device_s) = records[0].node, busy.get(row.hardware, (0.0, 0.0))
+            worked_s = device_s if node.devices else core_s
+            capacity_s = math.fsum(
+                each.held_ns / NS_PER_S * (len(each.node.devices) if node.devices else each.node.cores)
+                for each in records
+            )
             part = min(1.0, worked_s / capacity_s) if capacity_s else 0.0
             power = power_of(node)
             energy_wh = None if power is None else power.watts(part) * row.held_s / 3600
@@ -531,14 +530,24 @@ class RunSummary(Figures):
         return (f"the power of {listed(kinds)}, from which the energy is estimated",) if kinds else ()
 
     def _busy_core_s(self) -> dict[str, tuple[float, float]]:
-        """By kind of hardware, for how long finished batches have run: core-seconds, and seconds on accelerators."""
+        """By kind of hardware, for how long batches have run: core-seconds of those that have finished, and seconds in
+        which at least one ran on an accelerator. Of cores without a cap all of the node count while one runs there."""
         found: dict[str, tuple[float, float]] = {}
         for group in self._groups():
-            finished = chain(group.durations_ns.values(), group.resized_ns.values())
-            ran_s = sum(map(sum, finished)) / NS_PER_S
             core_s, device_s = found.get(group.hardware, (0.0, 0.0))
-            on_device_s = ran_s if group.slot.accelerator else 0.0
-            found[group.hardware] = core_s + ran_s * group.cores, device_s + on_device_s
+            if group.slot.is_capped and not group.slot.accelerator:
+                finished = chain(group.durations_ns.values(), group.resized_ns.values())
+                core_s += sum(map(sum, finished)) / NS_PER_S * group.cores
+            found[group.hardware] = core_s, device_s
+        deployment = self.deployment
+        for (hardware, node, device), use in deployment.uses.items():
+            busy_s = use.busy_ns(deployment.now_ns) / NS_PER_S
+            core_s, device_s = found.get(hardware, (0.0, 0.0))
+            if device:
+                device_s += busy_s
+            elif node in deployment.nodes.nodes:
+                core_s += busy_s * deployment.nodes.nodes[node].cores
+            found[hardware] = core_s, device_s
         return found
 
     # The run in one row

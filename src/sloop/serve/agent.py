@@ -10,7 +10,12 @@ agent fetches those that it reads from the agents of other machines into shared 
 of its machine to whoever asks with the deployment's token (`sloop.serve.network`).
 
 Models come from stores and from other agents (`sloop.serve.peers`), into a cache of this machine: when a replica starts
-that needs one, or when the deciding process orders a transfer, for which replicas then wait.
+that needs one, or when the deciding process orders a transfer, for which replicas then wait. A model that the deciding
+process has cut, so that replicas may start as parts of it or have shadows, comes in blocks, each by itself: from agents
+that have them, or else from the deciding process.
+
+Batches of pipelines are passed on by the deciding process, which tells the next worker where the tensors are. That
+worker's agent fetches them from the agent of the one before, so they cross each cut once.
 
 When the connection ends, or is silent, the deciding process counts the node as lost and may start its replicas
 elsewhere; or it has died, and another one takes its place. The agent keeps its workers and connects again. If the same
@@ -30,10 +35,11 @@ import os
 import ssl
 import sys
 from asyncio import Task, TimerHandle
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import uvloop
 from msgspec import Struct, structs
@@ -44,18 +50,22 @@ from sloop.events import (
     Event,
     Finished,
     KeptReplica,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
     ReplicaStopped,
     Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
 )
 from sloop.serve.backends import KnownStages
 from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
-from sloop.serve.messages import Run
+from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.network import (
     FETCH_S_MAX,
     SILENT_S,
@@ -70,16 +80,16 @@ from sloop.serve.network import (
     connect,
     machine,
 )
-from sloop.serve.peers import FileServer, PeerStore
+from sloop.serve.peers import FileServer, PeerStore, ServedStore
 from sloop.serve.processes import begin, return_large_memory
-from sloop.serve.protocols import Servable, SpareProcesses
+from sloop.serve.protocols import CutModel, Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
 from sloop.serve.stores import ModelSource, Store
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.weights import MODELS_BYTES, WeightsCache, usual_folder
 from sloop.shared_memory import Address, Arena, ArenaFull, ArenaReader, Arenas, RelayedArenas
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, TransferId
+from sloop.vocabulary import BatchId, Part, ReplicaId, ReplicaSpec, Shadow, TransferId
 
 RETRY_S: Final = 0.5
 """Between two attempts to connect."""
@@ -97,6 +107,19 @@ RECEPTIONS_MAX: Final = 1_000
 MODELS_MAX: Final = 1_000
 """Of its cache, which an agent names when it joins."""
 
+T = TypeVar("T")
+Reported = (
+    ReplicaProgressed
+    | ReplicaReady
+    | ReplicaCompleted
+    | ReplicaLost
+    | ReplicaStopped
+    | Resized
+    | ShadowReady
+    | ShadowLost
+    | ShadowStopped
+)
+"""What an agent says of a replica."""
 _log: Final = logging.getLogger("sloop.agent")
 
 
@@ -126,7 +149,7 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=1):
 class AgentReport(Struct, frozen=True, array_like=True, tag=2):
     """What has become of a replica."""
 
-    event: ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized
+    event: Reported
 
 
 class BatchFinished(Struct, frozen=True, array_like=True, tag=3, gc=False):
@@ -149,6 +172,23 @@ class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """A `ModelFailure`, encoded."""
 
 
+class BatchPassed(Struct, frozen=True, array_like=True, tag=9, gc=False):
+    """A part of a model has run its layers on a batch, which the next part takes."""
+
+    batch: BatchId
+    replica: ReplicaId
+    """The part; the batch may be another replica's."""
+    passed: PassedBatch
+
+
+class PartUnreached(Struct, frozen=True, array_like=True, tag=10):
+    """The tensors that a part is to take cannot be fetched from the machine of the part before."""
+
+    batch: BatchId
+    replica: ReplicaId
+    why: str
+
+
 class WorkersKept(Struct, frozen=True, array_like=True, tag=5):
     """The workers that run on, of those that the deciding process wants to keep. All others have stopped."""
 
@@ -169,7 +209,17 @@ class WeightsReport(Struct, frozen=True, array_like=True, tag=6):
     """Why the weights have not come; empty if they have."""
 
 
-FromAgent = AgentHello | AgentReport | BatchFinished | BatchRaised | WorkersKept | WeightsReport | SparesReport
+FromAgent = (
+    AgentHello
+    | AgentReport
+    | BatchFinished
+    | BatchRaised
+    | BatchPassed
+    | PartUnreached
+    | WorkersKept
+    | WeightsReport
+    | SparesReport
+)
 
 
 # From the deciding process to an agent
@@ -213,6 +263,8 @@ class StartWorker(Struct, frozen=True, array_like=True, tag=4):
     """Agents that have its model or fetch it, the first to be asked first; none that waits for this one."""
     transfer: TransferId | None = None
     """The ordered transfer for which it waits."""
+    part: Part | None = None
+    """What it loads at first, if it is a part of a pipeline. The agent says `ReplicaReady` when it has these layers."""
 
 
 class StopWorker(Struct, frozen=True, array_like=True, tag=5):
@@ -234,6 +286,39 @@ class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
     batch: BatchId
     replica: ReplicaId
     order: Run
+    is_part: bool = False
+    """Whether the replica runs its layers only; it answers with `BatchPassed`, unless it has the last ones."""
+
+
+class PassBatch(Struct, frozen=True, array_like=True, tag=15, gc=False):
+    """Go on with a batch that another part of the model has passed on."""
+
+    batch: BatchId
+    replica: ReplicaId
+    passed: PassedBatch
+
+
+class CompleteWorker(Struct, frozen=True, array_like=True, tag=16):
+    """Load the other layers of a part of a model, while it serves."""
+
+    replica: ReplicaId
+    transfer: TransferId | None = None
+    """The ordered transfer that brings them; None if they are there."""
+
+
+class StartShadow(Struct, frozen=True, array_like=True, tag=17):
+    """Start a shadow beside a replica."""
+
+    replica: ReplicaId
+    number: int
+    shadow: Shadow
+
+
+class StopShadow(Struct, frozen=True, array_like=True, tag=18):
+    """Stop a shadow."""
+
+    replica: ReplicaId
+    number: int
 
 
 class FreeBlock(Struct, frozen=True, array_like=True, tag=8, gc=False):
@@ -258,14 +343,14 @@ class AdoptWorker(Struct, frozen=True, array_like=True, tag=11):
 
 
 class ReceiveWeights(Struct, frozen=True, array_like=True, tag=12):
-    """Bring a model to this machine. The agent answers with a `WeightsReport`."""
+    """Bring a model, or blocks of one, to this machine. The agent answers with a `WeightsReport`."""
 
     transfer: TransferId
-    source: str
-    """As in `Servable.source`."""
-    peers: list[Endpoint] = []  # msgspec creates a new list for each instance
-    """Agents from which it comes, the nearest first: each goes on where the one before it has failed, and the store
-    after the last."""
+    sources: dict[str, list[Endpoint]]
+    """What is to come, as in `Servable.source`, or blocks of a model, as in `CutBlock.source`; and the agents from
+    which each comes, the nearest first: each goes on where the one before it has failed, and the store after the last,
+    or for blocks the deciding process."""
+    are_blocks: bool = False
     is_kept: bool = True
     """Whether it stays, for any replica; otherwise only until the replicas that wait for this transfer have gone."""
 
@@ -297,6 +382,10 @@ ToAgent = (
     | StopWorker
     | ResizeWorker
     | RunBatch
+    | PassBatch
+    | CompleteWorker
+    | StartShadow
+    | StopShadow
     | FreeBlock
     | Endpoints
     | AdoptWorker
@@ -338,16 +427,26 @@ class _Worker:
         self.reports: list[Reported] = []
         """What has become of it since the deciding process was told of it, until that has adopted it."""
         self.is_ready = self.is_stopping = False
+        self.part: Part | None = None
+        """Its part of the model, until it has all layers."""
         self.batch: BatchId | None = None
         """What it runs; also a batch that is abandoned, until it is over."""
+        self.waiting: deque[RunBatch | PassBatch] = deque()
+        """What it is to run then: a part may be given a batch of its own while it runs one that passes."""
         self.is_abandoned = False
         """Whether nobody waits for its batch."""
-        self.model: tuple[WeightsCache, Path] | None = None
-        """The fetched model that it uses, and the cache that has it."""
-        self.reception: _Reception | None = None
-        """The transfer that has brought its model."""
+        self.shadow: int | None = None
+        """The number of its shadow."""
+        self.servable: Servable | None = None
+        """Its model as it was brought to this machine."""
+        self.models: list[tuple[WeightsCache, Path]] = []
+        """The fetched model that it uses, or the blocks of it, and the cache that has each."""
+        self.receptions: list[_Reception] = []
+        """The transfers that have brought them."""
         self.bringing: Task[None] | None = None
         """Fetches its model."""
+        self.completing: Task[None] | None = None
+        """Fetches the other blocks of a part."""
         self.fetching: Task[None] | None = None
         """Fetches blocks of other machines that its batch reads."""
         self.copies: list[Address] = []
@@ -359,6 +458,8 @@ class _Reception:
 
     def __init__(self, order: ReceiveWeights, ended: "asyncio.Future[str]") -> None:
         self.order = order
+        self.sources: list[tuple[ModelSource, list[Endpoint]]] = []
+        """What is to come, and from which agents."""
         self.ended = ended
         """Gets why they have not come; empty if they have."""
         self.cache: WeightsCache | None = None
@@ -368,14 +469,11 @@ class _Reception:
         """Workers that wait for them, or use them."""
 
 
-Reported = ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized
-
-
 class AgentSession:
     """The workers of an agent, from its first `AgentSetup` on (`BackendListener` of its backend). It serves one
     connection after another: `detach` says that one has ended, `resume` that there is another one.
 
-    `joined` is the host of the deciding process.
+    `joined` is where the deciding process is.
     """
 
     def __init__(
@@ -383,7 +481,7 @@ class AgentSession:
         setup: AgentSetup,
         send: Callable[[FromAgent], None],
         blocks: BlockClient,
-        joined: str,
+        joined: Endpoint,
         make_cache: Callable[[], WeightsCache],
         spares_max: int = 0,
     ) -> None:
@@ -397,6 +495,7 @@ class AgentSession:
         """The caches of those that are not kept."""
         self._tasks: set[Task[None]] = set()
         """What receives and removes weights."""
+        self._copying = asyncio.Lock()
         self._own = setup.holder
         """The number by which workers know this process as a holder of arenas; `_holder` is its present one."""
         self._arenas = Arenas(self._own)
@@ -424,6 +523,7 @@ class AgentSession:
             {}, {}, limits.actuator, arenas=self._arenas, holders=holders, spares_max=spares_max
         )
         self._backend.on_spares = self._tell_spares
+        self._backend.on_passed = self._on_passed
         self._backend.attach(self)
         self._connect(setup)
         self._acts: dict[type, Callable[[Any], None]] = {
@@ -433,6 +533,10 @@ class AgentSession:
             StopWorker: self._stop,
             ResizeWorker: self._resize,
             RunBatch: self._run,
+            PassBatch: self._run,
+            CompleteWorker: self._complete,
+            StartShadow: self._start_shadow,
+            StopShadow: self._stop_shadow,
             FreeBlock: self._free,
             Endpoints: self._set_endpoints,
             AdoptWorker: self._adopt,
@@ -453,11 +557,13 @@ class AgentSession:
 
     def kept(self) -> dict[int, bytes]:
         """The workers that another deciding process may adopt, by number, with what they do: not those whose model's
-        file has changed since it was read."""
+        file has changed since it was read, nor parts of models."""
         return {
             number: worker.fingerprint
             for number, worker in self._workers.items()
-            if worker.fingerprint and not worker.is_stopping and worker.files == _state_of(worker.spec, self._backend)
+            if worker.fingerprint
+            and not (worker.is_stopping or worker.part)
+            and worker.files == _state_of(worker.spec, self._backend)
         }
 
     def detach(self) -> None:
@@ -473,6 +579,9 @@ class AgentSession:
         for worker in self._workers.values():
             worker.replica = None
             worker.reports.clear()
+            worker.waiting.clear()
+            if worker.shadow is not None:
+                self._backend.stop_shadow(worker.number, worker.shadow)
             if worker.fetching is not None:
                 self._end_batch(worker)
             elif worker.batch is not None and not worker.is_abandoned:
@@ -518,7 +627,7 @@ class AgentSession:
         for timer in self._timers:
             timer.cancel()
         for worker in self._workers.values():
-            for fetch in (worker.fetching, worker.bringing):
+            for fetch in (worker.fetching, worker.bringing):  # the others are in `_tasks`
                 if fetch is not None:
                     fetch.cancel()
         for running in self._tasks:
@@ -550,7 +659,7 @@ class AgentSession:
 
     def _set_endpoints(self, record: Endpoints) -> None:
         others = {
-            holder: (host or self._joined, port)
+            holder: (host or self._joined[0], port)
             for holder, (host, port) in record.by_holder.items()
             if holder != self._holder
         }
@@ -565,52 +674,135 @@ class AgentSession:
         number = replica if replica not in self._workers else ReplicaId(max(self._workers) + 1)
         worker = _Worker(number, spec, replica, self._backend)
         self._workers[number] = self._replicas[replica] = worker
+        worker.part = record.part
         servable = self._backend.servable(spec.stage, spec.variant)
-        if servable is not None and servable.source and (record.transfer is not None or not self._is_beside):
-            if record.transfer is not None:
-                worker.reception = reception = self._receptions.get(record.transfer)
-                if reception is not None:
-                    reception.users += 1
-            worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable, record))
-        elif servable is not None and _is_missing(servable.model):
+        comes = servable is not None and (servable.source or servable.cut is not None)
+        if servable is not None and comes and (record.transfer is not None or not self._is_beside):
+            reception = self._used_reception(worker, record.transfer)
+            worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable, record, reception))
+        elif servable is not None and servable.cut is None and _is_missing(servable.model):
             fix = "put it where all nodes can read it under this path, or name it by URL"
             self.on_event(ReplicaLost(number, f"{servable.model} is not on this node: {fix}"))
         else:
-            self._backend.start(number, spec)
+            self._backend.start(number, spec, None, record.part)
 
-    async def _bring_and_start(self, worker: _Worker, servable: Servable, record: StartWorker) -> None:
-        """Have the model of a worker on this machine, then start it."""
-        spec, source, reception = worker.spec, ModelSource.of(servable.source), worker.reception
+    def _used_reception(self, worker: _Worker, transfer: TransferId | None) -> _Reception | None:
+        """A transfer whose weights a worker uses from now on; None if there is no such transfer."""
+        found = self._receptions.get(transfer) if transfer is not None else None
+        if found is not None:
+            found.users += 1
+            worker.receptions.append(found)
+        return found
+
+    async def _bring_and_start(
+        self, worker: _Worker, servable: Servable, record: StartWorker, reception: _Reception | None
+    ) -> None:
+        """Have the model of a worker on this machine, or its part of it, then start it."""
+        spec = worker.spec
         self.on_event(ReplicaProgressed(worker.number, "fetching"))
         try:
-            if record.transfer is not None:
-                # What a transfer has brought is found in its cache at once.
-                why = "nothing was ordered" if reception is None else await asyncio.shield(reception.ended)
-                if why:
-                    raise MachineError(f"its weights do not come: {why}")
-            cache = self._shared_cache() if reception is None else reception.cache
-            if cache is None:
-                raise MachineError("its weights were deleted with the replicas that they were for")
-            model = await cache.fetch(source, pin=True, nearer=self._nearer(source, record.peers))
+            cache = await self._cache_with(record.transfer, reception)
+            if servable.cut is not None:
+                layers = range(*record.part.layers) if record.part is not None else range(len(servable.cut.blocks))
+                files = await self._bring_blocks(worker, cache, servable.cut, layers, record.peers)
+                own = structs.replace(servable, cut=_placed(servable.cut, files))
+            else:
+                source = ModelSource.of(servable.source)
+                model = await cache.fetch(source, pin=True, nearer=self._nearer(source, record.peers))
+                worker.models.append((cache, model))
+                own = structs.replace(servable, model=str(await self._prepared(model, servable.changes)))
         except Exception as error:
             worker.bringing = None
             self.on_event(ReplicaLost(worker.number, _why(error, f"the model of replica {worker.number}")))
             return
-        worker.bringing = None
-        worker.model = cache, model
-        own = structs.replace(servable, model=str(model))
+        worker.bringing, worker.servable = None, own
         self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
-        self._backend.start(worker.number, spec)
+        self._backend.start(worker.number, spec, None, record.part)
+
+    async def _cache_with(self, transfer: TransferId | None, reception: _Reception | None) -> WeightsCache:
+        """The cache with what a transfer has brought, once it has; without one, that of all. MachineError if it has
+        not."""
+        if transfer is None:
+            return self._shared_cache()
+        # What a transfer has brought is found in its cache at once.
+        why = "nothing was ordered" if reception is None else await asyncio.shield(reception.ended)
+        if why:
+            raise MachineError(f"its weights do not come: {why}")
+        if reception is None or reception.cache is None:
+            raise MachineError("its weights were deleted with the replicas that they were for")
+        return reception.cache
+
+    async def _bring_blocks(
+        self, worker: _Worker, cache: WeightsCache, cut: CutModel, places: Iterable[int], peers: Sequence[Endpoint] = ()
+    ) -> dict[int, str]:
+        """The files of these blocks on this machine, by position; they stay while the worker does."""
+
+        async def bring(place: int) -> tuple[int, str]:
+            source = ModelSource.of(cut.blocks[place].source)
+            file = await cache.fetch(source, pin=True, nearer=self._nearer(source, peers, is_block=True))
+            worker.models.append((cache, file))
+            return place, str(file)
+
+        return dict(await _all(map(bring, places)))
+
+    def _complete(self, record: CompleteWorker) -> None:
+        worker = self._replicas.get(record.replica)
+        if worker is not None and worker.part is not None and worker.completing is None:
+            reception = self._used_reception(worker, record.transfer)
+            worker.completing = self._do(self._bring_others(worker, worker.part, record.transfer, reception))
+
+    async def _bring_others(
+        self, worker: _Worker, part: Part, transfer: TransferId | None, reception: _Reception | None
+    ) -> None:
+        """Have the other layers of a part on this machine, then let its worker load them."""
+        first, end = part.layers
+        try:
+            cut, files = self._backend.blocks_of(worker.spec), dict[int, str]()
+            if transfer is not None or not self._is_beside:
+                cache = await self._cache_with(transfer, reception)
+                others = [place for place in range(len(cut.blocks)) if not first <= place < end]
+                files = await self._bring_blocks(worker, cache, cut, others)
+        except Exception as error:
+            self._backend.give_up(worker.number, _why(error, f"the other layers of replica {worker.number}"))
+            return
+        self._backend.complete_part(worker.number, files)
+
+    async def _prepared(self, model: Path, changes: Sequence[str]) -> Path:
+        """The file to open for a model that was fetched: its own, or a copy of it with these changes."""
+        if not changes:
+            return model
+        from sloop.profile.examine import changed_copy  # noqa: PLC0415  # few models need it
+
+        async with self._copying:  # the second replica finds the copy of the first one
+            return await self._loop.run_in_executor(None, changed_copy, model, changes)
 
     def _shared_cache(self) -> WeightsCache:
         self._cache = self._cache or self._make_cache()
         return self._cache
 
-    def _nearer(self, source: ModelSource, peers: Sequence[Endpoint]) -> Callable[[Store], Store]:
-        """What puts other agents before the store of a model."""
+    def _start_shadow(self, record: StartShadow) -> None:
+        worker = self._replicas.get(record.replica)
+        if worker is None:
+            return  # its end, which has been reported, is that of its shadow
+        if worker.servable is not None:  # another version of the application may have been learnt meanwhile
+            self._backend.learn({(worker.spec.stage, worker.spec.variant): worker.servable}, {}, threads_prepared=0)
+        worker.shadow = record.number
+        self._backend.start_shadow(worker.number, record.number, record.shadow)
+
+    def _stop_shadow(self, record: StopShadow) -> None:
+        worker = self._replicas.get(record.replica)
+        if worker is not None:
+            self._backend.stop_shadow(worker.number, record.number)
+
+    def _nearer(
+        self, source: ModelSource, peers: Sequence[Endpoint], *, is_block: bool = False
+    ) -> Callable[[Store], Store]:
+        """What puts other agents before the store of a model, which for a block is the deciding process."""
         token, context, loop = self._blocks.token, self._blocks.context, self._loop
 
         def nearer(store: Store) -> Store:
+            if is_block:
+                store = ServedStore(source, self._joined, token=token, context=context, loop=loop)
             return PeerStore(source, store, peers, token=token, context=context, loop=loop) if peers else store
 
         return nearer
@@ -634,16 +826,18 @@ class AgentSession:
         """Bring weights to this machine, and say what has become of them; then replicas that wait for them go on."""
         order, why = made.order, ""
         try:
-            source = ModelSource.of(order.source)
-            made.cache = self._shared_cache()
+            made.sources = [(ModelSource.of(source), peers) for source, peers in order.sources.items()]
+            cache = made.cache = self._shared_cache()
             if not order.is_kept:
-                made.cache = made.cache.apart()
-                self._apart.append(made.cache)
-            await made.cache.fetch(source, nearer=self._nearer(source, order.peers))
+                cache = made.cache = cache.apart()
+                self._apart.append(cache)
+            sources = {source: self._nearer(source, peers, is_block=order.are_blocks) for source, peers in made.sources}
+            await _all(cache.fetch(source, nearer=nearer) for source, nearer in sources.items())
         except Exception as error:
             why = _why(error, "a model")
             if made.cache is not None and not isinstance(error, InputError):  # else nothing is left
-                made.cache.discard(source)
+                for source, _ in made.sources:
+                    made.cache.discard(source)
         if self._receptions.get(order.transfer) is made:
             self._send(WeightsReport(order.transfer, why))
         made.ended.set_result(why)
@@ -667,7 +861,8 @@ class AgentSession:
         made.task.cancel()
         made.ended.set_result("it was given up")
         if made.order.is_kept and made.cache is not None:
-            made.task.add_done_callback(lambda _: self._shared_cache().discard(ModelSource.of(made.order.source)))
+            for source, _ in made.sources:
+                made.task.add_done_callback(partial(_discard, made.cache, source))
         self._leave(made)
 
     def _evict(self, record: EvictWeights) -> None:
@@ -720,14 +915,18 @@ class AgentSession:
 
     # Batches
 
-    def _run(self, record: RunBatch) -> None:
-        order, worker = record.order, self._replicas.get(record.replica)
+    def _run(self, record: RunBatch | PassBatch) -> None:
+        worker = self._replicas.get(record.replica)
         if worker is None:
             return  # its end has been reported, which covers its batch
+        if worker.batch is not None:
+            worker.waiting.append(record)
+            return
         worker.batch = record.batch
         here: dict[Address, Address] = {}
         foreign: list[Address] = []
-        for block in set(addresses_in(order.blocks)):
+        blocks = record.passed.tensors if isinstance(record, PassBatch) else record.order.blocks
+        for block in set(addresses_in(blocks)):
             own = block.held_by(self._own) if block.holder == self._holder else self._beside.relay(block)
             if own is None:
                 foreign.append(block)
@@ -735,18 +934,31 @@ class AgentSession:
                 here[block] = own
         if foreign:
             worker.fetching = asyncio.create_task(self._fetch_and_run(worker, record, foreign, here))
-        elif here:
+        else:
             self._run_on(worker, record, here)
+
+    def _run_on(self, worker: _Worker, record: RunBatch | PassBatch, places: Mapping[Address, Address]) -> None:
+        """Run a batch, of whose blocks the worker finds some at other places."""
+        if isinstance(record, PassBatch):
+            tensors = [places.get(each, each) if isinstance(each, Address) else each for each in record.passed.tensors]
+            passed = structs.replace(record.passed, tensors=tensors)
+            self._backend.run_part(worker.number, record.batch, passed)
+            return
+        order = record.order
+        if places:
+            order = Run(order.visits, replaced(order.blocks, places), order.parts)
+        if record.is_part:
+            self._backend.run_part(worker.number, record.batch, order)
         else:
             self._backend.run(record.batch, worker.number, order)
 
-    def _run_on(self, worker: _Worker, record: RunBatch, places: Mapping[Address, Address]) -> None:
-        """Run a batch whose blocks the worker finds at other places."""
-        order = record.order
-        self._backend.run(record.batch, worker.number, Run(order.visits, replaced(order.blocks, places), order.parts))
+    def _run_next(self, worker: _Worker) -> None:
+        """The batch of a worker is over, and has been reported."""
+        if worker.waiting and worker.batch is None:
+            self._run(worker.waiting.popleft())
 
     async def _fetch_and_run(
-        self, worker: _Worker, record: RunBatch, foreign: Iterable[Address], here: Mapping[Address, Address]
+        self, worker: _Worker, record: RunBatch | PassBatch, foreign: Iterable[Address], here: Mapping[Address, Address]
     ) -> None:
         """Copy blocks of other machines, then run the batch that reads them."""
         copies: dict[Address, Address] = {}
@@ -764,8 +976,12 @@ class AgentSession:
             if not isinstance(error, ArenaFull | BlockLost):
                 raise
             worker.fetching = worker.batch = None
-            failure = ModelFailure("its tensors could not be brought to the node that runs it", str(error))
-            self._send(BatchRaised(record.batch, record.replica, failure.encode()))
+            if isinstance(record, PassBatch) and isinstance(error, BlockLost):
+                self._send(PartUnreached(record.batch, record.replica, str(error)))
+            else:
+                failure = ModelFailure("its tensors could not be brought to the node that runs it", str(error))
+                self._send(BatchRaised(record.batch, record.replica, failure.encode()))
+            self._run_next(worker)
             return
         worker.fetching = None
         worker.copies = list(copies.values())
@@ -818,20 +1034,26 @@ class AgentSession:
 
     def on_event(self, event: Event) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
-        assert isinstance(event, ReplicaProgressed | ReplicaReady | ReplicaLost | ReplicaStopped | Resized)
+        assert isinstance(event, Reported)
         worker = self._workers[event.replica]
         if isinstance(event, ReplicaReady):
             worker.is_ready = True
+        elif isinstance(event, ReplicaCompleted):
+            worker.part = None
+        elif isinstance(event, ShadowLost | ShadowStopped):
+            worker.shadow = None
         elif isinstance(event, Resized):
             worker.spec = worker.spec.with_cores(event.cores)
         elif isinstance(event, ReplicaLost | ReplicaStopped):
             self._end_batch(worker)
-            if worker.model is not None:
-                worker.model[0].release(worker.model[1])
-            if worker.reception is not None:
-                worker.reception.users -= 1
-                if not worker.reception.users and worker.reception.ended.done():
-                    self._leave(worker.reception)
+            if worker.completing is not None:
+                worker.completing.cancel()
+            for cache, model in worker.models:
+                cache.release(model)
+            for reception in worker.receptions:
+                reception.users -= 1
+                if not reception.users and reception.ended.done():
+                    self._leave(reception)
             del self._workers[event.replica]
             if worker.replica is not None:
                 self._replicas.pop(worker.replica, None)
@@ -841,9 +1063,10 @@ class AgentSession:
         self._report(worker, event)
 
     def _report(self, worker: _Worker, event: Reported) -> None:
-        """Tell the deciding process, or remember to do so when it has adopted the worker."""
+        """Tell the deciding process, or remember to do so when it has adopted the worker, with no shadow."""
         if worker.replica is None:
-            worker.reports.append(event)
+            if not isinstance(event, ShadowReady | ShadowLost | ShadowStopped):
+                worker.reports.append(event)
         else:
             self._send(AgentReport(structs.replace(event, replica=worker.replica)))
 
@@ -856,11 +1079,27 @@ class AgentSession:
                 self._arenas.free(block)
             self._report(worker, ReplicaReady(worker.number))
             return
-        found = list(blocks)
-        if own:
-            self._used.update(own)
-            found = [each.held_by(self._holder) if isinstance(each, Address) else each for each in blocks]
+        found = self._noted(blocks)
         self._send(BatchFinished(event.batch, worker.replica, event.service_ns, found, event.edge_counts, dict(faults)))
+        self._run_next(worker)
+
+    def _noted(self, blocks: Iterable[Block | None]) -> list[Any]:
+        """What the deciding process is told of blocks, which it has then."""
+        self._used.update(each for each in blocks if isinstance(each, Address))
+        return [each.held_by(self._holder) if isinstance(each, Address) else each for each in blocks]
+
+    def _on_passed(self, batch: BatchId, replica: ReplicaId, took_ns: int, passed: PassedBatch) -> None:
+        """A part has run its layers on a batch. How long that took the deciding process measures, with the way of the
+        tensors to this machine."""
+        worker = self._workers[replica]
+        if not self._end_batch(worker) or worker.replica is None:
+            for block in passed.tensors:
+                if isinstance(block, Address):
+                    self._arenas.free(block)
+            return
+        passed = structs.replace(passed, tensors=self._noted(passed.tensors))
+        self._send(BatchPassed(batch, worker.replica, passed))
+        self._run_next(worker)
 
     def on_failed(self, batch: BatchId, replica: ReplicaId, failure: ModelFailure) -> None:
         """See `sloop.serve.protocols.BackendListener`."""
@@ -869,6 +1108,27 @@ class AgentSession:
             self._report(worker, ReplicaReady(worker.number))
         else:
             self._send(BatchRaised(batch, worker.replica, failure.encode()))
+            self._run_next(worker)
+
+
+def _discard(cache: WeightsCache, source: ModelSource, ended: Task[None]) -> None:
+    """Delete what a transfer has left that was given up."""
+    cache.discard(source)
+
+
+def _placed(cut: CutModel, files: Mapping[int, str]) -> CutModel:
+    """A model in blocks, some of which are in these files."""
+    blocks = [structs.replace(each, file=files.get(at, each.file)) for at, each in enumerate(cut.blocks)]
+    return structs.replace(cut, blocks=tuple(blocks))
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all, once all have ended. Raises the error of the first that has failed."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    failed = next((each for each in results if isinstance(each, BaseException)), None)
+    if failed is not None:
+        raise failed
+    return [each for each in results if not isinstance(each, BaseException)]
 
 
 def _why(error: Exception, of: str) -> str:
@@ -985,7 +1245,7 @@ class Agent:
                 blocks = BlockClient(self._token, context)
                 if self._workers is None:
                     self._workers = AgentSession(
-                        record, records.send, blocks, self._join[0], self._make_cache, self._spares_max
+                        record, records.send, blocks, self._join, self._make_cache, self._spares_max
                     )
                 else:
                     self._workers.resume(record, records.send, blocks)

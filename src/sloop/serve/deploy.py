@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +34,8 @@ from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.options import Value
 from sloop.profile.examine import ExaminedModel, examine
 from sloop.profile.layers import kept_pieces
-from sloop.profile.profile import Profile
+from sloop.profile.onnx_cut import ModelPiece, data_file
+from sloop.profile.profile import LayerProfile, Profile
 from sloop.serve.control import (
     ORDERS_MAX,
     Comparison,
@@ -58,7 +59,7 @@ from sloop.serve.messages import CutBlock, OfferModel
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.protocols import Backend, CutModel, ModelState, Servable
-from sloop.serve.weights import source_of
+from sloop.serve.weights import ModelPins, source_of
 from sloop.systems.setup import (
     ApplicationSetup,
     EstimateMap,
@@ -69,7 +70,7 @@ from sloop.systems.setup import (
     weights_of,
 )
 from sloop.tensor import Port, Signature
-from sloop.text import listed, quoted
+from sloop.text import counted, listed, quoted
 from sloop.vocabulary import Canary, Life, WeightLevel, version_key
 
 WITHOUT_SHADOWS: Final = "choose a system without shadows, such as `asyfunc-nolls`"
@@ -129,13 +130,14 @@ def servables_of(
             profiles = application.profiles_of(variant)
             shapes = next((profile.shapes for profile in profiles.values() if profile.shapes), None)
             known = examine(Path(variant.model), shapes, folder=folder and folder / COPIES)
-            source = source_of(Path(known.file))
+            source = source_of(Path(variant.model))
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
             cut = None
             if in_blocks or in_parts:
                 cut = cut_of(known, profiles, shapes or {}, folder and folder / COPIES, for_shadows=in_blocks)
             found[stage.name, variant.name] = Servable(
                 *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights), cut),
+                changes=known.changes,
                 device_bytes={kind: each.device_memory_bytes for kind, each in profiles.items() if each.accelerator},
             )
     return found
@@ -172,9 +174,35 @@ def cut_of(
         raise InputError(
             what, where=str(path), help="measure all with the same cuts: `sloop profile MODEL --layers --cut …`"
         )
-    pieces = kept_pieces(path, next(iter(ends)), shapes, folder or path.parent)
-    blocks = tuple(CutBlock(each.file, each.inputs, each.outputs, each.crossing) for each in pieces)
+    pieces = kept_pieces(path, next(iter(ends)), shapes, folder or path.parent, divides_rows=for_shadows)
+    for measured in layers.values():
+        _check_measured(path, pieces, measured, without)
+    blocks = tuple(map(_block_of, pieces))
     return CutModel(blocks, layers, max(profile.max_batch for profile in profiles.values()), for_shadows)
+
+
+def _block_of(piece: ModelPiece) -> CutBlock:
+    """A piece of a model, as workers are told of it."""
+    file = Path(piece.file).absolute()
+    source = f"{file}#sha256={piece.checksums[file.name]}"
+    weights = piece.checksums.get(data_file(file).name, "")
+    return CutBlock(piece.file, piece.inputs, piece.outputs, piece.crossing, source, weights)
+
+
+def _check_measured(path: Path, pieces: Sequence[ModelPiece], measured: LayerProfile, without: str) -> None:
+    """InputError if these are not the blocks that were measured: a profile names only the last layer of each, and a cut
+    at tensors of several branches (`--cut A,B`) may leave layers behind it that come before that one."""
+    for place, (piece, block) in enumerate(zip(pieces, measured.blocks, strict=True), 1):
+        if len(piece.layers) != block.layers:
+            before = f"had {counted(block.layers, 'layer')} when it was measured"
+            what = f"block {place}, up to {block.end!r}, {before} and has {len(piece.layers)}"
+            again = "measure them again: `sloop profile MODEL --layers`, with `--cut NAME` instead of `--cut A,B`"
+            raise InputError(what, where=str(path), help=f"{again}, or {without}")
+
+
+def files_of(application: Application, models: Models) -> list[Path]:
+    """The files that workers of an application open."""
+    return [Path(model.model) for (stage, _), model in models.items() if stage in application.by_name]
 
 
 def needs_blocks(setup: ApplicationSetup) -> bool:
@@ -288,7 +316,7 @@ def check_memory_of_parts(setup: ApplicationSetup) -> None:
 
 def check_weights(setup: ApplicationSetup, models: Models) -> None:
     """InputError for a model that cannot be brought to nodes, if the system wants that. A server that starts parts of
-    models has one machine, on which all files are."""
+    models sends nodes the blocks into which it has cut them."""
     application = setup.application
     if starts_parts(setup):
         return
@@ -443,6 +471,8 @@ class Deployer:
         folder: Path,
     ) -> None:
         self._folder = folder
+        self._pins = ModelPins()
+        """The models that versions use, by the key of the version."""
         self._deployment = replace(deployment, applications=(), lines={})
         self._core, self._driver, self._backend, self._planner = core, driver, backend, planner
         self._edges, self._insight = edges, insight
@@ -462,6 +492,17 @@ class Deployer:
         self._changed = asyncio.Event()
         driver.on_rollout = self._on_rollout
         self._deploying = asyncio.Lock()
+
+    @contextlib.contextmanager
+    def keeping(self, models: Models) -> Iterator[None]:
+        """Those of these models that lie in a cache stay there as long as a version uses them, and those of the
+        versions that are deployed while the block runs."""
+        try:
+            for key, application in self._applications.items():
+                self._pins.add(key, files_of(application, models))
+            yield
+        finally:
+            self._pins.close()
 
     async def handle(self, order: Order, tell: Tell) -> Done:
         """Carry out an order."""
@@ -532,6 +573,7 @@ class Deployer:
         parts = build(name, version, found.definition)  # raises what would otherwise stop the core
         self._used.setdefault(name, set()).add(version)
         self._applications[key] = application
+        self._pins.add(key, files_of(application, models))
         self._backend.learn(models, wirings_of(served), threads_prepared=found.threads)
         self._driver.add(served)
         self._planner.add(key, Definition(name, version, found.definition))
@@ -616,7 +658,9 @@ class Deployer:
                 del self._last[self._gone.popleft()]
         self._changed.set()
         if rollout.state is VersionState.RETIRED:
-            del self._applications[version_key(name, version)]
+            key = version_key(name, version)
+            del self._applications[key]
+            self._pins.drop(key)
         served = self._driver.served(name)
         if served is not None and name in self._edges.models:
             others = [other for other in self._driver.versions(name) if other is not served]

@@ -87,6 +87,11 @@ class CutBlock(Struct, frozen=True, array_like=True):
     outputs: tuple[Port, ...]
     crossing: tuple[str, ...]
     """All tensors that cross its end; of the last block, the outputs of the model."""
+    source: str = ""
+    """Its file on the machine that has cut the model, with its checksum, as a `ModelSource`: other machines get it from
+    there, or from each other. Empty if nobody else needs it."""
+    weights_sha256: str = ""
+    """Of the file beside it with its weights (`sloop.profile.onnx_cut.data_file`); empty if it has none."""
 
 
 class StageSetup(Struct, frozen=True, array_like=True):

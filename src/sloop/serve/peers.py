@@ -54,6 +54,7 @@ from sloop.serve.stores import (
     ModelSource,
     Store,
     StoredFile,
+    StoreError,
     Watch,
 )
 from sloop.serve.transport import CLOSED, HEADER, Frame, FrameKind, ProtocolError, pack_head, unpack_head
@@ -78,6 +79,8 @@ file at the same time may ask before it has begun."""
 STALLED_S: Final = 5.0
 """A request waits no longer for a file that has not grown for so long: its reader continues at another peer."""
 TEXT_BYTES_MAX: Final = 1024
+CONTENT: Final = "sha256 "
+"""How a version begins that is the checksum of the content."""
 WEAK: Final = "etag W/", "modified "
 """How versions begin that do not prove equal content, or do not prove it after a long time."""
 NEW: Final = -2
@@ -112,20 +115,31 @@ class FileInfo(Struct, frozen=True, array_like=True):
     """Whether equal versions prove equal content."""
 
 
+KnownFile = tuple[Path, FileInfo]
+"""Where a file is, and what is known of it."""
+
+
+def nowhere(key: str, name: str) -> KnownFile | None:
+    """No file is in no cache."""
+    return None
+
+
 # The side that has files
 
 
 class FileServer:
     """Sends the files in caches, complete or not. `caches` returns those that there are now, the first to be searched
-    first."""
+    first; `find` a file that is in no cache, by the key of its model's location and its name."""
 
-    def __init__(self, caches: Callable[[], Sequence[WeightsCache]]) -> None:
-        self._caches = caches
+    def __init__(
+        self, caches: Callable[[], Sequence[WeightsCache]], find: "Callable[[str, str], KnownFile | None]" = nowhere
+    ) -> None:
+        self._caches, self._find = caches, find
         self._requests: set[FileRequests] = set()
 
     def accept(self, link: NetworkLink) -> None:
         """Serve one more connection."""
-        requests = FileRequests(link, self._caches)
+        requests = FileRequests(link, self._caches, self._find)
         self._requests.add(requests)
 
         def on_end(_: str) -> None:
@@ -146,8 +160,13 @@ class FileServer:
 class FileRequests:
     """The requests of one connection."""
 
-    def __init__(self, link: NetworkLink, caches: Callable[[], Sequence[WeightsCache]]) -> None:
-        self._link, self._caches = link, caches
+    def __init__(
+        self,
+        link: NetworkLink,
+        caches: Callable[[], Sequence[WeightsCache]],
+        find: "Callable[[str, str], KnownFile | None]",
+    ) -> None:
+        self._link, self._caches, self._find = link, caches, find
         self._loop = asyncio.get_running_loop()
         self._decoder = msgspec.msgpack.Decoder(FilePart)
         self._waiting: deque[tuple[int, FilePart]] = deque()
@@ -268,10 +287,10 @@ class FileRequests:
         elif now_s - self._grown_s > within_s:
             raise LookupError(why)
 
-    def _known(self, part: FilePart) -> tuple[Path, FileInfo] | None:
-        """The file, in the first cache that has it."""
+    def _known(self, part: FilePart) -> KnownFile | None:
+        """The file, in the first cache that has it, or elsewhere."""
         every = (known_file(cache.models, part.key, part.name) for cache in self._caches())
-        return next((found for found in every if found is not None), None)
+        return next((found for found in every if found is not None), None) or self._find(part.key, part.name)
 
     def _descriptor(self, part: FilePart) -> int:
         key = part.key, part.name, part.version
@@ -321,7 +340,7 @@ def _time_value(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
 
 
-def known_file(folder: ModelFolder, key: str, name: str) -> tuple[Path, FileInfo] | None:
+def known_file(folder: ModelFolder, key: str, name: str) -> KnownFile | None:
     """A file of the models of one location, complete or being received; None if there is no such file, or if its
     version or length is unknown."""
     for model in folder.models(key):
@@ -449,15 +468,49 @@ def waited(future: "concurrent.futures.Future[T]", watch: Watch) -> T:
         raise
 
 
+class ServedStore(PeerStore):
+    """The `Store` of a model's blocks: the process of the deployment at `server`, which has cut it. Nobody else has
+    another version of them, because their names say which one they are."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        server: Endpoint,
+        *,
+        token: bytes,
+        context: ssl.SSLContext | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(source, self, (), token=token, context=context, loop=loop)
+        self._server = server
+
+    def open(self, file: StoredFile, watch: Watch, *, start: int = 0, version: str = "") -> Download:
+        """See `Store`."""
+        if file.name.endswith(MANIFEST):
+            raise StoreError("there are no further checksums", where=str(file), help="none are needed", status=404)
+        try:
+            return self._open(self._server, file, watch, start, version)
+        except MachineError as error:
+            raise InterruptedTransferError(error.what, "is the server there?") from error
+
+    def version(self, file: StoredFile, watch: Watch, known: str) -> str:
+        """See `Store`."""
+        return known
+
+
+def checksum_in(version: str) -> str:
+    """The SHA-256 of a whole file, if its version is that; else empty."""
+    return version.removeprefix(CONTENT) if version.startswith(CONTENT) else ""
+
+
 class PeerDownload:
     """A file that comes from a peer; a `Download`."""
 
     has_end = True
     is_copy = True
-    sha256 = ""
 
     def __init__(self, store: PeerStore, link: "_PeerLink", first: FilePart, info: FileInfo, watch: Watch) -> None:
-        self.start, self.version = first.start, info.version
+        self.start, self.version, self.sha256 = first.start, info.version, checksum_in(info.version)
         self.total_bytes: int | None = info.size_bytes
         self.is_resumable = info.is_resumable
         self._store, self._link, self._first, self._watch = store, link, first, watch
@@ -490,7 +543,6 @@ class PiecesDownload:
 
     has_end = True
     is_copy = True
-    sha256 = ""
 
     def __init__(
         self,
@@ -501,7 +553,7 @@ class PiecesDownload:
         info: FileInfo,
         watch: Watch,
     ) -> None:
-        self.start, self.version = first.start, info.version
+        self.start, self.version, self.sha256 = first.start, info.version, checksum_in(info.version)
         self.total_bytes: int | None = info.size_bytes
         self.is_resumable = info.is_resumable
         self._store, self._link, self._watch = store, link, watch

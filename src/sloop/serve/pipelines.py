@@ -8,6 +8,7 @@ the others. When a worker has all layers, it is one like any other.
 Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), section 2.7 of our specification.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from sloop.errors import MachineError
@@ -28,7 +29,8 @@ class PartRuntime(CutRuntime):
         self.layers = layers
         self.is_complete = False
         """Whether it has all blocks."""
-        ports = [port for block in blocks for port in (*block.inputs, *block.outputs)]
+        ports = [*signature.inputs, *signature.outputs]
+        ports += [port for block in blocks for port in (*block.inputs, *block.outputs)]
         datatypes = {port.name: port.datatype for port in ports}
         first, end = layers
         entering = blocks[first - 1].crossing if first else tuple(port.name for port in signature.inputs)
@@ -45,6 +47,11 @@ class PartRuntime(CutRuntime):
     def load(self, threads: int) -> bool:
         """See `Runtime`: sessions of the blocks that it has."""
         return self._chain.load(threads, None if self.is_complete else range(*self.layers))
+
+    def find_others(self, files: Mapping[int, str]) -> None:
+        """Other blocks, by their positions, are in these files, and not in those that were named when it started."""
+        first, end = self.layers
+        self._chain.find({place: file for place, file in files.items() if not first <= place < end})
 
     def load_others(self, threads: int) -> None:
         """Get the other blocks, while another thread runs batches. They are read and loaded by a thread of a low
@@ -66,7 +73,8 @@ class PartRuntime(CutRuntime):
         ports: Mapping[str, Port] = self._chain.inputs(first, end - 1)
         feed = zeros(Signature(tuple(ports.values()), ()))
         if feed is not None:
-            self._chain.run(first, end - 1, feed, threads)
+            with contextlib.suppress(Exception):  # inside a model, a row may be no whole input of it
+                self._chain.run(first, end - 1, feed, threads)
 
     def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
         """See `Runtime`. MachineError as long as it has some blocks only."""

@@ -77,6 +77,10 @@ class BucketChanges(Struct, array_like=True):
     """Whether `new` are all of them."""
 
 
+Correction = tuple[float, float]
+"""What an estimate has learnt: its factor, and how much the profile alone still counts in it."""
+
+
 class StageChanges(Struct, array_like=True):
     """What has changed at a stage since the last request; None for what has not."""
 
@@ -85,7 +89,9 @@ class StageChanges(Struct, array_like=True):
     queue: Sequence[Visit]
     series: BucketChanges
     replicas: tuple[ReplicaView, ...] | None
-    corrections: Sequence[float] | None
+    corrections: Sequence[Correction] | None
+    starts: Sequence[tuple[str, str, int]]
+    """`StageView.starts_ns`, each with its variant and hardware."""
 
 
 class ApplicationChanges(Struct, array_like=True):
@@ -138,7 +144,7 @@ class _Sent:
         self.plan: Plan | None = None
         self.has_plan = False
         self.replicas: list[tuple[ReplicaView, ...]] = [()] * stages
-        self.corrections: list[Sequence[float]] = [()] * stages
+        self.corrections: list[Sequence[Correction]] = [()] * stages
         self.last_ns = [-1] * (stages + 1)
         """Start of the last bucket of each stage and of the application."""
         self.complete = COMPLETE
@@ -200,13 +206,16 @@ class Differ:
     def _stage(self, sent: _Sent, at: int, stage: StageView) -> StageChanges:
         replicas = None if stage.replicas == sent.replicas[at] else stage.replicas
         sent.replicas[at] = stage.replicas
-        corrections: Sequence[float] | None = [_correction(belief) for belief in stage.beliefs.values()]
+        corrections: Sequence[Correction] | None = [
+            (belief.correction, belief.prior_weight) for belief in stage.beliefs.values()
+        ]
         if corrections == sent.corrections[at]:
             corrections = None
         else:
             sent.corrections[at] = corrections or ()
         series = _series(sent, at, stage.buckets)
-        return StageChanges(stage.running, stage.visits, stage.queue, series, replicas, corrections)
+        starts = [(*key, start_ns) for key, start_ns in stage.starts_ns.items()]
+        return StageChanges(stage.running, stage.visits, stage.queue, series, replicas, corrections, starts)
 
 
 def _series(sent: _Sent, at: int, buckets: Sequence[Bucket]) -> BucketChanges:
@@ -224,11 +233,6 @@ def _series(sent: _Sent, at: int, buckets: Sequence[Bucket]) -> BucketChanges:
 def _are_same(one: Sequence[Bucket], other: Sequence[Bucket]) -> bool:
     """Whether these are the same objects; the first and the last decide."""
     return len(one) == len(other) and (not one or (one[0] is other[0] and one[-1] is other[-1]))
-
-
-def _correction(belief: Belief) -> float:
-    assert isinstance(belief, Estimate), belief
-    return belief.correction
 
 
 # The server's side
@@ -460,7 +464,7 @@ class _Known:
         beliefs = self.beliefs[name]
         for belief, correction in zip(beliefs.values(), changes.corrections or (), strict=bool(changes.corrections)):
             assert isinstance(belief, Estimate), belief
-            belief.apply(correction)
+            belief.apply(*correction)
         return StageView(
             name=name,
             slo_ns=self.slo_ns,
@@ -472,6 +476,7 @@ class _Known:
             buckets=self._follow(name, changes.series),
             bucket_ns=bucket_ns,
             visits=changes.visits,
+            starts_ns={(variant, hardware): start_ns for variant, hardware, start_ns in changes.starts},
         )
 
     def _follow(self, name: str, series: BucketChanges) -> tuple[Bucket, ...]:

@@ -138,11 +138,13 @@ class Servable(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """What a user should know of this model before it serves."""
     source: str = ""
-    """The URL that it was fetched from, with its checksum; empty if it was not."""
+    """The URL that the variant's file was fetched from, with its checksum; empty if it was not."""
     weights: tuple[ModelWeights, ...] = ()
     """What the core calls its files: one for each size that profiles give them."""
     cut: CutModel | None = None
     """Its blocks, if the system attaches shadows or starts parts of models."""
+    changes: tuple[str, ...] = ()
+    """If it is a copy that was prepared: how another machine makes it from the variant's file."""
     device_bytes: Mapping[str, int] = {}
     """What a replica may allocate on its GPU, by kind of hardware, as its profiles say."""
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sloop.cuda import CudaDevice, GpuFailure, failure_on
 from sloop.errors import InputError
-from sloop.profile.model import Session, onnx_runtime, open_model, zeros
+from sloop.profile.model import Session, is_compiled, is_python, onnx_runtime, open_model, zeros
 from sloop.units import ms
 
 THREAD_COUNTS_MAX: Final = 4
@@ -57,8 +57,10 @@ def open_runtime(model: str, device: CudaDevice | None = None) -> Runtime:
     return FileRuntime(model) if device is None else CudaRuntime(model, device)
 
 
-def prepare_runtimes() -> None:
-    """Load the libraries of most models, before one is asked for."""
+def prepare_runtimes(model: str = "") -> None:
+    """Load the libraries of a model, or of most models before one is asked for."""
+    if model.startswith("fake:") or is_python(Path(model)) or is_compiled(Path(model)):
+        return
     with contextlib.suppress(Exception):  # who needs it is told what is wrong with it
         onnx_runtime()
 

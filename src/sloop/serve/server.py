@@ -34,8 +34,6 @@ from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.deploy import (
-    WITHOUT_PARTS,
-    WITHOUT_SHADOWS,
     Deployer,
     ModelRepository,
     Models,
@@ -330,9 +328,9 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         edges = Edges(driver, insight, arenas, bounds, ports, is_within=not count, holders=holders)
         if isinstance(backend, AgentBackend):
             backend.on_edge = edges.accept
-        for application, served in zip(deployment.applications, versions, strict=True):
-            edges.offer(offer_of(application, [served], insight.versions(application.name)))
+        offer_all(edges, deployment, versions, insight)
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
+        stack.enter_context(deployer.keeping(models))
         insight.repository = repository = ModelRepository(deployer, settings.repository)
         if not (keys.is_required or is_loopback(settings.host)):
             _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
@@ -349,6 +347,12 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         stack.push_async_callback(control.close)
         web, grpc = (int(sock.getsockname()[1]) for sock in ports[0])
         yield Serving(settings.host, web, grpc, driver, backend, planner, metrics, insight, journal, folder, edges)
+
+
+def offer_all(edges: Edges, deployment: Deployment, versions: Sequence[ServedVersion], insight: Insight) -> None:
+    """Tell the edges of the applications with which a server begins."""
+    for application, served in zip(deployment.applications, versions, strict=True):
+        edges.offer(offer_of(application, [served], insight.versions(application.name)))
 
 
 @contextmanager
@@ -534,12 +538,6 @@ def check_nodes(setup: ApplicationSetup, *, has_agents: bool) -> None:
             where=where,
             help="serve with --backend agents or ray, or write `provision: as_placed`",
         )
-    if has_agents and needs_blocks(setup):
-        what = f"system {setup.system.name!r} attaches shadows, which agents do not start"
-        raise InputError(what, where=where, help=f"serve it on one machine, or {WITHOUT_SHADOWS}")
-    if has_agents and starts_parts(setup):
-        what = "its `provision` policy starts replicas as parts of one model, which agents do not start"
-        raise InputError(what, where=where, help=f"serve it on one machine, or {WITHOUT_PARTS}")
 
 
 async def flush_for_ever(journal: Journal) -> None:

@@ -38,7 +38,7 @@ CHUNK_BYTES: Final = 1 << 20
 POLL_S: Final = 0.1
 """How often a blocked thread looks whether it was stopped, and a waiting one for a lock."""
 REDIRECTS_MAX: Final = 5
-NAME_CHARS_MAX: Final = 200
+NAME_BYTES_MAX: Final = 200
 LATE_VALIDATOR_S: Final = 60
 """Last-Modified proves that a file is the same only if it was this old when it was read: the date has whole seconds."""
 
@@ -191,8 +191,9 @@ def _http_location(text: str) -> tuple[str, str]:
     if re.search(r"[\x00-\x20\x7f]", text):
         raise InputError("a URL with a space or control character", where=where, help="write it as %20")
     name = _name_in(parts.path)
-    if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name) > NAME_CHARS_MAX:
-        raise InputError("a URL that does not end in the name of a file", where=where, help=advice)
+    if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
+        what = f"a URL that does not end in the name of a file of at most {NAME_BYTES_MAX} bytes"
+        raise InputError(what, where=where, help=advice)
     user, _, place = parts.netloc.rpartition("@")
     path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._")
     arguments = quote(parts.query, safe="/?%:@!$&'()*+,;=~-._")

@@ -102,7 +102,8 @@ class FrameKind(IntEnum):
     """From a worker with a part: its layers took `value` ns on batch `subject`; the payload is a `PassedBatch`. To the
     worker with the next part: go on with this batch, which was sent at `value`; the last one answers DONE."""
     COMPLETE = 29
-    """To a worker with a part: load the other layers, while it serves."""
+    """To a worker with a part: load the other layers, while it serves. The payload has the files of those that came
+    after it started, by their positions."""
     COMPLETED = 30
     """From a worker that has started with a part: it has all layers."""
 

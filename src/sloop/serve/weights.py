@@ -36,7 +36,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, TypeVar
@@ -48,7 +48,7 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.onnx_file import external_files
 from sloop.serve.stores import (
     CHUNK_BYTES,
-    NAME_CHARS_MAX,
+    NAME_BYTES_MAX,
     POLL_S,
     STORES,
     Download,
@@ -426,6 +426,33 @@ def source_of(path: Path) -> str:
     return f"{model.record.source}#sha256={model.record.files[0].sha256}"
 
 
+class ModelPins:
+    """Models in any caches that stay as long as somebody uses them. Files elsewhere need no protection."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, list[int]] = {}
+
+    def add(self, user: str, files: Iterable[Path]) -> None:
+        """Protect the models to which these files belong, until `drop`."""
+        folders = {file.parent.parent for file in files if file.parent.name == FILES}
+        for folder in sorted(folders):
+            if _read_model(folder) is None:
+                continue
+            lock = _locked_file(folder / USED, exclusive=False, make=False)
+            if lock is not None:
+                self._locks.setdefault(user, []).append(lock)
+
+    def drop(self, user: str) -> None:
+        """It does not use its models any more."""
+        for lock in self._locks.pop(user, ()):
+            os.close(lock)
+
+    def close(self) -> None:
+        """Nobody uses any model any more."""
+        for user in list(self._locks):
+            self.drop(user)
+
+
 def _read_model(folder: Path) -> CachedModel | None:
     """The model in a folder; None if it is not as it was when it was fetched."""
     try:
@@ -643,7 +670,8 @@ class _Transfer:
         for name in names:
             path = PurePosixPath(name)
             is_inside = not path.is_absolute() and ".." not in path.parts and path.parts and "\\" not in name
-            if not is_inside or not name.isprintable() or max(map(len, path.parts)) > NAME_CHARS_MAX:
+            longest = max((len(part.encode()) for part in path.parts), default=0)
+            if not is_inside or not name.isprintable() or longest > NAME_BYTES_MAX:
                 what = f"its weights lie in {quoted(name)}, which is not in the folder of the model"
                 raise InputError(what, where=str(self._source), help="export it again, with its weights beside it")
         if len(names) > FILES_MAX:

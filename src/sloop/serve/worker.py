@@ -198,6 +198,7 @@ class Worker:
         self._assembler, self._reader = Assembler(setup.wiring.inputs), BlockReader(setup.holders)
         self._threads = setup.threads
         set_name(f"sloop {setup.wiring.stage}")
+        prepare_runtimes(setup.model)  # they count as part of the process, which a spare worker saves
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         runtime: Runtime
         try:
@@ -231,6 +232,7 @@ class Worker:
         elif frame.kind in (FrameKind.ENTER, FrameKind.PASS) and isinstance(runtime, PartRuntime):
             self._answer(frame, lambda: self._passed_on(runtime, frame))
         elif frame.kind is FrameKind.COMPLETE and isinstance(runtime, PartRuntime):
+            runtime.find_others(decoder(dict[int, str]).decode(frame.payload))
             self._wanted.put(OTHER_LAYERS)
         else:
             raise ProtocolError(f"the server sent a {frame.kind.name} frame")

@@ -536,6 +536,9 @@ class RemoteCluster(Cluster):
         if replica.batch_end is not None:
             what = f"batch {order.batch} reaches replica {order.replica}, which still runs {replica.batch_end[2]}"
             raise Violation(f"at {now_ns} ns: {what}")
+        if replica.part is not None and replica.pipeline is None:  # it was broken while the order was under way
+            self._push(now_ns, BatchLost(order.batch, order.replica, "another part of its pipeline is lost"))
+            return
         self._busy.add(order.replica)
         if order.replica in self._hung:
             return

@@ -651,8 +651,9 @@ class Checkers:
         self._now_ns = -(2**63)
         self._record: Record | None = None
         self._event: Record | None = None
-        self._limits: dict[tuple[str, str, Slot, Form], int] = {}
-        """Per stage, variant, slot and form of the last plans: the largest batch allowed."""
+        self._limits: dict[tuple[str, str, Slot, Form, str, str], int] = {}
+        """Per stage, variant, slot, form, node and device of the last plans: the largest batch allowed. Without a name
+        where the plan names none, and for replicas that are somewhere else."""
         self._kind_limits: dict[tuple[str, str, str], int] = {}
         """Per stage, variant and kind of hardware: the largest batch that the last plan with this variant allows."""
         self._default_limits: dict[str, int] = {}
@@ -1058,9 +1059,15 @@ class Checkers:
             self._state.stages[target.stage].plan = plan
             self._default_limits[target.stage] = target.batch_max
             of_kind: dict[tuple[str, str, str], int] = {}
+            anywhere = set[tuple[str, str, Slot, Form]]()
             for group in (group for group in target.groups if group.count):
                 spec, limit = group.spec, target.batch_max_of(group)
-                self._limits[target.stage, spec.variant, spec.slot, spec.form] = limit
+                key = target.stage, spec.variant, spec.slot, spec.form
+                self._limits[*key, spec.node or "", spec.device or ""] = limit
+                if spec.node is None:
+                    anywhere.add(key)
+                elif key not in anywhere:
+                    self._limits[*key, "", ""] = limit
                 of_kind[profile_key(spec)] = max(limit, of_kind.get(profile_key(spec), 0))
             self._kind_limits |= of_kind
         for replica in self._state.replicas.values():
@@ -1068,16 +1075,18 @@ class Checkers:
                 self._limit(replica)
 
     def _limit(self, replica: CheckedReplica) -> None:
-        """Set the largest batch of a replica: that of its slot and form in the plan; of its kind if the plan has no
-        such slot or form."""
+        """Set the largest batch of a replica: that of its slot and form in the plan, and of its device if the plan
+        names it; of its kind if the plan has no such slot or form."""
         spec = replica.spec
         slot = structs.replace(spec.slot, cores=replica.cores)
         default = self._default_limits.get(spec.stage)
         if default is None:  # it was adopted, and there is no plan yet
             replica.limit = replica.size_max or 1
             return
-        of_kind = self._kind_limits.get(profile_key(spec), default)
-        replica.limit = self._limits.get((spec.stage, spec.variant, slot, replica.form), of_kind)
+        key, node = (spec.stage, spec.variant, slot, replica.form), spec.node or ""
+        places = ((node, spec.device or ""), (node, ""), ("", ""))
+        limits = [self._limits[*key, *place] for place in places if (*key, *place) in self._limits]
+        replica.limit = limits[0] if limits else self._kind_limits.get(profile_key(spec), default)
 
     # Weights
 

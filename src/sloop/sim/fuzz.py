@@ -22,7 +22,7 @@ change the worlds of old seeds. Every seed that ever failed becomes a named test
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -33,7 +33,7 @@ from msgspec import convert, structs
 
 from sloop.actions import Action, Decided, End
 from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
-from sloop.app.graph import Each, When
+from sloop.app.graph import Each, When, declared_name
 from sloop.app.scenario import (
     Change,
     ColdStartTruth,
@@ -246,7 +246,7 @@ def random_world(seed: int, system: str = "static") -> World:
         faults=_faults(random, seed),
         origin=_command(seed, system),
     )
-    return _binding(_sharing(_provisioned(world)))
+    return _binding(_uncapped(_sharing(_provisioned(world))))
 
 
 def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
@@ -392,7 +392,7 @@ def random_deployment(seed: int, system: str = "static") -> World:
         origin=_command(seed, system, "--deployment"),
     )
     world = replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
-    return _binding(_sharing(_provisioned(world)))
+    return _binding(_uncapped(_sharing(_provisioned(world))))
 
 
 def _provisioned(world: World) -> World:
@@ -436,6 +436,32 @@ def _sharing(world: World) -> World:
     )
 
 
+def _uncapped(world: World) -> World:
+    """In one world of four, the same with models that share the cores of their nodes: the replicas of `static` have no
+    cap, and `paldia` may plan such. From a separate stream, so that the others do not change."""
+    own = stream(world.seed, "uncapped")
+    if own.random() >= 0.25:
+        return world
+    cores = {node.hardware: node.cores for node in world.deployment.cluster}
+    share = own.choice(("take_all", "hybrid", {"name": "hybrid", "lane": "serial", "even": True}))
+    group = {"replicas": own.randint(1, 6), "cores": own.choice((0.25, 0.5, 2.0)), "is_capped": False}
+    groups = [group, *([{"cores": 1.0}] if own.random() < 0.3 else [])]
+
+    def uncapped(application: Application) -> Application:
+        parameters = {**application.system.parameters, "share": share}
+        if application.system.name == "static":
+            names = [declared_name(stage.name) for stage in application.stages]
+            parameters["stages"] = {name: {"groups": groups} for name in names}
+        system = replace(application.system, parameters=parameters)
+        return with_uncapped(replace(application, system=system), own, cores)
+
+    return replace(
+        world,
+        deployment=replace(world.deployment, applications=tuple(map(uncapped, world.deployment.applications))),
+        changes=tuple(replace(each, deploy=each.deploy and uncapped(each.deploy)) for each in world.changes),
+    )
+
+
 def _binding(world: World) -> World:
     """In one world of five, the same with a route policy that binds early. From a separate stream, so that the others
     do not change."""
@@ -458,7 +484,7 @@ def _binding(world: World) -> World:
 def with_sharing(application: Application, random: Random) -> Application:
     """The same application with profiles that say how batches share their device; some say nothing."""
 
-    def sharing(profile: Profile) -> Profile:
+    def sharing(profile: Profile, kind: str) -> Profile:
         law = random.choice((*LAWS, None))
         if law is None:
             return profile
@@ -469,10 +495,23 @@ def with_sharing(application: Application, random: Random) -> Application:
     return _with_profiles(application, sharing)
 
 
+def with_uncapped(application: Application, random: Random, cores: Mapping[str, float]) -> Application:
+    """The same application with profiles that say how replicas without a cap share so many cores, by kind of node."""
+
+    def shared(profile: Profile, kind: str) -> Profile:
+        if profile.accelerator:
+            return profile
+        law, all_cores = random.choice(LAWS), cores.get(kind) or next(iter(cores.values()))
+        found = DeviceSharing(law=law, full_batch=profile.max_batch, bandwidth=random.random(), cores=all_cores)
+        return structs.replace(profile, sharing=found)
+
+    return _with_profiles(application, shared)
+
+
 def with_weights(application: Application, random: Random) -> Application:
     """The same application with weights of some size, and starts of several parts."""
 
-    def heavy(profile: Profile) -> Profile:
+    def heavy(profile: Profile, kind: str) -> Profile:
         size_bytes = random.choice((1, 1 << 28, 1 << 30, 4 << 30))
         startup = random.choice((None, Startup(0.1, 1.0, 0.1, 0.3), Startup(0.0, 0.5, 0.0)))
         load_s = profile.load_s if startup is None else startup.sum_s
@@ -481,12 +520,12 @@ def with_weights(application: Application, random: Random) -> Application:
     return _with_profiles(application, heavy)
 
 
-def _with_profiles(application: Application, change: Callable[[Profile], Profile]) -> Application:
-    """The same application with other profiles."""
+def _with_profiles(application: Application, change: Callable[[Profile, str], Profile]) -> Application:
+    """The same application with other profiles; `change` gets a profile and the kind that it is for, "" for all."""
 
     def variant(given: Variant) -> Variant:
-        profiles = {kind: change(profile) for kind, profile in given.profiles.items()}
-        return replace(given, profile=given.profile and change(given.profile), profiles=profiles)
+        profiles = {kind: change(profile, kind) for kind, profile in given.profiles.items()}
+        return replace(given, profile=given.profile and change(given.profile, ""), profiles=profiles)
 
     stages = tuple(replace(stage, variants=tuple(map(variant, stage.variants))) for stage in application.stages)
     return replace(application, stages=stages)

@@ -61,6 +61,7 @@ from sloop.sim.fuzz import (
     PROVISIONS,
     Edges,
     with_sharing,
+    with_uncapped,
     with_weights,
 )
 from sloop.sim.truth.branches import BranchSampler
@@ -190,6 +191,8 @@ class Scene:
     """The name and the parameters of the provision policy."""
     share: str
     """The share policy."""
+    has_uncapped: bool
+    """Whether plans have replicas whose cores are only reserved."""
 
     @cached_property
     def hosts(self) -> dict[str, list[str]]:
@@ -335,6 +338,11 @@ def _scene(seed: int, random: Random) -> Scene:
     if own.random() < 0.5:
         applications = [with_sharing(application, own) for application in applications]
     share = "hybrid" if own.random() < 0.5 else "take_all"
+    own = stream(seed, "uncapped")
+    has_uncapped = own.random() < 0.3
+    if has_uncapped:
+        cores = {"cpu": own.choice((2.0, 8.0, 32.0)), "gpu": 8.0}
+        applications = [with_uncapped(application, own, cores) for application in applications]
     own = stream(seed, "binding")
     if own.random() < 0.2:
         policies["route"], share = own.choice(EARLY_ROUTES), "take_all"
@@ -357,6 +365,7 @@ def _scene(seed: int, random: Random) -> Scene:
         has_shadows=stream(seed, "shadows").random() < 0.5,
         provision=provision,
         share=share,
+        has_uncapped=has_uncapped,
     )
 
 
@@ -457,10 +466,12 @@ def _layers(whole: Amdahl) -> LayerProfile:
 
 def _random_plan(scene: Scene, application: Application, detail: int) -> Plan:
     """A plan of up to six replicas for each stage, in one group or two, perhaps of more than there is room for."""
-    random, of_shadows = Random(detail), Random(~detail)
+    random, of_shadows, of_caps = Random(detail), Random(~detail), stream(detail, "caps")
     stages = []
     for stage in application.stages:
         groups = tuple(_random_group(random, scene, stage) for _ in range(random.choice((0, 1, 1, 1, 2))))
+        if scene.has_uncapped:
+            groups = tuple(_without_cap(group) if of_caps.random() < 0.5 else group for group in groups)
         if scene.has_shadows:
             groups = tuple(each for group in groups for each in _with_shadows(of_shadows, group))
         in_place, wait_ns = random.random() < 0.6, random.choice((0, ms(20)))
@@ -476,6 +487,11 @@ def _random_group(random: Random, scene: Scene, stage: Stage) -> Group:
     node = random.choice(scene.hosts[hardware]) if random.random() < 0.15 else None
     spec = ReplicaSpec(stage.name, variant.name, Slot(random.choice(CORES), hardware, accelerator, share), node)
     return Group(spec, random.choice((0, 1, 1, 2, 3, 5)), random.choice((0, 0, 2)))
+
+
+def _without_cap(group: Group) -> Group:
+    slot = structs.replace(group.spec.slot, is_capped=False)
+    return structs.replace(group, spec=structs.replace(group.spec, slot=slot))
 
 
 def _with_shadows(random: Random, group: Group) -> list[Group]:

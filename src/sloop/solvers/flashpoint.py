@@ -183,6 +183,17 @@ class PieceDownloads:
         received_s = self.download_s * max(share, -(-received // self.nodes) / pieces)
         return self.process_s + share * self.local_s + max(sent_s, received_s)
 
+    def cold_each_s(self, share: NDArray[np.float64], pieces: NDArray[np.int64], pipelines: int) -> NDArray[np.float64]:
+        """`cold_s` of several plans of at least two pieces, each as so many pipelines."""
+        local_s = self.process_s + share * self.local_s
+        if not self.download_s:
+            return local_s
+        received = pipelines * pieces
+        sent = pieces if self.is_chain else received
+        sent_s = self.send_s * -(-sent // self.senders) / pieces
+        received_s = self.download_s * np.maximum(share, -(-received // self.nodes) / pieces)
+        return local_s + np.maximum(sent_s, received_s)
+
 
 def rounds_before(requests: int, groups: int) -> int:
     """S: the sum over x requests of ⌈y/g⌉ - 1, how many each finds before it in one of g equal pipelines."""

@@ -10,12 +10,15 @@ batch which never fills in time is no use.
   and its replicas may only be where the level is kept.
 - *Fairness.* With `fairness` f, a model that serves the part x of its rate counts x^(1 - f) times its rate: 0 counts
   requests only, and starves heavy models; towards 1, every model is served before any is served well.
-- *Prices.* Devices can be rented. Of all placements whose value is within `tolerance` of the best one, the cheapest.
+- *Prices.* Nodes can be rented, each with all its devices. Of all placements whose value is within `tolerance` of the
+  best one, the cheapest.
 - *Bounds.* The search ends after a number of nodes, not after a time, and a greedy placement is there from the start,
   so that there is always an answer, and always the same one.
 
-Source: the policy that Elvinger's thesis asks for (ETH Zurich, MSc thesis 505, 2024), with the estimate of our
-specification of it, section 6.4. Units: milliseconds, requests per second, hundredths of a percent of a device.
+Source: the policy that Elvinger's thesis asks for (ETH Zurich, MSc thesis 505, 2024), as our specification of it has
+it (section 6.4), with another estimate: the specification takes all batches as equally large and, near a load of 1, the
+wait for a load of 0.98. For its four examples, this estimate is closer to its simulation. Units: milliseconds, requests
+per second, hundredths of a percent of a device.
 """
 
 import math
@@ -23,15 +26,31 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from sloop.errors import InputError
 from sloop.solvers import highs
 from sloop.solvers.colocation import WHOLE, BatchOption, Content, Resident, possible_contents
 from sloop.units import ROUNDING
 
-LOAD_MAX: Final = 0.98
-"""The load for which waiting is computed at most: a finite run never sees the wait of a load of 1."""
+PLACES: Final = (
+    (0.046910077, 0.118463443),
+    (0.230765345, 0.239314335),
+    (0.5, 0.284444444),
+    (0.769234655, 0.239314335),
+    (0.953089923, 0.118463443),
+)
+"""Places in a batch from its last request (0) to its first one (1), with weights: the five points of Gauss-Legendre."""
+SIZES_WITHIN: Final = 4.0
+"""The standard deviations from the mean within which sizes of batches are looked at."""
+SIZES_KEPT: Final = 6
+"""The most groups of sizes."""
+SIZES_LEAST: Final = 1e-3
+"""Sizes of a smaller part of the batches are left out."""
+DRIFT_MIN: Final = 1e-6
+"""A smaller growth of a queue counts as this much."""
+FAR: Final = 8.0
+"""Standard deviations beyond which the normal distribution function is computed by its asymptotic form."""
 SMALL: Final = 1e-3
 """What a replica with a batch of b costs in the objective, times 1 + b/128: among equal placements, fewer replicas and
 smaller batches."""
@@ -90,30 +109,99 @@ class ServingAssumptions:
         """The requests per second that replicas with this batch are expected to serve by the deadline, if neighbours
         make inferences `level` times as long.
 
-        The whole stream of a model builds one batch at a time. A request waits until its batch is full, for a place in
-        a replica's queue, and for the inference. The wait in the queue has an exponential tail with Kingman's mean for
-        arrivals of batches that go round. Above its capacity, a replica serves in time only what comes before the queue
-        is as long as the slack.
+        The whole stream of a model builds one batch at a time. A request waits until its batch leaves, for a place in a
+        replica's queue (`_share_below`), and for the inference; its place in the batch may be any.
         """
-        rate = model.rate_rps / 1000.0
-        batch = max(1, min(option.batch, math.ceil(rate * self.wait_ms - ROUNDING)))
-        build_ms = min(self.wait_ms, (option.batch - 1) / rate)
-        service_ms = self.slower * level * model.latency_ms(kind, batch)
-        load = rate * service_ms / (replicas * batch)
-        slack_ms = model.slo_ms - (self.transfer_ms(batch * model.request_bytes) + service_ms + 2 * self.rpc_ms)
-        if slack_ms <= 0:
-            return 0.0
-        waits = min(load, LOAD_MAX)
-        decay = 2 * (1 - waits) / (service_ms * (1 / (replicas * batch) + self.variation**2))
-        at_once = min(build_ms, slack_ms)
-        if build_ms > ROUNDING:
-            late = waits / decay * (math.exp(-decay * (slack_ms - at_once)) - math.exp(-decay * slack_ms))
-            share = (at_once - late) / build_ms
-        else:
-            share = 1 - waits * math.exp(-decay * slack_ms)
-        if load > 1:
-            share *= max(0.0, min(1.0, (slack_ms - build_ms / 2) / (load - 1) / (1000.0 * self.horizon_s)))
-        return model.rate_rps * max(0.0, share)
+        rate, horizon_ms = model.rate_rps / 1000.0, 1000.0 * self.horizon_s
+        batches = _batches(rate, option.batch, self.wait_ms)
+        services_ms = [self.slower * level * model.latency_ms(kind, batch.size) for batch in batches]
+        size = math.fsum(batch.part * batch.size for batch in batches)
+        service_ms = math.fsum(batch.part * own_ms for batch, own_ms in zip(batches, services_ms, strict=True))
+        squared = math.fsum(batch.part * own_ms**2 for batch, own_ms in zip(batches, services_ms, strict=True))
+        load = rate * service_ms / (replicas * size)
+        # A replica gets every k-th batch of b requests: gaps between its batches are sums of k * b exponential ones.
+        variation = 1 / (replicas * size) + max(0.0, squared / service_ms**2 - 1) + self.variation**2
+        in_time = 0.0
+        for batch, own_ms in zip(batches, services_ms, strict=True):
+            outside_ms = self.transfer_ms(batch.size * model.request_bytes) + 2 * self.rpc_ms
+            slack_ms = model.slo_ms - outside_ms - own_ms
+            if slack_ms <= 0:
+                continue
+            most_ms = min(batch.build_ms, slack_ms)
+            below = math.fsum(
+                weight * _share_below(slack_ms - place * most_ms, load - 1, service_ms * variation, horizon_ms)
+                for place, weight in PLACES
+            )
+            early = most_ms / batch.build_ms if batch.build_ms > most_ms else 1.0
+            in_time += batch.part * batch.size * early * (1.0 - min(1.0, load) * (1.0 - below))
+        return model.rate_rps * min(1.0, max(0.0, in_time / size))
+
+
+class _Batches(NamedTuple):
+    """Batches of a model that are alike."""
+
+    part: float
+    """Of all its batches."""
+    size: int
+    build_ms: float
+    """From the first request until they leave."""
+
+
+@lru_cache(maxsize=4096)
+def _batches(rate: float, most: int, wait_ms: float) -> tuple[_Batches, ...]:
+    """The batches of Poisson arrivals, `rate` in a millisecond, that leave with `most` requests or `wait_ms` after the
+    first: their sizes are those of min(b, 1 + Poisson(λW)), neighbouring ones taken together."""
+    mean, last = rate * wait_ms, most - 1
+    around = SIZES_WITHIN * math.sqrt(mean) + 1
+    others = range(max(0, math.floor(mean - around)), min(last, math.ceil(mean + around)))
+    parts = [_poisson(mean, count) for count in others]
+    full = max(0.0, 1.0 - math.fsum(parts)) if others.stop == last else 0.0
+    found, together = [], max(1, math.ceil(len(parts) / SIZES_KEPT))
+    for start in range(0, len(parts), together):
+        own = slice(start, start + together)
+        part = math.fsum(parts[own])
+        if part > SIZES_LEAST:
+            size = math.fsum((1 + count) * each for count, each in zip(others[own], parts[own], strict=True)) / part
+            found.append(_Batches(part, round(size), wait_ms))
+    if full > SIZES_LEAST or not found:
+        # The mean time of so many arrivals, of those cases in which they come within the wait.
+        within = 1 - _poisson(mean, last) / full if full > 0 else 1.0
+        found.append(_Batches(full or 1.0, most, min(wait_ms, last / rate * max(0.0, within))))
+    total = math.fsum(batch.part for batch in found)
+    return tuple(batch._replace(part=batch.part / total) for batch in found)
+
+
+def _poisson(mean: float, count: int) -> float:
+    """The probability of `count`."""
+    return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1)) if mean > 0 else float(count == 0)
+
+
+def _share_below(limit_ms: float, growth: float, spread_ms: float, horizon_ms: float) -> float:
+    """The part of the time, from an empty queue on, in which what waits before a replica takes less than `limit_ms`.
+
+    What waits is a Brownian motion that is reflected at 0, with the drift `growth` (the load less 1) and the variance
+    `spread_ms` per millisecond. It is above the limit at t with the probability that the same motion without reflection
+    has reached the limit by then (Harrison, Brownian Motion and Stochastic Flow Systems, 1985, 1.9), so the part is the
+    mean of min(first passage, horizon) / horizon. For a long horizon and a load below 1, that is one less an
+    exponential with Kingman's mean; for an overload and no variance, limit / growth / horizon. It has no jump at a load
+    of 1. The limit is positive.
+    """
+    growth = growth if abs(growth) > DRIFT_MIN else DRIFT_MIN
+    deviation_ms = math.sqrt(spread_ms * horizon_ms)
+    straight = (limit_ms - growth * horizon_ms) / deviation_ms
+    mirrored = (limit_ms + growth * horizon_ms) / deviation_ms
+    not_yet = _normal(straight)
+    if mirrored < FAR:
+        returned = math.exp((mirrored**2 - straight**2) / 2) * _normal(-mirrored)
+    else:  # Mills' ratio, so that neither factor is out of range
+        returned = math.exp(-(straight**2) / 2) / math.sqrt(2 * math.pi) / mirrored * (1 - 1 / mirrored**2)
+    share = not_yet - returned + limit_ms / (growth * horizon_ms) * (1 - not_yet - returned)
+    return min(1.0, max(0.0, share))
+
+
+def _normal(x: float) -> float:
+    """The standard normal distribution function."""
+    return math.erfc(-x / math.sqrt(2)) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +246,9 @@ class DeviceKind:
     owned: int
     rentable: int = 0
     usd_per_h: float = 0.0
-    """Of one rented device."""
+    """Of one rented node."""
+    per_node: int = 1
+    """The devices of a node, which are rented together."""
 
     @property
     def most(self) -> int:
@@ -166,8 +256,8 @@ class DeviceKind:
         return self.owned + self.rentable
 
     def rented(self, used: int) -> int:
-        """How many are rented if so many are used."""
-        return max(0, used - self.owned)
+        """How many nodes are rented if so many devices are used."""
+        return math.ceil(max(0, used - self.owned) / self.per_node)
 
 
 SlowdownOf = Callable[[int, Content], Sequence[float]]
@@ -382,7 +472,7 @@ def _level(slower: float) -> float:
 
 class _Program:
     """The integer program. Its columns are those of models (binary), then how many devices have each content, then how
-    many devices of each kind are rented."""
+    many nodes of each kind are rented."""
 
     def __init__(
         self, problem: HarborProblem, columns: Sequence[PlacedColumn], possible: Sequence[Sequence[LevelledContent]]
@@ -429,7 +519,7 @@ class _Program:
         yield from ((row, -math.inf, 1.0) for row in own.values())
         for number, kind in enumerate(kinds):
             row = {len(columns) + at: 1.0 for at, (of, _, _) in enumerate(self._contents) if of == number}
-            yield row | {self._first_rented + number: -1.0}, -math.inf, float(kind.owned)
+            yield row | {self._first_rented + number: -float(kind.per_node)}, -math.inf, float(kind.owned)
         by_resident: dict[tuple[int, Resident], list[tuple[int, float]]] = {}
         for at, (kind_at, content, levels) in enumerate(self._contents):
             for resident, level in zip(content, levels, strict=True):
@@ -450,7 +540,7 @@ class _Program:
     def _solved(self, costs: Sequence[float], rows: Sequence[highs.Row], nodes_max: int) -> HarborPlacement | None:
         most = [1.0] * len(self._columns)
         most += [float(self._problem.kinds[kind].most) for kind, _, _ in self._contents]
-        most += [float(kind.rentable) for kind in self._problem.kinds]
+        most += [float(kind.rented(kind.most)) for kind in self._problem.kinds]
         found = highs.minimise(costs, rows, integers=self.size, nodes_max=nodes_max, most=most, presolve=False)
         if found.values is None:
             return None

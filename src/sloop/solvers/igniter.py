@@ -7,7 +7,8 @@ additional share, according to the model of `sloop.profile.gpu`.
 
 Source: iGniter (Xu et al., TPDS 2023), as its public code has it, with two corrections: the batch of a GPU of its own
 is the largest that is in time (the code takes an entry of a list with that number), and a model that opens a later GPU
-gets the share that it needs there too (`check_new`; the code checks only those that join).
+gets the share that it needs there too (`check_new`; the code checks only those that join). It does not know of workers
+whose largest batch is smaller than what arrives in that half: they need more share (`batch_max`).
 """
 
 import math
@@ -37,11 +38,22 @@ class IgniterWorkload:
     model: IgniterModel
     rate_rps: float
     slo_ms: float
+    batch_max: int = 0
+    """The largest batch that its workers take; 0: any, as published."""
+    memory: float = 0.0
+    """The part of a GPU's memory that a replica reserves; the publication does not know of it."""
 
     @property
     def limit_ms(self) -> float:
         """What the inference may take: half of the deadline."""
         return self.slo_ms / 2
+
+    def batch_limit_ms(self, batch: int, rate_rps: float) -> float:
+        """What a batch may take at this rate: half of the deadline; if it is the largest that workers take, no longer
+        than until as many requests have come."""
+        if not self.batch_max or batch < self.batch_max:
+            return self.limit_ms
+        return min(self.limit_ms, 1000.0 * batch / rate_rps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,11 @@ class IgniterReplica:
     """Whether it is on a GPU of its own because one GPU is too small for the model."""
 
     @property
+    def limit_ms(self) -> float:
+        """What its batch may take."""
+        return self.workload.batch_limit_ms(self.batch, self.rate_rps)
+
+    @property
     def resident(self) -> IgniterResident:
         """The replica as the model of interference sees it."""
         return IgniterResident(self.workload.model, self.batch, self.share)
@@ -66,18 +83,20 @@ IgniterContents = tuple[IgniterReplica, ...]
 
 
 def batch_for(gpu: IgniterGpu, workload: IgniterWorkload, rate_rps: float) -> int:
-    """The requests that arrive while half of the deadline passes and the batch itself is transferred; at least 1."""
+    """The requests that arrive while half of the deadline passes and the batch itself is transferred; at least 1, and
+    at most what workers take."""
     rate, load = rate_rps / 1000.0, workload.model.load_bytes
     arrived = workload.limit_ms * rate * gpu.pcie_bytes_per_ms / (gpu.pcie_bytes_per_ms + load * rate)
-    return max(1, math.ceil(arrived - ROUNDING))
+    batch = max(1, math.ceil(arrived - ROUNDING))
+    return min(batch, workload.batch_max) if workload.batch_max else batch
 
 
-def least_share(gpu: IgniterGpu, workload: IgniterWorkload, batch: int) -> float:
-    """The smallest share, in whole units, with which a batch alone takes at most half of the deadline; may be above
-    100, and infinite if no share is enough."""
+def least_share(gpu: IgniterGpu, workload: IgniterWorkload, batch: int, rate_rps: float) -> float:
+    """The smallest share, in whole units, with which a batch alone takes at most half of the deadline, and carries the
+    rate if workers take none that is larger; may be above 100, and infinite if no share is enough."""
     model = workload.model
     transfer_ms = batch * (model.load_bytes + model.feedback_bytes) / gpu.pcie_bytes_per_ms
-    left_ms = workload.limit_ms - model.schedule_ms - transfer_ms - model.active[4]
+    left_ms = workload.batch_limit_ms(batch, rate_rps) - model.schedule_ms - transfer_ms - model.active[4]
     if left_ms <= 0:
         return math.inf
     units = (model.work_ms(batch) / left_ms - model.active[3]) / gpu.share_unit
@@ -89,7 +108,7 @@ def split(gpu: IgniterGpu, workload: IgniterWorkload) -> list[IgniterReplica]:
     comes last. InputError if no batch is in time on a whole GPU."""
     rate_rps = workload.rate_rps
     batch = batch_for(gpu, workload, rate_rps)
-    share = least_share(gpu, workload, batch)
+    share = least_share(gpu, workload, batch, rate_rps)
     if share <= WHOLE:
         return [IgniterReplica(workload, batch, share, rate_rps)]
     largest, cap_rps = _alone(gpu, workload)
@@ -100,7 +119,7 @@ def split(gpu: IgniterGpu, workload: IgniterWorkload) -> list[IgniterReplica]:
     alone = [IgniterReplica(workload, largest, WHOLE, cap_rps, is_alone=True)] * count
     rest_rps = rate_rps - count * cap_rps
     batch = batch_for(gpu, workload, rest_rps)
-    share = least_share(gpu, workload, batch)
+    share = least_share(gpu, workload, batch, rest_rps)
     if share > WHOLE:  # the rest fills a GPU as well; the source does not say what then
         return [*alone, IgniterReplica(workload, largest, WHOLE, rest_rps, is_alone=True)]
     return [*alone, IgniterReplica(workload, batch, share, rest_rps)]
@@ -108,7 +127,7 @@ def split(gpu: IgniterGpu, workload: IgniterWorkload) -> list[IgniterReplica]:
 
 def _alone(gpu: IgniterGpu, workload: IgniterWorkload) -> tuple[int, float]:
     """The largest batch in time on a whole GPU, and the rate that the GPU is given."""
-    for batch in range(ALONE_BATCH_MAX, 0, -1):
+    for batch in range(min(ALONE_BATCH_MAX, workload.batch_max or ALONE_BATCH_MAX), 0, -1):
         (found,) = igniter_predictions(gpu, [IgniterResident(workload.model, batch, WHOLE)])
         if found.latency_ms < workload.limit_ms:
             return batch, math.ceil(ALONE_LOAD * found.served_rps - ROUNDING)
@@ -117,17 +136,20 @@ def _alone(gpu: IgniterGpu, workload: IgniterWorkload) -> tuple[int, float]:
 
 
 def with_one_more(gpu: IgniterGpu, contents: IgniterContents, added: IgniterReplica) -> IgniterContents | None:
-    """The GPU with one more replica, and the shares with which all are in time; None if they need more than the GPU.
+    """The GPU with one more replica, and the shares with which all are in time; None if they need more than the GPU, or
+    its memory.
 
     In rounds, each replica that is too late gets one unit more.
     """
     replicas = [*contents, added]
+    if contents and math.fsum(each.workload.memory for each in replicas) > 1 + ROUNDING:
+        return None
     while sum(each.share for each in replicas) <= WHOLE + ROUNDING:
         found = igniter_predictions(gpu, [each.resident for each in replicas])
         late = [
             at
             for at, (each, prediction) in enumerate(zip(replicas, found, strict=True))
-            if prediction.latency_ms > each.workload.limit_ms
+            if prediction.latency_ms > each.limit_ms
         ]
         if not late:
             return tuple(replicas)

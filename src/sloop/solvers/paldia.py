@@ -38,8 +38,9 @@ CLIENTS_MAX: Final = 48
 ALONE: Final = DeviceDemand()
 """The demand of a model of which nothing is known."""
 
-Sharing = Literal["hybrid", "together", "queue"]
-"""How a device is shared: with the best split, with all batches together (MPS only), or one after the other."""
+Sharing = Literal["hybrid", "together", "queue", "resident"]
+"""How a device is shared: with the best split, with all batches together (MPS only), or one after the other. `resident`
+is not PALDIA's: as many batches run at a time as end all of them soonest, each next one as soon as another ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,29 @@ def t_max_ms(model: DeviceModel, count: int, queued: NDArray[np.int64]) -> NDArr
     return found
 
 
-def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid") -> DeviceSplit:
+def rounds_ms(model: DeviceModel, count: int, residents: NDArray[np.int64]) -> NDArray[np.float64]:
+    """When the last of `count` requests ends, for each number of batches that run at a time, if each next one starts as
+    soon as another ends: equal batches run in rounds, and the last round is of those that are left. Exact for whole
+    batches (`executed_ms`); what is left of one counts as a part of a batch.
+
+    Source: PALDIA, specification 2.1.1 (b), the best fixed residency.
+    """
+    batches = count / model.batch
+    rounds = np.floor(batches / residents + ROUNDING)
+    left = np.maximum(0.0, batches - rounds * residents)
+    factors = model.law.among_equals(model.largest, residents.astype(np.float64))
+    last = np.where(left >= 1.0, model.law.among_equals(model.largest, np.maximum(1.0, left)), left)
+    found: NDArray[np.float64] = model.solo_ms * (rounds * factors + last)
+    return found
+
+
+def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid", *, gain_min: float = 0.0) -> DeviceSplit:
     """The number of queued requests with which the last one ends earliest; of equal ones the largest.
 
     At least one full batch runs, and at most `together_max`. Requests that fit one batch are not split. `together`
-    queues only what `together_max` does not allow to run, `queue` all but one batch.
+    queues only what `together_max` does not allow to run, `queue` all but one batch. With `resident` the end is that of
+    `rounds_ms`, otherwise that of `t_max_ms`. A split that is not predicted to end earlier than both `together` and
+    `queue` by the part `gain_min` of their time is not made: the better of the two is.
     """
     if count <= 0:
         return DeviceSplit(0, 0.0)
@@ -108,9 +127,16 @@ def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid") -> D
         most = least
     elif sharing == "queue":
         least = most
-    candidates = np.arange(least, most + 1)
-    ends_ms = t_max_ms(model, count, candidates)
+    if sharing == "resident":
+        residents = np.arange(min(ceil(count / model.batch), max(1, model.together_max)), 0, -1)
+        candidates, ends_ms = np.maximum(0, count - model.batch * residents), rounds_ms(model, count, residents)
+    else:
+        candidates = np.arange(least, most + 1)
+        ends_ms = t_max_ms(model, count, candidates)
     best = int(np.flatnonzero(ends_ms <= ends_ms.min() + TIE_MS)[-1])
+    pure = -1 if ends_ms[-1] <= ends_ms[0] + TIE_MS else 0
+    if ends_ms[best] > (1.0 - gain_min) * ends_ms[pure] + TIE_MS:
+        best = pure
     return DeviceSplit(int(candidates[best]), float(ends_ms[best]))
 
 

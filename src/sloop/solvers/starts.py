@@ -10,13 +10,20 @@ the mean of the x earliest answers that the servers together can give, which is 
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from math import floor
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
-from sloop.solvers.flashpoint import PieceDownloads, PiecePlan, best_plan
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.solvers.flashpoint import PieceDownloads, PiecePlan, rounds_before
 
 EXACT_PLANS: Final = 24
-"""Up to so many ways to start in parts, each of them is compared; beyond, the best plan for each number of devices."""
+"""Up to so many ways to start in parts, each of them is compared; beyond, for each number of devices the best that uses
+as many."""
 GAIN_MIN: Final = 1e-6
 """Parts must be better by this fraction: their completion moves more bytes."""
 
@@ -41,36 +48,84 @@ class PartsChoice(NamedTuple):
     """Until the requests that wait are answered, in the mean."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlanColumns:
+    """The plans of at least two pieces, fewer pieces first, and their figures side by side."""
+
+    plans: tuple[PiecePlan, ...]
+    pieces: NDArray[np.int64]
+    share: NDArray[np.float64]
+    """Of the model, that of the largest piece (`PiecePlan.cold_s`)."""
+    request_s: NDArray[np.float64]
+    step_s: NDArray[np.float64]
+    """From each answer of one pipeline to the next."""
+    ranges: "tuple[PlanRows, ...]"
+    """By the number of pieces."""
+
+    @classmethod
+    def of(cls, fronts: Sequence[Sequence[PiecePlan]]) -> "PlanColumns":
+        """Of the plans by pieces from 1 (`plan_fronts`)."""
+        plans = [plan for front in fronts[1:] for plan in sorted(front)]
+        pieces = np.array([plan.pieces for plan in plans], dtype=np.int64)
+        share, request_s, step_s = (
+            np.array(column, dtype=np.float64)
+            for column in (
+                [plan.cold_s for plan in plans],
+                [plan.request_s for plan in plans],
+                [_step_s(plan) for plan in plans],
+            )
+        )
+        edges = [*np.flatnonzero(np.diff(pieces, prepend=0)).tolist(), len(plans)]
+        ranges = tuple(PlanRows(plans[first].pieces, first, end) for first, end in pairwise(edges))
+        return cls(tuple(plans), pieces, share, request_s, step_s, ranges)
+
+
+class PlanRows(NamedTuple):
+    """Which rows of the columns are plans of so many pieces."""
+
+    pieces: int
+    first: int
+    end: int
+
+
+def _step_s(plan: PiecePlan) -> float:
+    """From each answer of a pipeline to the next: each worker has one request in it."""
+    return max(plan.slowest_s, plan.request_s / plan.pieces)
+
+
 def mean_answer_s(servers: Sequence[ServerGroup], requests: int) -> float:
     """The mean of the so many earliest answers. There is at least one server, with steps above 0."""
-    low = min(each.first_s for each in servers)
-    high = min(each.first_s + each.step_s * -(-requests // each.servers) for each in servers)
-    if _answers(servers, low)[0] >= requests:
-        return low
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        if _answers(servers, middle)[0] >= requests:
-            high = middle
-        else:
-            low = middle
-    given, sum_s = _answers(servers, low)
-    return (sum_s + (requests - given) * high) / requests
-
-
-def _answers(servers: Sequence[ServerGroup], until_s: float) -> tuple[int, float]:
-    """How many answers are given until then, and the sum of their times."""
-    given, sum_s = 0, 0.0
-    for count, first_s, step_s in servers:
-        if until_s >= first_s:
-            each = floor((until_s - first_s) / step_s) + 1
-            given += count * each
-            sum_s += count * (each * first_s + step_s * each * (each - 1) / 2)
-    return given, sum_s
+    ordered = sorted(servers, key=attrgetter("first_s"))
+    # Until `until_s`, servers that work without a break, but give no answer at their first instant, would give as many
+    # answers as there are requests. So these give at least as many, and each at most one more.
+    rate = offset = until_s = 0.0
+    for place, group in enumerate(ordered):
+        rate += group.servers / group.step_s
+        offset += group.servers * group.first_s / group.step_s
+        until_s = (requests + offset) / rate
+        if place + 1 == len(ordered) or until_s <= ordered[place + 1].first_s:
+            break
+    turns = [floor(max(0.0, until_s - first_s) / step_s) + 1 for _, first_s, step_s in ordered[: place + 1]]
+    sum_s, given = 0.0, 0
+    for (count, first_s, step_s), each in zip(ordered, turns, strict=False):
+        given += count * each
+        sum_s += count * (each * first_s + step_s * each * (each - 1) / 2)
+    while given > requests:
+        last_s, place = max(
+            (first_s + step_s * (each - 1), at)
+            for at, ((_, first_s, step_s), each) in enumerate(zip(ordered, turns, strict=False))
+            if each
+        )
+        fewer = min(ordered[place].servers, given - requests)
+        sum_s -= fewer * last_s
+        given -= fewer
+        turns[place] -= 1
+    return sum_s / requests
 
 
 def choose_parts(
     whole_s: Sequence[float],
-    fronts: Sequence[Sequence[PiecePlan]],
+    columns: PlanColumns,
     downloads: PieceDownloads,
     exec_s: float,
     requests: int,
@@ -79,15 +134,14 @@ def choose_parts(
     """How many of the starts are made as parts, and with which cuts, so that the waiting requests are answered soonest.
 
     `whole_s`: until each start serves as a whole replica; all get their weights in the same way.
-    `fronts` has the plans by pieces from 1, whose `cold_s` is the share of their largest piece in the model;
-    `downloads` says how long pieces take to start. All pipelines of one choice have the same cuts, and take
-    the last starts. Of equally good choices the one with the fewest parts stays.
+    `columns` has the plans, whose `cold_s` is the share of their largest piece in the model; `downloads` says how long
+    pieces take to start. All pipelines of one choice have the same cuts, and take the last starts. Of equally good
+    choices the one with the fewest parts stays.
     """
     best = PartsChoice(0, (), mean_answer_s(_whole(whole_s, exec_s), requests))
-    for plan, pipelines in _candidates(fronts, len(whole_s), downloads, requests, pieces_max):
+    for plan, pipelines in _candidates(columns, len(whole_s), downloads, requests, pieces_max):
         ready_s = downloads.cold_s(plan.cold_s, plan.pieces, pipelines * plan.pieces)
-        step_s = max(plan.slowest_s, plan.request_s / plan.pieces)
-        started = ServerGroup(pipelines, ready_s + plan.request_s, step_s)
+        started = ServerGroup(pipelines, ready_s + plan.request_s, _step_s(plan))
         others = _whole(whole_s[: len(whole_s) - pipelines * plan.pieces], exec_s)
         mean_s = mean_answer_s([*others, started], requests)
         if mean_s < best.mean_s * (1 - GAIN_MIN):
@@ -100,19 +154,26 @@ def _whole(ready_s: Sequence[float], exec_s: float) -> list[ServerGroup]:
 
 
 def _candidates(
-    fronts: Sequence[Sequence[PiecePlan]], devices: int, downloads: PieceDownloads, requests: int, pieces_max: int
+    columns: PlanColumns, devices: int, downloads: PieceDownloads, requests: int, pieces_max: int
 ) -> Iterator[tuple[PiecePlan, int]]:
     """Plans of at least two pieces, each with a number of pipelines that fit; fewer pieces first."""
-    found = [
-        (plan, pipelines)
-        for front in fronts[1 : min(devices, pieces_max)]
-        for plan in sorted(front)
-        for pipelines in range(devices // plan.pieces, 0, -1)
-    ]
-    if len(found) <= EXACT_PLANS:
-        yield from found
+    fitting = columns.plans[: int(np.searchsorted(columns.pieces, min(devices, pieces_max), side="right"))]
+    if sum(devices // plan.pieces for plan in fitting[: EXACT_PLANS + 1]) <= EXACT_PLANS:
+        for plan in fitting:
+            for pipelines in range(devices // plan.pieces, 0, -1):
+                yield plan, pipelines
         return
-    for used in range(devices, 1, -1):
-        plan = best_plan(fronts, requests, used, pieces_max=pieces_max, starts=downloads)
-        if plan is not None and plan.pieces > 1:
-            yield plan, used // plan.pieces
+    found: dict[int, tuple[float, int, int]] = {}
+    for pipelines in range(1, devices // 2 + 1):
+        ranges = [each for each in columns.ranges if each.pieces <= min(devices // pipelines, pieces_max)]
+        end = ranges[-1].end
+        cold_s = downloads.cold_each_s(columns.share[:end], columns.pieces[:end], pipelines)
+        waiting = rounds_before(requests, pipelines) / requests
+        means_s = cold_s + columns.request_s[:end] + columns.step_s[:end] * waiting
+        for pieces, first, until in ranges:
+            place = first + int(means_s[first:until].argmin())
+            used, mean_s = pipelines * pieces, float(means_s[place])
+            if used not in found or mean_s < found[used][0]:
+                found[used] = mean_s, place, pipelines
+    for _, place, pipelines in sorted(found.values(), key=itemgetter(1)):
+        yield columns.plans[place], pipelines

@@ -23,6 +23,7 @@ from sloop.core.views import NodeView, StartCosts
 from sloop.errors import InputError
 from sloop.events import WOKE
 from sloop.options import placed
+from sloop.policies.scale.static import Static, check_overbooked
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import digest
 from sloop.systems import build_system
@@ -30,7 +31,7 @@ from sloop.systems.system import System, is_system_file
 from sloop.text import counted, listed
 from sloop.units import s
 from sloop.user_code import raise_user_error
-from sloop.vocabulary import ModelWeights, Node, ReplicaSpec
+from sloop.vocabulary import Group, ModelWeights, Node, ReplicaSpec
 
 EstimateMap = dict[tuple[str, str, str], Estimate]
 """The estimate of each stage, variant and kind of hardware."""
@@ -229,6 +230,21 @@ def _rehearse(setup: Setup, *, must_fit: bool) -> None:
         wanted = dict.fromkeys(group.spec for target in plan.stages for group in target.groups if group.count)
         for spec in wanted:
             _check_room(spec, each, nodes)
+    if must_fit:
+        _check_placements(fresh, core, setup)
+
+
+def _check_placements(fresh: Sequence[ApplicationSetup], core: Core, setup: Setup) -> None:
+    """InputError if applications whose replicas are all placed by hand do not fit beside each other: nobody would ever
+    move one."""
+    placed: list[tuple[Group, Estimate]] = []
+    for each in fresh:
+        scale, plan = each.system.policies.scale, core.plan_of(each.application.key)
+        if isinstance(scale, Static) and scale.placements and plan is not None:
+            for group in (group for target in plan.stages for group in target.groups):
+                spec = group.spec
+                placed.append((group, each.beliefs[spec.stage, spec.variant, spec.slot.hardware]))
+    check_overbooked(setup.deployment.cluster, placed)
 
 
 def _raise(error: BaseException, failed: ApplicationSetup, setup: Setup) -> None:

@@ -16,7 +16,8 @@ from benchmarks.peers.processes import Server, free_port, running
 pytestmark = pytest.mark.live
 
 SERVER = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell makes its processes ignore it
 async def serve(reader, writer):
     while head := await reader.readuntil(b"\\r\\n\\r\\n"):
         if b"POST" in head:

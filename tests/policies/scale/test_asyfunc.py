@@ -207,6 +207,20 @@ def test_a_body_is_started_where_no_shadow_has_room_or_memory_is_worth_little() 
     assert policy().plan(0, view([body(0, 2)], 12, 400, cores=64.0)).stages[0].groups[0].count == 1  # type: ignore[union-attr]
 
 
+def test_a_body_that_takes_no_time_to_start_needs_no_shadow_beside_it() -> None:
+    """One burst, where a body would take none of the ten seconds, and where it would take nine."""
+    calm = view([body(0, 2)], 12, 60)
+    shadows = {}
+    for taken_s in (0.0, 9.0):
+        (stage,) = calm.stages
+        told = replace(calm, stages=(replace(stage, starts_ns={("a", "cpu"): s(taken_s)}),))
+        groups = groups_of(cheapest(model_weight=0.5).plan(0, told))
+        shadows[taken_s] = sum(group.count for group in groups if group.spec.shadow)
+    assert shadows == {0.0: 0, 9.0: 1}
+    assert cheapest().asks_for_starts
+    assert not policy().asks_for_starts
+
+
 def test_bodies_that_start_count_so_that_no_others_are_started() -> None:
     own = cheapest(shadows_per_node=0)
     first = groups_of(own.plan(0, view([body(0, 2)], 12, 30, cores=64.0)))
@@ -216,6 +230,18 @@ def test_bodies_that_start_count_so_that_no_others_are_started() -> None:
     starting = [body(at, fresh, life=Life.STARTING) for at in range(1, count)]
     again = groups_of(own.plan(PERIOD_NS, view([body(0, 2), *starting], 12, 30, cores=64.0)))
     assert sum(group.count for group in again) == count
+
+
+def test_shadows_carry_a_burst_until_bodies_that_start_are_there() -> None:
+    replicas = [body(0, 2), body(1, 4, "n1", life=Life.STARTING)]
+    shadows = {}
+    for taken_s in (9.0, 0.001):
+        calm = view(replicas, 40, 40, nodes=2)
+        told = replace(calm, stages=(replace(calm.stages[0], starts_ns={("a", "cpu"): s(taken_s)}),))
+        groups = groups_of(cheapest().plan(0, told))
+        assert sum(group.count for group in groups) == 2, "no third one: the two carry 60 rps"
+        shadows[taken_s] = sum(group.count for group in groups if group.spec.shadow)
+    assert shadows == {9.0: 1, 0.001: 0}, "none that would not have loaded by then"
 
 
 def test_each_shadow_ends_as_soon_as_the_others_carry_the_rate() -> None:

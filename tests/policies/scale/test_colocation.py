@@ -16,6 +16,7 @@ from sloop.core.planner import check
 from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
+from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
 from sloop.profile.published import PUBLISHED
 from sloop.units import s
@@ -133,13 +134,26 @@ def test_igniter() -> None:
     plan = planned(Igniter(), view)
     assert contents(plan) == [["alexnet b32", "resnet50 b32"], ["vgg19 b32"]], "49 is above the profiles' largest"
     shares = {target.stage: target.groups[0].spec.slot.share for target in plan.stages}
-    assert shares == {"alexnet": 0.05, "resnet50": 0.3, "vgg19": 0.85}
+    assert shares == {"alexnet": 0.075, "resnet50": 0.325, "vgg19": 0.875}, "a unit more than for 49"
     one = planned(
         Igniter(rescue=False),
         view_of(("alexnet", "resnet50", "vgg19"), 500, 200, v100_nodes(1), suffix="-V100-TensorRT"),
     )
     assert one.saturated == ("alexnet", "resnet50")
     assert "2 devices needed, 1 there" in one.why
+
+
+def test_igniter_knows_the_memory_of_a_gpu() -> None:
+    """The publication does not: a model beside others for which the memory is too small would never start."""
+    nodes, names = v100_nodes(3), ("alexnet", "resnet50", "vgg19")
+    large = [replace_profile(PUBLISHED[f"{name}-V100-TensorRT"], device_memory_bytes=9 << 30) for name in names]
+    stages = [stage_of(name, 200, ("p3.2xlarge", each)) for name, each in zip(names, large, strict=True)]
+    plan = planned(Igniter(), make_view(*stages, nodes=nodes, rates=dict.fromkeys(names, 100.0)))
+    assert sorted(map(len, contents(plan))) == [1, 1, 1]
+    small = [replace_profile(each, device_memory_bytes=8 << 30) for each in large]
+    stages = [stage_of(name, 200, ("p3.2xlarge", each)) for name, each in zip(names, small, strict=True)]
+    plan = planned(Igniter(), make_view(*stages, nodes=nodes, rates=dict.fromkeys(names, 100.0)))
+    assert sorted(map(len, contents(plan))) == [1, 2]
 
 
 def test_harbor_serves_one_language_model_well_instead_of_two_badly() -> None:
@@ -190,6 +204,55 @@ def test_devices_get_those_contents_with_which_most_replicas_stay() -> None:
     assert kept >= 3
 
 
+def taught(view: ClusterView, factors: Mapping[str, float]) -> ClusterView:
+    """The view after so many batches of these stages have taken so many times as long as profiled that nothing else
+    counts."""
+    stages = []
+    for stage in view.stages:
+        belief = stage.beliefs[stage.name, "p3.2xlarge"]
+        assert isinstance(belief, Estimate)
+        own = Estimate(belief.profile, variant=stage.name, hardware="p3.2xlarge")
+        if stage.name in factors:
+            own.apply(factors[stage.name], 0.0)
+        stages.append(replace(stage, beliefs={(stage.name, "p3.2xlarge"): own}))
+    return replace(view, stages=tuple(stages))
+
+
+def expected_rps(plan: Plan) -> float:
+    """What a plan of ours expects to serve."""
+    return float(plan.why.split(" for ")[1].split()[0])
+
+
+@pytest.mark.parametrize("measured", [0.9, 1.0, 1.1, 1.3])
+def test_harbor_plans_with_what_it_has_measured(measured: float) -> None:
+    """Whatever it expected: the measured factor takes the place of the expected one, and does not multiply it."""
+    view = view_of(VISION, 580, 150, v100_nodes(4))
+    known = [planned(Harbor(batches=BATCHES, slower=slower), taught(view, dict.fromkeys(VISION, measured)))
+             for slower in (1.0, 1.18, 1.5)]  # fmt: skip
+    right = planned(Harbor(batches=BATCHES, slower=measured), view)
+    assert [contents(plan) for plan in known] == [contents(right)] * 3
+    assert [expected_rps(plan) for plan in known] == pytest.approx([expected_rps(right)] * 3, rel=1e-3)
+
+
+def test_harbor_expects_of_models_that_it_has_not_served_what_it_has_measured_of_others() -> None:
+    view = view_of(VISION, 580, 150, v100_nodes(4))
+    served = dict.fromkeys(VISION[1:], 1.0)
+    assert contents(planned(Harbor(batches=BATCHES), taught(view, served))) == contents(
+        planned(Harbor(batches=BATCHES, slower=1.0), view)
+    )
+
+
+def test_harbor_plans_again_when_it_has_measured() -> None:
+    """Although the beliefs stay as they are: the profile was right, and the expectation was not."""
+    policy = Harbor(batches=BATCHES)
+    view = view_of(VISION, 580, 150, v100_nodes(4))
+    before = planned(policy, view)
+    view = replace(view, plan=before)
+    assert policy.plan(s(10), view) is None
+    after = planned(policy, taught(view, dict.fromkeys(VISION, 1.0)), 20)
+    assert expected_rps(after) > 1.02 * expected_rps(before)
+
+
 def test_a_lost_node_moves_its_replicas_only() -> None:
     policy = Harbor(batches=BATCHES)
     nodes = v100_nodes(6)
@@ -231,6 +294,34 @@ def test_harbor_rents_the_cheapest_kind_that_serves_as_much(rate_rps: float, exp
     plan = planned(Harbor(), make_view(stage, nodes=rented(*BOTH), rates={"m": rate_rps}))
     assert Counter(group.spec.slot.hardware for group in plan.stages[0].groups) == expected
     assert "USD/h" in plan.why
+
+
+def test_a_node_of_several_accelerators_is_rented_as_a_whole() -> None:
+    """A model that needs one accelerator does not pay for a quarter of a node with four."""
+    stage = stage_of("m", 400, ("one", T4), ("four", T4))
+    nodes = rented(("one", 4, 4.0, "T4"), ("four", 16, 12.0, "T4"))
+    four = tuple(structs.replace(ACCELERATORS["T4"], name=f"T4-{number}") for number in range(4))
+    for number, view in enumerate(nodes):
+        if view.node.hardware == "four":
+            devices = tuple(DeviceView(each, 1.0, each.memory_bytes, 48) for each in four)
+            nodes[number] = replace(view, node=structs.replace(view.node, devices=four), devices=devices)
+    policy = Harbor()
+    plan = planned(policy, make_view(stage, nodes=nodes, rates={"m": 20}))
+    assert {group.spec.node for group in plan.stages[0].groups} == {"one-0"}
+    many = make_view(stage, nodes=nodes, rates={"m": 1800}, plan=plan)
+    after = planned(policy, many)
+    used = Counter(group.spec.node for group in after.stages[0].groups)
+    assert used == {"four-0": sum(used.values())}, "all devices of one node before any of another"
+    assert " and 12 USD/h" in after.why
+
+
+def test_nodes_of_one_kind_may_differ() -> None:
+    """A group of nodes may replace the cores of its kind; what is planned fits on each of them."""
+    nodes = [*v100_nodes(1), *v100_nodes(1, name="gpu-small", cores=1.0, memory_bytes=8 << 30)]
+    view = view_of(VISION, 400, 250, nodes)
+    for policy in POLICIES:
+        plan = planned(replace(policy), view)
+        assert {group.spec.node for target in plan.stages for group in target.groups} == {"gpu-0", "gpu-small"}
 
 
 def test_prices_must_be_known_for_all_that_can_be_rented() -> None:

@@ -384,6 +384,16 @@ def test_nodes_on_demand_are_paid_for_as_a_whole() -> None:
     assert alone.why.endswith(": 0.6 USD/h")
 
 
+def test_a_kind_that_could_be_rented_has_a_price() -> None:
+    """Without one it would seem to be the cheapest."""
+    priced, free = nodes_of(1, "c5.2xlarge", on_demand=True), nodes_of(1, "g4dn.xlarge", priced=False, on_demand=True)
+    with pytest.raises(InputError, match=r"mixed rents the cheapest nodes, and g4dn\.xlarge has no price"):
+        exact().plan(0, seen(30, [*priced, *free]))
+    assert planned(exact(hardware=("c5.2xlarge",)), seen(30, [*priced, *free])).stages
+    always = nodes_of(1, "g4dn.xlarge", priced=False)
+    assert mix(planned(exact(), seen(30, [*priced, *always]))) == {"g4dn.xlarge": 1}, "it is there anyway"
+
+
 def test_accelerators_and_memory_limit_the_replicas_of_a_node() -> None:
     shared = [make_node("n", hardware="g4dn.xlarge", cores=64, free_cores=64, devices={"a": 1.0, "b": 1.0})]
     plan = planned(exact(), seen(5000, shared))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from sloop.app.load import load_application
+from sloop.app.load import load_application, load_deployment
 from sloop.core.views import ClusterView, StageView
 from sloop.errors import InputError
 from sloop.policies import build
@@ -173,8 +173,11 @@ def test_placements_say_where_replicas_are() -> None:
         ([placement("a", device="")], "the profile of v is for T4 of gpu-0"),
         ([placement("c")], "placements: no stage 'c'"),
         ([placement("a", variant="w")], "stage a has no variant 'w'"),
+        ([placement("a")], "none is for stage b, which would serve nothing"),
+        ([placement("a", batch=2), placement("a")], "two are for the same replicas of a on T4 of gpu-0"),
+        ([placement("a", hardware="p3.2xlarge")], "node gpu-0 is of hardware g4dn.xlarge, not p3.2xlarge"),
     ],
-    ids=["shares", "memory", "node", "device", "cores", "stage", "variant"],
+    ids=["shares", "memory", "node", "device", "cores", "stage", "variant", "forgotten", "twice", "hardware"],
 )
 def test_placements_that_do_not_fit_are_refused(placements: list[StaticPlacement], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
@@ -205,6 +208,25 @@ def test_a_plan_can_be_read_again(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(InputError, match="the placement file has no placements"):
         load_application(again, folder=tmp_path)
+
+
+def test_placements_of_several_applications_must_fit_beside_each_other() -> None:
+    def placed(name: str, share: float) -> dict[str, Any]:
+        where = {"stage": "only", "variant": "only", "node": "p3.2xlarge-0", "device": "V100", "share": share}
+        return {
+            "name": name,
+            "slo_ms": 400,
+            "stages": [{"name": "only", "profile": "alexnet-V100"}],
+            "system": {"name": "static", "placements": [where]},
+        }
+
+    def shop(share: float) -> dict[str, Any]:
+        cluster = {"nodes": [{"hardware": "p3.2xlarge"}]}
+        return {"name": "shop", "applications": [placed("a", 0.5), placed("b", share)], "cluster": cluster}
+
+    assert set_up(load_deployment([shop(0.5)])).applications
+    with pytest.raises(InputError, match=r"no room for a replica of b/only on V100 of p3\.2xlarge-0"):
+        set_up(load_deployment([shop(0.6)]))
 
 
 def test_cores_that_are_only_reserved() -> None:

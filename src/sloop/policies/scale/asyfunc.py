@@ -15,10 +15,10 @@ Source: AsyFunc (submission to SoCC'23), Algorithms 1 and 2, with the correction
   the capacity that it was chosen for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -120,6 +120,11 @@ class AsyFunc:
     def attaches_shadows(self) -> bool:
         """Whether its plans may have shadows."""
         return self.shadows
+
+    @property
+    def asks_for_starts(self) -> bool:
+        """Whether it compares shadows with bodies that start now."""
+        return self.shadows and self.bursts == "cheapest"
 
     def __post_init__(self) -> None:
         for key in ("alpha", "beta", "gamma", "adapt_ns", "period_ns"):
@@ -240,8 +245,8 @@ class AsyFunc:
         self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]
     ) -> None:
         """Shadows and bodies, one after the other, each time that which keeps most requests from waiting for what it
-        costs, until bodies are adapted again. A body that starts already counts. Each shadow ends as soon as the others
-        carry the rate without it."""
+        costs, until bodies are adapted again. No more bodies are added than carry the rate once they are there; until
+        then shadows do. Each shadow ends as soon as the others carry the rate without it."""
         wanted_rps = burst_rps / self.gamma
         shadows = added = ended = 0
         total_rps = sum(body.capacity_rps for body in bodies if body.is_ready)
@@ -250,34 +255,56 @@ class AsyFunc:
             if body.shadow is not None and at_least(OVER_AT * (total_rps - gain_rps), wanted_rps):
                 body.shadow, body.capacity_rps = None, body.alone_rps
                 total_rps, ended = total_rps - gain_rps, ended + 1
-        while not at_least(total_rps := sum(body.capacity_rps for body in bodies), wanted_rps):
-            need_rps, room = wanted_rps - total_rps, dict(free)
-            rooms = [(body, self._shadow_room(body, bodies, free)) for body in bodies if body.is_ready]
-            found = [
-                (model.worth_of(chosen, body, need_rps), body, chosen)
-                for body, shadow_room in rooms
-                for cores in SHADOW_CORES
-                if cores <= min(shadow_room, self.cores_max)
-                and (chosen := model.shadow_for(body.cores, float(cores), need_rps)) is not None
-            ]
-            best = max(found, key=lambda each: each[0], default=None)
-            fresh = model.new_body(model.chosen_cores(burst_rps), room)
-            if fresh is not None and fresh.capacity_rps > 0:
-                kept = min(need_rps, fresh.capacity_rps) * (model.adapt_s - model.startup_s)
-                if best is None or kept / (fresh.cores + model.weight) > best[0]:
-                    bodies.append(fresh)
-                    free.update(room)
-                    added += 1
-                    continue
-            if best is None:
+        while not at_least(now_rps := sum(body.capacity_rps for body in bodies if body.is_ready), wanted_rps):
+            later_rps = sum(body.capacity_rps for body in bodies)
+            need = BurstNeed(wanted_rps - now_rps, max(0.0, wanted_rps - later_rps))
+            best = max(self._shadows_for(model, bodies, free, need), key=lambda each: each.worth, default=None)
+            room = dict(free)
+            fresh = None if at_least(later_rps, wanted_rps) else model.new_body(model.chosen_cores(burst_rps), room)
+            worth = 0.0 if fresh is None else model.worth_of_body(fresh, need)
+            if fresh is not None and worth > (0.0 if best is None else best.worth):
+                bodies.append(fresh)
+                free.update(room)
+                added += 1
+            elif best is not None:
+                self._attach(best.body, best.shadow, free)
+                shadows += 1
+            else:
                 break
-            self._attach(best[1], best[2], free)
-            shadows += 1
         started = [counted(ended, "shadow less", "shadows less")] * bool(ended)
         started += [counted(shadows, "more shadow")] * bool(shadows)
         started += [counted(added, "more body", "more bodies")] * bool(added)
         if started:
             whys.append(f"a burst of {burst_rps:.4g} rps: {listed(started)}")
+
+    def _shadows_for(
+        self, model: "ServedModel", bodies: Sequence[CountedBody], free: Mapping[str, float], need: "BurstNeed"
+    ) -> Iterator["OfferedShadow"]:
+        """The shadows that would keep requests from waiting: for each ready body one of each size."""
+        for body in bodies:
+            most = min(round_down(self._shadow_room(body, bodies, free)), self.cores_max) if body.is_ready else 0
+            for cores in SHADOW_CORES:
+                chosen = model.shadow_for(body.cores, float(cores), need.now_rps) if cores <= most else None
+                worth = 0.0 if chosen is None else model.worth_of(chosen, body, need)
+                if chosen is not None and worth > 0:
+                    yield OfferedShadow(worth, body, chosen)
+
+
+class BurstNeed(NamedTuple):
+    """What a burst lacks."""
+
+    now_rps: float
+    """Of what is ready,"""
+    later_rps: float
+    """and when all bodies are there that start already."""
+
+
+class OfferedShadow(NamedTuple):
+    """A shadow that a body could get."""
+
+    worth: float
+    body: CountedBody
+    shadow: ShadowCandidate
 
 
 class ServedModel:
@@ -290,15 +317,22 @@ class ServedModel:
         self.weight = policy.model_weight or belief.multiply_adds / 1e9 or WEIGHT_UNKNOWN
         self._candidates: dict[tuple[float, float], Sequence[ShadowCandidate]] = {}
         self.adapt_s = to_s(policy.adapt_ns)
-        self.startup_s = min(self.adapt_s, to_s(belief.startup_ns))
-        """Of a body, at most until bodies are adapted again."""
+        self.startup_s = min(self.adapt_s, to_s(stage.startup_ns(belief)))
+        """Of a body that starts now, at most until bodies are adapted again."""
 
-    def worth_of(self, shadow: ShadowCandidate, body: CountedBody, need_rps: float) -> float:
-        """How many requests a shadow keeps from waiting, for each core that it and its memory are worth."""
-        costs = shadow.shared.costs
+    def worth_of(self, shadow: ShadowCandidate, body: CountedBody, need: BurstNeed) -> float:
+        """How many requests a shadow keeps from waiting, for each core that it and its memory are worth: until bodies
+        are adapted again, or those that start already are there."""
+        costs, load_s = shadow.shared.costs, shadow.load_ms / 1e3
+        gain_rps = min(need.now_rps, shadow.booked_rps - body.capacity_rps)
+        lasting_rps = min(need.later_rps, gain_rps)
+        kept = lasting_rps * (self.adapt_s - load_s) + (gain_rps - lasting_rps) * (self.startup_s - load_s)
         share = shadow.shared.size_bytes / costs.size_whole_bytes
-        kept = min(need_rps, shadow.booked_rps - body.capacity_rps) * (self.adapt_s - shadow.load_ms / 1e3)
         return kept / (costs.shadow_cores + self.weight * share)
+
+    def worth_of_body(self, body: CountedBody, need: BurstNeed) -> float:
+        """The same of one more body."""
+        return min(need.later_rps, body.capacity_rps) * (self.adapt_s - self.startup_s) / (body.cores + self.weight)
 
     def chosen_cores(self, rate_rps: float) -> int:
         """Of a new body (Algorithm 1)."""

@@ -13,7 +13,7 @@ Sources: Elvinger, Towards resource and interference-aware scheduling of ML work
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
@@ -29,7 +29,7 @@ from sloop.solvers.colocation import BatchOption, Colocation, Content, SharedMod
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions
 from sloop.text import counted, listed
 from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms
-from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Group, Node, Plan, ReplicaSpec, Slot, StagePlan
 
 Metric = Literal["peak_occupancy", "occupancy", "sm_use"]
 """What stands for a model's need to compute: the most occupancy at any time (AO), or occupancy (WAO) or the SMs that
@@ -57,8 +57,10 @@ class DevicePool:
     accelerator: str
     places: tuple[DevicePlace, ...]
     owned: int
+    per_node: int
+    """The devices of a node, which are rented together."""
     usd_per_h: float
-    """Of one device: the price of its node, divided by the devices of the node."""
+    """Of a node."""
     cores: float
     """The cores of the node for each device."""
     memory_bytes: int
@@ -106,12 +108,14 @@ class SharedDevices:
 
     @cached_property
     def pools(self) -> tuple[DevicePool, ...]:
-        """The devices by kind, in the order of the cluster; without those of nodes that are lost."""
-        by_kind: dict[str, list[NodeView]] = {}
+        """The devices by kind, in the order of the cluster; without those of nodes that are lost. Where nodes of one
+        kind differ, a pool is as small as the smallest of its nodes."""
+        by_likeness: dict[tuple[object, ...], list[NodeView]] = {}
         for node in targets.usable(self.view.nodes):
             if node.node.hardware in self.hardware:
-                by_kind.setdefault(node.node.hardware, []).append(node)
-        return tuple(self._pool(hardware, nodes) for hardware, nodes in by_kind.items())
+                by_likeness.setdefault(self.policy.likeness(node.node), []).append(node)
+        found = [self._pool(nodes[0].node.hardware, nodes) for nodes in by_likeness.values()]
+        return tuple(pool for pool in found if pool.places)
 
     def _pool(self, hardware: str, nodes: Sequence[NodeView]) -> DevicePool:
         wanted = [belief.accelerator for stage in self.stages for belief in self._beliefs(stage, hardware)]
@@ -124,19 +128,18 @@ class SharedDevices:
             what = f"some models run on the cores of {hardware}, others on its {accelerator}"
             raise InputError(what, help="give all models a profile for the accelerator, or none")
         ordered = sorted(nodes, key=lambda each: each.node.on_demand)
-        places = [place for each in ordered for place in _places(each, accelerator)]
-        first = ordered[0].node
-        each_node = max(1, len(_places(ordered[0], accelerator)))
-        memory = [each.memory_bytes for each in first.devices if each.kind == accelerator]
+        having = [(each.node, own) for each in ordered if (own := _places(each, accelerator))]
+        memory = [each.memory_bytes for node, _ in having for each in node.devices if each.kind == accelerator]
         return DevicePool(
             hardware,
             accelerator,
-            tuple(places),
-            sum(len(_places(each, accelerator)) for each in nodes if not each.node.on_demand),
-            first.usd_per_h / each_node,
-            first.cores / each_node,
-            memory[0] if memory else first.memory_bytes,
-            first.memory_bytes // each_node,
+            tuple(place for _, own in having for place in own),
+            sum(len(own) for node, own in having if not node.on_demand),
+            min((len(own) for _, own in having), default=1),
+            max((node.usd_per_h for node, _ in having), default=0.0),
+            min((node.cores / len(own) for node, own in having), default=0.0),
+            min(memory or [node.memory_bytes for node, _ in having], default=0),
+            min((node.memory_bytes // len(own) for node, own in having), default=0),
         )
 
     def _beliefs(self, stage: StageView, hardware: str) -> list[Belief]:
@@ -287,11 +290,23 @@ class SharedDevices:
         found: list[tuple[DevicePlace, DeviceContents]] = []
         for number, pool in enumerate(self.pools):
             own = [each for each in contents if each[0] == number]
-            rented = sorted(pool.places[pool.owned :], key=lambda place: place not in present)
-            places = [*pool.places[: pool.owned], *rented[: max(0, len(own) - pool.owned)]]
+            places = [*pool.places[: pool.owned], *self._rented(pool, len(own) - pool.owned, present)]
             now = [[_label(spec) for spec in present.get(place, ())] for place in places]
             new = [[_label(self.spec(number, replica, place=None)) for replica in replicas] for _, replicas in own]
             found += [(places[at], each) for at, each in zip(colocation.relabelled(new, now), own, strict=True)]
+        return found
+
+    @staticmethod
+    def _rented(pool: DevicePool, devices: int, present: Mapping[DevicePlace, object]) -> list[DevicePlace]:
+        """The devices of as few rented nodes as have so many: first of those with most devices in use."""
+        by_node: dict[str, list[DevicePlace]] = {}
+        for place in pool.places[pool.owned :]:
+            by_node.setdefault(place.node, []).append(place)
+        found: list[DevicePlace] = []
+        for own in sorted(by_node.values(), key=lambda own: -sum(place in present for place in own)):
+            if len(found) >= devices:
+                break
+            found += own
         return found
 
     def spec(self, pool: int, replica: PlannedReplica, place: DevicePlace | None) -> ReplicaSpec:
@@ -430,6 +445,10 @@ class Colocated:
     def _kinds(self, view: ClusterView) -> tuple[str, ...]:
         """The kinds of nodes to use."""
         raise NotImplementedError
+
+    def likeness(self, node: Node) -> tuple[object, ...]:
+        """Equal for nodes whose devices are interchangeable."""
+        return (node.hardware,)
 
     def _placed(
         self, devices: SharedDevices, rates: Sequence[float]
@@ -595,16 +614,18 @@ class Igniter(OneKind):
         laws = {at: law for at in range(len(devices.stages)) if (law := _igniter_law(devices, at)) is not None}
         deadlines_ms = devices.deadlines_ms()
         workloads = [
-            igniter.IgniterWorkload(str(at), law.model, rates[at], deadlines_ms[at]) for at, law in laws.items()
+            igniter.IgniterWorkload(
+                *(str(at), law.model, rates[at], deadlines_ms[at], belief.batch_max),
+                belief.device_memory_bytes / devices.pools[0].memory_bytes,
+            )
+            for at, law in laws.items()
+            if (belief := devices.belief(at, 0)) is not None
         ]
         contents: list[DeviceContents] = []
         for own in igniter.plan(next(iter(laws.values())).gpu, workloads, check_new=self.check_new) if laws else ():
-            replicas = []
-            for each in own:
-                at = int(each.workload.name)
-                belief = devices.belief(at, 0)
-                batch = min(each.batch, belief.batch_max) if belief else each.batch
-                replicas.append(PlannedReplica(at, batch, each.share / 100, each.rate_rps))
+            replicas = [
+                PlannedReplica(int(each.workload.name), each.batch, each.share / 100, each.rate_rps) for each in own
+            ]
             contents.append((0, tuple(replicas)))
         for at in range(len(devices.stages)):
             if at not in laws:
@@ -641,8 +662,9 @@ def _igniter_law(devices: SharedDevices, at: int) -> IgniterLaw | None:
 class Harbor(Colocated):
     """Our placement, on devices of several kinds: it counts waiting, transfers and neighbours (`sloop.solvers.harbor`).
 
-    Models keep their devices unless a new placement is better by `gain`. Fails where arrivals are burstier than
-    Poisson's: the estimate then waits too little.
+    Models keep their devices unless a new placement is better by `gain`. Until a model has finished batches, they are
+    expected to take `slower` times as long as profiled or, if other models have been measured on such a device, as many
+    times as long as theirs. Fails where arrivals are burstier than Poisson's: the estimate then waits too little.
     """
 
     fairness: float = 0.0
@@ -656,7 +678,7 @@ class Harbor(Colocated):
     hardware: tuple[str, ...] = ()
     """The kinds of nodes to use; empty: all."""
     slower: float = 1.18
-    """How many times as long as profiled an inference takes beside other busy workers."""
+    """How many times as long as profiled an inference takes beside other busy workers, while nothing is measured."""
     transport_ns: int = ms(1)
     """The time that a request and its answer spend outside queues and workers."""
     horizon_ns: int = s(10)
@@ -680,6 +702,10 @@ class Harbor(Colocated):
             raise InputError(f"{listed(missing)}: no profile for {listed(kinds, 'or')}", help="add a profile")
         return tuple(kinds)
 
+    def likeness(self, node: Node) -> tuple[object, ...]:
+        """A group of nodes may replace the cores, memory, devices and price of its kind."""
+        return node.hardware, node.cores, node.memory_bytes, node.usd_per_h, node.devices
+
     def _placed(
         self, devices: SharedDevices, rates: Sequence[float]
     ) -> tuple[list[DeviceContents], Sequence[float], str]:
@@ -702,10 +728,40 @@ class Harbor(Colocated):
         why = f"{counted(len(contents), 'device')} for {found.total_rps:.4g} of {sum(rates):.4g} requests/s in time"
         return contents, found.served_rps, f"{why}{price}{proof}"
 
+    def _signature(self, devices: SharedDevices) -> tuple[object, ...]:
+        # What is measured may leave the beliefs as they are, and yet take the place of what was expected.
+        factors = tuple(tuple(round(factor, 2) for factor in own) for own in self._unmeasured(devices))
+        return (*Colocated._signature(self, devices), factors)
+
+    def _unmeasured(self, devices: SharedDevices) -> list[list[float]]:
+        """By stage and kind of device, how many times as long as believed an inference is expected to take.
+
+        A correction is a weighted mean of measured factors and of the 1 of the profile; `slower` takes the place of the
+        1. If other models have been measured, the mean of their factors takes the place of `slower`: it is the host's.
+        """
+        found = [[1.0] * len(devices.pools) for _ in devices.stages]
+        for pool in range(len(devices.pools)):
+            beliefs = [(at, belief) for at in range(len(found)) if (belief := devices.belief(at, pool)) is not None]
+            if not beliefs:
+                continue
+            least = min(belief.prior_weight for _, belief in beliefs)
+            taught = math.fsum(belief.correction - belief.prior_weight for _, belief in beliefs)
+            lessons = math.fsum(1.0 - belief.prior_weight for _, belief in beliefs)
+            expected = (least * self.slower + taught) / (least + lessons)
+            for at, belief in beliefs:
+                found[at][pool] = 1.0 + belief.prior_weight * (expected - 1.0) / belief.correction
+        return found
+
     def _problem(self, devices: SharedDevices, rates: Sequence[float]) -> HarborProblem:
         pools = devices.pools
         options = [
-            [devices.options(at, pool, "sm_use") for pool in range(len(pools))] for at in range(len(devices.stages))
+            [
+                tuple(
+                    replace(each, latency_ms=factor * each.latency_ms) for each in devices.options(at, pool, "sm_use")
+                )
+                for pool, factor in enumerate(own)
+            ]
+            for at, own in enumerate(self._unmeasured(devices))
         ]
         devices.check_fit(options)
         models = tuple(
@@ -725,6 +781,7 @@ class Harbor(Colocated):
                 pool.owned,
                 len(pool.places) - pool.owned,
                 pool.usd_per_h or (0.0 if any(priced) or pool not in rentable else 1e-6),
+                pool.per_node,
             )
             for pool in pools
         )
@@ -733,7 +790,7 @@ class Harbor(Colocated):
             kinds,
             ServingAssumptions(
                 wait_ms=to_ms(self.wait_ns),
-                slower=self.slower,
+                slower=1.0,
                 rpc_ms=to_ms(self.transport_ns) / 2,
                 network_ms=0.0,
                 network_ms_per_mb=0.0,

@@ -279,6 +279,13 @@ class MixedCluster:
         for node in nodes:
             by_kind.setdefault(node.node.hardware, []).append(node)
         has_prices = any(node.node.usd_per_h for node in nodes)
+        used = {kind for stage in view.stages for _, kind in stage.beliefs}
+        unpriced = [kind for kind, own in by_kind.items() if kind in used and any(map(_is_free, own))]
+        if has_prices and unpriced:
+            raise InputError(
+                f"mixed rents the cheapest nodes, and {listed(unpriced)} has no price",
+                help="give its nodes `usd_per_h`, or name the kinds to use under `hardware`",
+            )
         kinds = list(by_kind)
         distinct = {kind: [(len(each), each[0]) for each in equal_nodes(own).values()] for kind, own in by_kind.items()}
         present = {
@@ -466,6 +473,11 @@ class MixedCluster:
             f"{self.stages[slowest].name}, {fastest_ms[slowest]:.4g} ms on {_kind(fastest[slowest].slot)}"
         )
         return structs.replace(plan, why=f"{what}; {plan.why}", feasible=False)
+
+
+def _is_free(node: NodeView) -> bool:
+    """Whether it could be rented and costs nothing, because nobody has said what it costs."""
+    return node.node.on_demand and not node.node.usd_per_h
 
 
 def _beliefs(stage: StageView, kinds: Container[str], policy: Mixed) -> Iterator[Belief]:

@@ -4,19 +4,19 @@ The baseline of every publication here (Sponge: Static-8, Static-16), and the us
 changes: too little at the peak, too much at night.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from msgspec import Struct, structs
 
 from sloop.core.ledger import Ledger, Reservation
-from sloop.core.views import ClusterView, StageView
+from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
 from sloop.units import s
-from sloop.vocabulary import Group, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Group, Node, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
 
 class StaticGroup(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +55,8 @@ class StaticPlacement(Struct, frozen=True, forbid_unknown_fields=True):
     """See `StaticGroup`."""
 
     def __post_init__(self) -> None:
-        _check_ranges(self.replicas, self.cores, self.batch)
+        _check_ranges(self.replicas, self.cores, None)
+        check_range("batch", self.batch, least=0, most=100_000)
         check_range("share", self.share, least=0, most=1)
         check_range("rate_rps", self.rate_rps, least=0)
 
@@ -125,12 +126,17 @@ class Static:
             of = f"{each.application}/" if is_deployment and each.application else ""
             by_stage.setdefault(f"{of}{stage_name}", []).append(each)
         targets.check_stages(view, by_stage, "placements")
-        groups = {
-            stage.name: [_placed_group(stage, each, view) for each in targets.declared_for(stage, by_stage) or ()]
-            for stage in view.stages
-        }
+        nodes = {each.node.name: each.node for each in view.nodes}
+        groups = {stage.name: _placed_groups(stage, by_stage, nodes) for stage in view.stages}
         if view.plan is None:
-            _check_overbooked(view, [group for own in groups.values() for group in own])
+            check_overbooked(
+                [each.node for each in view.nodes],
+                [
+                    (group, stage.beliefs[group.spec.variant, group.spec.slot.hardware])
+                    for stage in view.stages
+                    for group in groups[stage.name]
+                ],
+            )
         stages = tuple(
             StagePlan(name, tuple(own), max((group.batch_max for group in own), default=1))
             for name, own in groups.items()
@@ -176,11 +182,34 @@ class Static:
         return StagePlan(stage.name, tuple(made.values()), largest)
 
 
-def _placed_group(stage: StageView, placement: StaticPlacement, view: ClusterView) -> Group:
-    node = next((each.node for each in view.nodes if each.node.name == placement.node), None)
+def _placed_groups(
+    stage: StageView, by_stage: Mapping[str, Sequence[StaticPlacement]], nodes: Mapping[str, Node]
+) -> list[Group]:
+    """The replicas of a stage. InputError if there is no placement for it, or if two differ only in what replicas on
+    one place have in common."""
+    declared = targets.declared_for(stage, by_stage)
+    if not declared:
+        what = f"placements: none is for stage {stage.name}, which would serve nothing"
+        raise InputError(what, help="place at least one replica of every stage")
+    found: dict[ReplicaSpec, Group] = {}
+    for each in declared:
+        group = _placed_group(stage, each, nodes)
+        other = found.get(group.spec)
+        if other is not None:
+            what = f"placements: two are for the same replicas of {stage.name} on {_place_of(group.spec)}"
+            raise InputError(what, help="write them as one, with `replicas`, `batch` and `rate_rps` of all")
+        found[group.spec] = group
+    return list(found.values())
+
+
+def _placed_group(stage: StageView, placement: StaticPlacement, nodes: Mapping[str, Node]) -> Group:
+    node = nodes.get(placement.node)
     if node is None:
         what = f"placements: the cluster has no node {placement.node!r}"
-        raise InputError(what, help=f"its nodes are {', '.join(each.node.name for each in view.nodes[:8])}")
+        raise InputError(what, help=f"its nodes are {', '.join(list(nodes)[:8])}")
+    if placement.hardware not in ("", node.hardware):
+        what = f"placements: node {node.name} is of hardware {node.hardware}, not {placement.hardware}"
+        raise InputError(what, help="correct `node` or `hardware`, or leave `hardware` out")
     device = next((each for each in node.devices if each.name == placement.device), None)
     if placement.device and device is None:
         what = f"placements: node {node.name} has no device {placement.device!r}"
@@ -197,21 +226,24 @@ def _placed_group(stage: StageView, placement: StaticPlacement, view: ClusterVie
     return Group(spec, placement.replicas, batch, placement.rate_rps)
 
 
-def _check_overbooked(view: ClusterView, groups: Sequence[Group]) -> None:
-    """InputError if the placements do not fit together on the empty nodes."""
-    ledger = Ledger.all_ready([each.node for each in view.nodes])
-    beliefs = {stage.name: stage.beliefs for stage in view.stages}
+def _place_of(spec: ReplicaSpec) -> str:
+    return f"{spec.device} of {spec.node}" if spec.device else str(spec.node)
+
+
+def check_overbooked(nodes: Sequence[Node], placed: Iterable[tuple[Group, Belief]]) -> None:
+    """InputError if replicas of placements do not fit together on the empty nodes."""
+    ledger = Ledger.all_ready(nodes)
     number = 0
-    for group in groups:
+    for group, belief in placed:
         spec = group.spec
-        belief = beliefs[spec.stage][spec.variant, spec.slot.hardware]
         for _ in range(group.count):
             number += 1
             wanted = Reservation.of(spec, belief, spec.node or "", spec.device)
             if not ledger.reserve(ReplicaId(number), wanted):
-                where = f"{spec.device} of {spec.node}" if spec.device else str(spec.node)
-                what = f"placements: no room for a replica of {spec.stage} on {where}, whose shares, memory or cores"
-                raise InputError(f"{what} the placements overbook", help="move it, or make replicas smaller")
+                what = f"placements: no room for a replica of {spec.stage} on {_place_of(spec)}: they need more cores,"
+                raise InputError(
+                    f"{what} memory, clients or shares than there are", help="move it, or make replicas smaller"
+                )
 
 
 def _check_ranges(replicas: int | None, cores: float | None, batch_max: int | None) -> None:

@@ -43,11 +43,11 @@ def run_model(
     *,
     slower: float = 1.0,
     requests: int = 0,
-    slowdowns: Sequence[float] = (),
+    shares: Sequence[float] = (),
     timer: bool = False,
     with_latencies: bool = False,
 ) -> ModelRun:
-    """Simulate the requests of one model on replicas with these batches, each as many times as slow as `slowdowns`.
+    """Simulate the requests of one model on replicas with these batches. `shares`, in percent of the SMs, limit them.
 
     With a `timer`, a batch leaves when its time is up and not when the next request comes.
     """
@@ -59,7 +59,7 @@ def run_model(
     for _ in range(count):
         now += random.expovariate(model.rate_rps / 1000.0)
         arrivals.append(now)
-    factors = list(slowdowns) or [1.0] * len(batches)
+    limits = list(shares) or [100.0] * len(batches)
     free = [0.0] * len(batches)
     served = [0] * len(batches)
     replica, sent, good = 0, 0, 0
@@ -72,7 +72,8 @@ def run_model(
         size = len(open_batch)
         ready = at_ms + SERVING.rpc_ms + SERVING.transfer_ms(size * model.request_bytes)
         start = max(ready, free[replica])
-        free[replica] = start + slower * factors[replica] * model.latency_ms(0, size)
+        slowdown = slower * share_slowdown(model.name, size, limits[replica])
+        free[replica] = start + slowdown * model.latency_ms(0, size)
         waits.extend([start - ready] * size)
         answered = free[replica] + SERVING.rpc_ms
         served[replica] += size
@@ -124,9 +125,9 @@ def run_all(
     counts = [requests] * len(models) if isinstance(requests, int) else requests
     found = []
     for model, own, count in zip(models, batches_of(contents, len(models)), counts, strict=True):
-        slowdowns = [share_slowdown(model.name, each.batch, each.compute / 100) for each in own] if is_limited else ()
+        shares = [each.compute / 100 for each in own] if is_limited else ()
         batches = [each.batch for each in own]
-        found.append(run_model(model, batches, seed, slower=slower, requests=count, slowdowns=slowdowns))
+        found.append(run_model(model, batches, seed, slower=slower, requests=count, shares=shares))
     return found
 
 

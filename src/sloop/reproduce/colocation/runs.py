@@ -6,18 +6,18 @@ published numbers, which no single value meets, so every cell is simulated with 
 MSc thesis 505, 2024), chapter 6.
 """
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from random import Random
 from statistics import fmean
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from sloop.profile.v100 import IGNITER_V100
+from sloop.profile.v100 import IGNITER_V100, V100_ROWS
 from sloop.reproduce.colocation.offline import igniter_workloads
-from sloop.reproduce.colocation.router import achieved_rps, run_all
+from sloop.reproduce.colocation.router import SERVING, achieved_rps, run_all
 from sloop.reproduce.colocation.scene import (
     AO,
     LANGUAGE_MIX,
@@ -34,13 +34,18 @@ from sloop.solvers import igniter, usher
 from sloop.solvers.colocation import WORKER_MODES, BatchOption, Content, hundredths, most_goodput
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, place
 
-Policy = Literal["usher", "usher-wao", "ao-milp", "ao-milp, large batches", "wsm-milp", "igniter", "harbor"]
-OURS: Final = "harbor"
+Policy = Literal[
+    "usher", "usher-wao", "ao-milp", "ao-milp, large batches", "wsm-milp", "igniter", "harbor", "harbor, unmeasured"
+]
+OURS: Final[Policy] = "harbor"
+"""Having measured κ; in core and simulator during a warm-up (`simulated`)."""
+UNMEASURED: Final[Policy] = "harbor, unmeasured"
+"""The same before it has measured anything: it expects κ 1.18."""
 BASELINES: Final[tuple[Policy, ...]] = ("usher", "usher-wao", "ao-milp", "wsm-milp", "igniter")
 LARGE: Final[Policy] = "ao-milp, large batches"
 """AO-MILP that breaks ties to large batches, as the thesis's solver seems to have done in E1."""
 SLOWER: Final = (1.0, 1.1, 1.18)
-"""κ: how many times as long inferences take on the host of the thesis. 1.18 is what our planner believes."""
+"""κ: how many times as long inferences take on the host of the thesis. 1.18 is what our planner expects."""
 SLOWER_E1: Final = 1.18
 """Fitted to two rows of E1 on six GPUs, between the 1.145 and 1.205 that they ask for."""
 SEEDS: Final = 10
@@ -82,6 +87,8 @@ class Cell(Struct, frozen=True):
         return placed_models(self.names, self.rates_rps, self.slo_ms)
 
     def __str__(self) -> str:
+        if self.experiment.startswith("drawn"):
+            return self.experiment
         if self.experiment.startswith("E3"):
             return f"{self.experiment}@{self.total_rps:g} {self.slo_ms:g} ms"
         return f"{self.experiment}@{self.gpus}"
@@ -130,6 +137,31 @@ MORE: Final = (
 )
 
 
+DRAWN_SLOWER: Final = (1.0, 1.3)
+DRAWN_SEED: Final = 100
+"""The first seed of drawn cells."""
+
+
+def drawn(number: int) -> Cell:
+    """A cell at random: two to six models of Table A.1 with rates of their own, on one to eight GPUs that are loaded to
+    40 to 130 % if every model has batches of 8 and half of its deadline suffices for them. Clients achieve what they
+    aim at."""
+    random = Random(f"cell {number}")
+    slo_ms = random.choice((100.0, 150.0, 200.0, 300.0, 400.0, 600.0))
+    by_latency = {name: {row.batch: row.latency_ms for row in rows} for name, rows in V100_ROWS.items()}
+    able = [name for name, latency_ms in by_latency.items() if 2 * latency_ms[8] < slo_ms]
+    names = tuple(sorted(random.sample(able, random.randint(2, 6))))
+    gpus = random.randint(1, 8)
+    weights = [random.uniform(0.2, 1.0) for _ in names]
+    load = gpus * random.uniform(0.4, 1.3) / sum(weights)
+    rates = (round(load * weight * 8000 / by_latency[name][8], 1) for name, weight in zip(names, weights, strict=True))
+    return Cell(f"drawn {number}", names, tuple(rates), 0.0, slo_ms, gpus)
+
+
+DRAWN: Final = tuple(drawn(number) for number in range(1, 31))
+"""Cells that nothing was fitted to."""
+
+
 class PlacementTrial(Struct, frozen=True):
     """One policy in one cell, with all factors and seeds."""
 
@@ -137,6 +169,7 @@ class PlacementTrial(Struct, frozen=True):
     policy: Policy
     slower: tuple[float, ...]
     seeds: int
+    first_seed: int = 0
 
     def __str__(self) -> str:
         return f"{self.cell}: {self.policy}"
@@ -147,11 +180,10 @@ class PlacementRuns(Struct, frozen=True):
 
     good_rps: tuple[tuple[tuple[float, ...], ...], ...]
     served_rps: tuple[tuple[tuple[float, ...], ...], ...]
-    expected_rps: float
-    """What its planner expected."""
-    contents: tuple[str, ...]
-    plan_s: float
-    """How long planning took."""
+    expected_rps: tuple[float, ...]
+    """What its planner expected, by factor."""
+    contents: tuple[tuple[str, ...], ...]
+    """Of the devices, as `resnet50 b4 + vgg19 b16`, by factor."""
 
 
 class FoundPlacement(NamedTuple):
@@ -161,10 +193,12 @@ class FoundPlacement(NamedTuple):
     expected_rps: float
 
 
-def placement(cell: Cell, policy: Policy) -> FoundPlacement:
-    """What a policy plans: ours for the rates that the clients achieve, the others for their targets."""
-    if policy == OURS:
-        found = place(HarborProblem(cell.placed(), (DeviceKind("V100", cell.gpus),)))
+def placement(cell: Cell, policy: Policy, slower: float = SERVING.slower) -> FoundPlacement:
+    """What a policy plans: ours for the rates that the clients achieve and, having measured it, for κ (`slower`); the
+    others for their targets, without κ."""
+    if policy in {OURS, UNMEASURED}:
+        serving = replace(SERVING, slower=slower) if policy == OURS else SERVING
+        found = place(HarborProblem(cell.placed(), (DeviceKind("V100", cell.gpus),), serving))
         return FoundPlacement(tuple(content for _, content in found.contents), found.total_rps)
     if policy == "igniter":
         return _by_igniter(cell)
@@ -178,7 +212,8 @@ def placement(cell: Cell, policy: Policy) -> FoundPlacement:
 
 
 def _by_igniter(cell: Cell) -> FoundPlacement:
-    """iGniter's plan for a cluster without bounds, on as many GPUs as there are, in its order (2.1.5)."""
+    """iGniter's plan for a cluster without bounds, on as many GPUs as there are, in its order (2.1.5). Instead of
+    batches that were not profiled because a GPU has too little memory, the largest that was."""
     workloads = igniter_workloads(cell.names, cell.targets_rps, cell.slo_ms)
     planned = igniter.plan(IGNITER_V100, workloads, check_new=False)[: cell.gpus]
     names, models = list(cell.names), cell.placed()
@@ -187,9 +222,9 @@ def _by_igniter(cell: Cell) -> FoundPlacement:
         content = []
         for replica in own:
             at = names.index(replica.workload.name)
-            alone_ms = models[at].latency_ms(0, replica.batch)
-            rate_rps = 1000.0 * replica.batch / alone_ms
-            content.append((at, BatchOption(replica.batch, alone_ms, rate_rps, hundredths(replica.share), 0)))
+            batch = min(replica.batch, models[at].options[0][-1].batch)
+            alone_ms = models[at].latency_ms(0, batch)
+            content.append((at, BatchOption(batch, alone_ms, 1000.0 * batch / alone_ms, hundredths(replica.share), 0)))
             expected_rps += replica.rate_rps
         contents.append(tuple(sorted(content, key=lambda each: each[0])))
     return FoundPlacement(tuple(contents), expected_rps)
@@ -197,14 +232,15 @@ def _by_igniter(cell: Cell) -> FoundPlacement:
 
 def play(trial: PlacementTrial) -> PlacementRuns:
     """Place the models and simulate their requests."""
-    cell = trial.cell
-    begun = time.perf_counter()
-    found = placement(cell, trial.policy)
-    plan_s = time.perf_counter() - begun
-    models = cell.placed()
+    cell, models = trial.cell, trial.cell.placed()
     mode = WORKER_MODES.get(trial.policy)
-    good, served = [], []
+    good, served, expected_rps, labels = [], [], [], []
+    found = placement(cell, trial.policy)
     for slower in trial.slower:
+        if trial.policy == OURS:
+            found = placement(cell, trial.policy, slower)
+        expected_rps.append(found.expected_rps)
+        labels.append(tuple(" + ".join(content) for content in named(models, found.contents)))
         runs = [
             run_all(
                 models,
@@ -214,20 +250,24 @@ def play(trial: PlacementTrial) -> PlacementRuns:
                 requests=cell.requests,
                 is_limited=mode is not None and mode.is_limited,
             )
-            for seed in range(trial.seeds)
+            for seed in range(trial.first_seed, trial.first_seed + trial.seeds)
         ]
         good.append(tuple(tuple(each.good_rps for each in run) for run in runs))
         served.append(tuple(tuple(each.served_rps for each in run) for run in runs))
-    labels = tuple(" + ".join(content) for content in named(models, found.contents))
-    return PlacementRuns(tuple(good), tuple(served), found.expected_rps, labels, plan_s)
+    return PlacementRuns(tuple(good), tuple(served), tuple(expected_rps), tuple(labels))
 
 
 def wanted(*, quick: bool) -> list[PlacementTrial]:
     """All trials; `quick` plays one seed, and only the cells on which policies are compared."""
     seeds = 1 if quick else SEEDS
-    trials = [PlacementTrial(cell, policy, SLOWER, seeds) for cell in MAIN for policy in (*BASELINES, OURS)]
+    trials = [PlacementTrial(cell, policy, SLOWER, seeds) for cell in MAIN for policy in (*BASELINES, OURS, UNMEASURED)]
     trials += [PlacementTrial(e1(gpus), LARGE, SLOWER, seeds) for gpus in range(1, 7)]
     if not quick:
+        trials += [
+            PlacementTrial(cell, policy, DRAWN_SLOWER, SEEDS, DRAWN_SEED)
+            for cell in DRAWN
+            for policy in (*BASELINES, OURS)
+        ]
         trials += [
             PlacementTrial(cell, policy, (1.0,), SEEDS)
             for cell in MORE
@@ -253,9 +293,15 @@ class Placements:
         """How many each cell was simulated with."""
         return next(iter(self.found.values()))[0].seeds
 
-    def runs(self, cell: Cell, policy: str) -> PlacementRuns:
-        """Of one policy in one cell."""
-        return self.found[cell, policy][1]
+    def contents(self, cell: Cell, policy: str, slower: float = 1.0) -> tuple[str, ...]:
+        """Of the devices."""
+        trial, runs = self.found[cell, policy]
+        return runs.contents[trial.slower.index(slower)]
+
+    def expected(self, cell: Cell, policy: str, slower: float = 1.0) -> float:
+        """What the planner expected of all models."""
+        trial, runs = self.found[cell, policy]
+        return runs.expected_rps[trial.slower.index(slower)]
 
     def has(self, cell: Cell, policy: str) -> bool:
         """Whether the policy was simulated in the cell."""

@@ -4,6 +4,7 @@ Source: Elvinger (ETH Zurich, MSc thesis 505, 2024), chapters 5 and 6, with its 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -82,6 +83,7 @@ def sm_use(name: str, batch: int) -> float:
     return float(np.interp(batch, [row.batch for row in rows], [row.sm_use for row in rows]))
 
 
+@cache
 def share_slowdown(name: str, batch: int, share: float) -> float:
     """How many times as long a batch takes with `share` percent of the SMs as a limit: the law that the specification
     fits to the two printed points (7.4)."""

@@ -20,14 +20,18 @@ from sloop.reproduce.flashpoint.experiments import (
 from sloop.reproduce.flashpoint.offline import QUEUES, T5, atoll_targets, benefits, offline_rows
 from sloop.reproduce.flashpoint.planner import (
     ScalerResult,
+    of_cells,
+    of_tuned,
     planner_rows,
     scaler_rows,
-    tuned_rows,
+    scalers_figure,
+    wanted_again,
     wanted_cells,
     wanted_scalers,
     wanted_tuned,
+    wanted_tuned_again,
 )
-from sloop.reproduce.flashpoint.traces import AZURE, MAIN, requests_of
+from sloop.reproduce.flashpoint.traces import AZURE, LLM, MAIN, requests_of
 from sloop.reproduce.harness import Progress, Reproduction, Results, bars, run_trials, silent
 from sloop.reproduce.rows import with_note
 
@@ -56,14 +60,14 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         processes=processes,
         progress=lambda done, what: progress(share * (0.9 + 0.1 * done), what),
     )
-    simulated = [
-        *simulated_rows(results, quick=quick),
-        *planner_rows(results, quick=quick),
-        *scaler_rows(scalers, quick=quick),
-    ]
-    if not quick:
-        grid = _whole_grid(results, folder, processes, progress)
-        simulated += [*grid_rows(grid), *tuned_rows(grid)]
+    simulated = simulated_rows(results, quick=quick)
+    if quick:
+        ours = of_cells(results, quick=True)
+    else:
+        grid, again = _whole_grid(results, folder, processes, progress)
+        simulated += grid_rows(grid)
+        ours = [*of_cells(results.also(again), quick=False), *of_tuned(grid, again)]
+    simulated += [*planner_rows(ours), *scaler_rows(scalers, quick=quick)]
     assumed = [
         "six models: size, and load and send of T5, as printed; the others calibrated to the printed means",
         "layers of the public architectures, all of a model equally slow; boundaries calibrated to the printed mean",
@@ -73,25 +77,31 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     if not main.is_measured:
         assumed.append(f"requests: {main.provenance}")
         simulated = with_note(simulated, "with a generated trace, because the Twitter trace is missing")
-    figures = (targets_figure(data), plans_figure(), techniques_figure(results))
+    if not quick:
+        assumed.append(f"requests of a scene for published scalers: {requests_of(LLM, data).provenance}")
+    figures = (
+        targets_figure(data), plans_figure(), techniques_figure(results), scalers_figure(scalers, quick=quick)
+    )  # fmt: skip
     return Reproduction("flashpoint", SOURCE, (*offline_rows(data), *simulated), figures, tuple(assumed))
 
 
-def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> Grid:
-    """The grid with all its cells: those at the resources of the baselines, then those with Flashpoint's latency."""
+def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> tuple[Grid, Found]:
+    """The grid with all its cells: those at the resources of the baselines, then those with Flashpoint's latency.
+    Beside it, the other seeds of our planner's experiments."""
     tuned: Found = run_trials(
-        [*Grid(results).wanted(), *wanted_tuned(Grid(results))],
+        [*Grid(results).wanted(), *wanted_tuned(Grid(results)), *wanted_again(results)],
         folder,
         processes=processes,
         progress=lambda done, what: progress(FIRST_SHARE + (LAST_SHARE - FIRST_SHARE) * done, what),
     )
-    matched: Found = run_trials(
-        Grid(results, tuned).wanted_matches(),
+    grid = Grid(results, tuned)
+    last: Found = run_trials(
+        [*grid.wanted_matches(), *wanted_tuned_again(grid)],
         folder,
         processes=processes,
         progress=lambda done, what: progress(LAST_SHARE + (1 - LAST_SHARE) * done, what),
     )
-    return Grid(results, tuned, matched)
+    return Grid(results, tuned, last), tuned.also(last)
 
 
 def targets_figure(data: Path | None) -> Figure:

@@ -94,13 +94,16 @@ class FlashpointResult(RunResult, frozen=True, kw_only=True):
     cold_least_s: float
     cold_most_s: float
     started: int
-    """Replicas that were started, without those of the first plan."""
+    """Replicas that were started, without those of the first plan and those that were given up."""
     sent_only: float
     """Part of the starts that took no longer than to send the model to the accelerator, 0 to 1."""
     whole_only: float = 1.0
     """Part of the scale-ups in which no model was cut, 0 to 1."""
     parts_most: int = 1
     """The most parts of one model."""
+    given_up: int = 0
+    """Starts that were given up before they were ready, because fewer replicas were planned. They have no cold start:
+    where the store is overloaded, these would have been the longest."""
     knob: float = 1.0
     """With how many times the published parameter's resources the run was made."""
     runs: int = 1
@@ -126,12 +129,16 @@ class FlashpointTrial(Trial, frozen=True, kw_only=True):
     """The mean number of replicas for which the policy's parameter is tuned, within 5 %; 0: as published."""
     matches_s: float = 0.0
     """The mean latency for which it is tuned instead, to at most 10 % above it; 0: for none."""
+    knob: float = 0.0
+    """With how many times the published parameter's resources it runs, untuned; 0: as the two before say."""
 
     def label(self) -> str:
         return f"{self.technique}, {self.policy}, {self.model}, {self.trace}"
 
     def play(self) -> FlashpointResult:
         """Simulate it, several times if its resources or its latency are to equal those of another run."""
+        if self.knob:
+            return self.run(self.knob)
         if self.resources:
             found = equalised(self.run, lambda result: result.cores, self.resources)
         elif self.matches_s:
@@ -240,6 +247,7 @@ class StartsAndLatencies:
         self._scale_ups: dict[int, int] = {}
         """By the instant of a decision, the most parts of one model in it."""
         self._held: list[tuple[int, int]] = []
+        self._given_up = 0
 
     def append(self, now_ns: int, record: Record) -> None:
         """Add one record."""
@@ -259,7 +267,7 @@ class StartsAndLatencies:
         elif isinstance(record, ReplicaReady):
             self._ready(now_ns, record.replica)
         elif isinstance(record, ReplicaStopped | ReplicaLost):
-            self._starting.pop(record.replica, None)
+            self._given_up += self._starting.pop(record.replica, None) is not None
             begin_ns = self._reserved.pop(record.replica, None)
             if begin_ns is not None:
                 self._held.append((begin_ns, now_ns))
@@ -298,4 +306,5 @@ class StartsAndLatencies:
             sent_only=sum(each <= quick_ns for each in cold_ns) / len(cold_ns) if cold_ns else 0.0,
             whole_only=fmean(parts == 1 for parts in self._scale_ups.values()) if self._scale_ups else 1.0,
             parts_most=max(self._scale_ups.values(), default=1),
+            given_up=self._given_up,
         )

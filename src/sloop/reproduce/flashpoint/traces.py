@@ -2,7 +2,8 @@
 
 The thesis replays April 2018 of the Twitter stream; a file of another month is public, and some of its windows have
 exactly the printed statistics. Its Azure trace gives counts per minute and was not found, so that one is generated with
-the printed median and peak; so is Twitter's if the file is missing.
+the printed median and peak; so is Twitter's if the file is missing. Requests to a language model of Azure, which were
+recorded in 2023, are for the scene of published scalers.
 
 Source: Flashpoint specification, section 4.
 """
@@ -18,6 +19,7 @@ from typing import Final
 
 from sloop.reproduce.twitter import Excerpt, tweets_of
 from sloop.streams import stream
+from sloop.workload.read import read_trace
 
 HOUR_S: Final = 3600
 WINDOWS: Final[Mapping[str, tuple[int, int]]] = {
@@ -32,6 +34,13 @@ within its burst. 10800 has a median of 58 and a peak of 273."""
 HOURS: Final = ("470042", "1652593", "470470", "10800")
 MAIN: Final = "470470"
 AZURE: Final = "azure"
+LLM: Final = "azure-llm"
+LLM_FILE: Final = Path("Azure__AzurePublicDataset/data/AzureLLMInferenceTrace_code.csv")
+"""Path in the folder of public data: 8,819 requests within an hour, in bursts."""
+LLM_S: Final = (600, 900)
+"""The seconds that are used. In the second of the five minutes almost nothing arrives."""
+LLM_STATISTICS: Final = (3, 67 / 3)
+"""The peak of its counts per second is 67. Their median is 0, for which nothing can be made up."""
 STEP: Final = "step"
 STEP_RPS, STEP_AT_S, STEP_END_S = (50, 100), 298, 600
 """A rate that doubles two seconds before the policies look: for the formulas of section 2.2."""
@@ -42,14 +51,16 @@ AZURE_STATISTICS: Final = (18, 2.54)
 
 
 def requests_of(name: str, data: Path | None, *, seed: int = 0) -> Excerpt:
-    """The requests per second of a window, of `azure`, or of `step`. Without the file, a generated hour stands for a
-    window."""
+    """The requests per second of a window, of `azure`, of `azure-llm`, or of `step`. Without the file, generated
+    requests stand for those of a window."""
     if name == STEP:
         counts = array("q", (STEP_RPS[second >= STEP_AT_S] for second in range(STEP_END_S)))
         return Excerpt(name, counts, "assumed: a step, for the formulas")
     if name == AZURE:
         made = generated_counts(AZURE, HOUR_S, *AZURE_STATISTICS, seed=seed)
         return Excerpt(name, made, f"assumed: made up with the median and the peak of the Azure trace, seed {seed}")
+    if name == LLM:
+        return _of_language_model(data, seed)
     first, end = WINDOWS[name]
     found = tweets_of(data, first, end)
     if found is not None:
@@ -57,6 +68,15 @@ def requests_of(name: str, data: Path | None, *, seed: int = 0) -> Excerpt:
     statistics = TWITTER_STATISTICS if end - first == HOUR_S else LONG_STATISTICS
     made = generated_counts(name, end - first, *statistics, seed=seed)
     return Excerpt(name, made, f"assumed: made up with the median and the peak of the Twitter trace, seed {seed}")
+
+
+def _of_language_model(data: Path | None, seed: int) -> Excerpt:
+    first, end = LLM_S
+    if data is not None and (data / LLM_FILE).is_file():
+        counts = read_trace(data / LLM_FILE).counts_per_s()
+        return Excerpt(LLM, array("q", counts[first:end]), f"measured: Azure LLM 2023, code, seconds {first}–{end}")
+    made = generated_counts(LLM, end - first, *LLM_STATISTICS, seed=seed)
+    return Excerpt(LLM, made, f"assumed: made up with the peak of the Azure LLM trace, seed {seed}")
 
 
 @cache

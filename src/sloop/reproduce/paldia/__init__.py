@@ -14,7 +14,7 @@ from sloop.report.plots import Figure, Mark, Panel, Series
 from sloop.reproduce.harness import Progress, Reproduction, bars, run_trials, silent
 from sloop.reproduce.paldia.experiments import LABELS, QUICK, SYSTEMS, Found, simulated_rows, trial_of, wanted
 from sloop.reproduce.paldia.offline import VECTORS, offline_rows, proportional
-from sloop.reproduce.paldia.ours import ours_rows, ours_wanted
+from sloop.reproduce.paldia.ours import ours_rows, ours_wanted, price_figures
 from sloop.reproduce.paldia.runs import VISION
 from sloop.reproduce.paldia.traces import counts_of
 from sloop.solvers.paldia import best_split, t_max_ms
@@ -37,8 +37,9 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         "figure 1, exhaustion, Wikipedia and Twitter: with values fitted to each of these figures",
         "power of nodes, the schedule of failures, and how much other work on the cores disturbs: not printed",
     )
-    figures = (split_figure(), trace_figure(), compliance_figure(found, quick=quick), latency_figure(found))
-    return Reproduction("paldia", SOURCE, tuple(rows), figures, assumed)
+    figures = [split_figure(), trace_figure(), compliance_figure(found, quick=quick), latency_figure(found)]
+    figures += price_figures(found, quick=quick)
+    return Reproduction("paldia", SOURCE, tuple(rows), tuple(figures), assumed)
 
 
 def split_figure() -> Figure:

@@ -124,6 +124,13 @@ class PaldiaTrial(Trial, frozen=True, kw_only=True):
     arrivals: Literal["clumps", "even"] = "clumps"
     acquire_s: float = 1.0
     faults: Literal["", "outages", "background"] = ""
+    first_seed: int = 0
+    """Added to the seed."""
+
+    @property
+    def world_seed(self) -> int:
+        """The seed of arrivals and durations."""
+        return self.first_seed + self.seed
 
     def label(self) -> str:
         return f"{self.model}, {self.system}"
@@ -168,9 +175,9 @@ def world_of(trial: PaldiaTrial) -> World:
         background=BACKGROUND if trial.faults == "background" else None,
         plan_ms=0.0,
     )
-    trace = clumps(load, model.peak_rps, trial.seed, even=trial.arrivals == "even", data=trial.data)
+    trace = clumps(load, model.peak_rps, trial.world_seed, even=trial.arrivals == "even", data=trial.data)
     made = World.of(
-        application, trace, seed=trial.seed, duration_ns=trace.duration_ns, truth=truth, faults=faults_of(truth)
+        application, trace, seed=trial.world_seed, duration_ns=trace.duration_ns, truth=truth, faults=faults_of(truth)
     )
     return replace(made, deployment=foretold(made.deployment, made.clients))
 
@@ -195,8 +202,9 @@ def result_of(trial: PaldiaTrial, world: World, summary: RunSummary, batches: "B
     row, rows = summary.row(system=trial.system, seed=trial.seed), summary.deployment.nodes.rows()
     run_s, parts = world.duration_ns / NS_PER_S, batches.tail()
     model, load = model_of(trial)
-    rates = rates_of(load, model.peak_rps, trial.seed, data=trial.data)
-    busy = [second for second in summary.seconds() if is_near_peak(rates, second.start_s)]
+    rates = rates_of(load, model.peak_rps, trial.world_seed, data=trial.data)
+    near_peak = seconds_near_peak(rates)
+    busy = [second for second in summary.seconds() if second.start_s in near_peak]
     arrivals, served = sum(each.arrivals for each in busy), sum(each.served for each in busy)
     gpus, cpus = ([each for each in rows if bool(KINDS[each.hardware].devices) is is_gpu] for is_gpu in (True, False))
     return PaldiaResult(
@@ -218,9 +226,10 @@ def result_of(trial: PaldiaTrial, world: World, summary: RunSummary, batches: "B
     )
 
 
-def is_near_peak(rates: tuple[float, ...], second: int) -> bool:
-    """Whether a second belongs to the highest traffic."""
-    return second < len(rates) and rates[second] > NEAR_PEAK * max(rates)
+def seconds_near_peak(rates: tuple[float, ...]) -> set[int]:
+    """Those that belong to the highest traffic."""
+    least = NEAR_PEAK * max(rates)
+    return {second for second, rate in enumerate(rates) if rate > least}
 
 
 def _watts(row: NodeRow, batches: "BatchAccount") -> float:

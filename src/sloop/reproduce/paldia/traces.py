@@ -28,8 +28,9 @@ WIKI_DAYS, WIKI_DAY_S = 5, 300
 TWITTER_S: Final = 5400
 FLAT_S, CONSTANT_S = 600, 300
 """Shorter than published: the load repeats itself, and half a million requests say enough."""
-RECORDED_S: Final = (1_300_800, 1_302_600)
-"""30 minutes of Twitter, calm but for a burst of ten minutes: the source of IPA's excerpt `bursty`."""
+RECORDED, RECORDED_LATER = "recorded", "recorded, later"
+RECORDED_S: Final = {RECORDED: (1_300_800, 1_302_600), RECORDED_LATER: (1_308_000, 1_309_800)}
+"""Two times 30 minutes of Twitter, calm but for a burst: where IPA's excerpts `bursty` and `fluctuating` are from."""
 CLUMP_AT_NS: Final = ms(1)
 """Within its second, when the clump comes: after the monitor, which looks at whole seconds."""
 
@@ -125,23 +126,22 @@ RATES: Final[Mapping[str, Callable[[float, int], tuple[float, ...]]]] = {
     "flat": flat_rates,
     "constant": constant_rates,
 }
-RECORDED: Final = "recorded"
 
 
 @cache
-def recorded_rates(mean_rps: float, data: str) -> tuple[float, ...]:
+def recorded_rates(mean_rps: float, data: str, name: str = RECORDED) -> tuple[float, ...]:
     """The tweets of each second, scaled to this mean; none if the public data is not there."""
-    tweets = tweets_of(Path(data), *RECORDED_S) if data else None
+    tweets = tweets_of(Path(data), *RECORDED_S[name]) if data else None
     if not tweets:
         return ()
     return tuple(mean_rps * len(tweets) * count / sum(tweets) for count in tweets)
 
 
 def rates_of(name: str, rps: float, seed: int, *, data: str = "") -> tuple[float, ...]:
-    """The rate of each second of a load, whose peak (`twitter`, `recorded` and steady ones: mean) is `rps`. Without
-    public data, `recorded` is as `twitter`."""
-    if name == RECORDED:
-        return recorded_rates(rps, data) or twitter_rates(rps, seed)
+    """The rate of each second of a load, whose peak (`twitter`, recorded and steady ones: mean) is `rps`. Without
+    public data, the recorded ones are as `twitter`."""
+    if name in RECORDED_S:
+        return recorded_rates(rps, data, name) or twitter_rates(rps, seed)
     return RATES[name](rps, seed)
 
 
@@ -162,7 +162,7 @@ def clumps(name: str, rps: float, seed: int, *, even: bool = False, data: str = 
         times_ns = sorted(
             int(at_ns // NS_PER_S * NS_PER_S + offset) for at_ns, offset in zip(times_ns, offsets, strict=True)
         )
-    is_recorded = name == RECORDED and bool(recorded_rates(rps, data))
+    is_recorded = name in RECORDED_S and bool(recorded_rates(rps, data, name))
     shape = "measured: Twitter stream 2021-08, scaled" if is_recorded else f"assumed: shaped as PALDIA describes {name}"
     provenance = f"{shape}, {'a Poisson process' if even else 'one clump a second'}, seed {seed}"
     return trace_of(times_ns, duration_ns=s(len(counts)), name=name, provenance=provenance)

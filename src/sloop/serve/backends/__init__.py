@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
+from sloop.errors import MachineError
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import encode
-from sloop.serve.protocols import Servable
+from sloop.serve.protocols import CutModel, Servable
+from sloop.vocabulary import ReplicaSpec
 
 
 class KnownStages:
@@ -24,6 +26,13 @@ class KnownStages:
         """The model of a variant; None if it is not known."""
         return self._servables.get((stage, variant))
 
+    def blocks_of(self, spec: ReplicaSpec) -> CutModel:
+        """A replica's model in blocks. MachineError if it is not cut."""
+        servable = self._servables.get((spec.stage, spec.variant))
+        if servable is None or servable.cut is None:
+            raise MachineError(f"the model of {spec.variant!r} of {spec.stage!r} is not cut into blocks")
+        return servable.cut
+
     def fingerprint(self, stage: str, variant: str) -> bytes:
         """What a worker of this variant does, apart from what is in its model's file: equal for two servers whose
         workers can replace each other. Empty if it is not known."""
@@ -32,6 +41,9 @@ class KnownStages:
             return b""
         if servable.source:  # with its checksum; where a machine keeps it does not matter
             servable = structs.replace(servable, model="", weights=())
+        if servable.cut is not None:
+            blocks = [structs.replace(each, file="") if each.source else each for each in servable.cut.blocks]
+            servable = structs.replace(servable, cut=structs.replace(servable.cut, blocks=tuple(blocks)))
         return hashlib.sha256(encode((stage, variant, servable, wiring))).digest()
 
     def learn(

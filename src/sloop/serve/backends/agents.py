@@ -9,6 +9,11 @@ replicas. Later messages of that connection are ignored. The agent keeps its wor
 has counted them as lost, so the agent stops them before the node is ready, and no core is given out twice. Workers that
 the agent had for another deciding process, which has died, are offered to the core with the node (`KeptReplica`), if
 they run the same stage, variant and model as a worker of this process would.
+
+Replicas may start as the parts of one model, on several nodes (`sloop.serve.backends.pipelines`). This process has cut
+the model, and sends its blocks to agents that get them from no other one. Orders for a batch go from here to one part
+after the other; its tensors go from the node of each part to that of the next. A part whose node cannot get them is
+stopped, and counts as lost: its pipeline cannot serve.
 """
 
 import asyncio
@@ -29,28 +34,35 @@ from sloop import __version__
 from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.errors import MachineError
 from sloop.events import (
+    BatchLost,
     Finished,
     KeptReplica,
     NodeLost,
     NodeReady,
     NodeReleased,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaProgressed,
+    ReplicaReady,
     ReplicaStopped,
     Resized,
     ShadowLost,
+    ShadowReady,
     ShadowStopped,
     TransferFailed,
     Transferred,
 )
+from sloop.profile.onnx_cut import data_file
 from sloop.serve.agent import (
     AdoptWorker,
     AgentHello,
     AgentReport,
     AgentSetup,
     BatchFinished,
+    BatchPassed,
     BatchRaised,
     CloseAgent,
+    CompleteWorker,
     Endpoints,
     EvictWeights,
     ForgetStages,
@@ -58,21 +70,28 @@ from sloop.serve.agent import (
     FromAgent,
     GiveUpWeights,
     LearnStages,
+    PartUnreached,
+    PassBatch,
     ReceiveWeights,
+    Reported,
     ResizeWorker,
     RunBatch,
     SparesReport,
+    StartShadow,
     StartWorker,
+    StopShadow,
     StopWorker,
     WeightsReport,
     WorkersKept,
 )
 from sloop.serve.backends import KnownStages
+from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.blocks import FarBlocks
 from sloop.serve.dataflow import StageWiring
-from sloop.serve.messages import Run
+from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.network import (
     RECORDS_BYTES_MAX,
+    SILENT_S,
     ArenaHolder,
     BlockServer,
     Endpoint,
@@ -84,6 +103,7 @@ from sloop.serve.network import (
     machine,
     read_token,
 )
+from sloop.serve.peers import CONTENT, FileInfo, FileServer, KnownFile
 from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
 from sloop.serve.stores import ModelSource
 from sloop.serve.transport import ProtocolError, RecordLink
@@ -97,6 +117,7 @@ from sloop.vocabulary import (
     ModelWeights,
     Node,
     Part,
+    PipelineId,
     ReplicaId,
     ReplicaSpec,
     Shadow,
@@ -104,8 +125,6 @@ from sloop.vocabulary import (
     WeightLevel,
 )
 
-NO_PARTS: Final = "agents start no parts of models; those are served on one machine only"
-NO_SHADOWS: Final = "agents start no shadows; those are served on one machine only"
 JOIN_S_MAX: Final = 120.0
 """In which the agents of all nodes must connect when the server starts."""
 REJOIN_S_MAX: Final = 3.0
@@ -127,6 +146,9 @@ PEERS_MAX: Final = 3
 """Agents that one is told to ask for a model before its store."""
 CHAIN_PEERS_MAX: Final = 8
 """The same in a chain that was ordered: so many before it may die at the same time, and no byte comes twice."""
+UNREACHED_S: Final = SILENT_S + 1.0
+"""How long a part that cannot get the tensors of a batch waits: if the node that has them is lost, that is noticed
+within this time, and the part serves on by itself. Otherwise these two nodes cannot reach each other."""
 TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
 
@@ -257,6 +279,7 @@ class _ConnectedAgent:
 class _PlacedReplica(Struct):
     """A replica, and where it is."""
 
+    replica: ReplicaId
     spec: ReplicaSpec
     agent: _ConnectedAgent
     transfer: TransferId | None = None
@@ -271,6 +294,20 @@ class _PlacedReplica(Struct):
     """What it runs, of so many visits, since when (`time.monotonic_ns`)."""
     visits: int = 0
     began_ns: int = 0
+    part: Part | None = None
+    pipeline: ProcessPipeline | None = None
+    """If it starts as a part of a model: which one, and the pipeline in which it serves."""
+    ordered_ns: int = 0
+    """When it was told to run its layers on a batch."""
+    unreached: str = ""
+    """Why it cannot get the tensors of the part before, if it was stopped for that."""
+    shadow: tuple[int, Shadow] | None = None
+    """The shadow beside it, with its number."""
+
+    @property
+    def reserved(self) -> ReplicaSpec:
+        """What its provider reserves: its cores and those of its shadow."""
+        return self.spec if self.shadow is None else self.spec.with_cores(self.spec.cores + self.shadow[1].cores)
 
 
 class NodeMemory:
@@ -348,11 +385,17 @@ class AgentBackend(KnownStages):
         self._acquiring: dict[str, asyncio.TimerHandle] = {}
         self._releasing: set[str] = set()
         self._replicas: dict[ReplicaId, _PlacedReplica] = {}
+        self._pipelines: dict[PipelineId, ProcessPipeline] = {}
+        """Those of which not all parts have been ordered."""
         self._receivers: dict[str, list[_ConnectedAgent]] = {}
         """By source, the agents that were told to fetch a model, in this order."""
         self._holders = holders or HolderTable()
         self._holders.on_change.append(self._tell_endpoints)
         self._blocks = BlockServer(ArenaReader({0: pid}).read)
+        self._files = FileServer(lambda: (), self._file_of_block)
+        self._cut_files: dict[str, tuple[str, str]] = {}
+        """By key of a block's source, its file and the checksum of its weights."""
+        self._note_cuts()
         self._listener: BackendListener | None = None
         self._has_begun = self._is_left = False
         self.on_edge: Callable[[NetworkLink], None] = lambda link: link.close()
@@ -360,6 +403,8 @@ class AgentBackend(KnownStages):
             WorkersKept: self._on_kept,
             AgentReport: self._on_reported,
             BatchFinished: self._on_finished,
+            BatchPassed: self._on_passed,
+            PartUnreached: self._on_unreached,
             BatchRaised: self._on_raised,
             SparesReport: self._on_spares,
             WeightsReport: self._on_weights,
@@ -435,6 +480,7 @@ class AgentBackend(KnownStages):
         threads_prepared: int,
     ) -> None:
         super().learn(servables, wirings, threads_prepared=threads_prepared)
+        self._note_cuts()
         for agent in self._agents.values():
             self._teach(agent)
 
@@ -446,6 +492,26 @@ class AgentBackend(KnownStages):
 
     def spare_processes(self) -> dict[str, SpareProcesses]:
         return {name: agent.spares for name, agent in self._agents.items() if agent.has_joined}
+
+    def _note_cuts(self) -> None:
+        """Blocks of models that agents may ask for."""
+        for servable in self._servables.values():
+            for block in servable.cut.blocks if servable.cut is not None else ():
+                if block.source:
+                    self._cut_files[ModelSource.of(block.source).key] = block.source, block.weights_sha256
+
+    def _file_of_block(self, key: str, name: str) -> KnownFile | None:
+        """The file of a block that was cut here, or the one with its weights."""
+        text, weights_sha256 = self._cut_files.get(key, ("", ""))
+        if not text:
+            return None
+        source = ModelSource.of(text)
+        file = Path(source.location)
+        checksums = {file.name: source.sha256, data_file(file).name: weights_sha256}
+        path = file.with_name(name)
+        if not checksums.get(name) or not path.is_file():
+            return None
+        return path, FileInfo(f"{CONTENT}{checksums[name]}", path.stat().st_size, is_resumable=True)
 
     # Nodes
 
@@ -486,24 +552,52 @@ class AgentBackend(KnownStages):
     # Replicas
 
     def transfer(self, order: Transfer) -> None:
-        servable = next((each for each in self._servables.values() if order.weights in each.weights), None)
-        if servable is None or not servable.source:
+        servable = self._with(order.weights)
+        sources = [] if servable is None else sources_of(servable, order.weights.layers)
+        if servable is None or not sources:
             for name in order.receivers:
                 self._report(TransferFailed(order.transfer, name, f"{order.weights.name} comes from no store"))
             return
         source = self._agents.get(order.source) if order.source != STORE else None
         before = [] if source is None else [source.hello.endpoint]
-        chain = self._receivers.setdefault(servable.source, [])
+        chain = self._receivers.setdefault(sources_of(servable)[0], [])
+        parts = self._parts_with(servable, order.completes)
         for name in order.receivers:
             agent = self._agents.get(name)
             if agent is None or not agent.has_joined:
                 continue  # the core hears, or has heard, of its loss
             agent.receiving.add(order.transfer)
-            peers = before[::-1][:CHAIN_PEERS_MAX]
-            agent.records.send(ReceiveWeights(order.transfer, servable.source, peers, order.is_kept))
-            before.append(agent.hello.endpoint)
+            own, nearest = agent.hello.endpoint, before[::-1][:CHAIN_PEERS_MAX]
+            peers = {each: [part for part in parts.get(each, ()) if part != own] + nearest for each in sources}
+            agent.records.send(ReceiveWeights(order.transfer, peers, servable.cut is not None, order.is_kept))
+            before.append(own)
             if agent not in chain:
                 chain.append(agent)
+        for replica in order.completes:
+            placed = self._replicas.get(replica)
+            if placed is not None and placed.is_ordered:
+                placed.agent.records.send(CompleteWorker(replica, order.transfer))
+
+    def _with(self, weights: ModelWeights) -> Servable | None:
+        """The model with these weights; None if it is not known. Some layers have the name of the model."""
+        for servable in self._servables.values():
+            if weights in servable.weights or (weights.layers and weights.name in {w.name for w in servable.weights}):
+                return servable
+        return None
+
+    def _parts_with(self, servable: Servable, completes: Iterable[ReplicaId]) -> dict[str, list[Endpoint]]:
+        """By source of a block, the agents of the parts that have it, of the pipeline to which these replicas belong:
+        they have started with it, and so have it whole."""
+        found: dict[str, list[Endpoint]] = {}
+        own = [each.pipeline for id in completes if (each := self._replicas.get(id)) is not None]
+        if not own or own[0] is None:
+            return found
+        for member in own[0].members.values():
+            placed = self._replicas.get(member)
+            if placed is not None and placed.part is not None:
+                for source in sources_of(servable, placed.part.layers):
+                    found.setdefault(source, []).append(placed.agent.hello.endpoint)
+        return found
 
     def cancel_transfer(self, order: CancelTransfer) -> None:
         agent = self._agents.get(order.node)
@@ -513,20 +607,19 @@ class AgentBackend(KnownStages):
             agent.records.send(GiveUpWeights(order.transfer))
 
     def evict(self, order: Evict) -> None:
-        servable = next((each for each in self._servables.values() if order.weights in each.weights), None)
-        agent = self._agents.get(order.node)
+        servable, agent = self._with(order.weights), self._agents.get(order.node)
         if servable is not None and agent is not None and order.level is WeightLevel.FILES:
-            agent.records.send(EvictWeights(servable.source))
+            for source in sources_of(servable):
+                agent.records.send(EvictWeights(source))
 
     def _weights_on(self, agent: _ConnectedAgent) -> tuple[ModelWeights, ...]:
         """What the core calls the models that an agent had when it connected."""
         there = set(agent.hello.models)
         found = dict[ModelWeights, None]()
         for servable in self._servables.values():
-            if servable.source and servable.weights:
-                source = ModelSource.of(servable.source)
-                if (source.key, source.sha256) in there:
-                    found |= dict.fromkeys(servable.weights)
+            sources = [ModelSource.of(source) for source in sources_of(servable)]
+            if sources and all((source.key, source.sha256) in there for source in sources):
+                found |= dict.fromkeys(servable.weights)
         return tuple(found)
 
     def start(
@@ -536,28 +629,57 @@ class AgentBackend(KnownStages):
         transfer: TransferId | None = None,
         part: Part | None = None,
     ) -> None:
+        pipeline = None
         if part is not None:
-            self._report(ReplicaLost(replica, NO_PARTS))
-            return
+            try:
+                check_part(part, len(self.blocks_of(spec).blocks), spec.variant)
+            except MachineError as error:
+                self._report(ReplicaLost(replica, str(error)))
+                return
+            pipeline = joined(self._pipelines, replica, part, self)
         agent = self._agents.get(spec.node or "")
         if agent is None or not agent.has_joined:
+            if part is not None and pipeline is not None:
+                pipeline.lose(part.place)
             self._report(ReplicaLost(replica, f"node {spec.node} is not connected"))
             return
-        self._replicas[replica] = _PlacedReplica(spec, agent, transfer)
+        self._replicas[replica] = _PlacedReplica(replica, spec, agent, transfer, part=part, pipeline=pipeline)
         self._provider.reserve(replica, spec, lambda why: self._reserved(replica, why))
 
     def start_shadow(self, replica: ReplicaId, number: int, shadow: Shadow) -> None:
-        self._report(ShadowLost(replica, number, NO_SHADOWS))
+        placed = self._replicas.get(replica)
+        if placed is None:
+            return  # its loss, which has been reported, is that of its shadow
+        if placed.shadow is not None:
+            self._report(ShadowLost(replica, number, "the one before has not ended"))
+            return
+        placed.shadow = number, shadow
+        self._provider.reserve(replica, placed.reserved, lambda why: self._reserved_for_shadow(replica, number, why))
 
     def stop_shadow(self, replica: ReplicaId, number: int) -> None:
-        self._report(ShadowStopped(replica, number))
+        placed = self._replicas.get(replica)
+        if placed is None or placed.shadow is None or placed.shadow[0] != number:
+            self._report(ShadowStopped(replica, number))
+        else:  # one that waits for what it needs is told to start before this
+            placed.agent.records.send(StopShadow(replica, number))
+
+    def _reserved_for_shadow(self, replica: ReplicaId, number: int, why: str) -> None:
+        """What a replica and its shadow need is reserved, unless `why` says that it cannot be."""
+        placed = self._replicas.get(replica)
+        if placed is None or placed.shadow is None or placed.shadow[0] != number:
+            return
+        if why:
+            placed.shadow = None
+            self._report(ShadowLost(replica, number, why))
+        else:
+            placed.agent.records.send(StartShadow(replica, number, placed.shadow[1]))
 
     def adopt(self, replica: ReplicaId, number: int, spec: ReplicaSpec) -> None:
         agent = self._agents.get(spec.node or "")
         if agent is None or agent.kept.pop(number, None) is None:
             self._report(ReplicaLost(replica, f"node {spec.node} is not connected any more"))
             return
-        self._replicas[replica] = _PlacedReplica(spec, agent, is_ordered=True)
+        self._replicas[replica] = _PlacedReplica(replica, spec, agent, is_ordered=True)
         agent.records.send(AdoptWorker(number, replica))
         self._provider.reserve(replica, spec, lambda why: self._reserved_for_adopted(replica, why))
 
@@ -578,13 +700,16 @@ class AgentBackend(KnownStages):
             placed.agent.records.send(ResizeWorker(replica, cores))
             return
         placed.cores_wanted = cores
-        self._provider.reserve(replica, placed.spec.with_cores(cores), lambda why: self._grown(replica, cores, why))
+        needed = placed.reserved.with_cores(placed.reserved.cores - placed.spec.cores + cores)
+        self._provider.reserve(replica, needed, lambda why: self._grown(replica, cores, why))
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         placed = self._replicas.get(replica)
         if placed is not None:  # else its loss has been reported, which covers its batch
             placed.batch, placed.visits, placed.began_ns = batch, order.visits, time.monotonic_ns()
-            placed.agent.records.send(RunBatch(batch, replica, order))
+            pipeline, part = placed.pipeline, placed.part
+            if pipeline is None or part is None or not pipeline.takes(part.place, batch, order):
+                placed.agent.records.send(RunBatch(batch, replica, order))
 
     async def leave(self) -> bool:
         """Another server is to take the place of this one: let its agents keep their replicas. Returns whether such a
@@ -616,6 +741,7 @@ class AgentBackend(KnownStages):
         if self._server is not None:
             await self._server.close()
         self._blocks.close()
+        self._files.close()
         for agent in list(self._agents.values()):
             agent.records.close()
         if not self._is_left:
@@ -633,15 +759,17 @@ class AgentBackend(KnownStages):
             self._report(ReplicaLost(replica, why))
         else:
             placed.is_ordered = True
-            placed.agent.records.send(StartWorker(replica, placed.spec, self._peers_of(placed), placed.transfer))
+            peers = self._peers_of(placed)
+            placed.agent.records.send(StartWorker(replica, placed.spec, peers, placed.transfer, placed.part))
 
     def _peers_of(self, placed: _PlacedReplica) -> list[Endpoint]:
         """The agents from which a replica's agent may get its model: those that were ordered to fetch it before, the
         latest first. So agents that are ordered at the same time form a chain."""
         servable, agent = self.servable(placed.spec.stage, placed.spec.variant), placed.agent
-        if servable is None or not servable.source or agent.hello.machine == machine():
+        sources = [] if servable is None else sources_of(servable)
+        if not sources or agent.hello.machine == machine():
             return []
-        chain = self._receivers.setdefault(servable.source, [])
+        chain = self._receivers.setdefault(sources[0], [])
         if agent not in chain:
             chain.append(agent)
         before = chain[: chain.index(agent)]
@@ -669,9 +797,42 @@ class AgentBackend(KnownStages):
                 placed.spec = placed.spec.with_cores(cores)
                 placed.agent.records.send(ResizeWorker(replica, cores))
 
-    def _remove(self, replica: ReplicaId) -> None:
-        if self._replicas.pop(replica, None) is not None:
+    def _remove(self, replica: ReplicaId, *, has_node: bool = True) -> None:
+        """A replica has ended. What is lost with it in its pipeline is reported before."""
+        placed = self._replicas.pop(replica, None)
+        if placed is not None:
             self._provider.unreserve(replica)
+            if placed.pipeline is not None and placed.part is not None:
+                placed.pipeline.lose(placed.part.place, has_memory=has_node)
+
+    # Pipelines
+
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+        """See `PipelineOrders`."""
+        placed = self._replicas.get(replica)
+        if placed is not None:  # else its loss has been or will be noticed
+            placed.ordered_ns = time.monotonic_ns()
+            if isinstance(order, Run):
+                placed.agent.records.send(RunBatch(batch, replica, order, is_part=True))
+            else:
+                placed.agent.records.send(PassBatch(batch, replica, order))
+
+    def complete_part(self, replica: ReplicaId) -> None:
+        """See `PipelineOrders`. Where the other layers have yet to come, the core orders the transfer for it."""
+        placed = self._replicas.get(replica)
+        if placed is not None and placed.is_ordered and placed.transfer is None:
+            placed.agent.records.send(CompleteWorker(replica))
+
+    def free_block(self, block: Address) -> None:
+        """See `PipelineOrders`."""
+        self._arenas.free(block)
+
+    def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
+        """See `PipelineOrders`."""
+        placed = self._replicas.get(replica)
+        if placed is not None and placed.batch == batch:
+            placed.batch = None
+            self._report(BatchLost(batch, replica, why))
 
     # Agents
 
@@ -679,6 +840,9 @@ class AgentBackend(KnownStages):
         """A process that knows the token has connected."""
         if link.purpose is Purpose.BLOCKS:
             self._blocks.accept(link)
+            return
+        if link.purpose is Purpose.WEIGHTS:
+            self._files.accept(link)
             return
         if link.purpose is Purpose.EDGE:
             self.on_edge(link)
@@ -785,7 +949,7 @@ class AgentBackend(KnownStages):
             self._report(NodeLost(name, why))
         for replica, placed in list(self._replicas.items()):
             if placed.agent is agent:
-                self._remove(replica)
+                self._remove(replica, has_node=False)
                 self._report(ReplicaLost(replica, f"node {name} is lost: {why}"))
         if not is_expected:
             self._provider.lost(self._nodes[name])
@@ -842,20 +1006,47 @@ class AgentBackend(KnownStages):
             return  # it was ordered to stop when it had ended already
         if placed.agent is not agent or not placed.is_ordered:
             raise ProtocolError(f"replica {event.replica} is not on this node")
-        if isinstance(event, ReplicaProgressed) and event.step not in STEPS:
-            raise ProtocolError(f"{event.step[:100]!r} is no step of a start")
+        if isinstance(event, ShadowReady | ShadowLost | ShadowStopped):
+            self._on_shadow(placed, event)
+            return
         if isinstance(event, ReplicaLost):
             self._remove(event.replica)
             event = ReplicaLost(event.replica, event.error[:TEXT_CHARS_MAX])
         elif isinstance(event, ReplicaStopped):
             self._remove(event.replica)
+            if placed.unreached:
+                event = ReplicaLost(event.replica, placed.unreached)
+        else:
+            self._on_changed(agent, placed, event)
+        self._report(event)
+        if isinstance(event, ReplicaReady) and placed.pipeline is not None and placed.part is not None:
+            placed.pipeline.has_part(placed.part.place)
+
+    def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedReplica, event: Reported) -> None:
+        """A replica that has not ended is another than before."""
+        if isinstance(event, ReplicaProgressed) and event.step not in STEPS:
+            raise ProtocolError(f"{event.step[:100]!r} is no step of a start")
+        if isinstance(event, ReplicaCompleted):
+            if placed.pipeline is None or placed.part is None:
+                raise ProtocolError(f"replica {event.replica} is no part of a model, and completes it")
+            placed.pipeline.has_all_layers(placed.part.place)
         elif isinstance(event, Resized):
             most = max(1, ceil(self._nodes[agent.hello.name].cores))
             if not 0 < event.cores <= most:
                 raise ProtocolError(f"replica {event.replica} has {event.cores:g} cores on a node of {most}")
             if placed.has_shrunk:
                 placed.has_shrunk = False
-                self._provider.shrunk(event.replica, placed.spec)
+                self._provider.shrunk(event.replica, placed.reserved)
+
+    def _on_shadow(self, placed: _PlacedReplica, event: ShadowReady | ShadowLost | ShadowStopped) -> None:
+        """What has become of a shadow; of an earlier one, an order has crossed it."""
+        if placed.shadow is None or placed.shadow[0] != event.number:
+            return
+        if isinstance(event, ShadowLost):
+            event = ShadowLost(event.replica, event.number, event.error[:TEXT_CHARS_MAX])
+        if not isinstance(event, ShadowReady):
+            placed.shadow = None
+            self._provider.shrunk(event.replica, placed.reserved)
         self._report(event)
 
     def _on_weights(self, agent: _ConnectedAgent, record: WeightsReport) -> None:
@@ -873,8 +1064,14 @@ class AgentBackend(KnownStages):
             self._report(Transferred(record.transfer, name))
 
     def _on_finished(self, agent: _ConnectedAgent, record: BatchFinished) -> None:
-        placed = self._ended(agent, record.batch, record.replica)
+        placed, took_ns = self._ended(agent, record.batch, record.replica, is_done=True)
         blocks, faults = record.blocks, record.faults
+        if placed is None:
+            for block in blocks:
+                if isinstance(block, Address):
+                    agent.blocks.hold(block)
+                    self._arenas.free(block)
+            return
         if len(blocks) != placed.visits or {at for at, block in enumerate(blocks) if block is None} != faults.keys():
             raise ProtocolError(f"{len(blocks)} blocks and {len(faults)} faults for {placed.visits} visits")
         wiring = self._wirings.get(placed.spec.stage)
@@ -888,8 +1085,8 @@ class AgentBackend(KnownStages):
             if isinstance(block, Address):
                 agent.blocks.hold(block)
         # A clock of the node that runs fast, or stands wrong, makes no batch longer than it can have been.
-        service_ns = min(record.service_ns, time.monotonic_ns() - placed.began_ns)
-        event = Finished(record.batch, record.replica, service_ns, record.edge_counts, tuple(sorted(faults)))
+        service_ns = min(took_ns or record.service_ns, time.monotonic_ns() - placed.began_ns)
+        event = Finished(record.batch, placed.replica, service_ns, record.edge_counts, tuple(sorted(faults)))
         if self._listener is not None:
             texts = {at: why[:TEXT_CHARS_MAX] for at, why in faults.items()}
             self._listener.on_finished(event, blocks, texts)
@@ -900,19 +1097,73 @@ class AgentBackend(KnownStages):
         agent.spares = record.spares
 
     def _on_raised(self, agent: _ConnectedAgent, record: BatchRaised) -> None:
-        self._ended(agent, record.batch, record.replica)
-        if self._listener is not None:
+        placed, _ = self._ended(agent, record.batch, record.replica)
+        if placed is not None and self._listener is not None:
             failure = ModelFailure.decode(record.failure[:TEXT_CHARS_MAX])
-            self._listener.on_failed(record.batch, record.replica, failure)
+            self._listener.on_failed(record.batch, placed.replica, failure)
 
-    def _ended(self, agent: _ConnectedAgent, batch: BatchId, replica: ReplicaId) -> _PlacedReplica:
-        """The batch of a replica is over; it must be the one that it runs."""
-        placed = self._replicas.get(replica)
-        if placed is None or placed.agent is not agent or placed.batch != batch:
+    def _ended(
+        self, agent: _ConnectedAgent, batch: BatchId, replica: ReplicaId, *, is_done: bool = False
+    ) -> tuple[_PlacedReplica | None, int]:
+        """A batch is over, which must be the one that this replica runs. Returns whose it is, which in a pipeline may
+        be another one, and how long the pipeline took. None if nobody waits for it any more."""
+        placed, took_ns = self._on_node(agent, replica), 0
+        if placed.pipeline is not None and placed.part is not None:
+            place = placed.part.place
+            if placed.pipeline.computes(place, batch):
+                spent_ns = time.monotonic_ns() - placed.ordered_ns
+                passed = placed.pipeline.answered(place, batch, spent_ns, is_done=is_done)
+                owner = self._replicas.get(passed.replica) if passed is not None else None
+                if passed is None or owner is None:
+                    return None, 0
+                placed, took_ns = owner, passed.took_ns
+        if placed.batch != batch:
             raise ProtocolError(f"batch {batch} does not run on replica {replica} of this node")
         placed.batch = None
+        return placed, took_ns
+
+    def _on_node(self, agent: _ConnectedAgent, replica: ReplicaId) -> _PlacedReplica:
+        """A replica that an agent names. ProtocolError if it is not on its node."""
+        placed = self._replicas.get(replica)
+        if placed is None or placed.agent is not agent:
+            raise ProtocolError(f"replica {replica} is not on this node")
         return placed
+
+    def _on_passed(self, agent: _ConnectedAgent, record: BatchPassed) -> None:
+        placed, passed = self._on_node(agent, record.replica), record.passed
+        pipeline, part = placed.pipeline, placed.part
+        if pipeline is None or part is None:
+            raise ProtocolError(f"a worker passes batch {record.batch} on, which is not its own")
+        spent_ns = time.monotonic_ns() - placed.ordered_ns
+        pipeline.passed_on(part.place, record.batch, spent_ns, passed, agent.blocks.hold)
+
+    def _on_unreached(self, agent: _ConnectedAgent, record: PartUnreached) -> None:
+        placed = self._on_node(agent, record.replica)
+        if placed.pipeline is None or placed.part is None:
+            raise ProtocolError(f"replica {record.replica} is no part of a model")
+        self._loop.call_later(UNREACHED_S, self._lose_unreached, placed, record)
+
+    def _lose_unreached(self, placed: _PlacedReplica, record: PartUnreached) -> None:
+        """A part could not get the tensors of a batch. If the batch is not lost by now, their machine is there, but
+        cannot be reached: the part has to end."""
+        if self._replicas.get(record.replica) is not placed or placed.pipeline is None or placed.part is None:
+            return
+        if placed.pipeline.awaits(placed.part.place, record.batch):
+            placed.unreached = f"the node of the part before it cannot be reached: {record.why[:TEXT_CHARS_MAX]}"
+            placed.agent.records.send(StopWorker(record.replica))
 
     def _report(self, event: Any) -> None:  # noqa: ANN401  # one of many events
         if self._listener is not None:
             self._listener.on_event(event)
+
+
+def sources_of(servable: Servable, layers: tuple[int, int] | None = None) -> list[str]:
+    """From where agents get a model: its URL or, of one that was cut, each of its blocks, or those of some layers
+    (`ModelWeights.layers`). Empty if it comes from no store."""
+    if servable.cut is None:
+        return [servable.source] if servable.source else []
+    sources = [block.source for block in servable.cut.blocks]
+    if layers is None or not all(sources):
+        return sources if all(sources) else []
+    first, end = layers
+    return sources[first:end] if first < end else sources[:end] + sources[first:]

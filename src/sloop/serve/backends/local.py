@@ -40,7 +40,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -64,12 +65,12 @@ from sloop.events import (
     Transferred,
 )
 from sloop.serve.backends import KnownStages
-from sloop.serve.backends.pipelines import ProcessPipeline, check_part
+from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant, capacity_cores
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.gpus import AssignedGpus
-from sloop.serve.messages import BatchDone, PairSetup, Run, ShadowSetup, StageSetup, decoder, encode
+from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
 from sloop.serve.processes import kill, own_memory_bytes, spawn
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
 from sloop.serve.transport import (
@@ -152,7 +153,10 @@ class _Replica:
         """Of a shadow: whose it is."""
         self.part: Part | None = None
         self.pipeline: ProcessPipeline | None = None
-        """If it starts as a part of a model: which one, and the pipeline in which it serves."""
+        """If it starts as a part of a model: which one, and the pipeline in which it serves; None if another process
+        passes its batches on."""
+        self.completes = False
+        """Whether that process has told it to load the other layers."""
         self.shrink_to: float | None = None
         self.shrink_timer: TimerHandle | None = None
         self.error = ""
@@ -217,11 +221,14 @@ class LocalBackend(KnownStages):
         """All that have not been reaped."""
         self._pipelines: dict[PipelineId, ProcessPipeline] = {}
         """Those of which not all parts have been ordered."""
+        self.on_passed: Callable[[BatchId, ReplicaId, int, PassedBatch], None] | None = None
+        """If another process passes batches on between parts: called when a part has run its layers on one, with how
+        long that took in ns. That process orders with `run_part` and `complete_part`."""
         self._listener: BackendListener | None = None
         self.on_spares: Callable[[], None] = lambda: None
         """Called when the workers that wait have become more or fewer."""
         self._emptied = asyncio.Event()
-        self._done = decoder(BatchDone)
+        self._done, self._passed = decoder(BatchDone), decoder(PassedBatch)
 
     def attach(self, listener: BackendListener) -> None:
         self._listener = listener
@@ -309,6 +316,12 @@ class LocalBackend(KnownStages):
         else:
             self._give_up(found, "it was stopped")
 
+    def give_up(self, replica: ReplicaId, why: str) -> None:
+        """Kill a replica that cannot serve; reported as `ReplicaLost`."""
+        found = self._replicas.get(replica)
+        if found is not None:
+            self._give_up(found, why)
+
     def resize(self, replica: ReplicaId, cores: float) -> None:
         found = self._replicas.get(replica)
         if found is None or found.process is None or found.link is None or found.is_dying:
@@ -378,9 +391,8 @@ class LocalBackend(KnownStages):
             return  # the loss of the replica will be reported, which covers its batch
         assert found.batch is None, f"batch {batch} for replica {replica}, which still runs batch {found.batch}"
         found.batch, found.visits = batch, order.visits
-        if found.pipeline is not None and found.pipeline.takes_batches:
-            found.pipeline.enter(batch, replica, encode(order))
-        else:
+        pipeline, part = found.pipeline, found.part
+        if pipeline is None or part is None or not pipeline.takes(part.place, batch, order):
             found.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
 
     async def close(self) -> None:
@@ -475,8 +487,11 @@ class LocalBackend(KnownStages):
             node = self._nodes.get(spec.node or "")
             replica.pool_cores = capacity_cores() if node is None else min(node.cores, capacity_cores())
         batchable = not servable.obstacle and servable.signature.has_rows
+        # What another process starts here has the model's blocks only, from which all replicas load it.
         is_cut = replica.part is not None or (
-            servable.cut is not None and servable.cut.for_shadows and replica.device is None
+            servable.cut is not None
+            and (servable.cut.for_shadows or self.on_passed is not None)
+            and replica.device is None
         )
         setup = StageSetup(
             *(self._wirings[spec.stage], servable.signature, batchable, servable.model),
@@ -677,8 +692,8 @@ class LocalBackend(KnownStages):
                     self._on_done(replica, frame)
                 case FrameKind.FAILED:
                     self._on_failed(replica, frame)
-                case FrameKind.PASS | FrameKind.COMPLETED if replica.pipeline is not None:
-                    self._on_part(replica, replica.pipeline, frame)
+                case FrameKind.PASS | FrameKind.COMPLETED if replica.part is not None:
+                    self._on_part(replica, replica.part, frame)
                 case FrameKind.RESIZED:
                     self._finish_shrink(replica)
                 case FrameKind.READY | FrameKind.STEP if replica.beside is not None:
@@ -732,7 +747,8 @@ class LocalBackend(KnownStages):
         pipeline, part = replica.pipeline, replica.part
         if pipeline is None or part is None or not pipeline.computes(part.place, frame.subject):
             return replica, self._expect(replica, frame), frame.value
-        passed = pipeline.answered(part.place, frame)
+        is_done = frame.kind is FrameKind.DONE
+        passed = pipeline.answered(part.place, frame.subject, frame.value, is_done=is_done)
         owner = self._replicas.get(passed.replica) if passed is not None else None
         if passed is None or owner is None:
             return None, BatchId(frame.subject), frame.value
@@ -747,10 +763,7 @@ class LocalBackend(KnownStages):
 
     def _on_done(self, replica: _Replica, frame: Frame) -> None:
         owner, batch, took_ns = self._answered(replica, frame)
-        try:
-            done: BatchDone = self._done.decode(frame.payload)
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"a reply cannot be read: {error}") from error
+        done: BatchDone = _decoded(self._done, frame)
         if owner is not None and len(done.blocks) != owner.visits:
             raise ProtocolError(f"a reply has {len(done.blocks)} blocks for {owner.visits} visits")
         written = [block for block in done.blocks if isinstance(block, Address)]
@@ -794,35 +807,53 @@ class LocalBackend(KnownStages):
 
     def _join(self, replica: _Replica, spec: ReplicaSpec, part: Part) -> None:
         """A replica starts as a part of a model. MachineError if the model has no such parts."""
-        check_part(part, len(self._blocks_of(spec).blocks), spec.variant)
+        check_part(part, len(self.blocks_of(spec).blocks), spec.variant)
         if replica.device is not None:
             raise MachineError(f"device {spec.device!r} is a GPU, and parts of models run on CPU cores only")
-        pipeline = self._pipelines.setdefault(part.pipeline, ProcessPipeline(part, self))
-        pipeline.members[part.place] = replica.id
-        if len(pipeline.members) == pipeline.places:
-            del self._pipelines[part.pipeline]
-        replica.part, replica.pipeline = part, pipeline
+        replica.part = part
+        if self.on_passed is None:
+            replica.pipeline = joined(self._pipelines, replica.id, part, self)
 
-    def _on_part(self, replica: _Replica, pipeline: ProcessPipeline, frame: Frame) -> None:
+    def _on_part(self, replica: _Replica, part: Part, frame: Frame) -> None:
         """A worker passes a batch on, or has got the other layers."""
-        assert replica.part is not None
-        if frame.kind is FrameKind.PASS:
-            pipeline.passed_on(replica.part.place, frame, partial(self._hold, replica))
-        else:
-            pipeline.has_all_layers(replica.part.place)
+        pipeline, hold = replica.pipeline, partial(self._hold, replica)
+        if frame.kind is FrameKind.COMPLETED:
+            if pipeline is not None:
+                pipeline.has_all_layers(part.place)
+            elif not replica.completes:
+                raise ProtocolError("a worker has completed a model that it was not told to complete")
+            replica.completes = False
             self._report(ReplicaCompleted(replica.id))
+            return
+        passed: PassedBatch = _decoded(self._passed, frame)
+        if pipeline is not None:
+            pipeline.passed_on(part.place, frame.subject, frame.value, passed, hold)
+            return
+        batch = self._expect(replica, frame)
+        for block in passed.tensors:
+            if isinstance(block, Address):
+                hold(block)
+        if self.on_passed is not None:
+            self.on_passed(batch, replica.id, frame.value, passed)
 
-    def tell_part(
-        self, replica: ReplicaId, kind: FrameKind, batch: BatchId | None = None, payload: bytes = b""
-    ) -> None:
-        """See `PipelineOrders`."""
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+        """See `PipelineOrders`. Also an order of the process that passes batches on, which gets one answer: `on_passed`
+        or `on_finished`, or `on_failed`."""
         found = self._replicas.get(replica)
         if found is None or found.link is None or found.is_dying:
             return  # its loss has been or will be noticed
-        if batch is None:
-            found.link.send(kind)
-        else:
-            found.link.send(kind, batch, time.monotonic_ns(), [payload])
+        if found.pipeline is None:
+            assert found.batch is None, f"batch {batch} for replica {replica}, which still runs batch {found.batch}"
+            found.batch, found.visits = batch, order.visits
+        kind = FrameKind.ENTER if isinstance(order, Run) else FrameKind.PASS
+        found.link.send(kind, batch, time.monotonic_ns(), [encode(order)])
+
+    def complete_part(self, replica: ReplicaId, files: Mapping[int, str] = MappingProxyType({})) -> None:
+        """See `PipelineOrders`; `files` has those of the other layers that were not there when the part started."""
+        found = self._replicas.get(replica)
+        if found is not None and found.link is not None and not found.is_dying:
+            found.completes = True
+            found.link.send(FrameKind.COMPLETE, payload=[encode(dict(files))])
 
     def free_block(self, block: Address) -> None:
         """See `PipelineOrders`."""
@@ -837,17 +868,9 @@ class LocalBackend(KnownStages):
 
     # Shadows
 
-    def _blocks_of(self, spec: ReplicaSpec) -> CutModel:
-        """A model in blocks. MachineError if it is not cut."""
-        servable = self._servables.get((spec.stage, spec.variant))
-        cut = servable.cut if servable is not None else None
-        if cut is None:
-            raise MachineError(f"the model of {spec.variant!r} of {spec.stage!r} is not cut into blocks")
-        return cut
-
     def _cut_of(self, spec: ReplicaSpec, shadow: Shadow) -> CutModel:
         """The blocks of a model of which a shadow holds some. MachineError if there are no such blocks."""
-        cut = self._blocks_of(spec)
+        cut = self.blocks_of(spec)
         if spec.slot.hardware not in cut.layers:
             raise MachineError(f"the blocks of {spec.variant!r} were not measured on {spec.slot.hardware!r}")
         if not shadow.blocks or not 0 <= min(shadow.blocks) <= max(shadow.blocks) < len(cut.blocks):
@@ -1008,6 +1031,13 @@ def most_together(starts: Iterable[float], now_s: float) -> int:
             together.popleft()
         most = max(most, len(together))
     return most
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[Any]", frame: Frame) -> Any:  # noqa: ANN401  # what the decoder makes
+    try:
+        return decoder.decode(frame.payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a reply cannot be read: {error}") from error
 
 
 def _text(frame: Frame) -> str:

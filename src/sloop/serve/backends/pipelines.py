@@ -1,8 +1,8 @@
-"""Pipelines of worker processes of this machine: which worker holds which layers, and where their batches are.
+"""Pipelines of worker processes, on one machine or several: which worker holds which layers, and where batches are.
 
 A batch enters the first worker, whichever replica it is for, and passes all others. Each worker computes one batch at a
 time; those that it cannot take yet wait here, in their order. The tensors between two workers are blocks in the arena
-of the one that wrote them, and are freed when the next one has answered.
+of the one that wrote them, from which the next one reads them, and are freed when that one has answered.
 
 If a worker dies, its pipeline is broken. Batches that were on their way to it are lost: the backend reports those of
 other replicas, which may still finish if they have left that worker behind. What workers answer to lost batches is
@@ -13,15 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
 from sloop.errors import MachineError
-from sloop.serve.messages import PassedBatch, decoder
-from sloop.serve.transport import Frame, FrameKind, ProtocolError
+from sloop.serve.messages import PassedBatch, Run
+from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address
 from sloop.text import listed
-from sloop.vocabulary import BatchId, Part, ReplicaId
+from sloop.vocabulary import BatchId, Part, PipelineId, ReplicaId
 
 
 class PassingBatch(Struct):
@@ -30,8 +29,8 @@ class PassingBatch(Struct):
     id: BatchId
     replica: ReplicaId
     """For which the core has started it."""
-    payload: bytes
-    """What the worker where it is, or waits, is told."""
+    order: Run | PassedBatch
+    """What the worker where it is, or waits, is told: a `Run` enters the first one."""
     place: int = 0
     blocks: Sequence[Address] = ()
     """The tensors that the worker before that one has written."""
@@ -44,10 +43,12 @@ class PassingBatch(Struct):
 class PipelineOrders(Protocol):
     """What a pipeline asks of its backend."""
 
-    def tell_part(
-        self, replica: ReplicaId, kind: FrameKind, batch: BatchId | None = None, payload: bytes = b""
-    ) -> None:
-        """Send a frame to a worker."""
+    def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
+        """Let a worker run its layers on a batch."""
+        ...
+
+    def complete_part(self, replica: ReplicaId) -> None:
+        """Let a worker load the other layers, once they are on its machine."""
         ...
 
     def free_block(self, block: Address) -> None:
@@ -77,7 +78,6 @@ class ProcessPipeline:
         self._at: dict[int, PassingBatch] = {}
         """By place, what its worker computes."""
         self._waiting: dict[int, deque[PassingBatch]] = {place: deque() for place in range(self.places)}
-        self._passed = decoder(PassedBatch)
 
     @property
     def places(self) -> int:
@@ -102,8 +102,9 @@ class ProcessPipeline:
             raise ProtocolError("a worker has completed a model that it was not told to complete")
         self._complete.add(place)
 
-    def lose(self, place: int) -> None:
-        """A worker is gone, and with it what it computes and what is for it."""
+    def lose(self, place: int, *, has_memory: bool = True) -> None:
+        """A worker is gone, and with it what it computes and what is for it; also what it has passed on and the next
+        one computes, unless the machine `has_memory` of it left."""
         self._gone.add(place)
         self.is_broken = True
         dead = self.members[place]
@@ -112,7 +113,16 @@ class ProcessPipeline:
         if computed is not None:
             self._free(computed)
             batches.append(computed)
-        lost = [batch for batch in batches if not batch.is_lost and (batch.replica == dead or batch.place <= place)]
+        lost = [
+            batch
+            for batch in batches
+            if not batch.is_lost
+            and (
+                batch.replica == dead
+                or batch.place <= place
+                or (batch.place == place + 1 and batch.blocks and not has_memory)
+            )
+        ]
         for batch in lost:
             batch.is_lost = True
         for line in self._waiting.values():
@@ -130,45 +140,61 @@ class ProcessPipeline:
             return
         for place in sorted(self._has_part - self._gone - self._completes):
             self._completes.add(place)
-            self._orders.tell_part(self.members[place], FrameKind.COMPLETE)
+            self._orders.complete_part(self.members[place])
 
     # Batches
 
-    def enter(self, batch: BatchId, replica: ReplicaId, payload: bytes) -> None:
-        """A batch of a replica begins."""
-        self._queue(PassingBatch(batch, replica, payload))
+    def takes(self, place: int, batch: BatchId, order: Run) -> bool:
+        """A batch of the replica at this place begins. Whether it is no batch for the worker alone: it passes all
+        parts, or is lost, because one is gone of which the core is about to hear."""
+        replica = self.members[place]
+        if self.takes_batches:
+            self._queue(PassingBatch(batch, replica, order))
+        elif place in self._complete:
+            return False
+        else:
+            self._orders.lose_batch(batch, replica, "another part of its pipeline is lost")
+        return True
 
     def computes(self, place: int, batch: int) -> bool:
         """Whether the worker at this place computes this batch as one that passes."""
         found = self._at.get(place)
         return found is not None and found.id == batch
 
-    def answered(self, place: int, frame: Frame) -> PassingBatch | None:
-        """A worker has answered DONE or FAILED. Returns the batch, or None if nobody waits for it. ProtocolError if the
-        worker cannot have finished it."""
-        if frame.kind is FrameKind.DONE and place != self.places - 1:
-            raise ProtocolError(f"batch {frame.subject} is done, but part {place} of its model is not the last one")
-        batch = self._taken(place, frame)
-        return None if batch.is_lost else batch
+    def awaits(self, place: int, batch: int) -> bool:
+        """Whether the worker computes this batch, and somebody waits for it."""
+        found = self._at.get(place)
+        return found is not None and found.id == batch and not found.is_lost
 
-    def passed_on(self, place: int, frame: Frame, hold: Callable[[Address], None]) -> None:
+    def answered(self, place: int, batch: int, took_ns: int, *, is_done: bool) -> PassingBatch | None:
+        """The worker has finished the batch that it computes, or failed on it. Returns the batch, or None if nobody
+        waits for it. ProtocolError if the worker cannot have finished it."""
+        if is_done and place != self.places - 1:
+            raise ProtocolError(f"batch {batch} is done, but part {place} of its model is not the last one")
+        found = self._taken(place, took_ns)
+        return None if found.is_lost else found
+
+    def passed_on(
+        self, place: int, batch: int, took_ns: int, passed: PassedBatch, hold: Callable[[Address], None]
+    ) -> None:
         """A worker has run its layers on a batch; `hold` is called for each block that it has written. ProtocolError if
         it is not for this worker to pass on."""
-        if not self.computes(place, frame.subject) or place == self.places - 1:
-            raise ProtocolError(f"a worker passes batch {frame.subject} on, which is not its own")
-        try:
-            passed: PassedBatch = self._passed.decode(frame.payload)
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"a batch that is passed on cannot be read: {error}") from error
+        if not self.computes(place, batch) or place == self.places - 1:
+            raise ProtocolError(f"a worker passes batch {batch} on, which is not its own")
+        visits = self._at[place].order.visits
+        if passed.visits != visits:
+            raise ProtocolError(f"a batch of {visits} visits is passed on with {passed.visits}")
+        if len(passed.places) != len(passed.rows) or len(passed.passes) != len(passed.tensors):
+            raise ProtocolError(f"batch {batch} is passed on without some of its tensors")
         blocks = [block for block in passed.tensors if isinstance(block, Address)]
         for block in blocks:
             hold(block)
-        batch = self._taken(place, frame)
-        batch.place, batch.blocks, batch.payload = place + 1, blocks, bytes(frame.payload)
-        if batch.is_lost:
-            self._free(batch)
+        found = self._taken(place, took_ns)
+        found.place, found.blocks, found.order = place + 1, blocks, passed
+        if found.is_lost:
+            self._free(found)
         else:
-            self._queue(batch)
+            self._queue(found)
 
     def _queue(self, batch: PassingBatch) -> None:
         """A batch has come to a worker: it is computed at once, or waits for those before it."""
@@ -179,13 +205,12 @@ class ProcessPipeline:
 
     def _send(self, batch: PassingBatch) -> None:
         self._at[batch.place] = batch
-        kind = FrameKind.PASS if batch.place else FrameKind.ENTER
-        self._orders.tell_part(self.members[batch.place], kind, batch.id, batch.payload)
+        self._orders.run_part(self.members[batch.place], batch.id, batch.order)
 
-    def _taken(self, place: int, frame: Frame) -> PassingBatch:
+    def _taken(self, place: int, took_ns: int) -> PassingBatch:
         """The batch that a worker has answered; the next one begins."""
         batch = self._at.pop(place)
-        batch.took_ns += frame.value
+        batch.took_ns += took_ns
         self._free(batch)
         if self._waiting[place]:
             self._send(self._waiting[place].popleft())
@@ -195,6 +220,18 @@ class ProcessPipeline:
         for block in batch.blocks:
             self._orders.free_block(block)
         batch.blocks = ()
+
+
+def joined(
+    pipelines: dict[PipelineId, ProcessPipeline], replica: ReplicaId, part: Part, orders: PipelineOrders
+) -> ProcessPipeline:
+    """The pipeline in which a replica starts as a part; `pipelines` has those of which not all parts have been
+    ordered."""
+    pipeline = pipelines.setdefault(part.pipeline, ProcessPipeline(part, orders))
+    pipeline.members[part.place] = replica
+    if len(pipeline.members) == pipeline.places:
+        del pipelines[part.pipeline]
+    return pipeline
 
 
 def check_part(part: Part, blocks: int, variant: str) -> None:

@@ -1,0 +1,727 @@
+"""Parts of a model behind agents over loopback, each agent with a cache of its own: blocks come from the deciding
+process and from each other, tensors pass from agent to agent, and what dies costs only what it had to compute."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import uvloop
+from msgspec import structs
+
+from sloop.actions import Evict, Transfer
+from sloop.events import (
+    BatchFailed,
+    BatchLost,
+    Event,
+    Finished,
+    NodeLost,
+    NodeReady,
+    ReplicaCompleted,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
+    TransferFailed,
+    Transferred,
+)
+from sloop.serve import agent as module
+from sloop.serve.agent import (
+    Agent,
+    AgentReport,
+    AgentSetup,
+    BatchPassed,
+    CompleteWorker,
+    FromAgent,
+    RunBatch,
+    StartWorker,
+)
+from sloop.serve.backends import agents
+from sloop.serve.backends.agents import AgentBackend, JoiningNodes, sources_of
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.blocks import Block, tensors_in
+from sloop.serve.messages import CutBlock, PassedBatch, Run
+from sloop.serve.network import BlockClient, BlockLost
+from sloop.serve.peers import KnownFile
+from sloop.serve.protocols import CutModel, Servable
+from sloop.serve.stores import Patience
+from sloop.serve.weights import WeightsCache
+from sloop.shared_memory import Address, Arenas
+from sloop.tensor import Tensor
+from sloop.vocabulary import (
+    STORE,
+    BatchId,
+    ModelWeights,
+    Node,
+    Part,
+    PipelineId,
+    ReplicaId,
+    ReplicaSpec,
+    Shadow,
+    Slot,
+    TransferId,
+    WeightLevel,
+)
+from tests.hosts import is_running
+from tests.serve.rig import run_of, wirings_of
+from tests.serve.test_agents import BATCH, block, finished, fleet
+from tests.serve.test_agents import play as play_fleet
+from tests.serve.test_local_backend import BYTES, Ear
+from tests.serve.test_network import HOST, TOKEN, until
+from tests.serve.test_pipelines import A, B, C, check_equal, inputs, model, servable
+
+__all__ = ["model"]  # a fixture
+pytestmark = pytest.mark.live
+WHOLE = ModelWeights("skips", 1000)
+NODES = [Node(name, "local", 1, 1 << 40, on_demand=True) for name in ("one", "two", "three")]
+ONE, TWO, THREE = (node.name for node in NODES)
+QUICK = Patience(connect_s=2, stall_s=10, least_bytes_s=1000, tries=2, pause_s=0.001, hang_s=20)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents are on other machines than the deciding process, and than each other."""
+    monkeypatch.setattr(module, "machine", lambda: "another machine")
+    monkeypatch.setattr(module, "RETRY_S", 0.05)
+
+
+class NetworkEar(Ear):
+    """Reads the answers through the agents that have them."""
+
+    async def answer(self, rig: "Rig", batch: int) -> np.ndarray[Any, Any]:
+        """The outputs of a batch, whose blocks are free then."""
+        found = []
+        for each in self.of[BatchId(batch)]:
+            content = each
+            if isinstance(each, Address):
+                memory = bytearray(each.size)
+                await rig.client.fetch(each, memoryview(memory))
+                rig.arenas.free(each)
+                content = bytes(memory)
+            assert isinstance(content, bytes)
+            [y] = tensors_in(content)
+            found.append(np.frombuffer(y.data, np.float32).reshape(y.shape))
+        return np.concatenate(found)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: dict[BatchId, list[Block]] = {}
+
+    def on_finished(self, event: Finished, blocks: Sequence[Block | None], faults: object) -> None:
+        assert event.batch not in self.of, "answered twice"
+        self.of[event.batch] = [block for block in blocks if block is not None]
+        self.on_event(event)
+
+
+class Rig:
+    """A deciding process, its agents, and what it hears of them."""
+
+    def __init__(self, folder: Path, made: Servable) -> None:
+        self.folder, self.ear = folder, NetworkEar()
+        self.servable = structs.replace(made, weights=(WHOLE,))
+        servables = {("stage", "skips"): self.servable}
+        self.arenas = Arenas()
+        self.backend = AgentBackend(
+            *(servables, wirings_of(servables), JoiningNodes()),
+            arenas=self.arenas,
+            nodes=NODES,
+            endpoint=(HOST, 0),
+            pid=os.getpid(),
+            token=TOKEN,
+        )
+        self.backend.attach(self.ear)
+        self.client = BlockClient(TOKEN)
+        self.agents: dict[str, Agent] = {}
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        self._last = -1
+
+    def said(self, *kinds: type) -> list[Any]:
+        return [event for event in self.ear.events if isinstance(event, kinds)]
+
+    @property
+    def lost(self) -> list[Event]:
+        return self.said(ReplicaLost, BatchLost, BatchFailed, TransferFailed)
+
+    async def join(self, *names: str) -> None:
+        for name in names:
+            count = len(self.said(NodeReady))
+            make_cache = lambda name=name: WeightsCache(self.folder / name, 1 << 30, patience=QUICK)  # noqa: E731
+            self.agents[name] = own = Agent((HOST, self.backend.port), name, TOKEN, make_cache=make_cache)
+            self._serving[name] = asyncio.create_task(own.serve())
+            await until(lambda count=count: len(self.said(NodeReady)) > count)  # type: ignore[misc]
+        self.client.set_endpoints(self.backend._holders.endpoints())
+
+    async def die(self, name: str) -> None:
+        self._serving.pop(name).cancel()
+        await until(lambda: any(event.node == name for event in self.said(NodeLost)))
+
+    def send(self, layers: tuple[int, int] | None, *nodes: str, completes: Sequence[ReplicaId] = ()) -> TransferId:
+        self._last += 1
+        weights = WHOLE if layers is None else structs.replace(WHOLE, layers=layers, size_bytes=1)
+        self.backend.transfer(Transfer(TransferId(self._last), weights, STORE, nodes, True, tuple(completes)))
+        return TransferId(self._last)
+
+    def start(self, bounds: tuple[int, ...], members: dict[ReplicaId, str], pipeline: int = 0) -> None:
+        """Parts on nodes, each with a transfer of its layers."""
+        for place, (replica, node) in enumerate(members.items()):
+            part = Part(PipelineId(pipeline), place, bounds)
+            transfer = self.send(part.layers, node)
+            self.backend.start(replica, ReplicaSpec("stage", "skips", Slot(0.5), node), transfer, part)
+
+    async def started(self, bounds: tuple[int, ...], members: dict[ReplicaId, str]) -> None:
+        await self.join(*dict.fromkeys(members.values()))
+        self.start(bounds, members)
+        await until(lambda: len(self.said(ReplicaReady)) == len(members) or bool(self.lost))
+        assert self.lost == []
+
+    def complete(self, *replicas: ReplicaId) -> None:
+        """What the core orders when all parts are ready, or one is lost."""
+        for replica in replicas:
+            placed = self.backend._replicas[replica]
+            assert placed.part is not None
+            first, end = placed.part.layers
+            self.send((end, first), placed.agent.hello.name, completes=(replica,))
+
+    async def completed(self, *replicas: ReplicaId) -> None:
+        self.complete(*replicas)
+        await until(lambda: {event.replica for event in self.said(ReplicaCompleted)} >= set(replicas))
+
+    def run(self, batch: int, replica: ReplicaId, rows: int) -> None:
+        tensors = [[Tensor("FP32", (1, len(row)), row.tobytes())] for row in inputs(rows, batch)]
+        self.backend.run(BatchId(batch), replica, run_of(tensors))
+
+    async def finished(self, count: int) -> None:
+        await self.ear.hear(Finished, count=count)
+
+    def blocks(self, node: str) -> list[int]:
+        """The blocks in the cache of a node."""
+        assert self.servable.cut is not None
+        names = [Path(block.file).name for block in self.servable.cut.blocks]
+        return sorted(names.index(file.name) for file in (self.folder / node).glob("*/files/*.onnx"))
+
+    def local(self, node: str) -> LocalBackend:
+        workers = self.agents[node]._workers
+        assert workers is not None
+        return workers._backend
+
+    def pid(self, replica: ReplicaId) -> int:
+        placed = self.backend._replicas[replica]
+        found = self.local(placed.agent.hello.name).pid(replica)
+        assert found is not None
+        return found
+
+    def pipeline(self, replica: ReplicaId) -> Any:
+        return self.backend._replicas[replica].pipeline
+
+    async def check_nothing_left(self) -> None:
+        """All blocks of agents are free, in the deciding process and in the agents."""
+        await until(lambda: not any(agent.blocks._places for agent in self.backend._agents.values()))
+        for name in self.backend._agents:
+            workers = self.agents[name]._workers
+            assert workers is not None
+            await until(lambda workers=workers: not workers._used)  # type: ignore[misc]
+            assert not any(worker.copies for worker in workers._workers.values())
+
+    async def close(self) -> None:
+        self.client.close()
+        for task in self._serving.values():
+            task.cancel()
+        for task in self._serving.values():
+            with suppress(asyncio.CancelledError):
+                await task
+        await self.backend.close()
+        self.arenas.close()
+
+
+Scene = Callable[[Rig], Awaitable[None]]
+
+
+def play_with(model: Path, folder: Path, scene: Scene) -> None:
+    """Play a scene with this model."""
+    made = servable(model, folder / "cut")
+
+    async def main() -> None:
+        rig = Rig(folder, made)
+        await rig.backend.open()
+        try:
+            await asyncio.wait_for(scene(rig), 100)
+        finally:
+            await rig.close()
+
+    uvloop.run(main())
+
+
+@pytest.fixture
+def play(model: Path, tmp_path: Path) -> Callable[[Scene], None]:
+    return partial(play_with, model, tmp_path)
+
+
+def last_block(rig: Rig) -> Path:
+    """Where the deciding process has it."""
+    assert rig.servable.cut is not None
+    return Path(rig.servable.cut.blocks[3].file)
+
+
+def without_last_block(rig: Rig) -> bytes:
+    """Delete it; returns what it was."""
+    content = last_block(rig).read_bytes()
+    last_block(rig).unlink()
+    return content
+
+
+def check(model: Path, batch: int, rows: int, got: Any) -> None:
+    check_equal(got, model, inputs(rows, batch))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "nodes"), [((0, 2, 4), (ONE, TWO)), ((0, 1, 2, 4), (ONE, TWO, THREE)), ((0, 1, 3, 4), (ONE, TWO, ONE))]
+)
+def test_a_life_of_a_pipeline_on_several_nodes(
+    play: Callable[[Scene], None], model: Path, bounds: tuple[int, ...], nodes: tuple[str, ...]
+) -> None:
+    members = dict(zip((A, B, C), nodes, strict=False))
+
+    async def scene(rig: Rig) -> None:
+        await rig.started(bounds, members)
+        for node in nodes:
+            own = [range(*each) for each, name in zip(pairwise(bounds), nodes, strict=True) if name == node]
+            assert rig.blocks(node) == sorted(at for each in own for at in each), "no others were fetched"
+        count = 0
+        for rows in (1, 16, 3):
+            for member in members:
+                count += 1
+                rig.run(count, member, rows)
+            await rig.finished(count)
+            for batch in range(count - len(members) + 1, count + 1):
+                check(model, batch, rows, await rig.ear.answer(rig, batch))
+        await rig.check_nothing_left()
+        for member in members:
+            count += 1
+            rig.run(count, member, 16)
+        await rig.completed(*members)
+        assert {tuple(rig.blocks(node)) for node in nodes} == {(0, 1, 2, 3)}
+        await rig.finished(count)
+        for member in members:
+            count += 1
+            rig.run(count, member, 7)
+        await rig.finished(count)
+        for batch, member in enumerate(members, count - len(members) + 1):
+            check(model, batch - len(members), 16, await rig.ear.answer(rig, batch - len(members)))
+            check(model, batch, 7, await rig.ear.answer(rig, batch))
+            assert next(e for e in rig.said(Finished) if e.batch == batch).replica == member
+        await rig.check_nothing_left()
+        for member in members:
+            rig.backend.stop(member)
+        await rig.ear.hear(ReplicaStopped, count=len(members))
+        assert rig.lost == []
+
+    play(scene)
+
+
+def test_parts_complete_from_each_other_and_then_start_whole_replicas(
+    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deciding process sends each block once."""
+    asked: list[str] = []
+    before = AgentBackend._file_of_block
+
+    def noted(self: AgentBackend, key: str, name: str) -> KnownFile | None:
+        asked.append(name)
+        return before(self, key, name)
+
+    monkeypatch.setattr(AgentBackend, "_file_of_block", noted)
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        assert len(set(asked)) == 4
+        asked.clear()
+        await rig.completed(A, B)
+        rig.backend.start(C, ReplicaSpec("stage", "skips", Slot(0.5), TWO))
+        await rig.ear.hear(ReplicaReady, count=3)
+        assert asked == [], "all came from the other part, or were there"
+        rig.run(1, C, 16)
+        await rig.finished(1)
+        check(model, 1, 16, await rig.ear.answer(rig, 1))
+        transfer = rig.send(None, THREE)
+        assert not rig.said(TransferFailed)
+        assert transfer
+
+    play(scene)
+
+
+def test_blocks_bring_the_files_with_their_weights(model: Path, tmp_path: Path) -> None:
+    """As those of models have that are too large for one file."""
+    large, data = tmp_path / "large.onnx", "large.onnx.data"
+    onnx.save_model(onnx.load(model), large, save_as_external_data=True, location=data, size_threshold=1024)
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        assert {len(list((tmp_path / node).glob("*/files/*.onnx.data"))) for node in (ONE, TWO)} == {2}
+        rig.run(1, A, 16)
+        await rig.finished(1)
+        check(model, 1, 16, await rig.ear.answer(rig, 1))
+        await rig.completed(A, B)
+        rig.run(2, B, 16)
+        await rig.finished(2)
+        check(model, 2, 16, await rig.ear.answer(rig, 2))
+        damaged = last_block(rig).with_name(f"{last_block(rig).name}.data")
+        damaged.write_bytes(bytes(damaged.stat().st_size))
+        rig.send((3, 4), THREE)
+        await rig.join(THREE)
+        rig.send((3, 4), THREE)
+        await rig.ear.hear(TransferFailed, Transferred, count=5)
+        assert len(rig.said(TransferFailed)) == 1, "the file is not what it was when the model was cut"
+
+    play_with(large, tmp_path, scene)
+
+
+def test_a_node_with_all_blocks_says_so_when_it_joins(play: Callable[[Scene], None]) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.join(ONE)
+        rig.send((0, 2), ONE)
+        await rig.ear.hear(Transferred)
+        await rig.die(ONE)
+        await rig.join(ONE)
+        assert rig.said(NodeReady)[-1].weights == ()
+        rig.send(None, ONE)
+        await rig.ear.hear(Transferred, count=2)
+        await rig.die(ONE)
+        await rig.join(ONE)
+        assert rig.said(NodeReady)[-1].weights == (WHOLE,)
+        rig.backend.evict(Evict(ONE, WHOLE, WeightLevel.FILES))
+        await until(lambda: rig.blocks(ONE) == [])
+
+    play(scene)
+
+
+def test_a_part_that_dies_takes_what_has_yet_to_pass_it(play: Callable[[Scene], None], model: Path) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 1, 2, 4), {A: ONE, B: TWO, C: THREE})
+        pipeline = rig.pipeline(A)
+        stopped = rig.pid(C)
+        os.kill(stopped, signal.SIGSTOP)
+        rig.run(1, A, 16)
+        await until(lambda: pipeline.computes(2, 1))
+        os.kill(rig.pid(B), signal.SIGSTOP)
+        rig.run(2, C, 16)
+        rig.run(3, B, 16)
+        await until(lambda: pipeline.computes(1, 2) and len(pipeline._waiting[1]) == 1)
+        os.kill(rig.pid(B), signal.SIGKILL)
+        assert await rig.ear.hear(ReplicaLost) == ReplicaLost(B, "its process was killed by SIGKILL")
+        assert rig.said(BatchLost) == [BatchLost(BatchId(2), C, "replica 2, another part of its pipeline, is lost")]
+        os.kill(stopped, signal.SIGCONT)
+        await rig.finished(1)
+        check(model, 1, 16, await rig.ear.answer(rig, 1))
+        await rig.completed(A, C)
+        rig.run(4, A, 5)
+        rig.run(5, C, 16)
+        await rig.finished(3)
+        check(model, 4, 5, await rig.ear.answer(rig, 4))
+        check(model, 5, 16, await rig.ear.answer(rig, 5))
+        assert len(rig.lost) == 2
+        await rig.check_nothing_left()
+
+    play(scene)
+
+
+def test_an_agent_that_dies_takes_what_only_its_node_has(play: Callable[[Scene], None], model: Path) -> None:
+    """The next part has not fetched the tensors yet: its batch is lost too, and the part serves on by itself."""
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        pipeline = rig.pipeline(A)
+        fetch, gate = BlockClient.fetch, asyncio.Event()
+
+        async def held(self: BlockClient, block: Address, memory: memoryview) -> None:
+            await gate.wait()
+            await fetch(self, block, memory)
+
+        BlockClient.fetch = held  # type: ignore[method-assign]
+        try:
+            rig.run(1, B, 16)
+            await until(lambda: pipeline.computes(1, 1))
+            await rig.die(ONE)
+            gate.set()
+        finally:
+            BlockClient.fetch = fetch  # type: ignore[method-assign]
+        assert [event.replica for event in rig.said(ReplicaLost)] == [A]
+        assert rig.said(BatchLost) == [BatchLost(BatchId(1), B, "replica 1, another part of its pipeline, is lost")]
+        await rig.completed(B)
+        rig.run(2, B, 16)
+        await rig.finished(1)
+        check(model, 2, 16, await rig.ear.answer(rig, 2))
+        await asyncio.sleep(0)
+        assert [event.replica for event in rig.said(ReplicaLost)] == [A]
+        await rig.check_nothing_left()
+
+    play(scene)
+
+
+def test_a_part_whose_node_cannot_reach_the_one_before_ends(
+    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both nodes reach the deciding process."""
+    monkeypatch.setattr(agents, "UNREACHED_S", 0.05)
+
+    async def cut(self: BlockClient, block: Address, memory: memoryview) -> None:
+        raise BlockLost("no route to host")
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockClient, "fetch", cut)
+            rig.run(1, A, 16)
+            gone = await rig.ear.hear(ReplicaLost)
+        assert gone == ReplicaLost(B, "the node of the part before it cannot be reached: no route to host")
+        assert rig.said(BatchLost) == [BatchLost(BatchId(1), A, "replica 2, another part of its pipeline, is lost")]
+        await rig.completed(A)
+        rig.run(2, A, 16)
+        await rig.finished(1)
+        check(model, 2, 16, await rig.ear.answer(rig, 2))
+        await rig.check_nothing_left()
+
+    play(scene)
+
+
+def test_a_part_may_be_told_of_its_own_batch_while_it_runs_one_that_passes(
+    play: Callable[[Scene], None], model: Path
+) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        pid = rig.pid(B)
+        await rig.completed(B)
+        os.kill(pid, signal.SIGSTOP)
+        rig.run(1, A, 16)
+        await until(lambda: rig.pipeline(A).computes(1, 1))
+        os.kill(rig.pid(A), signal.SIGKILL)
+        await rig.ear.hear(ReplicaLost)
+        rig.run(2, B, 16)
+        os.kill(pid, signal.SIGCONT)
+        await rig.finished(1)
+        check(model, 2, 16, await rig.ear.answer(rig, 2))
+        assert [event.batch for event in rig.said(Finished)] == [2]
+        await rig.check_nothing_left()
+
+    play(scene)
+
+
+def test_a_batch_for_a_part_of_a_broken_pipeline_is_lost_and_does_not_fail(play: Callable[[Scene], None]) -> None:
+    """The core has begun it before it hears of the loss."""
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        rig.pipeline(B).is_broken = True
+        rig.run(1, B, 2)
+        assert rig.lost == [BatchLost(BatchId(1), B, "another part of its pipeline is lost")]
+
+    play(scene)
+
+
+def test_layers_that_do_not_come_end_their_part_and_leave_nothing(play: Callable[[Scene], None], model: Path) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.join(ONE, TWO)
+        content = without_last_block(rig)
+        rig.start((0, 2, 4), {A: ONE, B: TWO})
+        gone = await rig.ear.hear(ReplicaLost)
+        assert isinstance(gone, ReplicaLost)
+        assert gone.replica == B
+        assert "its weights do not come" in gone.error
+        await rig.ear.hear(TransferFailed)
+        await rig.ear.hear(ReplicaReady)
+        rig.complete(A)
+        await rig.ear.hear(ReplicaLost, count=2)
+        last_block(rig).write_bytes(content[:-1] + b"?")
+        rig.start((0, 2, 4), {C: TWO}, pipeline=1)
+        await rig.ear.hear(ReplicaReady, count=2)
+        rig.complete(C)
+        await rig.ear.hear(ReplicaLost, count=3)
+        assert 3 not in rig.blocks(TWO), "it is not what was cut"
+        assert not rig.backend._replicas
+        assert not rig.local(ONE)._replicas
+
+    play(scene)
+
+
+def test_stopping_before_all_parts_are_there_stops_all(play: Callable[[Scene], None]) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.join(ONE, TWO)
+        rig.start((0, 2, 4), {A: ONE, B: TWO})
+        rig.backend.stop(A)
+        rig.backend.stop(B)
+        await rig.ear.hear(ReplicaStopped, count=2)
+        assert rig.lost == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("bounds", [(0, 1, 3), (0, 2, 2, 4), (0, 4)])
+def test_parts_that_are_not_the_whole_model_are_refused(play: Callable[[Scene], None], bounds: tuple[int, ...]) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.join(ONE)
+        rig.start(bounds, {A: ONE})
+        gone = await rig.ear.hear(ReplicaLost)
+        assert isinstance(gone, ReplicaLost)
+        assert "all 4 blocks of 'skips'" in gone.error
+        rig.backend.start(B, ReplicaSpec("stage", "skips", Slot(0.5), TWO), None, Part(PipelineId(7), 0, (0, 2, 4)))
+        assert await rig.ear.hear(ReplicaLost, count=2) == ReplicaLost(B, "node two is not connected")
+
+    play(scene)
+
+
+def test_agents_get_a_model_by_its_url_or_its_blocks(model: Path, tmp_path: Path) -> None:
+    made = servable(model, tmp_path)
+    assert made.cut is not None
+    every = [block.source for block in made.cut.blocks]
+    assert sources_of(made) == every
+    assert [sources_of(made, layers) for layers in ((1, 3), (3, 1), (0, 4), (2, 0))] == [
+        every[1:3],
+        [every[0], every[3]],
+        every,
+        every[2:],
+    ]
+    assert sources_of(structs.replace(made, cut=None, source="https://host/x.onnx")) == ["https://host/x.onnx"]
+    assert sources_of(structs.replace(made, cut=None)) == []
+
+
+# Shadows
+
+PAIR = Shadow(0.5, (0, 1))
+
+
+async def paired(rig: Rig, number: int = 7) -> None:
+    """A body on the first node, with a shadow."""
+    await rig.join(ONE)
+    rig.backend.start(A, ReplicaSpec("stage", "skips", Slot(0.5), ONE))
+    await rig.ear.hear(ReplicaReady)
+    rig.backend.start_shadow(A, number, PAIR)
+    assert await rig.ear.hear(ShadowReady) == ShadowReady(A, number)
+
+
+def shadow_pid(rig: Rig) -> int:
+    found = rig.local(ONE).shadow_pid(A)
+    assert found is not None
+    return found
+
+
+def test_a_life_of_a_shadow_behind_an_agent(play: Callable[[Scene], None], model: Path) -> None:
+    async def scene(rig: Rig) -> None:
+        await paired(rig)
+        for batch, rows in enumerate((4, 1, 16, 3), 1):
+            rig.run(batch, A, rows)
+            await rig.finished(batch)
+            check(model, batch, rows, await rig.ear.answer(rig, batch))
+        rig.backend.start_shadow(A, 8, PAIR)
+        assert await rig.ear.hear(ShadowLost) == ShadowLost(A, 8, "the one before has not ended")
+        rig.backend.stop_shadow(A, 8)
+        assert await rig.ear.hear(ShadowStopped) == ShadowStopped(A, 8)
+        pid = shadow_pid(rig)
+        rig.backend.stop_shadow(A, 7)
+        assert await rig.ear.hear(ShadowStopped, count=2) == ShadowStopped(A, 7)
+        assert not is_running(pid)
+        rig.backend.start_shadow(A, 9, PAIR)
+        await rig.ear.hear(ShadowReady, count=2)
+        pid = shadow_pid(rig)
+        rig.backend.stop(A)
+        await rig.ear.hear(ReplicaStopped)
+        assert not is_running(pid)
+        assert rig.lost == []
+
+    play(scene)
+
+
+def test_a_shadow_behind_an_agent_that_dies_costs_no_answer(play: Callable[[Scene], None], model: Path) -> None:
+    async def scene(rig: Rig) -> None:
+        await paired(rig)
+        pid = shadow_pid(rig)
+        os.kill(pid, signal.SIGSTOP)
+        rig.run(1, A, 16)
+        os.kill(pid, signal.SIGKILL)
+        assert await rig.ear.hear(ShadowLost) == ShadowLost(A, 7, "its process was killed by SIGKILL")
+        await rig.finished(1)
+        check(model, 1, 16, await rig.ear.answer(rig, 1))
+        rig.backend.start_shadow(A, 8, PAIR)
+        await rig.ear.hear(ShadowReady, count=2)
+        rig.run(2, A, 16)
+        await rig.finished(2)
+        check(model, 2, 16, await rig.ear.answer(rig, 2))
+        assert not rig.said(ReplicaLost)
+
+    play(scene)
+
+
+def test_a_shadow_ends_when_its_agent_loses_the_deciding_process(play: Callable[[Scene], None]) -> None:
+    """The next deciding process would know nothing of it."""
+
+    async def scene(rig: Rig) -> None:
+        await paired(rig)
+        pid = shadow_pid(rig)
+        rig.backend._agents[ONE].records.close()
+        rig.backend._on_end(rig.backend._agents[ONE], "a test broke it")
+        assert rig.lost == rig.said(ReplicaLost)
+        await until(lambda: not is_running(pid))
+        await rig.ear.hear(NodeReady, count=2)
+        rig.backend.start_shadow(A, 8, PAIR)
+        assert not rig.said(ShadowLost), "a lost replica's shadow is lost with it"
+
+    play(scene)
+
+
+# What an agent with a part may not report
+
+CUT = Servable("/not/here.onnx", BYTES, cut=CutModel((CutBlock("a", (), (), ()), CutBlock("b", (), (), ())), {}, 4))
+
+
+def passed(tensors: Sequence[Block] = (b"x",), visits: int = 2, **others: Any) -> BatchPassed:  # fields
+    record = PassedBatch(visits, list(range(visits)), [1] * visits, [[*range(visits)]], [*tensors])
+    return structs.replace(BatchPassed(BATCH, A, record), **others)
+
+
+LIES: dict[str, Callable[[int, int], FromAgent]] = {
+    "another batch": lambda own, _: passed(batch=BatchId(6)),
+    "a part of another node": lambda own, _: passed(replica=B),
+    "a block of another agent": lambda own, other: passed([block(other)]),
+    "a block of the server": lambda own, _: passed([block(0)]),
+    "other visits": lambda own, _: passed(visits=3),
+    "too few tensors": lambda own, _: passed([]),
+    "finished with the first layers": lambda own, _: finished(),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_a_lie_about_a_part_costs_an_agent_its_node_and_nobody_else(lie: Callable[[int, int], FromAgent]) -> None:
+    async def scene() -> None:
+        async with fleet() as here:
+            here.backend.learn({("stage", "cut"): CUT}, {}, threads_prepared=1)
+            liar, other = await here.join(), await here.join("two")
+            for place, (replica, fake, node) in enumerate(((A, liar, ONE), (B, other, TWO))):
+                await fake.hear(AgentSetup)
+                part = Part(PipelineId(0), place, (0, 1, 2))
+                here.backend.start(replica, ReplicaSpec("stage", "cut", Slot(1), node), None, part)
+                await fake.hear(StartWorker)
+                fake.send(AgentReport(ReplicaReady(replica)))
+            await here.ear.hear(ReplicaReady, count=2)
+            await liar.hear(CompleteWorker)
+            here.backend.run(BATCH, A, Run(2, [b"x", b"y"]))
+            assert (await liar.hear(RunBatch)).is_part
+            liar.send(lie(liar.holder, other.holder))
+            await until(lambda: bool(liar.ends))
+            assert [name for name, _ in here.lost()] == [ONE]
+            assert [each.replica for each in here.ear.events if isinstance(each, ReplicaLost)] == [A]
+            other.send(AgentReport(ReplicaCompleted(B)))
+            await here.ear.hear(ReplicaCompleted)
+            here.backend.run(BatchId(6), B, Run(2, [b"x", b"y"]))
+            other.send(finished(replica=B, batch=BatchId(6)))
+            await here.ear.hear(Finished)
+            assert not other.ends
+
+    play_fleet(scene)
