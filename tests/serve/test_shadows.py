@@ -478,7 +478,11 @@ def test_a_shadow_whose_blocks_are_gone_is_lost_and_its_body_serves(model: Path,
 
 
 def application(model: Path, folder: Path, *, has_layers: bool = True) -> dict[str, Any]:
-    """One model of which a body with one core carries 25 requests per second, by its profile."""
+    """One model of which a body with one core carries 25 requests per second, by its profile.
+
+    Bodies are adapted to `initial_rps` at once and then not for a minute, however long the first of them loads: the
+    second core is left for a shadow.
+    """
     profile = structs.replace(profile_of(10.0), load_s=0.3, memory_bytes=1_000_000, hardware="here")
     save_profile(profile if has_layers else structs.replace(profile, layers=None), folder / "profile.json")
     variant = {"name": "skips", "model": str(model), "profile": str(folder / "profile.json")}
@@ -486,7 +490,7 @@ def application(model: Path, folder: Path, *, has_layers: bool = True) -> dict[s
         "name": "live",
         "slo_ms": 1000,
         "stages": [{"name": "stage", "variants": [variant]}],
-        "system": {"name": "asyfunc", "cores_max": 1, "adapt_ms": 60_000, "drop": "never"},
+        "system": {"name": "asyfunc", "cores_max": 1, "adapt_ms": 60_000, "initial_rps": 10, "drop": "never"},
         "cluster": TWO_CORES,
     }
 
@@ -508,6 +512,7 @@ def test_asyfunc_meets_a_burst_with_a_shadow_whose_death_loses_nothing(model: Pa
                 nonlocal asked
                 while sum(isinstance(record, kind) for _, record in live.log) < count:
                     asked += 1
+                    assert asked < 3000, f"no {kind.__name__} in {live.log[-1][0] / 1e9:.0f} s"
                     live.ask(Tensor("FP32", (1, 64), inputs(1 + asked % 8)[0].tobytes()))
                     await asyncio.sleep(0.01)
 
