@@ -12,8 +12,8 @@ from sloop.vocabulary import ReplicaSpec
 class BestFit:
     """The place with the least free room: on the accelerator, if the replica uses one, then in cores.
 
-    Nodes on demand come last. Ties go to the node listed first. Keeps room for large replicas and leaves nodes empty
-    that can be given back. Fails for interference: it packs replicas onto one machine (see `SpreadPlacement`).
+    Nodes on demand come last. Ties go to the node listed first. Keeps room for large replicas, and leaves nodes empty,
+    which can then be released. Fails where replicas on one machine slow each other down (see `SpreadPlacement`).
     """
 
     ignores_names: ClassVar[bool] = True
@@ -24,11 +24,12 @@ class BestFit:
 
 @dataclass(frozen=True, slots=True)
 class SpreadPlacement:
-    """The place with the most free room: on the accelerator, if the replica uses one, then in parts of all cores.
+    """The place with the most free room: on the accelerator, if the replica uses one, then by the largest free fraction
+    of the node's cores.
 
-    Ties go to the node listed first. Spreads replicas, so that they disturb each other least and the loss of a node
-    costs the fewest replicas. Fails for fragmentation: many half-empty nodes, none with room for a large replica (see
-    `BestFit`).
+    Ties go to the node listed first. Spreads replicas, so that they slow each other down least and the loss of a node
+    costs the fewest replicas. Fails for large replicas: many nodes end up half empty, and none may have room for one
+    (see `BestFit`).
     """
 
     ignores_names: ClassVar[bool] = True
@@ -43,8 +44,8 @@ class SpreadPlacement:
 
 
 def _free(site: Site) -> tuple[float, float, float]:
-    """The free share and memory of the accelerator, and the free cores of the node. Replicas without a share of their
-    own, which only memory limits, leave the free share as it is."""
+    """The free share and memory of the accelerator, and the free cores of the node. Replicas with a share of 0 do not
+    reduce the free share; only memory limits how many there are."""
     if site.device is None:
         return 0.0, 0.0, site.node.free_cores
     return site.device.free_share, site.device.free_memory_bytes, site.node.free_cores

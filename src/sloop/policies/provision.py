@@ -1,4 +1,5 @@
-"""Provision: where missing replicas start together, and from where their weights come. Each class is one policy."""
+"""Provision: where the missing replicas of a stage start, and from where their weights come. Each class is one policy,
+which decides on all of them together."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -41,13 +42,13 @@ __all__ = ["AsPlaced", "CheapestStart", "Flashpoint"]
 
 @dataclass(frozen=True, slots=True)
 class Flashpoint:
-    """Weights come from the nearest place that has them, and along chains.
+    """Replicas start on nodes that have the weights; other nodes get them from the nearest source, along chains.
 
     Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 to 2.12 and 5.1 of our specification, with its
     corrections. Each technique can be switched off, which gives the systems that the thesis compares with: the
     baseline (`locality` and `multicast` off), GPU-enabled FaaS (`multicast` and `join` off, `source` `store`) and Atoll
-    (the same with `cache` `files`), all without `partition`, which is off unless a system switches it on. Fails where
-    accelerators of one node disturb each other: it fills nodes that have the model.
+    (the same with `cache` `files`),     all without `partition`, which is off unless a system switches it on. Fails
+    where replicas on the accelerators of one node slow each other down: it fills the nodes with the weights first.
     """
 
     leaves_all: ClassVar[bool] = False
@@ -57,26 +58,27 @@ class Flashpoint:
     multicast: bool = True
     """The receivers of one source form a chain, in the order of their racks; without it, each has its own transfer."""
     cache: Literal["files", "loaded"] = "loaded"
-    """What nodes keep of weights that no replica uses, with `locality`: their `files`, or also the process that has
-    `loaded` them."""
+    """With `locality`, what nodes keep of weights that no replica uses: `files`, or `loaded`, which also keeps the
+    process that has loaded them."""
     source: Literal["nearest", "store"] = "nearest"
     """Whether weights come from other nodes that have them, or always from the store."""
     join: bool = True
     """Whether a start waits for a transfer to its node that is under way already, instead of ordering its own."""
     partition: bool = False
-    """Whether replicas that start together may start as the parts of one model, if its layers were measured and this is
-    expected to answer the requests that wait sooner."""
+    """Whether replicas that start together may start as parts of one model. They do if its layers were measured and the
+    waiting requests are expected to be answered sooner than by whole models."""
     cuts: Literal["best", "fewest", "filled"] = "best"
-    """How models are cut: as is `best` for those that wait; as Gillis does, into the `fewest` parts of at most 250 MB;
-    or as SerFer does, into parts that are `filled` up to 200 MB. The latter two cut a model whenever enough replicas
-    start for all its parts, and ignore cold starts."""
+    """How models are cut. `best`: so that the waiting requests are answered soonest. `fewest`: as Gillis does, into the
+    fewest parts of at most 250 MB. `filled`: as SerFer does, into parts of up to 200 MB. `fewest` and `filled` cut a
+    model whenever enough replicas start for all its parts, and ignore cold starts."""
     pieces_max: int = 0
     """The most parts of one model; 0: as many as it has layers."""
     link_mbps: float = 7506.89
-    """What a transfer between two nodes is expected to move: measured between two instances of a cloud (section 3.3).
-    Decides whether and how to cut a model."""
+    """The expected rate of a transfer between two nodes, measured between two cloud instances (section 3.3). Used to
+    decide whether and where to cut a model."""
     store_mbps: float = 2203.0
-    """What the store is expected to send to all nodes together, measured there as well. Decides the same."""
+    """The expected rate at which the store sends to all nodes together, measured there as well. Used in the same
+    way."""
     packs_first: bool = True
     """Whether the first replicas of an application fill one node after the other, as if they had grown there."""
 
@@ -123,8 +125,9 @@ class Flashpoint:
         )
 
     def complete(self, now_ns: int, given: CompletionInput) -> list[tuple[str, tuple[str, ...]]]:
-        """From the node with the weights that sends least, one in the same rack if several do; from the store without
-        one. A chain brings all layers to all parts, so that the source sends them once and not to each part."""
+        """The source is the node with the weights that has the fewest transfers to send, on a tie one in the same rack;
+        the store if no node has them. One chain brings all layers to all parts, so that the source sends them once and
+        not to each part."""
         found = [each for each in given.weights if each.is_source] if self.locality and self.source != "store" else []
         sends = Counter(given.sends)
 
@@ -152,10 +155,11 @@ class Flashpoint:
         return self.multicast and (self.join or not self.locality)
 
     def _groups(self, given: ProvisionInput, sites: Sequence[int], level: int, sources: int) -> "list[_Group]":
-        """Pipelines of these sites, in this order, as long as they answer those that wait sooner than whole models.
+        """Pipelines of these sites, in this order, as long as a pipeline is expected to answer the waiting requests
+        sooner than whole models.
 
-        All sites are of one level: `LOADED`, `IN_FILES` or `ELSEWHERE`, for a pipeline is as slow as its slowest part.
-        Each level answers its share of the requests that wait.
+        All sites are of one level (`LOADED`, `IN_FILES` or `ELSEWHERE`), because a pipeline starts only when its
+        slowest part has. Each level answers its share of the waiting requests.
         """
         groups: list[_Group] = []
         is_awaited = given.waiting > 0 or not given.is_first
@@ -182,7 +186,7 @@ class Flashpoint:
         return groups
 
     def _downloads(self, given: ProvisionInput, sites: Sequence[int], level: int, sources: int) -> PieceDownloads:
-        """What is expected of starts at these sites, whose weights so many nodes can send."""
+        """How long starts at these sites are expected to take, if `sources` nodes can send the weights."""
         costs, bits = given.costs, given.costs.weights.size_bytes * 8
         local_s = costs.send_s + (costs.load_s if level != LOADED else 0.0)
         return PieceDownloads(
@@ -199,7 +203,7 @@ class Flashpoint:
     def _starts_of_parts(
         self, making: "_Transfers", groups: "Sequence[_Group]", names: Mapping[int, str], ready: Container[str]
     ) -> list[ReplicaStart]:
-        """The starts of pipelines, with the transfers of each part to all nodes that get it."""
+        """The starts of the parts of pipelines. A part with the same layers is sent to all its nodes together."""
         receivers: dict[tuple[int, int], list[str]] = {}
         for group in groups:
             for index, layers in zip(group.sites, pairwise(group.bounds), strict=True):
@@ -222,8 +226,8 @@ class Flashpoint:
         return primed_first(given, levels)
 
     def _routes(self, making: "_Transfers", receivers: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """Sources and receivers of the transfers that bring the same to these nodes, to a node once for each time that
-        it is named."""
+        """Sources and receivers of the transfers that bring the same layers to these nodes. A node that is named twice
+        gets two transfers."""
         racks = making.racks | making.sources
         sources = {name: rack for name, rack in making.sources.items() if name not in receivers}
         parts = divided(receivers, list(sources), making.sends, racks) if sources else {STORE: list(receivers)}
@@ -263,7 +267,7 @@ class _Transfers:
     def add(
         self, routes: Iterable[tuple[str, tuple[str, ...]]], layers: tuple[int, int] | None = None
     ) -> "_ChainsOfNodes":
-        """Order transfers; returns which of them come to which nodes."""
+        """Order transfers; returns the transfers by receiving node."""
         made = _ChainsOfNodes()
         for source, receivers in routes:
             for name in receivers:
@@ -274,13 +278,13 @@ class _Transfers:
 
 
 class _ChainsOfNodes:
-    """By node, the transfers that bring the same weights there."""
+    """By node, the transfers that bring the weights there."""
 
     def __init__(self) -> None:
         self.places: dict[str, list[int]] = {}
 
     def of(self, name: str, *, again: bool) -> int:
-        """One for a start; unless others may use it `again`, for this one alone."""
+        """The transfer for a start on this node. Unless `again`, no other start gets the same one."""
         own = self.places[name]
         return own[0] if again else own.pop(0)
 
@@ -288,9 +292,9 @@ class _ChainsOfNodes:
 # Pipelines
 
 PIECE_BYTES_MAX = 250e6
-"""What AWS Lambda lets a function load, which bounds the pieces of Gillis and SerFer."""
+"""The most that a function of AWS Lambda may load, which bounds the pieces of Gillis and SerFer."""
 LOADED, IN_FILES, ELSEWHERE = range(3)
-"""Where the weights are that a start needs: in a process of its node, in the files of its node, or on no disk there."""
+"""Where a start finds its weights: loaded in a process of its node, in files of its node, or on another machine."""
 
 
 def _sources(given: ProvisionInput) -> dict[str, str]:
@@ -299,7 +303,7 @@ def _sources(given: ProvisionInput) -> dict[str, str]:
 
 
 def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
-    """What the layers of the model cost: of its cold start, whatever that takes, a share in proportion to bytes."""
+    """What the layers of the model cost. Their shares of the cold start are in proportion to their bytes."""
     cores = given.spec.slot.cores
     blocks = given.belief.blocks(cores, cores)
     assert blocks is not None, f"the layers of {given.spec.variant} were not measured"
@@ -320,15 +324,14 @@ def _fronts(costs: PieceCosts) -> list[list[PiecePlan]]:
 def _best_cuts(
     costs: PieceCosts, requests: int, devices: int, pieces_max: int, starts: PieceDownloads
 ) -> tuple[int, ...]:
-    """Where to cut the model for so many requests that wait while so many devices are added; nowhere if a whole model
-    on each is as good."""
+    """Where to cut the model if `requests` wait and `devices` are added; empty if whole models are as good."""
     found = best_plan(_fronts(costs), requests, devices, pieces_max=pieces_max, starts=starts)
     return found.cuts if found is not None else ()
 
 
 @lru_cache(maxsize=32)
 def _filled_cuts(costs: PieceCosts, layer_bytes: tuple[int, ...], how: Literal["fewest", "filled"]) -> tuple[int, ...]:
-    """Where planners cut the model that the thesis compares with (section 5.1)."""
+    """Where the planners with which the thesis compares cut the model (section 5.1)."""
     if how == "fewest":
         return fewest_pieces(layer_bytes, costs.transfer_s, PIECE_BYTES_MAX)
     return filled_pieces(layer_bytes, PIECE_BYTES_MAX)
@@ -344,9 +347,9 @@ class _SiteRoom:
         self._given = given
         self._nodes: dict[str, list[float]] = {}
         self._devices: dict[int, tuple[float, int, int]] = {}
-        """By site, what is left of its device, if something was taken of it."""
+        """By site, the share, memory and clients that are left of its device, once a replica was put there."""
         self.sites: dict[str, list[int]] = {}
-        """By node, in the order in which they were declared."""
+        """By node, in the order in which nodes were declared."""
         last, own = None, list[int]()
         for index, site in enumerate(given.sites):
             if site.node is not last:
@@ -356,7 +359,7 @@ class _SiteRoom:
             own.append(index)
 
     def view(self, name: str) -> NodeView:
-        """A node as it was."""
+        """A node as it was before any replica was put there."""
         return self._given.sites[self.sites[name][0]].node
 
     def take(self, name: str) -> int | None:
@@ -401,16 +404,19 @@ class _SiteRoom:
 
 
 def packed(given: ProvisionInput) -> list[int]:
-    """The sites that fill one node after the other, in their order."""
+    """Sites for the replicas, which fill one node after the other in the order of the nodes."""
     room, chosen = _SiteRoom(given), list[int]()
     room.fill(room.sites, chosen)
     return chosen
 
 
 def primed_first(given: ProvisionInput, levels: Mapping[str, int]) -> list[int]:
-    """The two stages of Flashpoint (section 2.8). First all room on the nodes that have the weights, those of the
-    lowest level first and of these those with the most room. Then one replica on each other node, so that many will
-    have them: those with the least in use first, and their racks in turn. Then a second one there, and so on."""
+    """Sites by the two stages of Flashpoint (section 2.8).
+
+    First, replicas fill the nodes that have the weights: the lowest level first, and within a level the nodes with the
+    most room first. Then each other node gets one replica, so that many nodes will have the weights: the least used
+    first, racks in turn. Then each gets a second one, and so on.
+    """
     room, chosen = _SiteRoom(given), list[int]()
     primed = [name for name in room.sites if name in levels]
     room.fill(sorted(primed, key=lambda name: (levels[name], -len(room.sites[name]))), chosen)
@@ -419,7 +425,7 @@ def primed_first(given: ProvisionInput, levels: Mapping[str, int]) -> list[int]:
 
 
 def fresh_in_turn(views: Iterable[NodeView]) -> list[str]:
-    """These nodes: those with the least in use first, and their racks in turn."""
+    """The names of these nodes: the least used first, racks in turn."""
     fresh: dict[tuple[float, str], list[str]] = {}
     for view in views:
         fresh.setdefault((_used(view), view.node.rack), []).append(view.node.name)
@@ -428,7 +434,7 @@ def fresh_in_turn(views: Iterable[NodeView]) -> list[str]:
 
 
 def least_used_first(given: ProvisionInput) -> list[int]:
-    """Each replica on the node with the least in use, that of the replicas before it included."""
+    """Each replica on the node that is least used, counting the replicas that were chosen before it."""
     room, chosen = _SiteRoom(given), list[int]()
     used = {_name(site): _used(site.node) for site in given.sites}
     order = {name: place for place, name in enumerate(room.sites)}
@@ -445,14 +451,14 @@ def least_used_first(given: ProvisionInput) -> list[int]:
 
 
 def _used(view: NodeView) -> float:
-    """How much of a node is in use: of its devices, or of its cores if it has none. 0 to 1."""
+    """The fraction of a node that is in use: of its devices, or of its cores if it has none."""
     if view.devices:
         return 1.0 - sum([each.free_share for each in view.devices]) / len(view.devices)
     return 1.0 - view.free_cores / view.node.cores if view.node.cores else 1.0
 
 
 def _step(site: Site, given: ProvisionInput) -> float:
-    """How much more is in use with one more replica."""
+    """By how much one more replica raises that fraction."""
     devices, slot = site.node.devices, given.spec.slot
     return slot.share / len(devices) if devices else slot.cores / max(ROUNDING, site.node.node.cores)
 
@@ -471,8 +477,9 @@ def _racks(given: ProvisionInput) -> dict[str, str]:
 def divided(
     receivers: Sequence[str], senders: Sequence[str], sends: Mapping[str, int], racks: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """The receivers of each sender, as evenly as possible: the numbers differ by at most one (section 2.9). Senders
-    with the fewest transfers come first, then those with the most receivers in their rack, and each prefers those."""
+    """The receivers of each sender, divided as evenly as possible: the numbers differ by at most one (section 2.9).
+    Senders with the fewest transfers come first, then those with the most receivers in their rack. Each sender prefers
+    receivers of its own rack."""
     beside = {name: sum(racks.get(each, "") == racks[name] != "" for each in receivers) for name in senders}
     order = {name: place for place, name in enumerate(senders)}
     chosen = sorted(senders, key=lambda name: (sends.get(name, 0), -beside[name], order[name]))[: len(receivers)]
@@ -492,8 +499,8 @@ def divided(
 
 
 def in_rack_order(source: str, receivers: Iterable[str], racks: Mapping[str, str]) -> tuple[str, ...]:
-    """The order of a chain that crosses the links between racks least often (section 2.15): the rack of the source
-    first, then one rack after the other, as they come."""
+    """The receivers in an order in which the chain crosses the links between racks least often (section 2.15): the rack
+    of the source first, then one rack after the other."""
     numbers = count(1)
     places: dict[str, int] = {racks[source]: 0} if source in racks else {}
     for name in receivers:
@@ -512,7 +519,7 @@ def _why(
     chains: Sequence[WeightChain],
     pipelines: Sequence[tuple[int, ...]] = (),
 ) -> str:
-    """The starts and transfers in one line."""
+    """The starts and transfers as one line of text, for the log."""
     there = dict.fromkeys(_name(given.sites[each.site]) for each in starts if each.chain is None and each.joins is None)
     joining = dict.fromkeys(_name(given.sites[each.site]) for each in starts if each.joins is not None)
     parts = [f"{counted(len(starts), 'replica')} of {given.spec.variant}"]
@@ -552,33 +559,35 @@ def _more(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CheapestStart:
-    """Each start is made in the way that is predicted to serve soonest.
+    """Replicas start where they are predicted to be ready soonest.
 
-    For each place it predicts how long a start there takes: from the process of its node that has loaded the weights,
-    from the files of its node, from a transfer that is under way, or from a new one, which comes along a chain, from
-    the node that sends least or from the store, whichever is quicker; with or without a spare worker. It takes the
-    soonest ones, and of equal new ones one on each node. So each start holds its place for the least time, too. Starts
-    that get their weights in the same way are made as parts of one model where requests that wait are then predicted to
-    be answered sooner in the mean (`sloop.solvers.starts`).
+    For each node it predicts how long a start there takes, with or without a spare worker. The weights come from a
+    process of the node that has loaded them, from files of the node, from a transfer to the node that is under way, or
+    from a new transfer: along a chain from the nodes that send least, or from the store, whichever is quicker. The
+    policy makes the soonest starts; of equally good starts with a new transfer, it makes one on each node first. Starts
+    that get their weights in the same way become parts of one model if this is predicted to answer the waiting requests
+    sooner, in the mean (`sloop.solvers.starts`).
 
-    Shadows are the scaling policy's choice (`asyfunc` with `bursts: cheapest`). Fails where the bandwidths are not as
-    believed, and where accelerators of one node disturb each other: it fills nodes that have the model.
+    The scaling policy decides whether a burst gets shadows (`asyfunc` with `bursts: cheapest`). Fails if the bandwidths
+    differ from the believed ones, and where replicas on the accelerators of one node slow each other down: it fills the
+    nodes with the weights first.
     """
 
     leaves_all: ClassVar[bool] = False
     cache: Literal["files", "loaded"] = "loaded"
-    """What nodes keep of weights that no replica uses: their `files`, or also the process that has `loaded` them."""
+    """What nodes keep of weights that no replica uses: `files`, or `loaded`, which also keeps the process that has
+    loaded them."""
     partition: bool = False
-    """Whether starts may be parts of one model, if its layers were measured. Not in a server with agents."""
+    """Whether starts may be parts of one model, if its layers were measured."""
     pieces_max: int = 0
     """The most parts of one model; 0: as many as it has layers."""
     spare_workers: int = 1
-    """How many processes without a model wait on each node, as believed. A start beyond them takes the time of a new
-    process."""
+    """How many processes without a model are believed to wait on each node. Each further start there also takes the
+    time to start a process."""
     link_mbps: float = 7506.89
-    """What a node is believed to send to another one, and to receive."""
+    """The believed rate at which a node sends, and at which it receives."""
     store_mbps: float = 2203.0
-    """What the store is believed to send, to all nodes together or to each, as `store` says."""
+    """The believed rate of the store, to all nodes together or to each, as `store` says."""
     store: Literal["shared", "per_node"] = "shared"
     """Whether all nodes share one link to the store, or each has its own."""
     packs_first: bool = True
@@ -627,18 +636,18 @@ class CheapestStart:
         return Provisioning(tuple(starts), tuple(making.chains), why, pipelines)
 
     def expected_s(self, now_ns: int, given: ProvisionInput) -> float:
-        """In how many seconds the first of these starts would serve as a whole replica. Of a start whose parts are
-        unknown, it is unknown what a spare worker saves: nothing."""
+        """In how many seconds the first of these starts would be ready as a whole replica. If the profile has only the
+        sum of a start's steps, all of it counts, because how much a spare worker saves is unknown."""
         costs = given.costs
         whole_s = 0.0 if costs.load_s or costs.send_s or costs.first_batch_s else costs.process_s
         return whole_s + min(each.ready_s for each in self._chosen(now_ns, given, self._copy(given)))
 
     def complete(self, now_ns: int, given: CompletionInput) -> list[tuple[str, tuple[str, ...]]]:
-        """As Flashpoint with all its techniques."""
+        """The same as `Flashpoint.complete` with all techniques."""
         return ALL_TECHNIQUES.complete(now_ns, given)
 
     def _copy(self, given: ProvisionInput) -> "_WeightCopy":
-        """From where a new copy comes soonest."""
+        """From where a new copy of the weights arrives soonest."""
         bits, sends = given.costs.weights.size_bytes * 8, given.sends
         alone_s = bits / (self.link_mbps * 1e6)
         beside = sends.get(STORE, 0) if self.store == "shared" else 0
@@ -653,8 +662,8 @@ class CheapestStart:
         )
 
     def _chosen(self, now_ns: int, given: ProvisionInput, copy: "_WeightCopy") -> "list[_ChosenStart]":
-        """The starts that serve soonest, in this order. Of equal ones those on the nodes with the most room, but of
-        those that need a new copy one on each node, then a second one."""
+        """The starts that are ready soonest, in this order. Of equally good starts, those on the nodes with the most
+        room come first; if they need a new copy, one on each node comes first, then a second one on each."""
         room, found = _SiteRoom(given), {each.node: each for each in given.weights}
         origins = {name: self._source_for(now_ns, given, found.get(name), copy) for name in room.sites}
         if self.packs_first and given.is_first:
@@ -688,7 +697,7 @@ class CheapestStart:
     def _source_for(
         self, now_ns: int, given: ProvisionInput, there: WeightsView | None, copy: "_WeightCopy"
     ) -> "_StartSource":
-        """How a start on a node gets its weights, and how long it takes where a spare worker waits."""
+        """How a start on a node gets its weights, and how long it takes if a spare worker waits there."""
         costs = given.costs
         local_s = costs.load_s + costs.send_s + costs.first_batch_s
         if there is not None and there.is_loaded and self.cache == "loaded":
@@ -703,7 +712,8 @@ class CheapestStart:
     def _groups(
         self, given: ProvisionInput, copy: "_WeightCopy", origin: "_StartSource", starts: "Sequence[_ChosenStart]"
     ) -> "list[_Group]":
-        """The pipelines of starts that get their weights in the same way, which answer their share of the requests."""
+        """Pipelines of starts that get their weights in the same way, chosen for their share of the waiting
+        requests."""
         is_awaited = given.waiting > 0 or not given.is_first
         if not self.partition or not is_awaited or len(starts) < 2 or given.belief.layer_count < 2:
             return []
@@ -733,25 +743,25 @@ class CheapestStart:
 
 
 ALL_TECHNIQUES: Final = Flashpoint()
-"""Whose chains we use."""
+"""`CheapestStart` takes its chains and its transfers of parts from this policy."""
 
 
 class _WeightCopy(NamedTuple):
     """A new copy of the weights."""
 
     seconds: float
-    """Until it is there, beside what its source sends already."""
+    """How long the transfer takes while its source also sends what it sends already."""
     alone_s: float
-    """If the source sends nothing else."""
+    """How long it takes if the source sends nothing else."""
     sources: dict[str, str]
-    """The nodes that send it, equally fast, with their racks; empty: the store."""
+    """The nodes that can send it equally fast, with their racks; empty: the store sends it."""
 
 
 class _StartSource(NamedTuple):
     """How a start on a node gets its weights."""
 
     ready_s: float
-    """Until it serves, with a spare worker."""
+    """How long it takes until it is ready, with a spare worker."""
     joins: TransferId | None = None
     """The transfer under way that it waits for."""
     is_copied: bool = False
@@ -759,7 +769,7 @@ class _StartSource(NamedTuple):
 
 
 class _ChosenStart(NamedTuple):
-    """A start that is to be made."""
+    """A start that was chosen, and in how many seconds it is ready."""
 
     site: int
     node: str
@@ -782,5 +792,6 @@ def _parts(
 
 @lru_cache(maxsize=16)
 def _columns(costs: PieceCosts, pieces_max: int) -> PlanColumns:
-    """The plans of at most so many pieces: those of more take far longer to find, and few decisions start as many."""
+    """The plans of at most `pieces_max` pieces. Plans of more pieces take far longer to find, and few decisions start
+    that many replicas."""
     return PlanColumns.of(plan_fronts(costs, pieces_max))

@@ -20,12 +20,12 @@ NO_WAIT: Final = "choose the lane work_conserving"
 
 @dataclass(slots=True)
 class GroupSplit:
-    """How the requests that waited at one instant are to run: sizes of batches that have not started yet."""
+    """How the requests that waited at one instant are to run, as the sizes of batches that have not started yet."""
 
     running: deque[int]
-    """At most `together` at once."""
+    """At most `together` of these run at a time."""
     queued: deque[int]
-    """One by one, when all of them have ended."""
+    """These run one by one, when all of `running` have ended."""
     together: int
 
     @property
@@ -34,8 +34,8 @@ class GroupSplit:
         return not self.running and not self.queued
 
     def shrink(self, waiting: int) -> None:
-        """Only so many requests wait: others were dropped or cancelled, or run on another device. The last batches are
-        for fewer."""
+        """Make the last batches smaller if fewer requests wait than were split, because some were dropped or cancelled
+        or run on another device."""
         excess = sum(self.running) + sum(self.queued) - waiting
         for batches in (self.queued, self.running):
             while excess > 0 and batches:
@@ -47,12 +47,12 @@ class GroupSplit:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """PALDIA's distributor: of the requests that wait, some run together and the others queue, so that the last one
-    ends as early as the law of interference of their model allows.
+    """PALDIA's distributor: some of the waiting requests run together and the others queue, so that the last one ends
+    as early as possible, by the law of interference of their model.
 
-    The split is found for the requests that wait when all batches of the former one have started; requests that come
-    meanwhile belong to the next one. The oldest run, the newest queue. At most as many batches run together as the
-    stage has ready replicas on the device. Of several stages on one device, each splits as if it were alone there.
+    When all batches of a split have started, the requests that wait then are split anew. The oldest run, the newest
+    queue. At most as many batches run together as the stage has ready replicas on the device. If several stages use one
+    device, each splits as if it were alone there.
 
     Source: PALDIA, specification sections 2.1 and 2.1.1 (executed plans; (b) for `resident`); `sloop.solvers.paldia`.
     """
@@ -60,24 +60,25 @@ class Hybrid:
     takes_all: ClassVar[bool] = False
 
     lane: Lane = "work_conserving"
-    """`serial`: queued batches run one by one when all that run together have ended, and requests that find the device
-    busy queue all. `work_conserving`: one starts whenever another ends."""
+    """`serial`: queued batches run one by one when all that run together have ended; requests that arrive while the
+    device is busy all queue. `work_conserving`: a queued batch starts whenever another one ends."""
     sharing: Sharing = "hybrid"
-    """`hybrid`: the best split. `together`: all that the replicas allow. `queue`: one batch after the other.
-    `resident`, which is not PALDIA's: as many at a time as end all of them soonest if each next one starts as another
-    ends; it needs the work-conserving lane."""
+    """`hybrid`: the best split. `together`: as many batches as there are replicas. `queue`: one batch after the other.
+    `resident`, which is not PALDIA's: a constant number of batches at a time, each starting when another ends, such
+    that the last one ends earliest; it needs the work-conserving lane."""
     even: bool = False
-    """Whether requests are divided evenly among batches, instead of full batches and a rest."""
+    """Whether batches have equal sizes, instead of full batches and one with the rest."""
     gain_min: float = 0.0
-    """By which part a split must be predicted to end earlier than all together and one after the other, so that it is
-    made; otherwise the better of these two is. The error of the law, which `sloop profile --sharing` prints, is a good
-    value: a smaller gain may be none."""
+    """The smallest gain for which a split is made: the fraction by which it must be predicted to end earlier than both
+    `together` and `queue`; otherwise the better of these two is used. A good value is the error of the law, which
+    `sloop profile --sharing` prints: a smaller gain may not be real."""
     _splits: dict[tuple[str, str, str], GroupSplit] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_range("gain_min", self.gain_min, least=0, most=1)
         if self.sharing == "resident" and self.lane == "serial":
-            raise OutOfRange("sharing", "cannot be resident in the serial lane, which waits for all that run", NO_WAIT)
+            what = "cannot be resident in the serial lane, in which a queued batch waits until no other runs"
+            raise OutOfRange("sharing", what, NO_WAIT)
 
     def start(self, now_ns: int, view: SharedDeviceView) -> Together:
         """See `SharePolicy`."""
@@ -97,7 +98,7 @@ class Hybrid:
         return Together(tuple(sizes))
 
     def _split(self, view: SharedDeviceView, busy: int) -> GroupSplit:
-        """The split of the requests that wait now."""
+        """A split of the requests that wait now."""
         queued, running = view.waiting, list[int]()
         if self.lane == "work_conserving" or not busy:
             costs_ms = tuple([cost_ns / NS_PER_MS for cost_ns in view.costs_ns])

@@ -1,12 +1,13 @@
 """AsyFunc's problems: which layers a shadow should hold, and with how many cores and which batch a body should run.
 
-A body is a replica of the whole model. A shadow holds some blocks of it, attached to one body: the body sends it rows
-of a batch for these blocks, both compute, and the body goes on with all rows; `sloop.profile.pairs` says how long that
-takes. Functions of numbers, after AsyFunc (submission to SoCC'23), Algorithms 1 and 2 with the corrections of our
-specification, sections 2.2 to 2.8 and 2.12. Milliseconds, bytes, requests per second (rps).
+A body is a replica of the whole model. A shadow is attached to one body and holds some blocks of its model. For these
+blocks, the body sends some rows of a batch to the shadow, both compute, and the body continues with all rows;
+`sloop.profile.pairs` computes how long that takes. Functions of numbers, after AsyFunc (submission to SoCC'23),
+Algorithms 1 and 2 with the corrections of our specification, sections 2.2 to 2.8 and 2.12. Milliseconds, bytes,
+requests per second (rps).
 
-`sloop profile --layers` proposes a shadow with it (`sloop.systems.layers`). The scaling policy `asyfunc` attaches
-shadows by `shadow_candidates` and starts bodies by `choose_body`.
+`sloop profile --layers` uses this module to propose a shadow (`sloop.systems.layers`). The scaling policy `asyfunc`
+chooses shadows with `shadow_candidates` and `choose_shadow`, and bodies with `choose_body`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from sloop.units import ROUNDING, at_least
 Objective = Literal["literal", "printed", "demand"]
 
 GAIN_MIN: Final = 1.02
-"""A pair must have at least this factor more capacity than its body alone."""
+"""The capacity of a pair must be at least this many times that of its body alone."""
 
 
 # Shadows
@@ -35,12 +36,12 @@ class ShadowCandidate(NamedTuple):
     split: PairSplit
     load_ms: float
     booked_rps: float
-    """The capacity that is counted on while the shadow loads."""
+    """The capacity that plans count for the pair while the shadow loads."""
 
 
 def shadow_candidates(costs: BlockCosts, order: Sequence[int]) -> list[ShadowCandidate]:
-    """For each number of first blocks of `order`, the candidate; none where no batch keeps the SLO and gives at least
-    `GAIN_MIN` of the body's own capacity."""
+    """A candidate for each number of first blocks of `order`; none if no batch keeps the SLO with at least `GAIN_MIN` ×
+    the capacity of the body alone."""
     alone_rps = capacity_rps(costs.alone_ms, costs.slo_ms)
     body_ms, shadow_ms = _first_blocks_ms(costs, order)
     loads_ms = [SharedBlocks(costs, tuple(order[:count])).load_ms for count in range(1, len(order) + 1)]
@@ -63,8 +64,8 @@ def shadow_candidates(costs: BlockCosts, order: Sequence[int]) -> list[ShadowCan
 
 
 def _first_blocks_ms(costs: BlockCosts, order: Sequence[int]) -> tuple[Floats, Floats]:
-    """For each number of first blocks of `order`, the durations of the body and of the shadow, by rows; the shadow's
-    with what it takes to move the rows over the boundaries of its runs."""
+    """For each number of first blocks of `order`, the durations of these blocks on the body and on the shadow, by rows.
+    Those on the shadow include moving the rows at the boundaries of its runs of blocks."""
     moved_bytes, runs = np.zeros(len(order)), np.zeros(len(order))
     crossed: set[int] = set()
     for place, block in enumerate(order):
@@ -80,10 +81,11 @@ def _first_blocks_ms(costs: BlockCosts, order: Sequence[int]) -> tuple[Floats, F
 
 
 def shadow_efficiency(found: ShadowCandidate, model_weight: float, *, printed: bool = False) -> float:
-    """η of a shadow in rows per second: per core, plus per core that its memory is worth.
+    """η, the efficiency of a shadow: its rows per second per core, plus its rows per second per core that its memory is
+    worth.
 
-    `model_weight` is K = ρ·m, what one copy of the model is worth in cores; the shadow's share of it is that of its
-    blocks, but the whole where the publication's Algorithm 2 is taken as `printed`.
+    `model_weight` is K = ρ·m, the cores that one copy of the model is worth. The shadow counts with the share of its
+    blocks; with `printed`, as in the publication's Algorithm 2, with the whole model.
     """
     costs = found.shared.costs
     share = 1.0 if printed else found.shared.size_bytes / costs.size_whole_bytes
@@ -94,10 +96,10 @@ def shadow_efficiency(found: ShadowCandidate, model_weight: float, *, printed: b
 def choose_shadow(
     found: Sequence[ShadowCandidate], model_weight: float, objective: Objective = "demand", need_rps: float = 0.0
 ) -> ShadowCandidate | None:
-    """The candidate to start; None without one. The first of equal ones.
+    """The shadow to start; None without candidates. Of equal candidates the first one.
 
-    "literal" and "printed" maximise `shadow_efficiency`. "demand" takes the cheapest, by its cores and the worth of its
-    memory, that adds `need_rps`; if none does, the one that adds most.
+    "literal" and "printed" maximise `shadow_efficiency`. "demand" takes the cheapest candidate that adds `need_rps`,
+    where the price counts cores and memory; if none adds as much, the candidate that adds most.
     """
     if not found:
         return None
@@ -123,8 +125,8 @@ class BodyChoice(NamedTuple):
 
 
 def choose_body(latency_ms: Floats, rate_rps: float, slo_ms: float, model_weight: float) -> BodyChoice | None:
-    """Algorithm 1: the most requests per second for each core plus for the worth of the memory; None if even a single
-    request on all cores misses the SLO.
+    """Algorithm 1: the cores and batch that serve the most requests per second per core, memory counted as cores. None
+    if even a single request on all cores misses the SLO.
 
     `latency_ms[c, b]` from 0 cores and 0 rows. Batches are tried from the largest; the first that improves ends the
     search for its cores, as printed. The batch must also fill within the SLO: (b - 1) / rate + latency.
@@ -154,7 +156,7 @@ class StaticBatching(NamedTuple):
     cores: int
     batch: int
     wait_ms: float
-    """A batch starts when it is full, or when its first request has waited so long."""
+    """A batch starts when it is full, or when its first request has waited this long."""
     core_ms: float
     """What a request costs."""
 
@@ -162,8 +164,8 @@ class StaticBatching(NamedTuple):
 def in_time_share(latency_ms: Sequence[float], batch: int, wait_ms: float, rate_rps: float, slo_ms: float) -> float:
     """The share of requests that keep the SLO if Poisson arrivals are batched, on a replica that is always free.
 
-    A batch has 1 + Poisson(rate · wait) requests, at most `batch`; each of them waits for a part of the time in which
-    the batch fills, all parts equally likely (section 5.1). `latency_ms` by batch from 0.
+    A batch has 1 + Poisson(rate · wait) requests, at most `batch`. The waiting time of each is uniformly distributed
+    over the time in which the batch fills (section 5.1). `latency_ms` is by batch from 0.
     """
     expected = rate_rps * wait_ms / 1e3
     chance, left, kept, requests = exp(-expected), 1.0, 0.0, 0.0
@@ -181,7 +183,7 @@ def in_time_share(latency_ms: Sequence[float], batch: int, wait_ms: float, rate_
 
 
 def mean_batch(batch: int, wait_ms: float, rate_rps: float) -> float:
-    """How many requests a batch has in the mean."""
+    """The mean number of requests in a batch."""
     expected = rate_rps * wait_ms / 1e3
     chance, left, mean = exp(-expected), 1.0, 0.0
     for size in range(1, batch):
@@ -194,8 +196,8 @@ def mean_batch(batch: int, wait_ms: float, rate_rps: float) -> float:
 def choose_batching(
     latency_ms: Floats, rate_rps: float, slo_ms: float, share: float = 0.95, step_ms: float = 10.0
 ) -> StaticBatching | None:
-    """The configuration with the least core time per request with which this share of the requests keeps the SLO; None
-    if there is none. The first of equal ones, by fewer cores.
+    """The configuration with the least core time per request that keeps the SLO for this share of the requests; None if
+    there is none. Of equal ones, the one with the fewest cores.
 
     What BATCH does offline (Ali et al., SC 2020), as AsyFunc compares with it: section 5.1. `latency_ms[c, b]` from 0
     cores and 0 rows; waits are multiples of `step_ms`.
@@ -221,8 +223,8 @@ def choose_batching(
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's: from -1 (the more of one, the less of the other) to 1; ties have their mean rank. nan if one of both
-    does not vary."""
+    """Spearman's rank correlation, from -1 (one falls where the other rises) to 1; ties get their mean rank. nan if one
+    of the two is constant."""
     first, second = (_ranks(np.asarray(values, dtype=np.float64)) for values in (one, other))
     spread = float(first.std() * second.std())
     return float(((first - first.mean()) * (second - second.mean())).mean() / spread) if spread else float("nan")

@@ -100,7 +100,7 @@ class Colocation:
 
 
 def goodput(models: Sequence[SharedModel], contents: Sequence[Content]) -> tuple[float, ...]:
-    """By model, the planner's estimate: what its replicas serve, at most its rate. It knows no waiting."""
+    """The planner's estimate for each model: what its replicas serve, at most its rate. It ignores waiting time."""
     served = [0.0] * len(models)
     for content in contents:
         for at, option in content:
@@ -179,7 +179,7 @@ def _rows(
     devices: int,
     limit: int,
 ) -> Iterator[highs.Row]:
-    """The devices suffice; each model has one batch; and it is served by its replicas.
+    """The constraints: enough devices; one batch for each model; and replicas that serve it.
 
     A model with a batch needs at most as many replicas as carry its rate, because a content without one of its models
     is a content too. This bound, tighter than the number of devices, saves most of the search.
@@ -208,8 +208,8 @@ def _rows(
 
 
 def planned_rates(models: Sequence[SharedModel], contents: Sequence[Content]) -> list[tuple[float, ...]]:
-    """By device and resident, the requests per second that it is to serve: the model's rate, in proportion to what its
-    replicas serve at most. These are the weights of smooth weighted round robin."""
+    """By device and replica on it, the requests per second that the replica is to serve: the model's rate, divided in
+    proportion to what its replicas serve at most. These are the weights of smooth weighted round robin."""
     capacity = [0.0] * len(models)
     for content in contents:
         for at, option in content:
@@ -221,15 +221,15 @@ def planned_rates(models: Sequence[SharedModel], contents: Sequence[Content]) ->
 
 
 def round_robin_shares(batches: Sequence[int]) -> tuple[float, ...]:
-    """The share of a model's requests that each replica gets if full batches go round: its batch over all batches, not
-    what it was planned for."""
+    """The share of a model's requests that each replica gets if full batches go to the replicas in turn: its batch size
+    divided by the sum of all, whatever was planned."""
     return tuple(batch / sum(batches) for batch in batches)
 
 
 def mean_batch(batch: int, rate_rps: float, wait_ms: float, *, timer: bool = True) -> float:
     """The mean size of a batch that is built from Poisson arrivals until it is full or `wait_ms` after its first
-    request: the mean of min(b, 1 + Poisson(λW)). Without a `timer`, the time is only looked at when a request comes, so
-    the first one after `wait_ms` is in it too: min(b, 2 + Poisson(λW)). At most `batch` ≥ 1."""
+    request: the mean of min(b, 1 + Poisson(λW)). Without a `timer`, the time is checked only when a request arrives, so
+    the first one after `wait_ms` joins the batch too: min(b, 2 + Poisson(λW)). At most `batch` ≥ 1."""
     first, mean = 1 if timer else 2, rate_rps * wait_ms / 1000.0
     if batch <= first or mean <= 0:
         return float(min(batch, first))
@@ -256,14 +256,15 @@ WORKER_MODES: Final[Mapping[str, WorkerMode]] = {
     "ao-milp": WorkerMode(is_limited=False),
     "wsm-milp": WorkerMode(is_limited=False),
 }
-"""The modes in which the thesis evaluates the placements. iGniter's share is its own, Usher's its need to compute."""
+"""The modes in which the thesis evaluates the placements. iGniter plans shares; Usher's are the compute that is
+needed."""
 
 
 # Least change
 
 
 def relabelled(new: Sequence[Sequence[str]], present: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """For each of the new contents, the index of the device that gets it, such that most replicas stay where they are.
+    """For each new content, the index of the device that gets it, chosen so that most replicas stay where they are.
 
     Contents are given by the names of their models, `present` with an entry for each device, empty for those without
     replicas. Devices must be interchangeable. InputError if there are more contents than devices.

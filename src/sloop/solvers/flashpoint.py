@@ -1,15 +1,17 @@
-"""Flashpoint's partition problem: into how many pieces, and where, to cut a model whose pieces start side by side.
+"""Flashpoint's partition problem: into how many pieces, and where, to cut a model whose pieces start at the same time.
 
-Several devices each load one piece of consecutive layers and serve as a pipeline, so that the first answer comes after
-the longest piece has started instead of the whole model. Functions of numbers, after San Juan, "Flashpoint" (thesis,
-Waterloo 2023), chapter 4, with the corrections of our specification, sections 2.3 to 2.5 and 5.1. Seconds and bytes.
+Several devices each load one piece of consecutive layers and serve as a pipeline, so that the first answer need not
+wait until the whole model has started, but only until the slowest piece has. Functions of numbers, after San Juan,
+"Flashpoint" (thesis, Waterloo 2023), chapter 4, with the corrections of our specification, sections 2.3 to 2.5 and 5.1.
+Seconds and bytes.
 
 For a plan with p pieces: C is the longest cold start of a piece, E the longest execution, N the longest and IN the sum
 of all transfers between pieces, I = execution of the whole + IN, and B = max(E, N) the slowest station of the pipeline.
 Of x requests that wait, P devices make g = ⌊P/p⌋ pipelines, and the x-th is answered after C + B (⌈x/g⌉ - 1) + I.
 
-`sloop profile --layers` proposes cuts with it (`sloop.systems.layers`), the provision policy `flashpoint` takes its
-plans from `best_plan`, and `reproduce flashpoint` compares them with those of `fewest_pieces` and `filled_pieces`.
+`sloop profile --layers` uses this module to propose cuts (`sloop.systems.layers`). The provision policy `flashpoint`
+takes its plans from `best_plan`, the policy `cheapest_start` from `plan_fronts`; `reproduce flashpoint` compares them
+with those of `fewest_pieces` and `filled_pieces`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -36,9 +38,9 @@ class PieceCosts:
     transfer_s: tuple[float, ...]
     """One fewer than layers."""
     memory_bytes: tuple[float, ...] = ()
-    """Empty if it does not matter."""
+    """By layer; empty if memory does not matter."""
     memory_bytes_max: float = inf
-    """What one piece may take at most."""
+    """The most memory that one piece may take."""
 
     def __post_init__(self) -> None:
         count = len(self.cold_s)
@@ -96,9 +98,9 @@ class PiecePlan(NamedTuple):
     cuts: tuple[int, ...]
     """Numbers of layers before each cut, ascending; none for the whole model."""
     cold_s: float
-    """C: until all pieces have started, side by side."""
+    """C: the time until all pieces, which start at the same time, have started."""
     slowest_s: float
-    """B: execution of a piece, or transfer, whichever is longest."""
+    """B: the longest execution of a piece or transfer between pieces."""
     transfers_s: float
     """IN."""
     exec_whole_s: float
@@ -111,15 +113,16 @@ class PiecePlan(NamedTuple):
 
     @property
     def request_s(self) -> float:
-        """I(p): one request through the idle pipeline."""
+        """I(p): the time of one request through the idle pipeline."""
         return self.exec_whole_s + self.transfers_s
 
     def line_s(self, requests: int) -> float:
-        """L(p, x): until the last of x requests has passed a pipeline that has started."""
+        """L(p, x): the time until the last of x requests has passed a pipeline that has started."""
         return self.slowest_s * (requests - 1) + self.request_s
 
     def last_s(self, requests: int, devices: int) -> float:
-        """T(p, x, P): until the last of x waiting requests is answered, on as many pipelines as fit the devices."""
+        """T(p, x, P): the time until the last of x waiting requests is answered, by as many pipelines as the devices
+        can hold."""
         return self.cold_s + self.slowest_s * (-(-requests // (devices // self.pieces)) - 1) + self.request_s
 
     def mean_s(
@@ -133,10 +136,10 @@ class PiecePlan(NamedTuple):
     ) -> float:
         """The mean of `last_s` over the 1st to the x-th request.
 
-        Without `is_pipeline` a request enters when the one before has left. `shared_download_s` is the time of one copy
-        of the model over a link that all pieces of all pipelines share; `cold_s` is then without download. With
-        `starts`, `cold_s` is the share of the largest piece in the model, they say how long that takes, and each piece
-        has one request in the pipeline.
+        Without `is_pipeline`, a request enters when the one before has left. `shared_download_s` is the time of one
+        copy of the model over a link that all pieces of all pipelines share; `cold_s` then excludes the download. With
+        `starts`, `cold_s` is the share of the largest piece in the model, from which `starts` computes the time, and
+        each piece has one request in the pipeline.
         """
         groups = devices // self.pieces
         cold_s, station_s = self.cold_s, self.slowest_s if is_pipeline else self.request_s
@@ -149,31 +152,31 @@ class PiecePlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PieceDownloads:
-    """How long pieces of a model take to start if those who send it and those who get it have one link each.
+    """How long pieces of a model take to start if each sender and each receiver has one link.
 
-    Section 2.3 knows two cases: each piece comes over a path of its own, or all of all pipelines come over one link.
-    Between them lie one or some senders, and chains, in which a sender sends each piece once. Then cutting a model
-    divides the time to load it, but its download only as far as there are as many senders.
+    Section 2.3 has two cases: each piece comes over a link of its own, or all pieces of all pipelines come over one
+    link. Here there may be any number of senders, and chains, in which a sender sends each piece once. Cutting a model
+    then divides the time to load it, but shortens its download only if there are several senders.
     """
 
     process_s: float
-    """Until a worker can load anything."""
+    """The time until the process of a worker can load weights."""
     local_s: float
-    """Loading the whole model, and sending it to the device."""
+    """The time to load the whole model and send it to the device."""
     download_s: float
-    """The whole model over the link of a node that gets it; 0 if it is there."""
+    """The time of the whole model over the link of a receiving node; 0 if the node has it."""
     send_s: float
-    """The whole model over the link of one sender; 0 as above."""
+    """The time of the whole model over the link of one sender; 0 if the nodes have it."""
     senders: int
     nodes: int
-    """That get it, each with as many of the added devices."""
+    """The receiving nodes, each with as many of the added devices."""
     is_chain: bool
     """Whether a sender sends each piece once, and the nodes pass it on."""
     is_shared: bool
     """Whether a node gets the whole model once for all its devices."""
 
     def cold_s(self, share: float, pieces: int, devices: int) -> float:
-        """Until all of so many pieces have started, of which the largest has this share of the model."""
+        """The time until all pieces have started, if the largest one has the fraction `share` of the model."""
         if not self.download_s:
             return self.process_s + share * self.local_s
         copies = self.nodes if self.is_shared and pieces == 1 else devices
@@ -196,7 +199,8 @@ class PieceDownloads:
 
 
 def rounds_before(requests: int, groups: int) -> int:
-    """S: the sum over x requests of ⌈y/g⌉ - 1, how many each finds before it in one of g equal pipelines."""
+    """S: the sum over x requests of ⌈y/g⌉ - 1, the number of requests before the y-th one in one of g equal
+    pipelines."""
     whole, rest = divmod(requests, groups)
     return groups * whole * (whole - 1) // 2 + rest * whole
 
@@ -204,10 +208,11 @@ def rounds_before(requests: int, groups: int) -> int:
 def expected_requests(
     queued: int, arrival_rps: float, service_rps: float, cold_s: float, requests_max: int = WAITING_MAX
 ) -> int:
-    """x: how many requests a plan should be made for, 1 to `requests_max`.
+    """x: the number of requests to plan for, 1 to `requests_max`.
 
-    E(x), equation 4.14: those that wait, and those that the present replicas will not serve while a whole model starts,
-    which takes `cold_s` and bounds how long the excess lasts. A replica serves 1/I(1) per second, a pipeline 1/B.
+    E(x), equation 4.14: the waiting requests, and those that arrive beyond what the present replicas serve during
+    `cold_s`, in which a whole model starts: by then the excess has ended. A replica serves 1/I(1) per second, a
+    pipeline 1/B.
     """
     waiting = queued + max(0.0, arrival_rps - service_rps) * cold_s
     return max(1, min(round(waiting), requests_max))
@@ -217,7 +222,7 @@ def expected_requests(
 
 
 class _Row(NamedTuple):
-    """Ways to cut the first layers into some pieces, that no other beats: a column for each figure."""
+    """The ways to cut the first layers into some pieces that no other way beats, as a column for each figure."""
 
     cold_s: NDArray[np.float64]
     slowest_s: NDArray[np.float64]
@@ -226,9 +231,9 @@ class _Row(NamedTuple):
 
 
 def plan_fronts(costs: PieceCosts, pieces_max: int | None = None) -> list[list[PiecePlan]]:
-    """For each number of pieces from 1, the plans that no other beats in C, B and IN together; empty where none fits
-    the memory. Of equal plans the one with the earliest cuts stays. They serve every queue and every number of devices,
-    for neither occurs in them."""
+    """For each number of pieces from 1, the plans that no other plan beats in C, B and IN together; empty if none fits
+    the memory. Of equal plans, the one with the earliest cuts is kept. The plans depend neither on the length of the
+    queue nor on the number of devices."""
     count = costs.layers
     rows = {
         end: _Row(np.array([costs.cold(0, end)]), np.array([costs.exec(0, end)]), np.zeros(1), [()])
@@ -309,8 +314,8 @@ def best_plan(
 
 
 def even_plan(costs: PieceCosts, pieces: int) -> PiecePlan | None:
-    """Into so many pieces that the largest cold start + execution of a piece is least; then the least transfer, then
-    the earliest cuts. None if it cannot be done within the memory."""
+    """The plan of this many pieces in which the largest cold start + execution of a piece is least; then the one with
+    the least transfer, then the earliest cuts. None if no plan fits the memory."""
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for _ in range(pieces):
         extended: dict[int, tuple[float, float, tuple[int, ...]]] = {}
@@ -334,7 +339,7 @@ def even_plan(costs: PieceCosts, pieces: int) -> PiecePlan | None:
 
 
 class PlanRange(NamedTuple):
-    """Queues from `first` to `last` requests, and their plan."""
+    """A plan for queues of `first` to `last` requests."""
 
     first: int
     last: int
@@ -350,8 +355,8 @@ class PlanTable:
     """By the number of devices from 1: ranges without a gap."""
 
     def plan(self, requests: int, devices: int) -> PiecePlan:
-        """The best plan; the queue is taken as at least 1 and at most the largest one. More devices than rows: solved
-        anew, for more pipelines of as many pieces fit them."""
+        """The best plan. The length of the queue is limited to the range 1 to `requests_max`. With more devices than
+        the table has, more pipelines of the same pieces are possible, so the problem is solved anew."""
         last = self.rows[0][-1].last
         waiting = max(1, min(requests, last))
         if devices > len(self.rows):
@@ -386,7 +391,8 @@ def plan_table(costs: PieceCosts, requests_max: int = WAITING_MAX) -> PlanTable:
 
 
 def _of_use(front: Sequence[PiecePlan]) -> list[PiecePlan]:
-    """The plans that can be best for some queue, in the order of their cuts: no other is better in B and in C + IN."""
+    """The plans that are best for some length of the queue, in the order of their cuts: no other plan is better in both
+    B and C + IN."""
     kept: list[PiecePlan] = []
     for plan in sorted(front, key=lambda each: (each.cold_s + each.request_s, each.slowest_s, each.cuts)):
         if not kept or plan.slowest_s < kept[-1].slowest_s:
@@ -405,10 +411,10 @@ def _ranges(chosen: NDArray[np.intp], plans: Sequence[PiecePlan]) -> tuple[PlanR
 
 
 def thesis_plan(costs: PieceCosts, requests: int, devices: int) -> PiecePlan:
-    """The recursion as the thesis prints it: split a range of layers at the best place, as if it stood alone.
+    """The recursion as the thesis prints it: it splits a range of layers at the best place, as if the range were alone.
 
-    The objective mixes maxima and sums, so the best halves need not give the best whole: never better than `best_plan`,
-    and without a bound on how much worse. For a small number of layers: O(L³ c²).
+    The objective combines maxima and sums, so the best halves need not give the best whole. The result is never better
+    than that of `best_plan`, and there is no bound on how much worse it is. For few layers only: O(L³ c²).
     """
     memory: dict[tuple[int, int, int], PiecePlan] = {}
 
@@ -417,7 +423,7 @@ def thesis_plan(costs: PieceCosts, requests: int, devices: int) -> PiecePlan:
         return plan.cold_s + plan.slowest_s * waiting + costs.exec(first, end) + plan.transfers_s
 
     def best(first: int, end: int, cuts: int) -> PiecePlan:
-        """Of the layers before `end`, with at most so many cuts."""
+        """The best plan of the layers before `end`, with at most this many cuts."""
         key = first, end, cuts
         if key not in memory:
             whole_s = costs.exec(first, end)

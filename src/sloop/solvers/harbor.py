@@ -1,24 +1,26 @@
-"""Our placement of models on shared devices: it counts waiting, transfers and interference, and is fair and cheap.
+"""Our placement of models on shared devices: it counts waiting, transfers and interference, and can favour fairness or
+a low price.
 
 For each model, each kind of device, each batch and each number of replicas there is a *column* with the requests per
 second that are expected to be in time (`ServingAssumptions.in_time_rps`). One integer program chooses at most one
 column for each model, and contents of devices (`sloop.solvers.colocation`) that hold exactly these replicas. So it
-serves few models well rather than many badly if that is more, takes small batches where they suffice, and sees that a
-batch which never fills in time is no use.
+leaves models out if more requests are then served in time, takes small batches where they suffice, and uses no batch
+that cannot fill in time.
 
-- *Interference.* A content slows its models down by what the caller's law says; a column assumes a level of slowdown,
-  and its replicas may only be where the level is kept.
-- *Fairness.* With `fairness` f, a model that serves the part x of its rate counts x^(1 - f) times its rate: 0 counts
-  requests only, and starves heavy models; towards 1, every model is served before any is served well.
+- *Interference.* The caller's law gives the slowdown of each model of a content. A column assumes a level of slowdown,
+  and its replicas may be only in contents that slow them down by at most this level.
+- *Fairness.* With `fairness` f, a model of which the fraction x of the rate is served counts x^(1 - f) times its rate.
+  0 counts requests only, and may leave out models that need much of a device; towards 1, every model is served before
+  any is served well.
 - *Prices.* Nodes can be rented, each with all its devices. Of all placements whose value is within `tolerance` of the
-  best one, the cheapest.
-- *Bounds.* The search ends after a number of nodes, not after a time, and a greedy placement is there from the start,
-  so that there is always an answer, and always the same one.
+  best one, the cheapest is chosen.
+- *Bounds.* The search begins with a greedy placement and ends after a number of nodes, not after a time. So there is
+  always an answer, and equal problems have equal answers.
 
-Source: the policy that Elvinger's thesis asks for (ETH Zurich, MSc thesis 505, 2024), as our specification of it has
-it (section 6.4), with another estimate: the specification takes all batches as equally large and, near a load of 1, the
-wait for a load of 0.98. For its four examples, this estimate is closer to its simulation. Units: milliseconds, requests
-per second, hundredths of a percent of a device.
+Source: the policy that Elvinger's thesis asks for (ETH Zurich, MSc thesis 505, 2024), as in section 6.4 of our
+specification of the thesis, but with another estimate. The specification assumes that all batches are equally large
+and, near a load of 1, uses the waiting time at a load of 0.98. For its four examples, our estimate is closer to its
+simulation. Units: milliseconds, requests per second, hundredths of a percent of a device.
 """
 
 import math
@@ -40,13 +42,13 @@ PLACES: Final = (
     (0.769234655, 0.239314335),
     (0.953089923, 0.118463443),
 )
-"""Places in a batch from its last request (0) to its first one (1), with weights: the five points of Gauss-Legendre."""
+"""Positions in a batch from its last request (0) to its first one (1), with weights: five-point Gauss-Legendre."""
 SIZES_WITHIN: Final = 4.0
-"""The standard deviations from the mean within which sizes of batches are looked at."""
+"""Batch sizes within this many standard deviations of the mean are considered."""
 SIZES_KEPT: Final = 6
 """The most groups of sizes."""
 SIZES_LEAST: Final = 1e-3
-"""Sizes of a smaller part of the batches are left out."""
+"""Batch sizes with a lower probability are left out."""
 DRIFT_MIN: Final = 1e-6
 """A smaller growth of a queue counts as this much."""
 FAR: Final = 8.0
@@ -60,17 +62,17 @@ NODES_MAX: Final = 500
 CONTENTS_MAX: Final = 1_500
 """The most contents of one kind of device in a program, those with fewer models first."""
 SOLUTIONS_KEPT: Final = 256
-"""Planners ask the same again, for each of several applications, and in a replay."""
+"""Cached results: planners solve the same problem again for each of several applications, and in a replay."""
 PROGRAM_MAX: Final = 6_000
 """Programs with more columns are not solved; the greedy placement is the answer."""
 REPLICAS_EACH: Final = 16
-"""Every number of replicas up to this is a column; above, each is a tenth more than the one before."""
+"""Every number of replicas up to this one is a column; above it, each column has a tenth more than the one before."""
 STEPS_MAX: Final = 2_000
 """The most steps that the greedy placement tries."""
 LEVELS: Final = (1.0, 1.1, 1.25, 1.5, 2.0)
-"""Slowdowns by neighbours that columns assume. Contents that slow a model down more are left out."""
+"""The levels of slowdown that columns assume. Contents that slow a model down more are left out."""
 NEGLIGIBLE: Final = 1e-3
-"""A column that serves a smaller part of a model's rate is left out."""
+"""A column that serves a smaller fraction of a model's rate is left out."""
 PRICE_SCALE: Final = 1e3
 """An hourly price in the objective of the second program, in which requests per second only break ties."""
 TIE: Final = 1e-3
@@ -81,15 +83,15 @@ class ServingAssumptions:
     """What happens to a request besides its inference; the defaults are those of the thesis and its specification."""
 
     wait_ms: float = 100.0
-    """How long the first request of a batch waits for others at most."""
+    """The longest time that the first request of a batch waits for others."""
     slower: float = 1.18
-    """κ: how many times as long an inference takes beside other busy workers, by their load on the host."""
+    """κ: the factor by which an inference takes longer while other workers are busy, because they load the host."""
     rpc_ms: float = 1.0
-    """A call between two processes, without its data; there are two."""
+    """The time of a call between two processes, without its data; a request takes two calls."""
     network_ms: float = 0.32
     network_ms_per_mb: float = 0.87
     horizon_s: float = 8.0
-    """For how long an overloaded replica is looked at: its queue grows all the time."""
+    """The time over which an overloaded replica is judged, because its queue keeps growing."""
     variation: float = 0.0
     """The coefficient of variation of inference times."""
 
@@ -109,8 +111,8 @@ class ServingAssumptions:
         """The requests per second that replicas with this batch are expected to serve by the deadline, if neighbours
         make inferences `level` times as long.
 
-        The whole stream of a model builds one batch at a time. A request waits until its batch leaves, for a place in a
-        replica's queue (`_share_below`), and for the inference; its place in the batch may be any.
+        All requests of a model go into one batch at a time. A request waits until its batch leaves, then in the queue
+        of a replica (`_share_below`), then for the inference. Its position in the batch is uniformly distributed.
         """
         rate, horizon_ms = model.rate_rps / 1000.0, 1000.0 * self.horizon_s
         batches = _batches(rate, option.batch, self.wait_ms)
@@ -138,19 +140,19 @@ class ServingAssumptions:
 
 
 class _Batches(NamedTuple):
-    """Batches of a model that are alike."""
+    """Batches of a model with equal sizes and filling times."""
 
     part: float
     """Of all its batches."""
     size: int
     build_ms: float
-    """From the first request until they leave."""
+    """The time from the first request until the batch leaves."""
 
 
 @lru_cache(maxsize=4096)
 def _batches(rate: float, most: int, wait_ms: float) -> tuple[_Batches, ...]:
-    """The batches of Poisson arrivals, `rate` in a millisecond, that leave with `most` requests or `wait_ms` after the
-    first: their sizes are those of min(b, 1 + Poisson(λW)), neighbouring ones taken together."""
+    """The batches of Poisson arrivals, `rate` per millisecond, which leave with `most` requests or `wait_ms` after the
+    first one. Their sizes are distributed as min(b, 1 + Poisson(λW)); neighbouring sizes are merged."""
     mean, last = rate * wait_ms, most - 1
     around = SIZES_WITHIN * math.sqrt(mean) + 1
     others = range(max(0, math.floor(mean - around)), min(last, math.ceil(mean + around)))
@@ -177,14 +179,15 @@ def _poisson(mean: float, count: int) -> float:
 
 
 def _share_below(limit_ms: float, growth: float, spread_ms: float, horizon_ms: float) -> float:
-    """The part of the time, from an empty queue on, in which what waits before a replica takes less than `limit_ms`.
+    """The fraction of the horizon, from an empty queue on, in which the work that waits before a replica takes less
+    than `limit_ms`, which is positive.
 
-    What waits is a Brownian motion that is reflected at 0, with the drift `growth` (the load less 1) and the variance
-    `spread_ms` per millisecond. It is above the limit at t with the probability that the same motion without reflection
-    has reached the limit by then (Harrison, Brownian Motion and Stochastic Flow Systems, 1985, 1.9), so the part is the
-    mean of min(first passage, horizon) / horizon. For a long horizon and a load below 1, that is one less an
-    exponential with Kingman's mean; for an overload and no variance, limit / growth / horizon. It has no jump at a load
-    of 1. The limit is positive.
+    The waiting work is modelled as a Brownian motion that is reflected at 0, with the drift `growth` (the load minus 1)
+    and the variance `spread_ms` per millisecond. It is above the limit at t with the probability that the same motion
+    without reflection has reached the limit by then (Harrison, Brownian Motion and Stochastic Flow Systems, 1985, 1.9).
+    So the fraction is the mean of min(first passage, horizon) / horizon. For a long horizon and a load below 1, that is
+    1 minus an exponential with Kingman's mean; for an overload without variance, limit / growth / horizon. It is
+    continuous at a load of 1.
     """
     growth = growth if abs(growth) > DRIFT_MIN else DRIFT_MIN
     deviation_ms = math.sqrt(spread_ms * horizon_ms)
@@ -215,10 +218,11 @@ class PlacedModel:
     options: tuple[tuple[BatchOption, ...], ...]
     request_bytes: float = 0.0
     weight: float = 1.0
-    """How much its requests count."""
+    """The weight of its requests in the objective."""
 
     def latency_ms(self, kind: int, batch: int) -> float:
-        """The inference of a batch alone: linear between the batch sizes, constant below the smallest."""
+        """The inference time of a batch that runs alone: linear between the batch sizes, constant below the
+        smallest."""
         options = self.options[kind]
         above = bisect_left(options, batch, key=lambda option: option.batch)
         if above == len(options):
@@ -231,7 +235,7 @@ class PlacedModel:
         return low.latency_ms + part * (high.latency_ms - low.latency_ms)
 
     def value(self, served_rps: float, fairness: float) -> float:
-        """What serving so many requests counts."""
+        """The contribution to the objective of serving this many requests."""
         if self.rate_rps <= 0 or served_rps <= 0:
             return 0.0
         value: float = self.weight * self.rate_rps * (served_rps / self.rate_rps) ** (1.0 - fairness)
@@ -248,15 +252,15 @@ class DeviceKind:
     usd_per_h: float = 0.0
     """Of one rented node."""
     per_node: int = 1
-    """The devices of a node, which are rented together."""
+    """How many devices a node has, which are rented together."""
 
     @property
     def most(self) -> int:
-        """How many there can be."""
+        """The most devices of this kind."""
         return self.owned + self.rentable
 
     def rented(self, used: int) -> int:
-        """How many nodes are rented if so many devices are used."""
+        """How many nodes are rented if this many devices are used."""
         return math.ceil(max(0, used - self.owned) / self.per_node)
 
 
@@ -266,7 +270,7 @@ SlowdownOf = Callable[[int, Content], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class PlacedColumn:
-    """So many replicas of a model with a batch on a kind of device, each at most `level` times as slow."""
+    """A number of replicas of a model with a batch size on a kind of device, each slowed down at most `level` times."""
 
     model: int
     kind: int
@@ -277,7 +281,7 @@ class PlacedColumn:
 
     @property
     def size(self) -> float:
-        """The devices that its replicas take, at least."""
+        """The fewest devices that its replicas take."""
         return self.replicas * max(self.option.compute, self.option.memory) / WHOLE
 
 
@@ -290,9 +294,9 @@ class HarborPlacement:
     served_rps: tuple[float, ...]
     """By model, the requests per second that are expected to be in time."""
     value: float
-    """The objective: what is served, as `fairness` counts it, less a little for replicas and large batches."""
+    """The objective: the served requests as `fairness` counts them, minus a little for replicas and large batches."""
     usd_per_h: float
-    """Of the devices that are rented."""
+    """The price of the rented devices."""
     proven: bool = False
     """Whether no placement has a higher value and, within the tolerance, a lower price."""
 
@@ -311,13 +315,13 @@ class HarborProblem:
     serving: ServingAssumptions = ServingAssumptions()
     fairness: float = 0.0
     tolerance: float = 0.005
-    """The part of the best value that a cheaper placement may lack."""
+    """The fraction of the best value by which a cheaper placement may be lower."""
     usd_per_h_max: float = math.inf
     """The most that rented devices may cost."""
     crowding: float = 1.0
-    """How much of a device models may need together; above 1 only with a law that says what that costs."""
+    """How much of a device its models may need together; above 1 only with a law that gives the slowdown."""
     slowdown: SlowdownOf | None = None
-    """How much slower models are for their neighbours; None: not, as long as their needs fit."""
+    """How much slower models are beside their neighbours; None: no slower, as long as the device meets their needs."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.fairness < 1:
@@ -331,8 +335,8 @@ class HarborProblem:
                 raise InputError(f"{model.name} has options for {len(model.options)} kinds, not {len(self.kinds)}")
 
     def columns(self, level_max: float = 1.0) -> Iterator[PlacedColumn]:
-        """What can be chosen for the models. Of one model, kind, level and number of replicas, no column needs as much
-        as another of which as much is in time."""
+        """The columns to choose from. Of one model, kind, level and number of replicas, columns are left out that need
+        as much of a device as another one and serve no more in time."""
         levels = [level for level in LEVELS if level <= level_max + ROUNDING]
         for at, model in enumerate(self.models):
             for number, kind in enumerate(self.kinds):
@@ -364,7 +368,7 @@ class HarborProblem:
                 yield each
 
     def worth(self, column: PlacedColumn) -> float:
-        """What choosing the column adds to the value."""
+        """What the column adds to the objective."""
         small = SMALL * column.replicas * (1 + column.option.batch / SMALL_BATCH)
         return self.models[column.model].value(column.served_rps, self.fairness) - small
 
@@ -378,8 +382,8 @@ class HarborProblem:
         return math.fsum(kind.usd_per_h * kind.rented(used.count(at)) for at, kind in enumerate(self.kinds))
 
     def evaluated(self, contents: Sequence[tuple[int, Content]]) -> HarborPlacement:
-        """A placement as this problem judges it. A model whose replicas differ counts as if all were as its slowest,
-        with its largest batch."""
+        """A placement with its value in this problem. If the replicas of a model differ, all count with the slowdown of
+        the slowest and the largest batch."""
         replicas: dict[int, list[tuple[int, BatchOption, float]]] = {}
         for kind, content in contents:
             for (at, option), slower in zip(content, self.slowdowns(kind, content), strict=True):
@@ -411,7 +415,7 @@ def _counts(most: int) -> Iterator[int]:
 
 def place(problem: HarborProblem, *, nodes_max: int = NODES_MAX) -> HarborPlacement:
     """The placement with the highest value and, within the tolerance, the lowest price."""
-    if problem.slowdown is None:  # otherwise equal problems cannot be told
+    if problem.slowdown is None:  # otherwise equal problems cannot be recognised
         return _remembered(problem, nodes_max)
     return _found(problem, nodes_max)
 
@@ -443,7 +447,7 @@ def _found(problem: HarborProblem, nodes_max: int) -> HarborPlacement:
 
 
 def _most_possible(problem: HarborProblem, columns: Sequence[PlacedColumn]) -> float:
-    """The value if each model had its best column."""
+    """An upper bound of the value: each model has its best column."""
     best: dict[int, float] = {}
     for column in columns:
         best[column.model] = max(best.get(column.model, 0.0), problem.worth(column))
@@ -455,7 +459,7 @@ LevelledContent = tuple[Content, tuple[float, ...]]
 
 
 def _contents_of(problem: HarborProblem, kind: int) -> list[LevelledContent]:
-    """What a device of this kind can hold, with the slowdown of each model rounded up to a level."""
+    """The contents that a device of this kind can have, with the slowdown of each model rounded up to a level."""
     options = [model.options[kind] if model.rate_rps > 0 else () for model in problem.models]
     whole = round(WHOLE * problem.crowding)
     found: list[LevelledContent] = []
@@ -511,7 +515,8 @@ class _Program:
         return {self._first_rented + at: kind.usd_per_h for at, kind in enumerate(self._problem.kinds)}
 
     def _rows(self) -> Iterator[highs.Row]:
-        """One column for each model; the devices suffice; contents hold the replicas of the columns, at their level."""
+        """The constraints: at most one column for each model; enough devices; contents that hold the replicas of the
+        columns at their levels."""
         columns, kinds = self._columns, self._problem.kinds
         own: dict[int, dict[int, float]] = {}
         for at, column in enumerate(columns):
@@ -532,7 +537,7 @@ class _Program:
             row = {at: 1.0 for at, _ in held} | {at: -float(columns[at].replicas) for at in choices}
             yield row, 0.0, 0.0
             for level in sorted({level for _, level in held})[1:]:
-                # Replicas that are as slow as this must be of a column that assumes it.
+                # Replicas with this slowdown must belong to a column that assumes it.
                 row = {at: 1.0 for at, slower in held if slower >= level}
                 row |= {at: -float(columns[at].replicas) for at in choices if columns[at].level >= level}
                 yield row, -math.inf, 0.0
@@ -574,9 +579,8 @@ def _placement(
 
 
 def _greedy(problem: HarborProblem, columns: Sequence[PlacedColumn]) -> HarborPlacement:
-    """Improve one model after the other: each time the step with the most value for the devices that it takes more. A
-    step that finds no room is tried again when another one has made some. Nothing is crowded, so that neighbours slow
-    nothing down."""
+    """Improve one model at a time, by the step that adds the most value per further device. A step that finds no room
+    is tried again when another step has made room. No device is crowded, so that models do not slow each other down."""
     room = _Room(problem)
     chosen: dict[int, PlacedColumn] = {}
     steps = [(column, problem.worth(column)) for column in columns if column.level == 1.0]
@@ -613,8 +617,8 @@ class _Room:
         return [(kind, tuple(sorted(own.items(), key=lambda each: each[0]))) for kind, own in self._devices if own]
 
     def change(self, after: PlacedColumn) -> bool:
-        """Replace the replicas of a model, each on the fullest device with room for it. False, and nothing changes, if
-        not all find room."""
+        """Replace the replicas of a model, each on the fullest device with room for it. Returns False, and changes
+        nothing, if there is not room for all."""
         devices = [
             (kind, {at: option for at, option in own.items() if at != after.model}) for kind, own in self._devices
         ]
@@ -652,8 +656,8 @@ class _Room:
 
 
 def replaced(problem: HarborProblem, present: Sequence[tuple[int, Content]], *, gain: float) -> HarborPlacement:
-    """The placement to go on with: the present one, unless a new one has `gain` (a part of the value) more, or costs as
-    much less. `present` must still fit on the devices."""
+    """The placement to use: the present one, unless a new one has a value that is higher by the fraction `gain`, or a
+    price that is lower by it. `present` must still fit on the devices."""
     found, before = place(problem), problem.evaluated(present)
     is_cheaper = found.usd_per_h < before.usd_per_h * (1 - gain) - ROUNDING and found.value >= before.value * (1 - gain)
     return found if found.value > before.value + gain * abs(before.value) + ROUNDING or is_cheaper else before

@@ -1,15 +1,16 @@
 """PALDIA's arithmetic: which requests run together and which queue, on which hardware, in how many replicas.
 
-PALDIA serves a model on one node at a time. Of the N requests that are present, it queues y, which run batch by batch,
-and runs the others together, each batch in a worker of its own. Too many together disturb each other, too many in the
-queue wait: `best_split` finds the y with the earliest end T. A choice of hardware compares these T with the deadline.
+PALDIA serves a model on one node at a time. Of the N present requests, it queues y, which run batch by batch, and runs
+the others together, each batch in a worker of its own. Batches that run together slow each other down, and queued
+requests wait: `best_split` finds the y with which the last request ends earliest, at T. The choice of hardware compares
+these T with the deadline.
 
     T(y) = Solo · y/BS + Solo · S(k)   for k ≥ 1,   k = (N - y)/BS batches together
 
 S is a law of interference (`sloop.profile.interference`). With the law as PALDIA prints it, S = max(1, k · FBR), T
 grows with y for every FBR below 1, so that queueing never pays and PALDIA would be the same as its baseline; the
-measured results need a convex law. T is when the last request ends if the queue waits for all that run together, one
-batch after the other. A queued batch that starts as soon as another ends is earlier as a rule (`executed_ms`).
+measured results need a convex law. T assumes that queued batches run one after the other when all that run together
+have ended. If a queued batch starts as soon as another ends, the last one usually ends earlier (`executed_ms`).
 
 Source: PALDIA (a framework for serverless inference on mixed CPUs and GPUs); specification, sections 2.1 (Eq. 1, as
 corrected in 2.1.1), 2.3 to 2.5 and 2.7. Where the publication says nothing, the specification's defaults hold. Numbers
@@ -31,16 +32,18 @@ from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.units import ROUNDING
 
 TIE_MS: Final = 1e-6
-"""Splits whose ends are this close are equal: the one with the longer queue needs fewer workers."""
+"""Splits whose ends differ by at most this count as equal; the one with the longer queue is taken, because it needs
+fewer workers."""
 CLIENTS_MAX: Final = 48
 """The most batches that run together where nothing limits them: the clients of NVIDIA's MPS since Volta."""
 
 ALONE: Final = DeviceDemand()
-"""The demand of a model of which nothing is known."""
+"""The demand of a model whose demand is unknown."""
 
 Sharing = Literal["hybrid", "together", "queue", "resident"]
 """How a device is shared: with the best split, with all batches together (MPS only), or one after the other. `resident`
-is not PALDIA's: as many batches run at a time as end all of them soonest, each next one as soon as another ends."""
+is not PALDIA's: a constant number of batches run at a time, each starting when another ends, such that the last one
+ends earliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,11 @@ class DeviceModel:
     """One model on one kind of accelerator, or of CPU."""
 
     latencies_ms: tuple[float, ...]
-    """Alone, by batch: `latencies_ms[n]` of a batch of n; the last is that of the largest batch, BS. The first is 0."""
+    """Durations of batches that run alone: `latencies_ms[n]` of a batch of n, up to the largest, BS. The first is 0."""
     law: Interference = NO_SLOWDOWN
-    """How much slower its batches are beside each other."""
+    """The law by which its batches slow each other down."""
     largest: DeviceDemand = ALONE
-    """What its largest batch demands of the device; of the memory bandwidth, that is FBR."""
+    """The demand of its largest batch on the device; the demand of memory bandwidth is FBR."""
     together_max: int = CLIENTS_MAX
     """The most batches that may run together, 1 or more; see `together_max`."""
 
@@ -68,11 +71,11 @@ class DeviceModel:
 
     @property
     def per_request_ms(self) -> float:
-        """In full batches, alone: the less, the more performant the hardware."""
+        """The time per request in full batches that run alone; the shorter, the more performant is the hardware."""
         return self.solo_ms / self.batch
 
     def demand(self, requests: int) -> DeviceDemand:
-        """What a batch of this size demands of the device: of the bandwidth in proportion to its size."""
+        """The demand of a batch of this size on the device; its bandwidth is in proportion to its size."""
         part, of = requests / self.batch, self.largest
         return structs.replace(of, batch=requests, full=part * of.full, bandwidth=part * of.bandwidth)
 
@@ -94,9 +97,9 @@ def t_max_ms(model: DeviceModel, count: int, queued: NDArray[np.int64]) -> NDArr
 
 
 def rounds_ms(model: DeviceModel, count: int, residents: NDArray[np.int64]) -> NDArray[np.float64]:
-    """When the last of `count` requests ends, for each number of batches that run at a time, if each next one starts as
-    soon as another ends: equal batches run in rounds, and the last round is of those that are left. Exact for whole
-    batches (`executed_ms`); what is left of one counts as a part of a batch.
+    """When the last of `count` requests ends, for each number of batches that run at a time, if a batch starts as soon
+    as another one ends. Equal batches run in rounds, and the last round has those that are left. Exact for full batches
+    (`executed_ms`); an incomplete batch counts as the fraction of a batch.
 
     Source: PALDIA, specification 2.1.1 (b), the best fixed residency.
     """
@@ -112,10 +115,10 @@ def rounds_ms(model: DeviceModel, count: int, residents: NDArray[np.int64]) -> N
 def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid", *, gain_min: float = 0.0) -> DeviceSplit:
     """The number of queued requests with which the last one ends earliest; of equal ones the largest.
 
-    At least one full batch runs, and at most `together_max`. Requests that fit one batch are not split. `together`
-    queues only what `together_max` does not allow to run, `queue` all but one batch. With `resident` the end is that of
-    `rounds_ms`, otherwise that of `t_max_ms`. A split that is not predicted to end earlier than both `together` and
-    `queue` by the part `gain_min` of their time is not made: the better of the two is.
+    At least one full batch runs, and at most `together_max`. Requests that fit one batch are not split.     `together`
+    queues only the requests that exceed `together_max`, `queue` all but one batch. With `resident` the end is computed
+    by `rounds_ms`, otherwise by `t_max_ms`. A split is used only if it is predicted to end earlier than both `together`
+    and `queue`, by the fraction `gain_min` of their time; otherwise the better of these two is used.
     """
     if count <= 0:
         return DeviceSplit(0, 0.0)
@@ -141,8 +144,8 @@ def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid", *, g
 
 
 def serial_ms(model: DeviceModel, count: int) -> float:
-    """When the last of `count` requests ends if full batches run one after the other, and what is left at the end: a
-    CPU, whose framework uses all cores for each batch."""
+    """When the last of `count` requests ends if full batches run one after the other and the rest comes last. This is
+    for a CPU on which the framework uses all cores for each batch."""
     full, left = divmod(max(0, count), model.batch)
     return full * model.solo_ms + model.latencies_ms[left]
 

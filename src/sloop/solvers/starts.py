@@ -1,11 +1,11 @@
-"""When replicas of one model that start now will serve, and whether some of them should start as parts of one model.
+"""Whether some of the replicas of a model that start now should start as parts of one model.
 
-Functions of numbers. Seconds and requests. Ours; the pieces are those of `sloop.solvers.flashpoint`, after sections 2.3
-to 2.7 of our specification of Flashpoint (San Juan, thesis, Waterloo 2023).
+Functions of numbers, in seconds and requests. The decision is ours; the pieces are those of `sloop.solvers.flashpoint`,
+after sections 2.3 to 2.7 of our specification of Flashpoint (San Juan, thesis, Waterloo 2023).
 
-x requests wait, and each server (a replica, or a pipeline of parts) answers its first one some time after it has
-started, and then one after each step. They take whichever server is free first. So the mean time until their answers is
-the mean of the x earliest answers that the servers together can give, which is what all decisions here minimise.
+x requests wait. Each server (a replica, or a pipeline of parts) gives its first answer `first_s` from now, and then one
+answer every `step_s`. A request goes to the server that is free first. So the mean time until the x requests are
+answered is the mean of the x earliest answers that the servers together can give. All decisions here minimise it.
 """
 
 from collections import Counter
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from sloop.solvers.flashpoint import PieceDownloads, PiecePlan, rounds_before
 
 EXACT_PLANS: Final = 24
-"""Up to so many ways to start in parts, each of them is compared; beyond, for each number of devices the best that uses
-as many."""
+"""Up to this many ways to start in parts, all of them are compared; if there are more, only the best one for each
+number of used devices."""
 GAIN_MIN: Final = 1e-6
-"""Parts must be better by this fraction: their completion moves more bytes."""
+"""Parts are chosen only if they are better by this fraction, because completing them moves more bytes."""
 
 
 class ServerGroup(NamedTuple):
@@ -55,7 +55,7 @@ class PlanColumns:
     plans: tuple[PiecePlan, ...]
     pieces: NDArray[np.int64]
     share: NDArray[np.float64]
-    """Of the model, that of the largest piece (`PiecePlan.cold_s`)."""
+    """The share of the largest piece in the model (`PiecePlan.cold_s`)."""
     request_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     """From each answer of one pipeline to the next."""
@@ -64,7 +64,7 @@ class PlanColumns:
 
     @classmethod
     def of(cls, fronts: Sequence[Sequence[PiecePlan]]) -> "PlanColumns":
-        """Of the plans by pieces from 1 (`plan_fronts`)."""
+        """The columns of these plans, which are given by the number of pieces from 1 (`plan_fronts`)."""
         plans = [plan for front in fronts[1:] for plan in sorted(front)]
         pieces = np.array([plan.pieces for plan in plans], dtype=np.int64)
         share, request_s, step_s = (
@@ -81,7 +81,7 @@ class PlanColumns:
 
 
 class PlanRows(NamedTuple):
-    """Which rows of the columns are plans of so many pieces."""
+    """The rows of the columns, from `first` up to before `end`, that are plans of `pieces` pieces."""
 
     pieces: int
     first: int
@@ -89,15 +89,16 @@ class PlanRows(NamedTuple):
 
 
 def _step_s(plan: PiecePlan) -> float:
-    """From each answer of a pipeline to the next: each worker has one request in it."""
+    """The time from each answer of a pipeline to the next, if each of its workers has one request in the pipeline."""
     return max(plan.slowest_s, plan.request_s / plan.pieces)
 
 
 def mean_answer_s(servers: Sequence[ServerGroup], requests: int) -> float:
-    """The mean of the so many earliest answers. There is at least one server, with steps above 0."""
+    """The mean time of the earliest answers to this many requests. Needs at least one server, and steps above 0."""
     ordered = sorted(servers, key=attrgetter("first_s"))
-    # Until `until_s`, servers that work without a break, but give no answer at their first instant, would give as many
-    # answers as there are requests. So these give at least as many, and each at most one more.
+    # `until_s` is when servers that answer at a constant rate from their first instant on would have answered all
+    # requests. Real servers give an answer at their first instant, so that by then they have given at least as many
+    # answers as there are requests, and each server at most one too many.
     rate = offset = until_s = 0.0
     for place, group in enumerate(ordered):
         rate += group.servers / group.step_s
@@ -133,10 +134,10 @@ def choose_parts(
 ) -> PartsChoice:
     """How many of the starts are made as parts, and with which cuts, so that the waiting requests are answered soonest.
 
-    `whole_s`: until each start serves as a whole replica; all get their weights in the same way.
-    `columns` has the plans, whose `cold_s` is the share of their largest piece in the model; `downloads` says how long
-    pieces take to start. All pipelines of one choice have the same cuts, and take the last starts. Of equally good
-    choices the one with the fewest parts stays.
+    `whole_s` is the time until each start would serve as a whole replica; all get their weights in the same way.
+    `columns` has the plans to choose from, whose `cold_s` is the share of their largest piece in the model; `downloads`
+    gives the time that pieces take to start. All pipelines of a choice have the same cuts. They consist of the last of
+    the starts. Of equally good choices, the one with the fewest parts is taken.
     """
     best = PartsChoice(0, (), mean_answer_s(_whole(whole_s, exec_s), requests))
     for plan, pipelines in _candidates(columns, len(whole_s), downloads, requests, pieces_max):
@@ -156,7 +157,7 @@ def _whole(ready_s: Sequence[float], exec_s: float) -> list[ServerGroup]:
 def _candidates(
     columns: PlanColumns, devices: int, downloads: PieceDownloads, requests: int, pieces_max: int
 ) -> Iterator[tuple[PiecePlan, int]]:
-    """Plans of at least two pieces, each with a number of pipelines that fit; fewer pieces first."""
+    """Plans of at least two pieces, each with a number of pipelines that the devices can hold; fewer pieces first."""
     fitting = columns.plans[: int(np.searchsorted(columns.pieces, min(devices, pieces_max), side="right"))]
     if sum(devices // plan.pieces for plan in fitting[: EXACT_PLANS + 1]) <= EXACT_PLANS:
         for plan in fitting:

@@ -1,11 +1,12 @@
-"""Usher's plan: groups of models that suit each other; for each group in turn the replicas and batches that serve most.
+"""Usher's plan: models with complementary needs form groups; each group in turn gets the replicas and batches that
+serve most.
 
 Models whose needs for computing and for memory complement each other form a group. Each model has candidates: a batch,
 and 1 to 6 times the replicas that carry its rate with the largest batch in time. Of all combinations of a group's
 candidates, each is placed on the devices by a heuristic, and the one that serves most is kept.
 
 Source: Usher (Shubha et al., OSDI 2024) as Elvinger's thesis restates it (ETH Zurich, MSc thesis 505, 2024, section 5),
-for a fixed cluster. What both leave open is decided here, and said where it is.
+for a fixed cluster. Where both leave a choice open, a docstring here says what was chosen.
 """
 
 import itertools
@@ -130,7 +131,7 @@ class UsherCandidate:
 
     @property
     def gains_rps(self) -> list[float]:
-        """What each of these replicas adds."""
+        """By replica, the requests per second that it adds."""
         whole = [self.option.rate_rps] * (self.least - 1)
         return [*whole, self.served_rps - sum(whole)]
 
@@ -198,7 +199,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _UsherRoom:
-    """The room on all devices together, to see quickly that a combination cannot serve more than another."""
+    """The room on all devices together, from which a quick upper bound of what a combination serves is computed."""
 
     compute: int
     large: int
@@ -212,8 +213,8 @@ class _UsherRoom:
         return cls(sum(each.compute for each in state), len(roomy), not any(each.content for each in roomy))
 
     def bound_rps(self, combination: Sequence[UsherCandidate]) -> float:
-        """At least what the combination serves: all its candidates, as far as their needs fit on all devices together
-        if replicas could be cut, and as each large need has a device of its own."""
+        """An upper bound of what the combination serves. It assumes that replicas can be divided among devices, except
+        that each large need takes a device of its own."""
         large = [each for each in combination if 2 * each.option.compute > WHOLE]
         if self.are_empty and len(large) == len(combination):
             return self._served_rps(combination)

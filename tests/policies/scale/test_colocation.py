@@ -140,7 +140,7 @@ def test_igniter() -> None:
         view_of(("alexnet", "resnet50", "vgg19"), 500, 200, v100_nodes(1), suffix="-V100-TensorRT"),
     )
     assert one.saturated == ("alexnet", "resnet50")
-    assert "2 devices needed, 1 there" in one.why
+    assert "2 devices needed, 1 available" in one.why
 
 
 def test_igniter_knows_the_memory_of_a_gpu() -> None:
@@ -349,7 +349,7 @@ def replace_profile(profile: Profile, **changes: Any) -> Profile:
 def test_a_profile_that_does_not_say_what_it_takes_is_refused_or_alone() -> None:
     silent = replace_profile(PUBLISHED["resnet50-V100"], sharing=None)
     view = make_view(stage_of("m", 400, ("p3.2xlarge", silent)), nodes=v100_nodes(1), rates={"m": 10})
-    with pytest.raises(InputError, match="the profile of m on V100 says nothing of sm_use"):
+    with pytest.raises(InputError, match="the profile of m on V100 has no sm_use"):
         Colocate().plan(0, view)
     assert len(planned(Harbor(), view).stages[0].groups) == 1
     alone = planned(Igniter(), view)

@@ -1,15 +1,15 @@
-"""The scaling policy `AsyFunc`: bodies for the mean rate every ten seconds, shadows beside them for bursts. At the end,
-what it is compared with: `OfflineBatch` and `ByCapacity`.
+"""The scaling policy `AsyFunc`: every ten seconds it adapts the number of bodies to the mean rate, and during bursts it
+attaches shadows to them. At the end are the policies that it is compared with: `OfflineBatch` and `ByCapacity`.
 
-A body is a replica of the whole model. A shadow holds the blocks that compute much and weigh little; attached to a
-body, it raises the body's capacity within the SLO, and loads in a hundredth of the time of another body.
+A body is a replica of the whole model. A shadow holds only the blocks with much compute and few weights. It raises the
+capacity of its body within the SLO, and loads in a small fraction of the time that another body takes.
 
 Source: AsyFunc (submission to SoCC'23), Algorithms 1 and 2, with the corrections of our specification, sections 2.4 to
 2.8. The arithmetic is in `sloop.solvers.asyfunc`. Choices of ours where the publication says nothing:
 
-- The policy is asked at every tick, and its plan has all present replicas with its changes. Bodies are planned with
-  their nodes, so that a shadow is attached to the body that the policy chose.
-- Where no node has room for the chosen body, the largest one that has room and keeps the SLO is started; otherwise the
+- The policy is asked at every tick. Its plan lists all present replicas with the changes to them, and names the node of
+  each body, so that a shadow is attached to the body that the policy chose.
+- If no node has room for the chosen body, the largest body that fits and keeps the SLO is started. If none does, the
   plan is not feasible until the next period.
 - A body that is still starting counts for the mean rate but not for a burst; a shadow that is still loading counts with
   the capacity that it was chosen for.
@@ -39,12 +39,12 @@ from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, round_up,
 from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Shadow, StagePlan
 
 OVER_AT: Final = 0.9
-"""A burst is over when its rate has fallen below this part of what the bodies alone carry, at two ticks in a row."""
+"""A burst is over when its rate is below this fraction of the capacity of the bodies alone, at two ticks in a row."""
 OVER_TICKS: Final = 2
 SHADOW_CORES: Final = (1, 2, 4, 8, 16)
-"""Sizes of shadows, where the cheapest is chosen."""
+"""The core counts of shadows to choose from, with `bursts: cheapest`."""
 WEIGHT_UNKNOWN: Final = 64.0
-"""K of a model whose multiply-adds are not known: the least of those with which the publication's savings come out."""
+"""K of a model whose multiply-adds are not known: the least value that gives the published savings."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class CountedBody:
     cores: float
     node: str | None
     capacity_rps: float
-    """With its shadow."""
+    """With its shadow, if it has one."""
     alone_rps: float
     batch_max: int
     shadow: Shadow | None = None
@@ -68,10 +68,11 @@ class CountedBody:
 
 @dataclass(frozen=True, slots=True)
 class AsyFunc:
-    """Bodies by the mean rate every `adapt_ns`, shadows by the rate of the last second at every tick (`period_ns`).
+    """Adapts the number of bodies to the mean rate every `adapt_ns`, and the number of shadows to the rate of the last
+    second at every tick (`period_ns`).
 
-    Serves one model. With `shadows=False` only the first part is left. Fails where a burst is over before a shadow has
-    loaded, and where all bodies fill their nodes.
+    Serves one model. With `shadows=False` it adapts only bodies. Fails if a burst is over before a shadow has loaded,
+    and if the bodies' nodes have no cores left for shadows.
     """
 
     alpha: float = 0.8
@@ -79,7 +80,7 @@ class AsyFunc:
     beta: float = 0.6
     """Bodies are removed below this utilisation."""
     gamma: float = 1.0
-    """Shadows are added when the rate exceeds this part of the capacity."""
+    """Shadows are added when the rate exceeds this fraction of the capacity."""
     cores_max: int = 16
     """The most cores of a body, and of a shadow."""
     batch_max: int = 8
@@ -89,18 +90,20 @@ class AsyFunc:
     shadows: bool = True
     """Whether bodies get shadows at all."""
     bursts: Literal["shadows", "cheapest"] = "shadows"
-    """What a burst starts: `shadows` with all cores that a node has left, as published; or of shadows of several sizes
-    and one more body the `cheapest`, by the requests that it is predicted to keep from waiting."""
+    """What is added during a burst. `shadows`: shadows with all cores that their nodes have left, as published.
+    `cheapest`: shadows of several sizes or bodies, one after the other, each time the one that is predicted to keep
+    most requests from waiting for what its cores and memory are worth."""
     objective: Objective = "demand"
-    """Which shadow is best: the one that serves the demand with the fewest cores and least memory (`demand`), or the
-    most efficient, by the formula as `printed` or by its text (`literal`)."""
+    """Which shadow is best. `demand`: the one that serves the demand with the fewest cores and the least memory.
+    `literal`, `printed`: the most efficient one, by the published formula with the memory of the shadow or of the whole
+    model."""
     selection: Literal["ranked", "prefix"] = "ranked"
     """Which blocks come first: those that compute most per byte, or those that come first in the model."""
     shadows_per_node: int = 1
     """How many shadows may be on a node at a time."""
     counts_shadows: bool = True
-    """Whether the mean rate may rest on shadows, as published: where it does, fewer bodies are started, and as these
-    alone do not carry the rate, the burst is never over. False: bodies alone carry the mean rate."""
+    """Whether the capacity of shadows counts when bodies are planned for the mean rate, as published. Then there may be
+    too few bodies to carry the rate alone, so that a burst never counts as over. False: only that of bodies counts."""
     initial_rps: float = 0.0
     """The rate to plan for before any request has been seen."""
     variant: str = ""
@@ -110,11 +113,11 @@ class AsyFunc:
     """How often the number of bodies is adapted."""
     period_ns: int = ms(500)
     _adapted_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
-    """When bodies were last adapted to a rate; empty before: the first one is that of the first second."""
+    """When bodies were last adapted to a rate; empty until the first rate is known, after the first second."""
     _quiet: list[int] = field(init=False, default_factory=lambda: [0], repr=False, compare=False)
-    """At how many ticks in a row the burst was over."""
+    """For how many ticks in a row the rate has been below that of a burst."""
     _booked_rps: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """The capacity that pairs were chosen for whose shadow still loads."""
+    """The planned capacity of each pair whose shadow still loads."""
 
     @property
     def attaches_shadows(self) -> bool:
@@ -162,7 +165,7 @@ class AsyFunc:
     def _adapt(
         self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], rate_rps: float, whys: list[str]
     ) -> bool:
-        """Model-level scaling; returns whether there was room for all bodies (section 2.7)."""
+        """Add or remove bodies (section 2.7). Returns whether there was room for all of them."""
         total_rps = sum(self._lasting_rps(body) for body in bodies)
         before = len(bodies)
         why = f"{rate_rps:.4g} rps at a capacity of {total_rps:.4g} rps"
@@ -192,13 +195,13 @@ class AsyFunc:
         return is_feasible
 
     def _lasting_rps(self, body: CountedBody) -> float:
-        """What counts for the mean rate."""
+        """The capacity of a body that counts when bodies are planned."""
         return body.capacity_rps if self.counts_shadows else body.alone_rps
 
     def _meet_burst(
         self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]
     ) -> None:
-        """Layer-level scaling: shadows for bodies while the rate exceeds their capacity (section 2.8)."""
+        """Attach shadows to bodies while the rate exceeds their capacity (section 2.8)."""
         if self.bursts == "cheapest":
             self._meet_cheaply(model, bodies, free, burst_rps, whys)
             return
@@ -234,7 +237,7 @@ class AsyFunc:
         return free.get(body.node or "", 0.0)
 
     def _attach(self, body: CountedBody, chosen: ShadowCandidate, free: dict[str, float]) -> None:
-        """A body gets a shadow."""
+        """Attach a shadow to a body."""
         cores = chosen.shared.costs.shadow_cores
         body.shadow = Shadow(cores, tuple(sorted(chosen.shared.blocks)))
         body.capacity_rps, free[body.node or ""] = chosen.booked_rps, free[body.node or ""] - cores
@@ -244,9 +247,10 @@ class AsyFunc:
     def _meet_cheaply(
         self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]
     ) -> None:
-        """Shadows and bodies, one after the other, each time that which keeps most requests from waiting for what it
-        costs, until bodies are adapted again. No more bodies are added than carry the rate once they are there; until
-        then shadows do. Each shadow ends as soon as the others carry the rate without it."""
+        """Add shadows and bodies one after the other, each time the one that keeps most requests from waiting for its
+        cost, counted until bodies are adapted again. Bodies are added only until all bodies together can carry the rate
+        when they have started; until then, shadows help. A shadow ends as soon as the rest carry the rate without
+        it."""
         wanted_rps = burst_rps / self.gamma
         shadows = added = ended = 0
         total_rps = sum(body.capacity_rps for body in bodies if body.is_ready)
@@ -280,7 +284,7 @@ class AsyFunc:
     def _shadows_for(
         self, model: "ServedModel", bodies: Sequence[CountedBody], free: Mapping[str, float], need: "BurstNeed"
     ) -> Iterator["OfferedShadow"]:
-        """The shadows that would keep requests from waiting: for each ready body one of each size."""
+        """The shadows that would keep requests from waiting, one of each size for each ready body."""
         for body in bodies:
             most = min(round_down(self._shadow_room(body, bodies, free)), self.cores_max) if body.is_ready else 0
             for cores in SHADOW_CORES:
@@ -291,12 +295,12 @@ class AsyFunc:
 
 
 class BurstNeed(NamedTuple):
-    """What a burst lacks."""
+    """By how much a burst exceeds the capacity."""
 
     now_rps: float
-    """Of what is ready,"""
+    """The capacity of what is ready."""
     later_rps: float
-    """and when all bodies are there that start already."""
+    """The capacity that there is when all starting bodies are ready."""
 
 
 class OfferedShadow(NamedTuple):
@@ -318,11 +322,11 @@ class ServedModel:
         self._candidates: dict[tuple[float, float], Sequence[ShadowCandidate]] = {}
         self.adapt_s = to_s(policy.adapt_ns)
         self.startup_s = min(self.adapt_s, to_s(stage.startup_ns(belief)))
-        """Of a body that starts now, at most until bodies are adapted again."""
+        """The start-up time of a body that starts now, at most the time until bodies are adapted again."""
 
     def worth_of(self, shadow: ShadowCandidate, body: CountedBody, need: BurstNeed) -> float:
-        """How many requests a shadow keeps from waiting, for each core that it and its memory are worth: until bodies
-        are adapted again, or those that start already are there."""
+        """How many requests a shadow keeps from waiting, per core that it costs, its memory counted as cores. They are
+        counted until bodies are adapted again; where starting bodies will suffice, until these are ready."""
         costs, load_s = shadow.shared.costs, shadow.load_ms / 1e3
         gain_rps = min(need.now_rps, shadow.booked_rps - body.capacity_rps)
         lasting_rps = min(need.later_rps, gain_rps)
@@ -331,27 +335,27 @@ class ServedModel:
         return kept / (costs.shadow_cores + self.weight * share)
 
     def worth_of_body(self, body: CountedBody, need: BurstNeed) -> float:
-        """The same of one more body."""
+        """The same for one more body."""
         return min(need.later_rps, body.capacity_rps) * (self.adapt_s - self.startup_s) / (body.cores + self.weight)
 
     def chosen_cores(self, rate_rps: float) -> int:
-        """Of a new body (Algorithm 1)."""
+        """The cores of a new body (Algorithm 1)."""
         choice = choose_body(self.latency_ms(), rate_rps, self.slo_ms, self.weight)
         return choice.cores if choice is not None else self._policy.cores_max
 
     def latency_ms(self) -> Floats:
-        """By whole cores and by batch, from 0."""
+        """Durations by whole cores and by batch, both from 0."""
         return table_ms(self._belief, self._policy.cores_max, self.batch_max)
 
     def alone_ms(self, cores: float) -> Sequence[float]:
-        """Of a body on these cores, by batch from 0."""
+        """Durations of a body alone on these cores, by batch from 0."""
         return self._costs_ms(self._belief, cores)
 
     def _costs_ms(self, belief: Belief, cores: float) -> Sequence[float]:
         return [cost_ns / NS_PER_MS for cost_ns in belief.costs_ns(self._belief.slot(cores))[: self.batch_max + 1]]
 
     def body(self, replica: ReplicaView, booked_rps: Mapping[ReplicaId, float]) -> CountedBody:
-        """A body that is there."""
+        """A present replica, as the policy counts it."""
         cores, shadow = replica.spec.cores, replica.spec.shadow
         alone_ms = self.alone_ms(cores)
         alone_rps = capacity_rps(alone_ms, self.slo_ms)
@@ -367,7 +371,8 @@ class ServedModel:
         return found
 
     def new_body(self, cores: int, free: dict[str, float]) -> CountedBody | None:
-        """One more body on the node with the most free cores, perhaps a smaller one; None without room."""
+        """One more body, on the node with the most free cores; with fewer cores if `cores` do not fit. None if no node
+        has room."""
         node = max(free, key=lambda name: free[name], default=None)
         if node is None:
             return None
@@ -382,7 +387,8 @@ class ServedModel:
         return None
 
     def worth(self, body: CountedBody) -> tuple[float, bool, int]:
-        """By which bodies are removed: the least efficient first, then those without a shadow, then the youngest."""
+        """The order in which bodies are removed: the least efficient first, then those without a shadow, then the
+        youngest."""
         alone_ms = self.alone_ms(body.cores)
         most = capacity_rps(alone_ms, float("inf")) * (1 / body.cores + 1 / self.weight)
         return round(most, 9), body.shadow is not None, -(body.replica.id if body.replica is not None else 1 << 60)
@@ -406,7 +412,7 @@ class ServedModel:
         return choose_shadow(self._candidates[key], self.weight, self._policy.objective, need_rps)
 
     def stage_plan(self, bodies: Sequence[CountedBody]) -> StagePlan:
-        """The plan of these bodies: those that are there are named by their nodes."""
+        """The plan with these bodies. Present bodies are named by their nodes."""
         counts: dict[ReplicaSpec, list[CountedBody]] = {}
         for body in sorted(bodies, key=lambda each: each.node is None):
             slot = self._belief.slot(body.cores)
@@ -431,19 +437,19 @@ class ServedModel:
 class OfflineBatch:
     """Equal replicas whose cores, batch and waiting time are chosen once; their number follows the mean rate.
 
-    BATCH (Ali et al., SC 2020) as AsyFunc compares with it (section 5.1 of our specification): the configuration is
-    that with the least core time per request for `rate_rps`, the mean rate of the trace. Fails when the rate is another
-    one than that.
+    BATCH (Ali et al., SC 2020) as AsyFunc compares with it (section 5.1 of our specification): the configuration with
+    the least core time per request at `rate_rps`, the mean rate of the trace. Fails if the real rate is another one.
     """
 
     rate_rps: float = 0.0
-    """0: the rate of the first plan that has one. Before, a replica runs as is cheapest for single requests."""
+    """0: the rate of the first plan that has one. Until then, replicas have the cheapest configuration for single
+    requests."""
     prewarm: float = 1.0
-    """k_b: how many times the needed replicas are there."""
+    """k_b: the replicas that are kept, as a multiple of those that the rate needs."""
     alpha: float = 0.8
     """Replicas are added above this utilisation."""
     attainment: float = 0.95
-    """Of the requests that have to keep the SLO."""
+    """The fraction of the requests that have to keep the SLO."""
     cores_max: int = 16
     batch_max: int = 8
     variant: str = ""
@@ -488,9 +494,9 @@ class OfflineBatch:
 class ByCapacity:
     """As many equal replicas as carry the forecast within the SLO: ⌈rate / capacity⌉.
 
-    With the rate of now it is on-demand scaling, with that of the last period last-value, with half as much again
-    k-last-value (AsyFunc's Fig. 1; section 5.1 of our specification). Fails when a replica takes longer to load than
-    the rate stays as it is.
+    With the present rate as the forecast this is on-demand scaling, with the rate of the last period last-value, and
+    with 1.5 × that rate k-last-value (AsyFunc's Fig. 1; section 5.1 of our specification). Fails if the rate changes
+    faster than a replica loads.
     """
 
     is_quick: ClassVar[bool] = True

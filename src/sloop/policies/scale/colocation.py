@@ -2,8 +2,8 @@
 
 Each stage is a model with a rate and a deadline; a device is an accelerator, or a whole node where models run on CPU
 cores. A plan says for every replica its device, its share, its batch and its rate. Devices of one kind are
-interchangeable: a new plan gives contents to those devices on which most replicas stay. A plan stays until a rate has
-changed by `change`, or models or devices have.
+interchangeable: a new plan assigns the planned contents to them so that most replicas stay where they are. A plan stays
+in force until a rate has changed by more than `change`, or models or devices have changed.
 
 Only the stages of one application are placed together. Several applications each plan as if all devices were theirs.
 
@@ -32,18 +32,18 @@ from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms
 from sloop.vocabulary import Group, Node, Plan, ReplicaSpec, Slot, StagePlan
 
 Metric = Literal["peak_occupancy", "occupancy", "sm_use"]
-"""What stands for a model's need to compute: the most occupancy at any time (AO), or occupancy (WAO) or the SMs that
-its kernels need (WSM), weighted with time."""
+"""The measure of how much of a device's compute a model needs: its peak occupancy (AO), or its occupancy (WAO) or the
+SMs that its kernels use (WSM), both as means weighted by time."""
 BATCHES: Final = tuple(2**power for power in range(13))
 IDLE_RPS: Final = 0.1
 """The rate to plan with for a stage without requests, so that it has a replica for the next one."""
 SERVED: Final = 0.99
-"""A plan that expects to serve a smaller part of a rate is not feasible."""
+"""A plan that expects to serve less than this fraction of a rate is not feasible."""
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlace:
-    """Where a device is: the name of its node, and its own, None for the cores of a node."""
+    """Where a device is: the names of its node and of the device; None for the cores of the node."""
 
     node: str
     device: str | None
@@ -51,22 +51,22 @@ class DevicePlace:
 
 @dataclass(frozen=True, slots=True)
 class DevicePool:
-    """Equal devices. Those that are always there come first."""
+    """Equal devices. The `owned` ones, which are always there, come first; the others are on demand."""
 
     hardware: str
     accelerator: str
     places: tuple[DevicePlace, ...]
     owned: int
     per_node: int
-    """The devices of a node, which are rented together."""
+    """How many devices a node has, which are rented together."""
     usd_per_h: float
-    """Of a node."""
+    """The price of a node."""
     cores: float
-    """The cores of the node for each device."""
+    """The cores of a node, divided by its devices."""
     memory_bytes: int
-    """Of the device."""
+    """The memory of a device."""
     node_memory_bytes: int
-    """Of the node, for each device."""
+    """The memory of a node, divided by its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PlannedReplica:
 
 
 DeviceContents = tuple[int, tuple[PlannedReplica, ...]]
-"""The index of a pool, and what one of its devices holds."""
+"""The index of a pool, and the replicas on one of its devices."""
 
 
 @dataclass(slots=True)
@@ -88,9 +88,9 @@ class ColocationMemory:
     """State between decisions."""
 
     rates: tuple[float, ...] = ()
-    """Those of the last decision."""
+    """The rates of the last decision."""
     signature: tuple[object, ...] = ()
-    """All else that it was made from."""
+    """All its other inputs."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class SharedDevices:
 
     @cached_property
     def pools(self) -> tuple[DevicePool, ...]:
-        """The devices by kind, in the order of the cluster; without those of nodes that are lost. Where nodes of one
-        kind differ, a pool is as small as the smallest of its nodes."""
+        """The devices in pools, in the order of the cluster, without those of lost nodes. A pool counts with the cores
+        and memory of the smallest of its nodes, where these differ."""
         by_likeness: dict[tuple[object, ...], list[NodeView]] = {}
         for node in targets.usable(self.view.nodes):
             if node.node.hardware in self.hardware:
@@ -121,12 +121,12 @@ class SharedDevices:
         wanted = [belief.accelerator for stage in self.stages for belief in self._beliefs(stage, hardware)]
         kinds = sorted({accelerator for accelerator in wanted if accelerator})
         if len(kinds) > 1:
-            what = f"the models run on {listed(kinds)} of {hardware}"
-            raise InputError(what, help="models that share devices need profiles for one accelerator of each node")
+            what = f"the profiles for {hardware} are for different accelerators: {listed(kinds)}"
+            raise InputError(what, help="give all models that share devices profiles for the same accelerator")
         accelerator = kinds[0] if kinds else ""
         if accelerator and "" in wanted:
-            what = f"some models run on the cores of {hardware}, others on its {accelerator}"
-            raise InputError(what, help="give all models a profile for the accelerator, or none")
+            what = f"some profiles for {hardware} are for its cores, others for its {accelerator}"
+            raise InputError(what, help=f"give all models profiles for the {accelerator}, or all for the cores")
         ordered = sorted(nodes, key=lambda each: each.node.on_demand)
         having = [(each.node, own) for each in ordered if (own := _places(each, accelerator))]
         memory = [each.memory_bytes for node, _ in having for each in node.devices if each.kind == accelerator]
@@ -154,7 +154,8 @@ class SharedDevices:
         return own[0] if own else None
 
     def slot(self, belief: Belief, pool: DevicePool, share: float) -> Slot:
-        """The slot of a replica: at most its part of the node's cores, so that one of each stage fits."""
+        """The slot of a replica. It has at most an equal part of the device's cores for each stage, so that one replica
+        of each stage fits."""
         cores = min(self.policy.cores or belief.cores_max, belief.cores_max, pool.cores / len(self.stages))
         slot = belief.slot(max(0.001, math.floor(1000 * cores + ROUNDING) / 1000))
         return structs.replace(slot, share=share) if pool.accelerator else slot
@@ -162,9 +163,9 @@ class SharedDevices:
     def options(
         self, stage: int, pool: int, metric: Metric, *, must_know: bool = False, reserved: bool = True
     ) -> tuple[BatchOption, ...]:
-        """The batches of a stage on a kind of device. Where the need to compute is unknown it is the whole device, or
-        an InputError with `must_know`. What a replica reserves of the memory is what its largest batch needs; without
-        `reserved`, each batch needs what is known of it."""
+        """The batch sizes of a stage on a kind of device, with what each needs of it. If the needed compute is unknown,
+        a batch needs the whole device; with `must_know` that is an InputError. With `reserved`, each batch needs the
+        memory that a replica reserves, which is that of its largest batch; without, its own memory where known."""
         belief, where = self.belief(stage, pool), self.pools[pool]
         if belief is None:
             return ()
@@ -176,8 +177,8 @@ class SharedDevices:
             compute, memory = self._needs(belief, where, batch, slot, metric, reserved=reserved)
             if compute is None:
                 if must_know:
-                    what = f"the profile of {belief.variant} on {where.accelerator or where.hardware} says nothing of "
-                    raise InputError(f"{what}{metric}", help="add `sharing` to the profile, or choose system `mixed`")
+                    what = f"the profile of {belief.variant} on {where.accelerator or where.hardware} has no {metric}"
+                    raise InputError(what, help="add `sharing` to the profile, or choose system `mixed`")
                 compute = colocation.WHOLE
             found.append(BatchOption(batch, latency_ms, 1000.0 * batch / latency_ms, compute, memory))
         return tuple(found)
@@ -192,12 +193,12 @@ class SharedDevices:
         own = hundredths(100 * demand.memory)
         memory = own if own and not reserved else max(memory, own)
         need: float = getattr(demand, metric)
-        if not need and demand.bandwidth:  # a law by bandwidth says what sharing costs
+        if not need and demand.bandwidth:  # a law by bandwidth predicts what sharing costs
             return 0, memory
         return hundredths(100 * need) if need else None, memory
 
     def overbooks(self, contents: Sequence[DeviceContents]) -> bool:
-        """Whether a device holds more than its memory, as replicas reserve it."""
+        """Whether the replicas on a device reserve more memory than it has."""
         for number, replicas in contents:
             pool, used_bytes = self.pools[number], 0
             for each in replicas:
@@ -214,7 +215,7 @@ class SharedDevices:
             every = [option for kind in own for option in kind]
             if every and not any(max(option.compute, option.memory) <= colocation.WHOLE for option in every):
                 least = min(every, key=lambda option: max(option.compute, option.memory))
-                what, need = ("memory", least.memory) if least.memory > least.compute else ("power", least.compute)
+                what, need = ("memory", least.memory) if least.memory > least.compute else ("compute", least.compute)
                 devices = listed([pool.accelerator or pool.hardware for pool in self.pools])
                 raise InputError(
                     f"{stage.name} fits on no device: it needs {need / 100:g} % of the {what} of a {devices}",
@@ -257,7 +258,8 @@ class SharedDevices:
         return max(compute, memory) <= colocation.WHOLE
 
     def deadlines_ms(self) -> tuple[float, ...]:
-        """By stage, its part of the tightest deadline of its paths: in proportion to the times of batches of one."""
+        """Each stage's part of the tightest deadline of its paths. A deadline is divided in proportion to the durations
+        of batches of one."""
         alone_ms = []
         for at in range(len(self.stages)):
             own = [self.belief(at, pool) for pool in range(len(self.pools))]
@@ -275,7 +277,7 @@ class SharedDevices:
         return tuple(parts)
 
     def present(self) -> dict[DevicePlace, list[ReplicaSpec]]:
-        """By device, the replicas of the plan in force."""
+        """The replicas on each device under the plan in force."""
         found: dict[DevicePlace, list[ReplicaSpec]] = {}
         for target in self.view.plan.stages if self.view.plan else ():
             for group in target.groups:
@@ -285,7 +287,7 @@ class SharedDevices:
         return found
 
     def labelled(self, contents: Sequence[DeviceContents]) -> list[tuple[DevicePlace, DeviceContents]]:
-        """Each of the contents with the device that gets it, such that most replicas stay where they are."""
+        """The contents, each with a device for it, chosen so that most replicas stay where they are."""
         present = self.present()
         found: list[tuple[DevicePlace, DeviceContents]] = []
         for number, pool in enumerate(self.pools):
@@ -298,7 +300,7 @@ class SharedDevices:
 
     @staticmethod
     def _rented(pool: DevicePool, devices: int, present: Mapping[DevicePlace, object]) -> list[DevicePlace]:
-        """The devices of as few rented nodes as have so many: first of those with most devices in use."""
+        """At least so many devices on as few rented nodes as possible: nodes with most devices in use come first."""
         by_node: dict[str, list[DevicePlace]] = {}
         for place in pool.places[pool.owned :]:
             by_node.setdefault(place.node, []).append(place)
@@ -356,29 +358,29 @@ def _part(used_bytes: int, total_bytes: int) -> int:
 
 
 def _label(spec: ReplicaSpec) -> str:
-    """Equal for replicas that can replace each other."""
+    """A key that is equal for replicas that can replace each other."""
     slot = spec.slot
     return f"{spec.stage}/{spec.variant}/{slot.hardware}/{slot.accelerator}/{slot.share:g}/{slot.cores:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Colocated:
-    """What the policies of this module have in common: a placement for the forecast rates."""
+    """What the policies of this module share: they make a placement for the forecast rates."""
 
     headroom: float = 0.0
     """Plan for the demand times 1 + `headroom`."""
     margin: float = 1.0
     """Fraction of every deadline to plan with."""
     wait_ns: int = ms(100)
-    """How long a batch waits to be full, for batch policies that read it."""
+    """How long a batch waits to be full, if the batch policy reads it from the plan."""
     batches: tuple[int, ...] = ()
     """The batch sizes to choose from; empty: the powers of two."""
     cores: float = 0.0
-    """Cores of a replica; 0: as many as its profile can use. At most the part of the node that each stage has."""
+    """Cores of a replica; 0: as many as its profile can use. At most an equal part of the node for each stage."""
     variant: str = ""
     """The variant of every stage; empty: the first."""
     initial_rps: float = 1.0
-    """The rate of each stage to expect before any request has come."""
+    """The rate to plan for at each stage before the first request."""
     change: float = 0.1
     """A plan stays until a rate has changed by more than this fraction."""
     rescue: bool = True
@@ -395,8 +397,8 @@ class Colocated:
             check_range("batches", batch, least=1)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The placement; None while nothing has changed. InputError for a model that fits on no device, or a profile
-        that does not say what it takes of one."""
+        """The placement; None while nothing has changed. InputError for a model that fits on no device, and for a
+        profile that does not say what the model needs of a device."""
         highs.load()  # before the first request, because the import takes half a second
         devices = SharedDevices(view, self, self._kinds(view))
         rates = self._rates(view)
@@ -415,7 +417,7 @@ class Colocated:
 
     @property
     def metric_of_rescue(self) -> Metric:
-        """What a model needs of a device, where a replica is added."""
+        """The measure of needed compute by which `rescue` finds room for a replica."""
         return "sm_use"
 
     def batch_sizes(self, belief: Belief) -> Sequence[int]:
@@ -447,7 +449,7 @@ class Colocated:
         raise NotImplementedError
 
     def likeness(self, node: Node) -> tuple[object, ...]:
-        """Equal for nodes whose devices are interchangeable."""
+        """A key that is equal for nodes whose devices are interchangeable."""
         return (node.hardware,)
 
     def _placed(
@@ -484,8 +486,8 @@ class OneKind(Colocated):
     def _solved(
         self, devices: SharedDevices, rates: Sequence[float]
     ) -> tuple[list[DeviceContents], Colocation, list[SharedModel]]:
-        """The placement by what each batch needs of the memory; if a device then has too little for what replicas
-        reserve, by what they reserve."""
+        """A placement by the memory that each batch needs. If the replicas then reserve more than a device has, a
+        placement by the memory that they reserve."""
         contents: list[DeviceContents] = []
         for reserved in (False, True):
             models = self._models(devices, rates, self.metric_of_rescue, reserved=reserved)
@@ -497,16 +499,16 @@ class OneKind(Colocated):
 
     @property
     def is_limited(self) -> bool:
-        """Whether shares are limits."""
+        """Whether the share of a replica limits it."""
         return False
 
     def _solution(self, devices: SharedDevices, models: Sequence[SharedModel]) -> Colocation:
-        """What the solver finds."""
+        """The placement that the solver finds."""
         raise NotImplementedError
 
 
 def _replicas(models: Sequence[SharedModel], contents: Sequence[Content], *, is_limited: bool) -> list[DeviceContents]:
-    """Contents of solvers as replicas, with a share as a limit if `is_limited`, and else without."""
+    """The contents that a solver has found, as replicas. Their shares are 0 unless they are limits (`is_limited`)."""
     rates = colocation.planned_rates(models, contents)
     return [
         (
@@ -522,18 +524,18 @@ def _replicas(models: Sequence[SharedModel], contents: Sequence[Content], *, is_
 
 @dataclass(frozen=True, slots=True)
 class Colocate(OneKind):
-    """AO-MILP and WSM-MILP: the placement with the most goodput, by an integer program that knows no waiting.
+    """AO-MILP and WSM-MILP: the placement with the most goodput, by an integer program that ignores waiting time.
 
-    Each model has one batch everywhere, the smallest of those that serve as much. Shares are not limited.
+    Each model has the same batch size everywhere, the smallest one that serves as much. Shares do not limit replicas.
     """
 
     metric: Metric = "sm_use"
-    """The need to compute that a device is filled by: `peak_occupancy`, the most at any time; `occupancy` or `sm_use`
-    (SMs that kernels need), weighted with time."""
+    """The measure of the compute that a model needs: its `peak_occupancy`, or the mean, weighted by time, of its
+    `occupancy` or of the SMs that its kernels use (`sm_use`)."""
 
     @property
     def metric_of_rescue(self) -> Metric:
-        """What a model needs of a device, where a replica is added."""
+        """See `Colocated`."""
         return self.metric
 
     def _placed(
@@ -551,12 +553,12 @@ class Colocate(OneKind):
 class Usher(OneKind):
     """Usher: groups of models that complement each other, placed one group after the other.
 
-    The share of each replica is its need to compute.
+    The share of each replica is the compute that it needs.
     """
 
     metric: Metric = "peak_occupancy"
-    """The need to compute that a device is filled by: `peak_occupancy`, the most at any time; `occupancy` or `sm_use`
-    (SMs that kernels need), weighted with time."""
+    """The measure of the compute that a model needs: its `peak_occupancy`, or the mean, weighted by time, of its
+    `occupancy` or of the SMs that its kernels use (`sm_use`)."""
     group_size: int = usher.GROUP_SIZE
     """The most models of a group."""
     groups: tuple[tuple[str, ...], ...] = ()
@@ -568,7 +570,7 @@ class Usher(OneKind):
 
     @property
     def metric_of_rescue(self) -> Metric:
-        """What a model needs of a device, where a replica is added."""
+        """See `Colocated`."""
         return self.metric
 
     def _placed(
@@ -582,7 +584,7 @@ class Usher(OneKind):
 
     @property
     def is_limited(self) -> bool:
-        """Whether shares are limits."""
+        """See `OneKind`."""
         return True
 
     def _solution(self, devices: SharedDevices, models: Sequence[SharedModel]) -> Colocation:
@@ -601,12 +603,13 @@ class Usher(OneKind):
 
 @dataclass(frozen=True, slots=True)
 class Igniter(OneKind):
-    """iGniter: for each model the batch and the least share with which half of its deadline suffices, and the GPU where
-    all together need the least more. GPUs beyond those that there are, are left out, the last first. A model without
-    coefficients has devices of its own."""
+    """iGniter: each model gets the batch and the smallest share with which a batch takes at most half of its deadline,
+    on the GPU where the shares of all models together grow least. If the plan needs more GPUs than there are, the
+    surplus ones are left out, the last first. A model without coefficients gets devices of its own."""
 
     check_new: bool = True
-    """Whether a model that opens a GPU is checked there; the publication checks only those that join."""
+    """Whether the deadline of a model is also checked on a GPU on which it is the first model; the publication checks
+    only models that join others."""
 
     def _placed(
         self, devices: SharedDevices, rates: Sequence[float]
@@ -634,15 +637,15 @@ class Igniter(OneKind):
         served = [0.0] * len(devices.stages)
         for replica in (each for _, replicas in kept for each in replicas):
             served[replica.stage] += replica.rate_rps
-        why = f"{counted(len(contents), 'device')} needed, {len(kept)} there"
+        why = f"{counted(len(contents), 'device')} needed, {len(kept)} available"
         unknown = [stage.name for at, stage in enumerate(devices.stages) if at not in laws]
         if unknown:
             why += f"; devices of their own for {listed(unknown)}, whose profiles have no coefficients of iGniter"
         return kept, served, why
 
     def _alone(self, devices: SharedDevices, at: int, rate_rps: float, limit_ms: float) -> list[DeviceContents]:
-        """Devices of its own for a stage of whose interference nothing is known: as many as carry its rate with the
-        largest batch that takes at most half of its deadline."""
+        """Devices for a stage alone, because its interference is unknown: as many as carry its rate with the batch that
+        serves most among those that take at most half of its deadline."""
         options = devices.options(at, 0, "sm_use")
         option = max([each for each in options if each.latency_ms <= limit_ms] or options[:1], key=lambda o: o.rate_rps)
         count = max(1, math.ceil(rate_rps / option.rate_rps - ROUNDING))
@@ -660,11 +663,13 @@ def _igniter_law(devices: SharedDevices, at: int) -> IgniterLaw | None:
 
 @dataclass(frozen=True, slots=True)
 class Harbor(Colocated):
-    """Our placement, on devices of several kinds: it counts waiting, transfers and neighbours (`sloop.solvers.harbor`).
+    """Our placement, on devices of several kinds. It counts waiting, transfers and the slowdown by other models on the
+    device (`sloop.solvers.harbor`).
 
-    Models keep their devices unless a new placement is better by `gain`. Until a model has finished batches, they are
-    expected to take `slower` times as long as profiled or, if other models have been measured on such a device, as many
-    times as long as theirs. Fails where arrivals are burstier than Poisson's: the estimate then waits too little.
+    Replicas stay where they are unless a new placement is better by `gain`. Until a model has finished batches, its
+    inferences are expected to take `slower` times as long as profiled; if batches of other models have finished on such
+    a device, the mean of their factors replaces `slower`. Fails if arrivals are burstier than Poisson arrivals: the
+    estimated waiting time is then too short.
     """
 
     fairness: float = 0.0
@@ -682,7 +687,7 @@ class Harbor(Colocated):
     transport_ns: int = ms(1)
     """The time that a request and its answer spend outside queues and workers."""
     horizon_ns: int = s(10)
-    """For how long an overload is looked at."""
+    """The time over which the growth of queues under overload is computed."""
 
     def __post_init__(self) -> None:
         Colocated.__post_init__(self)
@@ -699,11 +704,15 @@ class Harbor(Colocated):
         kinds = [kind for kind in targets.kinds_of(view) if kind in self.hardware or not self.hardware]
         missing = [stage.name for stage in view.stages if not any(stage.on(kind) for kind in kinds)]
         if missing and self.hardware:
-            raise InputError(f"{listed(missing)}: no profile for {listed(kinds, 'or')}", help="add a profile")
+            raise InputError(
+                f"{listed(missing)}: no profile for {listed(kinds, 'or')}",
+                help="add a profile for one of these kinds, or name another kind under `hardware`",
+            )
         return tuple(kinds)
 
     def likeness(self, node: Node) -> tuple[object, ...]:
-        """A group of nodes may replace the cores, memory, devices and price of its kind."""
+        """Two nodes are alike if all of these are equal. The kind alone does not decide, because a group of nodes may
+        declare other cores, memory, devices and prices than its kind has."""
         return node.hardware, node.cores, node.memory_bytes, node.usd_per_h, node.devices
 
     def _placed(
@@ -729,15 +738,16 @@ class Harbor(Colocated):
         return contents, found.served_rps, f"{why}{price}{proof}"
 
     def _signature(self, devices: SharedDevices) -> tuple[object, ...]:
-        # What is measured may leave the beliefs as they are, and yet take the place of what was expected.
+        # A measurement may leave the beliefs unchanged and still replace an expected factor.
         factors = tuple(tuple(round(factor, 2) for factor in own) for own in self._unmeasured(devices))
         return (*Colocated._signature(self, devices), factors)
 
     def _unmeasured(self, devices: SharedDevices) -> list[list[float]]:
-        """By stage and kind of device, how many times as long as believed an inference is expected to take.
+        """By stage and kind of device, the factor by which inferences are expected to take longer than believed.
 
-        A correction is a weighted mean of measured factors and of the 1 of the profile; `slower` takes the place of the
-        1. If other models have been measured, the mean of their factors takes the place of `slower`: it is the host's.
+        A correction is the weighted mean of measured factors and of a prior of 1, which stands for the profile. Here
+        the prior is `slower` instead of 1 or, if other models have been measured, the mean of their factors, because
+        all models on a host are slowed down by the same other work.
         """
         found = [[1.0] * len(devices.pools) for _ in devices.stages]
         for pool in range(len(devices.pools)):
@@ -803,7 +813,8 @@ class Harbor(Colocated):
         )
 
     def _present(self, devices: SharedDevices, problem: HarborProblem) -> Sequence[tuple[int, Content]] | None:
-        """The contents of the plan in force; None if there is none, or it no longer fits the devices and models."""
+        """The contents of the devices under the plan in force. None if there is no plan, or if it does not fit the
+        present devices and models."""
         plan = devices.view.plan
         batches = _batches(plan.stages if plan else ())
         pool_of = {place: number for number, pool in enumerate(devices.pools) for place in pool.places}
@@ -834,7 +845,8 @@ def _batches(stages: Sequence[StagePlan]) -> Mapping[ReplicaSpec, int]:
 
 
 def _slowdowns(devices: SharedDevices) -> harbor.SlowdownOf | None:
-    """The slowdown of each model of a content, as the beliefs' laws of interference say; None if none says anything."""
+    """The function that computes the slowdown of each model on a device by the beliefs' laws of interference; None if
+    no model has a law."""
     every = [(at, pool) for at in range(len(devices.stages)) for pool in range(len(devices.pools))]
     laws: dict[tuple[int, int], Interference] = {}
     for key in every:

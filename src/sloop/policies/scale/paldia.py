@@ -2,29 +2,29 @@
 
 Each second it expects N requests, those of one `group_ns` and those that wait, and computes for every kind of hardware
 when the last of them would end there: on a CPU batch by batch, on a GPU some together and the others queued. It
-switches when another kind was the better choice several times in a row; the old replicas serve until the new ones are
-ready. `choice` and `sharing` make PALDIA, its baselines and its ablations:
+switches when it has preferred another kind several times in a row; the old replicas serve until the new ones are
+ready. The values of `choice` and `sharing` give PALDIA, its baselines and its ablations:
 
 | | `choice` | `sharing` |
 | --- | --- | --- |
 | PALDIA, as in its section III | `slo_first` | `hybrid` |
 | PALDIA, as in its section IV | `tolerance` | `hybrid` |
-| INFless/Llama, minding the cost | `isolated` | `together` |
-| INFless/Llama, minding the performance | `fastest` | `together` |
-| Molecule, minding the cost | `isolated` | `queue` |
-| Molecule, minding the performance | `fastest` | `queue` |
+| INFless/Llama (cost) | `isolated` | `together` |
+| INFless/Llama (performance) | `fastest` | `together` |
+| Molecule (cost) | `isolated` | `queue` |
+| Molecule (performance) | `fastest` | `queue` |
 | offline hybrid, MPS only, time sharing only | any, on one kind in `hardware` | `hybrid`, `together`, `queue` |
 
 A replica runs one batch at a time, so the number of replicas on a device bounds how many batches run together there.
-How many run *now*, PALDIA decides anew for every group of requests, and leaves warm replicas idle; a plan cannot say
-that, so the share policy `Hybrid` (`sloop.policies.share`) decides it in the systems `paldia`, `paldia-band` and
-`offline-hybrid`. In the other systems every idle replica takes waiting requests, also one that is kept only for the
-next peak. With `queue` there is one replica, which makes Molecule exact.
+PALDIA decides anew for every group of requests how many of the replicas run, and leaves the others idle. A plan cannot
+express that, so the share policy `Hybrid` (`sloop.policies.share`) decides it in the systems `paldia`, `paldia-band`,
+`oracle` and `offline-hybrid`. In the other systems every idle replica takes waiting requests, even one that is kept
+only for the next peak. With `queue` there is one replica, exactly as in Molecule.
 
 Source: PALDIA, specification sections 2.2 to 2.5 (with Algorithm 1 as repaired there) and 5.0; `sloop.solvers.paldia`.
 One device of one node is used, as in the publication, and one variant: this policy does not trade accuracy. The cores
-of a node are such a device if a profile says how the model shares so many (`DeviceSharing.cores`); on other CPUs one
-replica has all cores and runs one batch after the other.
+of a node count as a device if the profile says how the model shares that many cores (`DeviceSharing.cores`); on other
+CPUs one replica has all cores and runs one batch after the other.
 """
 
 from bisect import bisect_right
@@ -48,13 +48,13 @@ from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms, to_s
 from sloop.vocabulary import Group, Life, NodeState, Plan, ReplicaSpec, Slot, StagePlan
 
 HardwareRule = Literal["slo_first", "tolerance", "isolated", "fastest"]
-"""The rules of `sloop.solvers.paldia.Choice` and `isolated`: the cheapest kind on which one batch is in time if nothing
-runs beside it, however many batches there are (PALDIA's baselines that mind the cost)."""
+"""The rules of `sloop.solvers.paldia.Choice`, and `isolated`: the cheapest kind on which a batch that runs alone is in
+time, however many batches there are (PALDIA's baselines that save cost)."""
 SHARES_NOTHING: Final = 0.0
 """The share of a replica on a GPU: PALDIA neither caps nor reserves; memory and clients limit how many there are."""
 CPU_WORKERS_MAX: Final = 6
-"""The most replicas that share the cores of a node, if nobody says: as many as `sloop profile --sharing` measures
-together. Each reserves an equal part of the cores, and may use them all."""
+"""The most replicas that share the cores of a node if `together_max` is 0: as many as `sloop profile --sharing`
+measures together by default. Each reserves an equal part of the cores, and may use all of them."""
 
 
 class HardwareCandidate(NamedTuple):
@@ -77,11 +77,11 @@ class HardwareCandidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, float, str]:
-        """The lower, the more performant."""
+        """Lower means more performant."""
         return not self.is_gpu, self.model.per_request_ms, self.belief.hardware
 
     def split(self, count: int, sharing: Sharing) -> DeviceSplit:
-        """How `count` requests run here; on a CPU of which nothing else is known one batch after the other."""
+        """How `count` requests run here: on a CPU one batch after the other, unless batches can share its cores."""
         if self.is_shared:
             return paldia.best_split(self.model, count, sharing)
         return DeviceSplit(max(0, count - self.model.batch), paldia.serial_ms(self.model, count))
@@ -91,7 +91,7 @@ class HardwareCandidate(NamedTuple):
         return max(1, paldia.workers_needed(self.model, count, split)) if self.is_shared else 1
 
     def offer(self, t_max_ms: float) -> HardwareOffer:
-        """As the choice of hardware sees it."""
+        """This kind as an input of the choice of hardware; the last request ends after `t_max_ms`."""
         return HardwareOffer(self.belief.hardware, self.usd_per_h, t_max_ms, self.model.per_request_ms, self.is_gpu)
 
 
@@ -100,7 +100,7 @@ class PaldiaMemory:
     """State between decisions."""
 
     mismatches: int = 0
-    """Decisions in a row that chose something else than the hardware in use."""
+    """How many decisions in a row have preferred other hardware than that in use."""
     hardware: str = ""
     """The kind in use or, during a switch, the next one."""
     kept: DelayedTermination = field(default_factory=lambda: DelayedTermination(0))
@@ -108,7 +108,8 @@ class PaldiaMemory:
 
 @dataclass(frozen=True, slots=True)
 class Paldia:
-    """The hardware of PALDIA or one of its baselines, with as many replicas as batches run together there."""
+    """Plans the hardware that PALDIA or one of its baselines chooses, with as many replicas as batches run together
+    there. Fails if the load changes faster than a node comes: it switches only after `wait_limit` decisions."""
 
     is_quick: ClassVar[bool] = True
 
@@ -118,27 +119,27 @@ class Paldia:
     sharing: Sharing = "hybrid"
     """How a GPU is shared: by the best split, all `together`, or one batch after the other (`queue`)."""
     headroom_cpu: float = 0.5
-    """Part of the SLO within which the last of the expected requests must end on a CPU."""
+    """The fraction of the SLO within which the last of the expected requests must end on a CPU."""
     headroom_gpu: float = 0.75
     """The same on a GPU; with `isolated` it is 1."""
     tolerance_ns: int = ms(50)
     """With `choice: tolerance`, how much slower than the fastest GPU a kind may be."""
     wait_limit: int = 3
-    """The hardware is switched at the first mismatch after so many in a row."""
+    """After so many decisions in a row that prefer other hardware, the next such decision switches."""
     group_ns: int = s(1)
-    """Requests that arrive within this time are taken to be there together. PALDIA does not say; its results need about
-    a second. With even arrivals less is enough, and cheaper."""
+    """The requests of this time are planned for as if they arrived at once. PALDIA does not give a value; its results
+    need about a second. If requests arrive evenly, less is enough, and cheaper."""
     backlog: bool = True
-    """Whether requests that wait count as expected, too."""
+    """Whether waiting requests are added to the expected ones."""
     keep_alive_ns: int = s(600)
-    """How long a replica must have been one too many before it ends."""
+    """How long a replica must not have been needed before it is stopped."""
     release_after_ns: int = 0
     """How long a node on demand stays empty before it is released. PALDIA gives the old node back as soon as its last
     batch has ended."""
     together_max: int = 0
     """The most batches that run together; 0: as the memory and the clients of the GPU allow, and 6 on a CPU."""
     batch_max: int = 0
-    """The largest batch; 0: the profile's, if it takes at most the SLO."""
+    """The largest batch; 0: the profile's largest one that takes at most the SLO."""
     hardware: tuple[str, ...] = ()
     """The kinds of nodes to choose from; empty: all."""
     variant: str = ""
@@ -158,8 +159,8 @@ class Paldia:
             check_range(key, getattr(self, key), above=0)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """The replicas on the hardware in use, or on the next one. InputError for a graph, for a variant or kind that
-        is not there, and for kinds without a price where prices decide."""
+        """A plan of replicas on the hardware in use or, during a switch, on the next one. InputError for several
+        stages, for a variant or kind that does not exist, and for kinds without a price if prices decide."""
         stage = targets.one_stage(view, "paldia")
         candidates = self._candidates(view, stage)
         if not candidates:
@@ -179,10 +180,10 @@ class Paldia:
         """The arrivals that `group_ns` assumes; `sloop plan` reports them."""
         return "burst" if self.group_ns >= s(1) else "even"
 
-    # What there is, and what comes
+    # Candidates and load
 
     def _candidates(self, view: ClusterView, stage: StageView) -> dict[str, HardwareCandidate]:
-        """By kind of hardware, the variant on each that has a node which is not lost and has room for a replica."""
+        """The variant on each kind of hardware of which a node is not lost and can hold a replica, by kind."""
         for kind in self.hardware:
             targets.check_kind(view, kind)
         found: dict[str, HardwareCandidate] = {}
@@ -201,13 +202,13 @@ class Paldia:
                     too_large.append(belief.hardware)
         if too_large and not found:
             raise InputError(
-                f"paldia: {stage.name} fits on no node of {listed(too_large)}: their accelerators are too small for it",
-                help="correct `device_memory_bytes` of the profile, or add nodes with larger accelerators",
+                f"paldia: no node of kind {listed(too_large, 'or')} has enough memory for a replica of {stage.name}",
+                help="correct `device_memory_bytes` or `memory_bytes` of the profile, or add nodes with more memory",
             )
         unpriced = [kind for kind, candidate in found.items() if not candidate.usd_per_h]
         if unpriced and len(found) > 1 and self.choice != "fastest":
             raise InputError(
-                f"paldia chooses hardware by price, and {listed(unpriced)} has none",
+                f"paldia chooses hardware by price, and {listed(unpriced)} has no price",
                 help="give its nodes `usd_per_h`, or name one kind under `hardware`",
             )
         return found
@@ -220,7 +221,7 @@ class Paldia:
         return found or [targets.belief_of(stage, variant, kind) for kind in named[:1] or self.hardware[:1]]
 
     def _candidate(self, stage: StageView, belief: Belief, node: NodeView) -> HardwareCandidate | None:
-        """The variant on this node; None if the node has no room for it at all."""
+        """The variant on this node; None if even an empty node cannot hold it."""
         most, slot = 1, belief.slot(min(belief.cores_max, node.node.cores))
         if belief.accelerator:
             device = next((each.device for each in node.devices if each.device.kind == belief.accelerator), None)
@@ -248,7 +249,7 @@ class Paldia:
         return HardwareCandidate(belief, slot, node.node.usd_per_h, model)
 
     def _expected(self, view: ClusterView, stage: StageView) -> int:
-        """N: the requests to expect together, at least 1, so that a quiet moment does not look like no load at all."""
+        """N: the requests to expect at once; at least 1, so that a quiet moment does not count as no load at all."""
         rate_rps = view.demand_rps[stage.name] if view.ingress.buckets else self.initial_rps
         waiting = len(stage.queue) if self.backlog else 0
         return max(1, ceil(rate_rps * to_s(self.group_ns) - ROUNDING) + waiting)
@@ -256,7 +257,7 @@ class Paldia:
     # Which hardware
 
     def _decide(self, stage: StageView, candidates: dict[str, HardwareCandidate], expected: int) -> None:
-        """Choose the hardware, and switch to it if it was another one often enough."""
+        """Choose the hardware, and switch to it if another kind was preferred often enough."""
         memory = self._memory
         ready = {replica.spec.slot.hardware for replica in stage.replicas if replica.life is Life.READY}
         chosen = self._choose(stage, candidates.values(), expected)
@@ -295,8 +296,8 @@ class Paldia:
         ).name
 
     def _successor(self, stage: StageView, candidates: list[HardwareCandidate]) -> str:
-        """What takes over from hardware that is lost: the cheapest that is more performant, or else the most performant
-        that there is (specification, 5.9)."""
+        """The kind that replaces lost hardware: the cheapest one that is more performant, or else the most performant
+        of all (specification, 5.9)."""
         lost = next((belief for belief in self._beliefs(stage) if belief.hardware == self._memory.hardware), None)
         if lost is not None:
             each_ms = to_ms(lost.costs_ns(lost.slot(lost.cores_max))[-1]) / lost.batch_max
@@ -308,7 +309,7 @@ class Paldia:
 
 @lru_cache(maxsize=64)
 def _in_ms(costs_ns: tuple[int, ...], batch: int) -> tuple[float, ...]:
-    """Durations of batches up to the largest, in milliseconds: the same ones every second."""
+    """Durations of batches up to the largest, in milliseconds. Cached, because every decision asks for the same."""
     return tuple([cost_ns / NS_PER_MS for cost_ns in costs_ns[: batch + 1]])
 
 
