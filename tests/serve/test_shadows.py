@@ -512,7 +512,7 @@ def test_asyfunc_meets_a_burst_with_a_shadow_whose_death_loses_nothing(model: Pa
                 nonlocal asked
                 while sum(isinstance(record, kind) for _, record in live.log) < count:
                     asked += 1
-                    assert asked < 3000, f"no {kind.__name__} in {live.log[-1][0] / 1e9:.0f} s"
+                    assert asked < 3000, f"no {kind.__name__} in {live.log.records[-1][0] / 1e9:.0f} s"
                     live.ask(Tensor("FP32", (1, 64), inputs(1 + asked % 8)[0].tobytes()))
                     await asyncio.sleep(0.01)
 
