@@ -66,7 +66,7 @@ def test_a_worker_that_dies_is_reported(tmp_path: Path) -> None:
         pid = stream.workers.pid(ReplicaId(1))
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(MachineError, match="a worker has ended"):
+        with pytest.raises(MachineError, match="of 2 has died"):
             stream.mean_ns(2, 60.0)
 
 
@@ -74,5 +74,5 @@ def test_a_model_that_does_not_load_ends_all_workers(tmp_path: Path) -> None:
     file = perceptron(tmp_path, width=16, layers=2)
     known = examine(file)
     file.write_bytes(b"no model")
-    with pytest.raises(MachineError, match="a worker has not started"), shared_stream(known, {}, 2, 2):
+    with pytest.raises(MachineError, match="worker 1 of 2 did not start"), shared_stream(known, {}, 2, 2):
         pass

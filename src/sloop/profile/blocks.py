@@ -1,6 +1,6 @@
-"""From the measured layers of a profile to the times of a pair (`sloop.profile.pairs`).
+"""Computes the times of a pair (`sloop.profile.pairs`) from the measured layers of a profile.
 
-Beliefs and the simulator's truth both take them from here; the truth from profiles of its own.
+Beliefs and the simulator's truth both use these functions, the truth with profiles of its own.
 """
 
 from math import inf
@@ -25,10 +25,10 @@ def block_costs(
     factor: float = 1.0,
     slo_ms: float = inf,
 ) -> BlockCosts:
-    """The blocks of a model on the cores of a body and of its shadow; their durations times `factor`.
+    """The costs of a model's blocks on the cores of a body and of its shadow; durations are multiplied by `factor`.
 
-    The order of the blocks compares their multiply-adds with their size; where those are not known, the duration of the
-    largest batch on one core.
+    Blocks are ranked by their multiply-adds per byte of weights. If the multiply-adds of a block are unknown, the
+    duration of the largest batch on one core replaces them.
     """
     blocks = layers.blocks
     if all(each.multiply_adds for each in blocks):
@@ -66,9 +66,9 @@ def shared_blocks(layers: LayerProfile, body_cores: float, shadow: Shadow, batch
 
 
 def pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int) -> tuple[float, ...]:
-    """How long a body with a shadow is believed to take, as a share of the body alone, by batch from 0: at most 1,
-    because a batch that the pair would not run faster runs on the body alone. Equation (6), a lower bound where the
-    blocks are several runs."""
+    """The believed time of a body with a shadow, divided by that of the body alone, by batch from 0. At most 1, because
+    a batch that the pair would not run faster runs on the body alone. By equation (6), which is a lower bound if the
+    blocks form several runs."""
     shared = shared_blocks(layers, body_cores, shadow, batch_max)
     alone_ms = shared.costs.alone_ms
     pairs = zip(shared.pair_ms[1:], alone_ms[1:], strict=True)
@@ -76,8 +76,8 @@ def pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_m
 
 
 def true_pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int) -> tuple[float, ...]:
-    """How long it really takes, in the same unit: it is used where it is believed to be faster, and waits at the end of
-    each run of blocks."""
+    """The true time of a body with a shadow, divided by that of the body alone, by batch from 0. The shadow is used for
+    batches that it is believed to make faster, and the pair waits at the end of each run of blocks."""
     shared = shared_blocks(layers, body_cores, shadow, batch_max)
     triples = zip(shared.pair_ms[1:], shared.waiting_ms[1:], shared.costs.alone_ms[1:], strict=True)
     return (1.0, *(waiting_ms / float(own_ms) if pair_ms < own_ms else 1.0 for pair_ms, waiting_ms, own_ms in triples))
@@ -86,8 +86,9 @@ def true_pair_shares(layers: LayerProfile, body_cores: float, shadow: Shadow, ba
 def shared_rows(
     layers: LayerProfile, body_cores: float, shadow: Shadow, batch_max: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """By batch from 0: how many rows the shadow computes, 0 where the body alone is predicted to be as fast, and the
-    milliseconds that these rows are predicted to take there. The pair's time is counted with its waits at each run."""
+    """By batch from 0: the number of rows that the shadow computes, and the milliseconds that they are predicted to
+    take there. The number is 0 if the body alone is predicted to be as fast; this prediction includes the pair's waits
+    at the end of each run of blocks."""
     shared = shared_blocks(layers, body_cores, shadow, batch_max)
     splits = [shared.split(batch) for batch in range(1, batch_max + 1)]
     pays = [waiting_ms < own_ms for waiting_ms, own_ms in zip(shared.waiting_ms, shared.costs.alone_ms, strict=True)]
@@ -96,6 +97,6 @@ def shared_rows(
 
 
 def shadow_load_ms(layers: LayerProfile, shadow: Shadow) -> float:
-    """How long it takes to load a shadow's blocks into a process that is there already."""
+    """The time to load a shadow's blocks into a running process."""
     fixed_ms = layers.load_fixed_ms
     return fixed_ms + sum(layers.blocks[place].load_ms - fixed_ms for place in shadow.blocks)

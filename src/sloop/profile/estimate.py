@@ -24,15 +24,15 @@ EVERY = 64
 BLOCKS = 4
 """The P99 is taken over the observations of the last `BLOCKS` corrections."""
 HIGHEST = BLOCKS * EVERY // 100 + 1
-"""How many of each block's highest ratios are kept: the P99 over all blocks is among them."""
+"""How many of the highest ratios of each block are kept; the P99 over all blocks is one of these."""
 WEIGHT = 0.3
 """Weight of the newest P99 in the moving average."""
 NOTICED = 0.005
 """Policies see a new correction only if it changed by more than this; otherwise every tick would change the plan."""
 FORMS_MAX = 64
-"""How many forms of a variant are remembered with what they have taught; the oldest is forgotten first."""
+"""For how many forms of a variant corrections are kept; the oldest is forgotten first."""
 PRIOR_WEIGHT_MIN = 0.01
-"""What the profile alone still weighs after 13 corrections counts as nothing."""
+"""A smaller prior weight counts as 0, which it reaches after 13 corrections."""
 CACHED_MAX = 512
 """Core counts whose costs are cached. The bound keeps a policy with arbitrary core fractions from filling memory."""
 
@@ -44,8 +44,8 @@ class Estimate:
     """The latency estimate of one variant on one kind of hardware: profile × correction × margin.
 
     With `margin` > 1 every batch is estimated slower than profiled. With `correct=False` finished batches are ignored.
-    Of a slot only the cores count, and whether they are a cap: a profile for an accelerator is of the whole
-    accelerator, and no published profile says how much slower a share of it is.
+    Of a slot only the cores count, and whether they are a cap. The share does not: a profile for an accelerator is of
+    the whole accelerator, and no published profile says how much slower a share of it is.
     """
 
     __slots__ = (
@@ -86,8 +86,8 @@ class Estimate:
         self.margin = margin
         self._correct = correct
         self.prior_weight = 1.0
-        """How much the profile alone still counts in `correction`: 1 until a batch has taught something, then less with
-        each that does, down to 0."""
+        """The weight of the profile alone in `correction`: 1 until the first correction, then less with each one, down
+        to 0."""
         self._average = 1.0
         self._applied = 1.0
         self._block: list[float] = []
@@ -99,7 +99,7 @@ class Estimate:
         self._forms: dict[Form, FormEstimate] = {}
 
     def of(self, form: Form) -> "Estimate":
-        """The estimate of replicas of another form, which learns only from their batches; itself for `ALONE`."""
+        """The estimate for replicas of another form, which learns only from their batches; this one for `ALONE`."""
         if form == ALONE:
             return self
         found = self._forms.get(form)
@@ -145,21 +145,22 @@ class Estimate:
 
     @property
     def shares_device(self) -> bool:
-        """Whether the profile says how its batches share their device, at least on some slots."""
+        """Whether the profile has a law of interference that holds at least on some slots."""
         return self.profile.sharing is not None
 
     @property
     def shared_cores(self) -> float:
-        """The cores of a node for which the profile says how replicas share them that are not capped; 0 for none."""
+        """The number of cores of a node for which the profile has a law of interference of replicas without a cap; 0 if
+        it has none."""
         return self.profile.sharing.cores if self.profile.sharing is not None else 0.0
 
     def shares(self, slot: Slot) -> bool:
-        """Whether the profile says how its batches on this slot share their device."""
+        """Whether the profile has a law of interference for batches on this slot."""
         return self.profile.sharing_on(slot) is not None
 
     def demand(self, batch: int, slot: Slot) -> DeviceDemand:
-        """What a batch of `batch` on `slot` demands of its device while it runs. If the profile does not say, nothing
-        but its share."""
+        """What a batch of `batch` on `slot` demands of its device while it runs; only its share if the profile has no
+        demands."""
         sharing = self.profile.sharing_on(slot)
         if sharing is None:
             return DeviceDemand(self.variant, batch, share=slot.share)
@@ -167,8 +168,8 @@ class Estimate:
 
     @property
     def interference(self) -> Interference:
-        """How much longer than `latency_ms` its batches take for what runs beside them; not at all if the profile does
-        not say."""
+        """The law by which its batches take longer than `latency_ms` beside others; no slowdown if the profile has
+        none."""
         sharing = self.profile.sharing
         return NO_SLOWDOWN if sharing is None else sharing.law
 
@@ -194,8 +195,8 @@ class Estimate:
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
     def blocks(self, body_cores: float, shadow_cores: float) -> "BlockCosts | None":
-        """What the layers of the model take on the cores of a body and of its shadow, as estimated for the body alone;
-        None if they were not measured."""
+        """The costs of the model's blocks on the cores of a body and of its shadow, with the correction of the body
+        alone; None if the layers were not measured."""
         layers = self.profile.layers
         if layers is None:
             return None
@@ -217,7 +218,7 @@ class Estimate:
 
     @property
     def multiply_adds(self) -> float:
-        """Of the model for one row; 0 if they are not known."""
+        """The multiply-adds of the model for one row; 0 if unknown."""
         return sum(each.multiply_adds for each in self.profile.layers.blocks) if self.profile.layers else 0.0
 
     def costs_ns(self, slot: Slot) -> tuple[int, ...]:
@@ -278,10 +279,11 @@ class Estimate:
 
 
 class FormEstimate(Estimate):
-    """The estimate of the replicas of one form: profile × the form's share of its time × a correction of its own.
+    """The estimate for the replicas of one form: profile × the form's share × a correction of its own.
 
-    The share of a body with a shadow, and of a part of a pipeline, follows from the profile's layers
-    (`sloop.profile.blocks`, `sloop.profile.pipelines`); without them it is 1.
+    The form's share is its time divided by that of a whole replica alone. For a body with a shadow and for a part of a
+    pipeline, it follows from the profile's layers (`sloop.profile.blocks`, `sloop.profile.pipelines`); without layers
+    it is 1.
     """
 
     __slots__ = ("_form", "_shares", "_whole")
@@ -356,7 +358,7 @@ class FormEstimate(Estimate):
 
 
 class CrowdedEstimate(Estimate):
-    """The estimate of replicas of which `count` run equal batches on one device all the time."""
+    """The estimate for replicas of which `count` run equal batches on one device all the time."""
 
     __slots__ = ("_count", "_whole")
 

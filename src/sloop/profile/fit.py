@@ -175,7 +175,7 @@ def judge(latency: Latency, points: Sequence[Point]) -> Fit:
 # How a model shares its device
 
 SlowdownPoint = tuple[float, float]
-"""How many full batches ran together, and how many times as long as alone each of them took."""
+"""A number of full batches that ran together, and the slowdown of each."""
 BANDWIDTHS_TRIED: Final = 512
 """Bandwidth demands that a fit compares in each of its two rounds."""
 
@@ -224,8 +224,9 @@ def fit_bandwidth_law(points: Sequence[SlowdownPoint], *, alpha_max: float = inf
 
 
 def fit_count_law(points: Sequence[SlowdownPoint]) -> CountLaw:
-    """The nearest factors, in least squares, that never fall with the number of batches; 1 for a batch that is alone,
-    linear between measured numbers. ValueError for points that `fit_sharing` refuses, or a number that is not whole."""
+    """The factors that are nearest in least squares and never fall with the number of batches: 1 for a batch that runs
+    alone, linear between measured numbers. ValueError for points that `fit_sharing` refuses, or a number that is not
+    whole."""
     counts, factors = _checked(points)
     if (counts != np.round(counts)).any():
         raise ValueError("a table of slowdowns needs whole numbers of batches")
@@ -249,9 +250,10 @@ def fit_scalability_law(points: Sequence[SlowdownPoint]) -> ScalabilityLaw:
 
 
 def held_out_error(passes: Sequence[Sequence[SlowdownPoint]], form: SharingForm) -> float:
-    """How far a law is off at slowdowns that it was not fitted to: each pass is left out once, the law is fitted to the
-    medians of the others, and its relative error at the points of more than one batch is averaged (cross-validation;
-    Stone, J. R. Stat. Soc. B 36, 1974). ValueError for fewer than two passes, or points that `fit_sharing` refuses."""
+    """The mean relative error of a law at slowdowns that it was not fitted to (cross-validation; Stone, J. R. Stat.
+    Soc. B 36, 1974): each pass is left out once, the law is fitted to the medians of the other passes, and its relative
+    error is measured at the points of the left-out pass with more than one batch. ValueError for fewer than two passes,
+    or points that `fit_sharing` refuses."""
     if len(passes) < 2:
         raise ValueError("to leave a pass out, a fit needs at least two")
     errors: list[float] = []
@@ -279,7 +281,7 @@ def fit_sharing(
     software: str = "",
     date: str = "",
 ) -> SlowdownFit:
-    """How a model shares its device, from slowdowns of full batches beside each other, with where they are from.
+    """How a model shares its device, fitted to slowdowns of full batches that ran together.
 
     ValueError for fewer than two different numbers of batches, a number below 1, or a slowdown that is not positive.
     """

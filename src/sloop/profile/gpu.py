@@ -1,6 +1,6 @@
-"""What models take of a GPU: the SMs that their kernels need, from their launches; and iGniter's model of sharing one.
+"""What models need of a GPU: the SMs of their kernels, computed from launches; and iGniter's model of a shared GPU.
 
-A share, a utilisation or an occupancy is in percent, 0 to 100.
+Shares, utilisations and occupancies are in percent, 0 to 100.
 
 Sources: Elvinger, Towards resource and interference-aware scheduling of ML workloads (ETH Zurich, MSc thesis 505,
 2024), sections 5 and 6, with its formula of the SM utilisation times 100, which is printed without; iGniter (Xu et al.,
@@ -73,7 +73,7 @@ class KernelLaunch:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpan:
-    """One execution of a kernel, with a figure of it, such as its occupancy or its `sm_percent`."""
+    """One execution of a kernel, with a value such as its occupancy or its `sm_percent`."""
 
     start: float
     end: float
@@ -81,7 +81,7 @@ class KernelSpan:
 
 
 def peak(spans: Iterable[KernelSpan]) -> float:
-    """The largest sum of the values of kernels that run together (AO, if they are occupancies)."""
+    """The largest sum of the values of kernels that run at the same time (AO, if the values are occupancies)."""
     return max((value for _, value in _steps(spans)), default=0.0)
 
 
@@ -108,9 +108,9 @@ def _steps(spans: Iterable[KernelSpan]) -> list[tuple[float, float]]:
 # iGniter
 
 CLOCK_PART_MIN: Final = 0.09
-"""The lowest clock, as a part of the highest: 135 of 1530 MHz for a V100, as `nvidia-smi` lists them."""
+"""The lowest clock as a fraction of the highest: 135 of 1530 MHz for a V100, as `nvidia-smi` lists them."""
 SHARE_UNIT_MIN: Final = 0.1
-"""In percent. Planning goes up in these steps."""
+"""The smallest step of shares in percent, by which planning raises a share."""
 
 
 def _check_finite(coefficients: Struct) -> None:
@@ -155,8 +155,8 @@ class IgniterGpu(Struct, frozen=True, forbid_unknown_fields=True):
         return max(0.0, self.schedule_slope_ms * models + self.schedule_offset_ms) if models > 1 else 0.0
 
     def mhz(self, demand_w: float) -> float:
-        """The clock at a demand for power: lower above the cap, but not below the lowest clock of a card. The line was
-        fitted to five models at most, and would fall below 0 for twenty."""
+        """The clock at a demand for power: it falls above the cap, but not below the lowest clock of a card. The line
+        was fitted to at most five models; for twenty it would be negative."""
         mhz = self.max_mhz + self.mhz_per_w * max(0.0, demand_w - self.power_w)
         return max(CLOCK_PART_MIN * self.max_mhz, mhz)
 
@@ -190,7 +190,7 @@ class IgniterModel(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"active is {self.active}; a batch of one on the whole GPU must take some time")
 
     def work_ms(self, batch: int) -> float:
-        """k₁b² + k₂b + k₃: what is divided by the share."""
+        """k₁b² + k₂b + k₃: the part of the active time that is divided by the share."""
         k1, k2, k3, _, _ = self.active
         return (k1 * batch + k2) * batch + k3
 
@@ -238,9 +238,9 @@ class IgniterPrediction:
 def igniter_gpu_ms(
     gpu: IgniterGpu, own: IgniterResident, neighbours: int, others_l2_percent: float, others_w: float
 ) -> float:
-    """Equations 2 to 4 and 7: the time of a batch on the GPU beside so many other models, which use this much of L2 and
-    of power together. Three kinds of interference: each model delays launches, L2 is shared, and the clock falls above
-    the power cap."""
+    """Equations 2 to 4 and 7: the time of a batch on the GPU with other models, given the L2 and the power that these
+    use together. There are three kinds of interference: each model delays launches, L2 is shared, and the clock falls
+    above the power cap."""
     model = own.model
     mhz = gpu.mhz(gpu.idle_w + model.power_w(own.batch, own.share) + others_w)
     schedule_ms = model.schedule_ms + model.kernels * gpu.delay_ms(1 + neighbours)
@@ -254,7 +254,7 @@ def igniter_clock_mhz(gpu: IgniterGpu, residents: Sequence[IgniterResident]) -> 
 
 
 def igniter_predictions(gpu: IgniterGpu, residents: Sequence[IgniterResident]) -> list[IgniterPrediction]:
-    """Equations 1 to 8: what each resident takes beside the others."""
+    """Equations 1 to 8: the prediction for each resident beside the others."""
     l2_percents = [each.model.l2_percent(each.batch, each.share) for each in residents]
     powers_w = [each.model.power_w(each.batch, each.share) for each in residents]
     found: list[IgniterPrediction] = []

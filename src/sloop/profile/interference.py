@@ -1,16 +1,16 @@
-"""Interference: how much slower a worker is for what runs beside it on the same device.
+"""Interference: how much batches that run at the same time on one device slow each other down.
 
 A device is an accelerator, or the cores of a node. There is one interface for all laws, and it is the same for the
 beliefs of policies and for the truth of the simulator, which have parameters of their own:
 
     factor = law.slowdown(own, others)
 
-`own` is what the worker's batch demands of the device while it runs, `others` what each *other batch that runs there at
-this moment* demands. A worker without a batch demands nothing and is not in `others`. The factor multiplies the
-duration that the worker's profile has for its batch; it is 1 for a worker that is alone and has the share for which it
-was profiled. When a batch starts or ends on a device, the factors of its neighbours change, and the rest of each takes
-longer or shorter by the ratio of its new factor to its old one. An observed duration is divided by the believed factor
-before a profile learns from it.
+`own` is the demand of the worker's batch on the device while it runs; `others` has the demand of each *other batch that
+runs there at this moment*. A worker without a batch demands nothing and is not in `others`. The factor multiplies the
+duration that the worker's profile has for its batch. It is 1 for a worker that is alone and has the share with which it
+was profiled. When a batch starts or ends on a device, the factors of its neighbours change: the remaining time of each
+is multiplied by its new factor divided by its old one. An observed duration is divided by the believed factor before a
+profile learns from it.
 
 The law belongs to the model whose batch is slowed (`DeviceSharing.law`), the demands to each model. Laws are values
 without state; profiles contain them, as they contain latencies.
@@ -43,7 +43,8 @@ class DeviceDemand(Struct, frozen=True, omit_defaults=True):
     batch: int = 1
     """Requests in the batch."""
     full: float = 1.0
-    """The batch as a part of the model's full batch, so that laws by count take half a batch for half a neighbour."""
+    """The size of the batch divided by the full batch: laws that count batches count half a batch as half a
+    neighbour."""
     bandwidth: float = 0.0
     """The part of the device's memory bandwidth that it uses when it is alone; PALDIA's FBR × b/BS."""
     sm_use: float = 0.0
@@ -53,7 +54,7 @@ class DeviceDemand(Struct, frozen=True, omit_defaults=True):
     cache: float = 0.0
     """The part of the device's L2 cache throughput that it uses when it is alone."""
     power_w: float = 0.0
-    """What it draws above the idle device."""
+    """The power that it draws above that of the idle device."""
     share: float = 1.0
     """The share of the device in its slot."""
     is_capped: bool = False
@@ -65,7 +66,7 @@ class DeviceDemand(Struct, frozen=True, omit_defaults=True):
 
 
 class Interference(Protocol):
-    """What every law can do. `own` and `others` are explained at the top of this module."""
+    """The protocol of a law. The docstring of this module explains `own` and `others`."""
 
     def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
         """The factor on the duration of the batch `own` while `others` run on the same device; positive, and at least
@@ -73,13 +74,13 @@ class Interference(Protocol):
         ...
 
     def among_equals(self, own: DeviceDemand, counts: Vector) -> Vector:
-        """The factors if so many batches like `own` run on the device, itself included; each count is at least 1, and
-        may have a fraction, for a batch that is only partly full."""
+        """The factors if this many batches like `own` run on the device, itself included. Each count is at least 1, and
+        may have a fraction for a batch that is only partly full."""
         ...
 
 
 def _by_whole_counts(law: Interference, own: DeviceDemand, counts: Vector) -> Vector:
-    """`among_equals` of a law that is defined for whole neighbours: linear in between."""
+    """`among_equals` of a law that is defined for whole numbers of neighbours; linear in between."""
     wholes = np.arange(1, int(np.ceil(counts.max(initial=1.0))) + 1)
     factors = [law.slowdown(own, [own] * (int(whole) - 1)) for whole in wholes]
     return np.interp(counts, wholes, factors)
@@ -114,8 +115,8 @@ class BandwidthLaw(Struct, frozen=True, tag_field="form", tag="bandwidth", forbi
 class CountLaw(Struct, frozen=True, tag_field="form", tag="count", forbid_unknown_fields=True):
     """S(k), measured for k = 1, 2, …, K full batches that run together: linear in between, with the last slope beyond.
 
-    PALDIA, specification 2.1.1 (`table`). A batch that is half full counts as half a batch. With a single factor, it is
-    the factor for every k.
+    PALDIA, specification 2.1.1 (`table`). A batch that is half full counts as half a batch. A single factor holds for
+    every k.
     """
 
     factors: tuple[float, ...]
@@ -151,9 +152,9 @@ class ScalabilityLaw(Struct, frozen=True, tag_field="form", tag="scalability", f
     """S(k) = 1 + σ · (k - 1) + κ · k · (k - 1) for k full batches: Gunther's universal scalability law, by which k
     workers do k / S(k) times the work of one.
 
-    σ is the part of a batch for which it needs what all share, so that each other batch holds it up for so long. The
-    rest, such as what sockets and a worker's own loop take, overlaps with other batches: S(k) / k falls towards σ. κ is
-    what batches cost each other in caches and memory: with it, S(k) / k is least at k = sqrt((1 - σ) / κ).
+    σ is the fraction of a batch's time that cannot overlap with other batches, so that each other batch delays it by
+    this fraction. The rest overlaps, such as the time in sockets and in the worker's own loop: S(k) / k falls towards
+    σ. κ is the cost of contention for caches and memory; with it, S(k) / k is least at k = sqrt((1 - σ) / κ).
 
     Source: N. J. Gunther, Guerrilla Capacity Planning, Springer 2007; "A general theory of computational scalability
     based on rational functions", arXiv:0808.1431.
@@ -183,15 +184,16 @@ class ScalabilityLaw(Struct, frozen=True, tag_field="form", tag="scalability", f
 
 
 class PairLaw(Struct, frozen=True, tag_field="form", tag="pairs", forbid_unknown_fields=True):
-    """A factor for each neighbour, measured two by two: 1 + the sum of all (factor - 1).
+    """A factor for each neighbour, measured in pairs: 1 + the sum of all (factor - 1).
 
-    The sum is what pairs can say of three batches and more; measured triples would be better, and are many more.
+    The sum extrapolates from pairs to three batches and more. Measured triples would be better, but there are many
+    more of them.
     """
 
     factors: dict[str, float]
-    """By the variant of the neighbour."""
+    """The factor by the variant of the neighbour."""
     other: float = 1.0
-    """For neighbours that were not measured."""
+    """The factor for neighbours that were not measured."""
 
     def __post_init__(self) -> None:
         """ValueError for a factor below 1."""
@@ -244,9 +246,9 @@ as long as alone, BERT at batch 4 with 31.83 % about 5.3 times. The law gives 3.
 class ShareLaw(Struct, frozen=True, tag_field="form", tag="share", forbid_unknown_fields=True):
     """S = max(1, need / share)^exponent · max(1, sum of what all use) over SM use.
 
-    The first factor is of a worker whose share is a cap (MPS) below what its kernels need; the second as
-    `ProcessorSharing`, where a capped neighbour uses at most its share. Real interference between workers without caps
-    is stronger, because they share caches too; no published number says by how much.
+    The first factor applies if the worker's share is a cap (MPS) below what its kernels need. The second is that of
+    `ProcessorSharing`, in which a capped neighbour uses at most its share. Real interference between workers without
+    caps is stronger, because they share caches too; no published number says by how much.
     """
 
     exponent: float = SHARE_EXPONENT
@@ -281,7 +283,8 @@ def _used_sms(of: DeviceDemand) -> float:
 class IgniterLaw(Struct, frozen=True, tag_field="form", tag="igniter", forbid_unknown_fields=True):
     """S = the time on the GPU with this share and these neighbours, over the time alone on all of it: iGniter's model.
 
-    Each neighbour delays launches, its cache use lengthens what is active, its power lowers the clock above the cap.
+    Each neighbour delays launches, lengthens the active time by its use of the cache, and lowers the clock by its power
+    if that exceeds the cap.
     """
 
     gpu: IgniterGpu
@@ -313,4 +316,4 @@ Slowdown = BandwidthLaw | CountLaw | ScalabilityLaw | PairLaw | ProcessorSharing
 """Any law; in files the key `form` names it."""
 
 NO_SLOWDOWN: Final = CountLaw((1.0,))
-"""The law of a device whose batches do not disturb each other."""
+"""The law of a device whose batches do not slow each other down."""

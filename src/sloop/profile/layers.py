@@ -66,11 +66,11 @@ CUTS: Final = 3
 LISTING: Final = "pieces.json"
 """The file that says which pieces are kept in a folder."""
 LEFT_S: Final = 3600
-"""What a process has begun to cut and not touched for so long, it has left."""
+"""Files of a cut that were not touched for this long belong to a process that has died."""
 ROWS_TRIED: Final = 3
 ROUNDS_MIN: Final = 5
 LOADS: Final = 3
-"""The median of so many loads is kept: the first of a process is slower."""
+"""How many loads are timed; their median is kept, because the first load in a process is slower."""
 MOVED_BYTES: Final = 8_000_000
 DIFFERENCE_MAX: Final = 1e-6
 """How much the results of a chain of blocks may differ from the uncut model's, relative to the largest output."""
@@ -247,7 +247,7 @@ def _kept_in(folder: Path) -> tuple[ModelPiece, ...] | None:
 
 
 def _remove_left(folder: Path, name: str) -> None:
-    """Delete what processes have left that were killed while they cut a model of this name."""
+    """Delete the files of processes that were killed while they cut a model of this name."""
     for left in folder.glob(f".*-{glob.escape(name)}.blocks-*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > LEFT_S:
@@ -269,8 +269,8 @@ def _checksums(piece: Path) -> dict[str, str]:
 def _check_pieces(
     path: Path, pieces: Sequence[ModelPiece], shapes: Mapping[str, tuple[int, ...]], *, divides_rows: bool
 ) -> None:
-    """InputError if the pieces give other results than the model, or, with `divides_rows`, each other results for rows
-    of a batch than for the whole batch."""
+    """InputError if the chain of pieces gives other results than the model or, with `divides_rows`, if a piece gives
+    other results for some rows of a batch than for the whole batch."""
     whole = open_model(path, 1)
     feed = feed_for(whole, ROWS_TRIED, shapes, where=str(path))
     expected = list(whole.run(feed))
@@ -291,7 +291,8 @@ def _check_pieces(
 def _check_rows(
     path: Path, session: Session, piece: ModelPiece, known: Mapping[str, Array], made: Mapping[str, Array]
 ) -> None:
-    """InputError if a piece gives, or makes, other results for rows of a batch than for the whole batch: `made`."""
+    """InputError if a piece gives other results for some rows of a batch than for the whole batch, whose results are
+    `made`."""
     rows = {port.name for port in (*piece.inputs, *piece.outputs) if port.shape[:1] == (-1,)}
 
     def part(row: int) -> dict[str, Array]:
@@ -389,7 +390,7 @@ def _measured(order: LayersOrder, cores: float, limit: Limit) -> Iterator[RoundT
                         return
             raise process_died(process, errors, f"on {cores:g} cores")
         except TimeoutError as error:
-            what = f"measuring its layers has said nothing for {SILENCE_S:g} s"
+            what = f"the process that measures its layers has sent nothing for {SILENCE_S:g} s"
             raise InputError(what, where=order.model, help="measure smaller batches or inputs") from error
         except BrokenPipeError as error:
             raise process_died(process, errors, f"on {cores:g} cores") from error

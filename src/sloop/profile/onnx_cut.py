@@ -31,8 +31,8 @@ from sloop.text import listed
 STATED_BYTES_MAX: Final = 1024
 """Larger weights are left out when types are inferred; smaller ones may be shapes, on which types depend."""
 REACH: Final = 12
-"""A boundary between blocks is crossed by no more tensors than any within this many layers with weights before it, or
-after it. The longest unit with branches in the usual networks (InceptionV3's) has nine."""
+"""A boundary between blocks is crossed by no more tensors than the places within this many layers with weights before
+it, or after it. The longest unit with branches in the usual networks (InceptionV3's) has nine such layers."""
 ALIGNMENT: Final = 64
 COPY_BYTES: Final = 1 << 24
 ELEMENT_BITS: Final[Mapping[int, int]] = {
@@ -52,7 +52,7 @@ class ModelPiece(Struct, frozen=True):
     file: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    """What later pieces read of it, and outputs of the whole model."""
+    """Its tensors that later pieces read, and its outputs of the whole model."""
     crossing: tuple[str, ...]
     """All tensors that cross its end, its own and older ones; of the last piece, the outputs of the whole model."""
     layers: tuple[str, ...]

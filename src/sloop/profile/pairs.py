@@ -1,8 +1,9 @@
-"""What a pair of a body and a shadow takes for a batch, from the durations of the model's blocks.
+"""How long a pair of a body and a shadow takes for a batch, computed from the durations of the model's blocks.
 
-A body is a replica of the whole model. A shadow holds some blocks of it: the body sends it rows of a batch for these
-blocks, both compute, and the body goes on with all rows. Functions of numbers, after AsyFunc (submission to SoCC'23),
-with the corrections of our specification, sections 2.2, 2.3, 2.5 and 2.8. Milliseconds, bytes, requests per second.
+A body is a replica of the whole model. A shadow holds some blocks of it: for these blocks, the body sends some rows of
+a batch to the shadow, both compute, and the body continues with all rows. Functions of numbers, after AsyFunc
+(submission to SoCC'23), with the corrections of our specification, sections 2.2, 2.3, 2.5 and 2.8. Milliseconds, bytes,
+requests per second.
 
 Estimates (`sloop.profile.estimate`), the solver that chooses shadows (`sloop.solvers.asyfunc`) and the simulator's
 truth take pair times from here. It must not import files, profiles or views.
@@ -25,16 +26,16 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """What it takes to load blocks and to move rows between body and shadow. The defaults are the published ones."""
+    """The times to load blocks and to move rows between body and shadow. The defaults are the published ones."""
 
     load_ms: float = 6.7
     load_ms_per_mib: float = 0.712
     move_ms_per_byte: float = 0.5e-6
     notify_ms: float = 0.3
-    """Of one notification; each contiguous run of blocks needs two."""
+    """The time of one notification; each contiguous run of blocks needs two."""
 
     def loading_ms(self, size_bytes: float) -> float:
-        """Until blocks of this size are in a process that is there already."""
+        """The time to load blocks of this size into a running process."""
         return self.load_ms + self.load_ms_per_mib * size_bytes / MIB
 
 
@@ -47,15 +48,16 @@ class BlockCosts:
     shadow_ms: Floats
     size_bytes: tuple[float, ...]
     compute: tuple[float, ...]
-    """Multiply-adds, or measured time: what the order of the blocks compares with the size."""
+    """The compute of each block, in multiply-adds or measured time, which `ranked` compares with the size."""
     crossing_bytes: tuple[float, ...]
-    """One row's, at each boundary: before the first block, between any two, after the last."""
+    """The bytes of one row that cross each boundary: before the first block, between any two, after the last."""
     body_cores: float
     shadow_cores: float
     slo_ms: float
     moves: MoveCosts = field(default_factory=MoveCosts)
     block_load_ms: tuple[float, ...] = ()
-    """To load each block, beyond what loading anything takes (`moves.load_ms`); empty to take it by its size."""
+    """The time to load each block, beyond the time to load anything (`moves.load_ms`); empty to compute it from the
+    sizes."""
 
     def __post_init__(self) -> None:
         count = len(self.size_bytes)
@@ -71,7 +73,7 @@ class BlockCosts:
 
     @cached_property
     def alone_ms(self) -> Floats:
-        """The body without a shadow, by batch from 0."""
+        """The time of the body without a shadow, by batch from 0."""
         return np.asarray(self.body_ms.sum(axis=0))
 
     @property
@@ -80,14 +82,15 @@ class BlockCosts:
         return sum(self.size_bytes)
 
     def ranked(self) -> list[int]:
-        """The blocks by compute per byte, falling; equal ones by more compute, then as they come."""
+        """The blocks by falling compute per byte; of equal ones, the one with more compute comes first, then the
+        earlier one."""
         return sorted(
             range(len(self.size_bytes)),
             key=lambda block: (-self.compute[block] / self.size_bytes[block], -self.compute[block], block),
         )
 
     def prefix(self) -> list[int]:
-        """The blocks as they come: any first ones are one run."""
+        """The blocks in the order of the model: the first blocks of this order always form one run."""
         return list(range(len(self.size_bytes)))
 
 
@@ -118,11 +121,11 @@ class PairSplit(NamedTuple):
     body_rows: int
     shadow_rows: int
     body_ms: float
-    """The body's rows through the shared blocks."""
+    """The time of the body's rows in the shared blocks."""
     shadow_ms: float
-    """The shadow's rows through them, moved there and back."""
+    """The time of the shadow's rows in them, with moving the rows there and back."""
     rest_ms: float
-    """All rows through the other blocks."""
+    """The time of all rows in the other blocks."""
 
     @property
     def latency_ms(self) -> float:
@@ -164,7 +167,7 @@ class SharedBlocks:
         return np.asarray(found)
 
     def split(self, batch: int) -> PairSplit:
-        """The division of a batch for which both take most nearly as long; more rows for the body if two are equal."""
+        """The division of a batch for which the times of both differ least; on a tie, the body gets more rows."""
         apart = np.abs(self._body_ms[: batch + 1] - self._shadow_ms[batch::-1])
         rows = batch - int(np.argmin(apart[::-1]))
         body_ms, shadow_ms = float(self._body_ms[rows]), float(self._shadow_ms[batch - rows])
@@ -179,7 +182,7 @@ class SharedBlocks:
 
     @cached_property
     def waiting_ms(self) -> tuple[float, ...]:
-        """The same as it really passes: the pair waits at the end of each run of blocks (section 2.8)."""
+        """The latency by batch from 0, with the waits of the pair at the end of each run of blocks (section 2.8)."""
         return (0.0, *(self._waiting_ms(batch) for batch in range(1, self.costs.batch_max + 1)))
 
     def _waiting_ms(self, batch: int) -> float:
@@ -199,6 +202,7 @@ class SharedBlocks:
 
     @cached_property
     def capacity_rps(self) -> float:
-        """Of the pair once it is ready: each batch by whichever is faster, pair or body alone."""
+        """The capacity of the pair once it is ready. A batch runs on the pair or on the body alone, whichever is
+        faster."""
         faster = np.minimum(np.array(self.pair_ms), self.costs.alone_ms)
         return capacity_rps(faster, self.costs.slo_ms)

@@ -1,12 +1,12 @@
-"""What a pipeline takes for a batch: parts of a model on several workers, from the durations of the model's layers.
+"""How long a pipeline takes for a batch, computed from the durations of the model's layers.
 
-Each worker of a pipeline holds consecutive layers and passes on what it has computed. A batch is sent while the next
-one is computed, so parts and transfers are stations of one line: I, the sum of all stations, is the time of one batch
-through the idle line, and B, the slowest station, that of each further one (San Juan, "Flashpoint", thesis, Waterloo
-2023; sections 2.3 and 2.14 of our specification). A worker may have one batch in the line; where p workers always do,
-each batch takes max(I, p·B).
+Each worker of a pipeline holds consecutive layers of the model and passes its results on. A batch is sent while the
+next one is computed, so parts and transfers are stations of one line. I, the sum of all stations, is the time of one
+batch through the idle line; B, the slowest station, is the time from each batch to the next (San Juan, "Flashpoint",
+thesis, Waterloo 2023; sections 2.3 and 2.14 of our specification). Each worker has at most one batch in the line. If
+all p workers always have one, each batch takes max(I, p·B).
 
-Beliefs and the simulator's truth both take stations from here; the truth from profiles and links of its own.
+Beliefs and the simulator's truth both use these functions, the truth with profiles and links of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,15 +25,15 @@ BITS_PER_MEGABIT: Final = 1e6
 
 
 def moving_ms(size_bytes: float, link_mbps: float) -> float:
-    """How long a transfer over a link of this rate takes; no time over one without a rate."""
+    """The duration of a transfer over a link of this rate; 0 if the rate is 0, which means no limit."""
     return size_bytes * BITS_PER_BYTE / (link_mbps * BITS_PER_MEGABIT) * MS_PER_S if link_mbps else 0.0
 
 
 def stations_ms(
     layers: LayerProfile, cores: float, bounds: Sequence[int], batch: int, link_mbps: float = LINK_MBPS
 ) -> list[float]:
-    """The stations of a pipeline in order, a part and the transfer to the next one in turn. `bounds` are 0, each cut,
-    and the number of layers."""
+    """The durations of the stations of a pipeline in order: parts and the transfers between them alternate. `bounds`
+    are 0, each cut, and the number of layers."""
     own_ms = [max(FLOOR_MS, each.latency_ms.latency_ms(batch, cores)) for each in layers.blocks]
     found: list[float] = []
     for first, end in pairwise(bounds):
@@ -44,12 +44,12 @@ def stations_ms(
 
 
 def whole_ms(layers: LayerProfile, cores: float, batch: int) -> float:
-    """All layers on one worker."""
+    """The duration of all layers on one worker."""
     return stations_ms(layers, cores, (0, len(layers.blocks)), batch)[0]
 
 
 def member_ms(stations: Sequence[float]) -> float:
-    """What a batch takes a worker of a pipeline in which each has one: max(I, p·B)."""
+    """The duration of a batch if each worker of the pipeline has one batch in it: max(I, p·B)."""
     parts = (len(stations) + 1) // 2
     return max(sum(stations), parts * max(stations))
 
@@ -66,9 +66,9 @@ def pipeline_shares(layers: LayerProfile, cores: float, bounds: Sequence[int], b
 
 
 def passed_line(now: float, stations: Iterable[float], left: Sequence[float]) -> list[float]:
-    """When a batch that comes now leaves each station, if the one before it has left them at `left` (empty if there was
-    none). There is no room between stations: a batch stays in one until the next one is free (blocking after
-    service)."""
+    """When a batch that arrives `now` leaves each station. `left` says when the batch before it leaves them; it is
+    empty if there was none. There is no buffer between stations: a batch stays in a station until the next one is free
+    (blocking after service)."""
     found: list[float] = []
     times = list(stations)
     enters = max(now, left[0]) if left else now
@@ -82,7 +82,8 @@ def passed_line(now: float, stations: Iterable[float], left: Sequence[float]) ->
 
 
 def layer_share(layers: LayerProfile, first: int, end: int) -> float:
-    """The part of the model's bytes that these layers have; if `first` is not before `end`, all but those between."""
+    """The share of these layers in the model's bytes. If `first` is not before `end`, the share of all layers except
+    those from `end` up to before `first`."""
     whole = sum(each.param_bytes for each in layers.blocks)
     inner = layers.blocks[min(first, end) : max(first, end)]
     share = sum(each.param_bytes for each in inner) / whole if whole else len(inner) / len(layers.blocks)

@@ -1,15 +1,15 @@
-"""Measures how a model shares the cores of this machine: S(k), how many times as long as alone a batch takes while k
-workers of the model run batches.
+"""Measures how workers of a model share the cores of this machine, or a GPU: the slowdown S(k), which is the duration
+of a batch while k workers run batches, divided by its duration alone.
 
-Each worker is a process of its own, as in a server, that may use all cores (`sloop.vocabulary.Slot.is_capped` is
-false): as many threads as there are cores, and no CPU quota. For every k, the first k of them run batches back to back
-for some seconds; when a batch ends, its worker gets the next one at once, so that k batches run all the time. Every
-pass measures all k, every second pass in the opposite order, and the durations of a pass are divided by those of a
-worker that is alone in the same pass: the speed of a machine varies over time.
+On cores, each worker is a process of its own, as in a server, that may use all cores
+(`sloop.vocabulary.Slot.is_capped` is false): it has as many threads as there are cores, and no CPU quota. For every k,
+the first k workers run batches back to back for some seconds; when a batch ends, its worker gets the next one at once,
+so that k batches run all the time. Every pass measures all k, every second pass in the opposite order. Because the
+speed of a machine varies over time, the durations of a pass are divided by those of one worker alone in the same pass.
 
-On cores, `sloop profile` measures workers of a server's backend (`sloop.serve.shared_workers`). Those of this module
-have only a socket around the model: they are for GPUs, where each has one core and no share limits it, for pairs, and
-for Python models that make their own inputs.
+On cores, `sloop profile` measures workers of a server's backend (`sloop.serve.shared_workers`). The workers of this
+module (`TimedWorkers`) have only a socket around the model. They are used on GPUs, where each worker has one core and
+no share limits it, for pairs, and for Python models that make their own inputs.
 
 With `beside`, one worker of the model also runs beside one worker of another model, which gives the slowdown of this
 pair, for the model and for the other one.
@@ -55,9 +55,9 @@ from sloop.units import NS_PER_S
 TOGETHER: Final = 6
 """The most workers that are measured together."""
 SECONDS: Final = 1.0
-"""For each number of workers in each pass."""
+"""The measured time for each number of workers in each pass."""
 RUNS_MIN: Final = 3
-"""Of each worker, in one pass, for each number of workers; and one more to warm up."""
+"""The fewest batches of each worker in one pass, for each number of workers; one more warms up."""
 
 
 Kind = TypeVar("Kind", BatchReady, LoadReport)
@@ -68,10 +68,9 @@ class SharingTimes(NamedTuple):
 
     full_batch: int
     alone_ms: float
-    """The median over the passes of the mean duration of a batch that is alone."""
+    """The mean duration of a batch that runs alone; the median over the passes."""
     points: tuple[tuple[float, float], ...]
-    """How many workers ran batches, from 1, and how many times as long as alone each batch took: the median over the
-    passes."""
+    """The slowdown by the number of workers, from 1; the median over the passes."""
     passes: tuple[tuple[tuple[int, float], ...], ...]
     """The same, pass by pass."""
     software: str
@@ -79,7 +78,7 @@ class SharingTimes(NamedTuple):
 
 
 class PairTimes(Struct, frozen=True):
-    """One worker of a model beside one worker of another: how many times as long as alone a batch of each takes."""
+    """One worker of a model beside one worker of another model: the slowdown of each."""
 
     beside: str
     """The other model's file."""
@@ -102,7 +101,7 @@ class BatchStream(Protocol):
     """Workers of a model that run batches back to back."""
 
     def mean_ns(self, workers: int, seconds: float) -> float:
-        """The mean duration of a batch while so many of them run, for about so many seconds."""
+        """The mean duration of a batch while the first `workers` run batches, for about `seconds`."""
         ...
 
     def software(self) -> str:
@@ -117,7 +116,8 @@ class SharingFits(NamedTuple):
     fits: Mapping[SharingForm, SlowdownFit]
     best: SharingForm
     held_out: Mapping[SharingForm, float] = MappingProxyType({})
-    """By law, its mean relative error at passes that it was not fitted to (`held_out_error`); none of a single pass."""
+    """By law, its mean relative error at passes that it was not fitted to (`held_out_error`); empty after a single
+    pass."""
 
     @property
     def error(self) -> float:
@@ -137,8 +137,9 @@ def measure_sharing(
     stream: BatchStream | None = None,
 ) -> SharingTimes:
     """Measure S(1) … S(`together`); takes about (`together` + 3) × `seconds` × `passes`, and the loading of all
-    workers. `progress` is called with finished and all cells. `on` is the GPU on which they run, if any. `stream` has
-    `together` workers of another kind than those of this module, whose slowdowns are measured; not those of the pair.
+    workers. `progress` is called with the number of finished and of all cells. `on` is the GPU on which they run, if
+    any. `stream` replaces the workers of this module in the measurement of S(k), but not in that of the pair; it has
+    `together` workers.
 
     InputError for a model that cannot be run with this batch, or fewer than two workers; MachineError if a process
     dies or is silent.
@@ -177,17 +178,17 @@ def measure_sharing(
 
 
 def _pair_slowdowns(one: "RunningWorker", other: "RunningWorker", seconds: float) -> tuple[float, float]:
-    """How many times as long as alone the batches of two workers take beside each other."""
+    """The slowdowns of the batches of two workers that run beside each other."""
     alone_ns = [_means_ns([[worker]], seconds)[0] for worker in (one, other)]
     both_ns = _means_ns([[one], [other]], seconds)
     return both_ns[0] / alone_ns[0], both_ns[1] / alone_ns[1]
 
 
 def fit_all_laws(found: SharingTimes, source: str, on: GpuPlace | None = None) -> SharingFits:
-    """Every law that can be fitted to a measurement. The best is that which is nearest to passes that it was not fitted
-    to, of equal ones the first. A single pass leaves nothing out: then it is that with the least mean error, without
-    the table, which repeats its points. The law is for replicas without caps on as many cores as this process may use,
-    or on a GPU."""
+    """Fit every law to a measurement, and choose the best: the law with the least error at passes that it was not
+    fitted to, of equal ones the first. After a single pass, no pass can be left out. Then the law with the least mean
+    error is the best, except the table, which repeats its points. The law is for replicas without caps on as many cores
+    as this process may use, or on a GPU."""
     software = ", ".join(filter(None, (found.software, f"Python {platform.python_version()}", platform.system())))
     date, cores = datetime.now(UTC).date().isoformat(), float(len(usable_cpus())) if on is None else 0.0
     hardware = hardware_name() if on is None else on.hardware
@@ -248,8 +249,8 @@ class RunningWorker:
             raise self._died() from error
 
     def receive(self) -> int | None:
-        """Read what has come of the outputs; the duration of the batch in ns if that is all of them. MachineError if
-        the process has died."""
+        """Read the outputs that have arrived. Returns the duration of the batch in ns when all of them have.
+        MachineError if the process has died."""
         try:
             count = self.sock.recv_into(self._missing)
         except OSError as error:
@@ -260,7 +261,7 @@ class RunningWorker:
         return None if self._missing else perf_counter_ns() - self._began_ns
 
     def end(self) -> LoadReport:
-        """End the process; what it says of itself."""
+        """End the process; returns its report."""
         self.sock.sendall(LAST)
         return _expect(self.process, LoadReport, str(self.process.args))
 
@@ -269,7 +270,7 @@ class RunningWorker:
 
 
 class TimedWorkers:
-    """A `BatchStream` of workers that have nothing of a server around them."""
+    """A `BatchStream` of workers that have only a socket around the model, and nothing of a server."""
 
     def __init__(self, workers: Sequence[RunningWorker]) -> None:
         self._workers = workers
@@ -285,7 +286,7 @@ class TimedWorkers:
 
 @contextlib.contextmanager
 def running(model: Contender, threads: int, on: GpuPlace | None = None) -> Iterator[RunningWorker]:
-    """A worker that has loaded its model and run once, with as many threads. It ends with the context."""
+    """A worker that has loaded its model with this many threads and run it once. It ends with the context."""
     with timed_process(SILENCE_S, on) as (process, errors, sock, shared):
         try:
             if next_line(process, SILENCE_S) != READY:

@@ -2,29 +2,29 @@
 
     sloop agent --join HOST:PORT --name NODE --token-file FILE
 
-The agent connects to the deciding process, which then orders it to start, resize and stop workers and to run batches;
-it does so with a `LocalBackend`, and passes the reports on. It takes no decisions.
+The agent connects to the deciding process, which then orders it to start, resize and stop workers and to run batches.
+The agent executes these orders with a `LocalBackend` and sends the reports back. It takes no decisions.
 
 Tensors of small requests travel within the orders. Large blocks stay where they were written: before a batch runs, the
 agent fetches those that it reads from the agents of other machines into shared memory of its own, and it sends blocks
 of its machine to whoever asks with the deployment's token (`sloop.serve.network`).
 
-Models come from stores and from other agents (`sloop.serve.peers`), into a cache of this machine: when a replica starts
-that needs one, or when the deciding process orders a transfer, for which replicas then wait. A model that the deciding
-process has cut, so that replicas may start as parts of it or have shadows, comes in blocks, each by itself: from agents
-that have them, or else from the deciding process.
+The agent fetches models from stores and from other agents (`sloop.serve.peers`) into a cache of this machine. It does
+so when a replica starts that needs one, or when the deciding process orders a transfer, for which replicas then wait.
+If the deciding process has cut a model, so that replicas can start as parts of it or have shadows, the agent fetches
+its blocks one by one, from agents that have them or else from the deciding process.
 
-Batches of pipelines are passed on by the deciding process, which tells the next worker where the tensors are. That
-worker's agent fetches them from the agent of the one before, so they cross each cut once.
+In a pipeline, the deciding process tells the next worker where the tensors of a batch are. The agent of that worker
+fetches them from the agent of the worker before, so tensors are sent once for each cut.
 
-When the connection ends, or is silent, the deciding process counts the node as lost and may start its replicas
-elsewhere; or it has died, and another one takes its place. The agent keeps its workers and connects again. If the same
-process answers, the agent stops all workers before the node counts as joined. Another process says which workers it
-adopts, and the agent stops the others before the node counts as joined. Batches of adopted workers are abandoned:
-nobody waits for their results. An agent never answers a client, so a node that was cut off cannot answer a request
-twice.
+When the connection ends or is silent, there are two cases: the deciding process still runs, counts the node as lost and
+may start its replicas elsewhere; or it has died, and another one takes its place. In both cases the agent keeps its
+workers and connects again. If the same process answers, the agent stops all workers. If another process answers, it
+says which workers it adopts, and the agent stops the others. Only then does the node count as joined. The running
+batches of adopted workers are abandoned: nobody waits for their results. An agent never answers a client, so a node
+that was cut off cannot answer a request twice.
 
-Workers, and the agent's memory, have numbers that stay the same; each deciding process has numbers of its own for them.
+Workers, and the agent's memory, keep their numbers; each deciding process has numbers of its own for them.
 """
 
 import asyncio
@@ -92,20 +92,21 @@ from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Part, ReplicaId, ReplicaSpec, Shadow, TransferId
 
 RETRY_S: Final = 0.5
-"""Between two attempts to connect."""
+"""The time between two attempts to connect."""
 GIVE_UP_S: Final = 60.0
-"""An agent that has found no deciding process for so long ends, with its workers. A supervisor starts a process again
+"""An agent that has found no deciding process for this long ends, with its workers. A supervisor starts a process again
 within seconds; Kubernetes waits 10 and 20 s after the first two failures."""
 LINGER_S: Final = SILENT_S + FETCH_S_MAX
-"""How long the blocks that a deciding process had stay after the connection to it has ended: edges of this machine may
-still send them, until they notice the end too and have copied them."""
+"""How long the blocks of a deciding process are kept after the connection to it has ended. Until edges of this machine
+notice the end too and have copied the blocks, they may still be sending them."""
 ABANDON_S_MAX: Final = 30.0
-"""A worker that has not finished its batch so long after the connection has ended is stopped: it may hang."""
+"""A worker that has not finished its batch this long after the connection has ended is stopped, because it may hang."""
 
 RECEPTIONS_MAX: Final = 1_000
-"""Ordered transfers that an agent remembers, for replicas that are told to wait for one that has just ended."""
+"""How many ordered transfers an agent remembers, because replicas may be ordered to wait for one that has just
+ended."""
 MODELS_MAX: Final = 1_000
-"""Of its cache, which an agent names when it joins."""
+"""How many models of its cache an agent names when it joins."""
 
 T = TypeVar("T")
 Reported = (
@@ -119,7 +120,7 @@ Reported = (
     | ShadowLost
     | ShadowStopped
 )
-"""What an agent says of a replica."""
+"""The events about a replica that an agent reports."""
 _log: Final = logging.getLogger("sloop.agent")
 
 
@@ -147,7 +148,7 @@ class AgentHello(Struct, frozen=True, array_like=True, tag=1):
 
 
 class AgentReport(Struct, frozen=True, array_like=True, tag=2):
-    """What has become of a replica."""
+    """An event about a replica."""
 
     event: Reported
 
@@ -231,12 +232,12 @@ class AgentSetup(Struct, frozen=True, array_like=True, tag=1):
     holder: int
     holders: dict[int, int]
     server: str = ""
-    """Names the deciding process; another one has another name."""
+    """The name of the deciding process, which differs from that of every other one."""
     keep: tuple[int, ...] = ()
-    """Of the workers that the agent has kept, those that are not to be stopped. An agent that has served a deciding
-    process before answers with `WorkersKept`."""
+    """The kept workers that the agent must not stop. An agent that has served a deciding process before answers with
+    `WorkersKept`."""
     may_be_followed: bool = True
-    """Whether another deciding process can take the place of this one. Otherwise no worker need wait for it."""
+    """Whether another deciding process can take the place of this one. If not, no worker is kept for it."""
 
 
 class LearnStages(Struct, frozen=True, array_like=True, tag=2):
@@ -260,11 +261,13 @@ class StartWorker(Struct, frozen=True, array_like=True, tag=4):
     replica: ReplicaId
     spec: ReplicaSpec
     peers: list[Endpoint] = []  # msgspec creates a new list for each instance
-    """Agents that have its model or fetch it, the first to be asked first; none that waits for this one."""
+    """Agents that have its model or are fetching it, in the order in which to ask them; none of them waits for this
+    agent."""
     transfer: TransferId | None = None
     """The ordered transfer for which it waits."""
     part: Part | None = None
-    """What it loads at first, if it is a part of a pipeline. The agent says `ReplicaReady` when it has these layers."""
+    """The layers that it loads first, if it is a part of a pipeline. The agent reports `ReplicaReady` when it has
+    them."""
 
 
 class StopWorker(Struct, frozen=True, array_like=True, tag=5):
@@ -287,11 +290,12 @@ class RunBatch(Struct, frozen=True, array_like=True, tag=7, gc=False):
     replica: ReplicaId
     order: Run
     is_part: bool = False
-    """Whether the replica runs its layers only; it answers with `BatchPassed`, unless it has the last ones."""
+    """Whether the replica runs only the layers of its part. It answers with `BatchPassed`, unless it has the last
+    layers."""
 
 
 class PassBatch(Struct, frozen=True, array_like=True, tag=15, gc=False):
-    """Go on with a batch that another part of the model has passed on."""
+    """Run the replica's layers on a batch that the part before has passed on."""
 
     batch: BatchId
     replica: ReplicaId
@@ -328,7 +332,7 @@ class FreeBlock(Struct, frozen=True, array_like=True, tag=8, gc=False):
 
 
 class Endpoints(Struct, frozen=True, array_like=True, tag=9):
-    """Who sends blocks, by their holders. An empty host is that of the deciding process."""
+    """Where blocks can be fetched, by their holders. An empty host stands for that of the deciding process."""
 
     by_holder: dict[int, Endpoint]
     edges: dict[int, int] = {}  # msgspec creates a new dict for each instance
@@ -347,16 +351,17 @@ class ReceiveWeights(Struct, frozen=True, array_like=True, tag=12):
 
     transfer: TransferId
     sources: dict[str, list[Endpoint]]
-    """What is to come, as in `Servable.source`, or blocks of a model, as in `CutBlock.source`; and the agents from
-    which each comes, the nearest first: each goes on where the one before it has failed, and the store after the last,
-    or for blocks the deciding process."""
+    """By source (a model's `Servable.source`, or `CutBlock.source` of blocks), the agents to fetch it from, the nearest
+    first. If one fails, the next one continues at the same byte; last comes the store or, for blocks, the deciding
+    process."""
     are_blocks: bool = False
     is_kept: bool = True
-    """Whether it stays, for any replica; otherwise only until the replicas that wait for this transfer have gone."""
+    """Whether the files are kept for all replicas. If not, they are deleted with the replicas that wait for this
+    transfer."""
 
 
 class GiveUpWeights(Struct, frozen=True, array_like=True, tag=14):
-    """Nobody needs the weights of this transfer any more: delete what has come, and say nothing."""
+    """Cancel a transfer: delete the bytes that have arrived, and send no report."""
 
     transfer: TransferId
 
@@ -371,7 +376,7 @@ class CloseAgent(Struct, frozen=True, array_like=True, tag=10):
     """Stop all workers and end."""
 
     why: str = ""
-    """Why the agent cannot serve; empty if it is over."""
+    """Why the agent cannot serve; empty if the server stops."""
 
 
 ToAgent = (
@@ -397,7 +402,7 @@ ToAgent = (
 
 
 def replaced(blocks: Sequence[GivenBlocks], copies: Mapping[Address, Address]) -> list[GivenBlocks]:
-    """The blocks, with copies in place of those that have one."""
+    """The blocks, with addresses replaced by those of their copies."""
     found: list[GivenBlocks] = []
     for each in blocks:
         if isinstance(each, Address):
@@ -425,14 +430,14 @@ class _Worker:
         self.replica: ReplicaId | None = replica
         """None for one that was kept and is not adopted yet."""
         self.reports: list[Reported] = []
-        """What has become of it since the deciding process was told of it, until that has adopted it."""
+        """Its events between the offer to a deciding process and the adoption by it."""
         self.is_ready = self.is_stopping = False
         self.part: Part | None = None
         """Its part of the model, until it has all layers."""
         self.batch: BatchId | None = None
-        """What it runs; also a batch that is abandoned, until it is over."""
+        """The batch that it runs, also an abandoned one, until it has ended."""
         self.waiting: deque[RunBatch | PassBatch] = deque()
-        """What it is to run then: a part may be given a batch of its own while it runs one that passes."""
+        """The batches that it runs next: a part may get a batch of its own while it runs one of another part."""
         self.is_abandoned = False
         """Whether nobody waits for its batch."""
         self.shadow: int | None = None
@@ -440,7 +445,7 @@ class _Worker:
         self.servable: Servable | None = None
         """Its model as it was brought to this machine."""
         self.models: list[tuple[WeightsCache, Path]] = []
-        """The fetched model that it uses, or the blocks of it, and the cache that has each."""
+        """The fetched model that it uses, or the blocks of it, each with the cache that has it."""
         self.receptions: list[_Reception] = []
         """The transfers that have brought them."""
         self.bringing: Task[None] | None = None
@@ -459,11 +464,11 @@ class _Reception:
     def __init__(self, order: ReceiveWeights, ended: "asyncio.Future[str]") -> None:
         self.order = order
         self.sources: list[tuple[ModelSource, list[Endpoint]]] = []
-        """What is to come, and from which agents."""
+        """What to fetch, and from which agents."""
         self.ended = ended
-        """Gets why they have not come; empty if they have."""
+        """Ends with the reason why they were not received; empty if they were."""
         self.cache: WeightsCache | None = None
-        """Which has them; of its own if they are not kept."""
+        """The cache that has them; a separate one if they are not kept."""
         self.task: Task[None] | None = None
         self.users = 0
         """Workers that wait for them, or use them."""
@@ -471,7 +476,7 @@ class _Reception:
 
 class AgentSession:
     """The workers of an agent, from its first `AgentSetup` on (`BackendListener` of its backend). It serves one
-    connection after another: `detach` says that one has ended, `resume` that there is another one.
+    connection after another: `detach` ends the use of one, `resume` begins the use of the next.
 
     `joined` is where the deciding process is.
     """
@@ -488,13 +493,13 @@ class AgentSession:
         self._send, self._blocks, self._joined = send, blocks, joined
         self._make_cache = make_cache
         self._cache: WeightsCache | None = None
-        """Of the models that come from elsewhere; made when the first one does."""
+        """The cache of fetched models; made when the first one is fetched."""
         self._receptions: dict[TransferId, _Reception] = {}
         """Weights that the present deciding process has ordered."""
         self._apart: list[WeightsCache] = []
-        """The caches of those that are not kept."""
+        """The caches of weights that are not kept."""
         self._tasks: set[Task[None]] = set()
-        """What receives and removes weights."""
+        """The tasks that receive and remove weights."""
         self._copying = asyncio.Lock()
         self._own = setup.holder
         """The number by which workers know this process as a holder of arenas; `_holder` is its present one."""
@@ -503,17 +508,17 @@ class AgentSession:
         self._arena = Arena(held.number, held.fd) if held is not None else None
         """For copies of blocks of other machines."""
         self._beside = RelayedArenas(self._own)
-        """Of the deciding process and of edges, as far as they are on this machine."""
+        """The arenas of the deciding process and of edges, if these are on this machine."""
         self._used: set[Address] = set()
         """Blocks of its workers that the deciding process has."""
         self._workers: dict[ReplicaId, _Worker] = {}
         """Those that have not ended, by number."""
         self._replicas: dict[ReplicaId, _Worker] = {}
-        """The same, by what the deciding process calls them."""
+        """The same, by the numbers that the deciding process uses."""
         self._offered: dict[int, _Worker] = {}
-        """Kept, not adopted yet, by number; also those that have ended meanwhile."""
+        """Kept workers that are not adopted yet, by number; also those that have ended meanwhile."""
         self._stopping: set[ReplicaId] | None = None
-        """The workers that must stop before it says which it keeps; None if it has said that."""
+        """The workers that must stop before `WorkersKept` is sent; None if it has been sent."""
         self._loop = asyncio.get_running_loop()
         self._timers: set[TimerHandle] = set()
         limits = detect()
@@ -546,7 +551,7 @@ class AgentSession:
         }
 
     def _connect(self, setup: AgentSetup) -> None:
-        """There is a connection."""
+        """Use a new connection."""
         self.server, self._may_be_followed = setup.server, setup.may_be_followed
         self._holder = setup.holder
         self._is_beside = 0 in setup.holders
@@ -556,8 +561,8 @@ class AgentSession:
         self._beside.set_holders(setup.holders)
 
     def kept(self) -> dict[int, bytes]:
-        """The workers that another deciding process may adopt, by number, with what they do: not those whose model's
-        file has changed since it was read, nor parts of models."""
+        """The workers that another deciding process may adopt, by number, with their fingerprints. Excluded are workers
+        whose model's file has changed since it was read, and parts of models."""
         return {
             number: worker.fingerprint
             for number, worker in self._workers.items()
@@ -567,7 +572,7 @@ class AgentSession:
         }
 
     def detach(self) -> None:
-        """The connection has ended. What the deciding process has asked for is abandoned. The workers are kept, if
+        """The connection has ended. Abandon the running batches and transfers, and stop shadows. Keep the workers if
         another process may adopt them."""
         self._send = _drop
         self._blocks.close()
@@ -595,7 +600,8 @@ class AgentSession:
             self._after(LINGER_S, lambda: self._free_all(used))
 
     def resume(self, setup: AgentSetup, send: Callable[[FromAgent], None], blocks: BlockClient) -> None:
-        """There is another connection. All workers stop that are not to be kept; then the deciding process is told."""
+        """Use another connection: stop all workers that the deciding process does not keep, then report the kept
+        ones."""
         self._send, self._blocks = send, blocks
         self._connect(setup)
         self._tell_spares()
@@ -607,7 +613,7 @@ class AgentSession:
 
     @property
     def caches(self) -> list[WeightsCache]:
-        """Of the models that come from elsewhere, as far as there are some."""
+        """All caches of fetched models."""
         return [*([] if self._cache is None else [self._cache]), *self._apart]
 
     def read(self, block: Address) -> memoryview:
@@ -615,7 +621,7 @@ class AgentSession:
         return self._reader.read(block)
 
     def on_record(self, record: ToAgent) -> None:
-        """Do what the deciding process says."""
+        """Execute an order of the deciding process."""
         act = self._acts.get(type(record))
         if act is None:
             raise ProtocolError(f"an agent that was set up was sent a {type(record).__name__}")
@@ -697,7 +703,7 @@ class AgentSession:
     async def _bring_and_start(
         self, worker: _Worker, servable: Servable, record: StartWorker, reception: _Reception | None
     ) -> None:
-        """Have the model of a worker on this machine, or its part of it, then start it."""
+        """Fetch the model of a worker, or its part of the model, then start the worker."""
         spec = worker.spec
         self.on_event(ReplicaProgressed(worker.number, "fetching"))
         try:
@@ -720,11 +726,11 @@ class AgentSession:
         self._backend.start(worker.number, spec, None, record.part)
 
     async def _cache_with(self, transfer: TransferId | None, reception: _Reception | None) -> WeightsCache:
-        """The cache with what a transfer has brought, once it has; without one, that of all. MachineError if it has
-        not."""
+        """Wait for a transfer, and return the cache with its weights; without a transfer, the shared cache.
+        MachineError if the transfer has failed."""
         if transfer is None:
             return self._shared_cache()
-        # What a transfer has brought is found in its cache at once.
+        # Fetching from this cache then takes no time.
         why = "nothing was ordered" if reception is None else await asyncio.shield(reception.ended)
         if why:
             raise MachineError(f"its weights do not come: {why}")
@@ -735,7 +741,7 @@ class AgentSession:
     async def _bring_blocks(
         self, worker: _Worker, cache: WeightsCache, cut: CutModel, places: Iterable[int], peers: Sequence[Endpoint] = ()
     ) -> dict[int, str]:
-        """The files of these blocks on this machine, by position; they stay while the worker does."""
+        """Fetch these blocks; returns their files by position. The files stay until the worker has ended."""
 
         async def bring(place: int) -> tuple[int, str]:
             source = ModelSource.of(cut.blocks[place].source)
@@ -754,7 +760,7 @@ class AgentSession:
     async def _bring_others(
         self, worker: _Worker, part: Part, transfer: TransferId | None, reception: _Reception | None
     ) -> None:
-        """Have the other layers of a part on this machine, then let its worker load them."""
+        """Fetch the other layers of a part, then order its worker to load them."""
         first, end = part.layers
         try:
             cut, files = self._backend.blocks_of(worker.spec), dict[int, str]()
@@ -768,7 +774,7 @@ class AgentSession:
         self._backend.complete_part(worker.number, files)
 
     async def _prepared(self, model: Path, changes: Sequence[str]) -> Path:
-        """The file to open for a model that was fetched: its own, or a copy of it with these changes."""
+        """The file to open for a fetched model: its own, or a copy with these changes."""
         if not changes:
             return model
         from sloop.profile.examine import changed_copy  # noqa: PLC0415  # few models need it
@@ -797,7 +803,8 @@ class AgentSession:
     def _nearer(
         self, source: ModelSource, peers: Sequence[Endpoint], *, is_block: bool = False
     ) -> Callable[[Store], Store]:
-        """What puts other agents before the store of a model, which for a block is the deciding process."""
+        """A function that puts other agents before the store of a model; the store of a block is the deciding
+        process."""
         token, context, loop = self._blocks.token, self._blocks.context, self._loop
 
         def nearer(store: Store) -> Store:
@@ -823,7 +830,7 @@ class AgentSession:
         return running
 
     async def _receive_weights(self, made: _Reception) -> None:
-        """Bring weights to this machine, and say what has become of them; then replicas that wait for them go on."""
+        """Fetch ordered weights and report the result. Replicas that wait for them then start."""
         order, why = made.order, ""
         try:
             made.sources = [(ModelSource.of(source), peers) for source, peers in order.sources.items()]
@@ -845,7 +852,7 @@ class AgentSession:
             self._leave(made)
 
     def _leave(self, made: _Reception) -> None:
-        """Nobody uses what a transfer has brought: delete it unless it is to be kept."""
+        """Nobody uses the weights of a transfer any more: delete them unless they are kept."""
         if not made.order.is_kept and made.cache is not None:
             self._do(self._remove(made.cache))
             made.cache = None
@@ -890,10 +897,10 @@ class AgentSession:
             self._backend.resize(worker.number, record.cores)
 
     def _adopt(self, record: AdoptWorker) -> None:
-        """A kept worker has a new name. What has become of it meanwhile is reported now."""
+        """A deciding process has adopted a kept worker under this number. Its events since then are reported now."""
         worker = self._offered.pop(record.number, None)
         if worker is None:
-            raise ProtocolError(f"worker {record.number} was not kept, and is adopted")
+            raise ProtocolError(f"worker {record.number} was adopted, but it was not kept")
         worker.replica = record.replica
         if worker.number in self._workers:
             self._replicas[record.replica] = worker
@@ -938,7 +945,7 @@ class AgentSession:
             self._run_on(worker, record, here)
 
     def _run_on(self, worker: _Worker, record: RunBatch | PassBatch, places: Mapping[Address, Address]) -> None:
-        """Run a batch, of whose blocks the worker finds some at other places."""
+        """Run a batch, with the addresses at which the worker finds its blocks."""
         if isinstance(record, PassBatch):
             tensors = [places.get(each, each) if isinstance(each, Address) else each for each in record.passed.tensors]
             passed = structs.replace(record.passed, tensors=tensors)
@@ -953,7 +960,7 @@ class AgentSession:
             self._backend.run(record.batch, worker.number, order)
 
     def _run_next(self, worker: _Worker) -> None:
-        """The batch of a worker is over, and has been reported."""
+        """Run the next batch of a worker whose batch has ended and was reported."""
         if worker.waiting and worker.batch is None:
             self._run(worker.waiting.popleft())
 
@@ -993,7 +1000,7 @@ class AgentSession:
         return self._arena.allocate(size)
 
     def _end_batch(self, worker: _Worker) -> bool:
-        """The batch of a worker is over. Returns whether somebody waits for it."""
+        """The batch of a worker has ended. Returns whether somebody waits for it."""
         fetching, worker.fetching = worker.fetching, None
         if fetching is not None:
             fetching.cancel()  # which frees its copies when nothing is written into them any more
@@ -1008,9 +1015,10 @@ class AgentSession:
             self._arena.free(copy)
 
     def _give_up(self, worker: _Worker, batch: BatchId | None) -> None:
-        """The abandoned batch of a worker must be over by now."""
+        """Stop a worker whose abandoned batch has not ended in time."""
         if worker.is_abandoned and worker.batch == batch and worker.number in self._workers:
-            _log.warning("worker %d is stopped: nobody waits for its batch any more, which does not end", worker.number)
+            what = "worker %d is stopped: its batch, for which nobody waits any more, has not ended after %g s"
+            _log.warning(what, worker.number, ABANDON_S_MAX)
             self._stop_worker(worker)
 
     # Blocks of workers
@@ -1023,7 +1031,7 @@ class AgentSession:
         self._arenas.free(block)
 
     def _free_all(self, blocks: Iterable[Address]) -> None:
-        """Free what a former deciding process had, unless a batch that it has ordered may still read it."""
+        """Free the blocks of a former deciding process when no batch that it has ordered can still read them."""
         if any(worker.is_abandoned for worker in self._workers.values()):
             self._after(1.0, lambda: self._free_all(blocks))
             return
@@ -1063,7 +1071,8 @@ class AgentSession:
         self._report(worker, event)
 
     def _report(self, worker: _Worker, event: Reported) -> None:
-        """Tell the deciding process, or remember to do so when it has adopted the worker, with no shadow."""
+        """Report an event, or keep it until a deciding process has adopted the worker. Events about shadows are not
+        kept, because an adopted worker has none."""
         if worker.replica is None:
             if not isinstance(event, ShadowReady | ShadowLost | ShadowStopped):
                 worker.reports.append(event)
@@ -1084,13 +1093,13 @@ class AgentSession:
         self._run_next(worker)
 
     def _noted(self, blocks: Iterable[Block | None]) -> list[Any]:
-        """What the deciding process is told of blocks, which it has then."""
+        """Note that the deciding process holds these blocks. Returns them with the addresses that it uses."""
         self._used.update(each for each in blocks if isinstance(each, Address))
         return [each.held_by(self._holder) if isinstance(each, Address) else each for each in blocks]
 
     def _on_passed(self, batch: BatchId, replica: ReplicaId, took_ns: int, passed: PassedBatch) -> None:
-        """A part has run its layers on a batch. How long that took the deciding process measures, with the way of the
-        tensors to this machine."""
+        """A part has run its layers on a batch. The duration is not reported: the deciding process measures it, because
+        that includes the transfer of the tensors to this machine."""
         worker = self._workers[replica]
         if not self._end_batch(worker) or worker.replica is None:
             for block in passed.tensors:
@@ -1112,12 +1121,12 @@ class AgentSession:
 
 
 def _discard(cache: WeightsCache, source: ModelSource, ended: Task[None]) -> None:
-    """Delete what a transfer has left that was given up."""
+    """Delete the files of a cancelled transfer."""
     cache.discard(source)
 
 
 def _placed(cut: CutModel, files: Mapping[int, str]) -> CutModel:
-    """A model in blocks, some of which are in these files."""
+    """A model in blocks, with these files for some of them."""
     blocks = [structs.replace(each, file=files.get(at, each.file)) for at, each in enumerate(cut.blocks)]
     return structs.replace(cut, blocks=tuple(blocks))
 
@@ -1144,8 +1153,8 @@ def _drop(record: FromAgent) -> None:
 
 
 def _state_of(spec: ReplicaSpec, known: KnownStages) -> str:
-    """Which files a model was read from, as far as their sizes and times tell: its own, and those beside it that are
-    named after it, such as weights. A fetched one has a checksum instead."""
+    """The sizes and times of a model's files, by which a change is noticed: its own file, and those beside it that are
+    named after it, such as weights. Empty for a fetched model, which has a checksum."""
     servable = known.servable(spec.stage, spec.variant)
     if servable is None or servable.source or servable.model.startswith("fake:"):
         return ""
@@ -1171,7 +1180,7 @@ def usual_cache() -> WeightsCache:
 
 
 class Agent:
-    """Serves a deciding process at `join`, as the node `name`, until that says it is over."""
+    """Serves a deciding process at `join` as the node `name`, until that process stops."""
 
     def __init__(
         self,
@@ -1223,7 +1232,7 @@ class Agent:
             lost_s, is_trying = loop.time(), False
             if not self._is_over:
                 _log.warning("the connection to the deciding process has ended: %s", why)
-                if lost_s - began_s < RETRY_S:  # what it says may be what ends it
+                if lost_s - began_s < RETRY_S:  # its first message may be what ends the connection, each time
                     await asyncio.sleep(RETRY_S)
 
     async def _session(self, link: NetworkLink, context: ssl.SSLContext | None) -> str:

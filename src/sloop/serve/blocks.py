@@ -1,13 +1,13 @@
-"""Blocks: the tensors of one request at one point, the client's inputs or what a stage has computed for it.
+"""Blocks: the tensors of one request at one point, which are the client's inputs or the outputs of a stage.
 
-A block is written once, by the process that has the tensors, an edge or a worker, and read where they are needed. A
-small block is `bytes` and travels within frames, so that a small model has nothing to do with shared memory. A large
-one is in the arena of the process that wrote it, and its address travels. The deciding process passes blocks on, frees
-them when nobody needs them, and never looks into one.
+A block is written once, by the edge or the worker that has the tensors, and read where they are needed. A small block
+is `bytes` and travels within frames, so that small models need no shared memory. A large block is in the arena of the
+process that wrote it, and only its address travels. The deciding process passes blocks on, frees them when nobody needs
+them, and never reads their tensors.
 
-A block is a table, padding, and the tensors, each aligned (`ALIGNMENT`). The table has for each tensor its datatype,
-its shape and its size in bytes, which text does not have otherwise. Tables are cached on both sides: requests to a
-model mostly have the same.
+A block consists of a table, padding, and the tensors, each aligned (`ALIGNMENT`). The table has the datatype, shape and
+size in bytes of each tensor; the size of text does not follow from the other two. Tables are cached on both sides,
+because most requests to a model have the same table.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -28,12 +28,12 @@ INLINE_BYTES_MAX: Final = 8 * 1024
 """Larger blocks go to an arena. Passing 8 KiB through the sockets and the memory of the deciding process takes about as
 long as allocating, announcing and freeing a block."""
 ARENA_BYTES: Final = 4 << 30
-"""Size of an arena: the most bytes of the blocks of one process. It takes as much memory as there are blocks."""
+"""Size of an arena: the most bytes of the blocks of one process. It takes only as much memory as its blocks."""
 TABLE_BYTES_MAX: Final = 64 * 1024
 TABLES_MAX: Final = 1024
-"""Tables that are cached, in each direction."""
+"""How many tables are cached, in each direction."""
 COPIED_BYTES: Final = 128 * 1024
-"""Writing so much into new pages takes some 0.1 ms."""
+"""The most bytes that are copied in one step. Writing this many into new pages takes some 0.1 ms."""
 RANK_MAX: Final = 16
 
 CODES: Final = (*ITEM_BYTES, "BYTES")
@@ -52,7 +52,7 @@ Kind = tuple[str, Shape, int]
 
 
 class BlockLayout(Struct, frozen=True, gc=False):
-    """A table, and where the tensors are."""
+    """The table of a block, and where its tensors are."""
 
     table: bytes
     """Encoded, with the padding that follows it."""
@@ -154,7 +154,8 @@ def write_block(tensors: Sequence[Tensor], arena: Arena | None) -> Block:
 
 
 def write_block_in_steps(tensors: Sequence[Tensor], arena: Arena | None) -> Generator[None, None, Block]:
-    """The same in steps, of which none copies more than `COPIED_BYTES`. If they do not finish, the block is freed."""
+    """The same in steps, of which none copies more than `COPIED_BYTES`. If the steps are not finished, the block is
+    freed."""
     layout = layout_of(tuple([(tensor.datatype, tensor.shape, len(tensor.data)) for tensor in tensors]))
     if arena is None or layout.size <= COPIED_BYTES:
         return write_block(tensors, arena)
@@ -181,8 +182,8 @@ def tensors_in(memory: bytes | memoryview) -> list[Tensor]:
 
 
 class FarBlocks:
-    """The blocks of a process on another machine that are in use, as the deciding process knows them. `on_free` tells
-    their owner, which is called `holder`, that it may use the memory of a block again."""
+    """The blocks in use of a process on another machine, as the deciding process knows them. That process has the
+    number `holder`. `on_free` tells it that it may use the memory of a block again."""
 
     def __init__(self, holder: int, on_free: Callable[[Address], None]) -> None:
         self._holder, self._on_free = holder, on_free
@@ -190,7 +191,8 @@ class FarBlocks:
         """Arena and offset of each."""
 
     def hold(self, block: Address) -> None:
-        """A block is in use. Raises `ProtocolError` if it cannot be one of this process, or is in use already."""
+        """Note that a block is in use. Raises `ProtocolError` if it cannot be a block of this process, or is in use
+        already."""
         place = block.arena, block.offset
         if block.holder != self._holder:
             raise ProtocolError(f"{block} is in no arena of the process that names it")
@@ -201,14 +203,14 @@ class FarBlocks:
         self._places.add(place)
 
     def free(self, block: Address) -> None:
-        """A block is in use no longer."""
+        """Note that a block is no longer in use, and tell its owner."""
         self._places.discard((block.arena, block.offset))
         self._on_free(block)
 
 
 class BlockReader:
-    """Reads blocks, those in arenas through the processes of this machine that hold them: `holders` has their process
-    ids by number (`sloop.shared_memory.Arenas`)."""
+    """Reads blocks. For those in arenas, `holders` has the process ids of the processes of this machine that hold them,
+    by number (`sloop.shared_memory.Arenas`)."""
 
     def __init__(self, holders: Mapping[int, int]) -> None:
         self._arenas = ArenaReader(holders)

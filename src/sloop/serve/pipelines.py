@@ -1,9 +1,9 @@
-"""Parts of a model in worker processes: what a worker runs that starts with some layers and loads the others later.
+"""Parts of a model in worker processes: the runtime of a worker that starts with some layers and loads the rest later.
 
-A batch passes the workers of a pipeline in the order of their layers. Each writes the tensors that cross its end as
-blocks, into shared memory if they are large, and the deciding process passes their addresses on
-(`sloop.serve.backends.pipelines`). So workers do not know each other, and a worker that dies leaves nothing behind in
-the others. When a worker has all layers, it is one like any other.
+A batch passes the workers of a pipeline in the order of their layers. Each worker writes the tensors that the next one
+needs as blocks, into shared memory if they are large, and the deciding process passes on their addresses
+(`sloop.serve.backends.pipelines`). So workers do not know each other, and a worker that dies leaves no state in the
+others. A worker that has all layers serves like any other.
 
 Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), section 2.7 of our specification.
 """
@@ -21,23 +21,23 @@ from sloop.tensor import Port, Signature, Tensor, array_of, elements_of
 
 
 class PartRuntime(CutRuntime):
-    """Consecutive blocks of a model at first, `layers` from the first one to the one behind the last, and all of them
-    when they are loaded (`Runtime`)."""
+    """A runtime that has consecutive layer blocks of a model at first, from `layers[0]` up to before `layers[1]`, and
+    all of them when the others are loaded (`Runtime`)."""
 
     def __init__(self, blocks: Sequence[CutBlock], signature: Signature, layers: tuple[int, int]) -> None:
         super().__init__(blocks, signature)
         self.layers = layers
         self.is_complete = False
-        """Whether it has all blocks."""
+        """Whether it has all layer blocks."""
         ports = [*signature.inputs, *signature.outputs]
         ports += [port for block in blocks for port in (*block.inputs, *block.outputs)]
         datatypes = {port.name: port.datatype for port in ports}
         first, end = layers
         entering = blocks[first - 1].crossing if first else tuple(port.name for port in signature.inputs)
         self._entering = entering
-        """The names of the tensors that cross its beginning."""
+        """The names of the tensors that its part reads from before."""
         self._leaving = tuple((name, datatypes[name]) for name in blocks[end - 1].crossing)
-        """Those that cross its end, with their datatypes."""
+        """The names of the tensors that later parts read, with their datatypes."""
 
     @property
     def is_last(self) -> bool:
@@ -45,17 +45,19 @@ class PartRuntime(CutRuntime):
         return self.layers[1] - 1 == self._last
 
     def load(self, threads: int) -> bool:
-        """See `Runtime`: sessions of the blocks that it has."""
+        """See `Runtime`; opens sessions of the blocks that it has."""
         return self._chain.load(threads, None if self.is_complete else range(*self.layers))
 
     def find_others(self, files: Mapping[int, str]) -> None:
-        """Other blocks, by their positions, are in these files, and not in those that were named when it started."""
+        """Use these files, by position, for the blocks that it does not have yet, instead of the files that were named
+        when it started."""
         first, end = self.layers
         self._chain.find({place: file for place, file in files.items() if not first <= place < end})
 
     def load_others(self, threads: int) -> None:
-        """Get the other blocks, while another thread runs batches. They are read and loaded by a thread of a low
-        priority, for one thread; sessions for more have threads of their own, which would keep that priority."""
+        """Load the other blocks, while another thread runs batches. A thread of low priority reads the files and opens
+        sessions with one thread each. Sessions with more threads are opened afterwards at the usual priority, because
+        their threads would keep the low one."""
         first, end = self.layers
         others = [place for place in range(self._last + 1) if not first <= place < end]
         run_aside(lambda: self._chain.load(1, others))
@@ -73,11 +75,11 @@ class PartRuntime(CutRuntime):
         ports: Mapping[str, Port] = self._chain.inputs(first, end - 1)
         feed = zeros(Signature(tuple(ports.values()), ()))
         if feed is not None:
-            with contextlib.suppress(Exception):  # inside a model, a row may be no whole input of it
+            with contextlib.suppress(Exception):  # between blocks, the first dimension need not count rows
                 self._chain.run(first, end - 1, feed, threads)
 
     def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
-        """See `Runtime`. MachineError as long as it has some blocks only."""
+        """See `Runtime`. MachineError until it has all blocks."""
         if not self.is_complete:
             first, end = self.layers
             what = f"this worker has blocks {first} to {end - 1} of {self._last + 1}, and cannot serve alone"
@@ -89,17 +91,17 @@ class PartRuntime(CutRuntime):
         return dict(zip(self._entering, inputs, strict=True))
 
     def take(self, tensors: Sequence[Tensor]) -> dict[str, Array]:
-        """What the part before has passed on, by name."""
+        """The tensors that the part before has passed on, as arrays by name."""
         arrays = [array_of(each.datatype, each.shape, each.data) for each in tensors]
         return dict(zip(self._entering, arrays, strict=True))
 
     def run_part(self, known: Mapping[str, Array], threads: int) -> dict[str, Array]:
-        """Run its layers on tensors by name; of these and their results, those that cross its end."""
+        """Run its layers on tensors by name. Returns those of the given and computed tensors that later parts read."""
         first, end = self.layers
         return self._chain.run(first, end - 1, known, threads)
 
     def passed_on(self, known: Mapping[str, Array]) -> list[Tensor]:
-        """What crosses its end, as tensors."""
+        """The tensors that later parts read."""
         return [Tensor(datatype, known[name].shape, elements_of(known[name])) for name, datatype in self._leaving]
 
     def outputs(self, known: Mapping[str, Array]) -> list[Array]:

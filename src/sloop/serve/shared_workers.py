@@ -1,9 +1,9 @@
-"""Workers of one model that share all cores, as a server runs them: by its backend, with its frames and its shared
-memory, from one process. Edge, clients and deciding process are not there.
+"""Workers of one model that share all cores and run as in a server: one process runs them through the server's backend,
+with its frames and its shared memory. There are no edges, clients or deciding process.
 
-`sloop profile --sharing` measures S(k) with them: what sockets, worker loops and the process that gives out batches
-take counts, because it overlaps with the batches of other workers. Small batches gain by that: three or four workers on
-two cores do more than two.
+`sloop profile --sharing` measures S(k) with them. So S(k) includes the time in sockets, in the workers' loops and in
+the process that hands out batches, which overlaps with the batches of other workers. With small batches this matters:
+three or four workers on two cores serve more than two workers do.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot
 
 SILENCE_S: Final = 300.0
-"""Workers of which none reports for this long count as hanging."""
+"""If no worker reports for this long, they count as hanging."""
 
 
 class SharedWorkers:
@@ -52,9 +52,9 @@ class SharedWorkers:
         workers: int,
         actuator: CpuActuator | None = None,
     ) -> None:
-        """`rows` gives one row's shape of inputs with open dimensions. Requests have one row each, or all rows of a
-        batch if the model cannot join rows. InputError for a batch that the model does not take, MachineError where
-        shared memory does not exist."""
+        """`rows` gives one row's shape of inputs with open dimensions. Each request has one row; if the model cannot
+        join rows, one request has all rows of the batch. InputError for a batch that the model does not take,
+        MachineError if the system has no shared memory."""
         servables = {("stage", "model"): Servable(known.file, known.signature, known.obstacle)}
         sources = tuple((Source(APPLICATION, place),) for place in range(len(known.signature.inputs)))
         wiring = StageWiring("stage", Assembly(sources, (Need(APPLICATION, "whole"),)))
@@ -86,7 +86,7 @@ class SharedWorkers:
         self._number = 0
 
     def _block(self, known: ExaminedModel, rows: Mapping[str, tuple[int, ...]], length: int, seed: int) -> Block:
-        """A request of so many rows."""
+        """The inputs of a request with `length` rows."""
         shapes = input_shapes(known.signature, length, rows, where=known.file)
         made = synthesise(known.signature, shapes, seed=seed)
         tensors = [
@@ -118,12 +118,14 @@ class SharedWorkers:
         self._arrived.set()
 
     async def start(self) -> None:
-        """Start all workers, one after the other. InputError for a model that they refuse."""
+        """Start all workers, one after the other. InputError if the model fails, MachineError if a worker does not
+        start."""
         for number in range(self.count):
             self._backend.start(ReplicaId(number), self._spec)
             while not isinstance(event := await self._next(), ReplicaReady):
                 if isinstance(event, ReplicaLost):
-                    raise MachineError(f"a worker has not started: {event.error}", help="measure fewer together")
+                    what = f"worker {number + 1} of {self.count} did not start: {event.error}"
+                    raise MachineError(what, help="measure fewer workers together (--together)")
 
     def pid(self, worker: ReplicaId) -> int | None:
         """The process id of a worker."""
@@ -135,14 +137,14 @@ class SharedWorkers:
         self._backend.run(BatchId(self._number), worker, Run(size, list(self._blocks[:size])))
 
     async def ended(self) -> ReplicaId:
-        """Wait for the next batch that ends; returns its worker. InputError if the model fails, MachineError if a
-        worker ends."""
+        """Wait until a batch ends; returns its worker. InputError if the model fails, MachineError if a worker dies."""
         while True:
             event = await self._next()
             if isinstance(event, Finished):
                 return event.replica
             if isinstance(event, ReplicaLost):
-                raise MachineError(f"a worker has ended: {event.error}", help="measure smaller batches, or fewer")
+                what = f"worker {event.replica + 1} of {self.count} has died: {event.error}"
+                raise MachineError(what, help="measure smaller batches, or fewer workers together")
 
     async def _next(self) -> Event:
         while not self._events:
@@ -160,8 +162,8 @@ class SharedWorkers:
 
     async def stream_ns(self, workers: int, seconds: float, size: int | None = None) -> float:
         """The mean time from the end of a batch to the end of the next one on the same worker, while the first
-        `workers` run batches back to back: each gets its next one as soon as the process that gives them out can. The
-        first batch of each warms up, and no batch counts that ends when another worker has stopped."""
+        `workers` run batches back to back. Each worker gets its next batch as soon as this process can send it. The
+        first batch of each worker warms up. Batches that end after another worker has stopped do not count."""
         size = len(self._blocks) if size is None else size
         running = [ReplicaId(number) for number in range(workers)]
         ends_ns: dict[ReplicaId, list[int]] = {worker: [] for worker in running}
@@ -189,7 +191,7 @@ class SharedStream:
         self.runner, self.workers, self._file = runner, workers, file
 
     def mean_ns(self, workers: int, seconds: float) -> float:
-        """See `SharedWorkers.stream_ns`; with full batches."""
+        """See `SharedWorkers.stream_ns`; batches are full."""
         return self.runner.run(self.workers.stream_ns(workers, seconds))
 
     def software(self) -> str:
@@ -201,7 +203,7 @@ class SharedStream:
 def shared_stream(
     known: ExaminedModel, rows: Mapping[str, tuple[int, ...]], batch: int, workers: int
 ) -> Iterator[SharedStream]:
-    """So many workers of a model, which have loaded it. They end with the context. Errors as for `SharedWorkers`."""
+    """Workers of a model that have loaded it. They end with the context. Errors are those of `SharedWorkers`."""
 
     async def started() -> SharedWorkers:
         made = SharedWorkers(known, rows, batch, workers)

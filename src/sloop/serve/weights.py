@@ -2,26 +2,26 @@
 
 Files of weights beside an ONNX model belong to it and are fetched with it.
 
-**Keys.** A cached model is a folder that is named after its location and the versions of its files: the SHA-256 that
-the user or a manifest (`model.onnx.sha256`, as `sha256sum` writes it) gives, else what the store tells: ETag,
-Last-Modified with the length, or the time of the last change. A version is known before any content is, so one small
-request says whether a file is still current; with `#sha256=`, a model without further files needs none. The digest of
-the content alone would be known only after the transfer. A store that tells no version is read again each time. If the
-store is away, the copy that was used last is taken, with a warning.
+**Keys.** A cached model is a folder that is named after its location and the versions of its files. The version is the
+SHA-256 that the user or a manifest (`model.onnx.sha256`, as `sha256sum` writes it) gives, otherwise what the store
+reports: ETag, Last-Modified with the length, or the time of the last change. So one small request tells whether a file
+is still current; with `#sha256=`, a model without further files needs no request. A digest of the content would be
+known only after the transfer. If the store reports no version, the file is fetched again each time. If the store cannot
+be reached, the copy that was used last is taken, with a warning.
 
 **The folder** has all the state, so that it survives the process and several processes can share it:
 
-    locks/all                  held while room is made or a model is added
-    locks/KEY                  held by the process that fetches the models of one location
-    NAME-KEY.part/             a transfer: what has come so far, and `state.json`; a later one resumes it
-    NAME-KEY-VERSION/files/    a complete model, made by renaming; `entry.json` says what is in it
-    NAME-KEY-VERSION/used      its time is that of the last use; who uses the model holds a shared lock on it
-    apart-RANDOM/              a folder like this one, whose models nobody shares; its owner holds a lock on `owner`
+    locks/all                  locked while room is made or a model is added
+    locks/KEY                  locked by the process that fetches the models of one location
+    NAME-KEY.part/             a transfer: the bytes received so far, and `state.json`; a later transfer resumes it
+    NAME-KEY-VERSION/files/    a complete model, made by renaming; `entry.json` lists its files
+    NAME-KEY-VERSION/used      its time is that of the last use; each user of the model holds a shared lock on it
+    apart-RANDOM/              a folder like this one with models for one owner, who holds a lock on `owner`
 
 Locks are `flock`, which the kernel releases when a process dies. Folders on tmpfs, such as /dev/shm, are memory.
 
-Transfers run in threads. They go on where they were interrupted, as long as the store has the same version and supports
-Range, and give up after `Patience.tries` without progress. Must not depend on the driver or on workers.
+Transfers run in threads. An interrupted transfer continues at the same byte if the store has the same version and
+supports Range. It fails after `Patience.tries` tries without progress. Must not depend on the driver or on workers.
 """
 
 import asyncio
@@ -65,11 +65,11 @@ from sloop.text import quoted
 MANIFEST: Final = ".sha256"
 MANIFEST_BYTES_MAX: Final = 1 << 20
 VERSIONS_ASKED: Final = 3
-"""How many cached versions of a model are compared with the store's, the one used last first."""
+"""How many cached versions of a model are compared with that of the store, beginning with the one used last."""
 GROWTH_BYTES: Final = 16 << 20
 """How much room at a time is made for a file of unknown length."""
 PROGRESS_BYTES: Final = 64 << 10
-"""A try that brought fewer bytes than this beyond the earlier ones made no progress."""
+"""A try has made progress if it received at least this many bytes more than earlier tries."""
 REPORT_S: Final = 0.05
 FILES_MAX: Final = 10_000
 """The most files of one model: large models are exported with a file for each tensor."""
@@ -82,7 +82,7 @@ FILES, USED, ENTRY, STATE, GONE = "files", "used", "entry.json", "state.json", "
 APART, OWNER = "apart-", "owner"
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes that have come so far, and with how many all files known so far have (None: not known)."""
+"""Called with the number of bytes received so far, and with that of all files known so far (None: unknown)."""
 Clock = Callable[[], int]
 T = TypeVar("T")
 _log = logging.getLogger("sloop.weights")
@@ -92,7 +92,7 @@ _log = logging.getLogger("sloop.weights")
 
 
 class FileRecord(Struct, frozen=True):
-    """A file of a model: its path in the folder of the model, and what it had when it was fetched."""
+    """A file of a model: its path in the folder of the model, and its properties when it was fetched."""
 
     name: str
     version: str
@@ -108,13 +108,13 @@ class EntryRecord(Struct, frozen=True):
 
 
 class Partial(Struct):
-    """A file of which at least the head has come."""
+    """A file of which at least the response's head was received."""
 
     version: str
     size_bytes: int | None
     is_resumable: bool
     sha256: str = ""
-    """What the store says of the whole file."""
+    """What the store reports about the whole file."""
 
 
 class TransferState(Struct):
@@ -122,7 +122,8 @@ class TransferState(Struct):
 
     reserved_bytes: int = 0
     boot: str = ""
-    """After a power failure, what was written last may be missing: the files of another boot are not resumed."""
+    """The boot in which it began. After a power failure the bytes written last may be missing, so a transfer is not
+    resumed after another boot."""
     files: dict[str, Partial] = {}  # msgspec copies it
 
 
@@ -149,7 +150,7 @@ class CachedModel(Struct, frozen=True):
 
 
 class _Evictable(Struct, frozen=True):
-    """A folder that makes room when it goes, and the lock that permits it."""
+    """A folder that can be deleted to make room, and the lock that permits it."""
 
     used_ns: int
     """Of what a transfer has left: 0, so that it goes first."""
@@ -159,9 +160,9 @@ class _Evictable(Struct, frozen=True):
 
 
 class ModelFolder:
-    """The folder of a cache: which models are in it, how they get in, and which go when there is no room.
+    """The folder of a cache: lists its models, adds models, and deletes models when there is no room.
 
-    Every call reads the folder, so that processes can share it. Calls block for as long as files take to be deleted.
+    Every call reads the folder, so that processes can share it. Calls block while files are deleted.
     """
 
     def __init__(self, folder: Path, budget_bytes: int, clock: Clock = time.time_ns) -> None:
@@ -169,7 +170,7 @@ class ModelFolder:
         self._boot = _boot()
 
     def prepare(self) -> None:
-        """Make the folder, and delete what deletions that were interrupted have left. MachineError if it cannot be."""
+        """Make the folder, and finish deletions that were interrupted. MachineError if it cannot be made."""
         try:
             (self.folder / "locks").mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked():
@@ -211,7 +212,7 @@ class ModelFolder:
     # Use
 
     def pin(self, model: Path) -> int | None:
-        """Protect the model of this folder until the returned descriptor is closed; None if it is gone."""
+        """Protect the model of this folder until the returned descriptor is closed; None if the model was deleted."""
         lock = _locked_file(model / USED, exclusive=False, make=False)
         if lock is not None:
             self.note_use(model)
@@ -226,17 +227,17 @@ class ModelFolder:
     # Transfers
 
     def lock_of(self, key: str) -> int | None:
-        """A lock that permits to fetch models of this location, until it is closed; None if another transfer has it."""
+        """A lock for fetching models of this location, held until it is closed; None if another transfer has it."""
         return _locked_file(self.folder / "locks" / key, exclusive=True)
 
     def part(self, name: str, key: str) -> Path:
-        """The folder of the transfer for a location whose lock the caller has, with what an earlier one has left."""
+        """The folder of the transfer for a location whose lock the caller has, with the files of an interrupted one."""
         path = self.folder / f"{name}-{key}.part"
         (path / FILES).mkdir(parents=True, exist_ok=True)
         return path
 
     def state(self, part: Path) -> TransferState:
-        """Of a transfer that may be new. Files of an unknown state are removed."""
+        """The state of a transfer, which may be new. Files without a readable state are removed."""
         try:
             state = msgspec.json.decode((part / STATE).read_bytes(), type=TransferState)
         except (OSError, msgspec.DecodeError):
@@ -264,9 +265,9 @@ class ModelFolder:
         return state if state.boot == self._boot else TransferState()
 
     def reserve(self, part: Path, state: TransferState, size_bytes: int, what: str) -> None:
-        """Make room for a transfer of `size_bytes` in all, by deleting the models whose last use is the longest ago.
+        """Make room for a transfer of `size_bytes` in all, by deleting the least recently used models.
 
-        MachineError, without deleting anything, if there can be no room: also if the disk is full.
+        MachineError, without deleting anything, if there cannot be enough room, or if the disk is full.
         """
         with self._locked():
             self._make_room(part, size_bytes, what)
@@ -304,11 +305,11 @@ class ModelFolder:
         return CachedModel(folder, record), lock
 
     def discard(self, part: Path) -> None:
-        """Delete what a transfer has brought."""
+        """Delete the files of a transfer."""
         shutil.rmtree(part, ignore_errors=True)
 
     def discard_all(self, key: str) -> None:
-        """Delete what transfers of one location have left, unless one goes on."""
+        """Delete the files of interrupted transfers of one location, unless a transfer of it is running."""
         lock = self.lock_of(key)
         if lock is not None:
             for part in self.parts(key):
@@ -362,7 +363,7 @@ class ModelFolder:
                 os.close(row.lock)
 
     def _evictable(self, part: Path) -> list[_Evictable]:
-        """What may go: models that nobody uses, and what transfers that have ended have left."""
+        """The folders that may be deleted: models that nobody uses, and transfers that have ended."""
         rows = []
         for folder in self._folders(ENTRY_NAME):
             lock = _locked_file(folder / USED, exclusive=True)
@@ -376,7 +377,7 @@ class ModelFolder:
         return rows
 
     def _remove(self, folder: Path) -> None:
-        """Delete a folder. If that ends halfway, what is left is no model."""
+        """Delete a folder. If the deletion is interrupted, the rest does not count as a model."""
         gone = folder.with_name(f"{folder.name}-{self._clock()}{GONE}")
         with contextlib.suppress(FileNotFoundError):
             folder.rename(gone)
@@ -384,7 +385,7 @@ class ModelFolder:
 
 
 def _boot() -> str:
-    """What tells this run of the operating system from others."""
+    """An identifier of this boot of the operating system."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -392,7 +393,7 @@ def _boot() -> str:
 
 
 def _locked_file(path: Path, *, exclusive: bool, make: bool = True) -> int | None:
-    """A descriptor with a lock on the file; None if another has a lock, or if the file went meanwhile."""
+    """A descriptor with a lock on the file; None if somebody else has a lock, or if the file was deleted meanwhile."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
     except FileNotFoundError:
@@ -427,7 +428,7 @@ def source_of(path: Path) -> str:
 
 
 class ModelPins:
-    """Models in any caches that stay as long as somebody uses them. Files elsewhere need no protection."""
+    """Keeps models in any caches from being deleted while somebody uses them. Files elsewhere need no protection."""
 
     def __init__(self) -> None:
         self._locks: dict[str, list[int]] = {}
@@ -443,7 +444,7 @@ class ModelPins:
                 self._locks.setdefault(user, []).append(lock)
 
     def drop(self, user: str) -> None:
-        """It does not use its models any more."""
+        """The user with this key does not use its models any more."""
         for lock in self._locks.pop(user, ()):
             os.close(lock)
 
@@ -504,7 +505,7 @@ def _write(path: Path, content: bytes, *, is_lasting: bool = True) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Write the names in a folder to the disk (fsync)."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -547,7 +548,7 @@ class _Transfer:
             raise MachineError(what, help="check the disk, or give another folder") from error
 
     def _lock(self) -> int:
-        """Wait until nobody else fetches from this location; MachineError if that makes no progress."""
+        """Wait until nobody else fetches from this location; MachineError if the other transfer makes no progress."""
         begin_s, size = time.monotonic(), -1
         stall_s = self._watch.patience.hang_s + 4 * self._watch.patience.stall_s
         while True:
@@ -563,7 +564,7 @@ class _Transfer:
             self._watch.sleep(POLL_S)
 
     def _cached(self) -> tuple[CachedModel, int] | None:
-        """The model in the cache, if it is that of the store, or if the store is away."""
+        """The model in the cache, if the store has the same version or cannot be reached."""
         digest = self._source.sha256
         models = [row for row in self._folder.models(self._key) if not digest or row.record.files[0].sha256 == digest]
         for model in models[:VERSIONS_ASKED]:
@@ -597,7 +598,7 @@ class _Transfer:
         return bool(known) and self._store.version(self._source.file(file.name), self._watch, known) == known
 
     def _read_manifest(self) -> None:
-        """Add the checksums that the store tells in a file beside the model, if it has one."""
+        """Read the checksums from the manifest beside the model, if the store has one."""
         if self._has_manifest is not None:
             return
         file = self._source.file(self._source.name + MANIFEST)
@@ -618,7 +619,7 @@ class _Transfer:
         self._has_manifest = True
 
     def _fetch(self) -> tuple[CachedModel, int]:
-        """Bring all files. What has come stays for the next try if the transfer breaks off or is stopped."""
+        """Fetch all files. If the transfer breaks off or is stopped, the received bytes stay for the next try."""
         self._part = self._folder.folder / f"{self._name}-{self._key}.part"
         try:
             self._folder.part(self._name, self._key)
@@ -642,7 +643,7 @@ class _Transfer:
             raise
 
     def _files(self) -> EntryRecord | None:
-        """Bring the model's own file and those with its weights; None if they have changed meanwhile."""
+        """Fetch the model's own file and those with its weights; None if they have changed meanwhile."""
         self._before_bytes = 0
         if not self._checksums:
             self._tried(self._read_manifest)
@@ -680,7 +681,7 @@ class _Transfer:
         return sorted({str(PurePosixPath(name)) for name in names} - {own.name})
 
     def _bring(self, name: str) -> FileRecord:
-        """Bring one file, as much of it as has not come before."""
+        """Fetch one file, except for the bytes that were received before."""
         path = self._part / FILES / name
         path.parent.mkdir(parents=True, exist_ok=True)
         known = self._state.files.get(name)
@@ -693,7 +694,7 @@ class _Transfer:
         return record
 
     def _whole(self, name: str, path: Path, known: Partial) -> FileRecord | None:
-        """A file that has come completely before; None if it is another now."""
+        """A file that was received completely before; None if the store has another version now."""
         with path.open("rb") as file:
             digest = self._digest(file, _size(path)).hexdigest()
         record = FileRecord(name, known.version, _size(path), digest)
@@ -716,7 +717,7 @@ class _Transfer:
             if not download.has_end and not wanted:
                 what = "the store does not announce its length, so a broken connection would look like its end"
                 raise StoreError(what, where=str(file), help="add #sha256=… to the URL", status=502)
-            if not download.start:  # before the state says of which version the file is
+            if not download.start:  # before the state names the version of the file
                 path.unlink(missing_ok=True)
             stated = download.sha256 or (known.sha256 if download.start and known is not None else "")
             self._state.files[name] = Partial(download.version, download.total_bytes, download.is_resumable, stated)
@@ -747,7 +748,7 @@ class _Transfer:
         return FileRecord(name, download.version, size, found)
 
     def _copy(self, file: StoredFile, download: Download, out: BinaryIO, digest: "hashlib._Hash") -> int:
-        """Write what comes to the end of `out`; returns the size of the file."""
+        """Append the received bytes to `out`; returns the size of the file."""
         size, total = download.start, download.total_bytes
         while chunk := download.read():
             size += len(chunk)
@@ -786,7 +787,7 @@ class _Transfer:
         return digest
 
     def _reserve(self, size_bytes: int) -> None:
-        """Make room for what has come and this much of the present file."""
+        """Make room for the received bytes and this much of the present file."""
         self._folder.reserve(self._part, self._state, self._before_bytes + size_bytes, str(self._source))
 
     def _grow(self, size_bytes: int) -> None:
@@ -798,7 +799,8 @@ class _Transfer:
                 self._reserve(size_bytes)
 
     def _tried(self, action: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
-        """The result of `action`, which is tried again while it breaks off; `reached` says what tries have brought."""
+        """The result of `action`, which is tried again when it breaks off; `reached` gives the bytes received so
+        far."""
         patience, failures, furthest = self._watch.patience, 0, 0
         while True:
             try:
@@ -851,7 +853,7 @@ class _Flight:
 
 
 class WeightsCache:
-    """Model files on this machine, at most `budget_bytes` of them, those whose last use is the longest ago going first.
+    """Model files on this machine, at most `budget_bytes` of them; the least recently used ones are deleted first.
 
     Belongs to one event loop, which it never blocks for a transfer. `transfers_max` models are fetched at the same
     time; others wait. `stores` replaces stores of `STORES`, such as an `HttpStore` with tokens.
@@ -867,7 +869,7 @@ class WeightsCache:
         transfers_max: int = 4,
         clock: Clock = time.time_ns,
     ) -> None:
-        """MachineError if there can be no such folder."""
+        """MachineError if the folder cannot be made."""
         self.models = ModelFolder(folder, budget_bytes, clock)
         self.models.prepare()
         self._stores = {**{scheme: make() for scheme, make in STORES.items()}, **(stores or {})}
@@ -882,8 +884,8 @@ class WeightsCache:
         """A lock on a cache whose models nobody shares."""
 
     def apart(self) -> "WeightsCache":
-        """A new cache within this one, for models that nobody else is to use. `remove` deletes it; if this process
-        dies, the next one of this folder does. MachineError if there can be none."""
+        """A new cache within this one, for models that nobody else uses. `remove` deletes it; if this process dies, the
+        next process that uses this folder does. MachineError if it cannot be made."""
         try:
             folder = Path(tempfile.mkdtemp(prefix=APART, dir=self.models.folder))
             owner = _locked_file(folder / OWNER, exclusive=True)
@@ -902,14 +904,14 @@ class WeightsCache:
             self._owner = None
 
     def evict(self, source: ModelSource) -> None:
-        """Delete the files of this source: those that are used, when nobody uses them any more."""
+        """Delete the files of this source; files in use are deleted when nobody uses them any more."""
         self.discard(source)
         for model in self.models.models(source.key):
             if source.sha256 in ("", model.record.files[0].sha256) and not self.models.evict(model.folder):
                 self._unwanted.add(model.folder)
 
     def discard(self, source: ModelSource) -> None:
-        """Delete what transfers of this source have left that have ended before their end."""
+        """Delete the files of interrupted transfers of this source."""
         if not self.is_fetching(source.key):
             self.models.discard_all(source.key)
 
@@ -923,12 +925,12 @@ class WeightsCache:
     ) -> Path:
         """The path of the model's own file on this machine, with its other files beside it.
 
-        Callers that want the same source at once share one transfer, which ends early only if all of them are
-        cancelled. With `pin` the model stays until `release`; without, it may go when the next one needs room. What the
-        first caller gives as `nearer` may put copies of other machines before the store (`sloop.serve.peers`).
+        Callers that fetch the same source at the same time share one transfer, which ends early only if all of them are
+        cancelled. With `pin` the model stays until `release`; without, it may be deleted when the next one needs room.
+        `nearer`, of which the first caller's counts, may put other machines before the store (`sloop.serve.peers`).
 
-        InputError if the source is wrong: no such file, no permission, another checksum, an answer against the rules
-        of HTTP. MachineError if the store is away, too slow or breaks off, or if there is no room.
+        InputError if the source is wrong: no such file, no permission, another checksum, an answer that violates HTTP.
+        MachineError if the store cannot be reached, is too slow or breaks off, or if there is no room.
         """
         flight = self._flights.get(source) or self._begin(source, nearer)
         flight.callers += 1
@@ -955,7 +957,7 @@ class WeightsCache:
         return any(source.key == key for source in self._flights)
 
     def acquire(self, path: Path) -> None:
-        """Keep the model of a fetched file until `release`. InputError if it has gone."""
+        """Keep the model of a fetched file until `release`. InputError if it was deleted."""
         folder = self._model_of(path)
         lock = self.models.pin(folder)
         if lock is None:
@@ -976,7 +978,7 @@ class WeightsCache:
 
     @contextlib.contextmanager
     def pinned(self, path: Path) -> Iterator[None]:
-        """Keep the model of a fetched file while the block runs. InputError if it has gone."""
+        """Keep the model of a fetched file while the block runs. InputError if it was deleted."""
         self.acquire(path)
         try:
             yield
@@ -1020,8 +1022,8 @@ class WeightsCache:
             del self._flights[flight.key]
 
     async def _fly(self, flight: _Flight, store: Store) -> None:
-        """Run the transfer in a thread, which cannot be trusted to end: a shared folder whose server is away blocks it
-        for ever. So it is a daemon, and is left behind when it is silent for too long."""
+        """Run the transfer in a thread. The thread may never end, because a shared folder whose server cannot be
+        reached blocks it. So it is a daemon thread, and is abandoned when it is silent for too long."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[tuple[CachedModel, int] | BaseException] = loop.create_future()
 

@@ -1,12 +1,12 @@
 """Pipelines of worker processes, on one machine or several: which worker holds which layers, and where batches are.
 
-A batch enters the first worker, whichever replica it is for, and passes all others. Each worker computes one batch at a
-time; those that it cannot take yet wait here, in their order. The tensors between two workers are blocks in the arena
-of the one that wrote them, from which the next one reads them, and are freed when that one has answered.
+A batch enters the first worker, whichever replica it was started for, and passes through all others. Each worker
+computes one batch at a time; further batches for it wait here, in order. The tensors between two workers are blocks in
+the arena of the worker that wrote them. The next worker reads them there, and they are freed when it has answered.
 
-If a worker dies, its pipeline is broken. Batches that were on their way to it are lost: the backend reports those of
-other replicas, which may still finish if they have left that worker behind. What workers answer to lost batches is
-ignored. The others get all layers, and serve alone afterwards.
+If a worker dies, its pipeline is broken. The batch of its own replica is lost, and so is each batch that it had yet to
+compute; the backend reports those of other replicas. Batches that it has passed on finish. Answers to lost batches are
+ignored. The other workers load all layers, and serve alone afterwards.
 """
 
 from collections import deque
@@ -28,35 +28,36 @@ class PassingBatch(Struct):
 
     id: BatchId
     replica: ReplicaId
-    """For which the core has started it."""
+    """The replica for which the core has started it."""
     order: Run | PassedBatch
-    """What the worker where it is, or waits, is told: a `Run` enters the first one."""
+    """The order to the worker at `place`: a `Run` to the first one, otherwise a `PassedBatch`."""
     place: int = 0
+    """The worker that computes it, or for which it waits."""
     blocks: Sequence[Address] = ()
-    """The tensors that the worker before that one has written."""
+    """The tensors that the worker before has written."""
     took_ns: int = 0
-    """In the workers before that one."""
+    """The time that it has taken in the workers before."""
     is_lost: bool = False
     """Whether nobody waits for it any more."""
 
 
 class PipelineOrders(Protocol):
-    """What a pipeline asks of its backend."""
+    """The orders that a pipeline gives to its backend."""
 
     def run_part(self, replica: ReplicaId, batch: BatchId, order: Run | PassedBatch) -> None:
-        """Let a worker run its layers on a batch."""
+        """Order a worker to run its layers on a batch."""
         ...
 
     def complete_part(self, replica: ReplicaId) -> None:
-        """Let a worker load the other layers, once they are on its machine."""
+        """Order a worker to load the other layers, once they are on its machine."""
         ...
 
     def free_block(self, block: Address) -> None:
-        """A block that a worker has written is not needed any more."""
+        """Free a block that a worker has written."""
         ...
 
     def lose_batch(self, batch: BatchId, replica: ReplicaId, why: str) -> None:
-        """The batch of a replica is lost with another part of its pipeline."""
+        """Report that the batch of a replica is lost, because another part of its pipeline is."""
         ...
 
 
@@ -69,14 +70,14 @@ class ProcessPipeline:
         self.members: dict[int, ReplicaId] = {}
         """By place."""
         self.is_broken = False
-        """Whether a part is gone."""
+        """Whether a part has died or was stopped."""
         self._has_part: set[int] = set()
         self._completes: set[int] = set()
         """The places that were told to get the other layers."""
         self._complete: set[int] = set()
         self._gone: set[int] = set()
         self._at: dict[int, PassingBatch] = {}
-        """By place, what its worker computes."""
+        """By place, the batch that its worker computes."""
         self._waiting: dict[int, deque[PassingBatch]] = {place: deque() for place in range(self.places)}
 
     @property
@@ -86,25 +87,27 @@ class ProcessPipeline:
 
     @property
     def takes_batches(self) -> bool:
-        """Whether batches that begin now pass all parts; otherwise each runs on one worker, which has all layers."""
+        """Whether a batch that begins now passes through all parts. Otherwise it runs on one worker, which has all
+        layers."""
         return not self.is_broken and len(self._complete) < self.places
 
     # Workers
 
     def has_part(self, place: int) -> None:
-        """A worker has its layers. When all have, or a part is gone, each gets the others."""
+        """A worker has its layers. When all workers have, or when the pipeline is broken, each is ordered to load the
+        rest."""
         self._has_part.add(place)
         self._complete_later()
 
     def has_all_layers(self, place: int) -> None:
-        """A worker has got the other layers. ProtocolError if it was not told to."""
+        """A worker has loaded the other layers. ProtocolError if it was not ordered to."""
         if place not in self._completes or place in self._complete:
             raise ProtocolError("a worker has completed a model that it was not told to complete")
         self._complete.add(place)
 
     def lose(self, place: int, *, has_memory: bool = True) -> None:
-        """A worker is gone, and with it what it computes and what is for it; also what it has passed on and the next
-        one computes, unless the machine `has_memory` of it left."""
+        """A worker is gone. Its batch and those that wait for it are lost. So is the batch that it has passed on and
+        the next worker has not answered, unless its machine still holds its memory (`has_memory`)."""
         self._gone.add(place)
         self.is_broken = True
         dead = self.members[place]
@@ -145,8 +148,9 @@ class ProcessPipeline:
     # Batches
 
     def takes(self, place: int, batch: BatchId, order: Run) -> bool:
-        """A batch of the replica at this place begins. Whether it is no batch for the worker alone: it passes all
-        parts, or is lost, because one is gone of which the core is about to hear."""
+        """A batch of the replica at this place begins. Returns False if the worker is to run it alone. Otherwise the
+        pipeline takes it: it passes through all parts or, if a part has died and the core does not know yet, is
+        reported as lost."""
         replica = self.members[place]
         if self.takes_batches:
             self._queue(PassingBatch(batch, replica, order))
@@ -157,18 +161,18 @@ class ProcessPipeline:
         return True
 
     def computes(self, place: int, batch: int) -> bool:
-        """Whether the worker at this place computes this batch as one that passes."""
+        """Whether the worker at this place computes this batch as part of the pipeline."""
         found = self._at.get(place)
         return found is not None and found.id == batch
 
     def awaits(self, place: int, batch: int) -> bool:
-        """Whether the worker computes this batch, and somebody waits for it."""
+        """Whether the worker computes this batch, and the batch is not lost."""
         found = self._at.get(place)
         return found is not None and found.id == batch and not found.is_lost
 
     def answered(self, place: int, batch: int, took_ns: int, *, is_done: bool) -> PassingBatch | None:
-        """The worker has finished the batch that it computes, or failed on it. Returns the batch, or None if nobody
-        waits for it. ProtocolError if the worker cannot have finished it."""
+        """The worker has finished its batch, or the model has failed on it. Returns the batch, or None if it is lost.
+        ProtocolError if the worker cannot have finished it."""
         if is_done and place != self.places - 1:
             raise ProtocolError(f"batch {batch} is done, but part {place} of its model is not the last one")
         found = self._taken(place, took_ns)
@@ -177,10 +181,10 @@ class ProcessPipeline:
     def passed_on(
         self, place: int, batch: int, took_ns: int, passed: PassedBatch, hold: Callable[[Address], None]
     ) -> None:
-        """A worker has run its layers on a batch; `hold` is called for each block that it has written. ProtocolError if
-        it is not for this worker to pass on."""
+        """A worker has run its layers on a batch. `hold` is called for each block that it has written. ProtocolError if
+        the report cannot be true."""
         if not self.computes(place, batch) or place == self.places - 1:
-            raise ProtocolError(f"a worker passes batch {batch} on, which is not its own")
+            raise ProtocolError(f"a worker passes on batch {batch}, which it does not compute or which ends with it")
         visits = self._at[place].order.visits
         if passed.visits != visits:
             raise ProtocolError(f"a batch of {visits} visits is passed on with {passed.visits}")
@@ -197,7 +201,7 @@ class ProcessPipeline:
             self._queue(found)
 
     def _queue(self, batch: PassingBatch) -> None:
-        """A batch has come to a worker: it is computed at once, or waits for those before it."""
+        """A batch has reached a worker: it is computed at once, or waits for those before it."""
         if batch.place in self._at:
             self._waiting[batch.place].append(batch)
         else:
@@ -208,7 +212,7 @@ class ProcessPipeline:
         self._orders.run_part(self.members[batch.place], batch.id, batch.order)
 
     def _taken(self, place: int, took_ns: int) -> PassingBatch:
-        """The batch that a worker has answered; the next one begins."""
+        """Take the batch that a worker has answered, and start the next one there."""
         batch = self._at.pop(place)
         batch.took_ns += took_ns
         self._free(batch)
@@ -225,8 +229,8 @@ class ProcessPipeline:
 def joined(
     pipelines: dict[PipelineId, ProcessPipeline], replica: ReplicaId, part: Part, orders: PipelineOrders
 ) -> ProcessPipeline:
-    """The pipeline in which a replica starts as a part; `pipelines` has those of which not all parts have been
-    ordered."""
+    """The pipeline in which a replica starts as a part. `pipelines` holds the pipelines for which orders of further
+    parts are expected."""
     pipeline = pipelines.setdefault(part.pipeline, ProcessPipeline(part, orders))
     pipeline.members[part.place] = replica
     if len(pipeline.members) == pipeline.places:
@@ -235,10 +239,11 @@ def joined(
 
 
 def check_part(part: Part, blocks: int, variant: str) -> None:
-    """MachineError if a pipeline does not have all blocks of its model: its parts could not serve, together or
-    alone."""
+    """MachineError if the parts of a pipeline do not have all blocks of the model: they could serve neither together
+    nor alone."""
     bounds = part.bounds
     ascends = list(bounds) == sorted(set(bounds)) and len(bounds) > 2
     if not ascends or (bounds[0], bounds[-1]) != (0, blocks) or not 0 <= part.place < len(bounds) - 1:
-        what = f"part {part.place} of a pipeline that is cut at {listed(list(map(str, bounds)))} cannot serve"
-        raise MachineError(what, help=f"two parts or more must have all {blocks} blocks of {variant!r}")
+        cuts = listed([str(bound) for bound in bounds])
+        what = f"part {part.place} of {variant!r} cannot serve in a pipeline with the bounds {cuts}"
+        raise MachineError(what, help=f"at least two parts must have all {blocks} blocks together, from 0 to {blocks}")
