@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
@@ -29,6 +30,7 @@ from sloop.events import (
     WOKE,
     Deployed,
     Finished,
+    ReplicaCompleted,
     ReplicaLost,
     ReplicaReady,
     ReplicaStopped,
@@ -37,11 +39,14 @@ from sloop.events import (
     ShadowReady,
     ShadowStopped,
 )
+from sloop.profile.blocks import shared_rows
+from sloop.profile.estimate import Estimate
+from sloop.report import tables
 from sloop.runlog import MemoryLog
 from sloop.runlog.cost import NodeRow
 from sloop.runlog.durations import durations_of
 from sloop.runlog.fold import OnlyGraph, RunState
-from sloop.runlog.summary import RunSummary
+from sloop.runlog.summary import RunSummary, ShadowRow
 from sloop.sim import World, simulate
 from sloop.systems.setup import beliefs_of, set_up
 from sloop.units import NS_PER_S, ms, s
@@ -51,7 +56,9 @@ from sloop.vocabulary import (
     Form,
     Node,
     Outcome,
+    Part,
     Path,
+    PipelineId,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -59,6 +66,7 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
 )
+from tests.profile.test_blocks import EXAMPLE, PROFILE
 from tests.runlog.story import (
     GRAPH,
     STORY,
@@ -257,6 +265,80 @@ def test_shadows_cost_their_cores_and_their_batches_are_counted_apart() -> None:
     assert len(found[Form(shadow)].durations_ns[1]) == 1
     assert sum(len(group.resized_ns[1]) for group in found.values()) == 1, "it ran with a shadow that was told to stop"
     assert durations_of(run_state, batches_min=1)["classify", "v", ""][1, 1.0] == [ms(100)] * 3
+    shadows = summary.row(system="x", seed=None).shadows
+    assert shadows == ShadowRow(attached=2, lost=1, batches=2, requests=2, rows=None), "no profile"
+    assert ShadowRow(attached=2, lost=1, batches=2, requests=2, rows=None) == summary.figures()["shadows"]
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (2, 1), (3, 2), (4, 3), (5, 0)])
+def test_rows_that_shadows_compute_are_those_that_their_profile_gives_them(batch: int, rows: int) -> None:
+    """A batch that is larger than the profile's largest runs on the body alone."""
+    replica, shadow = ReplicaId(0), Shadow(4.0, (0, 1))
+    expected, _ = shared_rows(EXAMPLE, 2.0, shadow, 4)
+    assert rows == (expected[batch] if batch <= 4 else 0)
+    declared = OnlyGraph(GRAPH, {("classify", "v", ""): Estimate(PROFILE)})
+    records: Rows = [
+        (0, StartReplica(replica, ReplicaSpec("classify", "v", Slot(2.0)))),
+        (0, ReplicaReady(replica)),
+        (0, AttachShadow(replica, 0, shadow)),
+        (0, ShadowReady(replica, 0)),
+        (s(1), StartBatch(BatchId(0), replica, "classify", tuple(map(RequestId, range(batch))))),
+        (s(2), Finished(BatchId(0), replica, 1)),
+    ]
+    row = RunSummary([declared], start_ns=0).fold(records).row(system="x", seed=None)
+    assert row.shadows == ShadowRow(attached=1, lost=0, batches=1, requests=batch, rows=rows)
+    assert row.pipelines is None
+    [table] = tables.forms([("x", row)])
+    assert table.rows == (("x", 1, 0, 1, batch, rows),)
+
+
+def test_what_pipelines_did() -> None:
+    """The first answers after 3 s and is whole after 4 and 6; the second is lost before its first answer, and one of
+    its parts is whole after 5 s; the third completes without any batch."""
+
+    def pair(number: int, at_s: float) -> Rows:
+        spec = ReplicaSpec("classify", "v", Slot(1.0))
+        parts = [Part(PipelineId(number), place, (0, 1, 3)) for place in range(2)]
+        ids = [ReplicaId(2 * number + place) for place in range(2)]
+        starts: Rows = [(s(at_s), StartReplica(id, spec, part=part)) for id, part in zip(ids, parts, strict=True)]
+        return [*starts, *((s(at_s + 1), ReplicaReady(id)) for id in ids)]
+
+    def run(number: int, id: int, at_s: float, size: int) -> Rows:
+        requests = tuple(map(RequestId, range(size)))
+        start = StartBatch(BatchId(number), ReplicaId(id), "classify", requests)
+        return [(s(at_s), start), (s(at_s + 1), Finished(start.batch, start.replica, 1))]
+
+    rows: Rows = [
+        *pair(0, 0),
+        *run(0, 1, 2, 2),
+        *run(1, 0, 3, 3),
+        (s(4), ReplicaCompleted(ReplicaId(0))),
+        (s(6), ReplicaCompleted(ReplicaId(1))),
+        *run(2, 0, 6, 4),
+        *pair(1, 10),
+        (s(11), StartBatch(BatchId(3), ReplicaId(2), "classify", (RequestId(9),))),
+        (s(12), ReplicaLost(ReplicaId(2), "it died")),
+        (s(15), ReplicaCompleted(ReplicaId(3))),
+        *run(4, 3, 15, 1),
+        *pair(2, 20),
+        *((s(22), ReplicaCompleted(ReplicaId(id))) for id in (4, 5)),
+    ]
+    row = RunSummary(GRAPH, start_ns=0).fold(rows).row(system="x", seed=None)
+    whole_s = pytest.approx((4 + 6 + 5 + 2 + 2) / 5)
+    assert row.pipelines is not None
+    assert structs.asdict(row.pipelines) == {
+        "pipelines": 3,
+        "parts": 6,
+        "lost": 1,
+        "first_answer_s": 3.0,
+        "whole_s": whole_s,
+        "batches": 3,
+        "requests": 6,
+    }
+    assert row.shadows is None
+    [table] = tables.forms([("x", row)])
+    assert table.rows == (("x", 3, 6, 1, 3.0, whole_s, 3, 6),)
+    assert tables.forms([("y", RunSummary(GRAPH).row(system="y", seed=None))]) == []
 
 
 def random_run(seed: int) -> Rows:

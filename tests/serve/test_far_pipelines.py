@@ -493,6 +493,79 @@ def test_a_part_whose_node_cannot_reach_the_one_before_ends(
     play(scene)
 
 
+def test_a_batch_waits_for_no_lost_one_whose_tensors_do_not_come(
+    play: Callable[[Scene], None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody wants the first batch any more, so its part does not end; but the next one is wanted."""
+    monkeypatch.setattr(agents, "UNREACHED_S", 0.05)
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 1, 2, 4), {A: ONE, B: TWO, C: THREE})
+        pipeline, gate, fetch, failures = rig.pipeline(A), asyncio.Event(), BlockClient.fetch, iter((True,))
+        session = rig.agents[THREE]._workers
+        assert session is not None
+        last = session._blocks
+
+        async def cut(self: BlockClient, block: Address, memory: memoryview) -> None:
+            if self is last and next(failures, False):
+                await gate.wait()
+                raise BlockLost("connection reset")
+            await fetch(self, block, memory)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockClient, "fetch", cut)
+            rig.run(1, A, 16)
+            rig.run(2, B, 16)
+            await until(lambda: pipeline.computes(2, 1) and len(pipeline._waiting[2]) == 1)
+            os.kill(rig.pid(A), signal.SIGKILL)
+            await rig.ear.hear(ReplicaLost)
+            gate.set()
+            await rig.finished(1)
+        check(model, 2, 16, await rig.ear.answer(rig, 2))
+        assert [event.replica for event in rig.said(ReplicaLost)] == [A]
+        await rig.check_nothing_left()
+
+    play(scene)
+
+
+def test_a_part_that_hangs_while_it_completes_itself_is_lost(play: Callable[[Scene], None], model: Path) -> None:
+    """Outside its pipeline it runs no batches, by which the core would notice: its place would be empty for ever."""
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        pid = rig.pid(B)
+        os.kill(pid, signal.SIGSTOP)
+        rig.complete(A, B)
+        await rig.ear.hear(ReplicaCompleted)
+        [hanging] = rig.local(TWO)._replicas.values()
+        await until(lambda: hanging.completes)
+        began = hanging.timer
+        assert began is not None
+        rig.run(1, A, 16)
+        await until(lambda: rig.pipeline(A).computes(1, 1) and hanging.timer is not began)
+        rig.local(TWO)._start_s_max = 0.1
+        rig.local(TWO)._watch_completion(hanging)
+        gone = await rig.ear.hear(ReplicaLost)
+        assert gone == ReplicaLost(B, "it did not load the other layers within 0.1 s")
+        assert rig.said(BatchLost) == [BatchLost(BatchId(1), A, "replica 2, another part of its pipeline, is lost")]
+        rig.run(2, A, 16)
+        await rig.finished(1)
+        check(model, 2, 16, await rig.ear.answer(rig, 2))
+
+    play(scene)
+
+
+def test_a_part_that_has_completed_itself_may_be_silent(play: Callable[[Scene], None]) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        await rig.completed(A, B)
+        for node in (ONE, TWO):
+            [whole] = rig.local(node)._replicas.values()
+            assert whole.timer is None
+
+    play(scene)
+
+
 def test_a_part_may_be_told_of_its_own_batch_while_it_runs_one_that_passes(
     play: Callable[[Scene], None], model: Path
 ) -> None:

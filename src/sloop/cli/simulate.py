@@ -79,6 +79,7 @@ def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:
         made.append(applications(rows))
     if any(row.versions for row in rows):
         made.append(tables.applications([(label, row.versions) for label, row in runs], "Version by version"))
+    made += tables.forms(runs)
     if with_nodes:
         made.append(tables.nodes(runs))
     if graphs:

@@ -288,6 +288,12 @@ class PipelineAccount:
         """Pipelines that were lost with a part before all had all layers."""
         self.completion_ns: defaultdict[tuple[str, str], Samples[int]] = defaultdict(_samples)
         """By stage and variant, the time in ns from the order of a part until it had all layers."""
+        self.count = 0
+        """Pipelines that have started."""
+        self.unanswered: dict[PipelineId, int] = {}
+        """When the parts were ordered of those that have not answered yet."""
+        self.answer_ns: Samples[int] = _samples()
+        """Times in ns from that order until a batch had passed all parts."""
 
 
 class StageRecord(Struct):
@@ -476,6 +482,8 @@ class RunState:
             durations_ns[len(batch.requests)].append(now_ns - replica.running_ns)
             if self._keeps_service:
                 group.service_ns.append(record.service_ns)
+            if self.pipelines.unanswered:
+                self._first_answer(now_ns, replica)
             if self._only is None:
                 self._pass_on(now_ns, batch, record, replica)
         elif (take := self._rare.get(kind)) is not None:
@@ -621,7 +629,11 @@ class RunState:
             self.pipelines.parts += 1
             made.part = start.part
             self._set_form(made, Form(bounds=start.part.bounds))
-            self.pipelines.open.setdefault(start.part.pipeline, {})[made.id] = made
+            if start.part.pipeline not in self.pipelines.open:
+                self.pipelines.count += 1
+                self.pipelines.open[start.part.pipeline] = {}
+                self.pipelines.unanswered[start.part.pipeline] = now_ns
+            self.pipelines.open[start.part.pipeline][made.id] = made
 
     def _adopt_replica(self, now_ns: int, adopted: AdoptReplica) -> None:
         made = self._add_replica(now_ns, adopted.replica, adopted.spec, -1)
@@ -688,13 +700,24 @@ class RunState:
         elif all(each.part is None and each.life is not Life.STARTING for each in pipeline.values()):
             self._dissolve(number)
 
+    def _first_answer(self, now_ns: int, replica: ReplicaRecord) -> None:
+        """A replica has answered a batch: if that has passed a pipeline, count the first one."""
+        number = self._pipeline_of(replica)
+        order_ns = self.pipelines.unanswered.pop(number, None) if number is not None else None
+        if order_ns is not None:
+            self.pipelines.answer_ns.append(now_ns - order_ns)
+
+    def _pipeline_of(self, replica: ReplicaRecord) -> PipelineId | None:
+        return next((number for number, members in self.pipelines.open.items() if replica.id in members), None)
+
     def _dissolve(self, number: PipelineId) -> None:
+        self.pipelines.unanswered.pop(number, None)
         for each in self.pipelines.open.pop(number).values():
             self._set_form(each, ALONE)
 
     def _break_pipeline(self, now_ns: int, replica: ReplicaRecord) -> None:
         """A replica is gone, or its batch is: its pipeline is lost, and the parts serve when they have all layers."""
-        number = next((number for number, members in self.pipelines.open.items() if replica.id in members), None)
+        number = self._pipeline_of(replica)
         if number is None:
             return
         members = list(self.pipelines.open[number].values())

@@ -12,6 +12,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from msgspec import Struct, structs
 
 from sloop.app.graph import Graph
 from sloop.app.hardware import power_of
+from sloop.profile.blocks import shared_rows
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Region
 from sloop.runlog import Record
@@ -71,6 +73,40 @@ class RouteRow(Struct, frozen=True, kw_only=True):
     p99_ms: float
 
 
+class PipelineRow(Struct, frozen=True, kw_only=True):
+    """Replicas that started as parts of one model and served together until each had all layers."""
+
+    pipelines: int
+    parts: int
+    """Replicas that started as parts."""
+    lost: int
+    """Pipelines that were lost with a part before all had all layers."""
+    first_answer_s: float | None
+    """Mean time from the order of a pipeline's parts until a batch had passed it; None if none has."""
+    whole_s: float | None
+    """Mean time from the order of a part until it had all layers; None if none has."""
+    batches: int
+    """Batches that began in pipelines,"""
+    requests: int
+    """and the requests, or parts of requests, in them."""
+
+
+class ShadowRow(Struct, frozen=True, kw_only=True):
+    """Processes beside replicas that compute some rows of their batches."""
+
+    attached: int
+    """Shadows that were ordered."""
+    lost: int
+    """Shadows that died."""
+    batches: int
+    """Batches that replicas began while they had a shadow,"""
+    requests: int
+    """and the requests, or parts of requests, in them."""
+    rows: int | None
+    """Rows that shadows computed of them, by the division that the profile gives, if each request has one row: the log
+    does not have rows. None if the profile is not known."""
+
+
 class FigureRow(Struct, frozen=True, kw_only=True):
     """The figures of requests and replicas. Latencies are None if no request was answered."""
 
@@ -100,6 +136,9 @@ class FigureRow(Struct, frozen=True, kw_only=True):
     stages: tuple[StageRow, ...] = ()
     routes: tuple[RouteRow, ...] = ()
     """Only for applications with several stages."""
+    pipelines: PipelineRow | None = None
+    shadows: ShadowRow | None = None
+    """None if there were none."""
 
     @property
     def violations(self) -> float:
@@ -390,8 +429,41 @@ class Figures:
         """Replicas that were ordered to start."""
         return sum(run.cold_starts for run in self.runs)
 
-    def figures(self) -> dict[str, Any]:
-        """The fields of a `FigureRow`, as of the last record; open requests count as not served."""
+    def _pipelines(self) -> PipelineRow | None:
+        accounts = [run.pipelines for run in self.runs]
+        if not any(each.parts for each in accounts):
+            return None
+        completions = [samples for each in accounts for samples in each.completion_ns.values()]
+        batches, requests = _begun(group for group in self._groups() if group.form.bounds)
+        return PipelineRow(
+            pipelines=sum(each.count for each in accounts),
+            parts=sum(each.parts for each in accounts),
+            lost=sum(each.lost for each in accounts),
+            first_answer_s=_mean_s(each.answer_ns for each in accounts),
+            whole_s=_mean_s(completions),
+            batches=batches,
+            requests=requests,
+        )
+
+    def _shadows(self, estimates: Mapping[VariantKey, StaticEstimate]) -> ShadowRow | None:
+        attached = sum(run.shadows for run in self.runs)
+        if not attached:
+            return None
+        pairs = [group for group in self._groups() if group.form.shadow is not None]
+        rows = [_shadow_rows(group, estimates.get(group.variant_key)) for group in pairs]
+        known = [each for each in rows if each is not None]
+        batches, requests = _begun(pairs)
+        return ShadowRow(
+            attached=attached,
+            lost=sum(run.lost_shadows for run in self.runs),
+            batches=batches,
+            requests=requests,
+            rows=sum(known) if len(known) == len(rows) else None,
+        )
+
+    def figures(self, estimates: Mapping[VariantKey, StaticEstimate] = MappingProxyType({})) -> dict[str, Any]:
+        """The fields of a `FigureRow`, as of the last record; open requests count as not served. `estimates` say how
+        rows are divided between bodies and shadows."""
         latencies_ns, requests = self.latencies_ns, self.requests
         seconds = [second for run in self.runs for second in run.seconds]
         served = sum(len(run.served_ns) for run in self.runs)
@@ -414,6 +486,8 @@ class Figures:
             "cold_starts": self.cold_starts,
             "stages": tuple(self.stages()),
             "routes": tuple(self.routes()),
+            "pipelines": self._pipelines(),
+            "shadows": self._shadows(estimates),
         }
 
 
@@ -555,7 +629,8 @@ class RunSummary(Figures):
     def row(self, *, system: str, seed: int | None, wall_s: float = 0.0, assumed: Iterable[str] = ()) -> RunRow:
         """The run as of the last record; open requests count as not served. `assumed` are further assumptions, which
         the records do not contain."""
-        figures, deployment = self.figures(), self.deployment
+        estimates = self._estimates
+        figures, deployment = self.figures(estimates), self.deployment
         by_name, rows = deployment.applications, self.node_rows()
         if len(by_name) > 1:
             figures["accuracy"] = None  # those of different applications cannot be averaged
@@ -567,7 +642,7 @@ class RunSummary(Figures):
             nodes=rows,
             planner_errors=sum(count for (_, kind), count in deployment.decisions.items() if kind == "planner"),
             applications=tuple(
-                ApplicationRow(name=name, slo_ms=each.slo_ms, **each.figures())
+                ApplicationRow(name=name, slo_ms=each.slo_ms, **each.figures(estimates))
                 for name, each in self.applications.items()
                 if len(by_name) > 1
             ),
@@ -576,7 +651,7 @@ class RunSummary(Figures):
                     name=name,
                     version=record.version,
                     slo_ms=to_ms(record.run.graph.slo_ns),
-                    **Figures([record.run]).figures(),
+                    **Figures([record.run]).figures(estimates),
                 )
                 for name, records in by_name.items()
                 if len(records) > 1
@@ -585,6 +660,31 @@ class RunSummary(Figures):
             assumed=tuple(dict.fromkeys((*self.assumed(), *self._assumed_power(), *assumed))),
             **figures,
         )
+
+
+def _begun(groups: Iterable[BatchGroup]) -> tuple[int, int]:
+    """How many batches of these groups have begun, and how many requests were in them."""
+    sizes = [(size, count) for group in groups for size, count in group.sizes.items()]
+    return sum(count for _, count in sizes), sum(size * count for size, count in sizes)
+
+
+def _mean_s(samples: "Iterable[array[int]]") -> float | None:
+    """The mean of all samples, given in ns, in seconds; None without any."""
+    found = [_values(each) for each in samples]
+    count = sum(map(len, found))
+    return sum(int(each.sum()) for each in found) / count / NS_PER_S if count else None
+
+
+def _shadow_rows(group: BatchGroup, estimate: StaticEstimate | None) -> int | None:
+    """The rows that the shadows of these batches computed, with one row for each request; None if it is not known how
+    they were divided."""
+    if not group.sizes:
+        return 0
+    profile = estimate.profile if isinstance(estimate, Estimate) else None
+    if profile is None or profile.layers is None or group.form.shadow is None:
+        return None
+    rows, _ = shared_rows(profile.layers, group.cores, group.form.shadow, profile.max_batch)
+    return sum(rows[size] * count for size, count in group.sizes.items() if size < len(rows))
 
 
 def _accuracy(run: RunState) -> float | None:

@@ -103,7 +103,26 @@ def test_bodies_are_adapted_to_the_first_second() -> None:
     own = policy()
     assert sizes(own.plan(0, view([], 0, 0))) == [(1, 1)]
     assert sizes(own.plan(s(1), view([body(0, 1)], 60, 0, cores=64)))[-1] == (4, 2), "10.1 + 2 × 40.4 rps"
-    assert sum(count for _, count in sizes(own.plan(s(10.5), view([body(0, 1)], 500, 0, cores=64)))) == 1
+    three = [body(0, 1), body(1, 4), body(2, 4)]
+    assert sum(count for _, count in sizes(own.plan(s(10.5), view(three, 500, 0, cores=64)))) == 3
+
+
+def test_lost_bodies_stay_in_the_plan_until_bodies_are_adapted() -> None:
+    """Their node may be gone: a plan of those that are left would have none for ten seconds, or forever less."""
+    own = policy()
+    assert sizes(own.plan(0, view([], 100, 0, cores=64))) == [(4, 4)]
+    two = [body(0, 4), body(1, 4)]
+    plan = own.plan(s(0.5), view(two, 100, 0, cores=64))
+    assert [(group.spec.node, group.count) for group in groups_of(plan)] == [("n0", 2), (None, 2)]
+    assert plan is not None
+    assert plan.feasible
+    assert "2 bodies are missing" in plan.why
+    plan = own.plan(s(1), view([], 100, 0, cores=4))
+    assert sizes(plan) == [(4, 1)]
+    assert plan is not None
+    assert not plan.feasible
+    assert sizes(own.plan(s(1.5), view([], 100, 0, cores=64))) == [(4, 4)], "those without room are not forgotten"
+    assert sizes(own.plan(s(11), view([body(0, 4)], 10, 0, cores=64))) == [(4, 1)], "the rate needs no more"
 
 
 def test_the_rate_to_plan_for_before_any_request() -> None:

@@ -11,10 +11,13 @@ Source: AsyFunc (submission to SoCC'23), Algorithms 1 and 2, with the correction
   each body, so that a shadow is attached to the body that the policy chose.
 - If no node has room for the chosen body, the largest body that fits and keeps the SLO is started. If none does, the
   plan is not feasible until the next period.
+- A body that is lost, and has no replacement yet, stays in the plan between two adaptations, on any node with room: its
+  own may be gone.
 - A body that is still starting counts for the mean rate but not for a burst; a shadow that is still loading counts with
   the capacity that it was chosen for.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
@@ -118,6 +121,8 @@ class AsyFunc:
     """For how many ticks in a row the rate has been below that of a burst."""
     _booked_rps: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
     """The planned capacity of each pair whose shadow still loads."""
+    _planned_cores: list[float] = field(init=False, default_factory=list, repr=False, compare=False)
+    """The cores of the bodies of the last plan."""
 
     @property
     def attaches_shadows(self) -> bool:
@@ -156,8 +161,13 @@ class AsyFunc:
             if rate_rps or self._adapted_ns:
                 self._adapted_ns[:] = [now_ns]
             is_feasible = self._adapt(model, bodies, free, rate_rps, whys)
+            without_room: list[float] = []
+        else:
+            without_room = self._replace_lost(model, bodies, free, whys)
+            is_feasible = not without_room
         if self.shadows:
             self._meet_burst(model, bodies, free, stage.rate_rps(NS_PER_S), whys)
+        self._planned_cores[:] = [*(body.cores for body in bodies), *without_room]
         if not whys and view.plan is not None:
             whys.append("as it is")
         return Plan((model.stage_plan(bodies),), f"{stage.name}: {'; '.join(whys)}", feasible=is_feasible)
@@ -193,6 +203,24 @@ class AsyFunc:
         if removed:
             whys.append(f"{why}: {counted(removed, 'fewer body', 'fewer bodies')}")
         return is_feasible
+
+    def _replace_lost(
+        self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], whys: list[str]
+    ) -> list[float]:
+        """Plan bodies that were planned before, and are not there; returns the cores of those for which no node has
+        room."""
+        missing = (Counter(self._planned_cores) - Counter(body.cores for body in bodies)).elements()
+        lost = sorted(missing, reverse=True)[: max(0, len(self._planned_cores) - len(bodies))]
+        without_room: list[float] = []
+        for cores in lost:
+            body = model.new_body(floor(cores), free)
+            if body is None:
+                without_room.append(cores)
+            else:
+                bodies.append(body)
+        if lost:
+            whys.append(f"{counted(len(lost), 'body is', 'bodies are')} missing")
+        return without_room
 
     def _lasting_rps(self, body: CountedBody) -> float:
         """The capacity of a body that counts when bodies are planned."""

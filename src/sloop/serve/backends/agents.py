@@ -1148,7 +1148,11 @@ class AgentBackend(KnownStages):
         cannot be reached: the part has to end."""
         if self._replicas.get(record.replica) is not placed or placed.pipeline is None or placed.part is None:
             return
-        if placed.pipeline.awaits(placed.part.place, record.batch):
+        if not placed.pipeline.computes(placed.part.place, record.batch):
+            return
+        if not placed.pipeline.awaits(placed.part.place, record.batch):  # those behind it may be wanted
+            placed.pipeline.answered(placed.part.place, record.batch, 0, is_done=False)
+        else:
             placed.unreached = f"the node of the part before it cannot be reached: {record.why[:TEXT_CHARS_MAX]}"
             placed.agent.records.send(StopWorker(record.replica))
 

@@ -156,7 +156,7 @@ class _Replica:
         """If it starts as a part of a model: which one, and the pipeline in which it serves; None if another process
         passes its batches on."""
         self.completes = False
-        """Whether that process has told it to load the other layers."""
+        """Whether it was told to load the other layers, and has not."""
         self.shrink_to: float | None = None
         self.shrink_timer: TimerHandle | None = None
         self.error = ""
@@ -823,6 +823,8 @@ class LocalBackend(KnownStages):
             elif not replica.completes:
                 raise ProtocolError("a worker has completed a model that it was not told to complete")
             replica.completes = False
+            if not replica.is_stopping:
+                self._clear_timer(replica)
             self._report(ReplicaCompleted(replica.id))
             return
         passed: PassedBatch = _decoded(self._passed, frame)
@@ -847,6 +849,8 @@ class LocalBackend(KnownStages):
             found.batch, found.visits = batch, order.visits
         kind = FrameKind.ENTER if isinstance(order, Run) else FrameKind.PASS
         found.link.send(kind, batch, time.monotonic_ns(), [encode(order)])
+        if found.completes:
+            self._watch_completion(found)
 
     def complete_part(self, replica: ReplicaId, files: Mapping[int, str] = MappingProxyType({})) -> None:
         """See `PipelineOrders`; `files` has those of the other layers that were not there when the part started."""
@@ -854,6 +858,14 @@ class LocalBackend(KnownStages):
         if found is not None and found.link is not None and not found.is_dying:
             found.completes = True
             found.link.send(FrameKind.COMPLETE, payload=[encode(dict(files))])
+            self._watch_completion(found)
+
+    def _watch_completion(self, replica: _Replica) -> None:
+        """Limit how long a part that loads the other layers may be silent: outside its pipeline it runs no batches, so
+        nothing else would show that it hangs. Batches count, because loading waits for them."""
+        if not replica.is_stopping:
+            why = f"it did not load the other layers within {self._start_s_max:g} s"
+            self._set_timer(replica, self._start_s_max, why)
 
     def free_block(self, block: Address) -> None:
         """See `PipelineOrders`."""
