@@ -187,19 +187,24 @@ def forms(runs: Sequence[tuple[str, RunRow]]) -> list[Table]:
     """What pipelines and shadows did, a table for each of the two that any run had, one row per run that had some."""
     pipelines = [(label, each) for label, row in runs if (each := row.pipelines) is not None]
     shadows = [(label, each) for label, row in runs if (each := row.shadows) is not None]
-    found = []
-    if pipelines:
-        columns = ("system", "pipelines", "parts", "lost", "to first answer s", "to whole s", "batches", "requests")
-        rows = tuple(
-            (label, r.pipelines, r.parts, r.lost, r.first_answer_s, r.whole_s, r.batches, r.requests)
-            for label, r in pipelines
-        )
-        found.append(Table("Pipelines", columns, rows))
-    if shadows:
-        columns = ("system", "shadows", "lost", "batches", "requests", "rows in shadows")
-        rows = tuple((label, r.attached, r.lost, r.batches, r.requests, r.rows) for label, r in shadows)
-        found.append(Table("Shadows", columns, rows))
-    return found
+    pipeline_columns = (
+        "system",
+        "pipelines",
+        "parts",
+        "lost",
+        "to first answer s",
+        "to whole s",
+        "batches",
+        "requests",
+    )
+    pipeline_rows = tuple(
+        (label, r.pipelines, r.parts, r.lost, r.first_answer_s, r.whole_s, r.batches, r.requests)
+        for label, r in pipelines
+    )
+    shadow_columns = ("system", "shadows", "lost", "batches", "requests", "rows in shadows")
+    shadow_rows = tuple((label, r.attached, r.lost, r.batches, r.requests, r.rows) for label, r in shadows)
+    found = Table("Pipelines", pipeline_columns, pipeline_rows), Table("Shadows", shadow_columns, shadow_rows)
+    return [each for each in found if each.rows]
 
 
 def nodes_vary(cluster: Iterable[Node]) -> bool:
