@@ -185,8 +185,8 @@ def nodes(runs: Sequence[tuple[str, RunRow]]) -> Table:
 
 def forms(runs: Sequence[tuple[str, RunRow]]) -> list[Table]:
     """What pipelines and shadows did, a table for each of the two that any run had, one row per run that had some."""
-    pipelines = [(label, each) for label, row in runs if (each := row.pipelines) is not None]
-    shadows = [(label, each) for label, row in runs if (each := row.shadows) is not None]
+    pipelines = [(label, row.pipelines) for label, row in runs if row.pipelines is not None]
+    shadows = [(label, row.shadows) for label, row in runs if row.shadows is not None]
     pipeline_columns = (
         "system",
         "pipelines",
