@@ -101,8 +101,8 @@ def _summary(row: RunRow, summary: RunSummary) -> Section:
     if row.planner_errors:
         why = next((each.planner_error for each in summary.deployment.records if each.planner_error), "")
         text.append(f"{counted(row.planner_errors, 'time')} no plan could be made, for example: {why}.")
-    shown = (tables.ends([row]), tables.costs([row]), *tables.forms([(row.system, row)]))
-    return Section(title="Summary", text=tuple(text), tables=shown)
+    outcome_tables = (tables.ends([row]), tables.costs([row]), *tables.forms([(row.system, row)]))
+    return Section(title="Summary", text=tuple(text), tables=outcome_tables)
 
 
 def _application_sections(row: RunRow) -> list[Section]:
