@@ -1,4 +1,4 @@
-"""Models on a GPU of this machine: latency by batch and share, how several replicas slow each other down, and pairs.
+"""Models on a GPU of this machine: latency by batch and share, SM use and occupancy, replicas together, and pairs.
 
     python -m benchmarks.gpu [--seconds 0.75] [--quick] [--device cuda] [--together 6]
 
@@ -46,6 +46,21 @@ def latencies(answers: dict[str, Answer]) -> str:
             batch, p50_ms = sample["batch"], sample["p50_ms"]
             rows.append((name, share, batch, p50_ms, sample["p99_ms"], 1e3 * batch / p50_ms, sample["n"]))
     return table(("model", "share", "batch", "p50 ms", "p99 ms", "rows/s", "runs"), rows)
+
+
+def kernels(answers: dict[str, Answer]) -> str:
+    """What a batch takes of the GPU by model and batch, with the source, or why it could not be measured."""
+    rows: list[tuple[object, ...]] = []
+    remarks: list[str] = []
+    for name, answer in answers.items():
+        found, why = answer["kernels"], "; ".join(answer["kernels_failures"])
+        for each in found["batches"] if found else ():
+            parts = (each["busy"], each["sm_use"], each["occupancy"], each["peak_occupancy"])
+            rows.append((name, each["batch"], each["kernels"], each["pass_ms"], *(100 * part for part in parts)))
+        how = f"{found['source']}, {found['software']}" if found else "not measured"
+        remarks.append(f"{name}: {how}{f' ({why})' if why else ''}.")
+    columns = ("model", "batch", "kernels", "pass ms", "busy %", "SM use %", "occupancy %", "peak %")
+    return "\n\n".join([*([table(columns, rows)] if rows else []), *remarks])
 
 
 def slowdowns(answers: dict[str, Answer]) -> str:
@@ -97,6 +112,8 @@ def main() -> None:
         f"{gpu.name}, driver {gpu.driver}; {next(iter(alone.values()))['software']}.",
         "## Latency by batch and share",
         latencies(alone),
+        "## What a batch takes of the GPU",
+        kernels(alone),
         "## Memory and start",
         table(("model", "MiB on the GPU", "load ms"), memory),
         f"## Replicas together, {how}",

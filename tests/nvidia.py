@@ -1,15 +1,21 @@
 """Stand-ins for NVIDIA's programs and for an ONNX Runtime with CUDA, for tests on machines without a GPU."""
 
+import contextlib
+import csv
+import io
 import os
+import sqlite3
 import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from sloop.cuda import present_gpus
 from sloop.errors import MachineError
+from sloop.profile.gpu import KernelLaunch
 
 T4 = "0, GPU-4d2ca1c0, Tesla T4, 15360, 3, 550.54.15"
 A100 = "1, GPU-a100beef, NVIDIA A100-SXM4-40GB, 40960, [N/A], 550.54.15"
@@ -77,6 +83,99 @@ sys.modules["onnxruntime"] = real
 '''
 
 
+PROFILER = '''#!{python}
+"""A profiler, which runs nothing. It writes what a real one would have, and the report of the process under it."""
+import json, pathlib, shutil, sys
+
+folder = pathlib.Path("{folder}")
+if "--version" in sys.argv:
+    print("NVIDIA (R) {name}\\nVersion 2024.1.0.0 (build 33681293) (public-release)")
+    sys.exit()
+with open(folder / "asked", "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+order = json.loads(sys.argv[-1])
+target = {target}
+if (folder / "refuses-counters").exists() and "ncu" in sys.argv[0]:
+    pathlib.Path(target).write_text("""==PROF== Connected to process 4242 (/usr/bin/python3.11)
+==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target \
+device 0. For instructions on enabling permissions and to get more information see \
+https://developer.nvidia.com/ERR_NVGPUCTRPERM
+==PROF== Disconnected from process 4242
+""")
+    sys.exit(1)
+if order["batch"] > int((folder / "batch-max").read_text() if (folder / "batch-max").exists() else 99):
+    print("CUDA failure 2: out of memory")
+    sys.exit(1)
+shutil.copy(folder / pathlib.Path(target).name, target)
+pathlib.Path(order["report"]).write_text(json.dumps({{"capability": [7, 5], "sms": 40, "pass_ms": 1.0}}))
+'''
+NCU_TARGET = 'sys.argv[sys.argv.index("--log-file") + 1]'
+NSYS_TARGET = '[each for each in sys.argv if each.startswith("--output=")][0].removeprefix("--output=") + ".sqlite"'
+NCU_COLUMNS = (
+    "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream,Block Size,Grid Size,Device,CC,Section Name,"
+    "Metric Name,Metric Unit,Metric Value"
+)
+
+
+class CountedKernel(NamedTuple):
+    """A kernel as Nsight Compute has counted it."""
+
+    name: str
+    duration: str
+    occupancy: str
+    throughput: str
+    blocks: int
+    threads: int
+    registers: int
+    static_bytes: int = 0
+    dynamic_bytes: int = 0
+
+
+def ncu_csv(kernels: Sequence[CountedKernel], unit: str = "nsecond") -> str:
+    """What `ncu --csv --print-units base --metrics …` prints: all fields quoted, one line for each metric, thousands
+    with a comma, and messages of its own around the table.
+
+    The form is that of NVIDIA's documentation ("Nsight Compute CLI", "Command Line Options", `--csv` and
+    `--print-units`) and of output that users have published for versions 2019.4 to 2025.1.
+    """
+    made = io.StringIO()
+    made.write("==PROF== Connected to process 4242 (/usr/bin/python3.11)\n")
+    for at, each in enumerate(kernels):
+        made.write(f'==PROF== Profiling "{each.name}" - {at}: 0%....50%....100% - 2 passes\n')
+    table = csv.writer(made, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    table.writerow(NCU_COLUMNS.split(","))
+    for at, each in enumerate(kernels):
+        metrics = (
+            ("gpu__time_duration.sum", unit, each.duration),
+            ("launch__block_size", "", f"{each.threads:,}"),
+            ("launch__grid_size", "", f"{each.blocks:,}"),
+            ("launch__registers_per_thread", "register/thread", each.registers),
+            ("launch__shared_mem_per_block_dynamic", "byte/block", f"{each.dynamic_bytes:,}"),
+            ("launch__shared_mem_per_block_static", "byte/block", f"{each.static_bytes:,}"),
+            ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "%", each.throughput),
+            ("sm__warps_active.avg.pct_of_peak_sustained_active", "%", each.occupancy),
+        )
+        place = (f"({each.threads}, 1, 1)", f"({each.blocks}, 1, 1)", "0", "7.5", "Command line profiler metrics")
+        for metric in metrics:
+            table.writerow((at, 4242, "python3.11", "127.0.0.1", each.name, 1, 7, *place, *metric))
+    made.write("==PROF== Disconnected from process 4242\n")
+    return made.getvalue()
+
+
+def nsys_sqlite(path: Path, kernels: Sequence[tuple[int, int, KernelLaunch]]) -> None:
+    """A report of Nsight Systems in SQLite, with the columns of its "SQLite Schema Reference" that matter here; start
+    and end in nanoseconds."""
+    columns = "gridX, gridY, gridZ, blockX, blockY, blockZ, registersPerThread, staticSharedMemory, dynamicSharedMemory"
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, deviceId INT, {columns})")
+        for start, end, each in kernels:
+            launch = (each.blocks, 1, 1, 1, each.threads, 1, each.registers, each.shared_bytes, 0)
+            database.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (start, end, *launch),
+            )
+
+
 class FakeNvidia:
     """A machine with NVIDIA's programs. The files of `folder` are their state."""
 
@@ -111,8 +210,21 @@ class FakeNvidia:
         self._monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
         self._monkeypatch.setenv("FAKE_CUDA", str(self.folder))
 
+    def install_ncu(self, kernels: Sequence[CountedKernel]) -> None:
+        """Nsight Compute is there; every pass launches these kernels, on a T4."""
+        (self.folder / "ncu.csv").write_text(ncu_csv(kernels))
+        made = PROFILER.format(python=sys.executable, folder=self.folder, name="Nsight Compute", target=NCU_TARGET)
+        self.install("ncu", made)
+
+    def install_nsys(self, kernels: Sequence[tuple[int, int, KernelLaunch]]) -> None:
+        """Nsight Systems is there; every pass launches these kernels, on a T4."""
+        nsys_sqlite(self.folder / "trace.sqlite", kernels)
+        made = PROFILER.format(python=sys.executable, folder=self.folder, name="Nsight Systems", target=NSYS_TARGET)
+        self.install("nsys", made)
+
     def happens(self, what: str) -> None:
-        """`failed`: batches fail with an error of CUDA. `full`: no memory is left. `refuses`: MPS cannot start."""
+        """`failed`: batches fail with an error of CUDA. `full`: no memory is left. `refuses`: MPS cannot start.
+        `refuses-counters`: Nsight Compute may not read them."""
         (self.folder / what).touch()
 
     def lines(self, name: str) -> Sequence[str]:

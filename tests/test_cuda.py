@@ -204,7 +204,7 @@ def test_what_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
     script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nwait\n")
     script.chmod(0o700)
     with pytest.raises(TimeoutError, match=r"took more than 0\.5 s"):
-        cuda._ran([str(script)], 0.5)
+        cuda.run_program([str(script)], 0.5)
     pid = int((tmp_path / "pid").read_text())
     state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

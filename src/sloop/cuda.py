@@ -167,7 +167,7 @@ def _bytes_of(mib: str) -> int:
 def _smi(*options: str) -> str:
     """What `nvidia-smi` prints. MachineError if it is not there, fails or hangs."""
     try:
-        status, said = _ran([SMI, *options], SMI_S_MAX)
+        status, said = run_program([SMI, *options], SMI_S_MAX)
     except TimeoutError as error:
         what = f"{SMI} has not answered within {SMI_S_MAX:g} s; a GPU may have failed"
         raise MachineError(what, help="look for lines with Xid in the kernel's log, and restart the machine") from error
@@ -184,7 +184,7 @@ def _brief(said: str) -> str:
     return " ".join(said.split())[:SAID_CHARS_MAX] or "nothing"
 
 
-def _ran(
+def run_program(
     command: Sequence[str], limit_s: float, *, given: str = "", environment: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
     """Exit status and output of a program that reads `given`. OSError if it cannot be started, TimeoutError, which
@@ -238,7 +238,7 @@ class MpsDaemon:
             logs.mkdir(parents=True, exist_ok=True)
             settings = {"CUDA_VISIBLE_DEVICES": self._uuid, "CUDA_MPS_LOG_DIRECTORY": str(logs)}
             environment = {**os.environ, **self.variables, **settings}
-            status, said = _ran([MPS_CONTROL, "-d"], MPS_S_MAX, environment=environment)
+            status, said = run_program([MPS_CONTROL, "-d"], MPS_S_MAX, environment=environment)
             why = f"{MPS_CONTROL} -d failed (exit status {status}): {_brief(said)}" if status else ""
         except OSError as error:
             why = f"{MPS_CONTROL} cannot be run: {error}"
@@ -257,7 +257,7 @@ class MpsDaemon:
         """Why the daemon does not answer a command; empty if it does."""
         try:
             environment = {**os.environ, **self.variables}
-            status, said = _ran([MPS_CONTROL], MPS_S_MAX, given=f"{command}\n", environment=environment)
+            status, said = run_program([MPS_CONTROL], MPS_S_MAX, given=f"{command}\n", environment=environment)
         except OSError as error:
             return f"{MPS_CONTROL} cannot be run: {error}"
         return f"its daemon does not answer: {_brief(said)}" if status else ""

@@ -45,3 +45,21 @@ def test_its_tables() -> None:
         "| --- | --- | --- | --- | --- | --- | --- |",
         "| Net | 8 | 4 | 1 | 1.5 | literal | 12.5 % |",
     ]
+
+
+def test_the_table_of_kernels_names_its_source() -> None:
+    use = {"batch": 8, "kernels": 90, "pass_ms": 2.0, "busy": 0.5, "sm_use": 0.25, "occupancy": 0.125}
+    found = {"source": "launches", "software": "PyTorch 2.11", "batches": [{**use, "peak_occupancy": 0.75}]}
+    answers: dict[str, gpu.Answer] = {
+        "Net": {"kernels": found, "kernels_failures": ["Nsight Compute: refused"]},
+        "Other": {"kernels": None, "kernels_failures": ["Nsight Compute: refused", "Nsight Systems: not there"]},
+    }
+    assert gpu.kernels(answers).splitlines() == [
+        "| model | batch | kernels | pass ms | busy % | SM use % | occupancy % | peak % |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| Net | 8 | 90 | 2 | 50 | 25 | 12.5 | 75 |",
+        "",
+        "Net: launches, PyTorch 2.11 (Nsight Compute: refused).",
+        "",
+        "Other: not measured (Nsight Compute: refused; Nsight Systems: not there).",
+    ]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from benchmarks.models import perceptron
 from sloop.cli import main
 from sloop.profile.profile import Profile, Quadratic, digest_of_model, load_profile, path_beside, save_profile
-from tests.nvidia import A100, T4, FakeNvidia
+from tests.nvidia import A100, T4, CountedKernel, FakeNvidia
 
 BRIEF = ("--batches", "1,2", "--seconds", "0.01", "--passes", "1", "--alone", "--json")
 
@@ -60,6 +60,51 @@ def test_without_mps_shares_are_left_out_and_it_says_why(network: Path, nvidia: 
     assert load_profile(path_beside(network)).accelerator == "T4"
 
 
+def test_what_batches_take_of_a_gpu(network: Path, nvidia: FakeNvidia) -> None:
+    """One kernel of 0.2 ms on 10 of 40 SMs. A pass takes what the profile says, or the 1 ms that the stand-in reports,
+    whichever is less."""
+    nvidia.install_runtime()
+    nvidia.install_ncu([CountedKernel("gemm", "200,000", "40.00", "50.00", 20, 512, 64)])
+    result = run(network, "--device", "cuda")
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)
+    found = answer["kernels"]
+    assert (found["source"], answer["kernels_failures"]) == ("ncu", [])
+    assert [each["batch"] for each in found["batches"]] == [1, 2]
+    kept = load_profile(path_beside(network)).sharing
+    assert kept is not None
+    assert kept.demands is not None
+    assert (kept.demands.source, kept.demands.software) == ("ncu", "Nsight Compute 2024.1.0.0")
+    for each in found["batches"]:
+        assert each["sm_use"] == kept.sm_use[each["batch"]] == pytest.approx(each["busy"] * 0.25)
+        assert each["occupancy"] == kept.occupancy[each["batch"]] == pytest.approx(each["busy"] * 0.4)
+        assert each["sm_throughput"] == pytest.approx(each["busy"] * 0.5)
+    arguments = [each for each in BRIEF if each != "--json"]
+    shown = CliRunner().invoke(main, ["profile", str(network), "--device", "cuda", "--kernels", "ncu", *arguments])
+    assert "of the T4, by Nsight Compute 2024.1.0.0" in shown.stdout
+
+
+def test_a_profile_without_kernels_keeps_those_that_are_known(network: Path, nvidia: FakeNvidia) -> None:
+    nvidia.install_runtime()
+    nvidia.install_ncu([CountedKernel("gemm", "200,000", "40.00", "50.00", 20, 512, 64)])
+    run(network, "--device", "cuda")
+    known = load_profile(path_beside(network)).sharing
+    assert json.loads(run(network, "--device", "cuda", "--kernels", "none").stdout)["kernels"] is None
+    assert load_profile(path_beside(network)).sharing == known
+    nvidia.happens("refuses-counters")
+    arguments = [each for each in BRIEF if each != "--json"]
+    shown = CliRunner().invoke(main, ["profile", str(network), "--device", "cuda", "--kernels", "ncu", *arguments])
+    assert "were not measured: Nsight Compute: this user may not read the counters" in " ".join(shown.stdout.split())
+    assert load_profile(path_beside(network)).sharing == known
+    nvidia.install_mps()
+    run(network, "--device", "cuda", "--sharing", "--together", "2")
+    law = load_profile(path_beside(network)).sharing
+    assert known is not None
+    assert law is not None
+    assert (law.demands, law.sm_use) == (known.demands, known.sm_use)
+    assert len(law.points) == 2
+
+
 def test_a_model_that_does_not_fit_says_so(network: Path, nvidia: FakeNvidia) -> None:
     nvidia.install_runtime()
     nvidia.happens("full")
@@ -83,6 +128,8 @@ def test_an_onnx_runtime_without_cuda_is_refused(network: Path, nvidia: FakeNvid
         (("--device", "cuda", "--shares", "1.5"), "a share of 1.5; shares are above 0 and below 1"),
         (("--shares", "0.5"), "shares are those of a GPU"),
         (("--device", "cuda", "--cores", "1"), "--layers and --cores are about CPU cores"),
+        (("--kernels", "ncu"), "--kernels says how kernels on a GPU are measured"),
+        (("--device", "cuda", "--sharing", "--kernels", "ncu"), "add --device, without --sharing"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

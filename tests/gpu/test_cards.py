@@ -100,3 +100,35 @@ def test_a_profile_of_the_card(network: Path, gpu: Gpu) -> None:
     assert profile.hardware.startswith(gpu.name)
     assert profile.accelerator == json.loads(done.stdout)["accelerator"]
     assert profile.device_memory_bytes > 0
+
+
+def test_sm_use_and_occupancy_of_the_card(network: Path) -> None:
+    command = [sys.executable, "-m", "sloop", "profile", str(network), "--device", "cuda", "--batches", "1,64"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=590, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    if answer["kernels"] is None:
+        pytest.skip(f"no profiler answers: {'; '.join(answer['kernels_failures'])}")
+    assert [each["batch"] for each in answer["kernels"]["batches"]] == [1, 64]
+    for each in answer["kernels"]["batches"]:
+        assert each["kernels"] >= 3, "one for each layer"
+        assert 0 < each["sm_use"] <= each["busy"] <= 1
+        assert 0 < each["occupancy"] <= each["peak_occupancy"] <= 1
+    sharing = load_profile(network.with_name(f"{network.name}.profile.json")).sharing
+    assert sharing is not None
+    assert sharing.demands is not None
+    assert sharing.demands.source == answer["kernels"]["source"]
+
+
+def test_launches_and_counters_agree_on_sm_use(network: Path) -> None:
+    """Both know the launch configurations, so only the durations of the kernels can differ: those of short ones do."""
+    found: dict[str, float] = {}
+    for source in ("ncu", "launches"):
+        command = [sys.executable, "-m", "sloop", "profile", str(network), "--device", "cuda", "--batches", "64"]
+        done = subprocess.run([*command, "--kernels", source, "--json"], capture_output=True, timeout=590, check=False)
+        answer = json.loads(done.stdout)
+        if answer["kernels"] is None:
+            pytest.skip(f"{source}: {'; '.join(answer['kernels_failures'])}")
+        [use] = answer["kernels"]["batches"]
+        found[source] = use["sm_use"] / use["busy"]
+    assert found["ncu"] == pytest.approx(found["launches"], rel=0.5)

@@ -179,7 +179,7 @@ def test_survives_its_file(name: str, tmp_path: Path) -> None:
         (b"", "not a profile"),
         (b"[1]", "not a profile"),
         (b"\xff", "not a profile"),
-        (b'{"version": 7}', "version 7"),
+        (b'{"version": 8}', "version 8"),
         (b'{"version": 1}', "profile"),
         (b'{"version": 1, "profile": {"max_batch": 0}}', "not a profile"),
         (b"[" * 100_000, "not a profile"),

@@ -1,15 +1,21 @@
-"""`sloop profile --device cuda`: which GPU is measured, and how long batches take with shares of it."""
+"""`sloop profile --device cuda`: which GPU is measured, what batches take of it, and how long with shares of it."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import structs
+from rich.console import RenderableType
 
 from sloop.app.hardware import ACCELERATORS
+from sloop.cli.command import progress, table
 from sloop.cuda import GpuPlace, MpsDaemon, gpu_called
 from sloop.errors import InputError, MachineError
+from sloop.profile.kernels import KernelMeasurement, Wanted, measure_kernels, with_kernels
 from sloop.profile.measure import ShareSample, measure_shares
-from sloop.profile.profile import load_profile
+from sloop.profile.profile import DeviceSharing, Profile, load_profile
 from sloop.report.tables import Table
 from sloop.serve.cpu_quota import confined
 from sloop.vocabulary import FABRIC
@@ -63,6 +69,62 @@ def share_samples(
             return found, ""
     except MachineError as error:
         return [], f"shares were not measured: {error.what}"
+
+
+class KernelFindings(NamedTuple):
+    """What was found of a model's kernels, and why some sources say nothing."""
+
+    measured: KernelMeasurement | None
+    why: Sequence[str]
+
+    @property
+    def value(self) -> dict[str, object]:
+        """For `--json`."""
+        return {"kernels": self.measured, "kernels_failures": self.why}
+
+    def display(self, on: GpuPlace) -> Sequence[RenderableType]:
+        """A table, and below it why a better source was not used."""
+        if self.measured is None:
+            said = "SM use and occupancy were not measured"
+            return [f"{said}: {'; '.join(self.why)}"] if self.why else []
+        counted = self.measured.source == "ncu"
+        said = "not all was counted" if counted else "occupancy is an estimate from launch configurations"
+        remark = [f"{said}: {'; '.join(self.why)}"] if self.why else [] if counted else [said]
+        return [table(kernel_table(self.measured, on)), *remark]
+
+
+def add_kernels(
+    made: Profile,
+    file: Path,
+    on: GpuPlace | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    wanted: Wanted,
+    kept: DeviceSharing | None,
+) -> tuple[Profile, KernelFindings]:
+    """The profile with what its batches demand of its GPU, beside the law in `kept`, and what was found; nothing on
+    cores."""
+    if on is None or wanted == "none":
+        return made, KernelFindings(None, ())
+    known_ms = {sample.batch: sample.p50_ms for sample in made.samples}
+    with progress("measuring kernels", total=len(known_ms)) as advance:
+        found, why = measure_kernels(
+            file, on, batches=sorted(known_ms), shapes=shapes, known_ms=known_ms, wanted=wanted, progress=advance
+        )
+    findings = KernelFindings(found, why)
+    return made if found is None else with_kernels(structs.replace(made, sharing=kept), found), findings
+
+
+def kernel_table(found: KernelMeasurement, on: GpuPlace) -> Table:
+    """One row for each batch, in percent."""
+    rows = tuple(
+        (
+            *(each.batch, each.kernels, each.pass_ms, 100 * each.busy, 100 * each.sm_use, 100 * each.occupancy),
+            *(100 * each.peak_occupancy, None if each.sm_throughput is None else 100 * each.sm_throughput),
+        )
+        for each in found.batches
+    )
+    columns = ("batch", "kernels", "pass ms", "busy %", "SM use %", "occupancy %", "peak %", "SM throughput %")
+    return Table(f"of the {on.kind}, by {found.software}", columns, rows)
 
 
 @contextmanager

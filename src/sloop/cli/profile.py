@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import click
 from msgspec import structs
@@ -26,7 +26,7 @@ from sloop.cli.command import (
     shape_option,
     table,
 )
-from sloop.cli.gpus import check_replaced, place_on, share_samples, share_table
+from sloop.cli.gpus import add_kernels, check_replaced, place_on, share_samples, share_table
 from sloop.cli.layers import LayerOptions, LayerTiming, kept_layers, profile_layers
 from sloop.cli.sharing import SharingOptions, kept_sharing, profile_sharing
 from sloop.cuda import GpuPlace
@@ -34,6 +34,7 @@ from sloop.demo.service_pass import service_pass
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.fit import Percentile
+from sloop.profile.kernels import Wanted
 from sloop.profile.measure import BATCHES, PASSES, SECONDS, batch_sweep, default_cores, measure
 from sloop.profile.model import is_python
 from sloop.profile.passes import speed_range
@@ -132,6 +133,12 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
     help="With --device: measure also with these parts of the GPU, such as 0.25,0.5, which MPS enforces.",
 )
 @click.option(
+    "--kernels",
+    type=click.Choice(get_args(Wanted)),
+    help="With --device: where to take SM use and occupancy from: counters that Nsight Compute reads (ncu), launch "
+    "configurations, or no source [default: auto, the first that answers].",
+)
+@click.option(
     "--layers",
     is_flag=True,
     help="Measure MODEL block by block instead, add the result to its profile, and propose where to cut it, and which "
@@ -196,6 +203,7 @@ def profile(  # one parameter for each option
     hardware: str | None,
     device: str | None,
     shares: tuple[float, ...] | None,
+    kernels: Wanted | None,
     layers: bool,
     cuts: tuple[str, ...],
     pieces: Path | None,
@@ -226,10 +234,7 @@ def profile(  # one parameter for each option
     _check_options(chosen, layers=layers, sharing=sharing, has_sharing_options=bool(together or beside))
     if model is None:
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
-    if sharing and cores:
-        raise click.UsageError("With --sharing, every worker may use all cores: leave --cores out.")
-    if device is not None and (layers or cores):
-        raise click.UsageError("--layers and --cores are about CPU cores; --device is a GPU.")
+    _check_place(device, kernels, layers=layers, sharing=sharing, has_cores=bool(cores))
     path, on = out or path_beside(model, hardware or ""), place_on(device, shares or ())
     check_replaced(model, path, on)
     known, rows = examined(model, dict(shapes), folder=out and out.parent)
@@ -244,11 +249,13 @@ def profile(  # one parameter for each option
     made, service = _measured(model, known, rows, _Sweep(batches, used, passes, seconds, percentile, alone, on))
     if hardware is not None:
         made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
+    made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
     made = _saved(made, form, path)
     value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
     parts = [*display(made, path, form), *service.remarks(), *known.notes]
     if on is not None:
-        parts += _add_shares(value, made, known, rows, on, shares or (), seconds)
+        value |= found.value
+        parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), seconds)]
     return CommandOutput(value, parts)
 
 
@@ -266,6 +273,16 @@ def _add_shares(
     found, why = share_samples(Path(known.file), on, shares, batches=sizes, shapes=rows, seconds=seconds)
     value |= {"accelerator": on.kind, "device_memory_bytes": made.device_memory_bytes, "shares": found}
     return [table(share_table(found, on))] if found else [why] if why else []
+
+
+def _check_place(device: str | None, kernels: Wanted | None, *, layers: bool, sharing: bool, has_cores: bool) -> None:
+    """UsageError for options about cores and GPUs that contradict each other."""
+    if sharing and has_cores:
+        raise click.UsageError("With --sharing, every worker may use all cores: leave --cores out.")
+    if device is not None and (layers or has_cores):
+        raise click.UsageError("--layers and --cores are about CPU cores; --device is a GPU.")
+    if kernels is not None and (device is None or sharing):
+        raise click.UsageError("--kernels says how kernels on a GPU are measured: add --device, without --sharing.")
 
 
 def _check_options(chosen: LayerOptions, *, layers: bool, sharing: bool, has_sharing_options: bool) -> None:

@@ -78,7 +78,7 @@ def profile_sharing(
         )
     source = f"sloop profile {model.name} --sharing, batch {batch}{how and f', {how}'}"
     laws = fit_all_laws(found, source, on)
-    sharing = laws.fits[laws.best].sharing
+    sharing = laws.fits[laws.best].sharing.with_demands_of(base.sharing if on else None)
     save_profile(structs.replace(base, sharing=sharing), path)
     if options.plot is not None:
         write_figure(sharing_figure(model.name, found.points, _curves(laws, found)), options.plot)

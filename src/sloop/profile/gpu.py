@@ -1,13 +1,14 @@
-"""What models need of a GPU: the SMs of their kernels, computed from launches; and iGniter's model of a shared GPU.
+"""What models need of a GPU: SMs and occupancy of their kernels, from launches; and iGniter's model of a shared GPU.
 
 Shares, utilisations and occupancies are in percent, 0 to 100.
 
 Sources: Elvinger, Towards resource and interference-aware scheduling of ML workloads (ETH Zurich, MSc thesis 505,
-2024), sections 5 and 6, with its formula of the SM utilisation times 100, which is printed without; iGniter (Xu et al.,
+2024), sections 5 and 6, with its formula of the SM utilisation times 100, which is printed without; NVIDIA's occupancy
+calculator, which is `cuda_occupancy.h` of the CUDA toolkit (13.5), for how many blocks an SM holds; iGniter (Xu et al.,
 TPDS 2023), its equations as its public code has them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
@@ -19,25 +20,74 @@ from sloop.errors import InputError
 
 # Kernels
 
+WARP: Final = 32
+"""Threads of a warp; a block has whole warps."""
+BLOCK_THREADS_MAX: Final = 1024
+THREAD_REGISTERS_MAX: Final = 255
+REGISTER_UNIT: Final = 256
+"""Each warp gets whole units of registers."""
+PARTITIONS: Final = 4
+"""Of an SM. Each has its part of the registers, and a warp lies in one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmLimits:
+    """What one SM holds at a time."""
+
+    threads: int
+    blocks: int
+    shared_bytes: int
+    registers: int = 65536
+    shared_unit: int = 128
+    """Each block gets whole units of shared memory, in bytes."""
+    reserved_bytes: int = 1024
+    """Shared memory of each block that CUDA keeps for itself."""
+
+
+SM_LIMITS: Final = {
+    (7, 0): SmLimits(2048, 32, 96 << 10, shared_unit=256, reserved_bytes=0),
+    (7, 5): SmLimits(1024, 16, 64 << 10, shared_unit=256, reserved_bytes=0),
+    (8, 0): SmLimits(2048, 32, 164 << 10),
+    (8, 6): SmLimits(1536, 16, 100 << 10),
+    (8, 7): SmLimits(1536, 16, 164 << 10),
+    (8, 9): SmLimits(1536, 24, 100 << 10),
+    (9, 0): SmLimits(2048, 32, 228 << 10),
+    (10, 0): SmLimits(2048, 32, 228 << 10),
+    (10, 3): SmLimits(2048, 32, 228 << 10),
+    (11, 0): SmLimits(1536, 24, 228 << 10),
+    (12, 0): SmLimits(1536, 24, 100 << 10),
+    (12, 1): SmLimits(1536, 24, 100 << 10),
+}
+"""By compute capability. Threads, shared memory and registers as the CUDA C++ programming guide lists them, "Technical
+Specifications per Compute Capability" (the newest: `arch_traits.h` of NVIDIA's CCCL); blocks and the units of
+allocation as `cuda_occupancy.h` has them."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """What one SM of a kind of GPU holds at a time, and how many SMs there are."""
+    """How many SMs a kind of GPU has, and what one of them holds."""
 
     sms: int
-    threads: int
-    blocks: int
-    registers: int
-    shared_bytes: int
+    sm: SmLimits
+
+    @classmethod
+    def of(cls, capability: tuple[int, int], sms: int) -> "GpuLimits":
+        """Those of a GPU of this compute capability. InputError for one that is not in the table."""
+        limits = SM_LIMITS.get(capability)
+        if limits is None:
+            known = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
+            what = f"the limits of GPUs of compute capability {capability[0]}.{capability[1]} are not known"
+            raise InputError(what, help=f"known are {known}; others belong into `SM_LIMITS` (sloop.profile.gpu)")
+        return cls(sms, limits)
 
 
 GPU_LIMITS: Final = {
-    "V100": GpuLimits(80, 2048, 32, 65536, 96 << 10),
-    "T4": GpuLimits(40, 1024, 16, 65536, 64 << 10),
-    "A100": GpuLimits(108, 2048, 32, 65536, 164 << 10),
-    "H100": GpuLimits(132, 2048, 32, 65536, 228 << 10),
+    "V100": GpuLimits(80, SM_LIMITS[7, 0]),
+    "T4": GpuLimits(40, SM_LIMITS[7, 5]),
+    "A100": GpuLimits(108, SM_LIMITS[8, 0]),
+    "H100": GpuLimits(132, SM_LIMITS[9, 0]),
 }
-"""By kind of accelerator, as NVIDIA's CUDA programming guide lists them by compute capability (7.0, 7.5, 8.0, 9.0)."""
+"""By kind of accelerator, with the SMs that NVIDIA's data sheets give (H100: SXM)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +103,51 @@ class KernelLaunch:
     shared_bytes: int = 0
     """Of a block: static and dynamic."""
 
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return -(-self.threads // WARP)
+
     def blocks_per_sm(self, gpu: GpuLimits) -> int:
-        """How many blocks one SM holds at a time. InputError if not even one fits: the trace is wrong."""
-        most = [gpu.blocks, gpu.threads // self.threads]
-        if self.shared_bytes:
-            most.append(gpu.shared_bytes // self.shared_bytes)
-        if self.registers:
-            most.append(gpu.registers // (self.threads * self.registers))
-        if min(most) < 1:
+        """How many blocks one SM holds at a time, as NVIDIA's calculator computes it: limited by warps, blocks,
+        registers and shared memory, each with its unit of allocation. InputError if not even one fits: the trace is
+        wrong."""
+        sm = gpu.sm
+        most = 0
+        if self.blocks > 0 and 0 < self.threads <= BLOCK_THREADS_MAX and 0 <= self.registers <= THREAD_REGISTERS_MAX:
+            most = min(sm.blocks, sm.threads // WARP // self.warps)
+            if self.registers:
+                of_warp = _rounded_up(WARP * self.registers, REGISTER_UNIT)
+                most = min(most, sm.registers // PARTITIONS // of_warp * PARTITIONS // self.warps)
+            if of_block := _rounded_up(self.shared_bytes + sm.reserved_bytes, sm.shared_unit):
+                most = min(most, sm.shared_bytes // of_block)
+        if most < 1:
             what = f"a block of {self.threads} threads, {self.registers} registers each, {self.shared_bytes} B shared"
             raise InputError(f"{what} fits on no SM", help="the trace is of another kind of GPU, or broken")
-        return min(most)
+        return most
 
     def sm_percent(self, gpu: GpuLimits) -> float:
         """The SMs that all blocks need at once, in percent of the SMs of the GPU; at most 100."""
         sms = -(-self.blocks // self.blocks_per_sm(gpu))
         return min(100.0, 100.0 * sms / gpu.sms)
+
+    def theoretical_occupancy(self, gpu: GpuLimits) -> float:
+        """The warps of an SM that is full of these blocks, in percent of those that it holds at most."""
+        return self._occupancy(self.blocks_per_sm(gpu), gpu)
+
+    def expected_occupancy(self, gpu: GpuLimits) -> float:
+        """The warps of an SM that has blocks of this launch, in percent of those that it holds at most. A small grid
+        leaves SMs without a block, and those do not count, as in the counter that Nsight Compute reads
+        (`sm__warps_active` of active cycles). It is what that counter reaches if all blocks take equally long; it is
+        less where some end earlier."""
+        return self._occupancy(min(self.blocks_per_sm(gpu), max(1.0, self.blocks / gpu.sms)), gpu)
+
+    def _occupancy(self, blocks: float, gpu: GpuLimits) -> float:
+        return 100.0 * blocks * self.warps / (gpu.sm.threads // WARP)
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +164,27 @@ def peak(spans: Iterable[KernelSpan]) -> float:
     return max((value for _, value in _steps(spans)), default=0.0)
 
 
-def time_weighted(spans: Iterable[KernelSpan]) -> float:
-    """The mean over time, from the first start to the last end, of the sum of all running kernels' values (WAO, WSM).
-    Gaps in which none runs count as 0."""
+def time_weighted(spans: Iterable[KernelSpan], least: float = 0.0) -> float:
+    """The mean over time, from the first start to the last end, of the sum of all running kernels' values (WAO, WSM);
+    over `least` if that is longer. Gaps in which none runs count as 0."""
     spans = list(spans)
     if not spans:
         return 0.0
-    total = max(span.end for span in spans) - min(span.start for span in spans)
+    total = max(least, max(span.end for span in spans) - min(span.start for span in spans))
     return sum(length * value for length, value in _steps(spans)) / total if total > 0 else 0.0
 
 
-def _steps(spans: Iterable[KernelSpan]) -> list[tuple[float, float]]:
+def _steps(spans: Iterable[KernelSpan]) -> Iterator[tuple[float, float]]:
     """The time between two starts or ends, with the sum of the values of the kernels that run in it."""
-    spans = [span for span in spans if span.end > span.start]
-    instants = sorted({instant for span in spans for instant in (span.start, span.end)})
-    return [
-        (end - start, sum(span.value for span in spans if span.start <= start and end <= span.end))
-        for start, end in pairwise(instants)
-    ]
+    waiting = sorted((span for span in spans if span.end > span.start), key=lambda span: span.start, reverse=True)
+    instants = sorted({instant for span in waiting for instant in (span.start, span.end)})
+    running: list[KernelSpan] = []
+    for start, end in pairwise(instants):
+        running = [span for span in running if span.end > start]
+        while waiting and waiting[-1].start <= start:
+            running.append(waiting.pop())
+        # Not a running total, to which each start adds: differences of floats would pile up.
+        yield end - start, sum(span.value for span in running)
 
 
 # iGniter

@@ -321,6 +321,21 @@ class LayerProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return min(smallest_ms, max(0.0, beyond_ms / max(1, len(self.blocks) - 1)))
 
 
+KernelSource = Literal["ncu", "launches"]
+"""Where figures of kernels come from: counters of the GPU, which Nsight Compute reads, or launch configurations, from
+which SM use follows and occupancy is estimated."""
+
+
+class DemandSource(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the kernels of a model were measured."""
+
+    source: KernelSource
+    software: str
+    """The profiler, with its version."""
+    hardware: str
+    date: str
+
+
 class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model shares its device with others: what its batches demand, and how much slower they are for it.
 
@@ -350,6 +365,9 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     full one does, only for a shorter time, and therefore demands as much. With 0, the law holds for every slot."""
     points: tuple[tuple[float, float], ...] = ()
     """What the law was fitted to: how many full batches ran together, and how many times as long each took."""
+    demands: DemandSource | None = None
+    """How `sm_use`, `occupancy` and `peak_occupancy` were measured; None if they were not, but published or declared.
+    `origin` and what follows it are of the rest."""
     origin: Origin = "assumed"
     source: str = ""
     hardware: str = ""
@@ -371,6 +389,13 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                     raise ValueError(f"a batch in {name} is {batch}; it must be at least 1")
                 if not 0 <= part <= 1:
                     raise ValueError(f"{name} at batch {batch} is {part}; it must be between 0 and 1")
+
+    def with_demands_of(self, other: "DeviceSharing | None") -> "DeviceSharing":
+        """This law, with what another measurement of the model says of SMs, occupancy and memory."""
+        if other is None:
+            return self
+        names = ("sm_use", "occupancy", "peak_occupancy", "memory", "demands")
+        return structs.replace(self, **{name: getattr(other, name) for name in names})
 
     def holds_on(self, slot: Slot) -> bool:
         """Whether it says anything about batches on this slot: a law that was measured without caps says nothing about
@@ -521,9 +546,10 @@ def _span(points: list[tuple[int, float]]) -> Region:
 
 # Files: JSON with a version, written atomically.
 
-VERSION: Final = 6
+VERSION: Final = 7
 """2 added passes and start-up times, 3 accelerators, 4 shapes, 5 the size of the weights, and layers, 6 how a model
-shares its device, multiply-adds of layers, and a form of latency; older ones are still read."""
+shares its device, multiply-adds of layers, and a form of latency, 7 how its demands on a device were measured; older
+ones are still read."""
 SUFFIX: Final = ".profile.json"
 NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""
