@@ -84,6 +84,34 @@ def test_what_batches_take_of_a_gpu(network: Path, nvidia: FakeNvidia) -> None:
     assert "of the T4, by Nsight Compute 2024.1.0.0" in shown.stdout
 
 
+def test_measured_kernels_decide_which_models_share_a_gpu(network: Path, nvidia: FakeNvidia, tmp_path: Path) -> None:
+    """Two models that need a quarter of the SMs while they run share one of two cards; two that need all of them do
+    not. Before anything is measured, the system says how to."""
+    nvidia.install_runtime()
+    other = network.with_name("other.onnx")
+    other.write_bytes(network.read_bytes())
+    stages = "".join(f"  - {{name: {name}, model: ./{file.name}}}\n" for name, file in (("a", network), ("b", other)))
+    cluster = "cluster: {nodes: [{hardware: local, devices: [T4], count: 2}]}\n"
+    file = tmp_path / "app.yaml"
+    file.write_text(f"name: two\nslo_ms: 1000\nstages:\n{stages}system: wsm-milp\n{cluster}")
+
+    def planned(blocks: int, *options: str) -> Result:
+        nvidia.install_ncu([CountedKernel("gemm", "9,000,000", "40.00", "50.00", blocks, 512, 64)])
+        for model in (network, other):
+            assert run(model, "--device", "cuda", *options).exit_code == 0
+        return CliRunner().invoke(main, ["plan", str(file), "--rate", "5", "--json"])
+
+    refused = planned(20, "--kernels", "none")
+    assert refused.exit_code == 1
+    assert "`sloop profile MODEL --device cuda` measures it" in refused.stderr
+    for blocks, cards in ((20, 1), (80, 2)):
+        result = planned(blocks)
+        assert result.exit_code == 0, result.stderr
+        placements = json.loads(result.stdout)["placements"]
+        assert len(placements) == 2
+        assert len({(each["node"], each["device"]) for each in placements}) == cards
+
+
 def test_a_profile_without_kernels_keeps_those_that_are_known(network: Path, nvidia: FakeNvidia) -> None:
     nvidia.install_runtime()
     nvidia.install_ncu([CountedKernel("gemm", "200,000", "40.00", "50.00", 20, 512, 64)])

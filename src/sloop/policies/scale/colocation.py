@@ -178,7 +178,10 @@ class SharedDevices:
             if compute is None:
                 if must_know:
                     what = f"the profile of {belief.variant} on {where.accelerator or where.hardware} has no {metric}"
-                    raise InputError(what, help="add `sharing` to the profile, or choose system `mixed`")
+                    help_text = (
+                        "`sloop profile MODEL --device cuda` measures it; or declare `sharing`, or use system `mixed`"
+                    )
+                    raise InputError(what, help=help_text)
                 compute = colocation.WHOLE
             found.append(BatchOption(batch, latency_ms, 1000.0 * batch / latency_ms, compute, memory))
         return tuple(found)
