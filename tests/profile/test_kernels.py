@@ -303,15 +303,32 @@ def test_without_permission_launches_are_used_and_it_says_why(nvidia: FakeNvidia
     assert len(why) == 1
 
 
+def test_pytorch_is_asked_before_nsight_systems(nvidia: FakeNvidia, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_program(command: list[str], limit_s: float, *, environment: dict[str, str]) -> tuple[int, str]:
+        assert command[:3] == [sys.executable, "-m", "sloop.profile.kernels"], "no profiler starts the process"
+        assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-4d2ca1c0"
+        order = msgspec.json.decode(command[3], type=PassOrder)
+        Path(order.trace).write_bytes(msgspec.json.encode(KINETO))
+        Path(order.report).write_bytes(msgspec.json.encode(PassReport((7, 5), 40, 0.0805, "PyTorch 2.11.0")))
+        return 0, ""
+
+    nvidia.install_nsys([])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(kernels, "run_program", run_program)
+    found, why = measured(8, wanted="launches")
+    assert found is not None
+    assert (found.source, found.software, why) == ("launches", "PyTorch 2.11.0", [])
+    assert found.batches[0].sm_use == pytest.approx(0.5 * 5 / 40), "half of the pass, on 5 of 40 SMs"
+
+
 def test_a_batch_that_fails_ends_the_measurement_and_keeps_smaller_ones(nvidia: FakeNvidia) -> None:
     nvidia.install_ncu(PASS)
     (nvidia.folder / "batch-max").write_text("8")
     found, why = measured(1, 8, 64)
     assert found is not None
     assert [each.batch for each in found.batches] == [1, 8]
-    assert why == ["Nsight Compute, batch 64: Nsight Compute has written no table of kernels"] or why[0].endswith(
-        "the process of the pass failed (exit status 1): CUDA failure 2: out of memory"
-    )
+    reason = "the process of the pass failed (exit status 1): CUDA failure 2: out of memory"
+    assert why == [f"Nsight Compute, batch 64: {reason}"]
 
 
 def test_without_any_profiler_it_says_so(nvidia: FakeNvidia, monkeypatch: pytest.MonkeyPatch) -> None:
