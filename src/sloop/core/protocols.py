@@ -171,8 +171,8 @@ class Scale(Protocol):
       where its prediction, which assumes one of the two, disagrees with the policy.
     - `is_quick`, True if `plan` always takes less than a millisecond or two. Such a policy is called within the event
       loop. All others are called beside it, so that requests never wait for a plan.
-    - `release_after_ns`: how long a node on demand stays empty before it is released; 0: not at all. The default is a
-      minute (`core.nodes.UNUSED_NS`). Where applications differ, the longest counts.
+    - `release_after_ns`: how long a node on demand stays empty before it is released; 0: it is released as soon as it
+      is empty. The default is a minute (`core.nodes.UNUSED_NS`). If applications differ, the longest time counts.
     - `attaches_shadows`, True if its plans may have shadows. A server then cuts the models into their measured blocks.
     - `asks_for_starts`, True if it wants to know how long a start takes now (`StageView.starts_ns`).
     """
