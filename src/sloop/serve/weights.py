@@ -629,7 +629,7 @@ class _Transfer:
                 if record is not None:
                     return self._folder.commit(self._part, record, self._key, self._name)
             what = f"{self._source}: its files change while they are fetched"
-            raise MachineError(what, help="fetch it when its files no longer change, or give each version a URL of its own")
+            raise MachineError(what, help="fetch it when they no longer change, or give each version a URL of its own")
         except InterruptedTransferError as interrupted:
             raise interrupted.error from interrupted
         except OSError as error:
