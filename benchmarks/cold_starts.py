@@ -1,16 +1,17 @@
 """Cold starts on hosts of their own, under Flashpoint's systems, compared with the simulator. Part of
 `benchmarks.machines`, which says what it shows.
 
-A model with more weights than it needs starts on four nodes, from a store on a host of its own, while an excerpt of the
-Twitter trace arrives, compressed in time and thinned. All systems scale alike (`atoll-rate`), so only the way of the
-weights differs. Starts are counted from the first request on. Each agent has a worker ahead, as agents of deployments
-do: all hosts share the cores of one machine, and what Python and its libraries take of them would be most of a start,
-and delay those of other hosts.
+A model that is padded with unused weights starts on four nodes, from a store on a host of its own, while an excerpt of
+the Twitter trace arrives, compressed in time and thinned. All systems scale alike (`atoll-rate`) and differ only in how
+nodes get the weights. Starts are counted from the first request on. Each agent has a spare worker, as agents of
+deployments do. Without one, starting Python and its libraries would take most of a start, and delay starts on other
+hosts, because all hosts share the cores of one machine.
 
-The links, the trace and the model are simulated too, twice. As the profile says, the trace begins at several phases of
-the planning period, because nobody can foresee at which one it will. With what was measured, it begins at the phase of
-the live run, and two things are taken from that run that no profile can know on a machine that all hosts share: the
-durations of batches, and the mean time of a start from the arrival of its weights to readiness.
+The links, the trace and the model are also simulated, in two ways. With the profile alone, the trace begins at several
+phases of the planning period, because the phase of a live run cannot be known beforehand. With measured values, the
+trace begins at the phase of the live run, and two things are taken from that run that a profile cannot know on a
+machine that all hosts share: the durations of batches, and the mean time from the arrival of the weights until a
+replica is ready.
 """
 
 import hashlib
@@ -52,48 +53,49 @@ from tests.serve.fleet import Fleet, until
 NODES: Final = 4
 PER_NODE: Final = 2
 CORES: Final = 0.15
-"""Of a replica: all of them together leave cores to server, agents, store and clients."""
+"""The cores of a replica; few enough to leave some to server, agents, store and clients."""
 PIXELS: Final = 64
 PADDING_BYTES: Final = 40_000_000
 STORE_BITS_S, NODE_BITS_S = 150e6, 200e6
-"""Of the link of the store, and of each node. One copy takes ten times as long as a request on the node's link."""
+"""The rates of the store's link and of each node's link. A copy of the model takes ten times as long as a request."""
 STORE_PORT: Final = 8082
 START_S, WINDOW_S, COMPRESS = 1_301_400, 600, 15
-"""The excerpt of the trace that IPA calls fluctuating, in so much less time: a burst of four to five times the usual
-rate, for about 20 s."""
+"""The excerpt of the trace that IPA calls fluctuating, compressed `COMPRESS` times: a burst of four to five times the
+usual rate, for about 20 s."""
 BUSY: Final = 0.8
-"""Of what all replicas together serve, what arrives in the second of the trace with the most requests."""
+"""The rate in the busiest second of the trace, as a fraction of what all replicas together serve."""
 PEAK_RPS: Final = 274.0
 DEADLINE: Final = 8
-"""In times of a request."""
+"""As a multiple of the duration of a request."""
 SCALING: Final[Mapping[str, object]] = {
     "cores": CORES,
     "replicas_max": NODES * PER_NODE,
     "window_ms": 6000.0,
     "period_ms": 3000.0,
 }
-"""The window of `atoll-rate` is shorter like the trace, its period less, so that some replicas start together."""
+"""The window of `atoll-rate` is shortened as much as the trace, its period less, so that some replicas start
+together."""
 LEADS_S: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
-"""Of what is foreseen: how long after a plan the trace begins."""
+"""Phases that are simulated with the profile alone: the time from a plan to the beginning of the trace."""
 SETTLED_S: Final = 9.0
-"""How long the server has run at least, a multiple of the period and longer than the window."""
+"""The least time that the server has run before the trace; a multiple of the period, and longer than the window."""
 SPARES: Final = 1
-"""Of each agent."""
+"""Spare workers of each agent."""
 FILES: Final[Mapping[str, object]] = {"cache": "files"}
 SYSTEMS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "baseline": ("baseline", {}),
     "locality": ("flashpoint", {**FILES, "multicast": False}),
     "locality + chain": ("flashpoint", FILES),
 }
-"""By what the tables call it, the system and what its `provision` policy has of its own."""
+"""By its name in the tables, the system and the parameters of its `provision` policy."""
 ORDERED: Final = ("baseline", "locality", "locality + chain")
 """The slowest first."""
 SIMULATED: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "gpu-faas": ("gpu-faas", {}),
     "atoll": ("atoll", {}),
 }
-"""What no server does as published: it cannot share loaded weights, and it downloads what it keeps once for each node,
-whatever is ordered."""
+"""Systems that no server can run as published: it cannot share loaded weights, and if it keeps files, it downloads them
+once for each node, even if more transfers are ordered."""
 WITHIN: Final = 0.15
 """How far the simulator may be off."""
 FETCHING: Final = "fetching"
@@ -362,11 +364,11 @@ def text_of(scene: Scene, found: Mapping[str, Compared], mbps: float) -> str:
         f"(nodes). A second of the run has {COMPRESS} s of the Twitter trace (from {START_S} on, {WINDOW_S} s, "
         f"{scene.trace['repeat']} times), thinned to {scene.trace['thin']}; {scene.duration_s} s and a deadline of "
         f"{scene.slo_ms} ms. The store's link carried {mbps:.4g} Mbit/s of payload. `gpu-faas` and `atoll` are "
-        f"simulated only: no server shares loaded weights among replicas, or downloads what it keeps more than once "
-        f"for a node. Connections share a host's link fairly. Each agent has {SPARES} worker ahead. "
-        f"Simulated with the profile alone (mean of {len(LEADS_S)} runs, in which the trace begins at different phases "
-        f"of the planning period), and with the phase, the batches and the mean start (without its fetch) of the live "
-        f"run."
+        f"simulated only: no server shares loaded weights among replicas, or downloads files that it keeps more than "
+        f"once for a node. Connections share a host's link fairly. Each agent has {SPARES} spare worker. "
+        f"`simulated, profile`: with the profile alone (mean of {len(LEADS_S)} runs, in which the trace begins at "
+        f"different phases of the planning period). `simulated, measured`: with the phase, the durations of batches "
+        f"and the mean start (without its fetch) of the live run."
     )
     rows = [
         (label, where, len(run.starts) / run.runs, *_starts_s(run), run.mean_ms, 100 * run.attainment)

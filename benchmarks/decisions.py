@@ -4,9 +4,9 @@
 
 For single models, a core receives one second of requests and then decides; a scaling plan and a batch decision on a
 long queue are timed. For applications of several models (those of the publications, and some synthetic hard ones), the
-slowest of the decisions that lead to a stable plan is timed at each of many rates. Last come decisions where replicas
-of a model of 55 layers start: 16 at a time on 64 nodes with 8 accelerators each, each time with another queue, so that
-no answer is remembered.
+slowest of the decisions that lead to a stable plan is timed at each of many rates. Last come decisions on where
+replicas of a model with 55 layers start: 16 at a time on 64 nodes with 8 accelerators each. The queue differs each
+time, so that no cached answer is used.
 """
 
 import time
@@ -62,9 +62,10 @@ from sloop.vocabulary import (
 BELIEF = Estimate(YOLOV5S_S, variant="v", hardware="local")
 
 TARGETS_MS: Final[Mapping[str, float]] = {"fa2": 20.0, "ipa": 100.0, "biscale": 100.0}
-"""What a decision may take at most, where the specifications say."""
+"""The longest time that a decision may take, if the specifications give one."""
 BASELINES: Final = ("ds2", "inferline", "grandslam", "rim", "fa2-low", "fa2-high", "vertical-only")
-"""Timed on one application: they choose from what those above choose from, with less to weigh."""
+"""Systems that are timed on one application only: they choose among the same plans as those above, by fewer
+criteria."""
 RATES_RPS: Final = (1, 2, 4, 7, 11, 16, 22, 29, 36, 44, 52, 60)
 BEYOND_RPS: Final = (160, 180, 200, 220, 240)
 """About ten times what two nodes of eight cores hold of Biscale's longest pipeline, some 20 requests/s."""
@@ -339,7 +340,7 @@ def main() -> None:
     given = parser.parse_args()
     rounds, random = given.rounds, Random(given.seed)
     rows = [(what, *time_it()) for what, time_it in singles(rounds, random).items() if given.only in what]
-    text = f"Each decision {rounds} times after as many to warm up, on the profile YOLOv5s-S.\n\n"
+    text = f"Each decision was timed {rounds} times after as many warm-up calls, on the profile YOLOv5s-S.\n\n"
     text += table(("decision", "p50 ms", "p99 ms", "at most, ms", "kept"), rows)
     text += f"\n\nApplications of several models, planned for at {len(RATES_RPS)} rates from {RATES_RPS[0]} to "
     text += f"{RATES_RPS[-1]} requests/s, the overloaded one at {BEYOND_RPS[0]} to {BEYOND_RPS[-1]}:\n\n"

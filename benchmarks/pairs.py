@@ -1,11 +1,11 @@
-"""Body and shadow on two cores: how long a batch takes, against what the profile predicts, and how long a shadow loads.
+"""Body and shadow on two cores: measured durations of batches beside the predicted ones, and how long a shadow loads.
 
     python -m benchmarks.pairs [--seconds 3] [--quick] [--models vgg11,resnet18,squeezenet]
 
 VGG11 and ResNet18 with random weights, SqueezeNet as the case that gains little; images of 224 × 224. Each model is
 measured block by block on one core, like `sloop profile --layers`, and then served by a worker on one core, alone and
-with shadows on the other core that hold more and more of its first blocks. Needs two quiet cores: on a busy machine a
-pair waits for the core that it does not get. The line of the load average says how quiet it was.
+with shadows on the other core that hold growing numbers of its first blocks. Needs two quiet cores: on a busy machine,
+a pair waits for a core. The load average on the page says how busy the machine was.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Timed(NamedTuple):
 
     @property
     def miss(self) -> float:
-        """By what part the pair is slower than predicted."""
+        """By which fraction the pair is slower than predicted."""
         return self.pair_ms / self.predicted_ms - 1
 
 
@@ -312,7 +312,7 @@ def verdicts(model: ModelTimes) -> list[str]:
         )
     found.append(
         f"- {model.name}: outputs differ from the uncut model's by at most {model.difference:.1e} of the largest"
-        f" (allowed: 1e-06); in blocks a batch of {max(BATCHES)} takes {model.chain_cost:+.1%} time."
+        f" (allowed: 1e-06); cut into blocks, a batch of {max(BATCHES)} takes {model.chain_cost:+.1%} time."
     )
     return found
 
@@ -320,12 +320,12 @@ def verdicts(model: ModelTimes) -> list[str]:
 def text_of(found: Sequence[ModelTimes]) -> str:
     """The page."""
     about = (
-        "Body and shadow have one core each; medians. Rows: body + shadow; `not used` where the body alone is predicted"
-        " to be as fast."
+        "Body and shadow have one core each; durations are medians. Rows: body + shadow; `not used`: the body alone is"
+        " predicted to be as fast."
     )
     loading = (
-        f"Loading from the page cache, medians of {LOADS}; ready: from the order, on a spare worker, after one forward"
-        " pass."
+        f"Loading is from the page cache, the median of {LOADS} loads. `ready` is the time from the order, in a spare"
+        " worker, until one forward pass has ended."
     )
     lines = [line for model in found for line in verdicts(model)]
     return "\n\n".join([about, pair_table(found), loading, load_table(found), "\n".join(lines)])

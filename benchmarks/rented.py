@@ -1,9 +1,9 @@
-"""What ours and PALDIA pay for rented nodes, and how many requests are in time: six kinds of EC2 nodes, simulated.
+"""The cost of rented nodes and the requests in time of our systems and of PALDIA, simulated on six kinds of EC2 nodes.
 
     python -m benchmarks.rented [--seeds 3] [--arrivals "at once"] [--data FOLDER]
 
-These are the rows `ours` of `sloop reproduce paldia` and nothing else of it, so that more seeds take less long. Which
-loads, systems and parameters: `sloop.reproduce.paldia.ours`.
+These are the rows `ours` of `sloop reproduce paldia` without its other rows, so that more seeds can be simulated in the
+same time. `sloop.reproduce.paldia.ours` has the loads, systems and parameters.
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,16 @@ from sloop.reproduce.paldia.ours import (
 from sloop.reproduce.paldia.runs import PaldiaResult
 
 ABOUT: Final = (
-    "The parameters of `mixed` and `harbor` were chosen with seeds 0 to 2 of ResNet50 on the Azure-like load, and are "
-    "the same here for all loads. PALDIA as published plans for the requests of one second at once; where requests "
-    "come one by one it is also told that only those of a deadline, 200 ms, come together."
+    "The parameters of `mixed` and `harbor` were chosen with seeds 0 to 2 of ResNet50 on the Azure-like load; here "
+    "they are the same for all loads. As published, PALDIA plans for the requests of one second as if they arrived at "
+    "once. If requests arrive one by one, it is also simulated with groups of 200 ms, which is the deadline."
 )
 STEPS: Final = 20
 """Lines of progress."""
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """The mean with the least and the most."""
+    """The mean, with the smallest and the largest value."""
     return f"{fmean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 

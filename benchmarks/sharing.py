@@ -1,14 +1,15 @@
-"""Bursts on workers that share all cores: one after the other, all together, PALDIA's split and ours, against the law.
+"""Bursts on workers that share all cores: batches one after the other, all together, in PALDIA's split and in ours,
+measured and as predicted by the law of interference.
 
     python -m benchmarks.sharing [--seconds 0.2] [--quick] [--models squeezenet,perceptron] [--budget 20]
 
-Each model's law of interference is measured and chosen as `sloop profile --sharing` does, with six workers of a
-server's backend whose cores are not a cap. Then the same workers serve bursts: some full batches that are there at
-once. The share policy `hybrid` decides which run together, in its four modes (`resident` is ours). Rounds of all modes,
-bursts and streams follow each other in an order drawn for each round, and medians count. Streams keep 1 to 6 batches
-running. The law has seen none of this.
+Each model's law of interference is measured and chosen as by `sloop profile --sharing`, with six workers of a server's
+backend whose cores are not a cap. Then the same workers serve bursts: several full batches that arrive at once. The
+share policy `hybrid` decides which run together, in its four modes (`resident` is ours). Streams keep 1 to 6 batches
+running. Each round has all modes, bursts and streams in a random order; results are medians over the rounds. The law is
+not fitted to any of these.
 
-While model and measurement were worked on, the models of `CHECKED` were not looked at.
+The models in `CHECKED` are held out: they were not used while the law and the measurement were developed.
 
 Source of the checks: PALDIA, specification 7.1 and 7.4 (21, 23, 24).
 """
@@ -39,7 +40,7 @@ from sloop.vocabulary import ReplicaId
 
 WORKERS: Final = 6
 PASSES: Final = 6
-"""Of the law's measurement; one after the other is left out to choose it."""
+"""Passes of the measurement to which laws are fitted; each is left out once to choose the law."""
 MODES: Final[tuple[Sharing, ...]] = ("queue", "together", "hybrid", "resident")
 NAMES: Final[Mapping[Sharing, str]] = {
     "queue": "serial",
@@ -48,17 +49,17 @@ NAMES: Final[Mapping[Sharing, str]] = {
     "resident": "resident",
 }
 BURSTS: Final = (2.0, 3.0, 4.0, 4.5, 6.0, 7.0)
-"""Requests in full batches."""
+"""Sizes of bursts, in full batches."""
 ROUNDS_MIN: Final = 7
 TIE: Final = 1.02
-"""Times per batch that differ by less are equal."""
+"""Times per batch whose ratio is smaller count as equal."""
 NO_LATER: Final = 1.05
 EARLIER: Final = 0.97
-"""Hybrid against the better of serial and parallel: at most so late everywhere, at least so early somewhere."""
+"""Limits of the ratio of `hybrid` to the better of serial and parallel: `NO_LATER` in all bursts, `EARLIER` in one."""
 WITHIN: Final = 0.15
 """The wanted accuracy of a predicted end, in four of five cases."""
 DRAWS: Final = 2000
-"""Of the rounds, with replacement, for the range of a ratio."""
+"""Bootstrap samples of the rounds, for the range of a ratio."""
 
 
 class BurstPlan(NamedTuple):
@@ -115,7 +116,7 @@ class StreamTimes(NamedTuple):
 
     @property
     def best(self) -> tuple[int, int]:
-        """How many workers are best, measured and predicted: the fewest of those whose batches cost about the least."""
+        """The best number of workers, measured and predicted: the smallest with about the least time per batch."""
         measured, predicted = (
             1 + int(np.argmax(np.array(each_ms) <= TIE * min(each_ms)))
             for each_ms in (self.measured_ms, self.predicted_ms)
@@ -124,7 +125,7 @@ class StreamTimes(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """How much more a batch costs with the predicted number of workers than with the best one, as measured."""
+        """By which fraction a batch takes longer with the predicted number of workers than with the best one."""
         return self.measured_ms[self.best[1] - 1] / min(self.measured_ms) - 1
 
 
@@ -145,8 +146,8 @@ class BurstBench(NamedTuple):
     workers: SharedWorkers
 
     async def burst_ms(self, policy: Hybrid, model: DeviceModel, count: int) -> float:
-        """Milliseconds until the last of `count` requests that are there at once has ended. Of idle workers the first
-        is used, as in a server."""
+        """Milliseconds until the last of `count` requests that arrive at once has ended. The first idle worker is used,
+        as in a server."""
         costs_ns = [round(each * NS_PER_MS) for each in model.latencies_ms]
         waiting, running = count, dict[ReplicaId, int]()
         idle = [ReplicaId(number) for number in range(self.workers.count)]
@@ -169,7 +170,7 @@ class BurstBench(NamedTuple):
 
 
 def device_model(stream: SharedStream, fits: SharingFits, batch: int, seconds: float) -> DeviceModel:
-    """The model on the cores of this machine, as the policy believes it: durations of batches that are alone, as
+    """The beliefs of the policy about the model on the cores of this machine: durations of batches that run alone, as
     served, and the law."""
     sizes = [size for size in (1, 2, 4, 8, 16, 32) if size < batch] + [batch]
     found: dict[int, list[float]] = {size: [] for size in sizes}
@@ -183,12 +184,12 @@ def device_model(stream: SharedStream, fits: SharingFits, batch: int, seconds: f
 
 
 def policies(fits: SharingFits) -> dict[Sharing, Hybrid]:
-    """A split is made only where it gains more than the law is off."""
+    """The policies of all modes. Requests are split only if the predicted gain is larger than the error of the law."""
     return {mode: Hybrid(sharing=mode, gain_min=min(1.0, fits.error)) for mode in MODES}
 
 
 def planned(model: DeviceModel, count: int, policy: Hybrid) -> BurstPlan:
-    """What the policy makes of a burst."""
+    """The batches into which the policy divides a burst."""
     queued = best_split(model, count, policy.sharing, gain_min=policy.gain_min).queued
     return BurstPlan(tuple(batches_of(count - queued, model.batch)), tuple(batches_of(queued, model.batch)))
 
@@ -294,7 +295,7 @@ def concurrency_verdict(each: ModelBursts) -> str:
     holds = "within one" if abs(measured - predicted) <= 1 else "**more than one away**"
     return (
         f"- {each.name}: best concurrency {measured} measured, {predicted} by the law: {holds}; with the predicted one "
-        f"a batch costs {each.stream.loss:.1%} more than with the best."
+        f"a batch takes {each.stream.loss:.1%} longer than with the best."
     )
 
 
@@ -306,17 +307,17 @@ def burst_verdicts(found: Sequence[ModelBursts], mode: Sharing) -> list[str]:
     name = min(bursts, key=lambda each: bursts[each].ratio(mode))
     least, (low, high) = bursts[name].ratio(mode), bursts[name].ratio_range(mode)
     same = sum(burst.plans[mode] in (burst.plans["queue"], burst.plans["together"]) for burst in bursts.values())
-    first = f"- {mode} no later than {NO_LATER:.2f} × the better of serial and parallel: "
+    first = f"- {mode} takes at most {NO_LATER:.2f} × the time of the better of serial and parallel: "
     if late:
         first += f"**not** in {len(late)} of {len(bursts)} bursts: {', '.join(late)}; "
         first += f"beyond the noise of the rounds in {len(sure)}."
     else:
         first += f"yes, in all {len(bursts)} bursts."
-    first += f" In {same} of them it makes the same batches as one of the two, and is the same measurement."
+    first += f" In {same} bursts it makes the same batches as one of the two, so both have the same measurement."
     early = "yes" if least <= EARLIER else "**no**"
     return [
         first,
-        f"- {mode} at least 3 % earlier in one case: {early}; its earliest is {least:.3f} ({name}; {low:.2f} to "
+        f"- {mode} is at least 3 % faster in one burst: {early}; its least ratio is {least:.3f} ({name}; {low:.2f} to "
         f"{high:.2f} over the rounds).",
     ]
 
@@ -331,13 +332,13 @@ def verdicts(found: Sequence[ModelBursts]) -> str:
     close = sum(abs(predicted / measured - 1) <= WITHIN for measured, predicted in pairs)
     share = f"{close / len(pairs):.0%}"
     lines.append(
-        f"- {close} of {len(pairs)} predicted ends within {WITHIN:.0%} of the measured ones: {share}, wanted 80 %."
+        f"- {close} of {len(pairs)} predicted ends are within {WITHIN:.0%} of the measured ones: {share}, wanted 80 %."
     )
     return "\n".join(lines)
 
 
 def figure_of(found: Sequence[ModelBursts]) -> Figure:
-    """S(k) of each model, measured and as the chosen law says."""
+    """S(k) of each model, measured and by the chosen law."""
     counts = tuple(float(count) for count in range(1, WORKERS + 1))
     fitted = [each.model.law.among_equals(each.model.largest, np.array(counts)) for each in found]
     panels = tuple(
@@ -368,14 +369,16 @@ def text_of(found: Sequence[ModelBursts]) -> str:
     rounds = ", ".join(f"{each.name} {len(each.stream.rounds_ms[0])}" for each in found)
     about = (
         f"{WORKERS} workers of a server's backend, whose cores are only reserved, on {len(usable_cpus())} cores; each "
-        f"has as many threads. First, the law was measured in {PASSES} passes and chosen by leaving out one after the "
-        "other, and the durations of batches alone; everything else, which they are compared with, after that. Medians "
-        f"of rounds ({rounds}) that mix all cells in an order of chance. Predicted: processor sharing by the law, with "
+        f"worker has a thread for every core. First, S(k) was measured in {PASSES} passes, each of which was left out "
+        "once to choose the law, and the durations of batches that run alone. All other figures, with which "
+        "predictions are compared, were measured afterwards; they are medians of rounds "
+        f"({rounds}), each of which has all cells in a random order. Predicted: processor sharing by the law, with "
         "the batches that the policy made. `hybrid` is PALDIA's split, `resident` ours; both fall back to serial or "
-        f"parallel if they gain less than the law is off. Ranges: 95 % of {DRAWS:,} bootstrap samples of the rounds."
+        "parallel if the predicted gain is smaller than the error of the law. Ranges: 95 % of "
+        f"{DRAWS:,} bootstrap samples of the rounds."
     )
     parts = [about]
-    for title, names in (("Models that were worked with", MODELS), ("Models that were held out", CHECKED)):
+    for title, names in (("Models used in development", MODELS), ("Held-out models", CHECKED)):
         some = [each for each in found if each.name in names]
         if some:
             parts += [f"## {title}", verdicts(some), law_table(some), burst_table(some), stream_table(some)]

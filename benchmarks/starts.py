@@ -1,10 +1,10 @@
-"""How long a replica takes to start: with a process of its own, and with a worker that was started ahead.
+"""How long a replica takes to start: in a new process, and in a spare worker.
 
     python -m benchmarks.starts [MODEL.onnx …] [--rounds 20]
 
-The two take turns. The time runs from the order to the replica's readiness, which includes loading and one forward
-pass. The models are SqueezeNet for small images and a perceptron of 100 MB unless others are named. `held` is how long
-the order itself holds the deciding process.
+Both kinds of starts alternate. The time runs from the order until the replica is ready, which includes loading and one
+forward pass. The models are SqueezeNet for small images and a perceptron of 100 MB unless others are named. `held` is
+the time for which the order blocks the deciding process.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from tests.serve.rig import wirings_of
 
 HELD: Final = "held"
 STEPS: Final = (HELD, "loading", "warming", "ReplicaReady")
-KINDS: Final = {0: "a process of its own", 1: "a worker started ahead"}
+KINDS: Final = {0: "a new process", 1: "a spare worker"}
+"""By the number of spare workers, where a replica starts."""
 
 
 class Steps:
@@ -72,7 +73,7 @@ async def one(backend: LocalBackend, steps: Steps, number: int) -> dict[str, flo
 
 
 async def measured(model: Path, rounds: int) -> tuple[dict[str, list[dict[str, float]]], float]:
-    """The steps of each start, by where its process came from, and the memory in MB of a worker that waits."""
+    """The steps of each start, by the kind of start, and the memory in MB of a spare worker."""
     local.SPARES_AFTER_S = 0.1  # type: ignore[misc]  # the rounds need not wait for so long
     servables = {("stage", "model"): Servable(str(model), read_signature(model))}
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS.values()}
@@ -117,10 +118,10 @@ def main() -> None:
                 rows.append((model.name, kind, *values, max(each["ReplicaReady"] for each in found[kind])))
             slow, quick = (values[-1] for values in medians.values())
             ratios.append(f"{slow / quick:.1f} × sooner with `{model.name}` ({slow - quick:.0f} ms)")
-    columns = ("model", "the replica takes", "held for, ms", "loads from, ms", "warms from, ms", "is ready after, ms")
-    text = f"One core, medians of {given.rounds} starts of each kind, which take turns.\n\n"
+    columns = ("model", "starts in", "held for, ms", "loads from, ms", "warms from, ms", "is ready after, ms")
+    text = f"One core, medians of {given.rounds} starts of each kind, which alternate.\n\n"
     text += f"{table((*columns, 'at most, ms'), rows)}\n\n"
-    text += f"Ready {', '.join(ratios)}; wanted: 3 × for an ordinary model. A worker that waits has {memory_mb:.0f} MB."
+    text += f"Ready {', '.join(ratios)}; wanted: 3 × for an ordinary model. A spare worker takes {memory_mb:.0f} MB."
     publish("starts", "How long a replica takes to start", text, write=not given.no_write)
 
 
