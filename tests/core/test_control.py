@@ -148,6 +148,84 @@ def test_lost_replicas_restart_at_once_then_with_exponential_backoff() -> None:
     assert isinstance(orders(scene.act(2100, ReplicaLost(ReplicaId(2), "killed")))[0], StartReplica)
 
 
+def nodes_of(actions: list[Action]) -> list[str | None]:
+    return [order.spec.node for order in actions if isinstance(order, StartReplica)]
+
+
+def two_nodes(count: int = 1, cores: float = 4.0) -> Scene:
+    """The place policy takes the first of two equal nodes, each with room for one replica."""
+    nodes = [Node(name, "local", 4, 1000) for name in ("n0", "n1")]
+    return Scene(plan_of(count, cores), nodes=nodes)
+
+
+def test_a_replica_that_cannot_start_on_a_node_starts_on_another_one() -> None:
+    """A node with a full disk has the most room, and would get every start."""
+    scene = two_nodes()
+    assert nodes_of(scene.act(0, WOKE)) == ["n0"]
+    assert nodes_of(scene.act(10, ReplicaLost(R0, "no space left on the disk"))) == ["n1"]
+    scene.act(20, ReplicaReady(R1))
+    scene.script.target = plan_of(2, 4.0)
+    assert nodes_of(scene.act(1000, WOKE)) == ["n0"], "no other node has room"
+    scene.act(1010, ReplicaLost(ReplicaId(2), "no space left on the disk"))
+    assert nodes_of(scene.act(3000, WOKE)) == ["n0"]
+
+
+def avoided() -> Scene:
+    """A replica was lost on n0 before it could serve; now there is none."""
+    scene = two_nodes()
+    scene.act(0, WOKE)
+    scene.act(10, ReplicaLost(R0, "no space left on the disk"))
+    scene.act(20, ReplicaReady(R1))
+    return scene
+
+
+def next_node(scene: Scene, now_ms: float) -> str | None:
+    """Stop all replicas, then start one; returns its node."""
+    scene.script.target = plan_of(0)
+    stopped = [action.replica for action in scene.act(now_ms, WOKE) if isinstance(action, StopReplica)]
+    scene.act(now_ms + 10, *map(ReplicaStopped, stopped))
+    scene.script.target = plan_of(1, 4.0)
+    (node,) = nodes_of(scene.act(now_ms + 1000, WOKE))
+    return node
+
+
+def test_a_node_is_avoided_for_five_minutes() -> None:
+    assert next_node(avoided(), 1000) == "n1"
+    assert next_node(avoided(), 298_000) == "n1"
+    assert next_node(avoided(), 300_000) == "n0"
+
+
+def test_a_node_that_comes_again_is_not_avoided() -> None:
+    scene = avoided()
+    scene.act(100, NodeReady(Node("n0", "local", 4, 1000)))
+    assert next_node(scene, 1000) == "n0"
+
+
+def test_a_node_where_a_replica_serves_is_not_avoided_even_if_that_dies() -> None:
+    scene = avoided()
+    scene.script.target = plan_of(2, 4.0)
+    assert nodes_of(scene.act(1000, WOKE)) == ["n0"], "no other has room"
+    scene.act(1010, ReplicaReady(ReplicaId(2)))
+    scene.act(1020, ReplicaLost(ReplicaId(2), "killed"))
+    assert next_node(scene, 3000) == "n0"
+
+
+def test_batches_of_others_do_not_hasten_the_next_start_after_failed_ones() -> None:
+    """Otherwise a node that cannot start replicas would try as often as others answer."""
+    scene = avoided()
+    scene.script.target = plan_of(2, 4.0)
+    assert nodes_of(scene.act(1000, WOKE)) == ["n0"]
+    started_s = []
+    for id in range(130):
+        now_ms = 1100 + 100 * id
+        failed = [ReplicaLost(each.id, "no space") for each in scene.core.state.replicas.values() if each.node == "n0"]
+        actions = [*scene.act(now_ms, *failed), *scene.act(now_ms + 10, request(id, at_ms=now_ms + 10))]
+        (batch,) = [each.batch for each in actions if isinstance(each, StartBatch)]
+        actions += scene.act(now_ms + 40, Finished(batch, R1, ms(4)))
+        started_s += [now_ms / 1000 for _ in nodes_of(actions)]
+    assert started_s == [3.0, 5.0, 8.0, 13.0]
+
+
 def test_replicas_lost_together_are_replaced_at_once() -> None:
     scene = warm(4)
     actions = scene.act(100, *[ReplicaLost(ReplicaId(id), "the node is lost") for id in range(4)])

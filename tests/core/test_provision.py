@@ -138,11 +138,11 @@ def test_a_failed_transfer_replaces_the_starts_that_wait_for_it() -> None:
     (why,) = [each.why for each in actions if isinstance(each, Decided) and each.kind == "lost"]
     assert why == "its weights do not come; a replacement starts at once"
     (again,) = [each for each in actions if isinstance(each, Transfer)]
-    assert (again.source, again.receivers) == (STORE, ("n1",))
-    assert starts(actions) == [("n1", 2)]
+    assert (again.source, again.receivers) == (STORE, ("n2",)), "n1 is avoided, where a start has failed"
+    assert starts(actions) == [("n2", 2)]
     assert not scene.act(1_101, TransferFailed(TransferId(1), "n1", "again")), "said twice"
     scene.act(1_200, ReplicaLost(ReplicaId(0), "n0"), ReplicaLost(ReplicaId(1), "n0"))
-    scene.act(1_400, Transferred(TransferId(2), "n1"))
+    scene.act(1_400, Transferred(TransferId(2), "n2"))
     ended = scene.act(1_400, ReplicaReady(ReplicaId(3)))
     assert any(getattr(each, "requests", ()) == (7,) for each in ended), "the request was not lost"
 

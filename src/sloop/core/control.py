@@ -40,7 +40,7 @@ from sloop.core.pipeline import (
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
 from sloop.core.provision import expected_starts_ns, note_files, start_together
 from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
-from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, StageView, Traffic
+from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Site, StageView, Traffic
 from sloop.events import (
     BatchLost,
     KeptReplica,
@@ -438,7 +438,9 @@ class ControlPath:
             return
         stage = replica.stage
         is_found_out = is_blamed and replica.batch is not None and replica.batch.is_suspect
-        wait_ns = stage.lose(now_ns, event.error, is_found_out=is_found_out)
+        is_unstarted = is_blamed and (replica.life is Life.STARTING or replica.part is not None)
+        node = replica.node if is_unstarted else ""
+        wait_ns = stage.lose(now_ns, event.error, is_found_out=is_found_out, unstarted_on=node)
         why = f"{event.error}; a replacement starts {f'in {in_s(wait_ns)}' if wait_ns else 'at once'}"
         out.append(Decided("lost", why, stage.name, replica.id, application=stage.application.key))
         self._forget(now_ns, replica, event.error, is_blamed, out)
@@ -551,6 +553,9 @@ class ControlPath:
     def node_ready(self, now_ns: int, event: NodeReady, out: list[Action]) -> None:
         """A node can take replicas, and has those that were kept."""
         self._nodes.ready(event.node, now_ns)
+        for each in self._applications.values():
+            for stage in each.state.all_stages:
+                stage.avoided_ns.pop(event.node.name, None)  # what it lacked may be there now
         for kept in event.kept:
             self._adopt(now_ns, event.node, kept, out)
         note_files(now_ns, self._state, event.node.name, event.weights)
@@ -759,7 +764,7 @@ class ControlPath:
         replicas."""
         shortage = self._resize(difference.grow, out)
         attaching = self._attach(now_ns, application, stage, difference.attach, out)
-        is_too_soon = bool(difference.start) and now_ns < stage.backoff.not_before_ns
+        is_too_soon = bool(difference.start) and now_ns < stage.not_before_ns
         moves = False
         if shortage is not None:
             left = self._move(now_ns, stage, difference, out)
@@ -796,7 +801,7 @@ class ControlPath:
         """Start a larger replica on another node for each one that cannot grow on its own, until one has no room;
         returns those without room. The smaller one serves until the larger one is ready."""
         left: list[tuple[ReplicaSpec, Belief]] = []
-        is_too_soon = now_ns < stage.backoff.not_before_ns
+        is_too_soon = now_ns < stage.not_before_ns
         for (id, cores), spec in zip(difference.grow, difference.grown, strict=True):
             replica = self._state.replicas[id]
             if replica.target_cores == cores:
@@ -928,9 +933,12 @@ class ControlPath:
         state = self._state
         belief = stage.beliefs[spec.variant, spec.slot.hardware]
         place = stage.application.parts.policies.place
-        found = state.ledger.sites(spec, belief, one_of_equal=getattr(place, "ignores_names", False))
+        one_of_equal = not stage.avoided_ns and getattr(place, "ignores_names", False)
+        found: Sequence[Site] = state.ledger.sites(spec, belief, one_of_equal=one_of_equal)
         if not found:
             return False
+        if stage.avoided_ns:
+            found = stage.preferred(now_ns, found)
         if spec.shadow is not None:  # it is attached when the replica is ready
             spec = structs.replace(spec, shadow=None)
         site = found[place.choose(now_ns, spec, found)]

@@ -93,7 +93,7 @@ def _input(
         stage=stage.name,
         spec=spec,
         count=count,
-        sites=sites,
+        sites=stage.preferred(now_ns, sites) if stage.avoided_ns else sites,
         memory_bytes=belief.memory_bytes,
         device_memory_bytes=belief.device_memory_bytes,
         costs=costs,

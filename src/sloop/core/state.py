@@ -34,7 +34,7 @@ from sloop.core.graph_estimates import EdgeHistory, LeastTimes, VisitRates, rema
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
 from sloop.core.protocols import Order, Policies
-from sloop.core.views import Belief, BeliefKey, ReplicaView, StageView, StartCosts
+from sloop.core.views import Belief, BeliefKey, ReplicaView, Site, StageView, StartCosts
 from sloop.core.weights import WeightRegistry
 from sloop.profile.interference import DeviceDemand
 from sloop.units import FOREVER_NS, NS_PER_S, s
@@ -91,6 +91,10 @@ UNLIMITED = 1 << 30
 FOUND_OUT_MAX = 8
 """How many replicas may be lost to requests that are found out, without a finished batch in between, before the
 losses count as the stage's own: a model that dies of every request must not start again and again without a pause."""
+
+AVOIDED_NS = s(300)
+"""For how long other nodes are preferred to one on which a replica was lost before it could serve. Its disk may be
+full, or something may be missing there, and a start elsewhere succeeds."""
 
 RESTART_NS_MAX = s(30)
 """The longest delay before a lost replica is replaced: at once first, then after 1, 2, 4, … seconds. Kubernetes doubles
@@ -1005,6 +1009,11 @@ class StageState:
         self.limits = BatchLimits()
         self.pool = ReplicaPool(beliefs, self.limits)
         self.backoff = RestartBackoff()
+        self.start_backoff = RestartBackoff()
+        """The same for replicas that were lost before they could serve. Batches of other replicas do not reset it: they
+        do not show that starts work."""
+        self.avoided_ns: dict[str, int] = {}
+        """By node on which a replica was lost before it could serve, until when others are preferred."""
         self.shadow_backoff = RestartBackoff()
         """How soon a lost shadow is replaced."""
         self.times = TimeEstimates()
@@ -1057,11 +1066,29 @@ class StageState:
         capacity = ready or starting
         self.times.visit_ns = round(1 / capacity) if capacity else 0
 
-    def lose(self, now_ns: int, error: str, *, is_found_out: bool) -> int:
-        """Count a lost replica; see `RestartBackoff.lose`."""
+    def lose(self, now_ns: int, error: str, *, is_found_out: bool, unstarted_on: str = "") -> int:
+        """Count a lost replica; see `RestartBackoff.lose`. `unstarted_on` is the node of one that could not serve."""
         self.disturb()
         self.backoff.error = error
-        return self.backoff.lose(now_ns, is_found_out=is_found_out)
+        wait_ns = self.backoff.lose(now_ns, is_found_out=is_found_out)
+        if not unstarted_on:
+            return wait_ns
+        self.avoided_ns[unstarted_on] = now_ns + AVOIDED_NS
+        return max(wait_ns, self.start_backoff.lose(now_ns))
+
+    def can_start_on(self, node: str) -> None:
+        """A replica on this node can serve."""
+        self.avoided_ns.pop(node, None)
+        self.start_backoff.reset()
+
+    @property
+    def not_before_ns(self) -> int:
+        """When a lost replica may be replaced."""
+        return max(self.backoff.not_before_ns, self.start_backoff.not_before_ns)
+
+    def preferred(self, now_ns: int, sites: Sequence[Site]) -> Sequence[Site]:
+        """These sites without the avoided nodes, unless there is no other."""
+        return [site for site in sites if self.avoided_ns.get(site.node.node.name, 0) <= now_ns] or sites
 
     def recover(self) -> None:
         """A batch has finished: the stage works."""
@@ -1210,6 +1237,8 @@ class State:
         replica.since_ns = now_ns
         if Life.READY in (before, life) and before is not life:
             stage.monitor.ready(now_ns, replica.millicores if life is Life.READY else -replica.millicores)
+        if life is Life.READY and (stage.avoided_ns or stage.start_backoff.charged):
+            stage.can_start_on(replica.node)
         self._refresh(stage)
 
     def set_cores(self, now_ns: int, replica: Replica, cores: float) -> None:

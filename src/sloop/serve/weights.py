@@ -727,7 +727,8 @@ class _Transfer:
                 if not download.is_copy:
                     raise
                 # It may not be true: the store has the last word.
-                raise InterruptedTransferError(f"a peer says: {error.what}", "fetch it from the store") from error
+                what = f"{error.what}, by the length that a peer says"
+                raise InterruptedTransferError(what, "fetch it from the store") from error
             with path.open("r+b" if download.start else "wb") as out:
                 digest = self._digest(out, download.start)
                 size = self._copy(file, download, out, digest)
