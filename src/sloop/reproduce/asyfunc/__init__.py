@@ -1,4 +1,4 @@
-"""AsyFunc reproduced: its models and shadows, its scaling policies as a count, and simulated runs beside BATCH.
+"""AsyFunc reproduced: its models and shadows, its scaling policies without queues, and simulated runs beside BATCH.
 
 Source: AsyFunc (submission to SoCC'23).
 """
@@ -54,7 +54,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
 
 
 def offloading_figure() -> Figure:
-    """Fig. 4: what is left of the extra latency of a larger batch when a shadow takes the layers that grow most."""
+    """Fig. 4: the extra latency of a larger batch that remains when a shadow takes the layers that grow most."""
     shares = [step / 20 for step in range(21)]
     left = tuple(left_after(share) for share in shares)
     series = Series("extra latency left", tuple(100 * share for share in shares), left)
@@ -68,7 +68,7 @@ def offloading_figure() -> Figure:
 
 
 def bodies_figure() -> Figure:
-    """The cores that Algorithm 1 gives a body, by rate and K."""
+    """The cores of a body by Algorithm 1, by rate and K."""
     chosen = [(model, weight) for model, weight in BODIES if model == "InceptionV3"]
     series = tuple(
         Series(
@@ -90,7 +90,7 @@ def bodies_figure() -> Figure:
 
 
 def shadows_figure() -> Figure:
-    """What a pair gains by the weights of its shadow, for bodies with 8 cores."""
+    """The gain of a pair in capacity, by the weights of its shadow, for bodies with 8 cores."""
     series = []
     for model in (*MODELS, VIT):
         costs, found = candidates_of(model, 8, is_prefix=model == VIT)

@@ -4,10 +4,10 @@ Experiments are named by the figures of the publication: Fig. 1 scaling policies
 memory, Fig. 12 utility of cores, Fig. 13 violations; checks are those of section 7.4 of the specification, constants
 and variants the ablations of its section 5.4.
 
-The publication leaves the unit of ρ open, and with it K, how many cores a copy of the model is worth; it decides the
-size of bodies and so all memory. Rows are of both ends: K = 128, where bodies are as small as those of BATCH, and K =
-the model's multiply-adds in 10⁹, as printed. Shadows take the first blocks of a model, as in the specification's own
-simulations; the publication's order by multiply-adds per byte is one of the variants.
+The publication does not give the unit of ρ. So K, the number of cores that a copy of the model is worth, is unknown. It
+decides the size of bodies and thereby all memory. There are rows for two values: K = 128, with which bodies are as
+small as those of BATCH, and the model's multiply-adds in 10⁹, as printed. Shadows take the first blocks of a model, as
+in the simulations of our specification; the publication's order by multiply-adds per byte is one of the variants.
 """
 
 import math
@@ -44,7 +44,7 @@ PREWARMS: Final[Mapping[SystemName, tuple[float, ...]]] = {
     "batch": (1.0, 1.3, 1.5, 2.0),
     "batch-plus": (1.0, 1.15, 1.3, 1.5, 2.0),
 }
-"""k_b: over how many times the needed replicas BATCH's memory at AsyFunc's violations is interpolated."""
+"""k_b: the multiples of the needed replicas between which BATCH's memory at AsyFunc's violations is interpolated."""
 NAMES: Final[Mapping[SystemName, str]] = {"batch": "BATCH", "batch-plus": "BATCH⁺"}
 PRINTED_PREWARMS: Final = (1.0, 1.3, 1.5)
 SAVED: Final = 23.4
@@ -53,7 +53,8 @@ DAY_LOAD: Final = 3.36
 """Mean demand in instances of 16 cores for which the optimum has 3.85, by the count of Fig. 1."""
 SURGED: Final[tuple[SystemName, ...]] = ("asyfunc", "asyfunc-nolls", "on-demand", "k-last-value")
 DERIVED: Final = {"InceptionV3": (5.5, 6.5, 19.0), "ResNet101": (5.2, 6.0, 15.3), "VGG19": (5.2, 7.2, 14.8)}
-"""Violations in % of asyfunc, nolls and noadapt at K = 128: one run of another simulator, of another trace (5.5)."""
+"""Violations in % of asyfunc, nolls and noadapt at K = 128, from one run of another simulator with another trace
+(5.5)."""
 BODY_LOADS: Final = (0.0, 15.0, 100.0)
 
 
@@ -95,7 +96,7 @@ def own(model: str, system: SystemName = "asyfunc", weight: float = SMALL_BODIES
 
 
 def ours(model: str) -> AsyFuncTrial:
-    """AsyFunc, in which the mean rate does not rest on shadows."""
+    """AsyFunc with enough bodies for the mean rate without shadows."""
     return with_options(own(model), counts_shadows=False)
 
 
@@ -110,13 +111,13 @@ def varied(model: str, variant: ChangedConstant) -> AsyFuncTrial:
 
 
 def loading(model: str, system: SystemName, body_load: float) -> AsyFuncTrial:
-    """Bodies that take more or fewer inferences to load; with 0 they are there at once."""
+    """Bodies whose loading takes more or fewer inferences; with 0 they are ready at once."""
     trial = own(model, system)
     return structs.replace(trial, start_s=0.0) if not body_load else structs.replace(trial, body_load=body_load)
 
 
 def reacting(system: SystemName) -> AsyFuncTrial:
-    """Fig. 1: equal replicas on 16 cores that take 5 s to start; the optimum's take no time."""
+    """Fig. 1: equal replicas on 16 cores that take 5 s to start; those of the optimum start at once."""
     return AsyFuncTrial(system=system, load=DAY_LOAD, start_s=0.0 if system == "opt" else 5.0)
 
 
@@ -163,7 +164,7 @@ def simulated_rows(results: Found, *, quick: bool) -> list[Row]:
 
 
 class DifferenceBySeed(NamedTuple):
-    """The mean of differences in pairs, and half the width of its 95 % interval (Student's t; inf of one pair)."""
+    """The mean of paired differences, and half the width of its 95 % interval (Student's t; inf for one pair)."""
 
     values: tuple[float, ...]
     mean: float
@@ -285,7 +286,7 @@ def _memory(results: Found, trial: AsyFuncTrial) -> list[float]:
 
 
 def our_rows(results: Found, model: str) -> list[Row]:
-    """The same with the mean rate on bodies alone: shadows then end with their burst."""
+    """The same with enough bodies for the mean rate alone, so that shadows end with their burst."""
     whole, bodies = ours(model), own(model, "asyfunc-nolls")
     ratios = [one / other for one, other in zip(_memory(results, whole), _memory(results, bodies), strict=True)]
     of = f"{model}, K = 128, mean rate on bodies"
@@ -302,14 +303,14 @@ def our_rows(results: Found, model: str) -> list[Row]:
 
 
 class EqualViolations(NamedTuple):
-    """BATCH with as many violations as AsyFunc, run by run: AsyFunc's figures compared with it."""
+    """AsyFunc compared with BATCH at the same violations, run by run."""
 
     saved: tuple[float, ...]
-    """Memory, in percent of BATCH's."""
+    """Saved memory, in percent of BATCH's."""
     utility: tuple[float, ...]
-    """Points more utility of cores."""
+    """The difference in the utility of cores, in points."""
     outside: int
-    """Runs whose violations no k_b had: they are left out."""
+    """The number of runs that are left out, because BATCH had as many violations with no k_b."""
 
 
 def at_equal_violations(results: Found, trial: AsyFuncTrial, system: SystemName) -> EqualViolations:
@@ -388,7 +389,8 @@ def headline_rows(results: Found, models: Sequence[str]) -> list[Row]:
 
 
 def _median_rows(results: Found) -> list[Row]:
-    """Fig. 13: VGG16's median violation "35 % higher" without; in percent or points, and without what, is open."""
+    """Fig. 13: VGG16's median violation is printed as "35 % higher" without. The publication does not say whether this
+    is in percent or points, nor without what."""
     rows = []
     for system, without in zip(OWN[1:], ("shadows", "adaptive batches"), strict=True):
         for weight in WEIGHTS:
@@ -430,7 +432,7 @@ def _saving_row(results: Found, models: Sequence[str], system: SystemName, prewa
 
 
 def variant_rows(results: Found) -> list[Row]:
-    """What one changed constant does; check 11 among them."""
+    """The effect of one changed constant; includes check 11."""
     rows = []
     for model in QUICK_MODELS:
         base = own(model)
@@ -460,11 +462,11 @@ EXPECTED: Final[Mapping[str, tuple[str, Callable[[float], bool]]]] = {
     "shadows by the formula as printed": ("more than 0", lambda mean: mean > 0),
     "burst threshold 1.2": ("more than 0", lambda mean: mean > 0),
 }
-"""Where the specification, or we, expect a direction."""
+"""The expected direction of the effect, if the specification or we expect one."""
 
 
 def loading_rows(results: Found) -> list[Row]:
-    """Check 12: the longer bodies take to load, the more shadows are worth."""
+    """Check 12: the longer bodies take to load, the more violations shadows save."""
     rows = []
     for model in QUICK_MODELS:
         gains = [

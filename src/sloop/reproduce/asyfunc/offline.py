@@ -1,4 +1,5 @@
-"""AsyFunc's results without simulated requests: models, latencies of layers, bodies, shadows, and Fig. 1 as a count.
+"""AsyFunc's results without simulated requests: models, latencies of layers, bodies, shadows, and Fig. 1 by counting
+the requests above the ready capacity.
 
 Experiments are named by the figures of the publication; "constants" are what the specification derives from its own
 parametric latencies, which stand for tables that were not published. Source: AsyFunc specification, sections 2 to 4.
@@ -80,7 +81,7 @@ SHADOWS: Final = {
 """Derived: percent of the weights in the cheapest shadow for 1.3 times the capacity of a body with 4, 8 and 16 cores
 (section 6.3)."""
 FEW_CORES, BATCHES = 2.0, (2, 4)
-"""Of Figs. 2 to 4 and 7: their latencies come out on two cores."""
+"""The cores of Figs. 2 to 4 and 7, which are not printed: with two cores the latencies agree."""
 EFFICIENTNET: Final = "EfficientNet-b5"
 LAYERS: Final = 539
 """Of EfficientNet-b5, in Table 2."""
@@ -165,7 +166,7 @@ def _size_row(model: str) -> Row:
 
 
 def _named_row() -> Row:
-    """What is called ResNet50 there has the size and the layers of ResNet101; VGG16 those of VGG19."""
+    """The publication's ResNet50 has the size and the layers of ResNet101, and its VGG16 those of VGG19."""
     claim = Claim("Table 2", "ResNet50: size", "MiB", "simulated", SIZES_MB["ResNet101"], computed=True)
     own = PUBLISHED["ResNet50-asyfunc"].weights_bytes / MIB
     return contradicted(claim, [own], other=97.5, by="the public ResNet50 has fewer of the printed layers, and")
@@ -185,8 +186,8 @@ def growth_ms() -> Floats:
 
 
 def left_after(share: float) -> float:
-    """What is left of the extra latency, in percent, when a shadow takes this share of the blocks, those that grow most
-    first (Fig. 4)."""
+    """The extra latency that remains, in percent, when a shadow takes this share of the blocks, beginning with those
+    whose latency grows most (Fig. 4)."""
     grown = np.sort(growth_ms())[::-1]
     return 100 * float(grown[round(share * len(grown)) :].sum() / grown.sum())
 
@@ -232,7 +233,7 @@ def latency_rows() -> list[Row]:
 
 
 def load_rows() -> list[Row]:
-    """What loading takes in inferences, by the printed loads, and the printed shadow of YOLOv8x."""
+    """The time to load a model as a number of inferences, by the printed loads; and the printed shadow of YOLOv8x."""
     model = "InceptionV3"
     loads_ms = LOAD_MS + LOAD_MS_PER_MIB * PUBLISHED[f"{model}-asyfunc"].weights_bytes / MIB
     note = "weights by the two printed loads of YOLOv8x, inference on 16 cores; a body has to be set up too"
@@ -285,8 +286,8 @@ def candidates_of(model: str, cores: int, *, is_prefix: bool = False) -> tuple[B
 
 
 def cheapest_percent(model: str, cores: int, gain: float, *, is_prefix: bool = False) -> float:
-    """The weights, in percent, of the smallest shadow with which a body has this many times its capacity; inf if none
-    has."""
+    """The weights, in percent of the model's, of the smallest shadow that multiplies the capacity of a body by this
+    factor; inf if none does."""
     costs, found = candidates_of(model, cores, is_prefix=is_prefix)
     alone_rps = capacity_rps(costs.alone_ms, costs.slo_ms)
     enough = [each.shared.size_bytes for each in found if each.booked_rps >= gain * alone_rps]
@@ -294,8 +295,8 @@ def cheapest_percent(model: str, cores: int, gain: float, *, is_prefix: bool = F
 
 
 class ChosenShadow(NamedTuple):
-    """A shadow of an objective: its part of the weights in percent, and how many times the body's capacity the pair
-    has."""
+    """The shadow that an objective chooses: its share of the weights in percent, and the pair's capacity divided by the
+    body's."""
 
     percent: float
     gain: float
@@ -361,7 +362,7 @@ class DayCount(NamedTuple):
     violations: float
     """Requests above the capacity, in percent of all."""
     replicas: float
-    """Mean, with those that load."""
+    """The mean number of instances, including those that load."""
 
 
 Reaction = Literal["on-demand", "last-value", "1.5 last-value", "optimum"]
@@ -372,13 +373,13 @@ DERIVED: Final[dict[Reaction, tuple[float, ...]]] = {
     "last-value": (7.6, 8.2, 9.0, 9.6),
     "1.5 last-value": (1.8, 2.1, 2.4, 2.6),
 }
-"""By load time: another simulation, of another trace of the same generator (section 4)."""
+"""By load time, from another simulation with another trace of the same generator (section 4)."""
 MEAN_RPS: Final = fmean(HOURLY_RPS)
 
 
 @cache
 def capacity_of_day(seed: int, spikes: Spikes = USUAL) -> float:
-    """What one instance carries in requests/s, so that the optimum has `OPT_INSTANCES` in the mean."""
+    """The requests/s that one instance carries if the optimum has `OPT_INSTANCES` instances in the mean."""
     counts = np.array(counts_of_day(seed, MEAN_RPS, spikes))
     low, high = 1.0, 1e3
     for _ in range(60):
@@ -389,7 +390,8 @@ def capacity_of_day(seed: int, spikes: Spikes = USUAL) -> float:
 
 @cache
 def day_count(reaction: Reaction, load_s: int, seed: int = 0, spikes: Spikes = USUAL, period_s: int = 10) -> DayCount:
-    """On-demand looks every second and stops what is ready and not needed; the others look every period."""
+    """On-demand decides every second, and stops instances that are ready and not needed; the others decide every
+    period."""
     counts, each_rps = counts_of_day(seed, MEAN_RPS, spikes), capacity_of_day(seed, spikes)
     if reaction == "optimum":
         return DayCount(0.0, fmean(math.ceil(count / each_rps) for count in counts))

@@ -1,10 +1,10 @@
-"""Our system beside single techniques: bodies alone, and shadows as published, at equal resources.
+"""Our system beside single techniques (bodies alone, and shadows as published) at equal resources.
 
-Ours (`headstart`) meets a burst with a shadow of some size or with one more body, whichever is cheaper. Each single
-technique is simulated with more and with fewer bodies (α and β divided by a knob), and its violations are interpolated
-between these runs, seed by seed, at the memory that ours takes, and at its cores. A row says how many more requests
-miss their deadlines with ours than with the best of them, with the same seeds for both, with which nothing was chosen.
-It is `off` if the whole 95 % interval lies above 0.
+Our system, `headstart`, adds shadows or bodies during a burst, whichever are cheaper. Each single technique is
+simulated with several numbers of bodies (α and β divided by a factor). Between these runs, its violations are
+interpolated, seed by seed, at the memory and at the cores that our system takes. A row gives the difference in
+violations between our system and the best single technique, with the same seeds for both, which were not used to choose
+parameters. It is `off` if the whole 95 % interval lies above 0, which means that our system misses more deadlines.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def _cells() -> dict[str, AsyFuncTrial]:
 
 
 def tried(cell: AsyFuncTrial, system: SystemName, knob: float = 1.0) -> AsyFuncTrial:
-    """The same experiment with another system, and with so many times the bodies."""
+    """The same experiment with another system, and with α and β divided by a factor."""
     trial = structs.replace(cell, system=system)
     return trial if knob == 1.0 else with_options(trial, alpha=0.8 / knob, beta=0.6 / knob)
 
@@ -65,8 +65,8 @@ def wanted_planner(*, quick: bool) -> Wanted[AsyFuncTrial]:
 
 
 def at_equal(results: Found, cell: AsyFuncTrial, system: SystemName, resource: Resource, seeds: int) -> list[float]:
-    """The violations of a single technique with as much of a resource as ours takes, in percent, by seed. Beyond what
-    was simulated, those of the nearest run."""
+    """The violations of a single technique in percent, by seed, if it takes as much of a resource as our system.
+    Outside the simulated range, those of the nearest run."""
     wanted = results.each(tried(cell, OURS), resource, seeds)
     runs = [results.of(tried(cell, system, knob), seeds) for knob in KNOBS]
     found = []

@@ -1,7 +1,8 @@
-"""A simulated run of AsyFunc or of what it is compared with, and what it costs: memory, cores, violations.
+"""A simulated run of AsyFunc or of a system that it is compared with, and its memory, cores and violations.
 
-A node has 26 cores and 96 GiB, as published; how many there are is not, and is 12 here. Latencies are those of the
-parametric profiles, without noise: the publication emulates its system with tables. The first seconds do not count.
+A node has 26 cores and 96 GiB, as published. The number of nodes is not published; it is 12 here. Latencies are those
+of the parametric profiles, without noise, because the publication emulates its system with tables. The first seconds of
+a run do not count.
 
 Source: AsyFunc specification, sections 3.1, 5.1 and 5.2.
 """
@@ -55,7 +56,7 @@ VIT: Final = "ViT-B"
 
 NODES, NODE_CORES, NODE_BYTES = 12, 26.0, 96 << 30
 LEAD_S: Final = 30
-"""Seconds of requests before the part that counts: the first decision has no rate, and YOLOv8x loads for 12 s."""
+"""Seconds of requests that do not count, because the first decision has no rate, and YOLOv8x loads for 12 s."""
 LOAD: Final = 2.09
 """Mean demand, as a multiple of what one body with 16 cores carries: 110 requests/s of InceptionV3."""
 PERIOD_S: Final = 10

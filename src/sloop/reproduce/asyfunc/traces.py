@@ -1,8 +1,8 @@
 """The requests of AsyFunc's evaluation: generated, because the recorded hour of Twitter is not public any more.
 
-The publication replays a day of Twitter from the repository of BATCH, of which only hourly fits are there, without the
-bursts of seconds. So each second has the rate of its hour × noise that changes every ten seconds × spikes, calibrated
-to the publication's Fig. 1; arrivals are Poisson.
+The publication replays a day of Twitter from the repository of BATCH. Only hourly fits of that day are public, without
+its short bursts. So the rate of each second here is the product of the hourly rate, noise that changes every ten
+seconds, and spikes, calibrated to the publication's Fig. 1; arrivals are Poisson.
 
 Source: AsyFunc specification, section 4.
 """

@@ -1,7 +1,7 @@
-"""The colocation thesis reproduced: planners of models that share GPUs, beside each other and beside ours.
+"""The colocation thesis reproduced: planners of models that share GPUs, compared with each other and with ours.
 
 Source: Elvinger, Towards resource and interference-aware scheduling of ML workloads (ETH Zurich, MSc thesis 505, 2024).
-Its figures are not legible; rows compare with what its text and tables print, and with what follows from its profiles.
+Its figures are not legible; rows compare with its text and tables, and with values that follow from its profiles.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ SOURCE: Final = (
     "Elvinger, Towards resource and interference-aware scheduling of ML workloads, MSc thesis 505, ETH Zurich 2024"
 )
 Work = PlacementTrial | SimulatedTrial | str | float
-"""A trial, the name of an offline part, or a factor κ whose effect is looked at."""
+"""A trial, the name of an offline part, or a factor κ whose effect is computed."""
 Done = PlacementRuns | SimulatedRun | list[Row] | tuple[list[float], list[float]]
 
 

@@ -319,8 +319,8 @@ def _ao_rows(found: Placements) -> list[Row]:
 
 
 def our_rows(found: Placements) -> list[Row]:
-    """C5, for ours as long as it expects κ 1.18; and the comparison with every baseline in the 29 cells of E1, E2 and
-    E3, for ours when it has measured κ."""
+    """C5, for our planner while it expects κ 1.18; and the comparison with every baseline in the 29 cells of E1, E2 and
+    E3, for our planner when it has measured κ."""
     rows = []
     for slower in SLOWER:
         ratios = {
@@ -348,7 +348,7 @@ def our_rows(found: Placements) -> list[Row]:
 
 def _not_below(found: Placements, cells: Sequence[Cell], slower: float, policy: Policy) -> Row:
     """Cells in which some baseline's mean is above ours, with the difference and its interval. `off` if one of these
-    is further below than the seeds are apart."""
+    differences is larger than the spread over seeds explains."""
     below, is_clear = [], False
     for cell in cells:
         best = found.best(cell, slower)
@@ -380,7 +380,7 @@ def _better_rows(found: Placements, slower: float) -> list[Row]:
 
 
 def _expected_row(found: Placements) -> Row:
-    """What our planner expects, at the factor that it expects: above all where it is too hopeful."""
+    """The goodput that our planner expects, relative to the simulated one; mainly, by how much it expects too much."""
     slower = SLOWER[-1]
     over = {cell: 100 * (found.expected(cell, OURS, slower) / found.mean(cell, OURS, slower) - 1) for cell in MAIN}
     most = max(over, key=lambda cell: over[cell])
@@ -392,8 +392,8 @@ def _expected_row(found: Placements) -> Row:
 
 
 def drawn_rows(found: Placements) -> list[Row]:
-    """Ours beside every baseline in cells that are drawn at random, which neither the thesis nor our specification
-    has: other models, rates, deadlines, sizes of clusters, factors and seeds."""
+    """Our planner beside every baseline in random cells, which are neither in the thesis nor in our specification:
+    other models, rates, deadlines, sizes of clusters, factors and seeds."""
     rows = []
     for slower in DRAWN_SLOWER:
         row = _not_below(found, DRAWN, slower, OURS)
@@ -408,7 +408,7 @@ def drawn_rows(found: Placements) -> list[Row]:
 
 
 def other_rows(found: Placements) -> list[Row]:
-    """E1c and E3b, which the thesis finds to say nothing new: where ours stands beside the others."""
+    """E1c and E3b, which add nothing new according to the thesis: our planner compared with the others."""
     rows = []
     for experiment in ("E1c", "E3b"):
         cells: list[Cell] = list(found.cells(experiment))

@@ -1,8 +1,8 @@
 """The serving stack of the colocation thesis as a small simulation, which judges placements (specification, 7.4).
 
-Poisson arrivals at the achieved rate; a router that builds one batch for each model, bound to the next replica, and
-looks at its timeout only when a request comes; batches go round the replicas; each replica serves its batches in order.
-Neighbours have no effect beyond the factor on all durations, and shares that are limits make batches slower.
+Requests are Poisson arrivals at the achieved rate. A router builds one batch at a time for each model, bound to the
+next replica in turn, and checks its timeout only when a request arrives. Each replica serves its batches in order.
+Other models on a device have no effect beyond the factor on all durations; shares that are limits make batches slower.
 """
 
 import math
@@ -20,7 +20,7 @@ SERVING = ServingAssumptions()
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
-    """What became of the requests of one model."""
+    """The results of one model."""
 
     good_rps: float = 0.0
     """In time, per second of submission."""
@@ -121,7 +121,7 @@ def run_all(
     requests: Sequence[int] | int = 0,
     is_limited: bool = False,
 ) -> list[ModelRun]:
-    """Each model on its replicas. If shares limit replicas, the share of one is the need to compute of its option."""
+    """Each model on its replicas. If shares limit replicas, the share of each is the compute that its batch needs."""
     counts = [requests] * len(models) if isinstance(requests, int) else requests
     found = []
     for model, own, count in zip(models, batches_of(contents, len(models)), counts, strict=True):

@@ -38,9 +38,9 @@ Policy = Literal[
     "usher", "usher-wao", "ao-milp", "ao-milp, large batches", "wsm-milp", "igniter", "harbor", "harbor, unmeasured"
 ]
 OURS: Final[Policy] = "harbor"
-"""Having measured κ; in core and simulator during a warm-up (`simulated`)."""
+"""Our planner when it has measured κ; in core and simulator, it measures κ during a warm-up (`simulated`)."""
 UNMEASURED: Final[Policy] = "harbor, unmeasured"
-"""The same before it has measured anything: it expects κ 1.18."""
+"""Our planner before it has measured κ: it expects 1.18."""
 BASELINES: Final[tuple[Policy, ...]] = ("usher", "usher-wao", "ao-milp", "wsm-milp", "igniter")
 LARGE: Final[Policy] = "ao-milp, large batches"
 """AO-MILP that breaks ties to large batches, as the thesis's solver seems to have done in E1."""
@@ -194,8 +194,8 @@ class FoundPlacement(NamedTuple):
 
 
 def placement(cell: Cell, policy: Policy, slower: float = SERVING.slower) -> FoundPlacement:
-    """What a policy plans: ours for the rates that the clients achieve and, having measured it, for κ (`slower`); the
-    others for their targets, without κ."""
+    """The placement that a policy plans. Our planner plans for the rates that the clients achieve and, if it has
+    measured κ, for κ (`slower`); the others plan for the target rates, without κ."""
     if policy in {OURS, UNMEASURED}:
         serving = replace(SERVING, slower=slower) if policy == OURS else SERVING
         found = place(HarborProblem(cell.placed(), (DeviceKind("V100", cell.gpus),), serving))
@@ -212,8 +212,8 @@ def placement(cell: Cell, policy: Policy, slower: float = SERVING.slower) -> Fou
 
 
 def _by_igniter(cell: Cell) -> FoundPlacement:
-    """iGniter's plan for a cluster without bounds, on as many GPUs as there are, in its order (2.1.5). Instead of
-    batches that were not profiled because a GPU has too little memory, the largest that was."""
+    """iGniter's plan for an unlimited cluster, reduced to the first GPUs of the plan (2.1.5). Batches that were not
+    profiled, because a GPU has too little memory for them, are replaced by the largest profiled one."""
     workloads = igniter_workloads(cell.names, cell.targets_rps, cell.slo_ms)
     planned = igniter.plan(IGNITER_V100, workloads, check_new=False)[: cell.gpus]
     names, models = list(cell.names), cell.placed()

@@ -1,11 +1,11 @@
 """Cells of the colocation thesis in core and simulator: systems of the catalogue place the models and serve them.
 
-Each published system plans once, for the rates of its cell, as the thesis does. Ours plans again after a warm-up, with
-the durations that it has measured. Batches are bound early to replicas in turn, by a router without a timer. True
-durations are the profile's times κ times the law of shares: a share that is a limit
-(MPS, in the modes of the thesis) makes batches slower, and so do neighbours that together need more SMs than there are.
-Arrivals are those of the small stack in `router`. What the simulator does not have, the two calls and the transfer of a
-batch, is added to each latency. Source: Elvinger (ETH Zurich, MSc thesis 505, 2024), chapters 4 and 6.
+Each published system plans once, for the rates of its cell, as in the thesis. Our system plans again after a warm-up,
+with the durations that it has measured. Batches are bound early to replicas in turn, by a router without a timer. True
+durations are the profile's × κ × the law of shares: batches are slower if their share is a limit (MPS, in the modes of
+the thesis), and if the models on a device together need more SMs than it has. Arrivals are those of the small stack in
+`router`. The simulator has neither the two calls nor the transfer of a batch; their times are added to each latency.
+Source: Elvinger (ETH Zurich, MSc thesis 505, 2024), chapters 4 and 6.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,10 +47,10 @@ from sloop.workload.trace import trace_of
 ONCE_NS: Final = s(3600)
 """The planning period of published systems: one plan for the run."""
 WARM_UP_S: Final = 15.0
-"""For how long ours serves requests that are not counted, to measure. The thesis has a warm-up too, of unknown length
+"""The warm-up in which our system measures; its requests do not count. The thesis has a warm-up too, of unknown length
 (1.10)."""
 AGAIN_NS: Final = s(60)
-"""When ours plans again. Until then the last queues of the warm-up are served."""
+"""When our system plans again. Before that, the last queues of the warm-up are served."""
 COUNTED_MS: Final = 61_000.0
 """When the requests that count begin, after a warm-up."""
 BATCHES: Final = (4, 8, 16, 32, 64, 128)
@@ -69,10 +69,10 @@ CELLS: Final = (
 )
 """With the cells in which ours, unmeasured, falls below a baseline in the small stack."""
 CROWDED: Final[Policy] = "usher-wao"
-"""The policy that puts models together which need more SMs than there are. Its limits, which add up to at most a GPU,
-are all that slows them down, by the law of shares."""
+"""The policy that puts models on a GPU that together need more SMs than it has. Only its limits, which add up to at
+most a GPU, slow them down, by the law of shares."""
 MEASURED: Final = 0.1
-"""A belief in which the profile alone still weighs more has not measured κ."""
+"""A belief in which the weight of the profile alone is larger than this has not measured κ."""
 CHECKED: Final = 5_000
 """Records that the checkers see of the first seed."""
 
@@ -90,7 +90,7 @@ class SimulatedTrial(Struct, frozen=True):
 
 
 class SimulatedRun(Struct, frozen=True):
-    """What became of the requests."""
+    """The results of one run."""
 
     good_rps: tuple[float, ...]
     """In time, by model, per second of submission."""
@@ -99,7 +99,7 @@ class SimulatedRun(Struct, frozen=True):
     contents: tuple[str, ...]
     """Of the devices, as `resnet50 b4 + vgg19 b16`."""
     measured: tuple[float, ...] = ()
-    """κ as the beliefs of those models have it that were served."""
+    """κ as learnt by the beliefs of the served models."""
 
 
 def play_simulated(trial: SimulatedTrial) -> SimulatedRun:
@@ -208,7 +208,7 @@ def policies_of(trial: SimulatedTrial) -> Policies:
     if isinstance(fixed, Usher) and groups is not None:
         fixed = replace(fixed, groups=tuple(tuple(cell.names[at] for at in group) for group in groups))
     if isinstance(fixed, Harbor):
-        # No replica is worth keeping between warm-up and experiment. What a batch takes on the network is not in views.
+        # No replica is worth keeping between warm-up and experiment. Views do not include the time on the network.
         transport_ms = 2 * SERVING.rpc_ms + SERVING.transfer_ms(0)
         fixed = replace(fixed, gain=0.0, horizon_ns=ms(1000 * SERVING.horizon_s), transport_ns=ms(transport_ms))
         fixed = AtKnownRates(replace(fixed, period_ns=AGAIN_NS), dict(zip(cell.names, rates, strict=True)))
@@ -288,8 +288,8 @@ Runs = Mapping[SimulatedTrial, SimulatedRun]
 
 
 def wanted_in_sloop(*, quick: bool) -> list[SimulatedTrial]:
-    """Ours in all cells, and all policies in eleven of them, with one seed; there ours also on a machine that is as
-    slow as it expects. With `quick`, three policies in three cells."""
+    """Our system in all cells and all policies in eleven of them, with one seed; in these eleven, our system also with
+    the κ that it expects. With `quick`, three policies in three cells."""
     if quick:
         three: tuple[Policy, ...] = (CROWDED, "wsm-milp", OURS)
         return [SimulatedTrial(cell, policy, 1.0, 0) for cell in (e1(3), e2(5), e3(3000, 250)) for policy in three]
@@ -322,7 +322,7 @@ def _agreement_rows(found: Placements, runs: Runs) -> list[Row]:
 
 
 def _measured_row(runs: Runs) -> Row:
-    """What the beliefs of ours have learnt of κ."""
+    """The κ that the beliefs of our system have learnt."""
     apart = [
         100 * abs(factor / trial.slower - 1)
         for trial, run in runs.items()

@@ -82,7 +82,7 @@ def hour(name: str, technique: Technique = "baseline") -> FlashpointTrial:
 
 
 def own_links(name: str) -> FlashpointTrial:
-    """The baseline where each host has its own link to the store."""
+    """The baseline, if each host has its own link to the store."""
     return structs.replace(BASE, trace=name, store="per_node")
 
 
@@ -122,7 +122,8 @@ def cell(model: str, policy: ScalingName, trace: str, technique: Technique = "ba
 
 
 def apart(model: str, technique: Technique) -> FlashpointTrial:
-    """A model under Atoll's policy, which has equal resources by itself, where each host has its own link."""
+    """A model under Atoll's policy, under which resources are equal without tuning, with a link to the store for each
+    host."""
     return structs.replace(cell(model, "atoll-rate", "twitter", technique), store="per_node")
 
 
@@ -208,7 +209,7 @@ class Grid:
 
 
 def window_rows(results: Found, names: Sequence[str]) -> list[Row]:
-    """Checks 15 and 27: the derived latencies of T5 over hours of the Twitter trace, and orders."""
+    """Checks 15 and 27: the derived latencies of T5 over hours of the Twitter trace, and the order of techniques."""
     rows = []
     for name in names:
         place = HOURS.index(name)
@@ -253,7 +254,7 @@ def _orders(results: Found, name: str) -> list[Row]:
 
 
 def _given_up(results: Found, trial: FlashpointTrial) -> str:
-    """A mean cold start is of those alone that were not given up."""
+    """A note for mean cold starts, which do not include starts that were given up."""
     given_up, started = (results.mean(trial, field) for field in ("given_up", "started"))
     return f"{started:.3g} starts, and {given_up:.3g} given up before they were ready"
 
@@ -342,8 +343,8 @@ def piece_count_rows(results: Found) -> list[Row]:
 
 
 def planner_rows(results: Found) -> list[Row]:
-    """E6 with simulated requests: the planners cut what starts together; fewer accelerators than a planner wants pieces
-    start whole models."""
+    """E6 with simulated requests. Planners cut a model among replicas that start together; if fewer accelerators start
+    than a planner wants pieces, whole models start."""
     rows = []
     for model in PLANNED:
         own = results.mean(planned(model, "mp"), "mean_s")
@@ -513,7 +514,7 @@ def resource_rows(grid: Grid) -> list[Row]:
 
 
 def _matching_rows(grid: Grid) -> list[Row]:
-    """How many more replicas the others take for Flashpoint's latency."""
+    """How many more replicas the other techniques need for the same latency as Flashpoint."""
     assert grid.matched is not None, "the matching trials have not been simulated"
     rows = []
     for technique in MATCHING:

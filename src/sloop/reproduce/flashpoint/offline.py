@@ -93,7 +93,7 @@ def _belief() -> Estimate:
 
 
 def atoll_targets(counts: Sequence[int], model: Estimate | None = None) -> list[int]:
-    """The number of replicas that the policy wants: first of the first minute, then every 15 s of the last minute."""
+    """The number of replicas that the policy wants: first for the first minute, then every 15 s for the last minute."""
     belief = model or _belief()
     buckets = [Bucket(s(at), arrivals=count) for at, count in enumerate(counts)]
     policy = AtollRate(replicas_max=REPLICAS_MAX)
@@ -125,7 +125,7 @@ def _view(stage: StageView) -> ClusterView:
 
 
 def growth_of(targets: Sequence[int]) -> list[tuple[int, int]]:
-    """For each step up: how many there were, and how many more are wanted."""
+    """For each scale-up, the number of replicas before it, and how many more are wanted."""
     return [(before, after - before) for before, after in pairwise(targets) if after > before]
 
 
@@ -183,19 +183,19 @@ def source_rows() -> list[Row]:
 
 
 def backlog(arrival_rps: float, served_rps: float, cold_s: float) -> float:
-    """L: the requests that wait when replicas become ready that were started when the rate had risen."""
+    """L: the requests that wait when the replicas become ready that were started because the rate had risen."""
     return max(0.0, arrival_rps - served_rps) * cold_s
 
 
 def expected_wait_s(arrival_rps: float, served_before_rps: float, served_after_rps: float, cold_s: float) -> float:
-    """E(d_w): the wait of a request that comes at that instant. The printed formula has another sign, which would make
-    it negative where the new replicas suffice."""
+    """E(d_w): the wait of a request that arrives at that instant. The sign in the printed formula differs; with it, the
+    wait would be negative if the new replicas suffice."""
     return backlog(arrival_rps, served_before_rps, cold_s) / served_after_rps
 
 
 def expected_cold_s(growth: float, download_s: float, load_s: float, send_s: float) -> float:
-    """E(d_c) when replicas grow by this fraction and all download over one link: as many copies as new replicas for
-    each that was there, at least one."""
+    """E(d_c) if the number of replicas grows by this fraction and all new ones download over one link, which carries as
+    many copies as there are new replicas for each old one, at least one."""
     return max(1.0, growth) * download_s + load_s + send_s
 
 
@@ -245,7 +245,7 @@ def piece_rows() -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class PlanBenefit:
-    """What plans save of the mean time of a queue, compared with whole models, as fractions."""
+    """The fractions of the mean time of a queue that plans save, compared with whole models."""
 
     ours: PiecePlan
     best: float

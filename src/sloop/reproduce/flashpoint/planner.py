@@ -1,13 +1,14 @@
-"""Our planner of cold starts beside Flashpoint's single techniques, and published scalers with and without both.
+"""Our planner of cold starts beside Flashpoint's single techniques; and published scalers with and without both.
 
-Ours is the provision policy `cheapest_start`. Under Atoll's policy the number of replicas does not depend on how they
-start, so that resources are equal by themselves; under the others the policy's parameter is tuned, as for all cells of
-the grid. A row says how much longer requests take with ours than with the best of the single techniques of that
-experiment, with the same seeds for both, with which nothing was chosen. It is `off` if the whole 95 % interval lies
-above 0. A single run has no interval.
+Our planner is the provision policy `cheapest_start`. Under Atoll's policy the number of replicas does not depend on how
+they start, so that resources are equal without tuning; under the other policies a parameter is tuned, as for all cells
+of the grid. A row gives the difference in mean latency between our planner and the best single technique of that
+experiment, with the same seeds for both, which were not used to choose parameters. It is `off` if the whole 95 %
+interval lies above 0, which means that requests take longer with our planner. A single run has no interval.
 
-FA2, Biscale and Sponge are simulated on an empty cluster with a model of 2 GB on cores, and five minutes of two traces:
-half the requests of the Twitter trace, and six times those of a language model of Azure. The scene is ours.
+FA2, Biscale and Sponge are simulated on an initially empty cluster, with a model of 2 GB on CPU cores, and five minutes
+of each of two traces: half the requests of the Twitter trace, and six times those to a language model of Azure. This
+experiment is not from the thesis.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,7 @@ from sloop.workload.trace import cut, scale
 
 OURS: Final[Technique] = "cheapest-start"
 SINGLE: Final[tuple[Technique, ...]] = ("mp", "mc", "lc", "gpu-faas")
-"""One technique of Flashpoint each; GPU-enabled FaaS copies within a host alone."""
+"""The single techniques of Flashpoint; GPU-enabled FaaS copies models only within a host."""
 CELLS: Final[Mapping[str, FlashpointTrial]] = {
     **{f"window {name}": hour(name) for name in HOURS},
     **{f"window {name}, own links": own_links(name) for name in HOURS},
@@ -83,13 +84,13 @@ TUNED_CELLS: Final = tuple(product(SCALING[1:], TRACES))
 """Policies and traces of T5 for which resources are made equal."""
 RUNS: Final = 5
 NEAR: Final = 1.25
-"""A technique whose mean latency with the first seed is so many times that of the best one is simulated with no other:
-from one seed to the next it changes by a few percent."""
+"""A technique whose mean latency with the first seed exceeds that of the best one by this factor is not simulated with
+other seeds, because mean latencies change by only a few percent from seed to seed."""
 EXPERIMENT: Final = "our planner"
 
 
 def of_cell(name: str, technique: Technique, *, quick: bool = False) -> FlashpointTrial:
-    """The trial of a cell with its first seed. `quick`: with that of the other experiments."""
+    """The trial of a cell with its first seed; with `quick`, with the first seed of the other experiments."""
     return structs.replace(CELLS[name], technique=technique, seed=0 if quick else UNSEEN)
 
 
@@ -101,7 +102,7 @@ def wanted_cells(*, quick: bool) -> Wanted[FlashpointTrial]:
 
 
 def wanted_again(results: Found) -> Wanted[FlashpointTrial]:
-    """The other seeds of all cells: ours, and the techniques that are near the best one."""
+    """The other seeds of all cells, for our planner and the techniques that are near the best one."""
     return [
         (structs.replace(trial, seed=UNSEEN + 1), RUNS - 1)
         for name in CELLS
@@ -118,7 +119,7 @@ def _near(means_s: Mapping[Technique, float]) -> tuple[Technique, ...]:
 
 
 def wanted_tuned(grid: Grid) -> Wanted[FlashpointTrial]:
-    """Ours at the resources of the baseline, for T5 under every policy, as the grid has all techniques."""
+    """Our planner at the resources of the baseline, for T5 under every policy; the grid has the other techniques."""
     return [(_tuned(grid, *each), 1) for each in product(SCALING, TRACES)]
 
 
@@ -127,7 +128,8 @@ def _tuned(grid: Grid, policy: ScalingName, trace: str) -> FlashpointTrial:
 
 
 def wanted_tuned_again(grid: Grid) -> Wanted[FlashpointTrial]:
-    """Ours and the techniques near the best one, each with the parameter that was found for it, with unseen seeds."""
+    """Our planner and the techniques near the best one with unseen seeds, each with the parameter that was tuned for
+    it."""
     return [
         (_with_knob(grid, *each, technique), RUNS)
         for each in TUNED_CELLS
@@ -145,7 +147,7 @@ def _near_tuned(grid: Grid, policy: ScalingName, trace: str) -> tuple[Technique,
 
 
 class BestBeside(NamedTuple):
-    """Ours beside the best single technique of one experiment."""
+    """Our planner beside the best single technique of one experiment."""
 
     name: str
     best: Technique
@@ -153,11 +155,11 @@ class BestBeside(NamedTuple):
     """The mean latency with each seed."""
     best_s: Sequence[float]
     replicas: float
-    """Ours over the others', in the mean."""
+    """The replicas with our planner divided by those with the technique, in the mean."""
 
     @classmethod
     def of(cls, results: Found, name: str, trials: Mapping[Technique, FlashpointTrial], runs: int) -> "BestBeside":
-        """The technique with the least mean latency, and ours."""
+        """Our planner beside the technique with the least mean latency."""
         found = {technique: results.each(trial, "mean_s", runs) for technique, trial in trials.items()}
         best = min((each for each in SINGLE if each in found), key=lambda each: fmean(found[each]))
         cores = [results.mean(trials[each], "cores", runs) for each in (OURS, best)]
@@ -211,7 +213,7 @@ def of_tuned(grid: Grid, again: Found) -> list[BestBeside]:
 
 
 def planner_rows(found: Sequence[BestBeside]) -> list[Row]:
-    """Each experiment, and how many there are in which ours is slower."""
+    """A row for each experiment, and one with the number of experiments in which our planner is slower."""
     rows = [each.row() for each in found]
     slower = [each.name for each in found if each.more.is_above]
     claim = Claim(EXPERIMENT, f"experiments in which ours is slower, of {len(found)}", "", note="; ".join(slower))
@@ -245,7 +247,7 @@ class SceneTrace(NamedTuple):
     excerpt: str
     first_s: int
     factor: float
-    """Of the number of requests: about 35 per second."""
+    """A factor on the number of requests, which gives about 35 per second."""
 
 
 SCENE_S: Final = 300
@@ -264,8 +266,8 @@ SCENE_PROFILE: Final = Profile(
     weights_bytes=2_000_000_000,
     memory_bytes=2_500_000_000,
 )
-"""A request alone takes 55 ms on one core. A start takes 0.3 s for the process, 3 s for the weights and 0.2 s for the
-first batch, beside 7.3 s from the store or 2.1 s from another host."""
+"""A request alone takes 55 ms on one core. A start takes 0.3 s for the process, 3 s to load the weights and 0.2 s for
+the first batch; in addition, the weights take 7.3 s from the store or 2.1 s from another host."""
 SCENE_OPTIONS: Final[Mapping[ScalerName, Mapping[str, Any]]] = {
     "fa2": {"headroom": 0.2, "initial_rps": 30.0},
     "biscale": {},
@@ -283,7 +285,7 @@ class ScalerResult(RunResult, frozen=True, kw_only=True):
 
 
 class ScalerTrial(Trial, frozen=True, kw_only=True):
-    """A published scaler with one of the mechanisms; `data` is the folder of public data."""
+    """A published scaler with one of the mechanisms for cold starts; `data` is the folder of public data."""
 
     system: ScalerName
     mechanism: Mechanism

@@ -54,7 +54,7 @@ PROVISION: Final[Mapping[Technique, Mapping[str, Any]]] = {
     "serfer": {"locality": False, "multicast": False, "partition": True, "cuts": "filled"},
     "cheapest-start": {"name": "cheapest_start", "partition": True},
 }
-"""What each system of section 5.1 switches off of Flashpoint's provision policy, and how the partition planners cut."""
+"""The parameters of Flashpoint's provision policy for each system of section 5.1, and for each partition planner."""
 KNOBS: Final[Mapping[ScalingName, tuple[str, float, int]]] = {
     "atoll-rate": ("factor", 1.0, 1),
     "torchserve": ("target_ms", 7000.0, -1),
@@ -71,9 +71,9 @@ HOST_BYTES: Final = 200 << 30
 REQUEST_NETWORK_S: Final = 0.004
 NO_DEADLINE_MS: Final = 1e7
 PATIENCE_NS: Final = s(4 * 3600)
-"""How long an overloaded run may take to answer what waits after the last arrival."""
+"""How long an overloaded run may take to answer the waiting requests after the last arrival."""
 MATCHED: Final = 1.05
-"""The middle of what counts as a matched latency."""
+"""The middle of the range of latencies that count as matched."""
 FIRST_NS: Final = 1_000_000
 """Replicas of the first plan are ready at once."""
 CHECKED: Final = 20_000
@@ -102,12 +102,12 @@ class FlashpointResult(RunResult, frozen=True, kw_only=True):
     parts_most: int = 1
     """The most parts of one model."""
     given_up: int = 0
-    """Starts that were given up before they were ready, because fewer replicas were planned. They have no cold start:
-    where the store is overloaded, these would have been the longest."""
+    """Starts that were given up before they were ready, because fewer replicas were planned. They are not in the mean
+    cold start, although they would have been the longest if the store is overloaded."""
     knob: float = 1.0
-    """With how many times the published parameter's resources the run was made."""
+    """The factor on the resources of the published parameter with which the run was made."""
     runs: int = 1
-    """How many runs it took to find that."""
+    """The number of runs that it took to find this factor."""
 
 
 class FlashpointTrial(Trial, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ class FlashpointTrial(Trial, frozen=True, kw_only=True):
     matches_s: float = 0.0
     """The mean latency for which it is tuned instead, to at most 10 % above it; 0: for none."""
     knob: float = 0.0
-    """With how many times the published parameter's resources it runs, untuned; 0: as the two before say."""
+    """A fixed factor on the resources of the published parameter; 0: the two fields before decide."""
 
     def label(self) -> str:
         return f"{self.technique}, {self.policy}, {self.model}, {self.trace}"

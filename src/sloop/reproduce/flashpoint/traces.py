@@ -1,9 +1,9 @@
 """The requests of Flashpoint's evaluation: windows of the Twitter trace, and a generated one in place of Azure's.
 
-The thesis replays April 2018 of the Twitter stream; a file of another month is public, and some of its windows have
-exactly the printed statistics. Its Azure trace gives counts per minute and was not found, so that one is generated with
-the printed median and peak; so is Twitter's if the file is missing. Requests to a language model of Azure, which were
-recorded in 2023, are for the scene of published scalers.
+The thesis replays April 2018 of the Twitter stream. A file of another month is public, and some of its windows have
+exactly the printed statistics. The thesis's Azure trace, which has counts per minute, was not found; a trace with the
+printed median and peak is generated instead. If the Twitter file is missing, the same is done for it. Requests to a
+language model of Azure, recorded in 2023, are used for the experiment with published scalers.
 
 Source: Flashpoint specification, section 4.
 """

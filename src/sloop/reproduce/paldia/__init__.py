@@ -1,4 +1,5 @@
-"""PALDIA reproduced: its split and choice of hardware, PALDIA and its baselines on its loads, and ours beside it.
+"""PALDIA reproduced: its split and choice of hardware, PALDIA and its baselines on its loads, and our systems beside
+it.
 
 Source: Bhasi et al., PALDIA (IPDPS 2024). It prints no latency, bandwidth or law of interference: all profiles are
 calibrated to its results, so rows about them are fitted, and most figures are derived by the specification.
@@ -43,7 +44,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
 
 
 def split_figure() -> Figure:
-    """T by the number of queued requests, for the five vectors: where it is least is not where nothing waits."""
+    """T by the number of queued requests, for the five vectors. The minimum is not where no request waits."""
     series, spoken = [], []
     for number, (solo_ms, batch, bandwidth, alpha, count, *_) in enumerate(VECTORS, start=1):
         model = proportional(solo_ms, batch, bandwidth, alpha)

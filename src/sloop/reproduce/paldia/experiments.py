@@ -52,7 +52,7 @@ VARIANTS: Final[Mapping[str, PaldiaTrial]] = {
         ("serial lane, no backlog", "paldia", (("backlog", False), ("share.lane", "serial")), "", 1.0),
     )
 }
-"""PALDIA with something else: settings, world, or the other rule of choice."""
+"""PALDIA with one change: other settings, another world, or the other rule of choice."""
 FIGURE_1: Final = tuple(name for name in OVERRIDES if "figure 1" in name)
 ON_M60: Final[Options] = (("hardware", ("g3s.xlarge",)),)
 ON_V100: Final[Options] = (("hardware", ("p3.2xlarge",)),)
@@ -196,7 +196,7 @@ def mean_rows(found: Found, names: Sequence[str]) -> list[Row]:
 
 
 def gap_rows(found: Found, names: Sequence[str], *, quick: bool) -> list[Row]:
-    """Check 10: what PALDIA loses to knowing the future, and to the best hardware."""
+    """Check 10: how much better PALDIA would be if it knew the future, or had the best hardware."""
     rows = []
     variants = [("PALDIA", PaldiaTrial(model="", system="paldia"), 1.3)]
     if not quick:
@@ -255,7 +255,7 @@ def cost_rows(found: Found, names: Sequence[str]) -> list[Row]:
 
 
 def tail_rows(found: Found) -> list[Row]:
-    """Checks 12 and 13: the P99, and what it consists of."""
+    """Checks 12 and 13: the P99, and its parts."""
     rows = []
     for name in ("ResNet50", "VGG19"):
         for system in CHEAP:
@@ -461,7 +461,7 @@ def exhaustion_rows(found: Found) -> list[Row]:
 
 
 def failure_rows(found: Found) -> list[Row]:
-    """Check 16: figure 13b, the node in use is away every second minute."""
+    """Check 16: figure 13b, in which the node in use fails every second minute."""
     samples, usual = (
         {
             system: found.each(structs.replace(trial_of(FAILING, system), **world), "compliance")

@@ -1,7 +1,8 @@
-"""PALDIA without simulated requests: its equation, the split, what executed splits take, the choice of hardware.
+"""PALDIA without simulated requests: its equation, the split, the durations of executed splits, the choice of hardware.
 
-PALDIA prints no latency and no bandwidth, and its equation as printed always runs everything together. Figures here are
-derived: of the equation with a convex law of interference, in two independent programs (specification, 2.1.1 and 2.3).
+PALDIA prints no latency and no bandwidth, and its equation as printed always runs all requests together. The figures
+here are derived from the equation with a convex law of interference, by two independent programs (specification, 2.1.1
+and 2.3).
 Source: Bhasi et al., PALDIA (IPDPS 2024).
 """
 
@@ -50,7 +51,8 @@ EXECUTED: Final = (
     (347.37, 308.06, 2, 281.8),
     (212.11, 215.40, 1, 224.6),
 )
-"""What the best splits take in ms: with the serial lane, work-conserving; and all batches with so many residents."""
+"""The durations of the best splits in ms, with the serial and with the work-conserving lane; and those of all batches
+with a constant number of residents."""
 THRESHOLDS: Final[tuple[tuple[str, HardwareRule, tuple[int, ...]], ...]] = (
     ("ResNet50", "slo_first", (1, 5, 11, 21, 172, 236)),
     ("ResNet50", "tolerance", (1, 5, 11, 21, 57, 143)),
@@ -114,7 +116,7 @@ def vector_rows() -> list[Row]:
 
 
 def executed_rows() -> list[Row]:
-    """What the best splits of the vectors take when they are executed on an idle GPU."""
+    """The durations of the best splits of the vectors, executed on an idle GPU."""
     rows = []
     for number, (vector, (serial, conserving, residents, fixed)) in enumerate(
         zip(VECTORS, EXECUTED, strict=True), start=1
@@ -133,7 +135,7 @@ def executed_rows() -> list[Row]:
 
 
 def random_rows(*, quick: bool) -> list[Row]:
-    """Check 2, and the closed form: on random models, how often the split is not what was derived."""
+    """Check 2, and the closed form: for how many random models the split differs from the derived one."""
     rng, cases = stream(0, "paldia/splits"), 200 if quick else 3000
     together, apart, above = 0, 0, 0
     for _ in range(cases):
@@ -198,7 +200,7 @@ def _node(kind: str) -> NodeView:
 
 
 def chosen(model: str, choice: HardwareRule, count: int) -> str:
-    """The kind of hardware for `count` requests together, if nothing runs yet and one node of each kind is there."""
+    """The kind of hardware for `count` requests at once, if nothing runs yet and there is one node of each kind."""
     buckets = [Bucket(0, arrivals=count)]
     stage = StageView(
         name="stage",
@@ -281,7 +283,8 @@ def hysteresis_rows() -> list[Row]:
 
 
 def cold_starts(model: str, counts: Sequence[int], keep_alive_s: int) -> int:
-    """Workers that are started on an M60 for one clump a second, if surplus workers end after so many seconds."""
+    """The number of workers that are started on an M60 for one group of requests a second, if surplus workers are
+    stopped after this many seconds."""
     own = PALDIA_MODELS[model]
     device = DeviceModel(
         tuple(own.solo_ms * size / own.batch for size in range(own.batch + 1)),

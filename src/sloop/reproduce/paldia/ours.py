@@ -1,17 +1,18 @@
-"""Ours against PALDIA: `mixed` and `harbor` on the same six kinds of nodes, at the same prices, under the same loads.
+"""Our systems against PALDIA: `mixed` and `harbor` on the same six kinds of nodes, at the same prices, under the same
+loads.
 
 Each load has two kinds of arrivals: all requests of a second at once, as PALDIA's results need them, and a Poisson
-process. Ours are told which of them to expect, and that nodes come within a second; PALDIA, where requests come one by
-one, gets two sizes of the group that it plans for: a second, and the deadline. The Twitter loads are recorded if the
-public data is there.
+process. The parameters of our systems say which of the two to expect, and that nodes are ready within a second. For
+Poisson arrivals, PALDIA is simulated with two sizes of the group that it plans for: a second, and the deadline. The
+Twitter loads are recorded if the public data is available.
 
-Their parameters were chosen on the load of ResNet50 on Azure, with the first seeds. All runs here have other seeds, and
-the same parameters on all loads.
+The parameters of our systems were chosen on the load of ResNet50 on Azure, with the first seeds. All runs here have
+other seeds, and the same parameters on all loads.
 
-What differs: `mixed` uses several nodes at once, plans with the largest forecast of the last seconds instead of half of
-a deadline, starts the first time that the forecast asks for it, and lets as many batches run on a GPU as serve most.
-`harbor` plans for Poisson arrivals, and knows no others: where requests come at once, it is told five times the rate,
-because all of a second have to be served within the deadline, a fifth of it.
+Our systems differ from PALDIA as follows. `mixed` uses several nodes at once, plans for the largest forecast of the
+last seconds instead of for half of a deadline, acts on a forecast at once, and runs as many batches together on a GPU
+as serve the most requests. `harbor` plans for Poisson arrivals only. If requests arrive at once, it plans for five
+times the rate, because all requests of a second have to be served within the deadline, which is a fifth of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,21 +38,21 @@ SCENES: Final[Mapping[str, tuple[str, str]]] = {
 """Model and load of each."""
 QUICK: Final = ("Azure-like, ResNet50",)
 GROUPS_MS: Final = (1000, 200)
-"""What PALDIA may take to arrive at once."""
+"""The groups that PALDIA plans for as if they arrived at once, in ms."""
 WITH_HARBOR: Final = ("Azure-like, ResNet50", "Azure-like, BERT")
-"""Where `harbor` is tried: an integer program at each change of the rate takes long."""
+"""The loads on which `harbor` is simulated; few, because it solves an integer program at each change of the rate."""
 SEEDS: Final = 3
 FIRST_SEED: Final = 100
-"""No parameter was chosen with these seeds."""
+"""The first of the seeds, none of which was used to choose parameters."""
 LOADS_WON: Final = 3
-"""On how many loads ours should be cheaper with no fewer requests in time."""
+"""On how many loads each of our systems should be cheaper with at least as many requests in time."""
 
 LATE_SHOWN: Final = 0.01
-"""In percent; fewer late requests are shown as so many, because 0 has no place on a logarithmic axis."""
+"""The fewest late requests that a figure shows, in percent, because a logarithmic axis has no 0."""
 
 
 class Arrivals(NamedTuple):
-    """How requests arrive, and what ours are told about it."""
+    """How requests arrive, and the corresponding parameters of our systems."""
 
     label: str
     even: bool
@@ -101,13 +102,13 @@ def own_trials(scene: str, arrivals: Arrivals) -> dict[str, PaldiaTrial]:
 
 
 def rivals(scene: str, arrivals: Arrivals) -> dict[int, PaldiaTrial]:
-    """PALDIA, by the group that it plans for. One is enough where requests come at once."""
+    """PALDIA, by the group that it plans for; only one group if requests arrive at once."""
     groups = GROUPS_MS if arrivals.even else GROUPS_MS[:1]
     return {group_ms: trial(scene, arrivals, "paldia", (("group_ms", group_ms),)) for group_ms in groups}
 
 
 def scenes(*, quick: bool) -> Sequence[str]:
-    """Those that are played."""
+    """The loads that are simulated."""
     return QUICK if quick else tuple(SCENES)
 
 
@@ -121,8 +122,9 @@ def ours_wanted(*, quick: bool, kinds: Sequence[Arrivals] = ARRIVALS) -> Wanted[
 
 
 def ours_rows(found: Results[PaldiaResult], *, quick: bool, kinds: Sequence[Arrivals] = ARRIVALS) -> list[Row]:
-    """For each of ours, each group of PALDIA and each scene: how much cheaper ours is, and how many more requests are
-    in time; before them, on how many loads it is both."""
+    """For each of our systems, each group of PALDIA and each load: the difference in cost, and the difference in
+    requests in time; before these, the number of loads on which ours is cheaper with at least as many requests in
+    time."""
     rows, counts = list[Row](), list[Row]()
     for arrivals in kinds:
         for system in arrivals.options:
@@ -144,8 +146,8 @@ def ours_rows(found: Results[PaldiaResult], *, quick: bool, kinds: Sequence[Arri
 
 
 def _against(found: Results[PaldiaResult], what: str, own: PaldiaTrial, rival: PaldiaTrial) -> tuple[list[Row], bool]:
-    """Two rows, and whether ours costs less than this PALDIA, by the whole 95 % interval, and has no fewer requests in
-    time."""
+    """Two rows, and whether our system costs less than PALDIA with these groups, by the whole 95 % interval, and has at
+    least as many requests in time."""
     usd, usd_rival = (found.each(each, "usd_per_h") for each in (own, rival))
     in_time, in_time_rival = (found.each(each, "compliance") for each in (own, rival))
     costs = [100.0 * (a / b - 1.0) for a, b in zip(usd, usd_rival, strict=True)]

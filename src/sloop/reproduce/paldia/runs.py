@@ -1,9 +1,9 @@
-"""A simulated run of PALDIA or of what it is compared with, on its six kinds of EC2 nodes.
+"""A simulated run of PALDIA or of a system that it is compared with, on its six kinds of EC2 nodes.
 
-One node of each kind can be rented; requests come as one clump a second. Durations have the calibrated noise of 3 %,
-and a node is there one second after it was asked for, with its workers: settings B of the specification (3.5), which
-are the defaults of the systems in the catalogue. Source: Bhasi et al., PALDIA (IPDPS 2024), specification sections 3 to
-5.
+One node of each kind can be rented; requests arrive in one group each second. Durations have the calibrated noise of 3
+%, and a node and its workers are ready one second after the order. These are the settings B of the specification (3.5),
+which are the defaults of the systems in the catalogue. Source: Bhasi et al., PALDIA (IPDPS 2024), specification
+sections 3 to 5.
 """
 
 from array import array
@@ -59,10 +59,10 @@ NOISE: Final = 0.03
 CHECKED: Final = 20_000
 """Records that the checkers see of the first seed."""
 START_S: Final = 1e-4
-"""A worker is there when its node is: the second of acquisition covers both."""
+"""A worker is ready when its node is: the second of acquisition covers both."""
 OUTAGE_AT_S, OUTAGE_S = 60.3, 60.0
-"""Every second minute the node in use is away, from 0.3 s after the minute, when batches of a second are done. Where
-nodes fail they are pooled, and another one takes over before the next second: the trial's `acquire_s` is shorter."""
+"""Every second minute the node in use fails, 0.3 s after the full minute, when the batches of a second have ended. In
+this experiment nodes are pooled, so that another one takes over before the next second: `acquire_s` is shorter."""
 BACKGROUND: Final = BackgroundTruth(part=0.3)
 NEAR_PEAK: Final = 0.8
 """Seconds with more than this part of the peak are the period of highest traffic."""
@@ -86,7 +86,7 @@ class PaldiaResult(RunResult, frozen=True, kw_only=True):
     latencies_ms: tuple[float, ...]
     """At 1, 2, … 100 %."""
     watts: float
-    """Of all nodes held, as a mean over the run."""
+    """The power of all nodes held, as a mean over the run."""
     gpu_busy: float
     """Part of the time in which GPU nodes were held and a batch ran on them, in percent; 0 if none was held."""
     cpu_busy: float
@@ -95,14 +95,14 @@ class PaldiaResult(RunResult, frozen=True, kw_only=True):
     near_peak: float
     """Compliance of the requests that came in the seconds near the peak."""
     overhead: float
-    """Of the latency of the requests at the P99, the part that is more than their batch alone, in percent."""
+    """The part of the latency at the P99 that exceeds the duration of the batch alone, in percent."""
     interference: float
-    """The part of it that batches beside theirs cause."""
+    """The part of it that is caused by other batches on the device."""
     queueing: float
 
 
 class TailParts(NamedTuple):
-    """What the latency at the P99 consists of besides the batch alone, in percent of it."""
+    """The parts of the latency at the P99 besides the duration of the batch alone, in percent of that latency."""
 
     interference: float
     queueing: float

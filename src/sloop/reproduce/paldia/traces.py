@@ -1,9 +1,9 @@
-"""The loads of PALDIA's evaluation, made up: its traces are not reachable (specification, section 4).
+"""Generated loads in place of those of PALDIA's evaluation, whose traces are not accessible (specification, section 4).
 
-Counts of requests in each second, which arrive together as one clump: PALDIA's percentages are those of requests that
-come in groups of several batches (specification, 6.2). All shapes are fitted to what the publication says about its
-traces: length, mean, peak, and how much of the load is in the surge. `recorded` is another Twitter trace, of public
-data.
+A load is the number of requests in each second, which arrive together as one group, because PALDIA's percentages
+are those of requests that arrive in groups of several batches (specification, 6.2). All shapes are fitted to what the
+publication says about its traces: length, mean, peak, and the fraction of the load that is in the surge. `recorded` is
+another Twitter trace, from public data.
 """
 
 import math
@@ -27,12 +27,12 @@ AZURE_PEAK_TO_MEAN: Final = 673 / 55
 WIKI_DAYS, WIKI_DAY_S = 5, 300
 TWITTER_S: Final = 5400
 FLAT_S, CONSTANT_S = 600, 300
-"""Shorter than published: the load repeats itself, and half a million requests say enough."""
+"""Shorter than published, because the load repeats itself, and half a million requests suffice."""
 RECORDED, RECORDED_LATER = "recorded", "recorded, later"
 RECORDED_S: Final = {RECORDED: (1_300_800, 1_302_600), RECORDED_LATER: (1_308_000, 1_309_800)}
-"""Two times 30 minutes of Twitter, calm but for a burst: where IPA's excerpts `bursty` and `fluctuating` are from."""
+"""Two half hours of Twitter, calm except for a burst, from which IPA's excerpts `bursty` and `fluctuating` are."""
 CLUMP_AT_NS: Final = ms(1)
-"""Within its second, when the clump comes: after the monitor, which looks at whole seconds."""
+"""When in its second a group arrives: shortly after the monitor has closed the second before."""
 
 
 def wandering(count: int, keep: float, noise: float, rng: Random) -> list[float]:
