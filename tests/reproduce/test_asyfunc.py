@@ -37,7 +37,7 @@ from sloop.reproduce.asyfunc.offline import (
     model_rows,
     shadow_rows,
 )
-from sloop.reproduce.asyfunc.planner import planner_rows, tried, wanted_planner
+from sloop.reproduce.asyfunc.planner import FIRST_SEED, planner_rows, tried, wanted_planner
 from sloop.reproduce.asyfunc.runs import (
     LEAD_S,
     MIB,
@@ -53,7 +53,7 @@ from sloop.reproduce.asyfunc.runs import (
     world_of,
 )
 from sloop.reproduce.asyfunc.traces import USUAL, Spikes, relative_rates, trace_at
-from sloop.reproduce.harness import UNSEEN, Results
+from sloop.reproduce.harness import Results
 from sloop.reproduce.rows import Row
 from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
@@ -305,18 +305,18 @@ def planned(ours_violations: float) -> Found:
     """Bodies alone: 6 % with 1,000 MiB and 50 cores, 3 % with 15 % more of both; shadows: a point more."""
     played = {}
     for trial, seeds in wanted_planner(quick=False):
-        more = float(dict(trial.options).get("alpha", 0.8)) < 0.8
+        knob = 0.8 / float(dict(trial.options).get("alpha", 0.8))
         for seed in range(seeds):
-            assert trial.seed == UNSEEN
-            violations = (3.0 if more else 6.0) + (trial.system == "asyfunc") + 0.1 * seed
+            assert trial.seed == FIRST_SEED
+            violations = 6.0 - 20 * (knob - 1) + (trial.system == "asyfunc") + 0.1 * seed
             result = made_up_result(
                 violations=ours_violations + 0.1 * seed if trial.system == "headstart" else violations,
-                memory_mib=1150.0 if more else 1000.0,
-                cores=57.5 if more else 50.0,
+                memory_mib=1000.0 * knob,
+                cores=50.0 * knob,
             )
             if trial.system == "headstart":
                 result = structs.replace(result, memory_mib=1075.0, cores=57.5)
-            played[structs.replace(trial, seed=UNSEEN + seed)] = result
+            played[structs.replace(trial, seed=FIRST_SEED + seed)] = result
     return Results(played)
 
 
@@ -338,15 +338,18 @@ def made_up_result(*, violations: float, memory_mib: float, cores: float) -> Asy
     )
 
 
-def test_ours_is_compared_at_equal_memory_and_at_equal_cores() -> None:
-    rows = {row.metric: row for row in planner_rows(planned(4.0), quick=False)}
+def test_ours_is_compared_with_no_more_resources_and_at_one_equal_resource() -> None:
+    found = planner_rows(planned(4.0), quick=False)
+    rows = {row.metric: row for row in found}
+    of_both = rows["VGG19: violations with no more of either, ours - bodies alone"]
     equal_memory = rows["VGG19: violations at equal memory, ours - bodies alone"]
-    assert equal_memory.ours == pytest.approx(4.0 - 4.5)
-    assert equal_memory.verdict == "shape"
     equal_cores = rows["VGG19: violations at equal cores, ours - bodies alone"]
+    assert of_both.ours == equal_memory.ours == pytest.approx(4.0 - 4.5), "memory is what it lacks"
+    assert of_both.verdict == equal_memory.verdict == "shape"
     assert equal_cores.ours == pytest.approx(4.0 - 3.0)
     assert equal_cores.verdict == "off"
-    assert rows[f"comparisons in which ours misses more, of {len(rows) - 1}"].ours == (len(rows) - 1) / 2
+    experiments = (len(found) - 3) // 3
+    assert [row.ours for row in found[-3:]] == [0, 0, experiments], "of either, memory, cores"
     assert {row.verdict for row in planner_rows(planned(2.9), quick=False)} == {"shape"}
 
 

@@ -208,6 +208,12 @@ def cheapest(**options: object) -> AsyFunc:
     return policy(counts_shadows=False, bursts="cheapest", **options)
 
 
+def starting_in(taken_s: float, shown: ClusterView) -> ClusterView:
+    """The same view with a body that takes so many seconds to start."""
+    (stage,) = shown.stages
+    return replace(shown, stages=(replace(stage, starts_ns={("a", "cpu"): s(taken_s)}),))
+
+
 def test_the_cheapest_shadow_has_no_more_cores_than_it_needs() -> None:
     """A body of 2 cores carries 20.2 rps; with 4 cores a shadow adds 13.09 or 26.66."""
     (group,) = groups_of(cheapest().plan(0, view([body(0, 2)], 12, 22)))
@@ -228,16 +234,40 @@ def test_a_body_is_started_where_no_shadow_has_room_or_memory_is_worth_little() 
 
 def test_a_body_that_takes_no_time_to_start_needs_no_shadow_beside_it() -> None:
     """One burst, where a body would take none of the ten seconds, and where it would take nine."""
-    calm = view([body(0, 2)], 12, 60)
     shadows = {}
     for taken_s in (0.0, 9.0):
-        (stage,) = calm.stages
-        told = replace(calm, stages=(replace(stage, starts_ns={("a", "cpu"): s(taken_s)}),))
-        groups = groups_of(cheapest(model_weight=0.5).plan(0, told))
+        groups = groups_of(cheapest(model_weight=0.5).plan(0, starting_in(taken_s, view([body(0, 2)], 12, 60))))
         shadows[taken_s] = sum(group.count for group in groups if group.spec.shadow)
     assert shadows == {0.0: 0, 9.0: 1}
     assert cheapest().asks_for_starts
     assert not policy().asks_for_starts
+
+
+def test_a_body_is_started_once_the_burst_has_lasted_as_long_as_its_start() -> None:
+    """A node with no room for shadows, and a body that takes two seconds to start."""
+    own = cheapest(shadows_per_node=0)
+    slow, quiet = (starting_in(2, view([body(0, 2)], 12, burst, cores=64.0)) for burst in (40, 12))
+    asked = [(0, slow), (s(1.5), slow), (s(2), quiet), (s(2.5), slow), (s(4), slow), (s(4.5), slow), (s(8), slow)]
+    counts = [sum(group.count for group in groups_of(own.plan(now_ns, shown))) for now_ns, shown in asked]
+    assert counts[:5] == [1] * 5, "the second burst begins anew"
+    assert counts[5] > 1
+    assert counts[6] > 1
+
+
+def test_the_cheapest_shadow_keeps_nearly_as_many_from_waiting_as_any() -> None:
+    chosen = []
+    for burst in (24, 30, 36, 46, 60):
+        gains_rps = {}
+        for room in (1, 2, 4, 8, 16):
+            plan = cheapest(cores_max=16).plan(0, starting_in(9, view([body(0, 2)], 12, burst, cores=2.0 + room)))
+            group = next(group for group in groups_of(plan) if group.spec.node)
+            if group.spec.shadow is not None:
+                gains_rps[room] = min(burst, group.rate_rps) - CAPACITIES[2]
+                assert group.spec.shadow.cores <= room
+        assert gains_rps[16] >= 0.89 * max(gains_rps.values()), (burst, gains_rps)
+        assert group.spec.shadow is not None
+        chosen.append(group.spec.shadow.cores)
+    assert chosen[0] < chosen[-1]
 
 
 def test_bodies_that_start_count_so_that_no_others_are_started() -> None:
@@ -255,9 +285,7 @@ def test_shadows_carry_a_burst_until_bodies_that_start_are_there() -> None:
     replicas = [body(0, 2), body(1, 4, "n1", life=Life.STARTING)]
     shadows = {}
     for taken_s in (9.0, 0.001):
-        calm = view(replicas, 40, 40, nodes=2)
-        told = replace(calm, stages=(replace(calm.stages[0], starts_ns={("a", "cpu"): s(taken_s)}),))
-        groups = groups_of(cheapest().plan(0, told))
+        groups = groups_of(cheapest().plan(0, starting_in(taken_s, view(replicas, 40, 40, nodes=2))))
         assert sum(group.count for group in groups) == 2, "no third one: the two carry 60 rps"
         shadows[taken_s] = sum(group.count for group in groups if group.spec.shadow)
     assert shadows == {9.0: 1, 0.001: 0}, "none that would not have loaded by then"

@@ -44,6 +44,8 @@ from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Shadow, 
 OVER_AT: Final = 0.9
 """A burst is over when its rate is below this fraction of the capacity of the bodies alone, at two ticks in a row."""
 OVER_TICKS: Final = 2
+NEARLY: Final = 0.9
+"""An offer keeps about as many requests from waiting as the best one if it keeps at least this fraction of them."""
 SHADOW_CORES: Final = (1, 2, 4, 8, 16)
 """The core counts of shadows to choose from, with `bursts: cheapest`."""
 WEIGHT_UNKNOWN: Final = 64.0
@@ -94,8 +96,8 @@ class AsyFunc:
     """Whether bodies get shadows at all."""
     bursts: Literal["shadows", "cheapest"] = "shadows"
     """What is added during a burst. `shadows`: shadows with all cores that their nodes have left, as published.
-    `cheapest`: shadows of several sizes or bodies, one after the other, each time the one that is predicted to keep
-    most requests from waiting for what its cores and memory are worth."""
+    `cheapest`: shadows of several sizes or bodies, one after the other, each time the cheapest of those that are
+    predicted to keep about as many requests from waiting as the best."""
     objective: Objective = "demand"
     """Which shadow is best. `demand`: the one that serves the demand with the fewest cores and the least memory.
     `literal`, `printed`: the most efficient one, by the published formula with the memory of the shadow or of the whole
@@ -119,6 +121,8 @@ class AsyFunc:
     """When bodies were last adapted to a rate; empty until the first rate is known, after the first second."""
     _quiet: list[int] = field(init=False, default_factory=lambda: [0], repr=False, compare=False)
     """For how many ticks in a row the rate has been below that of a burst."""
+    _burst_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
+    """Since when the rate has exceeded the capacity of the bodies alone; empty while it does not."""
     _booked_rps: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
     """The planned capacity of each pair whose shadow still loads."""
     _planned_cores: list[float] = field(init=False, default_factory=list, repr=False, compare=False)
@@ -166,7 +170,7 @@ class AsyFunc:
             without_room = self._replace_lost(model, bodies, free, whys)
             is_feasible = not without_room
         if self.shadows:
-            self._meet_burst(model, bodies, free, stage.rate_rps(NS_PER_S), whys)
+            self._meet_burst(now_ns, model, bodies, free, stage.rate_rps(NS_PER_S), whys)
         self._planned_cores[:] = [*(body.cores for body in bodies), *without_room]
         if not whys and view.plan is not None:
             whys.append("as it is")
@@ -227,11 +231,17 @@ class AsyFunc:
         return body.capacity_rps if self.counts_shadows else body.alone_rps
 
     def _meet_burst(
-        self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]
+        self,
+        now_ns: int,
+        model: "ServedModel",
+        bodies: list[CountedBody],
+        free: dict[str, float],
+        burst_rps: float,
+        whys: list[str],
     ) -> None:
         """Attach shadows to bodies while the rate exceeds their capacity (section 2.8)."""
         if self.bursts == "cheapest":
-            self._meet_cheaply(model, bodies, free, burst_rps, whys)
+            self._meet_cheaply(now_ns, model, bodies, free, burst_rps, whys)
             return
         ready = [body for body in bodies if body.is_ready]
         total_rps = sum(body.capacity_rps for body in ready)
@@ -273,13 +283,28 @@ class AsyFunc:
         self._booked_rps[body.replica.id] = chosen.booked_rps
 
     def _meet_cheaply(
-        self, model: "ServedModel", bodies: list[CountedBody], free: dict[str, float], burst_rps: float, whys: list[str]
+        self,
+        now_ns: int,
+        model: "ServedModel",
+        bodies: list[CountedBody],
+        free: dict[str, float],
+        burst_rps: float,
+        whys: list[str],
     ) -> None:
-        """Add shadows and bodies one after the other, each time the one that keeps most requests from waiting for its
-        cost, counted until bodies are adapted again. Bodies are added only until all bodies together can carry the rate
-        when they have started; until then, shadows help. A shadow ends as soon as the rest carry the rate without
-        it."""
+        """Add shadows and bodies one after the other, each time the cheapest of those that keep about as many requests
+        from waiting as the best, counted until bodies are adapted again. Bodies are added only until all bodies
+        together can carry the rate when they have started; until then, shadows help. A shadow ends as soon as the rest
+        carry the rate without it.
+
+        A body is added only once the burst has lasted as long as the body takes to start: a younger burst may be over
+        before the body is ready. This is the usual rule of the ski-rental problem.
+        """
         wanted_rps = burst_rps / self.gamma
+        if at_least(sum(body.alone_rps for body in bodies if body.is_ready), wanted_rps):
+            self._burst_ns.clear()
+        elif not self._burst_ns:
+            self._burst_ns.append(now_ns)
+        adds_bodies = bool(self._burst_ns) and to_s(now_ns - self._burst_ns[0]) >= model.startup_s
         shadows = added = ended = 0
         total_rps = sum(body.capacity_rps for body in bodies if body.is_ready)
         for body in sorted(bodies, key=lambda each: each.capacity_rps - each.alone_rps):
@@ -290,19 +315,20 @@ class AsyFunc:
         while not at_least(now_rps := sum(body.capacity_rps for body in bodies if body.is_ready), wanted_rps):
             later_rps = sum(body.capacity_rps for body in bodies)
             need = BurstNeed(wanted_rps - now_rps, max(0.0, wanted_rps - later_rps))
-            best = max(self._shadows_for(model, bodies, free, need), key=lambda each: each.worth, default=None)
-            room = dict(free)
-            fresh = None if at_least(later_rps, wanted_rps) else model.new_body(model.chosen_cores(burst_rps), room)
-            worth = 0.0 if fresh is None else model.worth_of_body(fresh, need)
-            if fresh is not None and worth > (0.0 if best is None else best.worth):
-                bodies.append(fresh)
-                free.update(room)
-                added += 1
-            elif best is not None:
+            offers = [*self._shadows_for(model, bodies, free, need)]
+            if adds_bodies and not at_least(later_rps, wanted_rps):
+                offers += self._body_for(model, free, burst_rps, need)
+            enough = NEARLY * max((offer.kept for offer in offers), default=0.0)
+            best = min((offer for offer in offers if offer.kept >= enough), key=lambda each: each.cost, default=None)
+            if best is None:
+                break
+            if best.shadow is not None:
                 self._attach(best.body, best.shadow, free)
                 shadows += 1
             else:
-                break
+                bodies.append(best.body)
+                free.update(best.free)
+                added += 1
         started = [counted(ended, "shadow less", "shadows less")] * bool(ended)
         started += [counted(shadows, "more shadow")] * bool(shadows)
         started += [counted(added, "more body", "more bodies")] * bool(added)
@@ -311,15 +337,25 @@ class AsyFunc:
 
     def _shadows_for(
         self, model: "ServedModel", bodies: Sequence[CountedBody], free: Mapping[str, float], need: "BurstNeed"
-    ) -> Iterator["OfferedShadow"]:
+    ) -> Iterator["Offer"]:
         """The shadows that would keep requests from waiting, one of each size for each ready body."""
         for body in bodies:
             most = min(round_down(self._shadow_room(body, bodies, free)), self.cores_max) if body.is_ready else 0
             for cores in SHADOW_CORES:
                 chosen = model.shadow_for(body.cores, float(cores), need.now_rps) if cores <= most else None
-                worth = 0.0 if chosen is None else model.worth_of(chosen, body, need)
-                if chosen is not None and worth > 0:
-                    yield OfferedShadow(worth, body, chosen)
+                kept = 0.0 if chosen is None else model.kept_by_shadow(chosen, body, need)
+                if chosen is not None and kept > 0:
+                    yield Offer(kept, model.cost_of_shadow(chosen), body, chosen)
+
+    def _body_for(
+        self, model: "ServedModel", free: Mapping[str, float], burst_rps: float, need: "BurstNeed"
+    ) -> Iterator["Offer"]:
+        """One more body, if it would keep requests from waiting."""
+        room = dict(free)
+        body = model.new_body(model.chosen_cores(burst_rps), room)
+        kept = 0.0 if body is None else model.kept_by_body(body, need)
+        if body is not None and kept > 0:
+            yield Offer(kept, body.cores + model.weight, body, free=room)
 
 
 class BurstNeed(NamedTuple):
@@ -331,12 +367,17 @@ class BurstNeed(NamedTuple):
     """The capacity that there is when all starting bodies are ready."""
 
 
-class OfferedShadow(NamedTuple):
-    """A shadow that a body could get."""
+class Offer(NamedTuple):
+    """What a burst could start: a shadow beside a body that is there, or one more body."""
 
-    worth: float
+    kept: float
+    """Requests that need not wait, until bodies are adapted again."""
+    cost: float
+    """In cores, its memory counted as cores."""
     body: CountedBody
-    shadow: ShadowCandidate
+    shadow: ShadowCandidate | None = None
+    free: Mapping[str, float] = {}
+    """Of one more body: the free cores of each node with it."""
 
 
 class ServedModel:
@@ -352,19 +393,22 @@ class ServedModel:
         self.startup_s = min(self.adapt_s, to_s(stage.startup_ns(belief)))
         """The start-up time of a body that starts now, at most the time until bodies are adapted again."""
 
-    def worth_of(self, shadow: ShadowCandidate, body: CountedBody, need: BurstNeed) -> float:
-        """How many requests a shadow keeps from waiting, per core that it costs, its memory counted as cores. They are
-        counted until bodies are adapted again; where starting bodies will suffice, until these are ready."""
-        costs, load_s = shadow.shared.costs, shadow.load_ms / 1e3
+    def kept_by_shadow(self, shadow: ShadowCandidate, body: CountedBody, need: BurstNeed) -> float:
+        """How many requests a shadow keeps from waiting, counted until bodies are adapted again; where starting bodies
+        will suffice, until these are ready."""
+        load_s = shadow.load_ms / 1e3
         gain_rps = min(need.now_rps, shadow.booked_rps - body.capacity_rps)
         lasting_rps = min(need.later_rps, gain_rps)
-        kept = lasting_rps * (self.adapt_s - load_s) + (gain_rps - lasting_rps) * (self.startup_s - load_s)
-        share = shadow.shared.size_bytes / costs.size_whole_bytes
-        return kept / (costs.shadow_cores + self.weight * share)
+        return lasting_rps * (self.adapt_s - load_s) + (gain_rps - lasting_rps) * (self.startup_s - load_s)
 
-    def worth_of_body(self, body: CountedBody, need: BurstNeed) -> float:
-        """The same for one more body."""
-        return min(need.later_rps, body.capacity_rps) * (self.adapt_s - self.startup_s) / (body.cores + self.weight)
+    def cost_of_shadow(self, shadow: ShadowCandidate) -> float:
+        """In cores, its memory counted as cores."""
+        costs = shadow.shared.costs
+        return costs.shadow_cores + self.weight * shadow.shared.size_bytes / costs.size_whole_bytes
+
+    def kept_by_body(self, body: CountedBody, need: BurstNeed) -> float:
+        """How many requests one more body keeps from waiting until bodies are adapted again."""
+        return min(need.later_rps, body.capacity_rps) * (self.adapt_s - self.startup_s)
 
     def chosen_cores(self, rate_rps: float) -> int:
         """The cores of a new body (Algorithm 1)."""
