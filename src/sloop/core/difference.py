@@ -91,19 +91,17 @@ def diff(
     leave less ready capacity than both the plan and the present replicas have: replacements come first. Replicas in
     `refused` did not get the cores that were ordered, and will not: nothing waits for their missing capacity.
 
-    It keeps exact matches first, then changes shadows of replicas that differ only in that, then resizes replicas that
-    differ only in cores, or in both, if the plan allows it. Of equal replicas those stay that it `prefers`, and the
+    It keeps exact matches first, then changes shadows of replicas that differ only in that: both for the specs that
+    name a node or a device, then both for the others. Then it resizes replicas that differ only in cores, or in cores
+    and shadow, if the plan allows it. Of equal replicas those stay that it `prefers`, and the
     others are stopped in the opposite order, by default the newest first. A shadow is attached to a running replica; a
     replica that gets another one serves alone for as long as that takes to load.
     """
     wanted = [group.spec for group in plan.groups for _ in range(group.count)]
     spare = sorted(replicas, key=prefers)
 
-    exact, missing = _match(wanted, spare, _exactly)
-    reformed: Matches = []
+    exact, reformed, missing = _match_placed_first(wanted, spare)
     resized: Matches = []
-    if [1 for spec in missing if spec.shadow] or [1 for replica in spare if replica.spec.shadow]:
-        reformed, missing = _match(missing, spare, _but_shadow)
     if plan.in_place:
         resized, missing = _match(missing, spare, _but_cores)
 
@@ -168,6 +166,29 @@ def _other_shadows(
         else:  # nothing takes its place before it is gone
             detach.append(replica.id)
     return attach, detach, hold
+
+
+def _match_placed_first(
+    wanted: list[ReplicaSpec], spare: list[ReplicaView]
+) -> tuple[Matches, Matches, list[ReplicaSpec]]:
+    """The replicas that are as wanted, those that differ only in their shadow, and the specs without a match, in the
+    order of the plan. Specs that name a node or a device choose first: the others match replicas anywhere."""
+    placed = [spec for spec in wanted if spec.node is not None or spec.device is not None]
+    others = [spec for spec in wanted if spec.node is None and spec.device is None] if placed else wanted
+    exact: Matches = []
+    reformed: Matches = []
+    missing: list[ReplicaSpec] = []
+    for group in (placed, others):
+        as_wanted, left = _match(group, spare, _exactly) if group else ([], [])
+        exact += as_wanted
+        if [1 for spec in left if spec.shadow] or (left and [1 for replica in spare if replica.spec.shadow]):
+            but_shadow, left = _match(left, spare, _but_shadow)
+            reformed += but_shadow
+        missing += left
+    if missing and placed and others:
+        rank = {spec: place for place, spec in enumerate(wanted)}
+        missing.sort(key=rank.__getitem__)
+    return exact, reformed, missing
 
 
 def _match(

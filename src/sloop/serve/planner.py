@@ -56,7 +56,7 @@ CALM_S: Final = 60.0
 """Seconds without a failure after which the next one is the first again."""
 REAP_S: Final = 0.002
 """How often to check whether a killed process has ended."""
-CLOSE_S_MAX: Final = 1.0
+CLOSE_S_MAX: Final = 5.0
 COMPLETE: Final = 2
 """How many requests have all buckets after old ones have changed: the view of a plan that the core requests together
 with the change may be older than the change."""
@@ -253,6 +253,8 @@ class PlannerProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Planned)
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed: list[subprocess.Popen[bytes]] = []
+        """Processes whose end is still to come."""
         self._link: ProcessLink | None = None
         self._asked: tuple[int, tuple[str, ...]] | None = None
         """Number and keys of the request that is not answered."""
@@ -350,9 +352,10 @@ class PlannerProcess:
         if self._link is not None:
             self._link.close()
         if self._process is not None:
-            kill(self._process.pid)
+            self._kill(self._process)
+        for process in self._killed:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                await self._loop.run_in_executor(None, self._process.wait, CLOSE_S_MAX)
+                await self._loop.run_in_executor(None, process.wait, CLOSE_S_MAX)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind is FrameKind.SAVED:
@@ -392,8 +395,8 @@ class PlannerProcess:
         self._stop_timers()
         process, self._process = self._process, None
         if process is not None:
-            kill(process.pid)
-            self._reap(process)
+            self._kill(process)
+            self._reap()
         if self._is_closed:
             return
         now_s = self._loop.time()
@@ -409,9 +412,16 @@ class PlannerProcess:
         self._restart_timer = self._loop.call_later(after_s, self.start)
         self._report(Planned(number, {}, dict.fromkeys(keys, f"the planner process {why}"), restarted=True))
 
-    def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        if process.poll() is None:
-            self._loop.call_later(REAP_S, self._reap, process)
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        kill(process.pid)
+        # At the lowest priority, a process on a busy machine gets no time to end.
+        set_priority(process.pid, humble=False)
+        self._killed.append(process)
+
+    def _reap(self) -> None:
+        self._killed = [process for process in self._killed if process.poll() is None]
+        if self._killed and not self._is_closed:
+            self._loop.call_later(REAP_S, self._reap)
 
     def _stop_timers(self) -> None:
         for timer in (self._late_timer, self._answer_timer):

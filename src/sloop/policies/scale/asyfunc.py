@@ -337,7 +337,7 @@ class AsyFunc:
 
     def _shadows_for(
         self, model: "ServedModel", bodies: Sequence[CountedBody], free: Mapping[str, float], need: "BurstNeed"
-    ) -> Iterator["Offer"]:
+    ) -> Iterator["BurstOffer"]:
         """The shadows that would keep requests from waiting, one of each size for each ready body."""
         for body in bodies:
             most = min(round_down(self._shadow_room(body, bodies, free)), self.cores_max) if body.is_ready else 0
@@ -345,17 +345,17 @@ class AsyFunc:
                 chosen = model.shadow_for(body.cores, float(cores), need.now_rps) if cores <= most else None
                 kept = 0.0 if chosen is None else model.kept_by_shadow(chosen, body, need)
                 if chosen is not None and kept > 0:
-                    yield Offer(kept, model.cost_of_shadow(chosen), body, chosen)
+                    yield BurstOffer(kept, model.cost_of_shadow(chosen), body, chosen)
 
     def _body_for(
         self, model: "ServedModel", free: Mapping[str, float], burst_rps: float, need: "BurstNeed"
-    ) -> Iterator["Offer"]:
+    ) -> Iterator["BurstOffer"]:
         """One more body, if it would keep requests from waiting."""
         room = dict(free)
         body = model.new_body(model.chosen_cores(burst_rps), room)
         kept = 0.0 if body is None else model.kept_by_body(body, need)
         if body is not None and kept > 0:
-            yield Offer(kept, body.cores + model.weight, body, free=room)
+            yield BurstOffer(kept, body.cores + model.weight, body, free=room)
 
 
 class BurstNeed(NamedTuple):
@@ -367,7 +367,7 @@ class BurstNeed(NamedTuple):
     """The capacity that there is when all starting bodies are ready."""
 
 
-class Offer(NamedTuple):
+class BurstOffer(NamedTuple):
     """What a burst could start: a shadow beside a body that is there, or one more body."""
 
     kept: float

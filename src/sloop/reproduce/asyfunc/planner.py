@@ -1,14 +1,14 @@
 """Our system beside single techniques (bodies alone, and shadows as published) at equal resources.
 
-Ours (`headstart`) meets a burst with a shadow of some size or with one more body, whichever is cheaper. Each single
-technique is simulated with more and with fewer bodies (α and β divided by a knob), and its violations are interpolated
-between these runs, seed by seed: at the memory that ours takes, whatever the cores; at its cores, whatever the memory;
-and with no more of either, which are the more of these two. A row says how many more requests miss their deadlines with
-ours than with the best of them, with the same seeds for both, with which nothing was chosen. It is `off` if the whole
-95 % interval lies above 0.
+Our system, `headstart`, adds shadows or bodies during a burst, whichever are cheaper. Each single technique is
+simulated with several numbers of bodies (α and β divided by a factor). Between these runs, its violations are
+interpolated, seed by seed: at the memory that our system takes, with any cores; at its cores, with any memory;
+and with no more memory and no more cores, which gives the larger of the two. A row gives the difference in violations
+between our system and the best single technique, with the same seeds for both, which were not used to choose anything.
+It is `off` if the whole 95 % interval lies above 0, which means that our system misses more deadlines.
 
-With no more of either, resources are equal. The others show what the single technique would pay in the other resource:
-which of the two matters is what the system is told (K), and with K = 128 it saves memory and spends cores.
+Resources are equal where the single technique has no more of either. The other rows show what it gains if it may take
+more of the other resource. K tells the system which resource matters: with 128 it saves memory and uses cores.
 """
 
 from collections.abc import Mapping, Sequence
