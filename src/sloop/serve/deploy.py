@@ -190,8 +190,8 @@ def _block_of(piece: ModelPiece) -> CutBlock:
 
 
 def _check_measured(path: Path, pieces: Sequence[ModelPiece], measured: LayerProfile, without: str) -> None:
-    """InputError if these are not the blocks that were measured: a profile names only the last layer of each, and a cut
-    at tensors of several branches (`--cut A,B`) may leave layers behind it that come before that one."""
+    """InputError if these blocks differ from the measured ones. A profile names only the last layer of each block, and
+    after a cut at tensors of several branches (`--cut A,B`), layers before that one may belong to the next block."""
     for place, (piece, block) in enumerate(zip(pieces, measured.blocks, strict=True), 1):
         if len(piece.layers) != block.layers:
             before = f"had {counted(block.layers, 'layer')} when it was measured"
@@ -297,8 +297,8 @@ def check_live(setup: ApplicationSetup) -> None:
 
 
 def check_memory_of_parts(setup: ApplicationSetup) -> None:
-    """InputError for a model of which no node could ever hold a replica beside its files, as each part must when it
-    completes itself."""
+    """InputError for a model of which no node can hold a whole replica beside the files. A part needs that memory when
+    it loads the other layers."""
     application = setup.application
     for (stage, variant, hardware), weights in weights_of(application).items() if application.cluster else ():
         needed_bytes = setup.beliefs[stage, variant, hardware].memory_bytes + weights.size_bytes
@@ -315,7 +315,7 @@ def check_memory_of_parts(setup: ApplicationSetup) -> None:
 
 
 def check_weights(setup: ApplicationSetup, models: Models) -> None:
-    """InputError for a model that cannot be brought to nodes, if the system wants that. A server that starts parts of
+    """InputError for a model that nodes cannot fetch, if the system orders transfers. A server that starts parts of
     models sends nodes the blocks into which it has cut them."""
     application = setup.application
     if starts_parts(setup):

@@ -86,10 +86,10 @@ class CutBlock(Struct, frozen=True, array_like=True):
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     crossing: tuple[str, ...]
-    """All tensors that cross its end; of the last block, the outputs of the model."""
+    """All tensors that cross its end; for the last block, the outputs of the model."""
     source: str = ""
-    """Its file on the machine that has cut the model, with its checksum, as a `ModelSource`: other machines get it from
-    there, or from each other. Empty if nobody else needs it."""
+    """Its file on the machine that has cut the model, with its checksum, as a `ModelSource`. Other machines fetch it
+    from there, or from each other. Empty if no other machine needs it."""
     weights_sha256: str = ""
     """Of the file beside it with its weights (`sloop.profile.onnx_cut.data_file`); empty if it has none."""
 
@@ -110,10 +110,11 @@ class StageSetup(Struct, frozen=True, array_like=True):
     holders: dict[int, int] = {}  # msgspec creates a new dict for each instance
     """The processes that hold the arenas it reads: their ids by number (`sloop.shared_memory.Arenas`)."""
     blocks: tuple[CutBlock, ...] = ()
-    """Those of a model that is cut, so that the worker can have a shadow or begin with a part; empty if it loads the
-    file in one."""
+    """The blocks of a model that was cut, so that the worker can have a shadow or begin with a part; empty if it loads
+    the file as a whole."""
     layers: tuple[int, int] | None = None
-    """Which blocks it begins with as a part of a pipeline, the first one and the one behind the last; None for all."""
+    """The blocks with which it begins as a part of a pipeline, from the first one up to before the second number; None
+    for all."""
     device: CudaDevice | None = None
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
 
@@ -139,7 +140,7 @@ class PairSetup(Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
     """Those that it holds, ascending."""
     rows: tuple[int, ...]
-    """How many rows it computes, by rows of the batch from 0; 0 where the body alone is faster, and beyond."""
+    """How many rows it computes, by rows of the batch from 0; 0 if the body alone is faster, and for larger batches."""
     patience_ms: tuple[float, ...]
     """How long it may take for its rows of a batch before it counts as hanging."""
 

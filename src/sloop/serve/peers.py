@@ -2,15 +2,15 @@
 
 A `FileServer` sends the files of a cache (`sloop.serve.weights`) to peers that know the token. It also sends a file
 that its own machine is still receiving, as the bytes arrive. So several machines form a chain in which each link
-carries each byte once, and all of them have the file hardly later than one machine alone would.
+carries each byte once, and all of them have the file only slightly later than a single machine would.
 
 A `PeerStore` takes the place of the store of a model and reads a file from a peer. If this peer dies, does not have the
 file, or stops sending, the next peer continues at the byte where the transfer broke off, and after the last peer the
 store does.
 
-A peer's word is not enough: a file is accepted only if the store confirms that its version is the present one, or if
-its checksum is known and matches at the end. If the store cannot be reached, the version of the peer is accepted, as
-that of a cached copy is.
+A file from a peer is accepted only if the store confirms that its version is the present one, or if its checksum is
+known and matches at the end. If the store cannot be reached, the version of the peer is accepted, like that of a cached
+copy.
 
 A request asks for the rest of a file, in pieces. A thread on each side then has the connection for itself: the kernel
 copies pieces from the file to the network (sendfile), and a reader receives, writes and digests them without a turn of

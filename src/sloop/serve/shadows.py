@@ -1,17 +1,17 @@
-"""Bodies and shadows: a worker whose model is cut into blocks, and one that holds some of them and computes rows of its
-batches.
+"""Bodies and shadows: a *body* is a worker whose model is cut into blocks; its *shadow* is a worker that holds some of
+these blocks and computes some rows of the body's batches.
 
-A *body* loads every block of its model (`CutRuntime`) and runs them one after the other, so a shadow costs it nothing
-before it is there. For each contiguous run of blocks that its shadow holds, the body sends the last rows of a batch,
-computes the others meanwhile, and joins the results. The rows lie in shared memory, one piece for each direction; a
-socket between both (`SOCK_SEQPACKET`) says what lies where. Which batches are shared, and with how many rows, follows
-from the profile (`sloop.profile.blocks.shared_rows`).
+A body loads every block of its model (`CutRuntime`) and runs them one after the other, so it need not load anything
+when a shadow is attached. For each contiguous run of blocks that the shadow holds, the body sends the last rows of a
+batch to it, computes the other rows meanwhile, and joins the results. The rows are in shared memory, one region for
+each direction; messages over a socket between both (`SOCK_SEQPACKET`) say where. The profile decides which batches are
+shared, and how many of their rows (`sloop.profile.blocks.shared_rows`).
 
-No answer depends on the shadow: if it dies, hangs, or answers what it must not, the body computes these rows itself and
-gives it up (`PartnerLost`). Memory of a shadow that was given up is never read again.
+No answer depends on the shadow: if it dies, hangs, or sends a wrong answer, the body computes these rows itself and
+uses the shadow no longer (`PartnerLost`). It never reads that shadow's memory again.
 
-Source: AsyFunc (submission to SoCC'23), our specification, sections 2.9 to 2.11: the pair talks directly, without a
-coordinator between both.
+Source: AsyFunc (submission to SoCC'23), our specification, sections 2.9 to 2.11: the pair communicates directly,
+without a coordinator.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _PEER: Final = struct.Struct("3i")
 
 
 class PartnerLost(Exception):
-    """The shadow cannot be used any more; the text says why."""
+    """The shadow cannot be used any longer; the text says why."""
 
 
 class PlacedTensor(Struct, frozen=True, array_like=True):
@@ -58,7 +58,7 @@ class PlacedTensor(Struct, frozen=True, array_like=True):
 
 
 class SharedRows(Struct, frozen=True, array_like=True):
-    """Rows for blocks `first` to `last`, or what came of them; `error` if they failed."""
+    """Rows for blocks `first` to `last`, or the results; `error` if they failed."""
 
     first: int
     last: int
@@ -221,13 +221,13 @@ class Partner:
         return self._setup.rows[batch] if batch < len(self._setup.rows) else 0
 
     def send(self, batch: int, first: int, last: int, arrays: Mapping[str, tuple[str, Array]]) -> float:
-        """Send rows; returns when they must be there again (`time.monotonic`)."""
+        """Send rows; returns the time by which the results must have arrived (`time.monotonic`)."""
         until_s = time.monotonic() + self._setup.patience_ms[batch] / 1e3
         self._exchange.send(first, last, arrays)
         return until_s
 
     def receive(self, first: int, last: int, until_s: float) -> dict[str, Array]:
-        """What came of the rows, in memory that the next rows overwrite. PartnerLost if nothing has, or not that."""
+        """The results, in memory that the next rows overwrite. PartnerLost if none or others have arrived."""
         rows, arrays = self._exchange.receive(until_s)
         if rows.error:
             raise PartnerLost(rows.error)
@@ -242,7 +242,7 @@ class Partner:
 
 
 class CutRuntime:
-    """A model in blocks (`Runtime`), which may have a shadow. `lost` has why the last one was given up."""
+    """A model in blocks (`Runtime`), which may have a shadow. `lost` says why the last shadow was given up."""
 
     def __init__(self, blocks: Sequence[CutBlock], signature: Signature) -> None:
         self._chain = BlockChain(dict(enumerate(blocks)))
@@ -283,7 +283,7 @@ class CutRuntime:
         return [known[port.name] for port in self._signature.outputs], threads
 
     def _shared(self, batch: int, first: int, last: int, known: dict[str, Array], threads: int) -> dict[str, Array]:
-        """Run blocks on all rows, the last of which the shadow computes if it can."""
+        """Run blocks on all rows; the shadow computes the last ones if it can."""
         ports, partner = self._chain.inputs(first, last), self.partner
         own = batch - (partner.rows_of(batch) if partner is not None else 0)
 

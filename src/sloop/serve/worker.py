@@ -14,10 +14,11 @@ A resize sets the thread count of the following batches. Sessions for other thre
 until one is ready, batches run on the nearest count. If the machine cannot enforce a fraction of a core, the worker
 enforces it with a duty cycle: after computing for t it sleeps for t·(1/duty − 1).
 
-Told SHADOW instead of SETUP, it becomes the shadow of another worker (`sloop.serve.shadows`), which is told PAIR.
+If it gets a SHADOW frame instead of SETUP, it becomes the shadow of another worker (`sloop.serve.shadows`), which gets
+a PAIR frame.
 
-Told to begin with some layers of a model, it runs these on batches that pass several workers, and loads the other
-layers in the background (`sloop.serve.pipelines`).
+If it is ordered to begin with some layers of a model, it runs these on batches that pass several workers, and loads the
+other layers in the background (`sloop.serve.pipelines`).
 """
 
 import contextlib
@@ -284,8 +285,8 @@ class Worker:
                 sys.stderr.write(f"sloop worker {os.getpid()}: cannot prepare {threads} threads: {error}\n")
 
     def _complete(self, runtime: Runtime) -> None:
-        """In the background, load the layers that the worker does not have. A worker that cannot ends: the others of
-        its pipeline would wait for it in vain."""
+        """In the background, load the layers that the worker does not have. A worker that fails to ends, because the
+        other workers of its pipeline wait for it."""
         assert isinstance(runtime, PartRuntime), "a worker with all layers completes them"
         try:
             runtime.load_others(self._threads)
@@ -353,8 +354,8 @@ class Worker:
         return results
 
     def _passed_on(self, runtime: PartRuntime, frame: Frame) -> tuple[FrameKind, Struct]:
-        """Run the layers of this worker on a batch. Nobody may wait for the batch any more, and its blocks may be free:
-        what comes of it then, also an error, is ignored."""
+        """Run the layers of this worker on a batch. The batch may be lost already and its blocks freed; then the result
+        is ignored, even if it is an error."""
         if frame.kind is FrameKind.ENTER:
             order: Run = self._runs.decode(frame.payload)
             visits, places, faults = self._assembled(order)

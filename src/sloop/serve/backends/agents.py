@@ -6,14 +6,14 @@ were sent. A `NodeProvider` decides who starts agents, and what must be reserved
 
 When the connection of an agent ends or is silent, its node is lost: the node is reported first, then each of its
 replicas. Later messages of that connection are ignored. The agent keeps its workers and connects again. This process
-has counted them as lost, so the agent stops them before the node is ready, and no core is given out twice. Workers that
-the agent had for another deciding process, which has died, are offered to the core with the node (`KeptReplica`), if
-they run the same stage, variant and model as a worker of this process would.
+has counted them as lost, so the agent stops them before the node is ready, and no core is assigned twice. Workers that
+the agent has kept from another deciding process, which has died, are offered to the core with the node (`KeptReplica`)
+if they run the same stage, variant and model as a worker of this process would.
 
 Replicas may start as the parts of one model, on several nodes (`sloop.serve.backends.pipelines`). This process has cut
-the model, and sends its blocks to agents that get them from no other one. Orders for a batch go from here to one part
-after the other; its tensors go from the node of each part to that of the next. A part whose node cannot get them is
-stopped, and counts as lost: its pipeline cannot serve.
+the model, and sends blocks to agents that can get them from no other agent. Orders for a batch go from here to one part
+after the other; its tensors go from the node of each part to the node of the next. If a node cannot get them, its part
+is stopped and counts as lost, because the pipeline cannot serve.
 """
 
 import asyncio
@@ -126,29 +126,30 @@ from sloop.vocabulary import (
 )
 
 JOIN_S_MAX: Final = 120.0
-"""In which the agents of all nodes must connect when the server starts."""
+"""Seconds within which the agents of all nodes must connect when the server starts."""
 REJOIN_S_MAX: Final = 3.0
-"""How long a server waits at its start for the agents of one that has died: they notice that within `SILENT_S`, and try
-to connect twice a second. What is started before all are there may be started in vain. A node without one is lost."""
+"""Seconds for which a new server waits for the agents of one that has died. They notice the death within `SILENT_S`,
+and try to connect twice a second. Replicas that are started before all have connected may be superfluous. A node whose
+agent has not connected by then is lost."""
 STOP_S_MAX: Final = 30.0
-"""In which an agent must have stopped the workers that are not to be kept."""
+"""Seconds within which an agent must have stopped the workers that are not kept."""
 KEPT_MAX: Final = 10_000
-"""If an agent says that it has kept more workers, none is."""
+"""If an agent reports more kept workers than this, none is adopted."""
 ACQUIRE_S_MAX: Final = 600.0
-"""In which the agent of a node on demand must connect."""
+"""Seconds within which the agent of a node on demand must connect."""
 CLOSE_S_MAX: Final = 5.0
-"""In which agents stop their workers at the end."""
+"""Seconds within which agents must stop their workers at the end."""
 HELLO_S_MAX: Final = 5.0
-"""In which an agent must introduce itself."""
+"""Seconds within which an agent must introduce itself."""
 LEAVE_S_MAX: Final = 5.0
-"""In which an agent that was told to end, or sent away, must close its connection."""
+"""Seconds within which an agent that was ordered to end, or rejected, must close its connection."""
 PEERS_MAX: Final = 3
-"""Agents that one is told to ask for a model before its store."""
+"""How many agents are named to an agent, to be asked for a model before the store."""
 CHAIN_PEERS_MAX: Final = 8
-"""The same in a chain that was ordered: so many before it may die at the same time, and no byte comes twice."""
+"""The same in an ordered chain. There are more, so that an agent stays in the chain if several agents before it die."""
 UNREACHED_S: Final = SILENT_S + 1.0
-"""How long a part that cannot get the tensors of a batch waits: if the node that has them is lost, that is noticed
-within this time, and the part serves on by itself. Otherwise these two nodes cannot reach each other."""
+"""How long a part that cannot get the tensors of a batch waits. If the node that has them is lost, that is noticed
+within this time, and the part continues without its pipeline. Otherwise these two nodes cannot reach each other."""
 TEXT_CHARS_MAX: Final = 100_000
 """Of what an agent says about a failure."""
 
@@ -291,7 +292,7 @@ class _PlacedReplica(Struct):
     has_shrunk: bool = False
     """Whether it was told to do with fewer cores than are reserved."""
     batch: BatchId | None = None
-    """What it runs, of so many visits, since when (`time.monotonic_ns`)."""
+    """The batch that it runs, with its visits and its begin (`time.monotonic_ns`)."""
     visits: int = 0
     began_ns: int = 0
     part: Part | None = None
@@ -586,8 +587,8 @@ class AgentBackend(KnownStages):
         return None
 
     def _parts_with(self, servable: Servable, completes: Iterable[ReplicaId]) -> dict[str, list[Endpoint]]:
-        """By source of a block, the agents of the parts that have it, of the pipeline to which these replicas belong:
-        they have started with it, and so have it whole."""
+        """By source of a block, the agents of those parts of these replicas' pipeline that have started with it, and so
+        have all of it."""
         found: dict[str, list[Endpoint]] = {}
         own = [each.pipeline for id in completes if (each := self._replicas.get(id)) is not None]
         if not own or own[0] is None:
@@ -798,7 +799,7 @@ class AgentBackend(KnownStages):
                 placed.agent.records.send(ResizeWorker(replica, cores))
 
     def _remove(self, replica: ReplicaId, *, has_node: bool = True) -> None:
-        """A replica has ended. What is lost with it in its pipeline is reported before."""
+        """A replica has ended. The batches that are lost with it in its pipeline are reported first."""
         placed = self._replicas.pop(replica, None)
         if placed is not None:
             self._provider.unreserve(replica)
@@ -818,7 +819,7 @@ class AgentBackend(KnownStages):
                 placed.agent.records.send(PassBatch(batch, replica, order))
 
     def complete_part(self, replica: ReplicaId) -> None:
-        """See `PipelineOrders`. Where the other layers have yet to come, the core orders the transfer for it."""
+        """See `PipelineOrders`. If the other layers must be fetched, the core orders the transfer."""
         placed = self._replicas.get(replica)
         if placed is not None and placed.is_ordered and placed.transfer is None:
             placed.agent.records.send(CompleteWorker(replica))
@@ -1144,8 +1145,8 @@ class AgentBackend(KnownStages):
         self._loop.call_later(UNREACHED_S, self._lose_unreached, placed, record)
 
     def _lose_unreached(self, placed: _PlacedReplica, record: PartUnreached) -> None:
-        """A part could not get the tensors of a batch. If the batch is not lost by now, their machine is there, but
-        cannot be reached: the part has to end."""
+        """A part could not get the tensors of a batch. If the batch is not lost by now, the machine that has them is
+        connected, but the part cannot reach it, and has to end."""
         if self._replicas.get(record.replica) is not placed or placed.pipeline is None or placed.part is None:
             return
         if not placed.pipeline.computes(placed.part.place, record.batch):
@@ -1162,8 +1163,8 @@ class AgentBackend(KnownStages):
 
 
 def sources_of(servable: Servable, layers: tuple[int, int] | None = None) -> list[str]:
-    """From where agents get a model: its URL or, of one that was cut, each of its blocks, or those of some layers
-    (`ModelWeights.layers`). Empty if it comes from no store."""
+    """The sources from which agents get a model: its URL or, if it was cut, its blocks, or those of some layers
+    (`ModelWeights.layers`). Empty if agents do not fetch it."""
     if servable.cut is None:
         return [servable.source] if servable.source else []
     sources = [block.source for block in servable.cut.blocks]

@@ -16,15 +16,15 @@ advance, as many as replicas were lately started together, and wait for a model.
 other, at the lowest priority, while no replica starts. A start never depends on a spare worker: a replica takes one
 only if it waits, and if that worker dies or does not answer, the replica gets another process.
 
-A replica with a GPU gets a process of its own, because CUDA reads the environment with which a process began
-(`sloop.cuda`). If its GPU has failed, the loss of the GPU is reported before that of the replica, so that the core does
-not start the next one there.
+A replica with a GPU gets a new process, because CUDA reads the environment with which a process began (`sloop.cuda`).
+If its GPU has failed, the loss of the GPU is reported before that of the replica, so that the core does not start the
+next one there.
 
-A shadow is one more worker process, beside that of its replica, which connects with it (`sloop.serve.shadows`). It ends
-with its replica, and a replica has ended when its shadow has.
+A shadow is one more worker process, which connects with the process of its replica (`sloop.serve.shadows`). It ends
+with its replica, and a replica has ended only when its shadow has.
 
 Replicas may start as the parts of one model, and serve together (`sloop.serve.backends.pipelines`). Models are read
-from where they are, so transfers end as soon as they are ordered, and a part needs none to load the other layers.
+where they are, so transfers end as soon as they are ordered, and a part needs no transfer to load the other layers.
 """
 
 import asyncio
@@ -96,9 +96,9 @@ START_CORES_MIN: Final = 1.0
 SHRINK_S_MAX: Final = 0.010
 """How long a smaller quota waits for the worker to reduce its threads: one scheduling period."""
 SPARES_AFTER_S: Final = 1.0
-"""Spare workers are started so long after the last replica was, because that one needs the cores first."""
+"""Spare workers are started this long after the last replica was, because that replica needs the cores first."""
 SPARES_FOR_S: Final = 600.0
-"""How long it is remembered how many replicas were started together."""
+"""How long the number of replicas that were started together is remembered."""
 STARTS_MAX: Final = 256
 """Of which it is remembered."""
 HUMBLE_S_MAX: Final = 10.0
@@ -110,8 +110,8 @@ TAKEN_S_MAX: Final = 5.0
 """Seconds after which a spare worker that was taken and has not begun to load is replaced. It usually takes some ms."""
 PATIENCE: Final = 2.0
 PATIENCE_MS_MIN: Final = 100.0
-"""A shadow counts as hanging after so many times the time that it is predicted to take, and so long beyond it at least
-(AsyFunc's specification, section 2.10; the second for what a busy machine does)."""
+"""A shadow counts as hanging after this multiple of the predicted time (AsyFunc's specification, section 2.10) plus
+this long, which allows for delays on a busy machine."""
 REAP_S: Final = 0.002
 """How often to check whether a process has exited after its socket closed; one or two checks are usually enough."""
 
@@ -148,7 +148,7 @@ class _Replica:
         self.has_gpu_failed = False
         self.spec: ReplicaSpec | None = None
         self.shadow: _Replica | None = None
-        """The process beside it that shares its batches, or will."""
+        """The process of its shadow, ready or starting."""
         self.beside: _Beside | None = None
         """Of a shadow: whose it is."""
         self.part: Part | None = None
@@ -163,7 +163,7 @@ class _Replica:
 
 
 class _Beside(NamedTuple):
-    """What makes a process a shadow."""
+    """The state of a process that is a shadow."""
 
     body: _Replica
     number: int
@@ -466,7 +466,7 @@ class LocalBackend(KnownStages):
         return None
 
     def _start_again(self, failed: _Replica, spec: ReplicaSpec) -> None:
-        """A spare worker was taken that is of no use: its replica gets a process of its own."""
+        """A replica has taken a spare worker that does not work: it gets a new process."""
         _log.warning("replica %d starts again, with another process: %s", failed.id, failed.error)
         self._replicas[failed.id] = made = _Replica(failed.id)
         made.spec, made.part, made.pipeline = spec, failed.part, failed.pipeline
@@ -806,16 +806,17 @@ class LocalBackend(KnownStages):
     # Pipelines
 
     def _join(self, replica: _Replica, spec: ReplicaSpec, part: Part) -> None:
-        """A replica starts as a part of a model. MachineError if the model has no such parts."""
+        """Start a replica as a part of a model. MachineError if the model has no such parts."""
         check_part(part, len(self.blocks_of(spec).blocks), spec.variant)
         if replica.device is not None:
-            raise MachineError(f"device {spec.device!r} is a GPU, and parts of models run on CPU cores only")
+            what = f"a part of {spec.variant!r} cannot start on device {spec.device!r}: parts run on CPU cores only"
+            raise MachineError(what, help="write `partition: false` in `provision`")
         replica.part = part
         if self.on_passed is None:
             replica.pipeline = joined(self._pipelines, replica.id, part, self)
 
     def _on_part(self, replica: _Replica, part: Part, frame: Frame) -> None:
-        """A worker passes a batch on, or has got the other layers."""
+        """A worker passes on a batch, or has loaded the other layers."""
         pipeline, hold = replica.pipeline, partial(self._hold, replica)
         if frame.kind is FrameKind.COMPLETED:
             if pipeline is not None:
@@ -861,8 +862,8 @@ class LocalBackend(KnownStages):
             self._watch_completion(found)
 
     def _watch_completion(self, replica: _Replica) -> None:
-        """Limit how long a part that loads the other layers may be silent: outside its pipeline it runs no batches, so
-        nothing else would show that it hangs. Batches count, because loading waits for them."""
+        """Limit how long a part that loads the other layers may be silent. When its pipeline is broken it runs no
+        batches, so nothing else would show that it hangs. Batches restart the limit, because loading waits for them."""
         if not replica.is_stopping:
             why = f"it did not load the other layers within {self._start_s_max:g} s"
             self._set_timer(replica, self._start_s_max, why)
@@ -881,10 +882,11 @@ class LocalBackend(KnownStages):
     # Shadows
 
     def _cut_of(self, spec: ReplicaSpec, shadow: Shadow) -> CutModel:
-        """The blocks of a model of which a shadow holds some. MachineError if there are no such blocks."""
+        """The model in blocks, some of which the shadow holds. MachineError if it has no such blocks."""
         cut = self.blocks_of(spec)
         if spec.slot.hardware not in cut.layers:
-            raise MachineError(f"the blocks of {spec.variant!r} were not measured on {spec.slot.hardware!r}")
+            what = f"the blocks of {spec.variant!r} were not measured on {spec.slot.hardware!r}"
+            raise MachineError(what, help="measure them there: `sloop profile MODEL --layers`")
         if not shadow.blocks or not 0 <= min(shadow.blocks) <= max(shadow.blocks) < len(cut.blocks):
             raise MachineError(f"{spec.variant!r} has {len(cut.blocks)} blocks, not those of {shadow.blocks}")
         return cut
@@ -901,7 +903,7 @@ class LocalBackend(KnownStages):
         self._set_start_timer(shadow)
 
     def _on_shadow_step(self, shadow: _Replica, beside: _Beside, frame: Frame) -> None:
-        """It loads its blocks, or has them: then limit its cores, and let the body connect."""
+        """A shadow loads its blocks, or has loaded them: then limit its cores, and let the body connect."""
         if frame.kind is FrameKind.STEP:
             self._set_start_timer(shadow)
             return
@@ -917,7 +919,7 @@ class LocalBackend(KnownStages):
         self._tell_pair(shadow, beside)
 
     def _tell_pair(self, shadow: _Replica, beside: _Beside, *, is_over: bool = False) -> None:
-        """Tell a body which batches it shares with its shadow, or that it shares none any longer."""
+        """Tell a body which batches it shares with its shadow, or that it no longer shares any."""
         body = beside.body
         if body.link is None or body.spec is None or shadow.process is None or not beside.address:
             return
@@ -990,8 +992,8 @@ class LocalBackend(KnownStages):
         return grant
 
     def _join_pool(self, replica: _Replica) -> None:
-        """Let a replica that is not capped use the cores of its node with all others of its kind there. If the machine
-        refuses, the replica ends: a cap that nobody planned would make it slower than its profile says."""
+        """Move a replica without a cap into the control group that all such replicas of its node share. If the machine
+        refuses, the replica ends, because an unplanned cap would make it slower than its profile."""
         assert replica.process is not None
         assert replica.spec is not None
         try:
@@ -1027,7 +1029,7 @@ class LocalBackend(KnownStages):
 
 
 def usual_spares_max() -> int:
-    """How many workers may be started ahead if nobody says: one for each core."""
+    """The default for the most spare workers: one for each core."""
     return max(1, int(capacity_cores()))
 
 
