@@ -235,6 +235,17 @@ BARS = Figure(
 EMPTY = Figure(name="none", title="", x_label="", panels=(Panel(y_label="", series=(Series("a", (), ()),)),), alt="")
 
 
+def test_labels_that_would_touch_are_slanted() -> None:
+    def slanted(*ticks: str) -> bool:
+        series = Series("x", tuple(map(float, range(len(ticks)))), (1.0,) * len(ticks), "bars")
+        panel = Panel(y_label="y", ticks=ticks, series=(series,))
+        return "rotate(-20 " in svg(Figure(name="n", title="t", x_label="", panels=(panel,), alt="a"))
+
+    assert not slanted("p", "q")
+    assert not slanted("ResNet50", "VGG19", "MobileNetV2")
+    assert slanted(*(f"MobileNetV{number}" for number in range(12)))
+
+
 @pytest.mark.parametrize("figure", [FIGURE, BARS, EMPTY])
 def test_the_same_bytes_every_time(figure: Figure) -> None:
     assert svg(figure) == svg(figure)

@@ -8,7 +8,7 @@ In an SVG everything except the series has the text colour of the page, so that 
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -415,6 +415,8 @@ PALETTE: Final = (
 INK: Final = "#1b1f23"
 FAINT: Final = "#8a8f99"
 WIDTH_IN: Final = 8.2
+TICK_CHARS: Final = 100
+"""How many characters of labels fit along an axis."""
 PANEL_IN: Final = 1.55
 MARGIN_IN: Final = 0.95
 LEGEND_COLUMNS: Final = 6
@@ -526,7 +528,10 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
         line = axis.axhline if mark.axis == "y" else axis.axvline
         line(mark.at, color=FAINT, linewidth=1.2, linestyle="--", label=mark.name)
     if panel.ticks:
-        axis.set_xticks(range(len(panel.ticks)), panel.ticks)
+        pairs = pairwise(len(tick) for tick in panel.ticks)
+        touch = max((sum(pair) / 2 + 1 for pair in pairs), default=0) > TICK_CHARS / len(panel.ticks)
+        slanted = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if touch else {}
+        axis.set_xticks(range(len(panel.ticks)), panel.ticks, **slanted)
         axis.grid(visible=False, axis="x")
     axis.set_ylabel(panel.y_label)
     if panel.series and all(float(value).is_integer() for series in panel.series for value in series.y):
