@@ -530,7 +530,7 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
     if panel.ticks:
         pairs = pairwise(len(tick) for tick in panel.ticks)
         touch = max((sum(pair) / 2 + 1 for pair in pairs), default=0) > TICK_CHARS / len(panel.ticks)
-        slanted = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if touch else {}
+        slanted: dict[str, Any] = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if touch else {}
         axis.set_xticks(range(len(panel.ticks)), panel.ticks, **slanted)
         axis.grid(visible=False, axis="x")
     axis.set_ylabel(panel.y_label)
