@@ -19,7 +19,7 @@ COMMANDS: Final = {
     "pull": ("sloop.cli.pull", "Fetch the models that applications name by URL."),
     "profile": ("sloop.cli.profile", "Measure the latency of a model on this machine, by batch size and cores."),
     "plan": ("sloop.cli.plan", "Show what an application needs at a request rate, and what that costs."),
-    "advise": ("sloop.cli.advise", "Advise which machines to rent, how many, and who shares a device with whom."),
+    "advise": ("sloop.cli.advise", "Advise which machines to rent, how many, and which models share a device."),
     "simulate": ("sloop.cli.simulate", "Simulate a scenario, under one system or several."),
     "load": ("sloop.cli.load", "Send the requests of a trace to a server and count how they end."),
     "explain": ("sloop.cli.explain", "Explain why a request ended as it did, or why a decision was taken."),

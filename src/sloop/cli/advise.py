@@ -1,4 +1,4 @@
-"""`sloop advise`: which kinds of machine to rent for models, how many, and who shares a device with whom."""
+"""`sloop advise`: which kinds of machine to rent for models, how many, and which models share a device."""
 
 import math
 import time
@@ -158,10 +158,11 @@ def advise(
     budget_s: float | None,
     **options: Any,  # noqa: ANN401  # what describes the question, see `_question`
 ) -> CommandOutput:
-    """Advise which machines to rent for the applications in APP..., how many, and who shares a device with whom.
+    """Advise which machines to rent for the applications in APP..., how many, and which models share a device.
 
-    Systems on fleets of all kinds on offer are planned and simulated: the answer is the cheapest choice that serves
-    enough requests in time, the frontier of price against deadlines, and what each cheaper choice would cost.
+    Several systems are simulated on fleets of the kinds on offer. The answer is the cheapest choice that serves enough
+    requests in time, the frontier of price against requests in time, and how many more requests each cheaper choice
+    would miss.
     """
     if plot is not None:
         check_figure_file(plot)

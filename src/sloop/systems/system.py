@@ -48,13 +48,14 @@ class System:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Where it runs: `live`, `sim`. No server's nodes share loaded weights among their replicas."""
+        """Where it runs with its defaults: `live`, `sim`. In no server do the replicas of a node share loaded
+        weights."""
         only_simulated = self.policies.provision.keeps is WeightLevel.LOADED
         return tuple(each for each in self.drivers if not (only_simulated and each == "live"))
 
     @property
     def live_with(self) -> str:
-        """What to add to it so that it runs in a server too; empty if it does, or never can."""
+        """The parameter with which it also runs in a server; empty if it does so already, or if that is not enough."""
         provision = self.policies.provision
         can = "live" in self.drivers and provision.keeps is WeightLevel.LOADED and not provision.partition
         return "provision: {cache: files}" if can else ""

@@ -122,7 +122,7 @@ class AsyFunc:
     _quiet: list[int] = field(init=False, default_factory=lambda: [0], repr=False, compare=False)
     """For how many ticks in a row the rate has been below that of a burst."""
     _burst_ns: list[int] = field(init=False, default_factory=list, repr=False, compare=False)
-    """Since when the rate has exceeded the capacity of the bodies alone; empty while it does not."""
+    """When the rate began to exceed the capacity of the bodies alone; empty while it does not."""
     _booked_rps: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
     """The planned capacity of each pair whose shadow still loads."""
     _planned_cores: list[float] = field(init=False, default_factory=list, repr=False, compare=False)
@@ -296,8 +296,8 @@ class AsyFunc:
         together can carry the rate when they have started; until then, shadows help. A shadow ends as soon as the rest
         carry the rate without it.
 
-        A body is added only once the burst has lasted as long as the body takes to start: a younger burst may be over
-        before the body is ready. This is the usual rule of the ski-rental problem.
+        A body is added only when the burst has lasted as long as the body takes to start, because a shorter burst may
+        be over before the body is ready. This is the usual rule of the ski-rental problem.
         """
         wanted_rps = burst_rps / self.gamma
         if at_least(sum(body.alone_rps for body in bodies if body.is_ready), wanted_rps):
@@ -359,25 +359,25 @@ class AsyFunc:
 
 
 class BurstNeed(NamedTuple):
-    """By how much a burst exceeds the capacity."""
+    """The part of a burst's rate that exceeds the capacity."""
 
     now_rps: float
-    """The capacity of what is ready."""
+    """The excess over the capacity of the ready bodies."""
     later_rps: float
-    """The capacity that there is when all starting bodies are ready."""
+    """The excess that remains when all starting bodies are ready."""
 
 
 class BurstOffer(NamedTuple):
-    """What a burst could start: a shadow beside a body that is there, or one more body."""
+    """What can be added during a burst: a shadow beside a present body, or one more body."""
 
     kept: float
-    """Requests that need not wait, until bodies are adapted again."""
+    """The requests that it keeps from waiting until bodies are adapted again."""
     cost: float
-    """In cores, its memory counted as cores."""
+    """Its cost in cores; memory is counted as cores."""
     body: CountedBody
     shadow: ShadowCandidate | None = None
     free: Mapping[str, float] = {}
-    """Of one more body: the free cores of each node with it."""
+    """For one more body, the cores of each node that are free when it has been placed."""
 
 
 class ServedModel:
@@ -402,7 +402,7 @@ class ServedModel:
         return lasting_rps * (self.adapt_s - load_s) + (gain_rps - lasting_rps) * (self.startup_s - load_s)
 
     def cost_of_shadow(self, shadow: ShadowCandidate) -> float:
-        """In cores, its memory counted as cores."""
+        """The cost of a shadow in cores; memory is counted as cores."""
         costs = shadow.shared.costs
         return costs.shadow_cores + self.weight * shadow.shared.size_bytes / costs.size_whole_bytes
 
