@@ -22,6 +22,7 @@ import pytest
 import uvloop
 from msgspec import structs
 
+from sloop.app.application import Deployment
 from sloop.app.load import load_application
 from sloop.cuda import CudaDevice, Gpu, MpsDaemon, present_gpus
 from sloop.errors import InputError, MachineError
@@ -33,7 +34,7 @@ from sloop.serve.cpu_quota import Affinity
 from sloop.serve.gpus import MPS, AssignedGpus, assigned, opened_gpus
 from sloop.serve.messages import Run
 from sloop.serve.protocols import Servable
-from sloop.systems.setup import Setup, set_up
+from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Device, Node, ReplicaId, ReplicaSpec, Slot
 from tests.nvidia import A100, T4, FakeNvidia
@@ -146,7 +147,7 @@ def test_a_gpu_of_another_kind_is_refused(nvidia: FakeNvidia) -> None:
 # A server
 
 
-def setup_of(folder: Path, model: Path, **profile: Any) -> Setup:
+def deployment_of(folder: Path, model: Path, **profile: Any) -> Deployment:
     """One stage on a T4 of this machine."""
     given = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0.1, "gamma": 1}, "max_batch": 4, "max_cores": 1}
     application = {
@@ -158,16 +159,15 @@ def setup_of(folder: Path, model: Path, **profile: Any) -> Setup:
     }
     file = folder / "app.yaml"
     file.write_text(json.dumps(application))
-    return set_up(load_application(file))
+    return set_up(load_application(file)).deployment
 
 
 def test_a_server_gives_out_what_the_gpu_really_has(
     nvidia: FakeNvidia, mlp: Path, tmp_path: Path, cuda: CudaRuntimeStandIn
 ) -> None:
-    setup = setup_of(tmp_path, mlp)
-    with opened_gpus(setup, tmp_path) as (found, gpus):
+    with opened_gpus(deployment_of(tmp_path, mlp), tmp_path) as (found, gpus):
         assert gpus is not None
-        [device] = found.deployment.cluster[0].devices
+        [device] = found.cluster[0].devices
         assert device.memory_bytes == 15 * GIB
         here = structs.replace(spec(0.5), node="local-0")
         assert gpus.device_of(here, 7) == CudaDevice("GPU-4d2ca1c0", 0.5, 7)
@@ -180,7 +180,7 @@ def test_shares_are_enforced_by_mps(
     nvidia: FakeNvidia, mlp: Path, tmp_path: Path, state: Path, cuda: CudaRuntimeStandIn
 ) -> None:
     nvidia.install_mps()
-    with opened_gpus(setup_of(tmp_path, mlp, device_share=0.5), state) as (_, gpus):
+    with opened_gpus(deployment_of(tmp_path, mlp, device_share=0.5), state) as (_, gpus):
         assert gpus is not None
         found = gpus.environment(CudaDevice("GPU-4d2ca1c0", 0.5, GIB))
         assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
@@ -200,7 +200,7 @@ def test_mps_that_cannot_be_started_is_announced_and_replicas_take_turns(
 ) -> None:
     nvidia.install_mps()
     nvidia.happens("refuses")
-    with opened_gpus(setup_of(tmp_path, mlp, device_share=0.5), state) as (_, gpus):
+    with opened_gpus(deployment_of(tmp_path, mlp, device_share=0.5), state) as (_, gpus):
         assert gpus is not None
         assert gpus.environment(CudaDevice("GPU-4d2ca1c0", 0.5)) == {"CUDA_VISIBLE_DEVICES": "GPU-4d2ca1c0"}
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -211,32 +211,31 @@ def test_mps_that_cannot_be_started_is_announced_and_replicas_take_turns(
 def test_a_model_that_needs_cuda_is_refused_without_it(nvidia: FakeNvidia, mlp: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(MachineError, match="has no CUDAExecutionProvider") as caught,
-        opened_gpus(setup_of(tmp_path, mlp), tmp_path),
+        opened_gpus(deployment_of(tmp_path, mlp), tmp_path),
     ):
         pytest.fail("this ONNX Runtime has no CUDA")
     assert "pip install 'sloop-serve[cuda]'" in caught.value.help
     nvidia.has()
     with (
         pytest.raises(MachineError, match="No devices were found"),
-        opened_gpus(setup_of(tmp_path, mlp), tmp_path),
+        opened_gpus(deployment_of(tmp_path, mlp), tmp_path),
     ):
         pytest.fail("there is no GPU")
 
 
 def test_a_cluster_without_gpus_asks_nobody(nvidia: FakeNvidia, mlp: Path, tmp_path: Path) -> None:
-    setup = setup_of(tmp_path, mlp)
-    bare = tuple(structs.replace(node, devices=()) for node in setup.deployment.cluster)
-    setup = replace(setup, deployment=replace(setup.deployment, cluster=bare))
-    with opened_gpus(setup, tmp_path) as found:
-        assert found == (setup, None)
+    declared = deployment_of(tmp_path, mlp)
+    bare = replace(declared, cluster=tuple(structs.replace(node, devices=()) for node in declared.cluster))
+    with opened_gpus(bare, tmp_path) as found:
+        assert found == (bare, None)
     assert nvidia.lines("asked") == ()
 
 
 def test_shares_above_all_of_a_gpu_and_profiles_for_another_gpu_are_refused(mlp: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"device_share.*1\.5"):
-        setup_of(tmp_path, mlp, device_share=1.5)
+        deployment_of(tmp_path, mlp, device_share=1.5)
     with pytest.raises(InputError, match="the profile is for accelerator 'V100', and no node of local has one"):
-        setup_of(tmp_path, mlp, accelerator="V100")
+        deployment_of(tmp_path, mlp, accelerator="V100")
 
 
 # ONNX Runtime
@@ -472,7 +471,7 @@ def asked(url: str, body: bytes | None = None) -> Any:
 @pytest.mark.live
 def test_a_server_answers_from_a_gpu_until_it_disappears(nvidia: FakeNvidia, mlp: Path, tmp_path: Path) -> None:
     nvidia.install_runtime()
-    setup_of(tmp_path, mlp, device_memory_bytes=GIB)  # writes the application's file
+    deployment_of(tmp_path, mlp, device_memory_bytes=GIB)  # writes the application's file
     command = [sys.executable, "-m", "sloop", "serve", "app.yaml", "--http-port", "0", "--grpc-port", "0", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         try:

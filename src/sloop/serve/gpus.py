@@ -13,11 +13,11 @@ from typing import Final
 
 from msgspec import structs
 
+from sloop.app.application import Deployment
 from sloop.cuda import CudaDevice, Gpu, MpsDaemon, environment_on, present_gpus
 from sloop.errors import MachineError
 from sloop.profile.model import check_cuda, is_python
 from sloop.profile.profile import Profile
-from sloop.systems.setup import Setup
 from sloop.text import listed
 from sloop.vocabulary import FABRIC, Device, Node, ReplicaSpec
 
@@ -105,16 +105,16 @@ def _as_present(node: Node, gpus: Mapping[tuple[str, str], Gpu]) -> Node:
 
 
 @contextmanager
-def opened_gpus(setup: Setup, folder: Path) -> Iterator[tuple[Setup, AssignedGpus | None]]:
-    """The GPUs of a deployment whose nodes are this machine, and its setup with what they really have; None if no node
-    declares any. MachineError if they are not there, or if a model cannot run on them.
+def opened_gpus(deployment: Deployment, folder: Path) -> Iterator[tuple[Deployment, AssignedGpus | None]]:
+    """The GPUs of a deployment whose nodes are this machine, and the deployment with what they really have; None if no
+    node declares any. MachineError if they are not there, or if a model cannot run on them.
 
     If a model shares a GPU, MPS is started in the state folder, unless it answers already; it ends with the context. If
     it cannot be started, that is logged: replicas then take turns, and their shares limit nothing.
     """
-    nodes, applications = setup.deployment.cluster, setup.deployment.applications
+    nodes, applications = deployment.cluster, deployment.applications
     if not any(map(_gpus_of, nodes)):
-        yield setup, None
+        yield deployment, None
         return
     on_gpus = [
         (variant.model or "", profile)
@@ -143,7 +143,7 @@ def opened_gpus(setup: Setup, folder: Path) -> Iterator[tuple[Setup, AssignedGpu
             how = "shared by MPS" if gpu.uuid in mps else "without MPS"
             _log.info("device %s of %s is GPU %d, %s (%s), %s", device, node, gpu.index, gpu.name, gpu.uuid, how)
         found = AssignedGpus(nodes, gpus, mps)
-        yield replace(setup, deployment=replace(setup.deployment, cluster=found.nodes)), found
+        yield replace(deployment, cluster=found.nodes), found
 
 
 def _shares(profile: Profile) -> bool:

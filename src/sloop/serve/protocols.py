@@ -7,12 +7,11 @@ Tests replace each side by a fake. All calls happen in the event loop's thread.
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
 from sloop.actions import CancelTransfer, Evict, Transfer
-from sloop.core.views import PlanInput
 from sloop.events import Event, Finished, Planned
 from sloop.profile.profile import LayerProfile
 from sloop.serve.blocks import Block
@@ -21,6 +20,9 @@ from sloop.serve.messages import CutBlock, Question, RequestEnded, Run
 from sloop.tensor import Signature, Tensor
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, ModelWeights, Outcome, Part, ReplicaId, ReplicaSpec, RequestId, Shadow, TransferId
+
+if TYPE_CHECKING:  # edges, agents and workers import this module, but not the core
+    from sloop.core.views import PlanInput
 
 
 class RequestResult(Struct, frozen=True, gc=False):
@@ -289,7 +291,7 @@ class PlannerInterface(Protocol):
         """Set the receiver of reports. Called once, before any other method."""
         ...
 
-    def request(self, given: PlanInput) -> None:
+    def request(self, given: "PlanInput") -> None:
         """Make the plans of `given`. Reports one `Planned` with its number, possibly before this call returns."""
         ...
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -285,9 +285,9 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
     check(setup, models, settings, keys)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(locked(settings.folder_of(deployment)))
-        here = nullcontext((setup, None)) if settings.nodes is not None else opened_gpus(setup, folder)
-        setup, gpus = stack.enter_context(here)
-        deployment = setup.deployment
+        here = nullcontext((deployment, None)) if settings.nodes is not None else opened_gpus(deployment, folder)
+        deployment, gpus = stack.enter_context(here)
+        setup = replace(setup, deployment=deployment)
         count = settings.edges_of(deployment)
         ports = stack.enter_context(opened(settings, max(1, count)))
         planner = planner_of(setup)
