@@ -28,14 +28,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from benchmarks.machines import PORT, SLOOP, sloop
-from benchmarks.models import padded, small
+from benchmarks.models import PADDING, padded, small
 from benchmarks.notebook import say, table
 from sloop.actions import StartReplica
 from sloop.app.load import load_scenario
 from sloop.demo.live import count_run, schedule_start_ns
 from sloop.demo.run import dump_yaml
 from sloop.errors import InputError
-from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady
+from sloop.events import ReplicaCompleted, ReplicaLost, ReplicaProgressed, ReplicaReady
+from sloop.profile.onnx_cut import LayerGraph
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.plots import Figure, Panel, Series
 from sloop.reproduce import data_folder
@@ -46,7 +47,7 @@ from sloop.sim.scenarios import run_scenario
 from sloop.sim.truth.recorded import NOT_RECORDED
 from sloop.sim.world import World, recorded_in
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import ReplicaId, Request
+from sloop.vocabulary import PipelineId, ReplicaId, Request
 from tests.hosts import Host, Hosts
 from tests.serve.fleet import Fleet, until
 
@@ -88,7 +89,16 @@ SYSTEMS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "locality + chain": ("flashpoint", FILES),
 }
 """By its name in the tables, the system and the parameters of its `provision` policy."""
-ORDERED: Final = ("baseline", "locality", "locality + chain")
+CHAIN, PARTS = "locality + chain", "locality + chain + parts"
+IN_PARTS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
+    CHAIN: SYSTEMS[CHAIN],
+    PARTS: ("flashpoint", {**FILES, "partition": True, "link_mbps": STORE_BITS_S / 1e6}),
+}
+"""The same for starts in parts, compared on a model whose padding is spread over its layers."""
+PLACES: Final = 8
+"""Where that model is padded, and into how many blocks it is cut."""
+LIVE: Final = {**SYSTEMS, **IN_PARTS}
+ORDERED: Final = tuple(LIVE)
 """The slowest first."""
 SIMULATED: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "gpu-faas": ("gpu-faas", {}),
@@ -140,34 +150,71 @@ class SystemResult(Struct, frozen=True):
 
 
 def starts_in(records: Iterable[tuple[int, object]]) -> tuple[ColdStart, ...]:
-    """The starts that were ordered after the first request, and became ready, by readiness."""
-    ordered_ns: dict[ReplicaId, int] = {}
-    step: dict[ReplicaId, tuple[str, int]] = {}
-    steps_ns: dict[ReplicaId, Counter[str]] = {}
-    found: list[ColdStart] = []
-    is_open = False
-
-    def end_step(now_ns: int, replica: ReplicaId) -> None:
-        name, from_ns = step.pop(replica, ("", now_ns))
-        steps_ns.setdefault(replica, Counter())[name] += now_ns - from_ns
-
+    """The starts that were ordered after the first request, and became ready, by readiness. Parts of a model are ready
+    together, when each has its layers; those that are left of a pipeline when they have all layers."""
+    counted = _Starts()
     for now_ns, record in records:
-        if isinstance(record, Request):
-            is_open = True
-        elif isinstance(record, StartReplica):
-            if is_open:
-                ordered_ns[record.replica] = now_ns
-        elif isinstance(record, ReplicaProgressed):
-            end_step(now_ns, record.replica)
-            step[record.replica] = record.step, now_ns
-        elif isinstance(record, ReplicaReady):
-            end_step(now_ns, record.replica)
-            if (from_ns := ordered_ns.pop(record.replica, None)) is not None:
-                steps_s = {name: spent_ns / NS_PER_S for name, spent_ns in steps_ns[record.replica].items() if name}
-                found.append(ColdStart((now_ns - from_ns) / NS_PER_S, steps_s))
-        elif isinstance(record, ReplicaLost):
-            ordered_ns.pop(record.replica, None)
-    return tuple(found)
+        counted.take(now_ns, record)
+    return tuple(counted.found)
+
+
+class _Starts:
+    """Counts the starts in a log."""
+
+    def __init__(self) -> None:
+        self.found: list[ColdStart] = []
+        self._ordered_ns: dict[ReplicaId, int] = {}
+        self._step: dict[ReplicaId, tuple[str, int]] = {}
+        self._steps_ns: dict[ReplicaId, Counter[str]] = {}
+        self._pipelines: dict[PipelineId, dict[ReplicaId, bool]] = {}
+        """By pipeline, its parts, and whether each has its layers."""
+        self._pipeline_of: dict[ReplicaId, PipelineId] = {}
+        self._is_open = False
+
+    def take(self, now_ns: int, record: object) -> None:
+        """Count one record."""
+        match record:
+            case Request():
+                self._is_open = True
+            case StartReplica():
+                self._order(now_ns, record)
+            case ReplicaProgressed():
+                self._end_step(now_ns, record.replica)
+                self._step[record.replica] = record.step, now_ns
+            case ReplicaReady():
+                self._end_step(now_ns, record.replica)
+                self._note_ready(now_ns, record.replica)
+            case ReplicaCompleted():
+                self._add(now_ns, record.replica)
+            case ReplicaLost():
+                self._ordered_ns.pop(record.replica, None)
+
+    def _order(self, now_ns: int, start: StartReplica) -> None:
+        if self._is_open:
+            self._ordered_ns[start.replica] = now_ns
+        if start.part is not None:
+            self._pipeline_of[start.replica] = start.part.pipeline
+            self._pipelines.setdefault(start.part.pipeline, {})[start.replica] = False
+
+    def _end_step(self, now_ns: int, replica: ReplicaId) -> None:
+        name, from_ns = self._step.pop(replica, ("", now_ns))
+        self._steps_ns.setdefault(replica, Counter())[name] += now_ns - from_ns
+
+    def _note_ready(self, now_ns: int, replica: ReplicaId) -> None:
+        number = self._pipeline_of.get(replica)
+        if number is None:
+            self._add(now_ns, replica)
+            return
+        parts = self._pipelines[number]
+        parts[replica] = True
+        for each in parts if all(parts.values()) else ():
+            self._add(now_ns, each)
+
+    def _add(self, now_ns: int, replica: ReplicaId) -> None:
+        from_ns = self._ordered_ns.pop(replica, None)
+        if from_ns is not None:
+            steps_s = {name: spent_ns / NS_PER_S for name, spent_ns in self._steps_ns[replica].items() if name}
+            self.found.append(ColdStart((now_ns - from_ns) / NS_PER_S, steps_s))
 
 
 class Scene(Struct, frozen=True):
@@ -202,14 +249,17 @@ class Scene(Struct, frozen=True):
         return {**application, "trace": self.trace, "duration_s": self.duration_s, "truth": dict(truth)}
 
 
-def prepared(folder: Path, given: Namespace) -> Scene:
-    """The model with its profile, and a trace that keeps its replicas busy. InputError without the trace."""
+def prepared(folder: Path, given: Namespace, places: int = 1) -> Scene:
+    """The model with its profile, and a trace that keeps its replicas busy. With several `places`, its padding is
+    spread over them, and its layers are measured in as many blocks. InputError without the trace."""
     data = data_folder()
     if data is None or not (data / FILE).is_file():
         raise InputError("there is no trace", where=str(FILE), help="set SLOOP_SHARED to the folder of public data")
-    model = padded(small(folder, given.cold_model, PIXELS), folder / "padded.onnx", PADDING_BYTES)
+    model = padded(small(folder, given.cold_model, PIXELS), folder / "padded.onnx", PADDING_BYTES, places=places)
     say("profiling the model")
-    profile = sloop("profile", model, "--cores", f"{CORES},1", "--batches", 1, "--passes", 2, "--seconds", 2)
+    passes = 2 if places == 1 else 1
+    measured = ["--cores", f"{CORES},1", "--batches", 1, "--passes", passes, "--seconds", passes]
+    profile = sloop("profile", model, *measured)
     own = [each for each in profile["samples"] if each["cores"] == CORES]
     batch_ms = median(each["p50_ms"] for each in own)
     thin = BUSY * NODES * PER_NODE * 1000 / batch_ms / PEAK_RPS / COMPRESS
@@ -219,9 +269,26 @@ def prepared(folder: Path, given: Namespace) -> Scene:
     trace: dict[str, object] = {**window, "compress": COMPRESS, "thin": round(thin, 5), "repeat": given.bursts}
     duration_s = given.bursts * WINDOW_S // COMPRESS
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    if places > 1:
+        sloop(
+            "profile",
+            model,
+            *measured,
+            "--layers",
+            *(word for cut in cuts_of(model) for word in ("--cut", cut)),
+        )
     startup = load_profile(path_beside(model)).startup
     process_s = startup.process_s if startup is not None else 0.0
     return Scene(folder, model, digest, round(DEADLINE * batch_ms), trace, duration_s, given.seed, process_s)
+
+
+def cuts_of(model: Path) -> list[str]:
+    """After which layers to cut a model that is padded at several places: after each place but the last, where the
+    fewest tensors cross."""
+    graph = LayerGraph.read(model)
+    padded_at = [place for place, layer in enumerate(graph.layers) if any(map(PADDING.match, layer.reads))]
+    ends = [next((end for end in graph.boundaries() if end > place), None) for place in padded_at[:-1]]
+    return [graph.layers[end - 1].name for end in dict.fromkeys(ends) if end is not None]
 
 
 # Live
@@ -240,7 +307,7 @@ class LiveRun(Struct, frozen=True):
 
 def live(scene: Scene, label: str) -> LiveRun:
     """A run under a system."""
-    name, provision = SYSTEMS[label]
+    name, provision = LIVE[label]
     folder = scene.folder / label.replace(" ", "-")
     folder.mkdir()
     with Hosts(2 + NODES) as hosts:
@@ -249,11 +316,15 @@ def live(scene: Scene, label: str) -> LiveRun:
         with (folder / "store.log").open("wb") as written:
             store.run(argv, stdout=written, stderr=written)
         location = f"http://{store.address}:{STORE_PORT}/{scene.model.name}"
-        application = scene.application(name, provision, {"model": f"{location}#sha256={scene.digest}"})
+        in_parts = bool(provision.get("partition"))
+        # The blocks of a model come from the server, which has cut it: its link stands for that of the store.
+        model = str(scene.model) if in_parts else f"{location}#sha256={scene.digest}"
+        application = scene.application(name, provision, {"model": model})
         env = {"SLOOP_MODELS_CACHE": "/dev/shm/models"}
         fleet = Fleet(list(hosts), folder, json.dumps(application), env=env, spares=SPARES)
         try:
-            store.slow(STORE_BITS_S, is_fair=True)
+            for source in (store, server) if in_parts else (store,):
+                source.slow(STORE_BITS_S, is_fair=True)
             fleet.start_server()
             for number, node in enumerate(nodes):
                 node.slow(NODE_BITS_S, is_fair=True)
@@ -301,7 +372,7 @@ def simulated(
     """The same run in the simulator, whose store's link has this rate, if the server has run for `lead_ns` when the
     trace begins. With `start_s`, each start takes so long from the arrival of its weights on, and with `recorded`,
     batches take what they took in a log."""
-    name, provision = SYSTEMS.get(label) or SIMULATED[label]
+    name, provision = LIVE.get(label) or SIMULATED[label]
     topology = {"store_mbps": mbps, "node_mbps": mbps * NODE_BITS_S / STORE_BITS_S}
     cold_start: dict[str, object] = {"spare_workers": SPARES, "spare_s": SPARES_AFTER_S + scene.process_s}
     if start_s is not None:
@@ -339,14 +410,25 @@ class Compared(Struct, frozen=True):
 
 def cold_starts(folder: Path, given: Namespace) -> tuple[str, tuple[Figure, ...]]:
     """The tables of all systems, and a figure."""
-    scene = prepared(folder, given)
+    return compared(prepared(folder, given), SYSTEMS, SIMULATED)
+
+
+def starts_in_parts(folder: Path, given: Namespace) -> tuple[str, tuple[Figure, ...]]:
+    """The same of starts in parts, and of whole models along chains."""
+    return compared(prepared(folder, given, PLACES), IN_PARTS)
+
+
+def compared(
+    scene: Scene, systems: Iterable[str], only_simulated: Iterable[str] = ()
+) -> tuple[str, tuple[Figure, ...]]:
+    """The tables of these systems, and a figure."""
     lived: dict[str, LiveRun] = {}
-    for label in SYSTEMS:
+    for label in systems:
         lived[label] = run = live(scene, label)
         say(f"{label}: {len(run.result.starts)} starts of {run.result.start_s:.3g} s, {run.result.mean_ms:.4g} ms")
     mbps = median(run.mbps for run in lived.values())
     found: dict[str, Compared] = {}
-    for label in (*SIMULATED, *SYSTEMS):
+    for label in (*only_simulated, *lived):
         seen = lived.get(label)
         found[label] = Compared(
             seen.result if seen is not None else None,
@@ -358,14 +440,23 @@ def cold_starts(folder: Path, given: Namespace) -> tuple[str, tuple[Figure, ...]
 
 def text_of(scene: Scene, found: Mapping[str, Compared], mbps: float) -> str:
     """The page."""
+    only_simulated = (
+        "`gpu-faas` and `atoll` are simulated only: no server shares loaded weights among replicas, or downloads files "
+        "that it keeps more than once for a node. "
+    )
+    in_parts = (
+        f"The unused weights are spread over {PLACES} places, and the model is cut into {PLACES} blocks. The server "
+        "sends the blocks to the nodes, over a link with the rate of the store's. Parts are ready when each part of "
+        "their pipeline has its layers. "
+    )
     about = (
         f"{scene.model.name} ({scene.model.stat().st_size / 1e6:.1f} MB) on {NODES} nodes with room for {PER_NODE} "
         f"replicas of {CORES} cores each; links of {STORE_BITS_S / 1e6:g} Mbit/s (store) and {NODE_BITS_S / 1e6:g} "
         f"(nodes). A second of the run has {COMPRESS} s of the Twitter trace (from {START_S} on, {WINDOW_S} s, "
         f"{scene.trace['repeat']} times), thinned to {scene.trace['thin']}; {scene.duration_s} s and a deadline of "
-        f"{scene.slo_ms} ms. The store's link carried {mbps:.4g} Mbit/s of payload. `gpu-faas` and `atoll` are "
-        f"simulated only: no server shares loaded weights among replicas, or downloads files that it keeps more than "
-        f"once for a node. Connections share a host's link fairly. Each agent has {SPARES} spare worker. "
+        f"{scene.slo_ms} ms. The store's link carried {mbps:.4g} Mbit/s of payload. "
+        f"{in_parts if PARTS in found else only_simulated}Connections share a host's link fairly. "
+        f"Each agent has {SPARES} spare worker. "
         f"`simulated, profile`: with the profile alone (mean of {len(LEADS_S)} runs, in which the trace begins at "
         f"different phases of the planning period). `simulated, measured`: with the phase, the durations of batches "
         f"and the mean start (without its fetch) of the live run."
@@ -420,17 +511,17 @@ def ratios(found: Mapping[str, Compared]) -> list[tuple[object, ...]]:
 
 def order(found: Mapping[str, Compared]) -> str:
     """Whether cold starts and latencies have the published order, live and simulated."""
-    lines = []
+    labels, lines = [label for label in ORDERED if label in found], []
     for where in ("live", "foreseen", "measured"):
-        runs = [run for label in ORDERED if (run := getattr(found[label], where)) is not None]
+        runs = [run for label in labels if (run := getattr(found[label], where)) is not None]
         for what, values in (
             ("cold start", [run.start_s for run in runs]),
             ("latency", [run.mean_ms for run in runs]),
         ):
             name = {"foreseen": "simulated, profile", "measured": "simulated, measured"}.get(where, where)
-            holds = len(values) == len(ORDERED) and values == sorted(values, reverse=True) and len(set(values)) > 1
+            holds = len(values) == len(labels) and values == sorted(values, reverse=True) and len(set(values)) > 1
             lines.append(f"- mean {what}, {name}: {'yes' if holds else '**no**'}")
-    return f"In the order {' > '.join(ORDERED)}:\n\n" + "\n".join(lines)
+    return f"In the order {' > '.join(labels)}:\n\n" + "\n".join(lines)
 
 
 def figure_of(found: Mapping[str, Compared]) -> Figure:

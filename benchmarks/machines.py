@@ -1,7 +1,7 @@
 """What it costs that workers are on another machine, whether requests meet their deadlines there as well, and how long
 models take to get there.
 
-    python -m benchmarks.machines [--rounds 3] [--mbit-s 200] [--parts cost attainment transfers cold-starts]
+    python -m benchmarks.machines [--rounds 3] [--mbit-s 200] [--parts cost attainment transfers cold-starts …]
 
 Hosts are built out of network namespaces on this machine (`tests/hosts.py`; needs root), and share its cores.
 
@@ -24,6 +24,9 @@ model's bytes on one link, without the 4 to 5 % that headers of packets take.
 **Cold starts.** Six hosts: a server, a store, and four nodes whose links are limited. Systems that bring weights to
 nodes in different ways serve the same excerpt of a trace, one after the other, and are simulated
 (`benchmarks.cold_starts`).
+
+**Starts in parts.** The same for a model whose weights are spread over its layers: the fastest of these systems, whose
+replicas start whole, and the same with replicas that start as parts of one model.
 """
 
 import asyncio
@@ -538,7 +541,7 @@ def main() -> None:
     parser = arguments(__doc__, seconds=6, quick=2)
     parser.add_argument("--rounds", type=int, default=3, help="how often each place is measured (default 3)")
     parser.add_argument("--mbit-s", type=float, default=200.0, help="of the link, for large tensors (default 200)")
-    parts = ["cost", "attainment", "transfers", "cold-starts"]
+    parts = ["cost", "attainment", "transfers", "cold-starts", "starts-in-parts"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what to measure (default: all)")
     parser.add_argument("--bursts", type=int, default=2, help="of each run of cold starts, 40 s each (default 2)")
     parser.add_argument("--cold-model", default="densenet121", help="starts cold; see benchmarks.models.small")
@@ -559,6 +562,11 @@ def main() -> None:
             from benchmarks.cold_starts import cold_starts  # noqa: PLC0415  # it uses this module
 
             publish("machines-cold-starts", "Cold starts on hosts", *cold_starts(folder, given), write=write)
+        if "starts-in-parts" in given.parts:
+            from benchmarks.cold_starts import starts_in_parts  # noqa: PLC0415  # it uses this module
+
+            name, title = "machines-starts-in-parts", "Cold starts in parts, on hosts"
+            publish(name, title, *starts_in_parts(folder, given), write=write)
 
 
 def cost_text(found: Mapping[tuple[str, str, int], list[Result]], given: Namespace) -> str:

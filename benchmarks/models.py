@@ -3,6 +3,7 @@
 The published ones are test data of the `onnx` package. Their weights are constants, which does not change durations.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from sloop.profile.examine import free_batch
 
 INSIDE = Path(onnx.__file__).parent / "backend/test/data/light"
 PADDING_ROWS = 1024
+PADDING = re.compile(r"padding\.\d+\.zero")
+"""What is added to a padded result."""
+PADDED = {"Concat", "Conv", "Relu"}
+"""Operators whose results may be padded."""
 
 
 def small(folder: Path, name: str, pixels: int) -> Path:
@@ -32,30 +37,35 @@ def small(folder: Path, name: str, pixels: int) -> Path:
     return target
 
 
-def padded(model: Path, target: Path, size_bytes: int) -> Path:
+def padded(model: Path, target: Path, size_bytes: int, *, places: int = 1) -> Path:
     """Write a copy of a model to `target`, with so many bytes of random weights more, all of which are loaded; a batch
-    reads one row of them, and its outputs stay as they are. For batches of at most `PADDING_ROWS`."""
+    reads one row of them at each of so many `places`, spread over the layers, and outputs stay as they are. For batches
+    of at most `PADDING_ROWS`."""
     loaded = onnx.load(str(model))
     graph, random = loaded.graph, np.random.default_rng(size_bytes)
-    given, output = graph.input[0].name, graph.output[0].name
-    for node in graph.node:
-        for names in (node.input, node.output):
-            for place, name in enumerate(names):
-                if name == output:
-                    names[place] = "unpadded"
-    values = random.random((PADDING_ROWS, size_bytes // 4 // PADDING_ROWS), np.float32)
-    constants = {"padding": values, "padding.first": np.int64(0), "padding.none": np.float32(0)}
+    last = next(place for place, node in enumerate(graph.node) if graph.output[0].name in node.output)
+    inner = [place for place, node in enumerate(graph.node) if node.op_type in PADDED and place < last]
+    wanted = [*(inner[len(inner) * number // places] for number in range(1, places)), last]
+    constants = {"padding.first": np.int64(0), "padding.none": np.float32(0)}
+    nodes = []
+    for place, node in enumerate(graph.node):
+        nodes.append(node)
+        if place in wanted:
+            name, own = node.output[0], f"padding.{wanted.index(place)}"
+            node.output[0] = f"{own}.given"
+            constants[own] = random.random((PADDING_ROWS, size_bytes // 4 // places // PADDING_ROWS), np.float32)
+            nodes += [
+                helper.make_node("Shape", [f"{own}.given"], [f"{own}.shape"]),
+                helper.make_node("Gather", [f"{own}.shape", "padding.first"], [f"{own}.place"]),
+                helper.make_node("Gather", [own, f"{own}.place"], [f"{own}.row"]),
+                helper.make_node("ReduceMax", [f"{own}.row"], [f"{own}.most"], keepdims=0),
+                helper.make_node("Mul", [f"{own}.most", "padding.none"], [f"{own}.zero"]),
+                helper.make_node("Add", [f"{own}.given", f"{own}.zero"], [name]),
+            ]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
     graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
-    graph.node.extend(
-        [
-            helper.make_node("Shape", [given], ["padding.shape"]),
-            helper.make_node("Gather", ["padding.shape", "padding.first"], ["padding.place"]),
-            helper.make_node("Gather", ["padding", "padding.place"], ["padding.row"]),
-            helper.make_node("ReduceMax", ["padding.row"], ["padding.most"], keepdims=0),
-            helper.make_node("Mul", ["padding.most", "padding.none"], ["padding.zero"]),
-            helper.make_node("Add", ["unpadded", "padding.zero"], [output]),
-        ]
-    )
     loaded.ir_version = max(loaded.ir_version, 4)  # before, initializers had to be inputs too
     onnx.save(loaded, str(target))
     return target

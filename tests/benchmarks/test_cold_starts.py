@@ -5,17 +5,18 @@ from pathlib import Path
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
+from msgspec import structs
 
 from benchmarks.cold_starts import (
     CORES,
     LEADS_S,
-    ORDERED,
     SIMULATED,
     SYSTEMS,
     ColdStart,
     Compared,
     Scene,
     SystemResult,
+    cuts_of,
     figure_of,
     foreseen,
     order,
@@ -27,12 +28,13 @@ from benchmarks.cold_starts import (
 from benchmarks.models import padded, small
 from sloop.actions import StartReplica
 from sloop.app.load import load_application
-from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady
+from sloop.events import ReplicaCompleted, ReplicaLost, ReplicaProgressed, ReplicaReady
+from sloop.profile.onnx_cut import cut_model
 from sloop.profile.profile import Profile, Quadratic, Startup, path_beside, save_profile
 from sloop.serve.deploy import check_live
 from sloop.systems.setup import set_up
 from sloop.units import s
-from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import Part, PipelineId, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 
 
 def started(number: int) -> StartReplica:
@@ -66,6 +68,27 @@ def test_starts_after_the_first_request_are_counted_with_their_steps() -> None:
     assert SystemResult(found, 1.0, 1.0).start_s == 3.0
 
 
+def test_parts_of_a_model_are_ready_together_and_those_left_of_a_pipeline_when_they_are_whole() -> None:
+    def part(number: int, place: int, pipeline: int) -> StartReplica:
+        return structs.replace(started(number), part=Part(PipelineId(pipeline), place, (0, 2, 4)))
+
+    records = [
+        (s(0), REQUEST),
+        (s(1), part(1, 0, 0)),
+        (s(1), part(2, 1, 0)),
+        (s(1), ReplicaProgressed(ReplicaId(1), "fetching")),
+        (s(2), ReplicaReady(ReplicaId(1))),
+        (s(4), ReplicaReady(ReplicaId(2))),
+        (s(5), ReplicaCompleted(ReplicaId(1))),
+        (s(6), part(3, 0, 1)),
+        (s(6), part(4, 1, 1)),
+        (s(7), ReplicaReady(ReplicaId(3))),
+        (s(8), ReplicaLost(ReplicaId(4), "it died")),
+        (s(10), ReplicaCompleted(ReplicaId(3))),
+    ]
+    assert starts_in(records) == (ColdStart(3.0, {"fetching": 1.0}), ColdStart(3.0), ColdStart(4.0))
+
+
 def run_of(start_s: float, mean_ms: float) -> SystemResult:
     return SystemResult((ColdStart(start_s, {"fetching": start_s / 2}),), mean_ms, 0.9)
 
@@ -73,14 +96,14 @@ def run_of(start_s: float, mean_ms: float) -> SystemResult:
 def test_the_order_and_the_ratios() -> None:
     found = {
         label: Compared(run_of(3.0 - place, 300 - place), run_of(3.0, 300), run_of(3.3 - place, 320 - place))
-        for place, label in enumerate(ORDERED)
+        for place, label in enumerate(SYSTEMS)
     } | {"gpu-faas": Compared(None, run_of(2.0, 200), None)}
     said = order(found)
     assert "mean cold start, live: yes" in said
     assert "mean latency, simulated, measured: yes" in said
     assert "mean cold start, simulated, profile: **no**" in said, "all are equal"
     rows = {str(row[0]): row[1:] for row in ratios(found)}
-    assert set(rows) == set(ORDERED)
+    assert set(rows) == set(SYSTEMS)
     assert rows["baseline"] == pytest.approx((1.0, 1.1, 1.0, 320 / 300, True))
     assert rows["locality + chain"][-1] is False, "30 % longer"
     figure = figure_of(found)
@@ -107,6 +130,19 @@ def test_a_padded_model_is_larger_and_answers_the_same(model: Path) -> None:
     assert [port.name for port in sessions[0].get_outputs()] == [port.name for port in sessions[1].get_outputs()]
 
 
+def test_padding_may_be_spread_over_the_layers_between_which_a_model_is_cut(model: Path, tmp_path: Path) -> None:
+    bare = model.with_name("squeezenet-64.onnx")
+    spread = padded(bare, tmp_path / "spread.onnx", 4_000_000, places=4)
+    assert 3_990_000 < spread.stat().st_size - bare.stat().st_size < 4_010_000
+    cuts = cuts_of(spread)
+    pieces = cut_model(spread, cuts, tmp_path)
+    assert [piece.param_bytes > 900_000 for piece in pieces] == [True] * 4
+    values = np.random.default_rng(1).random((2, 3, 64, 64), np.float32)
+    sessions = [onnxruntime.InferenceSession(str(each)) for each in (bare, spread)]
+    outputs = [session.run(None, {session.get_inputs()[0].name: values})[0] for session in sessions]
+    np.testing.assert_allclose(*outputs, rtol=1e-5)
+
+
 @pytest.fixture
 def scene(model: Path) -> Scene:
     """A burst of four times the usual rate, and weights that take 2 s on the store's link."""
@@ -131,7 +167,7 @@ def scene(model: Path) -> Scene:
 
 def test_simulated_systems_have_the_published_order(scene: Scene) -> None:
     found = {label: simulated(scene, label, 120.0) for label in (*SIMULATED, *SYSTEMS)}
-    runs = [found[label] for label in ORDERED]
+    runs = [found[label] for label in SYSTEMS]
     assert min(len(run.starts) for run in runs) >= 5
     for values in ([run.start_s for run in runs], [run.mean_ms for run in runs]):
         assert values == sorted(values, reverse=True)

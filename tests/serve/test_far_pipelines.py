@@ -2,6 +2,7 @@
 process and from each other, tensors pass from agent to agent, and what dies costs only what it had to compute."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +17,7 @@ import onnx
 import pytest
 import uvloop
 from msgspec import structs
+from onnx import numpy_helper
 
 from sloop.actions import Evict, Transfer
 from sloop.events import (
@@ -383,6 +385,43 @@ def test_blocks_bring_the_files_with_their_weights(model: Path, tmp_path: Path) 
         assert len(rig.said(TransferFailed)) == 1, "the file is not what it was when the model was cut"
 
     play_with(large, tmp_path, scene)
+
+
+def test_a_new_version_is_sent_its_own_blocks_though_its_model_has_the_same_name(
+    play: Callable[[Scene], None], model: Path, tmp_path: Path
+) -> None:
+    """The file was overwritten, as with weights that were trained again. Parts of the old version still complete
+    themselves with the old blocks."""
+    trained = onnx.load(model)
+    for tensor in trained.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + 1, tensor.name))
+    (tmp_path / "again").mkdir()
+    onnx.save(trained, tmp_path / "again" / "skips.onnx")
+    newer = structs.replace(servable(tmp_path / "again" / "skips.onnx", tmp_path / "again"), weights=(WHOLE,))
+
+    def fetched(rig: Rig, node: str) -> set[str]:
+        return {json.loads(entry.read_text())["files"][0]["sha256"] for entry in (tmp_path / node).glob("*/entry.json")}
+
+    async def scene(rig: Rig) -> None:
+        await rig.started((0, 2, 4), {A: ONE, B: TWO})
+        rig.backend.learn({("stage@2", "skips"): newer}, {}, threads_prepared=1)
+        await rig.completed(A, B)
+        assert newer.cut is not None
+        assert rig.servable.cut is not None
+        olds, news = (
+            {block.source.partition("sha256=")[2] for block in cut.blocks} for cut in (rig.servable.cut, newer.cut)
+        )
+        assert fetched(rig, ONE) == fetched(rig, TWO) == olds
+        count = len(rig.said(Transferred))
+        rig.send(None, ONE)
+        await rig.ear.hear(Transferred, count=count + 1)
+        assert fetched(rig, ONE) == olds | news
+        rig.backend.evict(Evict(TWO, WHOLE, WeightLevel.FILES))
+        rig.run(1, B, 16)
+        await rig.finished(1)
+        check(model, 1, 16, await rig.ear.answer(rig, 1))
+
+    play(scene)
 
 
 def test_a_node_with_all_blocks_says_so_when_it_joins(play: Callable[[Scene], None]) -> None:

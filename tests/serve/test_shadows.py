@@ -1,6 +1,7 @@
 """Bodies and shadows: rows that are shared give what the model gives, and no answer depends on the shadow."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -8,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ from sloop.systems.replay import replay_log
 from sloop.systems.setup import set_up
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, ReplicaSpec, Shadow, Slot
+from tests.hosts import Hosts
+from tests.serve.fleet import Fleet, Load, until
 from tests.serve.rig import run_of
 from tests.serve.test_live import TWO_CORES, check_each_ended_once, live_driver
 from tests.serve.test_local_backend import Ear, play
@@ -536,6 +539,36 @@ def test_asyfunc_meets_a_burst_with_a_shadow_whose_death_loses_nothing(model: Pa
             assert replay_log(list(live.log), set_up(setup.application).core()).difference is None
 
     uvloop.run(main())
+
+
+@pytest.mark.live
+@pytest.mark.needs_hosts
+def test_a_body_whose_host_dies_starts_on_another_one_long_before_bodies_are_adapted(
+    model: Path, tmp_path: Path
+) -> None:
+    """Bodies are adapted once a minute here, the only one is on the host that dies, and what waits for the replacement
+    is answered."""
+    app = application(model, tmp_path)
+    app |= {"slo_ms": 20_000, "cluster": {"nodes": [{"hardware": "local", "count": 2, "cores": 1}]}}
+    app["system"]["name"] = "asyfunc-noadapt"  # adaptive batches would drop what waits
+    profile = structs.replace(profile_of(10.0), load_s=0.3, memory_bytes=1_000_000, hardware="local")
+    save_profile(profile, tmp_path / "profile.json")
+    with Hosts(3) as hosts:
+        fleet = Fleet(list(hosts), tmp_path, json.dumps(app), env={"SLOOP_MODELS_CACHE": "/dev/shm/models"})
+        try:
+            fleet.start_server()
+            for number in range(2):
+                fleet.start_agent(f"local-{number}", hosts[1 + number])
+            fleet.until_ready(1)
+            (node,) = fleet.ready().values()
+            with Load(fleet.address, "live", partial(answers, model), rate_rps=20, width=64) as asking:
+                asking.until_steady(10)
+                hosts[1 + int(node[-1])].kill()
+                until(lambda: {*fleet.ready().values()} == {f"local-{1 - int(node[-1])}"}, "a body on the other host")
+                asking.until_steady(10)
+            asking.check((200,))
+        finally:
+            fleet.stop()
 
 
 def test_a_system_with_shadows_needs_measured_blocks(model: Path, tmp_path: Path) -> None:

@@ -553,7 +553,7 @@ class AgentBackend(KnownStages):
     # Replicas
 
     def transfer(self, order: Transfer) -> None:
-        servable = self._with(order.weights)
+        servable = self._sent_by(order)
         sources = [] if servable is None else sources_of(servable, order.weights.layers)
         if servable is None or not sources:
             for name in order.receivers:
@@ -579,12 +579,20 @@ class AgentBackend(KnownStages):
             if placed is not None and placed.is_ordered:
                 placed.agent.records.send(CompleteWorker(replica, order.transfer))
 
-    def _with(self, weights: ModelWeights) -> Servable | None:
-        """The model with these weights; None if it is not known. Some layers have the name of the model."""
-        for servable in self._servables.values():
-            if weights in servable.weights or (weights.layers and weights.name in {w.name for w in servable.weights}):
-                return servable
-        return None
+    def _sent_by(self, order: Transfer) -> Servable | None:
+        """The model whose weights a transfer brings; None if it is not known. A new version of an application may have
+        another model of the same name: the parts to be completed say which one it is, otherwise it is the newest."""
+        completed = [self._replicas[replica] for replica in order.completes if replica in self._replicas]
+        found = [self.servable(each.spec.stage, each.spec.variant) for each in completed[:1]]
+        return found[0] if found else next(iter(self._with(order.weights)), None)
+
+    def _with(self, weights: ModelWeights) -> list[Servable]:
+        """The models with these weights, the newest first. Some layers have the name of the model."""
+        return [
+            servable
+            for servable in reversed(self._servables.values())
+            if weights in servable.weights or (weights.layers and weights.name in {w.name for w in servable.weights})
+        ]
 
     def _parts_with(self, servable: Servable, completes: Iterable[ReplicaId]) -> dict[str, list[Endpoint]]:
         """By source of a block, the agents of those parts of these replicas' pipeline that have started with it, and so
@@ -608,9 +616,9 @@ class AgentBackend(KnownStages):
             agent.records.send(GiveUpWeights(order.transfer))
 
     def evict(self, order: Evict) -> None:
-        servable, agent = self._with(order.weights), self._agents.get(order.node)
-        if servable is not None and agent is not None and order.level is WeightLevel.FILES:
-            for source in sources_of(servable):
+        agent = self._agents.get(order.node)
+        if agent is not None and order.level is WeightLevel.FILES:
+            for source in dict.fromkeys(source for each in self._with(order.weights) for source in sources_of(each)):
                 agent.records.send(EvictWeights(source))
 
     def _weights_on(self, agent: _ConnectedAgent) -> tuple[ModelWeights, ...]:
