@@ -46,7 +46,7 @@ def padded(model: Path, target: Path, size_bytes: int, *, places: int = 1) -> Pa
     last = next(place for place, node in enumerate(graph.node) if graph.output[0].name in node.output)
     inner = [place for place, node in enumerate(graph.node) if node.op_type in PADDED and place < last]
     wanted = [*(inner[len(inner) * number // places] for number in range(1, places)), last]
-    constants = {"padding.first": np.int64(0), "padding.none": np.float32(0)}
+    constants: dict[str, Any] = {"padding.first": np.int64(0), "padding.none": np.float32(0)}
     nodes = []
     for place, node in enumerate(graph.node):
         nodes.append(node)

@@ -139,8 +139,8 @@ def test_padding_may_be_spread_over_the_layers_between_which_a_model_is_cut(mode
     assert [piece.param_bytes > 900_000 for piece in pieces] == [True] * 4
     values = np.random.default_rng(1).random((2, 3, 64, 64), np.float32)
     sessions = [onnxruntime.InferenceSession(str(each)) for each in (bare, spread)]
-    outputs = [session.run(None, {session.get_inputs()[0].name: values})[0] for session in sessions]
-    np.testing.assert_allclose(*outputs, rtol=1e-5)
+    first, second = (session.run(None, {session.get_inputs()[0].name: values})[0] for session in sessions)
+    np.testing.assert_allclose(first, second, rtol=1e-5)
 
 
 @pytest.fixture
