@@ -159,7 +159,8 @@ def _display(found: SharingTimes, laws: SharingFits, sharing: DeviceSharing) -> 
         pair = found.pair
         parts.append(
             f"beside one worker of {Path(pair.beside).name} (batch {pair.beside_batch}) a batch takes "
-            f"{number(pair.slowdown)} times as long, and that one's {number(pair.beside_slowdown)} times"
+            f"{number(pair.slowdown)} times as long as alone; a batch of that worker takes "
+            f"{number(pair.beside_slowdown)} times as long"
         )
     return parts
 

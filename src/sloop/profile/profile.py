@@ -337,13 +337,13 @@ class DemandSource(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model shares its device with others: what its batches demand, and how much slower they are for it.
+    """How a model shares its device: the demands of its batches, and the law by which others slow them down.
 
     The device is the accelerator of the profile, or without one the cores of a node.
     """
 
     law: Slowdown = NO_SLOWDOWN
-    """How much slower its batches are for what others demand."""
+    """The law by which the demands of others slow its batches down."""
     full_batch: int
     """The batch that counts as full."""
     bandwidth: float = 0.0
@@ -360,11 +360,12 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is_capped: bool = False
     """Whether the share of a slot limits its kernels; otherwise it is only reserved."""
     cores: float = 0.0
-    """Of a processor: the cores that each replica could use when the law was measured. The law then holds for slots
-    whose cores are not a cap, and such a replica alone is as fast as on so many cores. A small batch uses them as a
-    full one does, only for a shorter time, and therefore demands as much. With 0, the law holds for every slot."""
+    """On CPUs, the cores that each replica could use when the law was measured. The law then holds for slots whose
+    cores are not a cap; a replica in such a slot that runs alone is as fast as on that many cores. A small batch uses
+    the cores as much as a full batch, only for a shorter time, and therefore has the same demand. With 0, the law holds
+    for every slot."""
     points: tuple[tuple[float, float], ...] = ()
-    """What the law was fitted to: how many full batches ran together, and how many times as long each took."""
+    """The points to which the law was fitted: a number of full batches that ran together, and the slowdown of each."""
     demands: DemandSource | None = None
     """How `sm_use`, `occupancy` and `peak_occupancy` were measured; None if they were not, but published or declared.
     `origin` and what follows it are of the rest."""
@@ -398,8 +399,8 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return structs.replace(self, **{name: getattr(other, name) for name in names})
 
     def holds_on(self, slot: Slot) -> bool:
-        """Whether it says anything about batches on this slot: a law that was measured without caps says nothing about
-        replicas with cores of their own."""
+        """Whether the law holds for batches on this slot: a law that was measured without caps does not hold for
+        replicas with a cap."""
         return not (self.cores and slot.is_capped)
 
     def demand(self, batch: int, *, share: float = 1.0, is_capped: bool = True, variant: str = "") -> DeviceDemand:

@@ -77,7 +77,7 @@ BEGIN_S: Final = 0.5
 """How long a request waits for this machine's own transfer of the file to begin: a peer that was ordered to fetch the
 file at the same time may ask before it has begun."""
 STALLED_S: Final = 5.0
-"""A request waits no longer for a file that has not grown for so long: its reader continues at another peer."""
+"""If a file has not grown for this long, requests for it are refused, and the reader continues with another peer."""
 TEXT_BYTES_MAX: Final = 1024
 CONTENT: Final = "sha256 "
 """How a version begins that is the checksum of the content."""

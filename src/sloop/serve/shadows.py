@@ -318,7 +318,8 @@ class CutRuntime:
         return {name: joined[name] if name in joined else known[name] for name in passing}
 
     def _checked(self, arrays: dict[str, Array], first: int, last: int, rows: int) -> dict[str, Array]:
-        """What a shadow computed. PartnerLost if it is not what these blocks compute of so many rows."""
+        """The results of a shadow. PartnerLost if they do not have the names and shapes that these blocks give for this
+        many rows."""
         for name, port in self._chain.outputs(first, last).items():
             found = arrays.get(name)
             if found is None or found.ndim != len(port.shape) or (has_rows(port) and len(found) != rows):

@@ -187,7 +187,7 @@ class PieceDownloads:
         return self.process_s + share * self.local_s + max(sent_s, received_s)
 
     def cold_each_s(self, share: NDArray[np.float64], pieces: NDArray[np.int64], pipelines: int) -> NDArray[np.float64]:
-        """`cold_s` of several plans of at least two pieces, each as so many pipelines."""
+        """`cold_s` of several plans of at least two pieces, each with this many pipelines."""
         local_s = self.process_s + share * self.local_s
         if not self.download_s:
             return local_s

@@ -24,8 +24,8 @@ def frontier(choices: Sequence[PricedWorth]) -> list[int]:
 
 
 def cheapest(choices: Sequence[PricedWorth], wanted: float) -> int | None:
-    """The position of the cheapest choice that is worth `wanted` or more, of equally cheap ones that which is worth
-    most; None if there is none."""
+    """The position of the cheapest choice that is worth `wanted` or more; of equally cheap ones, the one that is worth
+    most. None if there is none."""
     return next((at for at in frontier(choices) if choices[at][1] >= wanted), None)
 
 

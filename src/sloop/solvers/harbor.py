@@ -166,7 +166,7 @@ def _batches(rate: float, most: int, wait_ms: float) -> tuple[_Batches, ...]:
             size = math.fsum((1 + count) * each for count, each in zip(others[own], parts[own], strict=True)) / part
             found.append(_Batches(part, round(size), wait_ms))
     if full > SIZES_LEAST or not found:
-        # The mean time of so many arrivals, of those cases in which they come within the wait.
+        # The mean time until the batch is full, given that it fills within the wait.
         within = 1 - _poisson(mean, last) / full if full > 0 else 1.0
         found.append(_Batches(full or 1.0, most, min(wait_ms, last / rate * max(0.0, within))))
     total = math.fsum(batch.part for batch in found)

@@ -1,14 +1,15 @@
-"""iGniter's plan: for each model a batch and a share of a GPU, and the GPU on which that needs the least more share.
+"""iGniter's plan: for each model a batch and a share of a GPU, on the GPU where the shares of all models together grow
+least.
 
-Half of a deadline is for the inference, the other half for waiting. The batch is what arrives in that half; the share
-is the smallest with which a batch alone is in time. A model that needs more than a whole GPU first gets GPUs of its
-own. Then models are placed, the largest share first, on the GPU where they and all residents together need the least
-additional share, according to the model of `sloop.profile.gpu`.
+Half of a deadline is for the inference, the other half for waiting. The batch has the requests that arrive in that
+half; the share is the smallest with which a batch alone is in time. A model that needs more than a whole GPU first gets
+GPUs of its own. Then models are placed, the largest share first, on the GPU where they and all residents together need
+the least additional share, according to the model of `sloop.profile.gpu`.
 
-Source: iGniter (Xu et al., TPDS 2023), as its public code has it, with two corrections: the batch of a GPU of its own
-is the largest that is in time (the code takes an entry of a list with that number), and a model that opens a later GPU
-gets the share that it needs there too (`check_new`; the code checks only those that join). It does not know of workers
-whose largest batch is smaller than what arrives in that half: they need more share (`batch_max`).
+Source: iGniter (Xu et al., TPDS 2023) and its public code, with two corrections. On a GPU of its own, a model has the
+largest batch that is in time (the code uses this number as an index into a list). A model that is the first on a later
+GPU gets the share that it needs there too (`check_new`; the code checks only models that join others). One thing is
+added: workers whose largest batch is smaller than the requests of that half need a larger share (`batch_max`).
 """
 
 import math
@@ -25,9 +26,9 @@ WHOLE: Final = 100.0
 ALONE_BATCH_MAX: Final = 32
 """The largest batch of a GPU of its own."""
 ALONE_LOAD: Final = 0.9
-"""How much of what a GPU of its own serves it is given."""
+"""The rate that a model gives to a GPU of its own, as a fraction of what the GPU serves."""
 REPLICAS_MAX: Final = 10_000
-"""More GPUs of its own for one model are a mistake in its rate."""
+"""If one model needs more GPUs of its own than this, its rate is probably wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,16 @@ class IgniterWorkload:
     batch_max: int = 0
     """The largest batch that its workers take; 0: any, as published."""
     memory: float = 0.0
-    """The part of a GPU's memory that a replica reserves; the publication does not know of it."""
+    """The fraction of a GPU's memory that a replica reserves; the publication does not consider memory."""
 
     @property
     def limit_ms(self) -> float:
-        """What the inference may take: half of the deadline."""
+        """The longest time of the inference: half of the deadline."""
         return self.slo_ms / 2
 
     def batch_limit_ms(self, batch: int, rate_rps: float) -> float:
-        """What a batch may take at this rate: half of the deadline; if it is the largest that workers take, no longer
-        than until as many requests have come."""
+        """The longest time of a batch at this rate: half of the deadline. If it is the largest batch that workers take,
+        at most the time in which as many requests arrive."""
         if not self.batch_max or batch < self.batch_max:
             return self.limit_ms
         return min(self.limit_ms, 1000.0 * batch / rate_rps)
@@ -69,12 +70,12 @@ class IgniterReplica:
 
     @property
     def limit_ms(self) -> float:
-        """What its batch may take."""
+        """The longest time of its batch."""
         return self.workload.batch_limit_ms(self.batch, self.rate_rps)
 
     @property
     def resident(self) -> IgniterResident:
-        """The replica as the model of interference sees it."""
+        """The replica as an input of the model of interference."""
         return IgniterResident(self.workload.model, self.batch, self.share)
 
 
@@ -83,8 +84,8 @@ IgniterContents = tuple[IgniterReplica, ...]
 
 
 def batch_for(gpu: IgniterGpu, workload: IgniterWorkload, rate_rps: float) -> int:
-    """The requests that arrive while half of the deadline passes and the batch itself is transferred; at least 1, and
-    at most what workers take."""
+    """The number of requests that arrive during half of the deadline and the transfer of the batch; at least 1, and at
+    most the largest batch of the workers."""
     rate, load = rate_rps / 1000.0, workload.model.load_bytes
     arrived = workload.limit_ms * rate * gpu.pcie_bytes_per_ms / (gpu.pcie_bytes_per_ms + load * rate)
     batch = max(1, math.ceil(arrived - ROUNDING))
@@ -92,8 +93,8 @@ def batch_for(gpu: IgniterGpu, workload: IgniterWorkload, rate_rps: float) -> in
 
 
 def least_share(gpu: IgniterGpu, workload: IgniterWorkload, batch: int, rate_rps: float) -> float:
-    """The smallest share, in whole units, with which a batch alone takes at most half of the deadline, and carries the
-    rate if workers take none that is larger; may be above 100, and infinite if no share is enough."""
+    """The smallest share, in whole units, with which a batch alone takes at most half of the deadline. If it is the
+    largest batch of the workers, it must also carry the rate. May be above 100, and infinite if no share suffices."""
     model = workload.model
     transfer_ms = batch * (model.load_bytes + model.feedback_bytes) / gpu.pcie_bytes_per_ms
     left_ms = workload.batch_limit_ms(batch, rate_rps) - model.schedule_ms - transfer_ms - model.active[4]
@@ -104,8 +105,8 @@ def least_share(gpu: IgniterGpu, workload: IgniterWorkload, batch: int, rate_rps
 
 
 def split(gpu: IgniterGpu, workload: IgniterWorkload) -> list[IgniterReplica]:
-    """The replicas of one model: GPUs of its own as long as it needs more than one, and one replica for the rest, which
-    comes last. InputError if no batch is in time on a whole GPU."""
+    """The replicas of one model: it gets GPUs of its own while it needs more than one, and last a replica for the rest
+    of its rate. InputError if no batch is in time on a whole GPU."""
     rate_rps = workload.rate_rps
     batch = batch_for(gpu, workload, rate_rps)
     share = least_share(gpu, workload, batch, rate_rps)
@@ -136,8 +137,8 @@ def _alone(gpu: IgniterGpu, workload: IgniterWorkload) -> tuple[int, float]:
 
 
 def with_one_more(gpu: IgniterGpu, contents: IgniterContents, added: IgniterReplica) -> IgniterContents | None:
-    """The GPU with one more replica, and the shares with which all are in time; None if they need more than the GPU, or
-    its memory.
+    """The GPU with one more replica, with shares with which all are in time; None if they need more than the GPU or its
+    memory.
 
     In rounds, each replica that is too late gets one unit more.
     """
@@ -159,10 +160,10 @@ def with_one_more(gpu: IgniterGpu, contents: IgniterContents, added: IgniterRepl
 
 
 def plan(gpu: IgniterGpu, workloads: Sequence[IgniterWorkload], *, check_new: bool = True) -> list[IgniterContents]:
-    """The GPUs of the plan, as many as it needs: the shared ones in the order in which they were opened, then those
-    that a model has for itself. InputError if a model is too slow for its deadline on a whole GPU.
+    """The GPUs of the plan, as many as it needs: first the shared ones in the order in which they got their first
+    model, then those with a single model. InputError if a model is too slow for its deadline on a whole GPU.
 
-    Without `check_new` as published: only the first GPU is checked when it is opened.
+    Without `check_new`, as published: of the models that are the first on a GPU, only that on the first GPU is checked.
     """
     alone: list[IgniterContents] = []
     rest: list[IgniterReplica] = []

@@ -28,7 +28,7 @@ HEAVY: Final = 1.2
 """A model is heavy in computing or memory if it needs this many times as much of it as of the other."""
 MEMORY, COMPUTE, NEUTRAL = range(3)
 EXACT_MAX: Final = 16
-"""Up to so many groups are matched exactly, more greedily: the exact search takes 2ⁿ steps."""
+"""Up to this many groups are matched exactly, more are matched greedily, because the exact search takes 2ⁿ steps."""
 COMBINATIONS_MAX: Final = 100_000
 """The most combinations of candidates of a group; beyond, the largest multiples of replicas are left out."""
 

@@ -5,7 +5,7 @@ A body is a replica of the whole model. A shadow holds only the blocks with much
 capacity of its body within the SLO, and loads in a small fraction of the time that another body takes.
 
 Source: AsyFunc (submission to SoCC'23), Algorithms 1 and 2, with the corrections of our specification, sections 2.4 to
-2.8. The arithmetic is in `sloop.solvers.asyfunc`. Choices of ours where the publication says nothing:
+2.8. The arithmetic is in `sloop.solvers.asyfunc`. Where the publication leaves something open, we chose:
 
 - The policy is asked at every tick. Its plan lists all present replicas with the changes to them, and names the node of
   each body, so that a shadow is attached to the body that the policy chose.

@@ -303,7 +303,7 @@ class SharedDevices:
 
     @staticmethod
     def _rented(pool: DevicePool, devices: int, present: Mapping[DevicePlace, object]) -> list[DevicePlace]:
-        """At least so many devices on as few rented nodes as possible: nodes with most devices in use come first."""
+        """At least `devices` devices on as few rented nodes as possible; nodes with most devices in use come first."""
         by_node: dict[str, list[DevicePlace]] = {}
         for place in pool.places[pool.owned :]:
             by_node.setdefault(place.node, []).append(place)

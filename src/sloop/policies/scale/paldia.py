@@ -125,7 +125,7 @@ class Paldia:
     tolerance_ns: int = ms(50)
     """With `choice: tolerance`, how much slower than the fastest GPU a kind may be."""
     wait_limit: int = 3
-    """After so many decisions in a row that prefer other hardware, the next such decision switches."""
+    """After this many decisions in a row that prefer other hardware, the next such decision switches."""
     group_ns: int = s(1)
     """The requests of this time are planned for as if they arrived at once. PALDIA does not give a value; its results
     need about a second. If requests arrive evenly, less is enough, and cheaper."""

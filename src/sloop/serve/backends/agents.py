@@ -272,7 +272,7 @@ class _ConnectedAgent:
         self.timer: TimerHandle | None = None
         """Until then."""
         self.receiving: set[TransferId] = set()
-        """The transfers that it was told to receive, until it has said what became of them."""
+        """The transfers that it was ordered to receive and has not reported on."""
         self.given_up: set[TransferId] = set()
         """Those that were cancelled meanwhile."""
 
@@ -286,11 +286,11 @@ class _PlacedReplica(Struct):
     transfer: TransferId | None = None
     """The transfer for which it waits."""
     is_ordered: bool = False
-    """Whether its agent was told to start it; before, it waits for what it needs."""
+    """Whether its agent was ordered to start it; until then it waits for its reservation."""
     cores_wanted: float | None = None
     """Cores that it will get when they are reserved."""
     has_shrunk: bool = False
-    """Whether it was told to do with fewer cores than are reserved."""
+    """Whether it was ordered to use fewer cores than are reserved."""
     batch: BatchId | None = None
     """The batch that it runs, with its visits and its begin (`time.monotonic_ns`)."""
     visits: int = 0
@@ -299,7 +299,7 @@ class _PlacedReplica(Struct):
     pipeline: ProcessPipeline | None = None
     """If it starts as a part of a model: which one, and the pipeline in which it serves."""
     ordered_ns: int = 0
-    """When it was told to run its layers on a batch."""
+    """When it was ordered to run its layers on a batch."""
     unreached: str = ""
     """Why it cannot get the tensors of the part before, if it was stopped for that."""
     shadow: tuple[int, Shadow] | None = None

@@ -136,7 +136,7 @@ class _Replica:
         """Of a spare one: whether a thread starts or prepares its process, whether that begins with the lowest
         priority, and whether it can be taken."""
         self.told: ReplicaSpec | None = None
-        """What it was told to serve when it was a spare one, until it has begun to load."""
+        """The order to serve that it got as a spare worker, until it has begun to load."""
         self.batch: BatchId | None = None
         self.visits = 0
         """Of the batch that runs."""
@@ -156,7 +156,7 @@ class _Replica:
         """If it starts as a part of a model: which one, and the pipeline in which it serves; None if another process
         passes its batches on."""
         self.completes = False
-        """Whether it was told to load the other layers, and has not."""
+        """Whether it was ordered to load the other layers and has not done so yet."""
         self.shrink_to: float | None = None
         self.shrink_timer: TimerHandle | None = None
         self.error = ""
@@ -715,7 +715,7 @@ class LocalBackend(KnownStages):
 
     def _on_step(self, replica: _Replica, step: str) -> None:
         if replica in self._spares:
-            raise ProtocolError("a spare worker loads a model before it was told of one")
+            raise ProtocolError("a spare worker loads a model before it was ordered to")
         if replica.told is not None:
             replica.told = None
             self._set_start_timer(replica)
