@@ -1,5 +1,6 @@
 """What plots show, without drawing; and that drawings are the same every time and describe themselves."""
 
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path as File
 
@@ -12,6 +13,7 @@ from sloop.events import WOKE, Finished, NodeLost
 from sloop.report.plots import (
     FAINT,
     INK,
+    PALETTE,
     Figure,
     Mark,
     Panel,
@@ -233,6 +235,23 @@ BARS = Figure(
 )
 
 EMPTY = Figure(name="none", title="", x_label="", panels=(Panel(y_label="", series=(Series("a", (), ()),)),), alt="")
+
+
+def test_bars_with_labels_on_a_logarithmic_axis_differ_in_height() -> None:
+    series = Series("x", (0.0, 1.0), (100.0, 1.0), "bars", low=(100.0, 1.0), high=(100.0, 1.0))
+    drawn = svg(
+        Figure(
+            name="n",
+            title="t",
+            x_label="",
+            panels=(Panel(y_label="y", ticks=("p", "q"), series=(series,), log=True),),
+            alt="a",
+        )
+    )
+    bars = re.findall(rf'<path d="([^"]*)" clip-path="[^"]*" style="fill: {PALETTE[0]}', drawn)
+    tops = [min(float(y) for y in re.findall(r"[ML] \S+ (\S+)", path)) for path in bars]
+    assert len(tops) == 2
+    assert tops[1] - tops[0] > 50, "points"
 
 
 def test_labels_that_would_touch_are_slanted() -> None:

@@ -524,6 +524,10 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
         width = 0.72 / len(bars)
         shift = (place - (len(bars) - 1) / 2) * width
         _draw_bars(axis, series, colours[series.name], width=width, shift=shift, labelled=len(bars) == 1)
+    if len(bars) == 1:  # there are labels above the bars
+        top = 1.18 * max(bars[0].high or bars[0].y, default=1.0) or 1.0
+        lowest = min((y for y in (*bars[0].y, *bars[0].low) if y > 0), default=0.0)
+        axis.set_ylim((lowest / 2, top * (top / lowest) ** 0.1) if panel.log and lowest else (0, top))
     for mark in panel.marks:
         line = axis.axhline if mark.axis == "y" else axis.axvline
         line(mark.at, color=FAINT, linewidth=1.2, linestyle="--", label=mark.name)
@@ -563,7 +567,6 @@ def _draw_series(axis: "Axes", series: Series, colour: str) -> None:
 
 def _draw_bars(axis: "Axes", series: Series, colour: str, *, width: float, shift: float, labelled: bool) -> None:
     places = [x + shift for x in series.x]
-    tops = series.high or series.y
     spread = None
     if series.low:
         below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
@@ -573,7 +576,6 @@ def _draw_bars(axis: "Axes", series: Series, colour: str, *, width: float, shift
     drawn = axis.bar(places, series.y, width=width, color=colour, label=series.name, yerr=spread, error_kw=lines)
     if labelled:
         axis.bar_label(drawn, labels=[number(float(value)) for value in series.y], padding=2, fontsize=8)
-        axis.set_ylim(top=1.18 * max(tops, default=1.0) or 1.0)
 
 
 # A fabric of switches
