@@ -19,7 +19,7 @@ from sloop.serve.dataflow import wire
 from sloop.workload import trace_from
 
 ENOUGH = 120
-"""Pictures, of the 2,000 that the accuracies stand on: what a few seconds allow."""
+"""Pictures, as the 2,000 that the accuracies stand on: what a few seconds allow."""
 SURE = 4.0
 """Standard deviations that a part may be from the whole."""
 
@@ -52,12 +52,12 @@ def test_the_application_says_what_was_measured() -> None:
 
 
 def test_the_models_are_as_accurate_as_is_said() -> None:
-    found, shown = said_accuracies(), held_out(PICTURES, SEED)
-    restored = {name: run(path_of("restore", name), shown.damaged[:ENOUGH]) for name in RESTORERS}
+    found, shown = said_accuracies(), held_out(ENOUGH, SEED)
+    restored = {name: run(path_of("restore", name), shown.damaged) for name in RESTORERS}
     pairs = {(a, b): (restored[a], found.both[a][b]) for a in RESTORERS for b in READERS}
-    alone = {("", b): (shown.clean[:ENOUGH], found.read[b]) for b in READERS}
+    alone = {("", b): (shown.clean, found.read[b]) for b in READERS}
     for (_, reader), (pictures, percent) in (pairs | alone).items():
-        here = right(run(path_of("read", reader), pictures), shown.labels[:ENOUGH])
+        here = right(run(path_of("read", reader), pictures), shown.labels)
         assert abs(here - percent) <= SURE * sqrt(percent * (100 - percent) / ENOUGH)
 
 
