@@ -532,7 +532,7 @@ def _draw_panel(axis: "Axes", panel: Panel, colours: dict[str, str]) -> None:
         line = axis.axhline if mark.axis == "y" else axis.axvline
         line(mark.at, color=FAINT, linewidth=1.2, linestyle="--", label=mark.name)
     if panel.ticks:
-        pairs = pairwise(len(tick) for tick in panel.ticks)
+        pairs = pairwise(max(map(len, tick.split("\n"))) for tick in panel.ticks)
         touch = max((sum(pair) / 2 + 1 for pair in pairs), default=0) > TICK_CHARS / len(panel.ticks)
         slanted: dict[str, Any] = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if touch else {}
         axis.set_xticks(range(len(panel.ticks)), panel.ticks, **slanted)
