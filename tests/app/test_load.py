@@ -15,8 +15,19 @@ from sloop.app.scenario import ColdStartTruth, Scenario, ServiceTruth, Truth
 from sloop.app.stages import read_latency, read_profile
 from sloop.errors import InputError
 from sloop.options import as_value
-from sloop.profile import RESNET18_HUMAN, RESNET_T, Amdahl, Latency, LatencyTable, Profile, Quadratic, Region
-from sloop.profile.profile import Startup, digest, path_beside, save_profile
+from sloop.profile.profile import (
+    Amdahl,
+    Latency,
+    LatencyTable,
+    Profile,
+    Quadratic,
+    Region,
+    Startup,
+    digest,
+    path_beside,
+    save_profile,
+)
+from sloop.profile.published import RESNET18_HUMAN, RESNET_T
 from sloop.vocabulary import Device
 from tests.app.conftest import application_from_text, scenario_from_text
 

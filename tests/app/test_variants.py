@@ -8,8 +8,8 @@ import pytest
 from sloop.app.application import Application
 from sloop.app.load import load_application
 from sloop.errors import InputError
-from sloop.profile import RESNET18_HUMAN, RESNET_T
 from sloop.profile.profile import path_beside, save_profile
+from sloop.profile.published import RESNET18_HUMAN, RESNET_T
 
 ON_T4 = {
     "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0.5, "gamma": 3},

@@ -19,10 +19,10 @@ from sloop.cli import main
 from sloop.cli import serve as module
 from sloop.cli.command import with_open_sizes
 from sloop.errors import InputError, MachineError
-from sloop.profile import RESNET_T, Profile
 from sloop.profile.examine import examine
 from sloop.profile.measure import first_profile, kept_profile
-from sloop.profile.profile import FirstProfile, digest, load_profile, path_beside, save_profile
+from sloop.profile.profile import FirstProfile, Profile, digest, load_profile, path_beside, save_profile
+from sloop.profile.published import RESNET_T
 
 
 def run(*arguments: object, typed: str = "") -> Result:

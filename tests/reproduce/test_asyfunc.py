@@ -10,7 +10,7 @@ from msgspec import structs
 
 from sloop.actions import AttachShadow, StartBatch, StartReplica
 from sloop.events import Finished, ReplicaStopped, ShadowReady, ShadowStopped
-from sloop.profile import PUBLISHED
+from sloop.profile.published import PUBLISHED
 from sloop.reproduce.asyfunc import bodies_figure, offloading_figure, shadows_figure
 from sloop.reproduce.asyfunc.experiments import (
     PREWARMS,

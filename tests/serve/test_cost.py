@@ -6,6 +6,8 @@ The bounds stand some per cent above what is counted today on CPython 3.11.
 
 import asyncio
 import gc
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -101,3 +103,12 @@ def test_a_request_leaves_no_cycles_behind(tmp_path: Path) -> None:
         return found
 
     assert asyncio.run(main()) < REQUESTS
+
+
+@pytest.mark.parametrize("module", ["sloop.serve.worker", "sloop.serve.edge.process", "sloop.serve.agent"])
+def test_a_process_that_decides_nothing_imports_nothing_to_decide_with(module: str) -> None:
+    """Core and policies take 0.2 s to import, a worker no longer than that in all."""
+    rooms = "sloop.core", "sloop.policies", "sloop.solvers", "sloop.systems", "sloop.profile.published"
+    code = f"import sys, {module}; print(*(name for name in sys.modules if name.startswith({rooms})))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not found.stdout.split()

@@ -29,7 +29,7 @@ from sloop.app.load import load_application
 from sloop.events import WOKE, Deployed, Finished, NodeLost, NodeReady, NodeReleased, ReplicaLost, ReplicaReady
 from sloop.policies.drop import Age, Never
 from sloop.policies.order import Edf
-from sloop.profile import Profile, Quadratic
+from sloop.profile.profile import Profile, Quadratic
 from sloop.runlog import Record
 from sloop.sim import Checkers, Violation, World, simulate
 from sloop.sim.checkers import FIRST_KEY, CheckedNode, CheckedReplica, CheckerState, Rules

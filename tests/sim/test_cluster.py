@@ -34,8 +34,7 @@ from sloop.events import (
     TransferFailed,
     Transferred,
 )
-from sloop.profile import Amdahl, Profile
-from sloop.profile.profile import Startup
+from sloop.profile.profile import Amdahl, Profile, Startup
 from sloop.runlog.durations import VariantKey
 from sloop.sim.cluster import Cluster, ClusterTruths, NodeFailed, Truths
 from sloop.sim.truth.branches import BranchSampler

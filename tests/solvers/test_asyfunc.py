@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.profile import PUBLISHED
 from sloop.profile.pairs import MIB, BlockCosts, Floats, SharedBlocks, capacity_rps, largest_batch, runs_of
+from sloop.profile.published import PUBLISHED
 from sloop.solvers.asyfunc import (
     Objective,
     choose_batching,

@@ -10,7 +10,7 @@ from sloop.app.load import load_application, load_scenario
 from sloop.events import ShadowReady
 from sloop.options import as_value
 from sloop.policies.forecast import OracleForecast
-from sloop.profile import PUBLISHED
+from sloop.profile.published import PUBLISHED
 from sloop.runlog import MemoryLog
 from sloop.sim import World, simulate
 from sloop.sim.truth.failure import FaultRates

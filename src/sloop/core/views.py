@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Belief(Protocol):
     """The estimate that policies use of one variant on one kind of hardware; never the simulator's truth.
 
-    `sloop.profile.Estimate` implements it. Batches range from 1 to `batch_max`, cores up to `cores_max`. All slots
-    passed to it are of its hardware and accelerator, as `slot` makes them.
+    `sloop.profile.estimate.Estimate` implements it. Batches range from 1 to `batch_max`, cores up to `cores_max`. All
+    slots passed to it are of its hardware and accelerator, as `slot` makes them.
     """
 
     @property

@@ -66,7 +66,7 @@ from sloop.events import (
     TransferFailed,
     Transferred,
 )
-from sloop.profile import Profile
+from sloop.profile.profile import Profile
 from sloop.runlog import EVENTS, Record
 from sloop.units import NS_PER_S, ROUNDING, to_ms
 from sloop.vocabulary import (

@@ -48,9 +48,8 @@ from sloop.core.planner import Planner
 from sloop.core.views import PlanInput
 from sloop.errors import InputError
 from sloop.events import Cancelled
-from sloop.profile import Amdahl, Profile
 from sloop.profile.interference import BandwidthLaw, CountLaw, PairLaw, ProcessorSharing, ShareLaw, Slowdown
-from sloop.profile.profile import DeviceSharing, Startup
+from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Startup
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
 from sloop.sim.agents import CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster

@@ -35,8 +35,7 @@ from sloop.core.views import ClusterView, PlanInput
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies import POLICIES
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
-from sloop.profile import Amdahl, Profile
-from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency
+from sloop.profile.profile import Amdahl, LayerBlock, LayerProfile, ParametricLatency, Profile
 from sloop.sim.agents import (
     OF_REQUESTS,
     SILENT_NS,

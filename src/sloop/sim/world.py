@@ -21,8 +21,7 @@ from sloop.app.scenario import Change, Scenario, ServiceTruth, Truth
 from sloop.errors import InputError
 from sloop.events import Deployed, Promoted, Removed
 from sloop.policies.forecast import OracleForecast
-from sloop.profile import Profile
-from sloop.profile.profile import START_S_ASSUMED
+from sloop.profile.profile import START_S_ASSUMED, Profile
 from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
 from sloop.sim.cluster import Cluster, ClusterTruths, Truths

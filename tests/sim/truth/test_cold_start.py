@@ -2,8 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.profile import Profile, Quadratic
-from sloop.profile.profile import START_S_ASSUMED, Startup
+from sloop.profile.profile import START_S_ASSUMED, Profile, Quadratic, Startup
 from sloop.sim.truth.cold_start import (
     WARM_NS,
     AcquisitionSampler,

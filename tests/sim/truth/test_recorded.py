@@ -5,7 +5,7 @@ from msgspec import structs
 
 from sloop.actions import StartBatch, StartReplica
 from sloop.events import Finished, Resized
-from sloop.profile import Profile, Quadratic, Sample
+from sloop.profile.profile import Profile, Quadratic, Sample
 from sloop.runlog import Record
 from sloop.runlog.durations import BATCHES_MIN, Durations
 from sloop.sim.truth.recorded import recorded_run

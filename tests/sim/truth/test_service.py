@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.app.scenario import NoiseShape
-from sloop.profile import Amdahl, LatencyTable, Profile, Quadratic, Sample
+from sloop.profile.profile import Amdahl, LatencyTable, Profile, Quadratic, Sample
 from sloop.sim.truth.service import NOISE_MIN, ReplicaQuota, ServiceSampler, draws, is_measured, noise
 from sloop.units import ms
 from sloop.vocabulary import Slot

@@ -13,9 +13,9 @@ from sloop.app.load import load_scenario
 from sloop.app.scenario import InterferenceTruth
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Event, Finished, NodeLost, ReplicaReady
-from sloop.profile import Estimate, Profile, Quadratic
+from sloop.profile.estimate import Estimate
 from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand, ProcessorSharing
-from sloop.profile.profile import Amdahl, DeviceSharing
+from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic
 from sloop.sim import World
 from sloop.sim.cluster import Cluster, ClusterTruths, Truths
 from sloop.sim.engine import play

@@ -25,10 +25,9 @@ from random import Random
 from typing import Final
 
 from sloop.app.scenario import ResizeRule
-from sloop.profile import Profile
 from sloop.profile.blocks import shadow_load_ms
 from sloop.profile.pipelines import layer_share
-from sloop.profile.profile import START_S_ASSUMED
+from sloop.profile.profile import START_S_ASSUMED, Profile
 from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
 from sloop.streams import stream

@@ -45,11 +45,10 @@ from msgspec import Struct, structs
 
 from sloop.app.scenario import NoiseShape
 from sloop.machine import quota
-from sloop.profile import Profile
 from sloop.profile.blocks import true_pair_shares
 from sloop.profile.passes import tables_of
 from sloop.profile.pipelines import stations_ms, whole_ms
-from sloop.profile.profile import FLOOR_MS, sample_of
+from sloop.profile.profile import FLOOR_MS, Profile, sample_of
 from sloop.runlog.durations import Durations, VariantKey
 from sloop.streams import stream
 from sloop.units import NS_PER_MS

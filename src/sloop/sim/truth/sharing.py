@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from msgspec import Struct, structs
 
 from sloop.app.scenario import InterferenceTruth
-from sloop.profile import Profile
 from sloop.profile.interference import DeviceDemand, Interference
-from sloop.profile.profile import DeviceSharing
+from sloop.profile.profile import DeviceSharing, Profile
 from sloop.runlog.durations import VariantKey
 from sloop.vocabulary import BatchId, Slot
 
