@@ -1,9 +1,12 @@
 """Splits, baselines, votes by points, and the model that ships."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from sloop.errors import InputError
+from sloop.innet import accuracy
 from sloop.innet.accuracy import (
     ALONE,
     MODELS,
@@ -82,9 +85,10 @@ def test_identity_is_masked_unless_the_protocol_shows_it() -> None:
     assert masked < 0.7
 
 
-def test_trials_of_all_models_make_one_comparison() -> None:
-    """Each is played alone, with as many flows for the test as it says."""
+def test_trials_of_all_models_make_one_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is played alone, with as many flows for the test as it says; how well it learns is tested above."""
     pytest.importorskip("sklearn")
+    monkeypatch.setattr(accuracy, "network_accuracy", partial(network_accuracy, epochs=3))
     base10 = OTHERS[Representation.BASE10]
     parts = [play(AccuracyTrial(*each, 20, 8, 0.4)) for each in ((TREES, 1), (TREES, 2), (ALONE, 1), (base10, 1))]
     found = together(parts)
