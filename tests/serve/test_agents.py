@@ -614,8 +614,9 @@ def test_an_agent_says_which_workers_wait(monkeypatch: pytest.MonkeyPatch) -> No
             try:
                 await until(lambda: waiting() == 1)
                 assert here.backend.spare_processes()["one"].memory_bytes > 0
-                here.backend._agents["one"].records.close()
-                await until(lambda: waiting() == 0)
+                first = here.backend._agents["one"]
+                first.records.close()
+                await until(lambda: here.backend._agents.get("one", first) is not first)
                 await until(lambda: waiting() == 1)
             finally:
                 serving.cancel()
