@@ -273,6 +273,13 @@ class ModelWeights(Struct, frozen=True, omit_defaults=True):
     layers: tuple[int, int] | None = None
     """Which of them: the first one, and the one behind the last. If the first is not before that one, all layers but
     those between. None for all."""
+    digest: str = ""
+    """The SHA-256 of its files, by which versions of equal name and size differ; empty if it is not known."""
+
+    @property
+    def model(self) -> tuple[str, str]:
+        """Equal for all layers of one model."""
+        return self.name, self.digest
 
 
 class WeightLevel(StrEnum):

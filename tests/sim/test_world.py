@@ -12,10 +12,11 @@ from sloop.actions import End, StartBatch, StartReplica, Transfer
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.load import load_application, load_scenario
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, TopologyTruth, Truth
+from sloop.core.pipeline import layers_of
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, Promoted, Removed, ReplicaProgressed, ReplicaReady
 from sloop.policies.forecast import OracleForecast
-from sloop.profile.profile import Profile, Startup
+from sloop.profile.profile import Profile, Quadratic, Startup, digest_of_model, save_profile
 from sloop.runlog import FileLog, MemoryLog
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.summary import RunSummary
@@ -466,6 +467,26 @@ def test_variants_with_the_same_model_have_the_same_weights(tmp_path: Path) -> N
         *(ModelWeights(f"{stage}/{name}", 7) for stage in ("one", "two") for name in "cd"),
     }
     assert len(found) == 8
+
+
+def test_a_version_that_was_trained_again_has_other_weights(tmp_path: Path) -> None:
+    """Its file has the same name and size, so that only the digest differs."""
+    model = tmp_path / "net.onnx"
+    variants = [{"name": "a", "model": "./net.onnx", "profile": "./net.profile.json"}]
+
+    def weights(content: bytes) -> ModelWeights:
+        model.write_bytes(content)
+        profile = Profile(latency_ms=Quadratic(0, 2, 10), max_batch=8, max_cores=1, model_digest=digest_of_model(model))
+        save_profile(profile, tmp_path / "net.profile.json")
+        described = {"name": "x", "slo_ms": 99, "stages": [{"name": "one", "variants": variants}]}
+        (found,) = weights_of(load_application(described, folder=tmp_path)).values()
+        return found
+
+    old, new = weights(b"x" * 1000), weights(b"y" * 1000)
+    assert old == weights(b"x" * 1000) != new
+    assert (old.name, old.size_bytes) == (new.name, new.size_bytes)
+    layers = [layers_of(each, (1, 2, 1), (0, 1)) for each in (old, new)]
+    assert [each.model for each in layers] == [old.model, new.model]
 
 
 def slow_to_fetch(world: World, random: Random) -> World:

@@ -34,7 +34,9 @@ def layers_of(whole: ModelWeights, layer_bytes: Sequence[int], layers: tuple[int
     first, end = layers
     inner = sum(layer_bytes[min(first, end) : max(first, end)]) / max(1, sum(layer_bytes))
     size_bytes = round(whole.size_bytes * inner)
-    return ModelWeights(whole.name, size_bytes if first < end else whole.size_bytes - size_bytes, layers)
+    if first >= end:
+        size_bytes = whole.size_bytes - size_bytes
+    return ModelWeights(whole.name, size_bytes, layers, whole.digest)
 
 
 def has_part(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:

@@ -1099,8 +1099,8 @@ class Checkers:
         if not order.receivers or len({order.source, *order.receivers}) != 1 + len(order.receivers):
             self._fail("a transfer without receivers, or one that comes to a node twice")
         source = nodes.get(order.source)
-        names = {each.name for each in source.files | source.loaded | source.said} if source is not None else ()
-        if order.source != STORE and order.weights.name not in names:
+        models = {each.model for each in source.files | source.loaded | source.said} if source is not None else ()
+        if order.source != STORE and order.weights.model not in models:
             self._fail(f"{order.source} does not have {order.weights.name}")
         for name in order.receivers:
             node = nodes.get(name)
@@ -1160,8 +1160,8 @@ class Checkers:
         if order.weights in node.files | node.loaded:
             return
         for other in self._state.nodes.values():
-            read = [(each.source, each.weights.name) for each in other.arriving.values()]
-            if (order.node, order.weights.name) in read:
+            read = [(each.source, each.weights.model) for each in other.arriving.values()]
+            if (order.node, order.weights.model) in read:
                 self._fail("a transfer reads what is evicted")
 
     # Replicas and nodes
@@ -1321,7 +1321,7 @@ class Checkers:
         if order.transfer is not None:
             arriving = node.arriving.get(order.transfer)
             layers = order.part.layers if order.part is not None else None
-            if arriving is None or (arriving.weights.name, arriving.weights.layers) != (weights.name, layers):
+            if arriving is None or (arriving.weights.model, arriving.weights.layers) != (weights.model, layers):
                 self._fail(f"transfer {order.transfer} does not bring {weights.name} to {node.node.name}")
         elif weights not in node.files | node.said and not (order.shares_load and weights in node.loaded):
             self._fail(f"{weights.name} is not on {node.node.name}, and the start waits for no transfer")
@@ -1452,4 +1452,5 @@ def _weights(application: Application) -> Iterable[tuple[tuple[str, str, str], M
         for variant in stage.variants:
             for hardware, profile in application.profiles_of(variant).items():
                 name = variant.model or profile.model_digest or f"{stage.name}/{variant.name}"
-                yield (stage.name, variant.name, hardware), ModelWeights(name, variant.weights_bytes(hardware))
+                weights = ModelWeights(name, variant.weights_bytes(hardware), digest=profile.model_digest)
+                yield (stage.name, variant.name, hardware), weights

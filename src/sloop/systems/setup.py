@@ -151,7 +151,8 @@ def weights_of(application: Application) -> dict[tuple[str, str, str], ModelWeig
         for variant in stage.variants:
             for hardware, profile in application.profiles_of(variant).items():
                 name = variant.model or profile.model_digest or f"{stage.name}/{variant.name}"
-                found[stage.name, variant.name, hardware] = ModelWeights(name, variant.weights_bytes(hardware))
+                weights = ModelWeights(name, variant.weights_bytes(hardware), digest=profile.model_digest)
+                found[stage.name, variant.name, hardware] = weights
     return found
 
 

@@ -587,11 +587,11 @@ class AgentBackend(KnownStages):
         return found[0] if found else next(iter(self._with(order.weights)), None)
 
     def _with(self, weights: ModelWeights) -> list[Servable]:
-        """The models with these weights, the newest first. Some layers have the name of the model."""
+        """The models with these weights or, of some layers, with those of the whole model, the newest first."""
         return [
             servable
             for servable in reversed(self._servables.values())
-            if weights in servable.weights or (weights.layers and weights.name in {w.name for w in servable.weights})
+            if weights in servable.weights or (weights.layers and weights.model in {w.model for w in servable.weights})
         ]
 
     def _parts_with(self, servable: Servable, completes: Iterable[ReplicaId]) -> dict[str, list[Endpoint]]:
