@@ -216,6 +216,7 @@ def test_the_same_seed_prints_the_same_bytes(photos: Path) -> None:
         (["{app}", "--rate", "5", "--hardware", "c5.9xlarge"], 1, "no kind of hardware is called 'c5.9xlarge'"),
         (["{app}", "--rate", "5", "--hardware", "m5.xlarge"], 1, "classify has no profile for any kind on offer"),
         (["{app}", "--rate", "5", "--price", "c5.9xlarge=1"], 1, "--price: no kind of hardware is called 'c5.9xlarge'"),
+        (["{app}", "--rate", "5", "--price", "p3.2xlarge=1"], 1, "--price: 'p3.2xlarge' has a price and is not among"),
         (["{app}", "--rate", "5", "--price", "c5.2xlarge"], 2, "is not NAME=NUMBER"),
         (["{app}", "--rate", "5", "--price", "c5.2xlarge=0", "--price", "g4dn.xlarge=0"], 1, "have no price"),
         (["{app}", "--rate", "5", "--slo-ms", "50"], 2, "write --slo-ms NAME=MS"),

@@ -170,7 +170,8 @@ def offered_kinds(
 
     On offer are the `named` kinds, or else those of the cluster, those that profiles name, those with an accelerator
     that a profile is for, and the user's `own`. `prices` replace those of kinds, in US dollars per hour. InputError for
-    an unknown kind, a stage that can run on none, a named kind without a price, or if no kind has one.
+    an unknown kind, a price of a kind that is not on offer, a stage that can run on none, a named kind without a price,
+    or if no kind has one.
     """
     declared = {node.hardware: node for node in reversed(deployment.cluster)}
     table = {**KINDS, **own}
@@ -182,6 +183,11 @@ def offered_kinds(
     found: list[Node] = []
     left_out: list[LeftOut] = []
     considered = list(dict.fromkeys(named)) or _kinds_of(deployment, own)
+    for kind in prices:
+        if kind not in considered:
+            what = f"{kind!r} has a price and is not among the kinds to choose from"
+            help = f"offer it with --hardware {','.join([*considered, kind])}, or leave out its price"
+            raise InputError(what, where="--price", help=help)
     for kind in considered:
         node = declared[kind] if kind in declared else table[kind].node(kind)
         node = structs.replace(node, usd_per_h=prices.get(kind, node.usd_per_h), on_demand=False)
