@@ -47,7 +47,7 @@ class Flashpoint:
     Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 to 2.12 and 5.1 of our specification, with its
     corrections. Each technique can be switched off, which gives the systems that the thesis compares with: the
     baseline (`locality` and `multicast` off), GPU-enabled FaaS (`multicast` and `join` off, `source` `store`) and Atoll
-    (the same with `cache` `files`),     all without `partition`, which is off unless a system switches it on. Fails
+    (the same with `cache` `files`), all without `partition`, which is off unless a system switches it on. Fails
     where replicas on the accelerators of one node slow each other down: it fills the nodes with the weights first.
     """
 
