@@ -513,3 +513,89 @@ def test_loops_and_sparse_weights(tmp_path: Path) -> None:
     assert second.param_bytes == 4 * WIDTH * WIDTH + 8 + (8 + 16)
     assert third.param_bytes == 8 + 16
     assert chain_difference(path, [first, second, third], check=False) <= DIFFERENCE_MAX
+
+
+def branches(one: Sequence[Any], other: Sequence[Any], made: str = "made") -> dict[str, Any]:
+    """The inner graphs of an If, both of which compute `made`."""
+    graphs = []
+    for suffix, nodes in (("1", one), ("2", other)):
+        named = helper.make_tensor_value_info(made + suffix, 1, None)
+        graphs.append(helper.make_graph(list(nodes), f"branch{suffix}", [], [named]))
+    return {"then_branch": graphs[0], "else_branch": graphs[1]}
+
+
+def test_random_numbers_in_inner_graphs_and_in_training_cross(tmp_path: Path) -> None:
+    """Two copies of them would disagree: what one piece adds, the next takes away again."""
+    true = numpy_helper.from_array(np.array(True), "yes")
+    drawn = [helper.make_node("RandomNormal", [], [f"made{place}"], shape=[WIDTH]) for place in (1, 2)]
+    for node in (
+        helper.make_node("If", ["yes"], ["r"], **branches(drawn[:1], drawn[1:])),
+        helper.make_node("Dropout", ["w", "ratio", "yes"], ["r"]),
+    ):
+        nodes = [node, helper.make_node("Add", ["x", "r"], ["a"]), helper.make_node("Sub", ["a", "r"], ["y"])]
+        path = saved(tmp_path / f"{node.op_type}.onnx", nodes, [weight("w", WIDTH), weight("ratio", 1), true])
+        if node.op_type == "Dropout":
+            model = onnx.load(path)
+            model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.array(0.5, np.float32), "ratio"))
+            onnx.save(model, path)
+        pieces = cut_model(path, ["a"], tmp_path)
+        assert set(pieces[0].crossing) == {"r", "a"}
+        x = np.ones((3, WIDTH), np.float32)
+        found = run_pieces([(piece, OnnxSession(Path(piece.file), 1)) for piece in pieces], {"x": x}, ["y"])
+        assert difference(found, [x]) <= DIFFERENCE_MAX
+
+
+def test_names_that_end_like_those_of_its_own_probes(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["a"], keepdims=0),
+        helper.make_node("Tanh", ["a"], ["a/rank"]),
+        helper.make_node("Relu", ["a/rank"], ["rank/0"]),
+        helper.make_node("Add", ["rank/0", "x"], ["y"]),
+    ]
+    path = saved(tmp_path / "m.onnx", nodes)
+    assert chain_difference(path, cut_model(path, ["a", "a/rank", "rank/0"], tmp_path)) <= DIFFERENCE_MAX
+
+
+def test_sizes_that_only_the_file_states_do_not_bind_a_piece(tmp_path: Path) -> None:
+    """As they remain when somebody opens the batch of a model that was exported with one row."""
+    nodes = [
+        helper.make_node(*each) for each in (("Tanh", ["x"], ["a"]), ("Exp", ["a"], ["b"]), ("Relu", ["b"], ["y"]))
+    ]
+    path = saved(tmp_path / "m.onnx", nodes)
+    model = onnx.load(path)
+    model.graph.value_info.extend(helper.make_tensor_value_info(name, 1, [1, WIDTH]) for name in "ab")
+    onnx.save(model, path)
+    pieces = cut_model(path, ["a", "b"], tmp_path)
+    assert chain_difference(path, pieces) <= DIFFERENCE_MAX
+    (given,) = onnx.load(pieces[1].file).graph.input
+    assert [size.dim_param or size.dim_value for size in given.type.tensor_type.shape.dim] == ["n", WIDTH]
+
+
+def test_weights_in_other_files_inside_inner_graphs_and_constants(tmp_path: Path) -> None:
+    inner = [helper.make_node("MatMul", ["a", "c"], ["made1"])], [helper.make_node("MatMul", ["a", "own"], ["made2"])]
+    choice = branches(*inner)
+    choice["else_branch"].initializer.append(weight("own", seed=2))
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=weight("value", seed=1)),
+        helper.make_node("Tanh", ["x"], ["a"]),
+        helper.make_node("ReduceMax", ["a"], ["largest"], keepdims=0),
+        helper.make_node("Cast", ["largest"], ["is"], to=TensorProto.BOOL),
+        helper.make_node("If", ["is"], ["b"], **choice),
+        helper.make_node("MatMul", ["b", "c"], ["y"]),
+    ]
+    path = saved(tmp_path / "inside.onnx", nodes)
+    onnx.save(
+        onnx.load(path),
+        str(path),
+        save_as_external_data=True,
+        location="inside.data",
+        size_threshold=0,
+        convert_attribute=True,
+    )
+    assert external_files(path) == ("inside.data",)
+    pieces = cut_model(path, ["a", "b"], tmp_path)
+    (tmp_path / "inside.data").rename(tmp_path / "inside.kept")
+    sessions = [(piece, OnnxSession(Path(piece.file), 1)) for piece in pieces]
+    (tmp_path / "inside.kept").rename(tmp_path / "inside.data")
+    x = np.random.default_rng(1).standard_normal((3, WIDTH)).astype(np.float32)
+    assert difference(run_pieces(sessions, {"x": x}, ["y"]), OnnxSession(path, 1).run({"x": x})) <= DIFFERENCE_MAX

@@ -61,7 +61,7 @@ from sloop.text import counted
 from sloop.units import NS_PER_MS, NS_PER_S
 from sloop.user_code import said_by
 
-CUTS: Final = 3
+CUTS: Final = 4
 """The version of the code that cuts models; raise it when it cuts them otherwise, or says more of the pieces."""
 LISTING: Final = "pieces.json"
 """The file that says which pieces are kept in a folder."""

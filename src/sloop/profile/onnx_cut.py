@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -157,14 +158,27 @@ class LayerGraph:
     @cached_property
     def _constants(self) -> dict[str, _GraphNode]:
         """Tensors that are computed from weights alone, with their nodes."""
-        functions = {(function.domain, function.name) for function in self.model.functions}
         found: dict[str, _GraphNode] = {}
         for node in self.nodes:
             fixed = all(name in found or name in self.weights or name in self.sparse for name in node.reads)
-            is_function = (node.proto.domain, node.proto.op_type) in functions  # it may draw random numbers inside
-            if fixed and node.proto.op_type not in RANDOM and not is_function:
+            if fixed and not self._may_be_random(node.proto):
                 found.update(dict.fromkeys(node.makes, node))
         return found
+
+    @cached_property
+    def _functions(self) -> set[tuple[str, str]]:
+        """Domain and name of the model's own functions."""
+        return {(function.domain, function.name) for function in self.model.functions}
+
+    def _may_be_random(self, proto: Any) -> bool:  # noqa: ANN401
+        """Whether a node, or one in its inner graphs, may give another result each time; a function may inside."""
+        is_training = proto.op_type == "Dropout" and any(proto.input[2:])
+        return (
+            is_training
+            or proto.op_type in RANDOM
+            or (proto.domain, proto.op_type) in self._functions
+            or any(self._may_be_random(node) for graph in _inner_graphs(proto) for node in graph.node)
+        )
 
     def is_constant(self, name: str) -> bool:
         """Whether the tensor is the same for all inputs."""
@@ -241,20 +255,34 @@ class LayerGraph:
         probe = _without_graph(self.model)
         graph = probe.graph
         graph.CopyFrom(self._part_of(self.nodes, small=True))
+        _leave_out_external(graph, graph, self._unused("weights"))
         for name in self.inputs:
             graph.input.add().CopyFrom(self._declared[name])
         stated = set() if ranks else set(names)
+        unused = self._unused("rank")
+        outputs = {next(unused) if ranks else name: name for name in dict.fromkeys(names)}
         graph.value_info.extend(value for value in self.model.graph.value_info if value.name not in stated)
-        for name in dict.fromkeys(names):
+        for output, name in outputs.items():
             if ranks:
-                graph.node.add(op_type="Shape", input=[name], output=[f"{name}/rank"])
-            graph.output.add(name=f"{name}/rank" if ranks else name)
+                graph.node.add(op_type="Shape", input=[name], output=[output])
+            graph.output.add(name=output)
         found = inferred_types(probe.SerializeToString(), self.path)
-        return {name.removesuffix("/rank") if ranks else name: given for name, given in found.items()}
+        return {outputs[output]: given for output, given in found.items()}
+
+    def _unused(self, stem: str) -> Iterator[str]:
+        """Names that no tensor has, nor one in an inner graph."""
+        known = {name for node in self.nodes for name in (*node.makes, *_made_inside(node.proto))}
+        known |= {*self.inputs, *self.weights, *self.sparse}
+        return (name for name in map(f"{stem}/{{}}".format, count()) if name not in known)
 
     @cached_property
     def _declared(self) -> dict[str, Any]:
         return {port.name: port for port in (*self.model.graph.input, *self.model.graph.output)}
+
+    @cached_property
+    def _stated(self) -> dict[str, Any]:
+        """What the file says of the types of tensors inside."""
+        return {value.name: value for value in self.model.graph.value_info}
 
     def port(self, name: str) -> Port:
         """A tensor that crosses a boundary. InputError if it is no tensor, but a sequence or a mapping."""
@@ -501,15 +529,21 @@ class LayerGraph:
         )
 
     def _state(self, port: Port, value: Any) -> None:  # noqa: ANN401
-        """Write a tensor's type: the file's own words for it, if it has them, so that open sizes keep their names."""
-        known = self._declared.get(port.name) or next(
-            (each for each in self.model.graph.value_info if each.name == port.name), None
-        )
-        if known is not None and known.type.tensor_type.HasField("shape"):
+        """Write a tensor's type: what ONNX Runtime infers, with the file's own names for open sizes. Sizes that only
+        the file states may be those of another batch size: the runtime ignores them in the uncut model, but would
+        refuse other ones at the input of a piece."""
+        known = self._declared.get(port.name) or self._stated.get(port.name)
+        if known is not None and port.name in self.inputs:
             value.CopyFrom(known)
-        else:
-            found = self.types[port.name]
-            _declare(value, ELEMENT_TYPES[found.kind], found.shape)
+            return
+        kind, shape = self.types[port.name]
+        names = _declared_type(known).shape if known is not None else None
+        if shape is not None and names is not None and len(names) == len(shape):
+            shape = tuple(
+                name if isinstance(name, str) and not isinstance(size, int) else size
+                for name, size in zip(names, shape, strict=True)
+            )
+        _declare(value, ELEMENT_TYPES[kind], shape)
 
 
 ELEMENT_TYPES: Final[Mapping[str, int]] = {
@@ -698,6 +732,34 @@ def tensors_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401
             yield from attribute.tensors
         for inner in _inner_graphs(node):
             yield from tensors_of(inner)
+
+
+def _leave_out_external(whole: Any, graph: Any, names: Iterator[str]) -> None:  # noqa: ANN401
+    """Make inputs of the `whole` graph of the weights in other files that are constants, or lie in this graph within
+    it, so that types can be inferred without these files; `names` are for the latter."""
+    kept = [tensor for tensor in graph.initializer if tensor.data_location != EXTERNAL]
+    moved = [(tensor.name, tensor) for tensor in graph.initializer if tensor.data_location == EXTERNAL]
+    nodes: list[Any] = []
+    for node in graph.node:
+        values = [each.t for each in node.attribute if each.HasField("t") and each.t.data_location == EXTERNAL]
+        if node.op_type == "Constant" and values:
+            moved.append((node.output[0], values[0]))
+            continue
+        for inner in _inner_graphs(node):
+            _leave_out_external(whole, inner, names)
+        nodes.append(node)
+    if not moved:
+        return
+    changed = type(graph)()
+    for name, tensor in moved:
+        given = name if graph is whole else next(names)
+        _declare(whole.input.add(name=given), tensor.data_type, tensor.dims)
+        if graph is not whole:
+            changed.node.add(op_type="Identity", input=[given], output=[name])
+    changed.node.extend(nodes)
+    changed.initializer.extend(kept)
+    del graph.node[:], graph.initializer[:]
+    graph.MergeFrom(changed)
 
 
 def _without_graph(model: Any) -> Any:  # noqa: ANN401
