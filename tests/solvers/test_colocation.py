@@ -240,6 +240,16 @@ def test_both_forms_of_the_program_agree(problem: tuple[list[SharedModel], int])
         assert len({option for content in found.contents for of, option in content if of == at}) <= 1
 
 
+def test_batches_that_are_never_better_leave_room_for_larger_contents() -> None:
+    """With five batches each, eight models have 6^8 contents, of which only those with few models were kept."""
+    options = tuple(BatchOption(2**power, 10.0 + power, 100.0 * 2**power, 1200, 100) for power in range(5))
+    models = [SharedModel(f"m{at}", 50.0, 200.0, options) for at in range(8)]
+    found = most_goodput(models, 1)
+    assert found.total_rps == pytest.approx(400.0)
+    assert found.proven
+    assert [[option.batch for _, option in content] for content in found.contents] == [[1] * 8]
+
+
 def test_a_limit_of_replicas() -> None:
     (model,) = models_of(["gpt2"], 300, 300)
     assert len(most_goodput([model], 5, replicas_max=2).contents) == 2

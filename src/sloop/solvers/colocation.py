@@ -151,6 +151,8 @@ def most_goodput(
     With `small` 0, any of the best placements; below 0, the one with the largest batches.
     """
     options = [model.in_time if model.rate_rps > 0 else () for model in models]
+    if small > 0:
+        options = [_undominated(own, model.rate_rps) for model, own in zip(models, options, strict=True)]
     contents = possible_contents(options)
     if not contents or devices < 1:
         return Colocation((), (0.0,) * len(models))
@@ -169,6 +171,22 @@ def most_goodput(
     counts = [round(value) for value in found.values[: len(contents)]]
     chosen = tuple(content for content, count in zip(contents, counts, strict=True) for _ in range(count))
     return Colocation(chosen, goodput(models, chosen), found.proven and len(contents) < CONTENTS_MAX)
+
+
+def _undominated(options: Sequence[BatchOption], rate_rps: float) -> tuple[BatchOption, ...]:
+    """The batches without those for which a smaller one needs no more and serves as much of the rate with any number of
+    replicas: no best placement has them, and the contents with them would take the places of others."""
+    return tuple(
+        each
+        for each in options
+        if not any(
+            other.batch < each.batch
+            and other.compute <= each.compute
+            and other.memory <= each.memory
+            and other.rate_rps >= min(each.rate_rps, rate_rps)
+            for other in options
+        )
+    )
 
 
 def _rows(

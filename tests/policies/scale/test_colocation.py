@@ -324,6 +324,55 @@ def test_nodes_of_one_kind_may_differ() -> None:
         assert {group.spec.node for target in plan.stages for group in target.groups} == {"gpu-0", "gpu-small"}
 
 
+SHARERS = (*POLICIES, Usher(batches=BATCHES, metric="sm_use"), Igniter())
+
+
+def small_stages(policy: Any, count: int, **changes: Any) -> tuple[list[StageView], dict[str, float]]:
+    """Models of which many fit on one V100."""
+    coefficients = "resnet50-V100-TensorRT" if isinstance(policy, Igniter) else "mobilenet_v2-V100"
+    profile = replace_profile(PUBLISHED[coefficients], device_memory_bytes=1 << 30, **changes)
+    names = [f"m{number}" for number in range(count)]
+    return [stage_of(name, 200, ("p3.2xlarge", profile)) for name in names], dict.fromkeys(names, 20.0)
+
+
+@pytest.mark.parametrize("policy", SHARERS, ids=lambda each: type(each).__name__)
+def test_no_device_gets_more_replicas_than_it_takes_clients(policy: Any) -> None:
+    stages, rates = small_stages(policy, 3)
+    device = structs.replace(ACCELERATORS["V100"], clients_max=1)
+    nodes = [
+        replace(view, devices=(DeviceView(device, 1.0, device.memory_bytes, 1),))
+        for view in v100_nodes(3, devices=(device,))
+    ]
+    plan = planned(replace(policy), make_view(*stages, nodes=nodes, rates=rates))
+    assert sorted(map(len, contents(plan))) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("policy", SHARERS, ids=lambda each: type(each).__name__)
+def test_replicas_on_devices_fit_into_the_memory_of_their_node(policy: Any) -> None:
+    stages, rates = small_stages(policy, 2, memory_bytes=40 << 30)
+    plan = planned(replace(policy), make_view(*stages, nodes=v100_nodes(2), rates=rates))
+    assert sorted(map(len, contents(plan))) == [1, 1]
+
+
+@pytest.mark.parametrize("policy", [Colocate(), Usher(), Harbor()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("count", [3, 6, 7])
+def test_one_replica_of_each_stage_fits_on_the_cores_of_a_node(policy: Any, count: int) -> None:
+    """Whatever the cores divided by the stages: a sixth of a node, six times, is not more than the node."""
+    names = [f"m{number}" for number in range(count)]
+    stages = [stage_of(name, 500, ("c5.2xlarge", CPU)) for name in names]
+    (node,) = rented(("c5.2xlarge", 12, 0.34, ""), count=1)
+    view = make_view(*stages, nodes=[node], rates=dict.fromkeys(names, 1.0))
+    plan = planned(replace(policy, rescue=False), view)
+    assert [len(target.groups) for target in plan.stages] == [1] * count
+    assert plan.feasible
+
+
+def test_a_placement_without_prices_names_none() -> None:
+    stage = stage_of("m", 400, ("c5.2xlarge", CPU))
+    plan = planned(Harbor(), make_view(stage, nodes=rented(("c5.2xlarge", 8, 0.0, "")), rates={"m": 5}))
+    assert "USD" not in plan.why
+
+
 def test_prices_must_be_known_for_all_that_can_be_rented() -> None:
     stage = stage_of("m", 400, ("c5.2xlarge", CPU), ("g4dn.xlarge", T4))
     nodes = rented(BOTH[0], ("g4dn.xlarge", 4, 0.0, "T4"))

@@ -252,6 +252,35 @@ def huge(kind: str) -> Profile:
     return structs.replace(paldia_profiles("ResNet50")[kind], device_memory_bytes=1 << 40)
 
 
+def with_gpu_gib(*sizes: float, node_bytes: int = 32 << 30) -> ClusterView:
+    """Nodes of one kind whose GPUs have so much memory; a replica needs 2 GiB of it, and 2 GiB of its node."""
+    view = view_of(500, kinds=[M60])
+    [node], [stage] = view.nodes, view.stages
+    own = structs.replace(paldia_profiles("ResNet50")[M60], device_memory_bytes=2 << 30, memory_bytes=2 << 30)
+    nodes = []
+    for number, gib in enumerate(sizes):
+        device = structs.replace(node.node.devices[0], memory_bytes=round(gib * (1 << 30)))
+        changed = structs.replace(node.node, name=f"n{number}", devices=(device,), memory_bytes=node_bytes)
+        views = (DeviceView(device, 1.0, device.memory_bytes, device.clients_max),)
+        nodes.append(NodeView(changed, changed.cores, node_bytes, views, NodeState.READY))
+    stages = (replace(stage, beliefs={("v", M60): make_belief(own, "v", M60)}),)
+    return replace(view, stages=stages, nodes=tuple(nodes))
+
+
+def test_nodes_of_one_kind_may_differ_and_the_one_with_most_room_is_used() -> None:
+    for sizes, best in (((1, 8), "n1"), ((3, 8, 5), "n1"), ((8, 3), "n0")):
+        group = only_group(Paldia(sharing="together"), with_gpu_gib(*sizes))
+        assert (group.spec.node, group.count) == (best, 4), "replicas on another device would not share this one"
+    equal = only_group(Paldia(sharing="together"), with_gpu_gib(8, 8))
+    assert (equal.spec.node, equal.count) == (None, 4)
+
+
+def test_replicas_on_a_gpu_fit_into_the_memory_of_its_node() -> None:
+    assert only_group(Paldia(sharing="together"), with_gpu_gib(8, node_bytes=5 << 30)).count == 2
+    with pytest.raises(InputError, match="has enough memory"):
+        Paldia().plan(0, with_gpu_gib(8, node_bytes=1 << 30))
+
+
 def test_what_the_cluster_or_the_application_does_not_have() -> None:
     with pytest.raises(InputError, match="no node has hardware 'p3'"):
         Paldia(hardware=("p3",)).plan(0, view_of(1))

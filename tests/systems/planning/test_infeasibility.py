@@ -94,6 +94,16 @@ def test_no_replicas_for_what_comes() -> None:
     assert explain_plan(setup(stage("a"), system={"name": "static", "replicas": 0}), 0).feasible
 
 
+def test_each_reason_names_its_own_stage_only() -> None:
+    """A device of its own for `a`, room beside it for `b`, and none for `c`."""
+    stages = [stage(name) for name in "abc"]
+    answer = explain_plan(setup(*stages, cluster=nodes(4, 1, memory_bytes=2000), system="igniter"), 5)
+    assert [each.why for each in answer.shortfalls] == [
+        "igniter has no plan that provides for what arrives at b",
+        "the plan cannot keep up with 5 requests/s: c has no replicas",
+    ]
+
+
 def test_waiting_for_what_never_comes() -> None:
     forever = {"name": "static", "batch": {"name": "full", "forever": True}}
     assert "a waits for batches that never fill" in explain_plan(setup(stage("a"), system=forever), 0).why

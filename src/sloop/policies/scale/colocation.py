@@ -67,6 +67,8 @@ class DevicePool:
     """The memory of a device."""
     node_memory_bytes: int
     """The memory of a node, divided by its devices."""
+    clients: int = 0
+    """The most replicas on a device; 0: any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class SharedDevices:
             raise InputError(what, help=f"give all models profiles for the {accelerator}, or all for the cores")
         ordered = sorted(nodes, key=lambda each: each.node.on_demand)
         having = [(each.node, own) for each in ordered if (own := _places(each, accelerator))]
-        memory = [each.memory_bytes for node, _ in having for each in node.devices if each.kind == accelerator]
+        devices = [each for node, _ in having for each in node.devices if each.kind == accelerator]
+        memory = [each.memory_bytes for each in devices]
         return DevicePool(
             hardware,
             accelerator,
@@ -140,6 +143,7 @@ class SharedDevices:
             min((node.cores / len(own) for node, own in having), default=0.0),
             min(memory or [node.memory_bytes for node, _ in having], default=0),
             min((node.memory_bytes // len(own) for node, own in having), default=0),
+            min((each.clients_max for each in devices), default=0),
         )
 
     def _beliefs(self, stage: StageView, hardware: str) -> list[Belief]:
@@ -190,15 +194,29 @@ class SharedDevices:
         self, belief: Belief, pool: DevicePool, batch: int, slot: Slot, metric: Metric, *, reserved: bool
     ) -> tuple[int | None, int]:
         if not pool.accelerator:
-            return hundredths(100 * slot.cores / pool.cores), _part(belief.memory_bytes, pool.node_memory_bytes)
+            # Rounded down: one replica of each stage must fit, however many there are.
+            cores = math.floor(colocation.WHOLE * slot.cores / pool.cores + ROUNDING)
+            return cores, _part(belief.memory_bytes, pool.node_memory_bytes)
         demand = belief.demand(batch, slot)
         memory = _part(belief.device_memory_bytes, pool.memory_bytes)
         own = hundredths(100 * demand.memory)
         memory = own if own and not reserved else max(memory, own)
+        memory = max(memory, self.beside_device(belief, pool))
         need: float = getattr(demand, metric)
         if not need and demand.bandwidth:  # a law by bandwidth predicts what sharing costs
             return 0, memory
         return hundredths(100 * need) if need else None, memory
+
+    def beside_device(self, belief: Belief, pool: DevicePool) -> int:
+        """The part of a device that a replica counts as because of the clients of the device and the memory of its
+        node, in hundredths of a percent; 0 if one replica of each stage is within both."""
+        part = 0
+        if pool.clients and pool.clients < len(self.stages):
+            part = colocation.WHOLE // pool.clients
+        every = [own.memory_bytes for stage in self.stages for own in self._beliefs(stage, pool.hardware)]
+        if sum(every) > pool.node_memory_bytes:
+            part = max(part, _part(belief.memory_bytes, pool.node_memory_bytes))
+        return part
 
     def overbooks(self, contents: Sequence[DeviceContents]) -> bool:
         """Whether the replicas on a device reserve more memory than it has."""
@@ -618,15 +636,15 @@ class Igniter(OneKind):
         self, devices: SharedDevices, rates: Sequence[float]
     ) -> tuple[list[DeviceContents], Sequence[float], str]:
         laws = {at: law for at in range(len(devices.stages)) if (law := _igniter_law(devices, at)) is not None}
-        deadlines_ms = devices.deadlines_ms()
-        workloads = [
-            igniter.IgniterWorkload(
-                *(str(at), law.model, rates[at], deadlines_ms[at], belief.batch_max),
-                belief.device_memory_bytes / devices.pools[0].memory_bytes,
-            )
-            for at, law in laws.items()
-            if (belief := devices.belief(at, 0)) is not None
-        ]
+        deadlines_ms, pool = devices.deadlines_ms(), devices.pools[0]
+        workloads = []
+        for at, law in laws.items():
+            belief = devices.belief(at, 0)
+            assert belief is not None, at
+            beside = devices.beside_device(belief, pool) / colocation.WHOLE
+            memory = max(belief.device_memory_bytes / pool.memory_bytes, beside)
+            named = str(at), law.model, rates[at], deadlines_ms[at]
+            workloads.append(igniter.IgniterWorkload(*named, belief.batch_max, memory))
         contents: list[DeviceContents] = []
         for own in igniter.plan(next(iter(laws.values())).gpu, workloads, check_new=self.check_new) if laws else ():
             replicas = [
@@ -735,7 +753,8 @@ class Harbor(Colocated):
             )
             for kind, content in found.contents
         ]
-        price = f" and {found.usd_per_h:.4g} USD/h" if found.usd_per_h else ""
+        has_prices = any(pool.usd_per_h for pool in devices.pools)
+        price = f" and {found.usd_per_h:.4g} USD/h" if found.usd_per_h and has_prices else ""
         proof = "" if found.proven else ", within the bound of the search"
         why = f"{counted(len(contents), 'device')} for {found.total_rps:.4g} of {sum(rates):.4g} requests/s in time"
         return contents, found.served_rps, f"{why}{price}{proof}"

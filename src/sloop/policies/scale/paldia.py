@@ -28,7 +28,7 @@ CPUs one replica has all cores and runs one batch after the other.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, floor
@@ -37,7 +37,7 @@ from typing import ClassVar, Final, Literal, NamedTuple
 from msgspec import structs
 
 from sloop.core.ledger import MILLI
-from sloop.core.views import Belief, ClusterView, NodeView, StageView
+from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
@@ -45,7 +45,7 @@ from sloop.solvers import paldia
 from sloop.solvers.paldia import DelayedTermination, DeviceModel, DeviceSplit, HardwareOffer, Sharing
 from sloop.text import counted, in_ms, listed
 from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms, to_s
-from sloop.vocabulary import Group, Life, NodeState, Plan, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Device, Group, Life, Node, NodeState, Plan, ReplicaSpec, Slot, StagePlan
 
 HardwareRule = Literal["slo_first", "tolerance", "isolated", "fastest"]
 """The rules of `sloop.solvers.paldia.Choice`, and `isolated`: the cheapest kind on which a batch that runs alone is in
@@ -64,6 +64,10 @@ class HardwareCandidate(NamedTuple):
     slot: Slot
     usd_per_h: float
     model: DeviceModel
+    node: str | None = None
+    """The node that replicas must be on; None if all nodes of the kind are equal."""
+    device: str | None = None
+    """The device that replicas must be on, likewise."""
 
     @property
     def is_gpu(self) -> bool:
@@ -171,7 +175,7 @@ class Paldia:
         split = chosen.split(expected, self.sharing)
         kept = self._memory.kept.keep(now_ns, chosen.workers(expected, split))
         replicas = max(1, min(kept, chosen.model.together_max))
-        spec = ReplicaSpec(stage.name, chosen.belief.variant, chosen.slot)
+        spec = ReplicaSpec(stage.name, chosen.belief.variant, chosen.slot, chosen.node, chosen.device)
         target = StagePlan(stage.name, (Group(spec, replicas),), chosen.model.batch)
         return Plan((target,), _why(chosen, expected, split), feasible=split.t_max_ms <= to_ms(stage.slo_ns) + ROUNDING)
 
@@ -190,12 +194,12 @@ class Paldia:
         too_large: list[str] = []
         for belief in self._beliefs(stage):
             nodes = [
-                node
+                node.node
                 for node in view.nodes
                 if node.node.hardware == belief.hardware and node.state is not NodeState.LOST
             ]
             if nodes:
-                candidate = self._candidate(stage, belief, nodes[0])
+                candidate = self._on_best_place(stage, belief, nodes)
                 if candidate is not None:
                     found[belief.hardware] = candidate
                 else:
@@ -220,33 +224,60 @@ class Paldia:
         found = [stage.beliefs[variant, kind] for kind in dict.fromkeys(named) if (variant, kind) in stage.beliefs]
         return found or [targets.belief_of(stage, variant, kind) for kind in named[:1] or self.hardware[:1]]
 
-    def _candidate(self, stage: StageView, belief: Belief, node: NodeView) -> HardwareCandidate | None:
-        """The variant on this node; None if even an empty node cannot hold it."""
-        most, slot = 1, belief.slot(min(belief.cores_max, node.node.cores))
-        if belief.accelerator:
-            device = next((each.device for each in node.devices if each.device.kind == belief.accelerator), None)
-            if device is None:
-                return None
+    def _on_best_place(self, stage: StageView, belief: Belief, nodes: Sequence[Node]) -> HardwareCandidate | None:
+        """The variant on the place of these nodes where most batches can run together, of equal ones one that is always
+        there, then the cheapest; None if even an empty node cannot hold it.
+
+        If the places differ, replicas are tied to the best one, because only the batches of one device are planned.
+        """
+        places: list[tuple[Node, Device | None]] = [
+            (node, device)
+            for node in nodes
+            for device in (node.devices if belief.accelerator else (None,))
+            if device is None or device.kind == belief.accelerator
+        ]
+        kinds = {
+            (node.cores, node.memory_bytes, node.usd_per_h, device and structs.replace(device, name=""))
+            for node, device in places
+        }
+        if len(kinds) <= 1:
+            return self._candidate(stage, belief, *places[0]) if places else None
+        found = [
+            (node.on_demand, candidate._replace(node=node.name, device=device.name if device else None))
+            for node, device in places
+            if (candidate := self._candidate(stage, belief, node, device)) is not None
+        ]
+        if not found:
+            return None
+        return min(found, key=lambda each: (-each[1].model.together_max, each[0], each[1].usd_per_h))[1]
+
+    def _candidate(
+        self, stage: StageView, belief: Belief, node: Node, device: Device | None
+    ) -> HardwareCandidate | None:
+        """The variant on this node and device; None if they cannot hold it even if they are empty."""
+        most, slot = 1, belief.slot(min(belief.cores_max, node.cores))
+        if device is not None:
             most = paldia.together_max(device.memory_bytes, belief.device_memory_bytes, clients_max=device.clients_max)
             most = min(most, self.together_max or most, 1 if self.sharing == "queue" else most)
+            most = paldia.together_max(node.memory_bytes, belief.memory_bytes, clients_max=most)
             if not most:
                 return None
-            cores = min(belief.cores_max, node.node.cores / most)
+            cores = min(belief.cores_max, node.cores / most)
             slot = structs.replace(belief.slot(cores), share=SHARES_NOTHING)
-        elif self.sharing != "queue" and belief.shared_cores == node.node.cores:
+        elif self.sharing != "queue" and belief.shared_cores == node.cores:
             most = paldia.together_max(
-                node.node.memory_bytes, belief.memory_bytes, clients_max=self.together_max or CPU_WORKERS_MAX
+                node.memory_bytes, belief.memory_bytes, clients_max=self.together_max or CPU_WORKERS_MAX
             )
             if not most:
                 return None
-            slot = structs.replace(belief.slot(floor(node.node.cores / most * MILLI) / MILLI), is_capped=most == 1)
+            slot = structs.replace(belief.slot(floor(node.cores / most * MILLI) / MILLI), is_capped=most == 1)
         costs_ns = belief.costs_ns(slot)
         batch = max(1, bisect_right(costs_ns, stage.slo_ns, 1) - 1)
         if not belief.accelerator:
             batch = 1 << (batch.bit_length() - 1)
         batch = min(batch, self.batch_max or batch)
         model = DeviceModel(_in_ms(costs_ns, batch), belief.interference, belief.demand(batch, slot), most)
-        return HardwareCandidate(belief, slot, node.node.usd_per_h, model)
+        return HardwareCandidate(belief, slot, node.usd_per_h, model)
 
     def _expected(self, view: ClusterView, stage: StageView) -> int:
         """N: the requests to expect at once; at least 1, so that a quiet moment does not count as no load at all."""

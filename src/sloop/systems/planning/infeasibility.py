@@ -99,19 +99,19 @@ def shortfalls_of(setup: ApplicationSetup, prediction: PlanPrediction, room: Roo
 
 def _too_slow(setup: ApplicationSetup, prediction: PlanPrediction) -> Iterator[PlanShortfall]:
     """Stages whose replicas cannot serve what arrives there."""
-    why = f"the plan cannot keep up with {number(prediction.rate_rps)} requests/s: "
+    start = f"the plan cannot keep up with {number(prediction.rate_rps)} requests/s: "
     for stage in prediction.stages.values():
         if math.isinf(stage.slowest.total_ms):
             serves, arrives = stage.rate_max_rps, stage.rate_rps
             if not stage.groups:
-                why += f"{stage.name} has no replicas"
+                why = f"{stage.name} has no replicas"
             elif serves + ROUNDING >= arrives:
-                why += f"{stage.name} waits for batches that never fill"
+                why = f"{stage.name} waits for batches that never fill"
             else:
-                why += f"{stage.name} serves {number(serves)} of {number(arrives)} requests/s, "
+                why = f"{stage.name} serves {number(serves)} of {number(arrives)} requests/s, "
                 why += f"{number(arrives - serves)} too few"
-            yield PlanShortfall("throughput", why, stage.name, needs=arrives, has=serves, unit="requests/s")
-            why = ""  # the rate is named once
+            yield PlanShortfall("throughput", start + why, stage.name, needs=arrives, has=serves, unit="requests/s")
+            start = ""  # the rate is named once
         elif stage.name in prediction.plan.saturated:
             why = f"{setup.system.name} has no plan that provides for what arrives at {stage.name}"
             yield PlanShortfall("throughput", why, stage.name)
