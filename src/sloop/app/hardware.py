@@ -367,7 +367,7 @@ def _own_kinds(value: Value) -> dict[str, HardwareKind]:
         if own.name in known_kinds():
             what = f"{own.name!r} is the name of a known kind of hardware"
             each.mapping()["name"].fail(what, "choose another name; a group of nodes may replace its price and cores")
-        memory_bytes = ANY_BYTES if own.memory_gib is None else round(own.memory_gib * GIB)
+        memory_bytes = ANY_BYTES if own.memory_gib is None else max(1, round(own.memory_gib * GIB))
         source = own.source or each.where
         found[own.name] = HardwareKind(
             own.name, own.cores, memory_bytes, own.devices, own.usd_per_h, source, own.acquire_s, own.power
@@ -433,7 +433,7 @@ def _devices(value: Value) -> tuple[Device, ...]:
             if options.name in named:
                 each.fail(f"two devices are called {options.name!r}", "rename one; names are unique on a node")
             named.update({options.name} - {""})
-            memory_bytes = round(options.memory_gib * GIB)
+            memory_bytes = max(1, round(options.memory_gib * GIB))
             found.append(Device(options.name or options.kind, options.kind, memory_bytes, options.clients))
         elif isinstance(each.content, str) and each.content not in ACCELERATORS:
             known = ", ".join(ACCELERATORS)

@@ -14,12 +14,14 @@ from typing import ClassVar
 from msgspec import Struct, structs
 
 from sloop.core.views import Belief, DeviceView, NodeView, Site
+from sloop.text import number
 from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
 MICRO = 1_000_000
 """Units per device."""
+GIB = 1 << 30
 
 
 def millicores(cores: float) -> int:
@@ -404,6 +406,26 @@ def why_unfit(spec: ReplicaSpec, node: Node) -> str:
     if spec.slot.accelerator != (kinds.get(spec.device, "?") if spec.device is not None else ""):
         return f"{node.name} has no device {spec.device!r} of kind {spec.slot.accelerator!r}"
     return ""
+
+
+def why_full(wanted: Reservation, view: NodeView) -> str:
+    """What a node, or the device of the reservation, has too little of: each with what is needed and what is free."""
+    wants = [
+        ("cores", wanted.millicores / MILLI, view.free_cores),
+        ("GiB of memory", wanted.memory_bytes / GIB, view.free_memory_bytes / GIB),
+    ]
+    for each in view.devices:
+        if each.device.name == wanted.device:
+            wants += [
+                ("of the device", wanted.micro_share / MICRO, each.free_share),
+                ("GiB of its memory", wanted.device_memory_bytes / GIB, each.free_memory_bytes / GIB),
+                ("of its clients", 1.0, float(each.free_clients)),
+            ]
+    return " and ".join(
+        f"it needs {number(needed)} {what}, and {number(max(0.0, free))} {'is' if free == 1 else 'are'} left"
+        for what, needed, free in wants
+        if needed > free
+    )
 
 
 def why_impossible(spec: ReplicaSpec, nodes: Sequence[Node]) -> str:

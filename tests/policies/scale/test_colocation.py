@@ -406,6 +406,16 @@ def test_a_profile_that_does_not_say_what_it_takes_is_refused_or_alone() -> None
     assert "devices of their own for m, whose profiles have no coefficients of iGniter" in alone.why
 
 
+def test_no_model_fits_on_a_device_whose_memory_is_all_but_nothing() -> None:
+    device = structs.replace(ACCELERATORS["V100"], memory_bytes=0)
+    nodes = [replace(view, devices=(DeviceView(device, 1.0, 0, 48),)) for view in v100_nodes(1, devices=(device,))]
+    for policy in POLICIES:
+        with pytest.raises(InputError, match=r"resnet50 fits on no device: it needs .* of the memory of a V100"):
+            replace(policy).plan(0, view_of(["resnet50"], 100, 200, nodes))
+    many = view_of(("alexnet", "resnet50"), 100, 200, nodes, suffix="-V100-TensorRT")
+    assert Igniter().plan(0, many) is not None
+
+
 def test_kinds_that_the_cluster_does_not_have_are_refused() -> None:
     view = view_of(("resnet50",), 100, 200, v100_nodes(1))
     with pytest.raises(InputError, match=r"no node has hardware 'g4dn\.xlarge'"):

@@ -166,8 +166,14 @@ def test_placements_say_where_replicas_are() -> None:
 @pytest.mark.parametrize(
     ("placements", "message"),
     [
-        ([placement("a", share=0.6), placement("b", share=0.6)], "no room for a replica of b on T4 of gpu-0"),
-        ([placement("a", share=0, replicas=2), placement("b", share=0)], "no room for a replica of b on T4 of gpu-0"),
+        (
+            [placement("a", share=0.6), placement("b", share=0.6)],
+            "no room for a replica of b on T4 of gpu-0: it needs 0.6 of the device, and 0.4 are left",
+        ),
+        (
+            [placement("a", share=0, replicas=2), placement("b", share=0)],
+            "no room for a replica of b on T4 of gpu-0: it needs 6 GiB of its memory, and 4 are left",
+        ),
         ([placement("a", node="gpu-7")], "the cluster has no node 'gpu-7'"),
         ([placement("a", device="T4-1")], "node gpu-0 has no device 'T4-1'"),
         ([placement("a", device="")], "the profile of v is for T4 of gpu-0"),
@@ -227,6 +233,33 @@ def test_placements_of_several_applications_must_fit_beside_each_other() -> None
     assert set_up(load_deployment([shop(0.5)])).applications
     with pytest.raises(InputError, match=r"no room for a replica of b/only on V100 of p3\.2xlarge-0"):
         set_up(load_deployment([shop(0.6)]))
+
+
+def test_a_placement_is_for_the_application_that_its_stage_names() -> None:
+    """As in other options, `APPLICATION/STAGE` is ignored by the other applications."""
+
+    def where(stage: str, node: int, **more: str) -> dict[str, Any]:
+        return {"stage": stage, "variant": "only", "node": f"p3.2xlarge-{node}", "device": "V100", **more}
+
+    applications = [
+        {"name": name, "slo_ms": 400, "stages": [{"name": "only", "profile": "alexnet-V100"}]} for name in "ab"
+    ]
+    for placements in (
+        [where("a/only", 0), where("b/only", 1)],
+        [where("only", 0, application="a"), where("only", 1, application="b")],
+        [where("a/only", 0, application="a"), where("b/only", 1, application="b")],
+    ):
+        shop = {
+            "name": "shop",
+            "applications": applications,
+            "cluster": {"nodes": [{"hardware": "p3.2xlarge", "count": 2}]},
+            "system": {"name": "static", "placements": placements},
+        }
+        found = explain_plan(set_up(load_deployment([shop])), {"a": 1.0, "b": 1.0}).placements
+        assert [(each.stage, each.node, each.replicas) for each in found] == [
+            ("a/only", "p3.2xlarge-0", 1),
+            ("b/only", "p3.2xlarge-1", 1),
+        ]
 
 
 def test_cores_that_are_only_reserved() -> None:

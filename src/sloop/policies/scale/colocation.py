@@ -375,7 +375,7 @@ def _places(view: NodeView, accelerator: str) -> list[DevicePlace]:
 
 
 def _part(used_bytes: int, total_bytes: int) -> int:
-    return math.ceil(colocation.WHOLE * used_bytes / total_bytes - ROUNDING) if used_bytes and total_bytes else 0
+    return math.ceil(colocation.WHOLE * used_bytes / max(1, total_bytes) - ROUNDING)
 
 
 def _label(spec: ReplicaSpec) -> str:
@@ -641,10 +641,9 @@ class Igniter(OneKind):
         for at, law in laws.items():
             belief = devices.belief(at, 0)
             assert belief is not None, at
-            beside = devices.beside_device(belief, pool) / colocation.WHOLE
-            memory = max(belief.device_memory_bytes / pool.memory_bytes, beside)
+            memory = max(_part(belief.device_memory_bytes, pool.memory_bytes), devices.beside_device(belief, pool))
             named = str(at), law.model, rates[at], deadlines_ms[at]
-            workloads.append(igniter.IgniterWorkload(*named, belief.batch_max, memory))
+            workloads.append(igniter.IgniterWorkload(*named, belief.batch_max, memory / colocation.WHOLE))
         contents: list[DeviceContents] = []
         for own in igniter.plan(next(iter(laws.values())).gpu, workloads, check_new=self.check_new) if laws else ():
             replicas = [

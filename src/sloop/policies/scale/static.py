@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from msgspec import Struct, structs
 
-from sloop.core.ledger import Ledger, Reservation
+from sloop.core.ledger import Ledger, Reservation, why_full
 from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
@@ -122,8 +122,9 @@ class Static:
         is_deployment = "/" in view.stages[0].name  # of several applications
         by_stage: dict[str, list[StaticPlacement]] = {}
         for each in self.placements:
-            stage_name = each.stage.rpartition("/")[2]
-            of = f"{each.application}/" if is_deployment and each.application else ""
+            application, _, stage_name = each.stage.rpartition("/")
+            application = application or each.application
+            of = f"{application}/" if is_deployment and application else ""
             by_stage.setdefault(f"{of}{stage_name}", []).append(each)
         targets.check_stages(view, by_stage, "placements")
         nodes = {each.node.name: each.node for each in view.nodes}
@@ -240,10 +241,9 @@ def check_overbooked(nodes: Sequence[Node], placed: Iterable[tuple[Group, Belief
             number += 1
             wanted = Reservation.of(spec, belief, spec.node or "", spec.device)
             if not ledger.reserve(ReplicaId(number), wanted):
-                what = f"placements: no room for a replica of {spec.stage} on {_place_of(spec)}: they need more cores,"
-                raise InputError(
-                    f"{what} memory, clients or shares than there are", help="move it, or make replicas smaller"
-                )
+                why = why_full(wanted, ledger.view(wanted.node))
+                what = f"placements: no room for a replica of {spec.stage} on {_place_of(spec)}: {why}"
+                raise InputError(what, help="move it, or make replicas smaller")
 
 
 def _check_ranges(replicas: int | None, cores: float | None, batch_max: int | None) -> None:
