@@ -561,3 +561,13 @@ def test_out_of_range() -> None:
         CheapestStart(store_mbps=0.0)
     with pytest.raises(OutOfRange, match="spare_workers"):
         CheapestStart(spare_workers=-1)
+
+
+@pytest.mark.parametrize("policy", [Flashpoint, CheapestStart])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("link_mbps", 0.0), ("link_mbps", math.nan), ("store_mbps", math.inf), ("store_mbps", -1.0), ("pieces_max", -1)],
+)
+def test_rates_that_no_link_has_are_refused(policy: type, key: str, value: float) -> None:
+    with pytest.raises(OutOfRange, match=key):
+        policy(**{key: value})

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.solvers.flashpoint import (
+    LAYERS_MAX,
     PieceCosts,
     PieceDownloads,
     PiecePlan,
     best_plan,
+    coarse_fronts,
     even_plan,
     expected_requests,
     fewest_pieces,
@@ -235,6 +237,25 @@ def test_even_pieces_equal_brute_force(seed: int, layers: int, pieces: int, memo
 def test_the_plans_with_few_pieces_are_the_first_of_all(seed: int, layers: int, pieces: int, memory: bool) -> None:
     costs = random_costs(seed, layers, memory=memory)
     assert plan_fronts(costs, pieces) == plan_fronts(costs)[:pieces]
+
+
+def test_models_of_many_layers_are_cut_between_groups_of_them() -> None:
+    """The policies plan while requests wait: all plans of 500 layers would take minutes."""
+    few = random_costs(3, LAYERS_MAX)
+    assert coarse_fronts(few, 3) == plan_fronts(few, 3)
+    some = random_costs(4, LAYERS_MAX + 30)
+    exact, found = best_plan(plan_fronts(some, 4), 40, 4), best_plan(coarse_fronts(some, 4), 40, 4)
+    assert exact is not None
+    assert found is not None
+    assert exact.mean_s(40, 4) <= found.mean_s(40, 4) <= 1.02 * exact.mean_s(40, 4)
+    for count in (500, 3000):
+        many = random_costs(5, count)
+        plans = [plan for front in coarse_fronts(many, 4) for plan in front]
+        assert len({cut for plan in plans for cut in plan.cuts}) < LAYERS_MAX
+        for plan in plans:
+            assert plan[1:] == pytest.approx(many.plan(plan.cuts)[1:])
+    heavy = PieceCosts((0.0,) * 200 + (9.0,) + (0.0,) * 200, (0.0,) * 401, (1.0,) * 400)
+    assert {plan.cuts for plan in coarse_fronts(heavy, 3)[2]} == {(1, 201)}
 
 
 @settings(max_examples=20, deadline=None)

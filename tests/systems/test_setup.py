@@ -92,6 +92,23 @@ def test_memory_that_no_node_has_is_refused_and_memory_nobody_told_is_not() -> N
     assert set_up(load_application(MINIMAL | stages | {"cluster": FOUR_CORES}))
 
 
+@pytest.mark.parametrize(("system", "needed_gib"), [("flashpoint", 4), ("atoll", 2), ("baseline", 2), ("hpa", 0)])
+def test_memory_of_weights_that_no_node_has_is_refused(system: str, needed_gib: int) -> None:
+    """Files of 2 GiB, which some systems keep beside the process that has loaded them."""
+    large = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 1, "gamma": 1}, "weights_bytes": 2 << 30}
+    stages = {"stages": [{"name": "a", "profile": large | {"max_batch": 4, "max_cores": 1}}], "system": system}
+
+    def on_node(gib: float) -> Any:
+        node = {"hardware": "custom", "cores": 4, "memory_bytes": int(gib * (1 << 30))}
+        return load_application(MINIMAL | stages | {"cluster": {"nodes": [node]}})
+
+    assert set_up(on_node(max(1, needed_gib)))
+    if needed_gib:
+        weights = rf"1 core and, for its weights on a node, {needed_gib} GiB, which no node could hold"
+        with pytest.raises(InputError, match=rf"{weights}\nhelp: .*{needed_gib - 0.5} GiB"):
+            set_up(on_node(needed_gib - 0.5))
+
+
 def test_what_a_system_cannot_plan_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "app.yaml"
     file.write_text(

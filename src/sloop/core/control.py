@@ -123,6 +123,8 @@ class Shortage:
     present_cores: float = 0.0
     node: str | None = None
     shadow: Shadow | None = None
+    weights_bytes: int = 0
+    """The most memory that the weights of a new replica take beside its own."""
 
     @property
     def why(self) -> str:
@@ -130,7 +132,8 @@ class Shortage:
         slot = self.slot
         if self.replica is None:
             device = f" and {slot.share:g} of a {slot.accelerator}" if slot.accelerator else ""
-            return f"no node has room for a replica of {self.variant} with {slot.cores:g} cores{device}"
+            weights = f" and {self.weights_bytes / 1e9:.3g} GB for its weights" if self.weights_bytes else ""
+            return f"no node has room for a replica of {self.variant} with {slot.cores:g} cores{device}{weights}"
         if self.shadow is not None:
             return f"{self.node} has no room for a shadow of replica {self.replica} with {self.shadow.cores:g} cores"
         has = f"replica {self.replica} has {self.present_cores:g} cores, not {slot.cores:g}"
@@ -778,7 +781,9 @@ class ControlPath:
         missing = [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in difference.start[started:]]
         application.unplaced += missing
         if missing and not is_too_soon:
-            shortage = Shortage(missing[0][0].variant, missing[0][0].slot)
+            shortage = Shortage(
+                missing[0][0].variant, missing[0][0].slot, weights_bytes=self._weights_bytes(stage, missing[0][0])
+            )
             without_room += missing
         if shortage is not None:
             if not difference.holds or self._nodes.can_acquire(shortage.slot.hardware):
@@ -794,6 +799,14 @@ class ControlPath:
             application.reported.pop(stage.name, None)
         waits = difference.holds or moves or difference.detach or [each for each in difference.start if each.shadow]
         return max(PlanProgress.WAITING if waits else PlanProgress.MET, attaching)
+
+    def _weights_bytes(self, stage: StageState, spec: ReplicaSpec) -> int:
+        """The memory that the weights of a new replica take on a node that has nothing of them; 0 if no provision
+        policy orders their transfers."""
+        provision = stage.application.parts.policies.provision
+        if provision.leaves_all:
+            return 0
+        return self._state.weights.extra_bytes("", stage.start_costs(spec).weights, provision.keeps)
 
     def _move(
         self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]

@@ -27,10 +27,10 @@ from sloop.solvers.flashpoint import (
     PieceDownloads,
     PiecePlan,
     best_plan,
+    coarse_fronts,
     expected_requests,
     fewest_pieces,
     filled_pieces,
-    plan_fronts,
 )
 from sloop.solvers.starts import PartsChoice, PlanColumns, choose_parts
 from sloop.text import counted, listed
@@ -81,6 +81,11 @@ class Flashpoint:
     way."""
     packs_first: bool = True
     """Whether the first replicas of an application fill one node after the other, as if they had grown there."""
+
+    def __post_init__(self) -> None:
+        for key in ("link_mbps", "store_mbps"):
+            check_range(key, getattr(self, key), above=0)
+        check_range("pieces_max", self.pieces_max, least=0)
 
     @property
     def keeps(self) -> WeightLevel:
@@ -315,9 +320,16 @@ def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
     )
 
 
-@lru_cache(maxsize=8)
-def _fronts(costs: PieceCosts) -> list[list[PiecePlan]]:
-    return plan_fronts(costs)
+@lru_cache(maxsize=32)
+def _fronts(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
+    """The plans of at most `pieces_max` pieces. Plans of more pieces take far longer to find, and few decisions start
+    that many replicas."""
+    return coarse_fronts(costs, pieces_max)
+
+
+def _pieces_bound(costs: PieceCosts, most: int) -> int:
+    """For plans of at most `most` pieces: up to how many they are found, so that few calls find them anew."""
+    return min(costs.layers, 1 << (most - 1).bit_length())
 
 
 @lru_cache(maxsize=4096)
@@ -325,7 +337,8 @@ def _best_cuts(
     costs: PieceCosts, requests: int, devices: int, pieces_max: int, starts: PieceDownloads
 ) -> tuple[int, ...]:
     """Where to cut the model if `requests` wait and `devices` are added; empty if whole models are as good."""
-    found = best_plan(_fronts(costs), requests, devices, pieces_max=pieces_max, starts=starts)
+    fronts = _fronts(costs, _pieces_bound(costs, min(devices, pieces_max)))
+    found = best_plan(fronts, requests, devices, pieces_max=pieces_max, starts=starts)
     return found.cuts if found is not None else ()
 
 
@@ -786,12 +799,10 @@ def _parts(
     pieces_max: int,
 ) -> PartsChoice:
     most = min(len(times_s), pieces_max)
-    columns = _columns(costs, min(costs.layers, 1 << (most - 1).bit_length()))
+    columns = _columns(costs, _pieces_bound(costs, most))
     return choose_parts(times_s, columns, downloads, costs.exec_whole_s, requests, pieces_max)
 
 
 @lru_cache(maxsize=16)
 def _columns(costs: PieceCosts, pieces_max: int) -> PlanColumns:
-    """The plans of at most `pieces_max` pieces. Plans of more pieces take far longer to find, and few decisions start
-    that many replicas."""
-    return PlanColumns.of(plan_fronts(costs, pieces_max))
+    return PlanColumns.of(_fronts(costs, pieces_max))

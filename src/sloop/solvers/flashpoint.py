@@ -9,8 +9,8 @@ For a plan with p pieces: C is the longest cold start of a piece, E the longest 
 of all transfers between pieces, I = execution of the whole + IN, and B = max(E, N) the slowest station of the pipeline.
 Of x requests that wait, P devices make g = ⌊P/p⌋ pipelines, and the x-th is answered after C + B (⌈x/g⌉ - 1) + I.
 
-`sloop profile --layers` uses this module to propose cuts (`sloop.systems.layers`). The provision policy `flashpoint`
-takes its plans from `best_plan`, the policy `cheapest_start` from `plan_fronts`; `reproduce flashpoint` compares them
+`sloop profile --layers` uses this module to propose cuts (`sloop.systems.layers`). The provision policies `flashpoint`
+and `cheapest_start` take their plans from `coarse_fronts`; `reproduce flashpoint` compares them
 with those of `fewest_pieces` and `filled_pieces`.
 """
 
@@ -27,6 +27,9 @@ from numpy.typing import NDArray
 
 WAITING_MAX: Final = 3000
 """X, the longest queue that the thesis saw with its baselines."""
+LAYERS_MAX: Final = 64
+"""Between how many groups of layers `coarse_fronts` cuts at most: the time of the solver grows with about the third
+power of the layers, and the thesis's models have up to 55."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,34 @@ def plan_fronts(costs: PieceCosts, pieces_max: int | None = None) -> list[list[P
         rows = {end: row for end, row in extended.items() if row is not None}
         fronts.append(_plans(costs, rows.get(count)))
     return fronts
+
+
+def coarse_fronts(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
+    """The same as `plan_fronts` for models of up to `LAYERS_MAX` layers. A model with more is cut only between as many
+    groups of layers, so that a process that decides need not wait for seconds. The groups take about equally long to
+    start and run together; they end where the least is transferred."""
+    if costs.layers <= LAYERS_MAX:
+        return plan_fronts(costs, pieces_max)
+    cold_s, exec_s = costs.cold(0, costs.layers) or 1.0, costs.exec_whole_s or 1.0
+    chosen: dict[int, int] = {}
+    for cut in range(1, costs.layers):
+        place = (costs.cold(0, cut) / cold_s + costs.exec(0, cut) / exec_s) / 2
+        group = min(LAYERS_MAX - 2, int(place * (LAYERS_MAX - 1)))
+        if group not in chosen or costs.transfer_s[cut - 1] < costs.transfer_s[chosen[group] - 1]:
+            chosen[group] = cut
+    ends = list(chosen.values())
+    groups = list(pairwise((0, *ends, costs.layers)))
+    coarse = PieceCosts(
+        tuple(costs.cold(*group) for group in groups),
+        tuple(costs.exec(*group) for group in groups),
+        tuple(costs.transfer_s[end - 1] for end in ends),
+        tuple(costs.memory(*group) for group in groups),
+        costs.memory_bytes_max,
+    )
+    return [
+        [plan._replace(cuts=tuple(ends[cut - 1] for cut in plan.cuts)) for plan in front]
+        for front in plan_fronts(coarse, pieces_max)
+    ]
 
 
 def _plans(costs: PieceCosts, row: _Row | None) -> list[PiecePlan]:

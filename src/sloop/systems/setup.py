@@ -20,6 +20,7 @@ from sloop.app.hardware import ANY_BYTES, GIB
 from sloop.core import ApplicationParts, Core
 from sloop.core.ledger import Ledger, sites, why_impossible
 from sloop.core.views import NodeView, StartCosts
+from sloop.core.weights import WeightRegistry
 from sloop.errors import InputError
 from sloop.events import WOKE
 from sloop.options import placed
@@ -220,7 +221,8 @@ def _rehearse(setup: Setup, *, must_fit: bool) -> None:
     if core.plan_input is not None:
         core.handle(0, core.planner.plan(core.plan_input))
     empty = [structs.replace(node, on_demand=False) for node in setup.deployment.cluster]
-    nodes = Ledger(empty).views()
+    ledger = Ledger(empty)
+    nodes, unused = ledger.views(), WeightRegistry(ledger)
     for each in fresh:
         error = core.planner.failures.get(each.application.key)
         if error is not None:
@@ -230,7 +232,7 @@ def _rehearse(setup: Setup, *, must_fit: bool) -> None:
             continue
         wanted = dict.fromkeys(group.spec for target in plan.stages for group in target.groups if group.count)
         for spec in wanted:
-            _check_room(spec, each, nodes)
+            _check_room(spec, each, nodes, _weights_bytes(spec, each, unused))
     if must_fit:
         _check_placements(fresh, core, setup)
 
@@ -260,12 +262,22 @@ def _raise(error: BaseException, failed: ApplicationSetup, setup: Setup) -> None
         raise error
 
 
-def _check_room(spec: ReplicaSpec, planned: ApplicationSetup, nodes: Sequence[NodeView]) -> None:
-    """InputError if no node could hold the replica although it were empty."""
+def _weights_bytes(spec: ReplicaSpec, planned: ApplicationSetup, unused: WeightRegistry) -> int:
+    """The memory that the weights of the first replica on a node take, beside the replica's own; 0 if no provision
+    policy orders their transfers."""
+    provision = planned.system.policies.provision
+    costs = starts_of(planned.application).get((spec.stage, spec.variant, spec.slot.hardware))
+    return 0 if provision.leaves_all or costs is None else unused.extra_bytes("", costs.weights, provision.keeps)
+
+
+def _check_room(spec: ReplicaSpec, planned: ApplicationSetup, nodes: Sequence[NodeView], weights_bytes: int) -> None:
+    """InputError if no node could hold the replica and its weights although it were empty."""
     belief = planned.beliefs[spec.stage, spec.variant, spec.slot.hardware]
-    if sites(spec, belief, nodes):
+    needed_bytes = belief.memory_bytes + weights_bytes
+    if any(needed_bytes <= site.node.free_memory_bytes for site in sites(spec, belief, nodes)):
         return
     what = f"system {planned.system.name} wants replicas of {spec.stage}/{spec.variant} with {_size_of(spec, belief)}"
+    what += _memory(weights_bytes, " and, for its weights on a node, ")
     declared = planned.application.system.declared
     cluster = [view.node for view in nodes]
     why = why_impossible(spec, cluster)
