@@ -144,6 +144,25 @@ def test_a_smaller_body_where_no_node_has_room_and_no_plan_beyond_it() -> None:
     assert not plan.feasible
 
 
+@pytest.mark.parametrize("slo_ms", [1, 30])
+def test_late_answers_instead_of_none_where_no_body_that_fits_keeps_the_slo(slo_ms: int) -> None:
+    """With four cores a request takes 27 ms, with three cores 35 ms. One body, whatever the rate."""
+    tight = view([], 40, 0, cores=3)
+    tight = replace(tight, stages=(replace(tight.stages[0], slo_ns=ms(slo_ms)),))
+    plan = policy().plan(0, tight)
+    assert sizes(plan) == [(3, 1)]
+    assert plan is not None
+    assert not plan.feasible
+    assert ("no body of up to 4 cores keeps the SLO of 1 ms" in plan.why) == (slo_ms == 1)
+    full, own = replace(tight, nodes=(replace(tight.nodes[0], free_cores=0.5),)), policy()
+    for at_s in (0, 0.5, 11, 11.5):
+        plan = own.plan(s(at_s), full)
+        assert not groups_of(plan)
+        assert plan is not None
+        assert not plan.feasible
+        assert "no node has a core left for a body" in plan.why
+
+
 def test_never_below_one_body() -> None:
     assert sizes(policy().plan(0, view([body(0, 4)], 0, 0))) == [(4, 1)]
 

@@ -10,7 +10,7 @@ Source: AsyFunc (submission to SoCC'23), Algorithms 1 and 2, with the correction
 - The policy is asked at every tick. Its plan lists all present replicas with the changes to them, and names the node of
   each body, so that a shadow is attached to the body that the policy chose.
 - If no node has room for the chosen body, the largest body that fits and keeps the SLO is started. If none does, the
-  plan is not feasible until the next period.
+  plan is not feasible, and if there is no body at all, the largest that fits is started: late answers instead of none.
 - A body that is lost, and has no replacement yet, stays in the plan between two adaptations, on any node with room: its
   own may be gone.
 - A body that is still starting counts for the mean rate but not for a burst; a shadow that is still loading counts with
@@ -172,6 +172,9 @@ class AsyFunc:
         if self.shadows:
             self._meet_burst(now_ns, model, bodies, free, stage.rate_rps(NS_PER_S), whys)
         self._planned_cores[:] = [*(body.cores for body in bodies), *without_room]
+        if not bodies:
+            is_feasible = False
+            whys.append("no node has a core left for a body")
         if not whys and view.plan is not None:
             whys.append("as it is")
         return Plan((model.stage_plan(bodies),), f"{stage.name}: {'; '.join(whys)}", feasible=is_feasible)
@@ -188,11 +191,15 @@ class AsyFunc:
         is_feasible = choice is not None
         while not bodies or not at_least(self.alpha * total_rps, rate_rps):
             body = model.new_body(cores, free)
+            if body is None and not bodies:
+                body = model.new_body(floor(max(free.values(), default=0.0) + 1e-9), free)
             if body is None or (bodies and body.capacity_rps <= 0):
                 is_feasible = False
                 break
             bodies.append(body)
             total_rps += body.capacity_rps
+        if choice is None:
+            whys.append(f"no body of up to {counted(self.cores_max, 'core')} keeps the SLO of {model.slo_ms:.4g} ms")
         if len(bodies) > before:
             whys.append(f"{why}: {counted(len(bodies) - before, 'more body', 'more bodies')}")
             return is_feasible
