@@ -45,7 +45,7 @@ class Estimate:
 
     With `margin` > 1 every batch is estimated slower than profiled. With `correct=False` finished batches are ignored.
     Of a slot only the cores count, and whether they are a cap. The share does not: a profile for an accelerator is of
-    the whole accelerator, and no published profile says how much slower a share of it is.
+    the whole accelerator. How much slower a batch is on a share of it, or beside others, `interference` says.
     """
 
     __slots__ = (

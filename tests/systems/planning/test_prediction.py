@@ -226,3 +226,20 @@ def test_replicas_that_share_cores_are_predicted_with_busy_neighbours() -> None:
     halves = explain_plan(on_shared_cores(3, 0.5), 10)
     assert halves.stages[0].rate_max_rps == pytest.approx(3 * 4 / 0.050)
     assert [(each.replicas, each.is_capped) for each in halves.placements] == [(3, False)]
+
+
+@pytest.mark.parametrize(("share", "is_capped", "slowed"), [(0.25, True, 2.0), (0.25, False, 1.0), (1.0, True, 1.0)])
+def test_a_capped_share_of_an_accelerator_slows_replicas_down(share: float, is_capped: bool, slowed: float) -> None:
+    """The law of shares with exponent 1: kernels that need half of the SMs, on a quarter of them."""
+    on_gpu = {
+        "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0, "gamma": 10},
+        "max_batch": 1,
+        "accelerator": "T4",
+        "sharing": {"full_batch": 1, "law": {"form": "share", "exponent": 1}, "sm_use": {1: 0.5}},
+    }
+    where = {"stage": "a", "variant": "a", "node": "g4dn.xlarge-0", "device": "T4"}
+    system = {"name": "static", "placements": [where | {"share": share, "is_capped": is_capped}]}
+    cluster = {"nodes": [{"hardware": "g4dn.xlarge"}]}
+    found = explain_plan(setup(stage("a", profile=on_gpu), cluster=cluster, system=system), 10)
+    assert found.stages[0].service_ms == pytest.approx(10 * slowed)
+    assert explain_plan(setup(stage("a", profile=on_gpu), cluster=cluster, system=system), 80).feasible == (slowed == 1)

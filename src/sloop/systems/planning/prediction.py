@@ -21,6 +21,9 @@ The slowest group decides how long a stage takes.
 **Shared cores.** Replicas whose cores are only reserved slow each other down as their profile says. They are predicted
 as if all that fit on a node ran batches all the time, so what they serve is right and how long they take pessimistic.
 
+**Shares of an accelerator** that are a cap slow replicas down as their profile says. Batches of other replicas on the
+accelerator are not counted: how much they overlap depends on all rates, and `sloop simulate` says it.
+
 The module must not know how a plan was found, nor on which nodes it is placed.
 """
 
@@ -168,11 +171,15 @@ class StagePrediction:
         self._cluster = application.cluster
 
     def belief(self, group: Group) -> Estimate:
-        """The belief about the replicas of a group. Replicas that share the cores of a node are taken to be as many on
-        one node as fit there, and all busy."""
+        """The belief about the replicas of a group. A capped share of an accelerator slows them down. Replicas that
+        share the cores of a node are taken to be as many on one node as fit there, and all busy."""
         slot = group.spec.slot
         found = self.beliefs[group.spec.variant, slot.hardware].of(group.spec.form)
-        if slot.is_capped or slot.accelerator or not found.shares(slot):
+        if not found.shares(slot):
+            return found
+        if slot.accelerator:
+            return CrowdedEstimate(found, 1) if slot.is_capped and slot.share else found
+        if slot.is_capped:
             return found
         most = max((int(cores / slot.cores + ROUNDING) for cores in self._node_cores(slot.hardware)), default=1)
         return CrowdedEstimate(found, max(1, min(group.count, most)))
