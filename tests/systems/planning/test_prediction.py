@@ -235,7 +235,7 @@ def test_a_capped_share_of_an_accelerator_slows_replicas_down(share: float, is_c
         "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0, "gamma": 10},
         "max_batch": 1,
         "accelerator": "T4",
-        "sharing": {"full_batch": 1, "law": {"form": "share", "exponent": 1}, "sm_use": {1: 0.5}},
+        "sharing": {"full_batch": 1, "law": {"form": "share", "exponent": 1}, "sm_use": {1: 0.5}, "is_capped": True},
     }
     where = {"stage": "a", "variant": "a", "node": "g4dn.xlarge-0", "device": "T4"}
     system = {"name": "static", "placements": [where | {"share": share, "is_capped": is_capped}]}
