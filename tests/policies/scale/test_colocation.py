@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -324,7 +325,8 @@ def test_nodes_of_one_kind_may_differ() -> None:
         assert {group.spec.node for target in plan.stages for group in target.groups} == {"gpu-0", "gpu-small"}
 
 
-SHARERS = (*POLICIES, Usher(batches=BATCHES, metric="sm_use"), Igniter())
+PACKERS = (Colocate(batches=BATCHES), Harbor(batches=BATCHES), Usher(batches=BATCHES, metric="sm_use"), Igniter())
+SHARERS = (*PACKERS, Usher(batches=BATCHES))
 
 
 def small_stages(policy: Any, count: int, **changes: Any) -> tuple[list[StageView], dict[str, float]]:
@@ -352,6 +354,52 @@ def test_replicas_on_devices_fit_into_the_memory_of_their_node(policy: Any) -> N
     stages, rates = small_stages(policy, 2, memory_bytes=40 << 30)
     plan = planned(replace(policy), make_view(*stages, nodes=v100_nodes(2), rates=rates))
     assert sorted(map(len, contents(plan))) == [1, 1]
+
+
+def gpu_node(name: str, *sizes_gib: int, **changes: Any) -> NodeView:
+    """A node whose V100s have so much memory."""
+    devices = tuple(
+        structs.replace(ACCELERATORS["V100"], name=f"V100-{number}", memory_bytes=gib << 30)
+        for number, gib in enumerate(sizes_gib)
+    )
+    (view,) = v100_nodes(1, name=name, devices=devices, **changes)
+    return replace(view, devices=tuple(DeviceView(each, 1.0, each.memory_bytes, 48) for each in devices))
+
+
+@pytest.mark.parametrize("policy", PACKERS, ids=lambda each: type(each).__name__)
+def test_devices_of_a_node_may_differ(policy: Any) -> None:
+    """No device that is too small for a model keeps it from the larger ones beside it."""
+    stages, rates = small_stages(policy, 2)
+    large = replace_profile(stages[1].beliefs["m1", "p3.2xlarge"].profile, device_memory_bytes=3 << 30)  # type: ignore[attr-defined]
+    stages[1] = stage_of("m1", 200, ("p3.2xlarge", large))
+    for nodes in ([gpu_node("a", 2, 16, 2)], [gpu_node("a", 2), gpu_node("b", 4)]):
+        plan = planned(replace(policy), make_view(*stages, nodes=nodes, rates=rates))
+        assert [bool(target.groups) for target in plan.stages] == [True, True]
+
+
+@pytest.mark.parametrize("policy", SHARERS, ids=lambda each: type(each).__name__)
+def test_a_node_that_has_memory_for_few_workers_uses_few_of_its_devices(policy: Any) -> None:
+    stages, rates = small_stages(policy, 1, memory_bytes=2 << 30)
+    nodes = [gpu_node("a", 16, 16, 16, 16, memory_bytes=5 << 30)]
+    plan = planned(replace(policy), make_view(*stages, nodes=nodes, rates=dict.fromkeys(rates, 400.0)))
+    assert plan.stages[0].groups
+
+
+@pytest.mark.parametrize("policy", PACKERS, ids=lambda each: type(each).__name__)
+def test_a_model_that_fits_on_lost_nodes_only_waits_for_them(policy: Any) -> None:
+    """Before, no model got a new plan until the node was back."""
+    policy = replace(policy)
+    stages, rates = small_stages(policy, 2)
+    large = replace_profile(stages[1].beliefs["m1", "p3.2xlarge"].profile, device_memory_bytes=3 << 30)  # type: ignore[attr-defined]
+    stages[1] = stage_of("m1", 200, ("p3.2xlarge", large))
+    nodes = [gpu_node("a", 2), gpu_node("b", 4)]
+    before = planned(policy, make_view(*stages, nodes=nodes, rates=rates))
+    lost = [nodes[0], replace(nodes[1], state=NodeState.LOST)]
+    after = policy.plan(s(10), make_view(*stages, nodes=lost, rates=rates, plan=before))
+    assert [[group.spec.node for group in target.groups if group.count] for target in after.stages] == [["a"], []]
+    assert "m1" in after.saturated
+    with pytest.raises(InputError, match="m1 fits on no device") if not isinstance(policy, Igniter) else nullcontext():
+        replace(policy).plan(0, make_view(*stages, nodes=nodes[:1], rates=rates))
 
 
 @pytest.mark.parametrize("policy", [Colocate(), Usher(), Harbor()], ids=lambda each: type(each).__name__)

@@ -29,7 +29,7 @@ from sloop.solvers.colocation import BatchOption, Colocation, Content, SharedMod
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions
 from sloop.text import counted, listed
 from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms
-from sloop.vocabulary import Group, Node, Plan, ReplicaSpec, Slot, StagePlan
+from sloop.vocabulary import Group, Node, NodeState, Plan, ReplicaSpec, Slot, StagePlan
 
 Metric = Literal["peak_occupancy", "occupancy", "sm_use"]
 """The measure of how much of a device's compute a model needs: its peak occupancy (AO), or its occupancy (WAO) or the
@@ -111,7 +111,7 @@ class SharedDevices:
     @cached_property
     def pools(self) -> tuple[DevicePool, ...]:
         """The devices in pools, in the order of the cluster, without those of lost nodes. A pool counts with the cores
-        and memory of the smallest of its nodes, where these differ."""
+        and memory of the smallest of its nodes and devices, where these differ."""
         by_likeness: dict[tuple[object, ...], list[NodeView]] = {}
         for node in targets.usable(self.view.nodes):
             if node.node.hardware in self.hardware:
@@ -130,8 +130,23 @@ class SharedDevices:
             what = f"some profiles for {hardware} are for its cores, others for its {accelerator}"
             raise InputError(what, help=f"give all models profiles for the {accelerator}, or all for the cores")
         ordered = sorted(nodes, key=lambda each: each.node.on_demand)
-        having = [(each.node, own) for each in ordered if (own := _places(each, accelerator))]
-        devices = [each for node, _ in having for each in node.devices if each.kind == accelerator]
+        # All devices of a pool are interchangeable, so nodes and devices that are too small for a model which fits on
+        # larger ones are left out, and so are devices of a node that has no memory for a worker on each.
+        beliefs = [belief for stage in self.stages for belief in self._beliefs(stage, hardware)]
+        every = [each.memory_bytes for node in nodes for each in node.node.devices if each.kind == accelerator]
+        least_bytes = _largest([belief.device_memory_bytes for belief in beliefs], every)
+        node_bytes = _largest([belief.memory_bytes for belief in beliefs], [node.node.memory_bytes for node in nodes])
+        having = [
+            (each.node, own[: each.node.memory_bytes // node_bytes if node_bytes else len(own)])
+            for each in ordered
+            if each.node.memory_bytes >= node_bytes and (own := _places(each, accelerator, least_bytes))
+        ]
+        devices = [
+            each
+            for node, _ in having
+            for each in node.devices
+            if each.kind == accelerator and each.memory_bytes >= least_bytes
+        ]
         memory = [each.memory_bytes for each in devices]
         return DevicePool(
             hardware,
@@ -231,13 +246,19 @@ class SharedDevices:
         return False
 
     def check_fit(self, options: Sequence[Sequence[Sequence[BatchOption]]]) -> None:
-        """InputError for a stage that fits on no device, given its options by kind."""
-        for stage, own in zip(self.stages, options, strict=True):
+        """InputError for a stage that fits on no device, given its options by kind. None while a node is lost, because
+        the stage may fit there, and the others need a plan meanwhile."""
+        if any(node.state is NodeState.LOST for node in self.view.nodes):
+            return
+        for at, (stage, own) in enumerate(zip(self.stages, options, strict=True)):
             every = [option for kind in own for option in kind]
             if every and not any(max(option.compute, option.memory) <= colocation.WHOLE for option in every):
                 least = min(every, key=lambda option: max(option.compute, option.memory))
                 what, need = ("memory", least.memory) if least.memory > least.compute else ("compute", least.compute)
-                devices = listed([pool.accelerator or pool.hardware for pool in self.pools])
+                devices = listed([pool.accelerator or pool.hardware for pool in self.pools], "or")
+                beliefs = [(self.belief(at, number), pool) for number, pool in enumerate(self.pools)]
+                if all(belief and belief.memory_bytes > pool.node_memory_bytes for belief, pool in beliefs):
+                    devices = f"node with a {devices}"
                 raise InputError(
                     f"{stage.name} fits on no device: it needs {need / 100:g} % of the {what} of a {devices}",
                     help="choose a larger accelerator, or a smaller variant",
@@ -368,10 +389,20 @@ class SharedDevices:
         return Plan(stages, f"{why}{shortfall}", feasible=not short, saturated=short)
 
 
-def _places(view: NodeView, accelerator: str) -> list[DevicePlace]:
+def _largest(needed: Sequence[int], there: Sequence[int]) -> int:
+    """The largest of the needs that can be met at all; 0 if none can."""
+    return max([own for own in needed if own <= max(there, default=0)], default=0)
+
+
+def _places(view: NodeView, accelerator: str, least_bytes: int) -> list[DevicePlace]:
+    """The devices of a node: its accelerators of this kind with at least so much memory, or its cores."""
     if not accelerator:
         return [DevicePlace(view.node.name, None)]
-    return [DevicePlace(view.node.name, each.name) for each in view.node.devices if each.kind == accelerator]
+    return [
+        DevicePlace(view.node.name, each.name)
+        for each in view.node.devices
+        if each.kind == accelerator and each.memory_bytes >= least_bytes
+    ]
 
 
 def _part(used_bytes: int, total_bytes: int) -> int:
