@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.app.hardware import KINDS
+from sloop.core.ledger import Ledger
 from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, ReplicaView
 from sloop.errors import InputError
 from sloop.options import OutOfRange
@@ -223,6 +224,17 @@ def test_a_switch_to_what_is_lost_is_called_off() -> None:
 
 def test_no_plan_while_every_node_is_lost() -> None:
     assert Paldia().plan(0, view_of(50, lost=EC2)) is None
+
+
+@pytest.mark.parametrize("workers", range(1, 9))
+def test_as_many_replicas_as_fit_into_the_memory_of_a_gpu_fit_on_the_cores_of_its_node(workers: int) -> None:
+    """A third of a core, three times, is not more than a core."""
+    view = with_gpu_gib(2 * workers)
+    group = only_group(Paldia(sharing="together"), view)
+    ledger = Ledger.all_ready([node.node for node in view.nodes])
+    belief = view.stages[0].beliefs["v", M60]
+    placed = [ledger.place(ReplicaId(number), group.spec, belief) for number in range(workers)]
+    assert all(placed), group.spec.slot
 
 
 # Bad input

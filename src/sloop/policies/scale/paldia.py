@@ -262,7 +262,7 @@ class Paldia:
             most = paldia.together_max(node.memory_bytes, belief.memory_bytes, clients_max=most)
             if not most:
                 return None
-            cores = min(belief.cores_max, node.cores / most)
+            cores = min(belief.cores_max, _part_of(node.cores, most))
             slot = structs.replace(belief.slot(cores), share=SHARES_NOTHING)
         elif self.sharing != "queue" and belief.shared_cores == node.cores:
             most = paldia.together_max(
@@ -270,7 +270,7 @@ class Paldia:
             )
             if not most:
                 return None
-            slot = structs.replace(belief.slot(floor(node.cores / most * MILLI) / MILLI), is_capped=most == 1)
+            slot = structs.replace(belief.slot(_part_of(node.cores, most)), is_capped=most == 1)
         costs_ns = belief.costs_ns(slot)
         batch = max(1, bisect_right(costs_ns, stage.slo_ns, 1) - 1)
         if not belief.accelerator:
@@ -336,6 +336,11 @@ class Paldia:
             if better:
                 return min(better, key=lambda each: (each.usd_per_h, each.rank)).belief.hardware
         return min(candidates, key=lambda each: each.rank).belief.hardware
+
+
+def _part_of(cores: float, workers: int) -> float:
+    """An equal part of the cores for each worker, in whole thousandths, so that all of them fit."""
+    return max(1, floor(cores / workers * MILLI + ROUNDING)) / MILLI
 
 
 @lru_cache(maxsize=64)
