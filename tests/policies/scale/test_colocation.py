@@ -18,6 +18,7 @@ from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, StageVie
 from sloop.errors import InputError
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.profile.estimate import Estimate
+from sloop.profile.interference import IgniterLaw
 from sloop.profile.profile import Profile, Quadratic
 from sloop.profile.published import PUBLISHED
 from sloop.units import s
@@ -155,6 +156,29 @@ def test_igniter_knows_the_memory_of_a_gpu() -> None:
     stages = [stage_of(name, 200, ("p3.2xlarge", each)) for name, each in zip(names, small, strict=True)]
     plan = planned(Igniter(), make_view(*stages, nodes=nodes, rates=dict.fromkeys(names, 100.0)))
     assert sorted(map(len, contents(plan))) == [1, 2]
+
+
+@pytest.mark.parametrize("units", [18, 36, 41])
+def test_shares_of_igniter_that_fill_a_gpu_fit_on_it(units: int) -> None:
+    """Also on GPUs on which a unit is no round number: six shares of 16.6667 % are one GPU."""
+    shared = PUBLISHED["resnet50-V100-TensorRT"].sharing
+    assert shared is not None
+    law = shared.law
+    assert isinstance(law, IgniterLaw)
+    each = max(1, units // 6)
+    gpu = structs.replace(law.gpu, share_unit=100 / units, schedule_slope_ms=0.0, schedule_offset_ms=0.0)
+    work = 100 * (each - 0.5) * 100 / units  # of a batch, in ms at one percent: 100 ms at half a unit below `each`
+    model = structs.replace(
+        law.model, active=(0.0, 0.0, work, 0.0, 0.0), schedule_ms=0.0, load_bytes=0, feedback_bytes=0, cache=0.0
+    )
+    sharing = structs.replace(shared, law=IgniterLaw(gpu, structs.replace(model, power=(0.0, 0.0))))
+    profile = replace_profile(PUBLISHED["resnet50-V100-TensorRT"], sharing=sharing)
+    names = [f"m{number}" for number in range(units // each)]
+    stages = [stage_of(name, 200, ("p3.2xlarge", profile)) for name in names]
+    paths = [Path((stage.name,), stage.slo_ns) for stage in stages]
+    view = make_view(*stages, nodes=v100_nodes(1), rates=dict.fromkeys(names, 1.0), paths=paths)
+    plan = planned(Igniter(rescue=False), view)
+    assert [len(target.groups) for target in plan.stages] == [1] * len(names)
 
 
 def test_harbor_serves_one_language_model_well_instead_of_two_badly() -> None:

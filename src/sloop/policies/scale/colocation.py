@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from msgspec import structs
 
+from sloop.core.ledger import MICRO
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
@@ -678,7 +679,8 @@ class Igniter(OneKind):
         contents: list[DeviceContents] = []
         for own in igniter.plan(next(iter(laws.values())).gpu, workloads, check_new=self.check_new) if laws else ():
             replicas = [
-                PlannedReplica(int(each.workload.name), each.batch, each.share / 100, each.rate_rps) for each in own
+                PlannedReplica(int(each.workload.name), each.batch, _fraction(each.share), each.rate_rps)
+                for each in own
             ]
             contents.append((0, tuple(replicas)))
         for at in range(len(devices.stages)):
@@ -703,6 +705,11 @@ class Igniter(OneKind):
         share = 1.0 if devices.pools[0].accelerator else 0.0
         each = min(option.rate_rps, rate_rps / count)
         return [(0, (PlannedReplica(at, option.batch, share, each),))] * min(count, len(devices.pools[0].places))
+
+
+def _fraction(percent: float) -> float:
+    """A share as the ledger counts it, rounded down, so that shares which add up to a device fit on it."""
+    return math.floor(MICRO * percent / 100 + ROUNDING) / MICRO
 
 
 def _igniter_law(devices: SharedDevices, at: int) -> IgniterLaw | None:
