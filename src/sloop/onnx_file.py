@@ -77,6 +77,8 @@ LOCATION: Final = "location"
 SHAPE_SIZES_MAX: Final = 16
 """A constant with more elements is no shape."""
 ML_DOMAIN: Final = "ai.onnx.ml"
+VARINT_BITS_MAX: Final = 70
+"""A number in a protobuf message has at most ten bytes of seven bits."""
 
 
 def _describe() -> Any:  # noqa: ANN401  # the class of a message
@@ -152,13 +154,49 @@ def external_files(path: Path) -> tuple[str, ...]:
     with path.open("rb") as file:
         try:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # it is empty
-            return ()
+        except ValueError:
+            raise InputError("it is empty", where=str(path), help="export it again") from None
         with content:
+            if not _has_graph(content):
+                raise InputError("not an ONNX model, or truncated", where=str(path), help="export it again")
             if content.find(LOCATION.encode()) < 0:  # to parse a model with all its weights in it takes as much memory
                 return ()
     tensors = [tensor for tensor in _tensors(read_onnx(path)) if tensor.data_location == EXTERNAL]
     return tuple(sorted({each.value for tensor in tensors for each in tensor.external_data if each.key == LOCATION}))
+
+
+def _has_graph(content: mmap.mmap) -> bool:
+    """Whether these bytes are fields of a message, the last of which ends with them, with a graph among them. What is
+    in the fields is not read: a page of a web server is told from a model of many gigabytes at once."""
+    graph, place, found = 7, 0, False
+    while place < len(content):
+        tag, place = _varint(content, place)
+        length = 0
+        match tag & 7:
+            case 0:
+                _, place = _varint(content, place)
+            case 1:
+                length = 8
+            case 2:
+                length, place = _varint(content, place)
+            case 5:
+                length = 4
+            case _:
+                return False
+        place += length
+        found = found or tag == graph << 3 | 2
+    return found and place == len(content)
+
+
+def _varint(content: mmap.mmap, place: int) -> tuple[int, int]:
+    """The number that begins at `place`, and the place after it; beyond the end if it does not end."""
+    value = shift = 0
+    while place < len(content) and shift < VARINT_BITS_MAX:
+        byte = content[place]
+        value, shift, place = value | (byte & 0x7F) << shift, shift + 7, place + 1
+        if byte < 0x80:  # the highest bit says that more follow
+            return value, place
+    return 0, len(content) + 1
 
 
 def _tensors(model: Any) -> Iterator[Any]:  # noqa: ANN401

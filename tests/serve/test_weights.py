@@ -295,8 +295,12 @@ def test_weights_outside_the_folder_are_refused(store: BadStore, folder: Path, t
     assert left_in(folder) == []
 
 
-def test_what_is_no_onnx_model(store: BadStore, folder: Path) -> None:
-    store.files["/m.onnx"] = Served(b"location of nothing")
+@pytest.mark.parametrize(
+    "content", [b"location of nothing", b"", b"<html>log in</html>", b"\x08\x08", b"\x08\x08:\x05a"]
+)
+def test_what_is_no_onnx_model(store: BadStore, folder: Path, content: bytes) -> None:
+    """A page of the store, a model without a graph, one whose graph is truncated."""
+    store.files["/m.onnx"] = Served(content)
     assert "it is not an ONNX model" in str(refused(folder, f"{store.url}/m.onnx"))
 
 

@@ -667,7 +667,9 @@ class _Transfer:
         try:
             names = external_files(self._part / FILES / own.name)
         except InputError:
-            raise InputError("it is not an ONNX model", where=str(self._source), help="check the URL") from None
+            what = "it is not an ONNX model"
+            help_text = "check the URL; a store may send a page, such as one to log in, instead of the file"
+            raise InputError(what, where=str(self._source), help=help_text) from None
         for name in names:
             path = PurePosixPath(name)
             is_inside = not path.is_absolute() and ".." not in path.parts and path.parts and "\\" not in name
