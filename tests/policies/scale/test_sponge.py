@@ -13,7 +13,7 @@ from sloop.policies.scale.sponge import Sponge
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.units import ms, s
-from sloop.vocabulary import Plan, Slot, Visit
+from sloop.vocabulary import Plan, Slot, StagePlan, Visit
 from tests.policies.conftest import make_stage, make_view
 
 Stage = Callable[..., StageView]
@@ -154,6 +154,13 @@ def test_keeping_what_is_no_longer_on_offer_starts_from_the_smallest(stage: Stag
     before = Sponge(cores=(12,)).plan(0, view(stage(FADE)))
     plan = Sponge(cores=(1, 2), infeasible="keep").plan(s(1), view(stage(FADE), plan=before))
     assert chosen(plan) == (1, 1)
+
+
+def test_keeping_after_a_rest_starts_from_the_smallest(stage: Stage, view: View) -> None:
+    """An application at rest has a plan without replicas."""
+    resting = Plan((StagePlan("stage", (), 1),), "at rest")
+    impossible = second(*[1.0] * 20)
+    assert chosen(Sponge(infeasible="keep").plan(s(1), view(stage(impossible), plan=resting))) == (1, 1)
 
 
 def test_says_when_one_replica_is_not_enough(stage: Stage, view: View) -> None:

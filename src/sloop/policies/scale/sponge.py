@@ -194,8 +194,8 @@ def _budgets_ms(left_ns: Sequence[int], count: int, slo_ns: int, grid: SpongeGri
 
 
 def _current(plan: Plan | None, grid: SpongeGrid) -> SpongeSetting | None:
-    """The setting in force, if the grid has it."""
-    if plan is None or not plan.stages:
+    """The setting in force, if the grid has it; the plan of an application at rest has no replicas."""
+    if plan is None or not plan.stages or not plan.stages[0].groups:
         return None
     target = plan.stages[0]
     cores = target.groups[0].spec.cores
