@@ -14,7 +14,7 @@ import pytest
 from sloop.actions import AcquireNode, AdoptReplica, Assigned, End, ReleaseNode, Rollout, StartBatch, StartReplica
 from sloop.core.control import ControlPath
 from sloop.errors import InputError
-from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed
+from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
 from sloop.policies import POLICIES
 from sloop.runlog import MemoryLog
 from sloop.sim import fuzz, simulate
@@ -200,6 +200,19 @@ def test_in_some_worlds_requests_are_split_into_no_one_many_and_too_many_parts()
                 found["too many parts"] += "which takes at most" in record.why
     assert min(found.values()) >= 100, found
     assert len(found) >= 10, found
+
+
+def test_in_some_worlds_models_start_in_parts_as_either_policy_says() -> None:
+    found = Counter[str]()
+    for seed in (10, 31, 56, 95, 129, 132, 135):
+        simulate(random_world(seed, "torchserve"), [log := MemoryLog()], check_first=0)
+        for _, record in log.records:
+            found["a part"] += isinstance(record, StartReplica) and record.part is not None
+            found["a part that got the other layers"] += isinstance(record, ReplicaCompleted)
+    assert min(found.values()) >= 20, found
+    chosen = [each.application.system.parameters.get("provision") for each in worlds()]
+    names = [each["name"] for each in chosen if isinstance(each, dict)]
+    assert min(names.count(name) for name in ("flashpoint", "cheapest_start")) >= 5
 
 
 def fingerprint(of: World) -> tuple[object, ...]:

@@ -49,7 +49,7 @@ from sloop.core.views import PlanInput
 from sloop.errors import InputError
 from sloop.events import Cancelled
 from sloop.profile.interference import BandwidthLaw, CountLaw, PairLaw, ProcessorSharing, ShareLaw, Slowdown
-from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Startup
+from sloop.profile.profile import Amdahl, DeviceSharing, LayerBlock, LayerProfile, ParametricLatency, Profile, Startup
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
 from sloop.sim.agents import CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster
@@ -156,6 +156,13 @@ PROVISIONS: Final[Sequence[dict[str, Any]]] = (
 )
 """Parameters of `flashpoint`, which decides in one world of four where replicas start and from where weights come. Only
 models with measured layers start in parts: more often with cuts that ignore how long a start takes."""
+
+CHEAPEST: Final[Sequence[dict[str, Any]]] = (
+    {"partition": True},
+    {"partition": True, "cache": "files", "spare_workers": 0, "packs_first": False},
+    {"partition": True, "store": "per_node", "link_mbps": 1e3, "store_mbps": 1e5, "pieces_max": 2},
+)
+"""Parameters of `cheapest_start`, which decides in one of three worlds with such a policy and measured layers."""
 
 LINK: Final = {"kind": "lte"}
 
@@ -401,10 +408,15 @@ def _provisioned(world: World) -> World:
     if own.random() >= 0.25:
         return world
     chosen = {"name": "flashpoint", **own.choice(PROVISIONS)}
+    layers = stream(world.seed, "layers")  # separate, so that worlds without layers do not change
+    has_layers = layers.random() < 0.5
+    if has_layers and layers.random() < 1 / 3:
+        chosen = {"name": "cheapest_start", **layers.choice(CHEAPEST)}
 
     def provided(application: Application) -> Application:
         system = replace(application.system, parameters={**application.system.parameters, "provision": chosen})
-        return replace(with_weights(application, own), system=system)
+        heavy = with_weights(application, own)
+        return replace(with_layers(heavy, layers) if has_layers else heavy, system=system)
 
     topology = TopologyTruth(own.choice((2e3, 2e4)), own.choice(("shared", "per_node")), 1e4, 2, 1.5e4)
     network = replace(world.truth.network or NetworkTruth(topology=topology), topology=topology)
@@ -517,6 +529,37 @@ def with_weights(application: Application, random: Random) -> Application:
         return structs.replace(profile, weights_bytes=size_bytes, startup=startup, load_s=load_s)
 
     return _with_profiles(application, heavy)
+
+
+def with_layers(application: Application, random: Random) -> Application:
+    """The same application with measured layers: as large as the weights together, or without weights, or one with
+    all."""
+
+    def layered(profile: Profile, kind: str) -> Profile:
+        alone_ms, count = profile.latency_ms.latency_ms(1, 1.0), random.choice((1, 2, 5, 70))
+        shares = [random.random() ** 3 for _ in range(count)]
+        sizes = [int(profile.weights_bytes * share / sum(shares)) for share in shares]
+        sizes = random.choice((sizes, sizes, [0] * count, [*[0] * (count - 1), profile.weights_bytes]))
+        blocks = tuple(
+            LayerBlock(
+                end=f"layer-{number}",
+                operators="MatMul",
+                layers=1,
+                param_bytes=size_bytes,
+                output_bytes=1000,
+                crossing_bytes=random.choice((0, 1000, 1_000_000)),
+                load_ms=1.0,
+                latency_ms=ParametricLatency(0.0, alone_ms / count, 0.0, 0.0, 1.0),
+            )
+            for number, size_bytes in enumerate(sizes)
+        )
+        whole = ParametricLatency(0.0, alone_ms, 0.0, 0.0, 1.0)
+        made = LayerProfile(
+            blocks=blocks, load_ms=float(count), latency_ms=whole, input_bytes=1000, move_ms_per_mb=0.5, difference=0.0
+        )
+        return structs.replace(profile, layers=made)
+
+    return _with_profiles(application, layered)
 
 
 def _with_profiles(application: Application, change: Callable[[Profile, str], Profile]) -> Application:
