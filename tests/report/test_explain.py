@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.actions import (
     AcquireNode,
@@ -410,6 +411,12 @@ def test_plans_and_their_differences_in_words() -> None:
     assert plan_text(Plan((one,), "")) == "a: 3 × v on 2 cores and 25% of a T4 of x, batches up to 8"
     slot = StagePlan("a", (Group(ReplicaSpec("a", "v", Slot(1.0, "x", "innet", 0.25)), 1),), 1)
     assert "1 core and 25% of a fabric of switches of x" in plan_text(Plan((slot,), ""))
+    spec = ReplicaSpec("a", "v", Slot(1.0, "x", "T4", 0.0), "x-0", "T4-1")
+    placed = StagePlan("a", (Group(spec, 1), Group(structs.replace(spec, slot=Slot(1.0, "x", "T4", 0.025)), 1)), 4)
+    assert plan_text(Plan((placed,), "")) == (
+        "a: 1 × v on 1 core and a shared T4 of x, T4-1 of x-0 + 1 × v on 1 core and 2.5% of a T4 of x, T4-1 of x-0, "
+        "batches up to 4"
+    )
     assert plan_text(Plan((StagePlan("a", (), 1),), "")) == "a: no replica, batches up to 1"
     assert plan_text(Plan((), "")) == "nothing"
     plans = [Plan((one,), "x"), Plan((one,), "y"), Plan((one, StagePlan("b", (), 1)), "z")]
@@ -662,8 +669,8 @@ def test_groups_say_their_batch_and_rate_and_slots_their_accelerator() -> None:
         Group(ReplicaSpec("a", "w", part, node="n0", device="cuda:1"), 1),
     )
     assert plan_text(Plan((StagePlan("a", groups, 4),), "")) == (
-        "a: 2 × v on 4 cores and a T4 of g4dn.xlarge (batches up to 16, 120 rps) + 1 × w on 1 core and 50% of a T4 of "
-        "cuda:1, batches up to 4"
+        "a: 2 × v on 4 cores and a T4 of g4dn.xlarge (batches up to 16, 120 rps) + 1 × w on 1 core and 50% of a T4, "
+        "cuda:1 of n0, batches up to 4"
     )
 
 

@@ -94,7 +94,10 @@ def read_name(value: Value) -> str:
     """A name that is safe in a URL."""
     name = value.text()
     if not NAME.fullmatch(name):
-        value.wrong("a name of letters, digits, '.', '_' and '-' (100 at most)", "it becomes part of the URL")
+        value.wrong(
+            "a name of letters, digits, '.', '_' and '-' (100 at most)",
+            "use these only: names become parts of URLs, metrics and logs",
+        )
     return name
 
 

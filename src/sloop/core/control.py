@@ -131,7 +131,8 @@ class Shortage:
         """The shortage as text, for the log."""
         slot = self.slot
         if self.replica is None:
-            device = f" and {slot.share:g} of a {slot.accelerator}" if slot.accelerator else ""
+            share = f"{slot.share:g} of a" if slot.share else "a shared"
+            device = f" and {share} {slot.accelerator}" if slot.accelerator else ""
             weights = f" and {self.weights_bytes / 1e9:.3g} GB for its weights" if self.weights_bytes else ""
             return f"no node has room for a replica of {self.variant} with {slot.cores:g} cores{device}{weights}"
         if self.shadow is not None:

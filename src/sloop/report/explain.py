@@ -1079,7 +1079,7 @@ def _stage_text(stage: StagePlan) -> str:
 
 def _group_text(group: Group) -> str:
     spec = group.spec
-    at = f" of {spec.device}" if spec.device else ""
+    at = f", {spec.device} of {spec.node}" if spec.device and spec.node else ""
     limits = [f"batches up to {group.batch_max}"] if group.batch_max else []
     limits += [f"{group.rate_rps:.4g} rps"] if group.rate_rps else []
     limited = f" ({', '.join(limits)})" if limits else ""
@@ -1094,13 +1094,15 @@ def shadow_text(shadow: Shadow | None) -> str:
 
 
 def slot_text(slot: Slot) -> str:
-    """`2 cores`, `1 core reserved`, `4 cores and a T4 of g4dn.xlarge`, `4 cores and 50% of a T4`."""
+    """`2 cores`, `1 core reserved`, `4 cores and a T4 of g4dn.xlarge`, `4 cores and 50% of a T4`; with a share
+    of 0, which reserves nothing, `4 cores and a shared T4`."""
     text = counted(slot.cores, "core")
     if not slot.is_capped and not slot.accelerator:
         text += " reserved"
     if slot.accelerator:
-        one = "a fabric of switches" if slot.accelerator == FABRIC else f"a {slot.accelerator}"
-        text += f" and {one if slot.share == 1.0 else f'{slot.share:.0%} of {one}'}"
+        one = "fabric of switches" if slot.accelerator == FABRIC else slot.accelerator
+        part = {1.0: "a", 0.0: "a shared"}.get(slot.share, f"{100 * slot.share:.3g}% of a")
+        text += f" and {part} {one}"
     return f"{text} of {slot.hardware}" if slot.hardware and slot.hardware != LOCAL else text
 
 
