@@ -257,7 +257,7 @@ def test_a_profile_says_how_a_model_shares_its_device() -> None:
     [
         ({"bandwidth": 0.5}, "full_batch"),
         (SHARED | {"bandwidth": 1.5}, "bandwidth is 1.5; it must be between 0 and 1"),
-        (SHARED | {"law": {"form": "cosine"}}, "cosine"),
+        (SHARED | {"law": {"form": "cosine"}}, "unknown law of interference 'cosine'"),
         (SHARED | {"bandwith": 0.5}, "did you mean 'bandwidth'"),
         (SHARED | {"sm_use": {4: 1.2}}, "sm_use at batch 4 is 1.2"),
     ],

@@ -113,6 +113,7 @@ def test_a_device_divides_what_is_demanded_of_it() -> None:
         ('{"form": "count", "factors": []}', "factors is empty"),
         ('{"form": "count", "factors": [0.4, 0.5]}', "each must be at least 1"),
         ('{"form": "count", "factors": [1, 3, 2]}', "cannot make a batch faster"),
+        ('{"form": "count", "factors": [1.5, 2]}', "the first factor is 1.5"),
         ('{"form": "scalability", "contention": -0.1}', "contention is -0.1"),
         ('{"form": "scalability", "contention": 0.5, "coherency": -1}', "coherency is -1"),
         ('{"form": "scalability"}', "missing required field `contention`"),

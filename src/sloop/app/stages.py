@@ -6,7 +6,7 @@ Reads the disk only for profiles, and to check that named files exist.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -276,9 +276,16 @@ def _inline_profile(value: Value) -> Profile:
         )
 
 
+LAWS: Final = {str(law.__struct_config__.tag): law for law in get_args(Slowdown)}
+"""The laws of interference by the names that files give them."""
+
+
 def _sharing(value: Value) -> DeviceSharing:
     """How a model shares its device, as a profile's file has it."""
-    value.mapping(DeviceSharing.__struct_fields__, required=("full_batch",))
+    fields = value.mapping(DeviceSharing.__struct_fields__, required=("full_batch",))
+    law = fields["law"].mapping() if "law" in fields else {}
+    if "form" in law:
+        law["form"].entry(LAWS, "law of interference")
     try:
         return msgspec.convert(value.content, DeviceSharing)
     except msgspec.ValidationError as error:

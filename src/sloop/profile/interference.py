@@ -123,13 +123,15 @@ class CountLaw(Struct, frozen=True, tag_field="form", tag="count", forbid_unknow
     """For 1, 2, … batches."""
 
     def __post_init__(self) -> None:
-        """ValueError for factors that are below 1 or become smaller with more neighbours."""
+        """ValueError for factors that are below 1 or become smaller with more neighbours, or a first one above 1."""
         if not self.factors:
             raise ValueError("factors is empty; it needs the slowdown of at least one batch, which is 1")
         if not all(factor >= 1 and isfinite(factor) for factor in self.factors):
             raise ValueError(f"factors are {list(self.factors)}; each must be at least 1")
         if any(after < before for before, after in pairwise(self.factors)):
             raise ValueError(f"factors are {list(self.factors)}; more neighbours cannot make a batch faster")
+        if self.factors[0] != 1:
+            raise ValueError(f"the first factor is {self.factors[0]}; it is that of a batch alone, which must be 1")
 
     def slowdown(self, own: DeviceDemand, others: Sequence[DeviceDemand]) -> float:
         """See `Interference`."""
