@@ -858,7 +858,7 @@ def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: 
     def refused(
         changes: Mapping[str, Any] = MappingProxyType({}), *, has_agents: bool = False, **profile: Any
     ) -> InputError:
-        setup = set_up(load_application({**document(model, tmp_path, **profile), **changes}))
+        setup = set_up(load_application({**document(model, tmp_path, **profile), **changes}), must_fit=False)
 
         def check_all() -> None:
             models_of(setup, tmp_path / "blocks")
@@ -877,6 +877,8 @@ def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: 
     cluster = {"nodes": [{"hardware": "local", "count": 1, "memory_bytes": 2**30}]}
     memory = refused({"cluster": cluster}, memory_bytes=2**30)
     assert "a part of 'v' needs 1 GiB when it has all layers, its files included" in memory.what
+    with pytest.raises(InputError, match="1 GiB and some memory for its weights on a node, which no node could hold"):
+        set_up(load_application({**document(model, tmp_path, memory_bytes=2**30), "cluster": cluster}))
     setup = set_up(load_application(document(model, tmp_path)))
     check_live(setup.applications[0])
     check_nodes(setup.applications[0], has_agents=False)

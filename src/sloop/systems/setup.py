@@ -277,7 +277,10 @@ def _check_room(spec: ReplicaSpec, planned: ApplicationSetup, nodes: Sequence[No
     if any(needed_bytes <= site.node.free_memory_bytes for site in sites(spec, belief, nodes)):
         return
     what = f"system {planned.system.name} wants replicas of {spec.stage}/{spec.variant} with {_size_of(spec, belief)}"
-    what += _memory(weights_bytes, " and, for its weights on a node, ")
+    if weights_bytes:
+        what += (
+            _memory(weights_bytes, " and, for its weights on a node, ") or " and some memory for its weights on a node"
+        )
     declared = planned.application.system.declared
     cluster = [view.node for view in nodes]
     why = why_impossible(spec, cluster)
