@@ -488,6 +488,13 @@ def test_no_model_fits_on_a_device_whose_memory_is_all_but_nothing() -> None:
     assert Igniter().plan(0, many) is not None
 
 
+def test_a_refusal_names_each_kind_of_device_once() -> None:
+    stages, rates = small_stages(Harbor(), 1)
+    nodes = [gpu_node("a", 0), gpu_node("b", 0, 0)]
+    with pytest.raises(InputError, match="% of the memory of a V100$"):
+        Harbor(batches=BATCHES).plan(0, make_view(*stages, nodes=nodes, rates=rates))
+
+
 def test_kinds_that_the_cluster_does_not_have_are_refused() -> None:
     view = view_of(("resnet50",), 100, 200, v100_nodes(1))
     with pytest.raises(InputError, match=r"no node has hardware 'g4dn\.xlarge'"):

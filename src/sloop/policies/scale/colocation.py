@@ -256,7 +256,8 @@ class SharedDevices:
             if every and not any(max(option.compute, option.memory) <= colocation.WHOLE for option in every):
                 least = min(every, key=lambda option: max(option.compute, option.memory))
                 what, need = ("memory", least.memory) if least.memory > least.compute else ("compute", least.compute)
-                devices = listed([pool.accelerator or pool.hardware for pool in self.pools], "or")
+                names = dict.fromkeys(pool.accelerator or pool.hardware for pool in self.pools)
+                devices = listed(list(names), "or")
                 beliefs = [(self.belief(at, number), pool) for number, pool in enumerate(self.pools)]
                 if all(belief and belief.memory_bytes > pool.node_memory_bytes for belief, pool in beliefs):
                     devices = f"node with a {devices}"
