@@ -491,7 +491,7 @@ def test_no_model_fits_on_a_device_whose_memory_is_all_but_nothing() -> None:
 def test_a_refusal_names_each_kind_of_device_once() -> None:
     stages, rates = small_stages(Harbor(), 1)
     nodes = [gpu_node("a", 0), gpu_node("b", 0, 0)]
-    with pytest.raises(InputError, match="% of the memory of a V100$"):
+    with pytest.raises(InputError, match=r"of the memory of a V100(?! or)"):
         Harbor(batches=BATCHES).plan(0, make_view(*stages, nodes=nodes, rates=rates))
 
 
