@@ -26,7 +26,7 @@ from sloop.core.dispatch import stops_of
 from sloop.core.state import LayerPipeline, Replica, State
 from sloop.core.views import CompletionInput
 from sloop.text import listed
-from sloop.vocabulary import ALONE, Life, ModelWeights, ReplicaId, Slot
+from sloop.vocabulary import ALONE, Life, ModelWeights, NodeState, ReplicaId, Slot
 
 
 def layers_of(whole: ModelWeights, layer_bytes: Sequence[int], layers: tuple[int, int]) -> ModelWeights:
@@ -181,9 +181,15 @@ def stops_whole_pipelines(
 
 
 def _complete_later(now_ns: int, state: State, replicas: Iterable[Replica], out: list[Action]) -> None:
-    """Parts of one pipeline begin to get the other layers, unless they have begun. Where a node has the files, that is
-    the driver's work alone."""
-    begin = [replica for replica in replicas if replica.part is not None and not replica.completes]
+    """Parts of one pipeline begin to get the other layers, unless they have begun, or their node is lost and they will be
+    reported lost too. Where a node has the files, that is the driver's work alone."""
+    begin = [
+        replica
+        for replica in replicas
+        if replica.part is not None
+        and not replica.completes
+        and state.ledger.states[replica.node] is NodeState.READY
+    ]
     for replica in begin:
         replica.completes = True
     without = [replica for replica in begin if not state.weights.has_files(replica.id)]

@@ -43,6 +43,8 @@ class NodeWeights:
     is_loaded: bool = False
     arriving: dict[TransferId, None] = field(default_factory=dict)
     """The transfers that bring them."""
+    completing: dict[TransferId, None] = field(default_factory=dict)
+    """The transfers that bring what `assembling` replicas lack, if the files stay: then all of them are there."""
     readers: dict[TransferId, None] = field(default_factory=dict)
     """The transfers for which the node is the source."""
     users: dict[ReplicaId, bool] = field(default_factory=dict)
@@ -82,6 +84,11 @@ class NodeWeights:
         return self.weights.size_bytes * (files + (self.is_loaded and not self.needs_loaded))
 
     @property
+    def first_transfer(self) -> TransferId | None:
+        """The oldest transfer after which the files are there, for which a start may wait."""
+        return next(iter((*self.arriving, *self.completing)), None)
+
+    @property
     def is_gone(self) -> bool:
         """Whether nothing is there, and nothing comes."""
         return not (self.has_files or self.is_loaded or self.arriving or self.users or self.readers)
@@ -93,7 +100,7 @@ class NodeWeights:
             rack=rack,
             has_files=self.has_files,
             is_loaded=self.is_loaded,
-            arriving=next(iter(self.arriving), None),
+            arriving=self.first_transfer,
             replicas=len(self.users),
             is_source=(self.has_files or self.is_loaded) and self.doubted_until_ns <= now_ns,
             arriving_since_ns=arriving_since_ns,
@@ -133,12 +140,14 @@ class WeightRegistry:
             [
                 each.view(now_ns, nodes[name].rack, self._arriving_since_ns(each))
                 for name, each in self._of.get(weights, {}).items()
-                if each.keeps is not WeightLevel.NOTHING and (each.has_files or each.is_loaded or each.arriving)
+                if each.keeps is not WeightLevel.NOTHING
+                and (each.has_files or each.is_loaded or each.first_transfer is not None)
             ]
         )
 
     def _arriving_since_ns(self, found: NodeWeights) -> int:
-        return self.transfers[next(iter(found.arriving))].ordered_ns if found.arriving else 0
+        first = found.first_transfer
+        return self.transfers[first].ordered_ns if first is not None else 0
 
     def sends(self) -> dict[str, int]:
         """By node, how many transfers it sends now, also as a link of a chain; and how many the `STORE` sends."""
@@ -169,7 +178,7 @@ class WeightRegistry:
         if found is None or assembles:
             return weights.size_bytes * (1 + (shares and (found is None or not found.needs_loaded)))
         needs_no_files = shares and found.is_loaded
-        is_held = found.needs_files if found.has_files else bool(found.arriving)
+        is_held = found.needs_files if found.has_files else found.first_transfer is not None
         return weights.size_bytes * (not (needs_no_files or is_held)) + weights.size_bytes * (
             shares and not found.needs_loaded
         )
@@ -219,6 +228,8 @@ class WeightRegistry:
             assert sender.has_files or sender.is_loaded, f"{source} has no {whole.name}"
             sender.readers[id], sender.used_ns = None, now_ns
             self._settle(sender)
+        for name in receivers if completes and made.is_kept else ():
+            self._of[whole][name].completing[id] = None
         return made
 
     def wait(self, replica: ReplicaId, transfer: TransferId) -> None:
@@ -240,13 +251,13 @@ class WeightRegistry:
         *,
         assembles: bool = False,
     ) -> None:
-        """A replica starts from the weights that are on its node, or that a transfer brings there. If it `assembles`
-        them, that transfer brings some layers, and another one the others."""
+        """A replica starts from the weights that are on its node, or that a transfer brings there, or completes there. If
+        it `assembles` them, that transfer brings some layers, and another one the others."""
         found, shares = self._found(node, weights, keeps), keeps is WeightLevel.LOADED
         if assembles:
             found.assembling[replica] = None
         else:
-            is_there = found.has_files or found.arriving or (shares and found.is_loaded)
+            is_there = found.has_files or found.first_transfer is not None or (shares and found.is_loaded)
             assert is_there, f"{weights.name} is not on {node}"
         found.users[replica], found.used_ns = True, now_ns
         if shares:
@@ -307,6 +318,12 @@ class WeightRegistry:
         opened = self.transfers.get(transfer) if transfer is not None else None
         if transfer is None or opened is None or opened.receivers.get(found.node, {}).pop(replica, True) is not None:
             return []
+        waiting = opened.receivers[found.node]
+        if waiting and transfer in found.completing and found.assembling.keys().isdisjoint(waiting):
+            # The memory was held for the replicas that are gone; the files come for those that wait.
+            del found.completing[transfer]
+            found.arriving[transfer] = None
+            self._settle(found)
         return self.give_up(transfer)
 
     def arrived(self, now_ns: int, transfer: TransferId, node: str) -> None:
@@ -314,9 +331,11 @@ class WeightRegistry:
         opened = self.transfers.get(transfer)
         if opened is None or node not in opened.receivers:
             return
-        if opened.order.weights.layers is None:
-            found = self._of[opened.whole][node]
+        found = self._of[opened.whole].get(node)
+        if found is not None and (transfer in found.arriving or transfer in found.completing):
             found.has_files, found.used_ns = True, now_ns
+            for replica in opened.order.completes:
+                found.assembling.pop(replica, None)
         self._end(transfer, node)
 
     def note_files(self, now_ns: int, weights: ModelWeights, node: str, keeps: WeightLevel) -> None:
@@ -371,6 +390,7 @@ class WeightRegistry:
                 self._settle(source)
         if found is not None:
             found.arriving.pop(transfer, None)
+            found.completing.pop(transfer, None)
             self._settle(found)
         return opened
 

@@ -554,7 +554,7 @@ class RemoteCluster(Cluster):
             return
         if FaultKind.BAD_REQUEST in faults or self._active[FaultKind.FAILED_BATCHES, node]:
             failed = BatchFailed(order.batch, order.replica, "the model raised")
-            replica.batch_end = (end_ns, self._push(end_ns, failed), failed)  # type: ignore[assignment]
+            replica.batch_end = (end_ns, self._push(end_ns, failed), failed)
             return
         counts = replica.branches.taken(order) if replica.branches is not None else ()
         misfits: tuple[int, ...] = ()
@@ -563,7 +563,7 @@ class RemoteCluster(Cluster):
             misfits = tuple(at for at, id in enumerate(order.requests) if self._opened.faulty.get(id) is ill)
         if misfits and size == 1:  # as the driver says it
             failed = BatchFailed(order.batch, order.replica, "its tensors do not fit")
-            replica.batch_end = (end_ns, self._push(end_ns, failed), failed)  # type: ignore[assignment]
+            replica.batch_end = (end_ns, self._push(end_ns, failed), failed)
             return
         finished = Finished(order.batch, order.replica, service_ns, counts, misfits)
         replica.batch_end = (end_ns, self._push(end_ns, finished), finished)

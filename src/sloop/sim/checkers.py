@@ -242,7 +242,7 @@ class CheckedReplica:
         "cores",
         "draining",
         "form",
-        "is_kept",
+        "has_rest",
         "lane",
         "limit",
         "part",
@@ -293,8 +293,8 @@ class CheckedReplica:
         self.pipeline: CheckedPipeline | None = None
         self.rest: TransferId | None = None
         """The transfer that brings the other layers."""
-        self.is_kept = False
-        """Whether the files stay that it brings."""
+        self.has_rest = False
+        """Whether these have come, and the files stay."""
         self.ready = False
         self.draining = False
         self.stopping = False
@@ -309,7 +309,7 @@ class CheckedReplica:
     @property
     def assembles(self) -> bool:
         """Whether its node gets the files for it layer by layer."""
-        return self.part is not None and self.transfer is not None
+        return self.part is not None and self.transfer is not None and not self.has_rest
 
     def runs(self, entry: CheckedRequest) -> bool:
         """Whether its batch contains a visit of this request."""
@@ -1124,13 +1124,20 @@ class Checkers:
             needed = () if own is None else (own.bounds[0], own.bounds[-1]) if whole else own.layers[::-1]
             if order.weights.layers != needed or replica.rest in node.arriving:
                 self._fail(f"replica {id} does not need these layers")
-            replica.rest, replica.is_kept = order.transfer, order.is_kept
+            replica.rest = order.transfer
 
     def _transferred(self, event: Transferred) -> None:
         node = self._state.nodes.get(event.node)
         order = node.arriving.pop(event.transfer, None) if node is not None else None
-        if node is not None and order is not None and order.is_kept and order.weights.layers is None:
+        if node is None or order is None or not order.is_kept:
+            return
+        if order.weights.layers is None:
             node.files.add(order.weights)
+        for id, replica in node.replicas.items() if order.completes else ():
+            is_completed = id in order.completes and replica.rest == order.transfer
+            replica.has_rest = replica.has_rest or is_completed
+            if replica.weights is not None and (is_completed or replica.transfer == order.transfer):
+                node.files.add(replica.weights)
 
     def _transfer_failed(self, event: TransferFailed) -> None:
         node = self._state.nodes.get(event.node)
@@ -1195,8 +1202,6 @@ class Checkers:
         node, pipeline = self._state.nodes[replica.spec.node or ""], replica.pipeline
         if replica.rest in node.arriving and not replica.stopping:
             self._fail(f"the replica has all layers before transfer {replica.rest} has brought them")
-        if replica.assembles and replica.is_kept and replica.weights is not None:
-            node.files.add(replica.weights)
         replica.part = None
         self._keep_loaded(replica)
         if pipeline is None:
@@ -1321,6 +1326,8 @@ class Checkers:
         if order.transfer is not None:
             arriving = node.arriving.get(order.transfer)
             layers = order.part.layers if order.part is not None else None
+            if arriving is not None and arriving.completes and arriving.is_kept and layers is None:
+                layers = arriving.weights.layers  # the others are on their node, with a part of the model
             if arriving is None or (arriving.weights.model, arriving.weights.layers) != (weights.model, layers):
                 self._fail(f"transfer {order.transfer} does not bring {weights.name} to {node.node.name}")
         elif weights not in node.files | node.said and not (order.shares_load and weights in node.loaded):

@@ -226,7 +226,6 @@ class SimulatedReplica:
         "device",
         "ends",
         "has_files",
-        "is_kept",
         "part",
         "pipeline",
         "quota",
@@ -253,7 +252,7 @@ class SimulatedReplica:
         self.quota: RunsBatches | None = truths.service.quota(spec.stage, spec.variant, spec.slot)
         """CPU quota on the slot in effect, or the pipeline that it is a part of; None if neither has an effect on
         durations."""
-        self.batch_end: tuple[int, int, Finished] | None = None
+        self.batch_end: tuple[int, int, Finished | BatchFailed] | None = None
         """The pending end of the running batch, which has `size` requests; None if that message will be lost."""
         self.size = 0
         self.resized_ns = 0
@@ -276,8 +275,6 @@ class SimulatedReplica:
         """How it loads the other layers, if it has some only."""
         self.has_files = False
         """Whether the files of all layers are on its node from the start."""
-        self.is_kept = False
-        """Whether the files stay on the node that were brought to it layer by layer."""
 
     def update_speed(self) -> None:
         """Its slot has changed, or it serves with its shadow, or not any more."""
@@ -577,10 +574,15 @@ class Cluster:
         assert weights is not None
         for arrival in weights.arrived(now_ns):
             waiting = list(arrival.replicas)
-            if arrival.transfer is not None:
+            order = arrival.transfer
+            if order is not None:
                 for node in arrival.receivers:
-                    self._push(now_ns, Transferred(arrival.transfer.transfer, node))
-                    waiting += self._awaiting.pop((arrival.transfer.transfer, node), ())
+                    self._push(now_ns, Transferred(order.transfer, node))
+                    own = self._awaiting.pop((order.transfer, node), [])
+                    if order.completes and order.is_kept:
+                        for spec in [self._replicas[id].spec for id in own if id in self._replicas]:
+                            weights.place(node, weights.of(spec))
+                    waiting += own
             for id in waiting:
                 if id in self._replicas:
                     self._go_on(now_ns, id)
@@ -623,7 +625,6 @@ class Cluster:
         for id in order.completes:
             completed = self._replicas.get(id)
             if completed is not None:
-                completed.is_kept = order.is_kept
                 self._awaiting.setdefault((order.transfer, completed.spec.node or ""), []).append(id)
         gone = [name for name in order.receivers if self._nodes[name].state is not NodeState.READY]
         weights.send(now_ns, order)
@@ -643,7 +644,7 @@ class Cluster:
             self._push(now_ns, TransferFailed(order.transfer, name, f"node {node}, which sent it, is gone"))
             self._failed.add((order.transfer, name))
             for id in self._awaiting.pop((order.transfer, name), ()):
-                if not order.completes:
+                if id in self._replicas and self._replicas[id].start is not None:  # else a part that serves
                     self._lose(now_ns, id, NO_WEIGHTS)
         for key in [key for key in self._loaded_ns if key[0] == node]:
             del self._loaded_ns[key]
@@ -759,11 +760,8 @@ class Cluster:
         weights, rest = self._truths.weights, replica.rest
         assert weights is not None, "a part starts in a world without weights"
         assert rest is not None, f"replica {id} has not loaded its part"
-        key = replica.spec.node or "", weights.of(replica.spec)
-        if replica.is_kept:
-            weights.place(*key)
         if rest.shares_load:
-            self._loaded_ns.setdefault(key, now_ns)
+            self._loaded_ns.setdefault((replica.spec.node or "", weights.of(replica.spec)), now_ns)
         pipeline, replica.part = replica.pipeline, None
         if pipeline is None:
             return
@@ -954,7 +952,9 @@ class Cluster:
             self._rescale(now_ns, replica, replica.batch_end, after_ns[replica.size] / before_ns[replica.size])
         return event
 
-    def _rescale(self, now_ns: int, replica: SimulatedReplica, end: tuple[int, int, Finished], ratio: float) -> None:
+    def _rescale(
+        self, now_ns: int, replica: SimulatedReplica, end: tuple[int, int, Finished | BatchFailed], ratio: float
+    ) -> None:
         """Multiply the remaining time of the running batch by `ratio`."""
         if replica.ends is not None:
             self._devices[replica.device].scale(now_ns, replica.ends.batch, ratio)
@@ -964,5 +964,6 @@ class Cluster:
         remaining_ns = end_ns - now_ns
         longer_ns = round(remaining_ns * ratio) - remaining_ns
         self.void.add(sequence)
-        finished = Finished(finished.batch, finished.replica, finished.service_ns + longer_ns, finished.edge_counts)
+        if isinstance(finished, Finished):
+            finished = structs.replace(finished, service_ns=finished.service_ns + longer_ns)
         replica.batch_end = (end_ns + longer_ns, self._push(end_ns + longer_ns, finished), finished)

@@ -735,15 +735,18 @@ class Course:
             yield at_ns, WOKE
 
     def _until(self, from_ns: int, most_ns: int, question: Callable[[], str]) -> Iterator[int]:
-        """The instants from now on until the question has no answer. Violation if that takes too long."""
-        at_ns = from_ns
+        """The instants from now on until the question has no answer. Violation if that takes too long after the last
+        slow batch."""
+        at_ns = since_ns = from_ns
         while True:
             at_ns += LOOK_NS
             yield at_ns
             why = question()
             if not why:
                 return
-            if at_ns - from_ns > most_ns and at_ns > slow_until_ns(self._core):
+            if at_ns <= slow_until_ns(self._core):
+                since_ns = at_ns
+            if at_ns - since_ns > most_ns:
                 raise Violation(f"{to_ms(at_ns):g} ms: after {to_ms(most_ns) / 1e3:g} s and more, {why}")
 
     def _events(self) -> Iterator[tuple[int, Event]]:

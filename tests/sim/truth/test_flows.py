@@ -184,6 +184,24 @@ def test_in_floats_no_link_carries_too_much_and_no_rate_can_be_raised(seed: int)
 # Flows
 
 
+@given(st.integers(0, 1_000_000))
+def test_all_flows_end_also_those_that_begin_and_end_within_nanoseconds(seed: int) -> None:
+    """What the last of them lack is less than a link carries in a nanosecond, so that several ends fall together."""
+    random = Random(seed)
+    network = FlowNetwork()
+    links = [FlowLink(str(number), random.choice((1e9, 4e9, 1e10)) / random.choice((1, 3, 8))) for number in range(3)]
+    starts = [(random.randint(0, 3), random.choice((1 << 28, 1 << 30))) for _ in range(random.randint(2, 12))]
+    begun, ended = 0, 0
+    for at_ns in range(4):
+        ended += len(network.ended(at_ns))
+        for size in [size for start_ns, size in starts if start_ns == at_ns]:
+            network.start(at_ns, random.sample(links, random.randint(1, 3)), size)
+            begun += 1
+    while network.due_ns < FOREVER_NS:
+        ended += len(network.ended(network.due_ns))
+    assert ended == begun == len(starts)
+
+
 def test_a_flow_alone_is_as_fast_as_its_slowest_link_and_its_own_limit() -> None:
     network, fast, slow = FlowNetwork(), FlowLink("fast", 100.0), FlowLink("slow", 40.0)
     first = network.start(0, [fast, slow], 80.0)

@@ -179,6 +179,7 @@ class FlowNetwork:
         found, self._immediate = self._immediate, []
         while self.due_ns <= now_ns:
             group = heappop(self._due)[2]
+            group.due_ns, self._touched[group] = -1, None  # else it stays without an entry if it is due again now
             while group.next_end_ns() <= now_ns:
                 found.append(heappop(group.ends)[2])
                 self._remove(found[-1])
