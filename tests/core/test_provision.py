@@ -173,6 +173,29 @@ def test_what_nodes_keep_comes_although_the_start_is_given_up() -> None:
     assert scene.core.state.weights.transfers, "the next start on this node needs it"
 
 
+def test_of_several_transfers_of_the_same_files_to_a_node_only_the_last_one_comes_without_a_start() -> None:
+    """A start of `gpu-faas` joins no transfer: each has its own. They would share the links with the starts that are
+    left."""
+    faas = Flashpoint(multicast=False, join=False, source="store", cache="files", packs_first=False)
+    one = (Node("n0", "local", 2.0, 2000),)
+    scene = scene_of(2, faas, one)
+    assert starts(scene.act(0, Woke())) == [("n0", 0), ("n0", 1)]
+    scene.script.target = plan_of(0)
+    scene.act(1_000, Woke())
+    assert cancelled(scene.act(1_001, ReplicaStopped(ReplicaId(0)))) == [(0, "n0")]
+    assert not cancelled(scene.act(1_002, ReplicaStopped(ReplicaId(1)))), "the next start on this node needs it"
+    assert list(scene.core.state.weights.transfers) == [1]
+
+
+def test_no_transfer_is_ordered_again_for_a_start_without_room() -> None:
+    """The second start has a core and memory for its weights, but not for itself."""
+    faas = Flashpoint(multicast=False, join=False, source="store", cache="files", packs_first=False)
+    actions = (scene := scene_of(2, faas, (Node("n0", "local", 2.0, 750),))).act(0, Woke())
+    assert starts(actions) == [("n0", 0)]
+    assert [each.transfer for each in actions if isinstance(each, Transfer)] == [0]
+    assert list(scene.core.state.weights.transfers) == [0]
+
+
 def test_a_start_without_room_for_its_weights_is_missing() -> None:
     small = tuple(Node(f"n{number}", "local", 2.0, 100 + 300 * 2 * (number == 0)) for number in range(2))
     scene = scene_of(3, nodes=small)

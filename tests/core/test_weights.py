@@ -156,6 +156,61 @@ def test_a_lost_node_has_nothing_and_receives_nothing(kept: Kept) -> None:
     assert not kept.registry.transfers
 
 
+PART, REST = ModelWeights("a", 10, (0, 1)), ModelWeights("a", 30, (4, 1))
+
+
+def completing(kept: Kept, keeps: WeightLevel = FILES) -> TransferId:
+    """A part of a model has started on a node; returns the transfer that brings the other layers."""
+    registry = kept.registry
+    first = registry.order_layers(0, PART, A, STORE, ["n0"], keeps)
+    registry.use(0, ReplicaId(0), "n0", A, keeps, first.transfer, assembles=True)
+    registry.arrived(1, first.transfer, "n0")
+    assert kept.free() == 60, "a copy of all layers"
+    order = registry.order_layers(2, REST, A, STORE, ["n0"], keeps, (ReplicaId(0),))
+    registry.wait(ReplicaId(0), order.transfer)
+    return order.transfer
+
+
+def test_a_start_waits_for_the_transfer_that_completes_a_part_on_its_node(kept: Kept) -> None:
+    transfer, registry = completing(kept), kept.registry
+    (view,) = registry.views(3, A)
+    assert (view.arriving, view.arriving_since_ns, view.has_files) == (transfer, 2, False)
+    assert registry.extra_bytes("n0", A, FILES) == 0
+    registry.use(3, ReplicaId(1), "n0", A, FILES, transfer)
+    assert kept.free() == 60, "both load the same files"
+    registry.arrived(4, transfer, "n0")
+    assert registry.has_files(ReplicaId(0))
+    assert [each.has_files for each in registry.views(4, A)] == [True]
+    registry.ready(5, ReplicaId(0))
+    assert kept.free() == 60, "the other one has yet to load them"
+    registry.ready(6, ReplicaId(1))
+    assert kept.free() == 100
+
+
+def test_files_come_for_those_that_wait_when_the_part_that_they_complete_is_gone(kept: Kept) -> None:
+    transfer, registry = completing(kept), kept.registry
+    registry.use(3, ReplicaId(1), "n0", A, FILES, transfer)
+    assert not registry.leave(4, ReplicaId(0), transfer)
+    assert kept.free() == 60, "the memory is held for the other one"
+    registry.arrived(5, transfer, "n0")
+    assert [(each.has_files, each.arriving) for each in registry.views(5, A)] == [(True, None)]
+    registry.ready(6, ReplicaId(1))
+    assert kept.free() == 100
+
+
+def test_what_completes_a_part_is_cancelled_with_the_last_one_that_waits(kept: Kept) -> None:
+    transfer, registry = completing(kept), kept.registry
+    registry.use(3, ReplicaId(1), "n0", A, FILES, transfer)
+    assert not registry.leave(4, ReplicaId(0), transfer)
+    assert [each.transfer for each in registry.leave(5, ReplicaId(1), transfer)] == [transfer]
+    assert (kept.free(), kept.ledger.is_empty("n0")) == (100, True)
+
+
+def test_no_start_waits_for_files_that_go_with_their_part(kept: Kept) -> None:
+    completing(kept, NOTHING)
+    assert not kept.registry.views(3, A)
+
+
 def test_a_copy_of_the_ledger_holds_the_same(kept: Kept) -> None:
     kept.registry.order(0, A, STORE, ["n0"], FILES)
     assert kept.ledger.without(set()).free_memory_bytes("n0") == 60

@@ -107,8 +107,8 @@ def dissolve(now_ns: int, state: State) -> list[Replica]:
     found: list[Replica] = []
     for pipeline in list(state.dissolving.values()):
         members = pipeline.members.values()
-        if any(member.life is Life.DRAINING for member in members):
-            del state.dissolving[pipeline.id]  # they stop together
+        if not members or any(member.life is Life.DRAINING for member in members):
+            del state.dissolving[pipeline.id]  # they stop together, or are gone
         elif not pipeline.runs_batches:
             del state.dissolving[pipeline.id]
             found.append(next(iter(members)))
@@ -181,14 +181,12 @@ def stops_whole_pipelines(
 
 
 def _complete_later(now_ns: int, state: State, replicas: Iterable[Replica], out: list[Action]) -> None:
-    """Parts of one pipeline begin to get the other layers, unless they have begun, or their node is lost and they will be
-    reported lost too. Where a node has the files, that is the driver's work alone."""
+    """Parts of one pipeline begin to get the other layers, unless they have begun, or their node is lost and they will
+    be reported lost too. Where a node has the files, that is the driver's work alone."""
     begin = [
         replica
         for replica in replicas
-        if replica.part is not None
-        and not replica.completes
-        and state.ledger.states[replica.node] is NodeState.READY
+        if replica.part is not None and not replica.completes and state.ledger.states[replica.node] is NodeState.READY
     ]
     for replica in begin:
         replica.completes = True

@@ -38,7 +38,6 @@ def start_together(
     answer = policies.provision.provide(now_ns, given)
     found = [_ordered(now_ns, state, given, each, keeps) for each in answer.chains]
     transfers = [order for order in found if order is not None]
-    touched = dict.fromkeys(name for order in transfers for name in order.receivers)
     making = _Starts(now_ns, state, stage, spec, given, found, keeps)
     for index, equal in groupby(answer.starts[:count], lambda start: start.pipeline):
         starts = list(equal)
@@ -46,6 +45,9 @@ def start_together(
         if len(begun) < len(starts):
             break
     orders = making.orders
+    unneeded = {order.transfer: state.weights.give_up(order.transfer) for order in transfers}
+    transfers = [order for order in transfers if len(unneeded[order.transfer]) < len(order.receivers)]
+    touched = dict.fromkeys(name for order in transfers for name in order.receivers)
     touched |= dict.fromkeys(order.spec.node or "" for order in orders)
     if orders or transfers:
         stage.is_new = False
@@ -55,7 +57,7 @@ def start_together(
     out += orders
     out += making.given_up
     for order in transfers:
-        out += state.weights.give_up(order.transfer)
+        out += unneeded[order.transfer]
     return len(orders)
 
 

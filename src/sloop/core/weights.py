@@ -251,8 +251,8 @@ class WeightRegistry:
         *,
         assembles: bool = False,
     ) -> None:
-        """A replica starts from the weights that are on its node, or that a transfer brings there, or completes there. If
-        it `assembles` them, that transfer brings some layers, and another one the others."""
+        """A replica starts from the weights that are on its node, or that a transfer brings or completes there. If it
+        `assembles` them, that transfer brings some layers, and another one the others."""
         found, shares = self._found(node, weights, keeps), keeps is WeightLevel.LOADED
         if assembles:
             found.assembling[replica] = None
@@ -270,11 +270,15 @@ class WeightRegistry:
 
     def give_up(self, transfer: TransferId) -> list[CancelTransfer]:
         """Cancel a transfer for those receivers of which no replica waits for it. Files that are kept come
-        nevertheless: the next start on their node, or near it, needs them."""
+        nevertheless, unless the node has them or another transfer brings them: the next start on their node, or near
+        it, needs them once."""
         opened = self.transfers.get(transfer)
-        if opened is None or (opened.order.is_kept and opened.order.weights.layers is None):
+        if opened is None:
             return []
         unneeded = [name for name, waiting in opened.receivers.items() if not waiting]
+        if opened.order.is_kept and opened.order.weights.layers is None:
+            own = self._of[opened.whole]
+            unneeded = [name for name in unneeded if own[name].has_files or len(own[name].arriving) > 1]
         for name in unneeded:
             self._end(transfer, name)
         return [CancelTransfer(transfer, name) for name in unneeded]
