@@ -1,4 +1,4 @@
-"""Units of time, the one tolerance for comparing floats, and the one definition of a quantile.
+"""Units of time and memory, the one tolerance for comparing floats, and the one definition of a quantile.
 
 Inside sloop every instant and duration is an integer number of nanoseconds: float seconds are less precise after an
 hour than at the start, so the same events could give other decisions. Floats are for people and files. Names end in
@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
+GIB: Final = 1 << 30
 
 FOREVER_NS: Final = 2**63 - 1
 """Later than every instant of a run: stands for "never" in fields such as `wake_ns`."""

@@ -11,7 +11,6 @@ from sloop.app.hardware import (
     ACCELERATOR_FACTS,
     ACCELERATORS,
     CUSTOM,
-    GIB,
     KINDS,
     LOCAL,
     acquire_s,
@@ -27,6 +26,7 @@ from sloop.errors import InputError
 from sloop.options import as_value
 from sloop.profile.interference import BandwidthLaw
 from sloop.profile.profile import DeviceSharing, Profile
+from sloop.units import GIB
 from sloop.vocabulary import Device, Node
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from sloop.app.application import Application, Estimates
 from sloop.app.document import parse_yaml
-from sloop.app.hardware import GIB, local
+from sloop.app.hardware import local
 from sloop.app.load import load_application, load_scenario, read_application, read_scenario, usual_slo_ms
 from sloop.app.scenario import ColdStartTruth, Scenario, ServiceTruth, Truth
 from sloop.app.stages import read_latency, read_profile
@@ -28,6 +28,7 @@ from sloop.profile.profile import (
     save_profile,
 )
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T
+from sloop.units import GIB
 from sloop.vocabulary import Device
 from tests.app.conftest import application_from_text, scenario_from_text
 

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from sloop.actions import Decided, End, StartBatch
-from sloop.app.hardware import GIB
 from sloop.core.protocols import Policies
 from sloop.events import WOKE, Deployed, Draining, Event, Finished, Promoted, Removed, ReplicaReady, ReplicaStopped
 from sloop.serve.insight import Insight
 from sloop.serve.metrics import Metrics
 from sloop.serve.protocols import ModelState, Readiness
 from sloop.systems.system import System
-from sloop.units import ms, s
+from sloop.units import GIB, ms, s
 from sloop.vocabulary import BatchId, Canary, Device, Node, Outcome, Plan, ReplicaId, RequestId
 from tests.core.scene import Acting, Deployment, Scene, plan_of, request
 

@@ -25,9 +25,9 @@ from sloop.app.document import check_unique, existing_file, read_name, read_yaml
 from sloop.machine import processor, usable_cpus
 from sloop.options import OutOfRange, Value, limited, read_options
 from sloop.text import listed
+from sloop.units import GIB
 from sloop.vocabulary import Device, Node
 
-GIB = 1 << 30
 LOCAL, CUSTOM = "local", "custom"
 ACQUIRE_S: Final = 60.0
 """Seconds from the order of a node on demand until it can start replicas. Assumed for every kind: no source measured

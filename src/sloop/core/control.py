@@ -38,7 +38,7 @@ from sloop.core.pipeline import (
     stops_whole_pipelines,
 )
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
-from sloop.core.provision import expected_starts_ns, note_files, start_together
+from sloop.core.provision import expected_starts_ns, first_weights_bytes, note_files, start_together
 from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Site, StageView, Traffic
 from sloop.events import (
@@ -782,9 +782,9 @@ class ControlPath:
         missing = [(each, stage.beliefs[each.variant, each.slot.hardware]) for each in difference.start[started:]]
         application.unplaced += missing
         if missing and not is_too_soon:
-            shortage = Shortage(
-                missing[0][0].variant, missing[0][0].slot, weights_bytes=self._weights_bytes(stage, missing[0][0])
-            )
+            spec, provision = missing[0][0], stage.application.parts.policies.provision
+            weights_bytes = first_weights_bytes(provision, stage.start_costs(spec))
+            shortage = Shortage(spec.variant, spec.slot, weights_bytes=weights_bytes)
             without_room += missing
         if shortage is not None:
             if not difference.holds or self._nodes.can_acquire(shortage.slot.hardware):
@@ -800,14 +800,6 @@ class ControlPath:
             application.reported.pop(stage.name, None)
         waits = difference.holds or moves or difference.detach or [each for each in difference.start if each.shadow]
         return max(PlanProgress.WAITING if waits else PlanProgress.MET, attaching)
-
-    def _weights_bytes(self, stage: StageState, spec: ReplicaSpec) -> int:
-        """The memory that the weights of a new replica take on a node that has nothing of them; 0 if no provision
-        policy orders their transfers."""
-        provision = stage.application.parts.policies.provision
-        if provision.leaves_all:
-            return 0
-        return self._state.weights.extra_bytes("", stage.start_costs(spec).weights, provision.keeps)
 
     def _move(
         self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]

@@ -15,13 +15,13 @@ from msgspec import Struct, structs
 
 from sloop.core.views import Belief, DeviceView, NodeView, Site
 from sloop.text import number
+from sloop.units import GIB
 from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
 
 MILLI = 1_000
 """Units per core: Kubernetes, too, counts CPU in thousandths."""
 MICRO = 1_000_000
 """Units per device."""
-GIB = 1 << 30
 
 
 def millicores(cores: float) -> int:

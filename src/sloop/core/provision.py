@@ -15,8 +15,10 @@ from msgspec import structs
 from sloop.actions import Action, Decided, StartReplica, Transfer
 from sloop.core.ledger import Reservation
 from sloop.core.pipeline import layers_of
+from sloop.core.protocols import Provision
 from sloop.core.state import LayerPipeline, Replica, StageState, State
-from sloop.core.views import Belief, BeliefKey, ProvisionInput, ReplicaStart, Site, Traffic, WeightChain
+from sloop.core.views import Belief, BeliefKey, ProvisionInput, ReplicaStart, Site, StartCosts, Traffic, WeightChain
+from sloop.core.weights import first_copy_bytes
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId, WeightLevel
 
@@ -200,6 +202,12 @@ def _transfer(start: ReplicaStart, node: str, found: list[Transfer | None]) -> t
         return True, start.joins
     order = found[start.chain]
     return (True, order.transfer) if order is not None and node in order.receivers else (False, None)
+
+
+def first_weights_bytes(policy: Provision, costs: StartCosts) -> int:
+    """The memory that the weights of the first replica on a node take, beside the replica's own; 0 if the policy orders
+    no transfers."""
+    return 0 if policy.leaves_all else first_copy_bytes(costs.weights, policy.keeps)
 
 
 def note_files(now_ns: int, state: State, node: str, files: Iterable[ModelWeights]) -> None:

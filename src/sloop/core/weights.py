@@ -117,6 +117,12 @@ class OpenTransfer(Struct):
     ordered_ns: int
 
 
+def first_copy_bytes(weights: ModelWeights, keeps: WeightLevel) -> int:
+    """The memory that the weights of a replica take on a node that has nothing of them: their files and, if replicas
+    share it, the loaded process."""
+    return weights.size_bytes * (1 + (keeps is WeightLevel.LOADED))
+
+
 class WeightRegistry:
     """The weights on all nodes of a ledger, and the transfers."""
 
@@ -175,8 +181,10 @@ class WeightRegistry:
         """How much more memory the node must hold for one more replica that comes from what is there or arrives; from
         a transfer, if nothing is, or if it `assembles` a copy of its own."""
         found, shares = self._of.get(weights, {}).get(node), keeps is WeightLevel.LOADED
-        if found is None or assembles:
-            return weights.size_bytes * (1 + (shares and (found is None or not found.needs_loaded)))
+        if found is None:
+            return first_copy_bytes(weights, keeps)
+        if assembles:
+            return weights.size_bytes * (1 + (shares and not found.needs_loaded))
         needs_no_files = shares and found.is_loaded
         is_held = found.needs_files if found.has_files else found.first_transfer is not None
         return weights.size_bytes * (not (needs_no_files or is_held)) + weights.size_bytes * (

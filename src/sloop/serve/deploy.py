@@ -24,7 +24,7 @@ from msgspec import Struct, structs
 from sloop.actions import Rollout, VersionState
 from sloop.app.application import Application, Deployment
 from sloop.app.document import read_name
-from sloop.app.hardware import GIB, foreign_profiles
+from sloop.app.hardware import foreign_profiles
 from sloop.app.load import load_application, with_deadline
 from sloop.core import Core
 from sloop.core.planner import plans_beside
@@ -71,6 +71,7 @@ from sloop.systems.setup import (
 )
 from sloop.tensor import Port, Signature
 from sloop.text import counted, listed, quoted
+from sloop.units import GIB
 from sloop.vocabulary import Canary, Life, WeightLevel, version_key
 
 WITHOUT_SHADOWS: Final = "choose a system without shadows, such as `asyfunc-nolls`"

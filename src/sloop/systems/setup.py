@@ -16,11 +16,11 @@ import msgspec
 from msgspec import structs
 
 from sloop.app.application import Application, Deployment, SystemChoice
-from sloop.app.hardware import ANY_BYTES, GIB
+from sloop.app.hardware import ANY_BYTES
 from sloop.core import ApplicationParts, Core
 from sloop.core.ledger import Ledger, sites, why_impossible
+from sloop.core.provision import first_weights_bytes
 from sloop.core.views import NodeView, StartCosts
-from sloop.core.weights import WeightRegistry
 from sloop.errors import InputError
 from sloop.events import WOKE
 from sloop.options import placed
@@ -30,7 +30,7 @@ from sloop.profile.profile import digest
 from sloop.systems import build_system
 from sloop.systems.system import System, is_system_file
 from sloop.text import counted, listed
-from sloop.units import s
+from sloop.units import GIB, s
 from sloop.user_code import raise_user_error
 from sloop.vocabulary import Group, ModelWeights, Node, ReplicaSpec
 
@@ -221,8 +221,7 @@ def _rehearse(setup: Setup, *, must_fit: bool) -> None:
     if core.plan_input is not None:
         core.handle(0, core.planner.plan(core.plan_input))
     empty = [structs.replace(node, on_demand=False) for node in setup.deployment.cluster]
-    ledger = Ledger(empty)
-    nodes, unused = ledger.views(), WeightRegistry(ledger)
+    nodes = Ledger(empty).views()
     for each in fresh:
         error = core.planner.failures.get(each.application.key)
         if error is not None:
@@ -232,7 +231,7 @@ def _rehearse(setup: Setup, *, must_fit: bool) -> None:
             continue
         wanted = dict.fromkeys(group.spec for target in plan.stages for group in target.groups if group.count)
         for spec in wanted:
-            _check_room(spec, each, nodes, _weights_bytes(spec, each, unused))
+            _check_room(spec, each, nodes, _weights_bytes(spec, each))
     if must_fit:
         _check_placements(fresh, core, setup)
 
@@ -262,12 +261,10 @@ def _raise(error: BaseException, failed: ApplicationSetup, setup: Setup) -> None
         raise error
 
 
-def _weights_bytes(spec: ReplicaSpec, planned: ApplicationSetup, unused: WeightRegistry) -> int:
-    """The memory that the weights of the first replica on a node take, beside the replica's own; 0 if no provision
-    policy orders their transfers."""
-    provision = planned.system.policies.provision
+def _weights_bytes(spec: ReplicaSpec, planned: ApplicationSetup) -> int:
+    """See `first_weights_bytes`."""
     costs = starts_of(planned.application).get((spec.stage, spec.variant, spec.slot.hardware))
-    return 0 if provision.leaves_all or costs is None else unused.extra_bytes("", costs.weights, provision.keeps)
+    return 0 if costs is None else first_weights_bytes(planned.system.policies.provision, costs)
 
 
 def _check_room(spec: ReplicaSpec, planned: ApplicationSetup, nodes: Sequence[NodeView], weights_bytes: int) -> None:

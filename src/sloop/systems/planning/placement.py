@@ -12,14 +12,14 @@ from typing import Final, Literal
 
 from msgspec import Struct, structs
 
-from sloop.app.hardware import ANY_BYTES, GIB
+from sloop.app.hardware import ANY_BYTES
 from sloop.core.ledger import Ledger, Reservation, sites, why_impossible
 from sloop.core.planner import cores_by_hardware
 from sloop.core.protocols import Place
 from sloop.core.views import Belief, NodeView, Site
 from sloop.systems.setup import ApplicationSetup
 from sloop.text import counted, number
-from sloop.units import ROUNDING
+from sloop.units import GIB, ROUNDING
 from sloop.vocabulary import Group, Node, NodeState, Plan, ReplicaId, ReplicaSpec
 
 SHOWN_MAX: Final = 32
