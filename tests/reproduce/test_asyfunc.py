@@ -309,6 +309,7 @@ def planned(ours_violations: float) -> Found:
         for seed in range(seeds):
             assert trial.seed == FIRST_SEED
             violations = 6.0 - 20 * (knob - 1) + (trial.system == "asyfunc") + 0.1 * seed
+            violations -= 0.75 * (dict(trial.options).get("batch.overflow") == "split")
             result = made_up_result(
                 violations=ours_violations + 0.1 * seed if trial.system == "headstart" else violations,
                 memory_mib=1000.0 * knob,
@@ -348,9 +349,12 @@ def test_ours_is_compared_with_no_more_resources_and_at_one_equal_resource() -> 
     assert of_both.verdict == equal_memory.verdict == "shape"
     assert equal_cores.ours == pytest.approx(4.0 - 3.0)
     assert equal_cores.verdict == "off"
-    experiments = (len(found) - 3) // 3
-    assert [row.ours for row in found[-3:]] == [0, 0, experiments], "of either, memory, cores"
-    assert {row.verdict for row in planner_rows(planned(2.9), quick=False)} == {"shape"}
+    experiments = (len(found) - 6) // 6
+    same_batches = rows["VGG19: violations with no more of either, ours - bodies alone, with our batches"]
+    assert same_batches.ours == pytest.approx(4.0 - 3.75)
+    counts = [row.ours for row in found[-6:]]
+    assert counts == [0, 0, experiments, experiments, experiments, experiments], "of either, memory, cores; each rule"
+    assert {row.verdict for row in planner_rows(planned(2.2), quick=False)} == {"shape"}
 
 
 def test_ours_runs_with_its_planner_of_starts() -> None:

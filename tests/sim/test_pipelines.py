@@ -52,17 +52,18 @@ from tests.sim.test_cluster import PROFILE, cluster_of, play_until, spec
 
 BOUNDS = (0, 1, 3)
 EQUAL = structs.replace(EXAMPLE, blocks=tuple(structs.replace(each, param_bytes=100) for each in EXAMPLE.blocks))
-START = Startup(0.0, 6.0, 0.0, 3.0)
+START = Startup(0.0, 6.0, 0.0, send_s=3.0)
+ON_CORES = Startup(0.0, 6.0, 3.0)
 R0, R1, R2 = (ReplicaId(number) for number in range(3))
 MBPS = 800.0
 
 
-def cluster(*, length_ms: float = 900.0) -> Cluster:
+def cluster(*, length_ms: float = 900.0, startup: Startup = START) -> Cluster:
     """Four nodes on a network of 100 MB a second; starts take 900 ms, of which loading takes two thirds."""
     nodes = [Node(f"n{number}", "slow", 8.0, 1) for number in range(4)]
     weights = {("only", "a", "slow"): ModelWeights("a", 300_000_000)}
     places = WeightPlaces(Topology(TopologyTruth(MBPS, "per_node", node_mbps=MBPS), nodes), weights)
-    profiles = {("only", "a", "slow"): structs.replace(PROFILE, startup=START, layers=EQUAL)}
+    profiles = {("only", "a", "slow"): structs.replace(PROFILE, startup=startup, layers=EQUAL)}
     return cluster_of(start_ms=length_ms, nodes=nodes, profiles=profiles, weights=places)
 
 
@@ -105,11 +106,11 @@ def batch(number: int, replica: ReplicaId) -> StartBatch:
     return StartBatch(number, replica, "only", (RequestId(number),))  # type: ignore[arg-type]
 
 
-def stations_ns(made: Cluster) -> list[float]:
-    slot = spec().slot
+def stations_ns(made: Cluster, cores: float | None = None) -> list[float]:
+    cores = spec().slot.cores if cores is None else cores
     alone_ns = made._replicas[R0].speed.means_ns[1]
-    found = stations_ms(EQUAL, slot.cores, BOUNDS, 1, MBPS)
-    scale = alone_ns / whole_ms(EQUAL, slot.cores, 1)
+    found = stations_ms(EQUAL, cores, BOUNDS, 1, MBPS)
+    scale = alone_ns / whole_ms(EQUAL, cores, 1)
     return [ms(1) * each if place % 2 else each * scale for place, each in enumerate(found)]
 
 
@@ -129,6 +130,38 @@ def test_a_chain_brings_the_rest_to_all_parts_at_once() -> None:
     made.obey(s(3), Transfer(TransferId(2), whole, STORE, ("n0", "n1"), completes=(R0, R1)))
     told = play_until(made, s(9))
     assert completed(told) == [(s(6) + ms(300), R1), (s(6) + ms(600), R0)], "3 s of transfer, the rest of 900 ms"
+
+
+@pytest.mark.parametrize("cores", [2.0, 0.25])
+def test_the_rest_is_loaded_with_the_cores_that_serve(cores: float) -> None:
+    """A start has a whole core. What serves has its own cores only, and a tenth of them while it computes a batch."""
+    made = cluster(startup=ON_CORES)
+    slot = structs.replace(spec().slot, cores=cores)
+    for place, (first, end) in enumerate(((0, 1), (1, 3))):
+        made.obey(0, layers(place, f"n{place}", first, end))
+        order = part(place, place)
+        made.obey(0, structs.replace(order, spec=structs.replace(order.spec, slot=slot)))
+    assert ready(play_until(made, s(3))) == [(ms(1300), R0), (ms(2600), R1)]
+    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    made.obey(s(3), layers(3, "n1", 3, 1, R1))
+    now_ns = s(5) + ms(100)
+    told = play_until(made, now_ns)
+    made.start_batch(now_ns, batch(0, R1))
+    stations = stations_ns(made, cores)
+    whole_ms = 600 / min(1.0, cores)
+    told += play_until(made, s(60))
+    r0_ns, r1_ns = s(5) + ms(whole_ms), s(4) + ms(whole_ms / 2)
+    assert (r1_ns > now_ns) == (cores < 1), "a part that is complete by then is not delayed"
+    expected = {R0: r0_ns + 0.9 * stations[0], R1: r1_ns + (0.9 * stations[2] if r1_ns > now_ns else 0)}
+    assert {replica: at_ns for at_ns, replica in completed(told)} == pytest.approx(expected, abs=2)
+
+
+def test_a_model_is_sent_to_an_accelerator_while_that_computes() -> None:
+    made = serving()
+    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    play_until(made, s(5))
+    made.start_batch(s(5), batch(0, R0))
+    assert completed(play_until(made, s(9))) == [(s(5) + ms(600), R0)]
 
 
 def test_a_batch_of_any_part_passes_all_of_them() -> None:
@@ -249,7 +282,7 @@ def example() -> World:
         max_batch=1,
         max_cores=1,
         load_s=24.0,
-        startup=Startup(0.0, 24.0, 0.0),
+        startup=Startup(0.0, 0.0, 0.0, send_s=24.0),
         weights_bytes=2,
         layers=layers,
     )

@@ -249,6 +249,8 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
 
 START_S_ASSUMED: Final = 10.0
 """Seconds of a start that was neither measured nor declared: a new instance in the Sponge specification, §3.1."""
+START_CORES_MIN: Final = 1.0
+"""The fewest cores of a starting replica. Loading uses one thread, so more would not help."""
 
 
 class Startup(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -8,7 +8,6 @@ stores no requests, only batch durations.
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush
 from itertools import count
-from typing import Final
 
 from msgspec import Struct, field, structs
 
@@ -51,6 +50,7 @@ from sloop.events import (
 from sloop.sim.pipelines import FormerPart, PipelinePart, RunsBatches, SimulatedPipeline
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import (
+    ASIDE_SHARE,
     FETCHING,
     LOADING,
     SPAWNING,
@@ -145,9 +145,7 @@ class DeviceDue(Struct, frozen=True):
 _Within = NodeFailed | Outage | Crashed | ShadowCrashed | TransfersDue | DeviceDue
 """Entries that the core is not told."""
 Happening = Event | _Within
-_OF_REPLICAS: Final = (
-    ReplicaProgressed | ReplicaReady | ReplicaCompleted | Resized | BatchFailed | ShadowReady | ShadowStopped
-)
+_OfReplica = ReplicaProgressed | ReplicaReady | ReplicaCompleted | Resized | BatchFailed | ShadowReady | ShadowStopped
 """Events that count only as long as their replica is there."""
 NO_WEIGHTS = "its weights do not come"
 """Why a replica is lost whose transfer has failed."""
@@ -387,20 +385,23 @@ class Cluster:
             node = self._nodes[event.node.name]
             node.state = NodeState.READY
             self._plan_failure(now_ns, node)
-        elif isinstance(event, _OF_REPLICAS):
+        elif isinstance(event, _OfReplica):
             replica = self._replicas.get(event.replica)
-            if replica is None:
-                return None
-            if isinstance(event, ShadowReady | ShadowStopped):
-                return self._change_shadow(now_ns, replica, event)
-            if isinstance(event, Resized):
-                return self._resize_now(now_ns, replica, event)
-            if isinstance(event, ReplicaReady):
-                self._plan_crash(now_ns, event.replica, replica)
-            elif isinstance(event, ReplicaCompleted):
-                self._complete(now_ns, event.replica, replica)
-            if isinstance(event, BatchFailed):
-                self._leave_device(now_ns, replica)
+            return self._happen_to(now_ns, replica, event) if replica is not None else None
+        return event
+
+    def _happen_to(self, now_ns: int, replica: SimulatedReplica, event: _OfReplica) -> Event | None:
+        """Apply an entry about a replica that is there."""
+        if isinstance(event, ShadowReady | ShadowStopped):
+            return self._change_shadow(now_ns, replica, event)
+        if isinstance(event, Resized):
+            return self._resize_now(now_ns, replica, event)
+        if isinstance(event, ReplicaCompleted):
+            return self._complete(now_ns, replica, event)
+        if isinstance(event, ReplicaReady):
+            self._plan_crash(now_ns, event.replica, replica)
+        elif isinstance(event, BatchFailed):
+            self._leave_device(now_ns, replica)
         return event
 
     def _happen_within(self, now_ns: int, sequence: int, event: _Within) -> Finished | None:
@@ -594,8 +595,7 @@ class Cluster:
         replica = self._replicas[id]
         start, replica.start = replica.start, None
         if start is None:  # a part has the files of the other layers
-            assert replica.rest is not None, f"replica {id} waits for nothing"
-            self._push(now_ns + replica.rest.length_ns, ReplicaCompleted(id))
+            self._load_rest(now_ns, id, replica)
         else:
             self._load_there(now_ns, id, start)
 
@@ -750,27 +750,45 @@ class Cluster:
         crash_ns = start.crash_ns
         if crash_ns is not None and start.length_ns:
             crash_ns = crash_ns * length_ns // start.length_ns
+        rest_ns = replica.truths.cold_start.rest_ns(replica.spec, rest_ns)
         replica.rest = LocalStart(rest_ns, shares_load=start.shares_load)
         self._load(now_ns, id, LocalStart(length_ns, crash_ns), [(SPAWNING, spawning_ns), *own_ns.items()])
         if replica.has_files:
-            self._push(now_ns + length_ns + rest_ns, ReplicaCompleted(id))
+            self._load_rest(now_ns + length_ns, id, replica)
 
-    def _complete(self, now_ns: int, id: ReplicaId, replica: SimulatedReplica) -> None:
-        """A part has all layers. When all parts of a pipeline have, each of them runs batches of its own."""
+    def _load_rest(self, from_ns: int, id: ReplicaId, replica: SimulatedReplica) -> None:
+        """A part whose node has the files of the other layers loads them."""
+        assert replica.rest is not None, f"replica {id} waits for nothing"
+        self._delay_ns(replica)  # batches until now delay nothing
+        self._push(from_ns + replica.rest.length_ns, ReplicaCompleted(id))
+
+    def _delay_ns(self, replica: SimulatedReplica) -> int:
+        """By how much the batches that a pipeline got since the last call delay the loading of one of its parts."""
+        if replica.pipeline is None or replica.part is None or not replica.truths.cold_start.gives_way(replica.spec):
+            return 0
+        return round(replica.pipeline.take_computed_ns(replica.part.place) * (1.0 - ASIDE_SHARE))
+
+    def _complete(self, now_ns: int, replica: SimulatedReplica, event: ReplicaCompleted) -> ReplicaCompleted | None:
+        """A part has all layers, unless batches delayed it. When all parts have, each runs batches of its own."""
+        delay_ns = self._delay_ns(replica)
+        if delay_ns:
+            self._push(now_ns + delay_ns, event)
+            return None
         weights, rest = self._truths.weights, replica.rest
         assert weights is not None, "a part starts in a world without weights"
-        assert rest is not None, f"replica {id} has not loaded its part"
+        assert rest is not None, f"replica {event.replica} has not loaded its part"
         if rest.shares_load:
             self._loaded_ns.setdefault((replica.spec.node or "", weights.of(replica.spec)), now_ns)
         pipeline, replica.part = replica.pipeline, None
         if pipeline is None:
-            return
-        pipeline.complete[id] = None
+            return event
+        pipeline.complete[event.replica] = None
         if pipeline.is_complete:
             after_ns = round(pipeline.left_ns[-1]) if pipeline.left_ns else now_ns
             for member in [self._replicas[each] for each in pipeline.members]:
                 self._leave_pipeline(member)
                 member.quota = FormerPart(after_ns, member.quota)
+        return event
 
     def _leave_pipeline(self, replica: SimulatedReplica) -> None:
         spec = replica.spec

@@ -5,7 +5,7 @@ without room between them (`sloop.profile.pipelines.passed_line`). So the instan
 it comes. Must not import beliefs, policies or the core.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sloop.profile.pipelines import passed_line
@@ -23,7 +23,7 @@ class RunsBatches(Protocol):
 class SimulatedPipeline:
     """The workers of one pipeline, and the last batch in it."""
 
-    __slots__ = ("complete", "is_broken", "left_ns", "members", "places")
+    __slots__ = ("_computed_ns", "complete", "is_broken", "left_ns", "members", "places")
 
     def __init__(self) -> None:
         self.members: dict[ReplicaId, None] = {}
@@ -35,11 +35,27 @@ class SimulatedPipeline:
         """How many parts it has."""
         self.left_ns: list[float] = []
         """When the last batch leaves each station."""
+        self._computed_ns: list[float] = []
+        """By place, how long it computes for the batches that came since somebody asked."""
 
     @property
     def is_complete(self) -> bool:
         """Whether all parts have all layers."""
         return self.places == len(self.complete)
+
+    def pass_batch(self, now_ns: int, stations_ns: Sequence[float]) -> float:
+        """When a batch that comes now leaves the last part, if it takes `stations_ns` in the parts and between them."""
+        self.left_ns = passed_line(now_ns, stations_ns, self.left_ns)
+        known = self._computed_ns or [0.0] * self.places
+        self._computed_ns = [before + own for before, own in zip(known, stations_ns[::2], strict=True)]
+        return self.left_ns[-1]
+
+    def take_computed_ns(self, place: int) -> float:
+        """How long this part computes, in nanoseconds, for the batches that came since the last call for it."""
+        if not self._computed_ns:
+            return 0.0
+        computed_ns, self._computed_ns[place] = self._computed_ns[place], 0.0
+        return computed_ns
 
 
 class PipelinePart:
@@ -52,8 +68,7 @@ class PipelinePart:
 
     def run(self, now_ns: int, busy_ns: int) -> int:
         """Pass a batch through the pipeline; it would take `busy_ns` on the whole model."""
-        self._pipeline.left_ns = left_ns = passed_line(now_ns, self._stations(busy_ns), self._pipeline.left_ns)
-        return max(1, round(left_ns[-1]) - now_ns)
+        return max(1, round(self._pipeline.pass_batch(now_ns, self._stations(busy_ns))) - now_ns)
 
 
 class FormerPart:

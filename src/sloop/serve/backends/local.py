@@ -64,6 +64,7 @@ from sloop.events import (
     ShadowStopped,
     Transferred,
 )
+from sloop.profile.profile import START_CORES_MIN
 from sloop.serve.backends import KnownStages
 from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.blocks import ARENA_BYTES
@@ -91,8 +92,6 @@ START_S_MAX: Final = 300.0
 loads slowly."""
 STOP_S_MAX: Final = 2.0
 """Seconds after the order to stop at which a worker that has not exited is killed."""
-START_CORES_MIN: Final = 1.0
-"""The fewest cores of a starting replica. Loading uses one thread, so more would not help."""
 SHRINK_S_MAX: Final = 0.010
 """How long a smaller quota waits for the worker to reduce its threads: one scheduling period."""
 SPARES_AFTER_S: Final = 1.0

@@ -12,6 +12,10 @@ To acquire a node takes as long as its hardware kind says (`HardwareKind.acquire
 A shadow needs a spare worker of its node and loads its blocks (`SpareWorkers`, `ColdStartSampler.shadow_ns`). A replica
 takes one that is there, and starts without a new process.
 
+A part of a model loads the other layers while it serves, as a server does: within the cores of the replica, by a thread
+that gives way to batches (`ColdStartSampler.rest_ns`, `gives_way`). A model that is sent to an accelerator is loaded as
+fast as before, and does not disturb batches.
+
 A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
 50 ms). The scenario chooses how the running batch behaves (§2.6): with `next_batch` it keeps its speed, because
 the model's thread count changes only between batches; with `rescale` its remaining work runs at the new speed.
@@ -27,7 +31,7 @@ from typing import Final
 from sloop.app.scenario import ResizeRule
 from sloop.profile.blocks import shadow_load_ms
 from sloop.profile.pipelines import layer_share
-from sloop.profile.profile import START_S_ASSUMED, Profile
+from sloop.profile.profile import START_CORES_MIN, START_S_ASSUMED, Profile
 from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
 from sloop.streams import stream
@@ -38,6 +42,10 @@ FETCHING, SPAWNING, LOADING, SENDING, WARMING = "fetching", "spawning", "loading
 """The steps of a cold start, as a server reports them. Without a topology every start is one step, `LOADING`."""
 
 MS_PER_S: Final = 1e3
+
+ASIDE_SHARE: Final = 0.1
+"""Of its cores, what a thread of low priority gets that loads layers while batches run: each of the ten steps by which
+its priority is lower makes its share 1.25 times smaller in Linux."""
 
 WARM_NS: Final = 1_000
 """The first plan of a run, and all that is ordered for it, comes within the first microsecond: orders that follow from
@@ -89,6 +97,17 @@ class ColdStartSampler:
     def share(self, spec: ReplicaSpec, layers: tuple[int, int]) -> float:
         """The part of loading and sending a model that these layers take, by their size."""
         return layer_share(self._layers[spec.stage, spec.variant, spec.slot.hardware], *layers)
+
+    def rest_ns(self, spec: ReplicaSpec, length_ns: int) -> int:
+        """How long a part that runs no batches loads the other layers, which takes a starting replica `length_ns`."""
+        if not self.gives_way(spec):
+            return length_ns
+        return round(length_ns * START_CORES_MIN / min(START_CORES_MIN, spec.slot.cores))
+
+    def gives_way(self, spec: ReplicaSpec) -> bool:
+        """Whether a part loads other layers with the cores that run its batches."""
+        parts = self._parts.get((spec.stage, spec.variant, spec.slot.hardware))
+        return not spec.slot.accelerator and (parts is None or not parts.send_s)
 
     def steps(self, spec: ReplicaSpec, length_ns: int) -> list[tuple[str, int]]:
         """The steps of a start that takes `length_ns` in all, each with its length, in proportion to the parts in the
