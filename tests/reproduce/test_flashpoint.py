@@ -53,7 +53,7 @@ from sloop.reproduce.flashpoint.runs import (
     world_of,
 )
 from sloop.reproduce.flashpoint.traces import AZURE, HOURS, LLM, MAIN, generated_counts, requests_of
-from sloop.reproduce.harness import UNSEEN, Results, Wanted, core_of
+from sloop.reproduce.harness import UNSEEN, Results, Wanted
 from sloop.reproduce.rows import Row
 from sloop.runlog import Record
 from sloop.sim.run import simulate
@@ -491,7 +491,7 @@ def short_world(trial: FlashpointTrial, seconds: int) -> World:
 
 def played(trial: FlashpointTrial, seconds: int) -> tuple[FlashpointResult, list[Record]]:
     world, seen, log = short_world(trial, seconds), StartsAndLatencies(), LogList()
-    totals = simulate(world, [seen, log], core=core_of(world, policies_of(trial, 1.0)))
+    totals = simulate(world, [seen, log])
     assert totals.open == 0
     return seen.result(s(seconds), totals.ended_ns, send_s=FLASHPOINT_MODELS[trial.model].send_s.value), log.records
 

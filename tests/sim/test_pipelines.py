@@ -22,7 +22,6 @@ from sloop.events import (
 )
 from sloop.profile.pipelines import moving_ms, passed_line, stations_ms, whole_ms
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Quadratic, Startup
-from sloop.reproduce.harness import core_of
 from sloop.runlog import MemoryLog
 from sloop.sim import World, simulate
 from sloop.sim.cluster import Cluster, Crashed, NodeFailed
@@ -308,11 +307,10 @@ def example() -> World:
 def test_the_example_of_two_accelerators_and_eight_requests(parts: bool, mean_s: float) -> None:
     """34 s with whole models. With parts 24 s in the specification, whose pipeline takes a third request while one is
     between the parts; ours has one for each worker, so two are answered every 5 s. Meanwhile the parts get the rest."""
-    world = example()
     declared = {"provision": {"name": "flashpoint", "partition": parts, "link_mbps": 8.0}, "drop": "never"}
     policies = replace(build_system("static", declared).policies, scale=LateStart())
-    log = MemoryLog()
-    simulate(world, [log], core=core_of(world, policies), check_first=10_000, patience_ns=s(600))
+    world, log = replace(example(), policies=policies), MemoryLog()
+    simulate(world, [log], check_first=10_000, patience_ns=s(600))
     arrived = {each.id: now_ns for now_ns, each in log.records if isinstance(each, Request)}
     latencies_s = [to_s(now_ns - arrived[each.request]) for now_ns, each in log.records if isinstance(each, End)]
     assert len(latencies_s) == 8

@@ -11,21 +11,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import count, takewhile
 from statistics import fmean
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from msgspec import Struct, structs
 
-from sloop.core import Core
-from sloop.core.protocols import Policies
 from sloop.machine import usable_cpus
 from sloop.report.html import Section, page
 from sloop.report.plots import Figure, Series
 from sloop.report.tables import Table
 from sloop.reproduce.rows import MEANINGS, Row, as_table, summary
-from sloop.sim.world import World
 
 Progress = Callable[[float, str], None]
 """Called with the finished share, 0 to 1, and the current step."""
@@ -72,12 +68,6 @@ class Trial(Struct, frozen=True, kw_only=True):
     def key(self) -> Self:
         """The trial without seed, data and labels that do not affect the result; equal keys are the same experiment."""
         return structs.replace(self, seed=0, data="")
-
-
-def core_of(world: World, policies: Policies) -> Core:
-    """The core of a world with these policies instead of those of its system."""
-    setup = world.setup()
-    return Core([replace(each.parts(), policies=policies) for each in setup.applications], setup.deployment.cluster)
 
 
 AnyTrial = TypeVar("AnyTrial", bound=Trial)

@@ -18,6 +18,7 @@ from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.graph import declared_name
 from sloop.app.hardware import acquire_s
 from sloop.app.scenario import Change, Scenario, ServiceTruth, Truth
+from sloop.core.protocols import Policies
 from sloop.errors import InputError
 from sloop.events import Deployed, Promoted, Removed
 from sloop.policies.forecast import OracleForecast
@@ -112,6 +113,8 @@ class World:
     """In order of time."""
     origin: str = ""
     """The command that simulates this world again."""
+    policies: Policies | None = None
+    """Of all applications, instead of those of their systems. They keep their state: play such a world once."""
 
     @classmethod
     def of(
@@ -215,7 +218,8 @@ class World:
 
     def setup(self) -> Setup:
         """The parts of a new core; none has access to the truth. Raises InputError as `set_up` does."""
-        return set_up(self.deployment)
+        made = set_up(self.deployment)
+        return made if self.policies is None else made.under(self.policies)
 
     def check(self) -> None:
         """Raise InputError if the deployment, or a version that is deployed later, cannot be set up."""

@@ -19,6 +19,7 @@ from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.hardware import ANY_BYTES
 from sloop.core import ApplicationParts, Core
 from sloop.core.ledger import Ledger, sites, why_impossible
+from sloop.core.protocols import Policies
 from sloop.core.provision import first_weights_bytes
 from sloop.core.views import NodeView, StartCosts
 from sloop.errors import InputError
@@ -86,6 +87,12 @@ class Setup:
     def beliefs(self) -> EstimateMap:
         """The estimates of all applications."""
         return {key: belief for each in self.applications for key, belief in each.beliefs.items()}
+
+    def under(self, policies: Policies) -> "Setup":
+        """The same with other policies for all applications."""
+        systems = [replace(each.system, policies=policies) for each in self.applications]
+        pairs = zip(self.applications, systems, strict=True)
+        return replace(self, applications=tuple(replace(each, system=system) for each, system in pairs))
 
     def parts(self) -> tuple[ApplicationParts, ...]:
         """What a core needs of each application."""

@@ -30,7 +30,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Last, Lstm, MovingMax, OracleForecast
 from sloop.policies.scale.biscale import Biscale, SizeLimits, Vertical, biscale_model, stage_replicas
 from sloop.profile.profile import Amdahl, Profile
-from sloop.reproduce.harness import RunResult, Trial, core_of
+from sloop.reproduce.harness import RunResult, Trial
 from sloop.reproduce.twitter import Excerpt, biscale
 from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
@@ -142,9 +142,8 @@ class BiscaleTrial(Trial, frozen=True, kw_only=True):
     def play(self) -> "BiscaleResult":
         """Simulate it; only the first seed runs under the checkers, because they take a quarter of the time."""
         world = world_of(self)
-        core = core_of(world, policies_of(self))
         summary, in_service = RunSummary(world.application.graph, start_ns=0), CoresInService(self.seconds)
-        simulate(world, [summary, in_service], core=core, check_first=None if self.seed == 0 else 0)
+        simulate(world, [summary, in_service], check_first=None if self.seed == 0 else 0)
         in_service.finish()
         seconds = summary.seconds()[: self.seconds]
         return BiscaleResult(
@@ -212,6 +211,7 @@ def world_of(trial: BiscaleTrial) -> World:
         seed=trial.seed,
         duration_ns=s(trial.seconds),
         truth=truth,
+        policies=policies_of(trial),
     )
 
 

@@ -32,7 +32,6 @@ from sloop.profile.v100 import IGNITER_V100, V100_MEMORY_BYTES, V100_PROFILES
 from sloop.reproduce.colocation.router import SERVING
 from sloop.reproduce.colocation.runs import BASELINES, MAIN, OURS, SLOWER_E1, Cell, Placements, Policy, e1, e2, e3
 from sloop.reproduce.colocation.scene import AO, USHER_GROUPS, WAO, fitted_igniter
-from sloop.reproduce.harness import core_of
 from sloop.reproduce.rows import Claim, Row, bounded, directed
 from sloop.runlog import Record
 from sloop.sim.run import simulate
@@ -106,7 +105,7 @@ def play_simulated(trial: SimulatedTrial) -> SimulatedRun:
     """Let the system place the models, and simulate their requests."""
     world = world_of(trial)
     counts = GoodRequests(trial.cell, ms(COUNTED_MS) if trial.policy == OURS else 0)
-    core = core_of(world, policies_of(trial))
+    core = world.setup().core()
     simulate(world, [counts], core=core, check_first=CHECKED if trial.seed == 0 else 0)
     plan = core.plan
     assert plan is not None, f"{trial}: there is no plan"
@@ -164,6 +163,7 @@ def world_of(trial: SimulatedTrial) -> World:
             quota_ms=0.0,
             interference=InterferenceTruth(ShareLaw()),
         ),
+        policies=policies_of(trial),
     )
 
 

@@ -26,7 +26,7 @@ from sloop.profile.profile import Profile, Quadratic, Startup
 from sloop.profile.published import FLASHPOINT_MODELS, H2H_MBPS, PUBLISHED, STORE_MBPS
 from sloop.reproduce.flashpoint.offline import T5, atoll_targets
 from sloop.reproduce.flashpoint.traces import MAIN, requests_of
-from sloop.reproduce.harness import RunResult, Trial, core_of, equalised
+from sloop.reproduce.harness import RunResult, Trial, equalised
 from sloop.runlog import Record
 from sloop.sim.run import simulate
 from sloop.sim.world import World
@@ -149,10 +149,9 @@ class FlashpointTrial(Trial, frozen=True, kw_only=True):
 
     def run(self, knob: float) -> FlashpointResult:
         """One run with the policy's parameter changed by this factor, in the direction of more replicas."""
-        world, seen = world_of(self), StartsAndLatencies()
-        core = core_of(world, policies_of(self, knob))
+        world, seen = world_of(self, knob), StartsAndLatencies()
         check_first = CHECKED if self.seed == 0 and knob == 1.0 else 0
-        totals = simulate(world, [seen], core=core, check_first=check_first, patience_ns=PATIENCE_NS)
+        totals = simulate(world, [seen], check_first=check_first, patience_ns=PATIENCE_NS)
         return seen.result(world.duration_ns, totals.ended_ns, send_s=FLASHPOINT_MODELS[self.model].send_s.value)
 
 
@@ -187,8 +186,8 @@ def trace_of(trial: FlashpointTrial) -> Trace:
     return scale(excerpt.trace(seed=trial.seed, spread=Spread.UNIFORM), trial.scale, seed=trial.seed)
 
 
-def world_of(trial: FlashpointTrial) -> World:
-    """The trial as a world of the simulator."""
+def world_of(trial: FlashpointTrial, knob: float = 1.0) -> World:
+    """The trial as a world of the simulator; `knob` is a factor on the resources of the policy's parameter."""
     application = Application(
         name="model",
         slo_ms=NO_DEADLINE_MS,
@@ -205,7 +204,14 @@ def world_of(trial: FlashpointTrial) -> World:
         plan_ms=0.0,
     )
     trace = trace_of(trial)
-    return World.of(application, trace, seed=trial.seed, duration_ns=trace.duration_ns, truth=truth)
+    return World.of(
+        application,
+        trace,
+        seed=trial.seed,
+        duration_ns=trace.duration_ns,
+        truth=truth,
+        policies=policies_of(trial, knob),
+    )
 
 
 def policies_of(trial: FlashpointTrial, knob: float) -> Policies:

@@ -34,7 +34,7 @@ from sloop.core.views import Traffic
 from sloop.policies.drop import Age
 from sloop.policies.forecast import Lstm, MovingMax, OracleForecast
 from sloop.policies.scale.ipa import Ipa, IpaStageTerms
-from sloop.reproduce.harness import Results, RunResult, Trial, Wanted, core_of
+from sloop.reproduce.harness import Results, RunResult, Trial, Wanted
 from sloop.reproduce.ipa.published import (
     BURSTY_BURST,
     BURSTY_CALM,
@@ -105,9 +105,8 @@ class IpaTrial(Trial, frozen=True, kw_only=True):
         """Simulate it; only the first seed runs under the checkers, because they take as long as the run itself."""
         counts = excerpt_of(self.workload, self.data).counts
         world = world_of(self)
-        core = core_of(world, policies_of(self))
         summary, plans = RunSummary(world.application.graph, start_ns=0), PlannedAccuracy(PIPELINES[self.pipeline])
-        simulate(world, [summary, plans], core=core, check_first=None if self.seed == 0 else 0)
+        simulate(world, [summary, plans], check_first=None if self.seed == 0 else 0)
         plans.finish()
         violated = [second.violations * second.arrivals for second in summary.seconds()[:SECONDS]]
         spans = [slice(at, at + INTERVAL_S) for at in range(0, SECONDS, INTERVAL_S)]
@@ -211,6 +210,7 @@ def world_of(trial: IpaTrial) -> World:
             cold_start=ColdStartTruth(start_s=trial.start_s, warm=True),
             plan_ms=0.0,
         ),
+        policies=policies_of(trial),
     )
 
 

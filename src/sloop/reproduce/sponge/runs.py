@@ -28,7 +28,7 @@ from sloop.app.scenario import ColdStartTruth, Delivery, NetworkTruth, ServiceTr
 from sloop.core.protocols import Policies, Scale
 from sloop.core.views import Bucket, ClusterView, StageView, Traffic
 from sloop.profile.published import YOLOV5S_S
-from sloop.reproduce.harness import Results, RunResult, Trial, Wanted, core_of
+from sloop.reproduce.harness import Results, RunResult, Trial, Wanted
 from sloop.reproduce.rows import Claim, Row, bounded, compare, directed, similar
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
@@ -85,7 +85,7 @@ class SpongeTrial(Trial, frozen=True, kw_only=True):
         """Simulate it under the checkers."""
         world = world_of(self)
         summary = RunSummary(world.application.graph, start_ns=0)
-        simulate(world, [summary], core=core_of(world, _policies(self)))
+        simulate(world, [summary])
         seconds = summary.seconds()[:SECONDS]
         return RunResult(
             violations=100.0 * summary.row(system=self.system, seed=self.seed).violations,
@@ -165,6 +165,7 @@ def world_of(trial: SpongeTrial) -> World:
         seed=trial.seed,
         duration_ns=s(SECONDS),
         truth=truth,
+        policies=_policies(trial),
     )
 
 
