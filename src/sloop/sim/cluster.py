@@ -764,7 +764,7 @@ class Cluster:
 
     def _delay_ns(self, replica: SimulatedReplica) -> int:
         """By how much the batches that a pipeline got since the last call delay the loading of one of its parts."""
-        if replica.pipeline is None or replica.part is None or not replica.truths.cold_start.gives_way(replica.spec):
+        if replica.pipeline is None or replica.part is None or not replica.truths.cold_start.yields_to_batches(replica.spec):
             return 0
         return round(replica.pipeline.take_computed_ns(replica.part.place) * (1.0 - ASIDE_SHARE))
 

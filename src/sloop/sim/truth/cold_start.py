@@ -13,7 +13,7 @@ A shadow needs a spare worker of its node and loads its blocks (`SpareWorkers`, 
 takes one that is there, and starts without a new process.
 
 A part of a model loads the other layers while it serves, as a server does: within the cores of the replica, by a thread
-that gives way to batches (`ColdStartSampler.rest_ns`, `gives_way`). A model that is sent to an accelerator is loaded as
+that gives way to batches (`ColdStartSampler.rest_ns`, `yields_to_batches`). A model that is sent to an accelerator is loaded as
 fast as before, and does not disturb batches.
 
 A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
@@ -100,11 +100,11 @@ class ColdStartSampler:
 
     def rest_ns(self, spec: ReplicaSpec, length_ns: int) -> int:
         """How long a part that runs no batches loads the other layers, which takes a starting replica `length_ns`."""
-        if not self.gives_way(spec):
+        if not self.yields_to_batches(spec):
             return length_ns
         return round(length_ns * START_CORES_MIN / min(START_CORES_MIN, spec.slot.cores))
 
-    def gives_way(self, spec: ReplicaSpec) -> bool:
+    def yields_to_batches(self, spec: ReplicaSpec) -> bool:
         """Whether a part loads other layers with the cores that run its batches."""
         parts = self._parts.get((spec.stage, spec.variant, spec.slot.hardware))
         return not spec.slot.accelerator and (parts is None or not parts.send_s)
