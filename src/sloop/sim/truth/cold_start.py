@@ -12,9 +12,9 @@ To acquire a node takes as long as its hardware kind says (`HardwareKind.acquire
 A shadow needs a spare worker of its node and loads its blocks (`SpareWorkers`, `ColdStartSampler.shadow_ns`). A replica
 takes one that is there, and starts without a new process.
 
-A part of a model loads the other layers while it serves, as a server does: within the cores of the replica, by a thread
-that gives way to batches (`ColdStartSampler.rest_ns`, `yields_to_batches`). A model that is sent to an accelerator is loaded as
-fast as before, and does not disturb batches.
+A part of a model loads the other layers while it serves, as in a server: within the cores of the replica, by a thread
+that yields to batches. A model that is sent to an accelerator is loaded as fast as before, and does not disturb
+batches (`ColdStartSampler.rest_ns`, `ColdStartSampler.yields_to_batches`).
 
 A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
 50 ms). The scenario chooses how the running batch behaves (§2.6): with `next_batch` it keeps its speed, because
