@@ -764,9 +764,10 @@ class Cluster:
 
     def _delay_ns(self, replica: SimulatedReplica) -> int:
         """By how much the batches that a pipeline got since the last call delay the loading of one of its parts."""
-        if replica.pipeline is None or replica.part is None or not replica.truths.cold_start.yields_to_batches(replica.spec):
+        pipeline, part = replica.pipeline, replica.part
+        if pipeline is None or part is None or not replica.truths.cold_start.yields_to_batches(replica.spec):
             return 0
-        return round(replica.pipeline.take_computed_ns(replica.part.place) * (1.0 - ASIDE_SHARE))
+        return round(pipeline.take_computed_ns(part.place) * (1.0 - ASIDE_SHARE))
 
     def _complete(self, now_ns: int, replica: SimulatedReplica, event: ReplicaCompleted) -> ReplicaCompleted | None:
         """A part has all layers, unless batches delayed it. When all parts have, each runs batches of its own."""
