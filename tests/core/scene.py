@@ -61,7 +61,7 @@ class Belief:
     def observe(self, batch: int, slot: Slot, taken_ns: int) -> None:
         self.observed.append((batch, slot.cores, taken_ns))
 
-    def blocks(self, body_cores: float, shadow_cores: float) -> None:
+    def blocks(self, body_cores: float, shadow_cores: float, *, corrected: bool = True) -> None:
         """Without layers."""
 
     @property

@@ -26,6 +26,7 @@ from sloop.options import OutOfRange
 from sloop.policies.provision import CheapestStart, Flashpoint, divided, in_rack_order
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency, Profile, Quadratic
+from sloop.solvers.flashpoint import PieceCosts, PiecePlan, coarse_fronts
 from sloop.units import s
 from sloop.vocabulary import STORE, Device, ModelWeights, Node, ReplicaSpec, Slot, TransferId
 
@@ -554,6 +555,30 @@ def test_starts_of_one_kind_may_be_parts() -> None:
     assert in_parts(parted, 1).pipelines == ()  # type: ignore[arg-type]
     alone = in_parts(parted, 4, belief=BELIEF)  # type: ignore[arg-type]
     assert alone.pipelines == (), "its layers were not measured"
+
+
+@pytest.mark.parametrize(("policy", "layers"), [(PARTED, 7), (replace(OURS, partition=True), 9)])
+def test_plans_of_parts_are_found_with_the_first_starts(
+    policy: Flashpoint, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server makes its first plan before it serves, and must not wait for these plans in a burst."""
+    solved: list[int] = []
+
+    def counted(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
+        solved.append(pieces_max)
+        return coarse_fronts(costs, pieces_max)
+
+    monkeypatch.setattr("sloop.policies.provision.coarse_fronts", counted)
+    belief = layered(*range(1, layers + 1))
+    in_parts(replace(policy, partition=False), 4, belief=belief, is_first=True)
+    in_parts(policy, 1, belief=BELIEF, is_first=True)
+    assert solved == [], "no parts follow"
+    in_parts(policy, 1, belief=belief, is_first=True, waiting=0)
+    assert solved == [layers]
+    for count in (2, 4, 16):
+        belief.apply(1.0 + count / 100, 0.0)
+        assert in_parts(policy, count, belief=belief).pipelines
+    assert solved == [layers]
 
 
 def test_out_of_range() -> None:

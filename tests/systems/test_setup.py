@@ -1,5 +1,6 @@
 """Setting up: fresh policies and beliefs of each application, definitions, and plans that are refused beforehand."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from sloop.app.load import load_application, load_deployment
 from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
 from sloop.events import WOKE, Event, Finished, ReplicaReady
+from sloop.solvers.flashpoint import PieceCosts, PiecePlan, coarse_fronts
 from sloop.systems import SYSTEMS
 from sloop.systems.setup import application_in, build, definition_of, set_up
 from sloop.units import NS_PER_S, ms
 from sloop.vocabulary import Node, Request, RequestId
+from tests.sim.test_pipelines import example
 
 MINIMAL = {"name": "x", "slo_ms": 9, "stages": [{"name": "a", "profile": "ResNet-T"}], "system": "static"}
 
@@ -364,3 +367,16 @@ def test_a_version_is_built_from_the_system_file_as_it_is_now(tmp_path: Path) ->
     name = first.application.name
     later = build(name, "2", definition | {"version": "2"})
     assert (first.system.policies.scale.replicas, later.policies.scale.replicas) == (1, 3)  # type: ignore[attr-defined]
+
+
+def test_plans_of_parts_are_found_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+
+    def noted(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
+        found.append(costs.layers)
+        return coarse_fronts(costs, pieces_max)
+
+    monkeypatch.setattr("sloop.policies.provision.coarse_fronts", noted)
+    parts = {"name": "flashpoint", "partition": True, "link_mbps": 12.5}
+    set_up(replace(example().application, system=SystemChoice("static", {"provision": parts})))
+    assert found == [2]

@@ -105,8 +105,9 @@ class Belief(Protocol):
         """Of the model for one row; 0 if they are not known."""
         ...
 
-    def blocks(self, body_cores: float, shadow_cores: float) -> "BlockCosts | None":
-        """What each of them takes on the cores of a body and of its shadow, as estimated for the body alone."""
+    def blocks(self, body_cores: float, shadow_cores: float, *, corrected: bool = True) -> "BlockCosts | None":
+        """What each of them takes on the cores of a body and of its shadow, as estimated for the body alone. Without
+        `corrected`, as it was profiled, which never changes."""
         ...
 
     @property

@@ -92,6 +92,8 @@ class Flashpoint:
         return WeightLevel(self.cache) if self.locality else WeightLevel.NOTHING
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
+        if self.partition and self.cuts == "best" and _parts_may_follow(given):
+            _fronts(_piece_costs(given, self.link_mbps), self.pieces_max)
         found = {each.node: each for each in given.weights} if self.locality else {}
         ready = {name for name, each in found.items() if each.has_files or (each.is_loaded and self.cache == "loaded")}
         coming = {name: each.arriving for name, each in found.items() if self.join and each.arriving is not None}
@@ -178,7 +180,7 @@ class Flashpoint:
             waiting = expected_requests(given.waiting, given.arrivals_rps, given.served_rps, cold_s)
             own = max(1, round(waiting * added / given.count))
             if self.cuts == "best":
-                cuts = _best_cuts(costs, own, len(left), self.pieces_max or costs.layers, starts)
+                cuts = _best_cuts(costs, own, len(left), self.pieces_max, starts)
             else:
                 cuts = _filled_cuts(costs, given.costs.layer_bytes, self.cuts)
             count = len(cuts) + 1
@@ -308,9 +310,10 @@ def _sources(given: ProvisionInput) -> dict[str, str]:
 
 
 def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
-    """What the layers of the model cost. Their shares of the cold start are in proportion to their bytes."""
+    """What the layers of the model cost. Their shares of the cold start are in proportion to their bytes. Durations are
+    those of the profile: their correction changes with every tick, and the plans would have to be found again."""
     cores = given.spec.slot.cores
-    blocks = given.belief.blocks(cores, cores)
+    blocks = given.belief.blocks(cores, cores, corrected=False)
     assert blocks is not None, f"the layers of {given.spec.variant} were not measured"
     byte_s, whole_bytes = 8 / (link_mbps * 1e6), blocks.size_whole_bytes
     return PieceCosts(
@@ -320,16 +323,16 @@ def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
     )
 
 
+def _parts_may_follow(given: ProvisionInput) -> bool:
+    """Whether later starts may be parts, and these are the first ones."""
+    return given.is_first and given.belief.layer_count > 1
+
+
 @lru_cache(maxsize=32)
 def _fronts(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
-    """The plans of at most `pieces_max` pieces. Plans of more pieces take far longer to find, and few decisions start
-    that many replicas."""
-    return coarse_fronts(costs, pieces_max)
-
-
-def _pieces_bound(costs: PieceCosts, most: int) -> int:
-    """For plans of at most `most` pieces: up to how many they are found, so that few calls find them anew."""
-    return min(costs.layers, 1 << (most - 1).bit_length())
+    """The plans of at most `pieces_max` pieces (0: of any number). To find them takes up to a second, so policies ask
+    for them with the first starts of an application, which a server plans before it serves, and not in a burst."""
+    return coarse_fronts(costs, pieces_max or costs.layers)
 
 
 @lru_cache(maxsize=4096)
@@ -337,8 +340,7 @@ def _best_cuts(
     costs: PieceCosts, requests: int, devices: int, pieces_max: int, starts: PieceDownloads
 ) -> tuple[int, ...]:
     """Where to cut the model if `requests` wait and `devices` are added; empty if whole models are as good."""
-    fronts = _fronts(costs, _pieces_bound(costs, min(devices, pieces_max)))
-    found = best_plan(fronts, requests, devices, pieces_max=pieces_max, starts=starts)
+    found = best_plan(_fronts(costs, pieces_max), requests, devices, pieces_max=pieces_max or None, starts=starts)
     return found.cuts if found is not None else ()
 
 
@@ -617,6 +619,8 @@ class CheapestStart:
         return WeightLevel(self.cache)
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
+        if self.partition and _parts_may_follow(given):
+            _columns(_piece_costs(given, self.link_mbps), self.pieces_max)
         copy = self._copy(given)
         chosen = self._chosen(now_ns, given, copy)
         levels: dict[_StartSource, list[_ChosenStart]] = {}
@@ -746,7 +750,7 @@ class CheapestStart:
         requests = expected_requests(given.waiting, given.arrivals_rps, given.served_rps, cold_s)
         own = max(1, round(requests * len(starts) / given.count))
         times_s = tuple(each.ready_s for each in starts)
-        choice = _parts(costs, times_s, downloads, own, self.pieces_max or costs.layers)
+        choice = _parts(costs, times_s, downloads, own, self.pieces_max)
         if not choice.pipelines:
             return []
         bounds = (0, *choice.cuts, costs.layers)
@@ -798,9 +802,8 @@ def _parts(
     requests: int,
     pieces_max: int,
 ) -> PartsChoice:
-    most = min(len(times_s), pieces_max)
-    columns = _columns(costs, _pieces_bound(costs, most))
-    return choose_parts(times_s, columns, downloads, costs.exec_whole_s, requests, pieces_max)
+    columns = _columns(costs, pieces_max)
+    return choose_parts(times_s, columns, downloads, costs.exec_whole_s, requests, pieces_max or costs.layers)
 
 
 @lru_cache(maxsize=16)

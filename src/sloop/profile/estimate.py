@@ -194,15 +194,15 @@ class Estimate:
         profiled_ms = self.profile.latency_ms.latency_ms(batch, self.profile.cores_on(slot))
         return max(FLOOR_MS, profiled_ms * self._applied * self.margin)
 
-    def blocks(self, body_cores: float, shadow_cores: float) -> "BlockCosts | None":
+    def blocks(self, body_cores: float, shadow_cores: float, *, corrected: bool = True) -> "BlockCosts | None":
         """The costs of the model's blocks on the cores of a body and of its shadow, with the correction of the body
-        alone; None if the layers were not measured."""
+        alone, or as they were measured; None if the layers were not measured."""
         layers = self.profile.layers
         if layers is None:
             return None
         from sloop.profile.blocks import block_costs  # noqa: PLC0415  # it needs NumPy
 
-        key = body_cores, shadow_cores, self._applied * self.margin
+        key = body_cores, shadow_cores, (self._applied if corrected else 1.0) * self.margin
         found = self._blocks.get(key)
         if found is None:
             if len(self._blocks) >= BLOCK_COSTS_MAX:
