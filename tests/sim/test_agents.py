@@ -5,7 +5,7 @@ from heapq import heappop
 
 import pytest
 
-from sloop.actions import AdoptReplica, StartBatch, StartReplica, StopReplica
+from sloop.actions import AdoptReplica, StartBatch, StartReplica, StopReplica, Transfer
 from sloop.events import (
     Cancelled,
     Event,
@@ -19,9 +19,9 @@ from sloop.events import (
 )
 from sloop.sim.agents import SILENT_NS, AllHealed, FaultBegins, FaultKind, OpenRequests, RemoteCluster
 from sloop.sim.checkers import Violation
-from sloop.sim.schedules import HOME, Setting, schedule_of
+from sloop.sim.schedules import HOME, Schedule, Setting, schedule_of
 from sloop.units import s
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import STORE, BatchId, ModelWeights, ReplicaId, ReplicaSpec, Request, RequestId, Slot, TransferId
 
 R0 = ReplicaId(0)
 SCHEDULE = schedule_of(25)
@@ -29,9 +29,13 @@ BARE = replace(SCHEDULE.only([]), scene=replace(SCHEDULE.scene, delay_ns=0))
 STAGE = BARE.scene.applications[0].qualified().stages[0]
 
 
-def cluster(opened: OpenRequests | None = None, *faults: tuple[float, FaultBegins | AllHealed]) -> RemoteCluster:
+def cluster(
+    opened: OpenRequests | None = None,
+    *faults: tuple[float, FaultBegins | AllHealed],
+    schedule: Schedule = BARE,
+) -> RemoteCluster:
     """The nodes of a schedule without operations, with these faults, each at a time in seconds."""
-    found = Setting(BARE).cluster(opened or OpenRequests())
+    found = Setting(schedule).cluster(opened or OpenRequests())
     found.pending = [entry for entry in found.pending if not isinstance(entry[2], AllHealed)]
     for at_s, fault in faults:
         found.schedule(s(at_s), fault)
@@ -53,9 +57,9 @@ def events_of(found: RemoteCluster, until_s: float) -> list[tuple[float, Event]]
     return told
 
 
-def start(found: RemoteCluster, at_s: float = 0.5, id: int = 0) -> None:
+def start(found: RemoteCluster, at_s: float = 0.5, id: int = 0, transfer: TransferId | None = None) -> None:
     spec = ReplicaSpec(STAGE.name, STAGE.variants[0].name, Slot(1.0, "cpu"), HOME.name)
-    found.obey(s(at_s), StartReplica(ReplicaId(id), spec))
+    found.obey(s(at_s), StartReplica(ReplicaId(id), spec, transfer))
 
 
 def batch(found: RemoteCluster, at_s: float, id: int = 0) -> None:
@@ -212,6 +216,17 @@ def test_a_node_that_is_cut_off_is_lost_to_the_next_core_and_comes_later_with_it
     assert (NodeLost, HOME.name) in [(type(event), getattr(event, "node", "")) for _, event in told]
     (kept,) = lives_on(found, 16)
     assert (kept.number, kept.is_ready) == (0, True)
+
+
+def test_a_start_ends_with_its_transfer_when_the_node_is_given_up() -> None:
+    """Otherwise the next core adopts a replica that waits for ever."""
+    faults = (10, fault(FaultKind.CUT, 5)), (12.5, fault(FaultKind.CORE_DOWN, 1, node=""))
+    scene = replace(BARE.scene, provision={**BARE.scene.provision, "name": "flashpoint"})
+    found = cluster(None, *faults, schedule=replace(BARE, scene=scene))
+    found.obey(s(9), Transfer(TransferId(0), ModelWeights("large", 1 << 40), STORE, (HOME.name,)))
+    start(found, 9, transfer=TransferId(0))
+    start(found, 9, 1)
+    assert [kept.number for kept in lives_on(found, 16)] == [1]
 
 
 def test_a_node_that_has_been_given_up_by_the_same_core_comes_back_empty() -> None:
