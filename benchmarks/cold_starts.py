@@ -7,11 +7,11 @@ nodes get the weights. Starts are counted from the first request on. Each agent 
 deployments do. Without one, starting Python and its libraries would take most of a start, and delay starts on other
 hosts, because all hosts share the cores of one machine.
 
-The links, the trace and the model are also simulated, in two ways. With the profile alone, the trace begins at several
-phases of the planning period, because the phase of a live run cannot be known beforehand. With measured values, the
-trace begins at the phase of the live run, and two things are taken from that run that a profile cannot know on a
-machine that all hosts share: the durations of batches, and the mean time from the arrival of the weights until a
-replica is ready.
+The links, the trace and the model are also simulated, in three ways. With the profile alone, the trace begins at
+several phases of the planning period, because the phase of a live run cannot be known beforehand. With profile and
+phase, it begins at that of the live run. With measured values, two things are also taken from that run that a profile
+cannot know on a machine that all hosts share: the durations of batches, and the mean time from the arrival of the
+weights until a replica is ready.
 """
 
 import hashlib
@@ -106,6 +106,14 @@ SIMULATED: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
 }
 """Systems that no server can run as published: it cannot share loaded weights, and if it keeps files, it downloads them
 once for each node, even if more transfers are ordered."""
+KINDS: Final = {
+    "live": "live",
+    "foreseen": "simulated, profile",
+    "phased": "simulated, profile and phase",
+    "measured": "simulated, measured",
+}
+"""What is compared of a system, by field of `Compared`, with its name in the tables."""
+SIMULATIONS: Final = tuple(KINDS)[1:]
 WITHIN: Final = 0.15
 """How far the simulator may be off."""
 FETCHING: Final = "fetching"
@@ -401,10 +409,12 @@ def foreseen(scene: Scene, label: str, mbps: float) -> SystemResult:
 
 
 class Compared(Struct, frozen=True):
-    """One system: live (None if no server can), and simulated as the profile says and with what was measured live."""
+    """One system: live (None if no server can), and simulated, with the profile alone, with the phase of the live run,
+    and with all that was measured in it."""
 
     live: SystemResult | None
     foreseen: SystemResult
+    phased: SystemResult | None
     measured: SystemResult | None
 
 
@@ -433,6 +443,7 @@ def compared(
         found[label] = Compared(
             seen.result if seen is not None else None,
             foreseen(scene, label, mbps),
+            simulated(scene, label, mbps, lead_ns=seen.lead_ns) if seen is not None else None,
             repeated(scene, label, mbps, seen) if seen is not None else None,
         )
     return text_of(scene, found, mbps), (figure_of(found),)
@@ -458,18 +469,15 @@ def text_of(scene: Scene, found: Mapping[str, Compared], mbps: float) -> str:
         f"{in_parts if PARTS in found else only_simulated}Connections share a host's link fairly. "
         f"Each agent has {SPARES} spare worker. "
         f"`simulated, profile`: with the profile alone (mean of {len(LEADS_S)} runs, in which the trace begins at "
-        f"different phases of the planning period). `simulated, measured`: with the phase, the durations of batches "
-        f"and the mean start (without its fetch) of the live run."
+        f"different phases of the planning period). `simulated, profile and phase`: with the profile, and the phase of "
+        f"the live run. `simulated, measured`: also with its durations of batches and its mean start (without the "
+        f"fetch)."
     )
     rows = [
         (label, where, len(run.starts) / run.runs, *_starts_s(run), run.mean_ms, 100 * run.attainment)
         for label, each in found.items()
-        for where, run in (
-            ("live", each.live),
-            ("simulated, profile", each.foreseen),
-            ("simulated, measured", each.measured),
-        )
-        if run is not None
+        for kind, where in KINDS.items()
+        if (run := getattr(each, kind)) is not None
     ]
     steps = tuple(f"{step} s" for step in STEPS)
     columns = ("system", "", "cold starts", "p50 s", "mean s", *steps, "mean latency ms", "in time, %")
@@ -489,10 +497,8 @@ def _starts_s(run: SystemResult) -> tuple[float | None, ...]:
 
 RATIOS: Final = (
     "simulated over live",
-    "cold start, profile",
-    "cold start, measured",
-    "latency, profile",
-    "latency, measured",
+    *(f"{what}, {KINDS[kind].partition(', ')[2]}" for what in ("cold start", "latency") for kind in SIMULATIONS),
+    f"profile and phase within {WITHIN:.0%}",
     f"measured within {WITHIN:.0%}",
 )
 
@@ -501,24 +507,25 @@ def ratios(found: Mapping[str, Compared]) -> list[tuple[object, ...]]:
     """For each live system, the simulated means over the live ones."""
     rows: list[tuple[object, ...]] = []
     for label, each in found.items():
-        if each.live is None or each.measured is None or not each.live.start_s or not each.live.mean_ms:
+        if each.live is None or not each.live.start_s or not each.live.mean_ms:
             continue
-        starts = [run.start_s / each.live.start_s for run in (each.foreseen, each.measured)]
-        latencies = [run.mean_ms / each.live.mean_ms for run in (each.foreseen, each.measured)]
-        rows.append((label, *starts, *latencies, all(abs(row[1] - 1) <= WITHIN for row in (starts, latencies))))
+        runs = [getattr(each, kind) for kind in SIMULATIONS]
+        starts = [run.start_s / each.live.start_s for run in runs]
+        latencies = [run.mean_ms / each.live.mean_ms for run in runs]
+        within = [max(abs(pair[0] - 1), abs(pair[1] - 1)) <= WITHIN for pair in zip(starts, latencies, strict=True)]
+        rows.append((label, *starts, *latencies, *within[1:]))
     return rows
 
 
 def order(found: Mapping[str, Compared]) -> str:
     """Whether cold starts and latencies have the published order, live and simulated."""
     labels, lines = [label for label in ORDERED if label in found], []
-    for where in ("live", "foreseen", "measured"):
+    for where, name in KINDS.items():
         runs = [run for label in labels if (run := getattr(found[label], where)) is not None]
         for what, values in (
             ("cold start", [run.start_s for run in runs]),
             ("latency", [run.mean_ms for run in runs]),
         ):
-            name = {"foreseen": "simulated, profile", "measured": "simulated, measured"}.get(where, where)
             holds = len(values) == len(labels) and values == sorted(values, reverse=True) and len(set(values)) > 1
             lines.append(f"- mean {what}, {name}: {'yes' if holds else '**no**'}")
     return f"In the order {' > '.join(labels)}:\n\n" + "\n".join(lines)
@@ -527,12 +534,11 @@ def order(found: Mapping[str, Compared]) -> str:
 def figure_of(found: Mapping[str, Compared]) -> Figure:
     """Bars of cold starts and latencies."""
     names = tuple(found)
-    kinds = {"live": "live", "foreseen": "simulated, profile", "measured": "simulated, measured"}
 
     def series(value: str, factor: float) -> tuple[Series, ...]:
         rows = {
             name: [(place, run) for place, each in enumerate(found.values()) if (run := getattr(each, where))]
-            for where, name in kinds.items()
+            for where, name in KINDS.items()
         }
         return tuple(
             Series(
