@@ -309,7 +309,7 @@ def planned(ours_violations: float) -> Found:
         for seed in range(seeds):
             assert trial.seed == FIRST_SEED
             violations = 6.0 - 20 * (knob - 1) + (trial.system == "asyfunc") + 0.1 * seed
-            violations -= 0.75 * (dict(trial.options).get("batch.overflow") == "split")
+            violations -= 0.75 * (dict(trial.options).get("batch.overflow") == "early_drop")
             result = made_up_result(
                 violations=ours_violations + 0.1 * seed if trial.system == "headstart" else violations,
                 memory_mib=1000.0 * knob,

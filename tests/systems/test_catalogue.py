@@ -154,7 +154,7 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("usher", "usher-wao", "ao-milp", "wsm-milp"), (Fifo(), Full(patience=1.0), *_IN_TURN)),
     "igniter": (Fifo(), Full(patience=1.0), SmoothWeighted(), *_IN_TURN[1:]),
     **dict.fromkeys(("asyfunc", "asyfunc-nolls", "batch-plus", "last-value"), (*_ADAPTIVE, Last(window_ns=s(10)))),
-    "headstart": (Fifo(), Adaptive(overflow="split"), *_ADAPTIVE[2:], Last(window_ns=s(10))),
+    "headstart": (Fifo(), Adaptive(overflow="early_drop"), *_ADAPTIVE[2:], Last(window_ns=s(10))),
     **dict.fromkeys(("asyfunc-noadapt", "asyfunc-none", "batch"), _FIXED_BATCHES),
     "on-demand": (*_ADAPTIVE, Last(window_ns=s(1))),
     "k-last-value": (*_ADAPTIVE, Times(factor=1.5, window_ns=s(10))),

@@ -151,14 +151,14 @@ class Adaptive:
     The adaptive scheduling of AsyFunc (submission to SoCC'23, Algorithm 3, as corrected in our specification, section
     2.9). With q visits waiting, the batch would end t_s after the oldest was sent; it starts when t_s · (q + 1)/q
     exceeds the SLO, or at once if the replica takes no more than q. Where more wait than an idle replica serves in
-    time, the others are asked for; if none does, `drop` drops the oldest visits, and `split` serves as many of the
-    oldest as the replica can. Needs the order `fifo` and the route `smallest`. Fails, with `drop`, where a busy replica
-    would soon have served what it drops.
+    time, the others are asked for; if none does, `overflow` decides. Needs the order `fifo` and the route `smallest`.
+    Fails, with `drop`, where a replica would soon have served what it drops, and with `split` under overload, where
+    the oldest visits have little time left, so that all batches are small.
     """
 
-    overflow: Literal["drop", "split"] = "drop"
-    """Where more wait than a replica serves in time: `drop` the oldest, or `split` and serve as many of them as
-    possible."""
+    overflow: Literal["drop", "split", "early_drop"] = "drop"
+    """Where more wait than a replica serves in time: `drop` the oldest, so that one batch has all others; `split` and
+    serve as many of the oldest as possible; or `early_drop` as few of the oldest as `deadline` does."""
 
     def decide(
         self,
@@ -181,6 +181,9 @@ class Adaptive:
         if self.overflow == "split":
             count = min(_affordable(head.deadline_ns - due_ns, limit, costs_ns), count)
             return Take(count=count) if count else Take(count=0, skip=1, asks_others=True)
+        if self.overflow == "early_drop":
+            skip, count = _early_drop(due_ns, queue, limit, costs_ns)
+            return Take(count=count) if not skip else Take(count=0, skip=skip, asks_others=True)
         for served in range(min(count, limit), 0, -1):
             if due_ns + costs_ns[served] <= queue[count - served].deadline_ns:
                 return Take(count=0, skip=count - served, asks_others=True)
@@ -219,15 +222,11 @@ class Deadline:
         remaining_ns: int = 0,
     ) -> Take:
         due_ns = now_ns + remaining_ns  # when a batch that ended now would be answered
-        skip, count = 0, _affordable(queue[0].deadline_ns - due_ns, limit, costs_ns)
+        skip, count = 0, min(_affordable(queue[0].deadline_ns - due_ns, limit, costs_ns), len(queue))
         if count < min(limit, len(queue)):
-            visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
-            deadlines_ns = [queue[index].deadline_ns for index in range(visible)]
-            skip = _skip(due_ns, deadlines_ns, limit, costs_ns)
-            if skip == visible:
+            skip, count = _early_drop(due_ns, queue, limit, costs_ns)
+            if not count:
                 return Take(count=0, skip=skip)
-            count = _affordable(deadlines_ns[skip] - due_ns, limit, costs_ns)
-        count = min(count, len(queue) - skip)
         could_grow = self.wait_ns > 0 and count < limit and skip + count == len(queue)
         if could_grow:
             head = queue[skip]
@@ -240,6 +239,17 @@ class Deadline:
 def _affordable(slack_ns: int, limit: int, costs_ns: Sequence[int]) -> int:
     """Largest batch that takes at most `slack_ns`; 0 if even a batch of one takes longer."""
     return bisect_right(costs_ns, slack_ns, 1, limit + 1) - 1
+
+
+def _early_drop(due_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> tuple[int, int]:
+    """How many of the oldest visits to drop, and how many to serve then (0 if all are dropped), so that a dry run over
+    the visible queue serves most in time. A batch that ended now would be answered at `due_ns`."""
+    visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
+    deadlines_ns = [queue[index].deadline_ns for index in range(visible)]
+    skip = _skip(due_ns, deadlines_ns, limit, costs_ns)
+    if skip == visible:
+        return skip, 0
+    return skip, min(_affordable(deadlines_ns[skip] - due_ns, limit, costs_ns), len(queue) - skip)
 
 
 def _skip(now_ns: int, deadlines_ns: Sequence[int], limit: int, costs_ns: Sequence[int]) -> int:

@@ -467,7 +467,7 @@ CATALOGUE: Final = (
         "sloop; chooses among the techniques of Flashpoint (San Juan, thesis, Waterloo 2023) and AsyFunc",
         replace(
             _ASYFUNC,
-            batch=Adaptive(overflow="split"),
+            batch=Adaptive(overflow="early_drop"),
             scale=AsyFunc(counts_shadows=False, bursts="cheapest"),
             provision=CheapestStart(partition=True),
         ),

@@ -8,8 +8,8 @@ between our system and the best single technique, with the same seeds for both, 
 It is `off` if the whole 95 % interval lies above 0, which means that our system misses more deadlines.
 
 Ours also has another rule for batches: if more requests wait than a replica serves in time, the published systems drop
-the oldest ones (`drop`), and ours serves as many of them as it can (`split`). This is scheduling, and says nothing
-about cold starts. Therefore each single technique is simulated with both rules.
+so many of the oldest that one batch has all others (`drop`), and ours drops as few as it must (`early_drop`). This is
+scheduling, and says nothing about cold starts. Therefore each single technique is simulated with both rules.
 
 Resources are equal where the single technique has no more of either. The other rows show what it gains if it may take
 more of the other resource. K tells the system which resource matters: with 128 it saves memory and uses cores.
@@ -36,8 +36,8 @@ EQUAL: Final[Mapping[str, tuple[Resource, ...]]] = {
 }
 """What a single technique may take no more of than ours."""
 SINGLE: Final[Mapping[SystemName, str]] = {"asyfunc-nolls": "bodies alone", "asyfunc": "shadows as published"}
-Overflow = Literal["drop", "split"]
-RULES: Final[Mapping[Overflow, str]] = {"drop": "", "split": ", with our batches"}
+Overflow = Literal["drop", "early_drop"]
+RULES: Final[Mapping[Overflow, str]] = {"drop": "", "early_drop": ", with our batches"}
 """What a single technique does if more requests wait than a replica serves in time."""
 KNOBS: Final = (0.85, 1.0, 1.15, 1.3, 1.5)
 RUNS: Final = 5
@@ -68,7 +68,7 @@ def _cells() -> dict[str, AsyFuncTrial]:
 def tried(cell: AsyFuncTrial, system: SystemName, knob: float = 1.0, rule: Overflow = "drop") -> AsyFuncTrial:
     """The same experiment with another system and rule, and with α and β divided by a factor."""
     trial = structs.replace(cell, system=system)
-    if rule == "split":
+    if rule == "early_drop":
         trial = with_options(trial, batch__overflow=rule)
     return trial if knob == 1.0 else with_options(trial, alpha=0.8 / knob, beta=0.6 / knob)
 
