@@ -9,9 +9,9 @@ hosts, because all hosts share the cores of one machine.
 
 The links, the trace and the model are also simulated, in three ways. With the profile alone, the trace begins at
 several phases of the planning period, because the phase of a live run cannot be known beforehand. With profile and
-phase, it begins at that of the live run. With measured values, two things are also taken from that run that a profile
-cannot know on a machine that all hosts share: the durations of batches, and the mean time from the arrival of the
-weights until a replica is ready.
+phase, it begins at that of the live run. With measured values, it also uses two things of that run that no profile has
+on a machine that all hosts share: the durations of batches, and the mean time from the arrival of the weights until a
+replica is ready.
 """
 
 import hashlib
@@ -114,6 +114,7 @@ KINDS: Final = {
 }
 """What is compared of a system, by field of `Compared`, with its name in the tables."""
 SIMULATIONS: Final = tuple(KINDS)[1:]
+"""Those that are divided by what was live."""
 WITHIN: Final = 0.15
 """How far the simulator may be off."""
 FETCHING: Final = "fetching"
@@ -470,8 +471,8 @@ def text_of(scene: Scene, found: Mapping[str, Compared], mbps: float) -> str:
         f"Each agent has {SPARES} spare worker. "
         f"`simulated, profile`: with the profile alone (mean of {len(LEADS_S)} runs, in which the trace begins at "
         f"different phases of the planning period). `simulated, profile and phase`: with the profile, and the phase of "
-        f"the live run. `simulated, measured`: also with its durations of batches and its mean start (without the "
-        f"fetch)."
+        f"the live run. `simulated, measured`: also with the durations of batches and the mean start (without the "
+        f"fetch) of the live run."
     )
     rows = [
         (label, where, len(run.starts) / run.runs, *_starts_s(run), run.mean_ms, 100 * run.attainment)

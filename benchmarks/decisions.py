@@ -31,7 +31,7 @@ from sloop.core.views import (
     Traffic,
     WeightsView,
 )
-from sloop.policies import build
+from sloop.policies import build, provision
 from sloop.policies.batch import Deadline
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
@@ -296,8 +296,8 @@ def starts_given(queue: int, primed: int) -> ProvisionInput:
 
 
 def starts(rounds: int) -> Iterator[tuple[str, *tuple[object, ...]]]:
-    """Durations of provision policies: of the first starts of an application, with which they find all plans, of the
-    first burst after that, and of later ones."""
+    """Durations of provision policies: for the first starts, with which they find all plans; for the first burst; and
+    for later bursts."""
     for primed in (0, PRIMED):
         where = f"{primed} nodes have it" if primed else "in the store alone"
         for name, parameters in (
@@ -309,6 +309,8 @@ def starts(rounds: int) -> Iterator[tuple[str, *tuple[object, ...]]]:
             policy = build("provision", name.partition(",")[0], {**parameters, "packs_first": False})
             given = starts_given(1, primed)
             queues = iter(range(1, 1 << 30, 7))
+            for cached in (provision._fronts, provision._columns, provision._parts, provision._best_cuts):
+                cached.cache_clear()
             first_ms, burst_ms = (
                 _took_ms(lambda policy=policy, asked=asked: policy.provide(0, asked))  # type: ignore[misc]
                 for asked in (replace(given, is_first=True, waiting=0), given)

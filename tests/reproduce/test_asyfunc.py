@@ -350,7 +350,7 @@ def test_ours_is_compared_with_no_more_resources_and_at_one_equal_resource() -> 
     assert equal_cores.ours == pytest.approx(4.0 - 3.0)
     assert equal_cores.verdict == "off"
     experiments = (len(found) - 6) // 6
-    same_batches = rows["VGG19: violations with no more of either, ours - bodies alone, with our batches"]
+    same_batches = rows["VGG19: violations with no more of either, ours - bodies alone, with our overflow rule"]
     assert same_batches.ours == pytest.approx(4.0 - 3.75)
     counts = [row.ours for row in found[-6:]]
     assert counts == [0, 0, experiments, experiments, experiments, experiments], "of either, memory, cores; each rule"

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.actions import End, StartBatch, StartReplica, StopReplica, Transfer
@@ -25,6 +27,7 @@ from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profil
 from sloop.runlog import MemoryLog
 from sloop.sim import World, simulate
 from sloop.sim.cluster import Cluster, Crashed, NodeFailed
+from sloop.sim.pipelines import RestLoad
 from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.systems import build_system
@@ -83,9 +86,9 @@ def layers(number: int, node: str, first: int, end: int, completes: ReplicaId | 
     )
 
 
-def serving() -> Cluster:
+def serving(startup: Startup = START) -> Cluster:
     """A pipeline of one layer and two layers that serves from 2.6 s on."""
-    made = cluster()
+    made = cluster(startup=startup)
     for place, (first, end) in enumerate(((0, 1), (1, 3))):
         made.obey(0, layers(place, f"n{place}", first, end))
         made.obey(0, part(place, place))
@@ -131,11 +134,14 @@ def test_a_chain_brings_the_rest_to_all_parts_at_once() -> None:
     assert completed(told) == [(s(6) + ms(300), R1), (s(6) + ms(600), R0)], "3 s of transfer, the rest of 900 ms"
 
 
-@pytest.mark.parametrize("cores", [2.0, 0.25])
-def test_the_rest_is_loaded_with_the_cores_that_serve(cores: float) -> None:
-    """A start has a whole core. What serves has its own cores only, and a tenth of them while it computes a batch."""
+@pytest.mark.parametrize(
+    ("cores", "is_capped", "factor"), [(1.0, True, 1), (0.25, True, 4), (0.25, False, 1), (2.0, True, 2)]
+)
+def test_the_rest_is_loaded_with_the_cores_that_serve(cores: float, is_capped: bool, factor: float) -> None:
+    """A start has a whole core. What serves has its own cores only, unless these are only reserved, and a tenth of them
+    while it computes a batch. With two threads, each layer is opened twice."""
     made = cluster(startup=ON_CORES)
-    slot = structs.replace(spec().slot, cores=cores)
+    slot = structs.replace(spec().slot, cores=cores, is_capped=is_capped)
     for place, (first, end) in enumerate(((0, 1), (1, 3))):
         made.obey(0, layers(place, f"n{place}", first, end))
         order = part(place, place)
@@ -147,12 +153,47 @@ def test_the_rest_is_loaded_with_the_cores_that_serve(cores: float) -> None:
     told = play_until(made, now_ns)
     made.start_batch(now_ns, batch(0, R1))
     stations = stations_ns(made, cores)
-    whole_ms = 600 / min(1.0, cores)
+    whole_ms = 600 * factor
     told += play_until(made, s(60))
     r0_ns, r1_ns = s(5) + ms(whole_ms), s(4) + ms(whole_ms / 2)
-    assert (r1_ns > now_ns) == (cores < 1), "a part that is complete by then is not delayed"
+    assert (r1_ns > now_ns) == (factor == 4), "a part that is complete by then is not delayed"
     expected = {R0: r0_ns + 0.9 * stations[0], R1: r1_ns + (0.9 * stations[2] if r1_ns > now_ns else 0)}
     assert {replica: at_ns for at_ns, replica in completed(told)} == pytest.approx(expected, abs=2)
+
+
+def test_a_part_whose_pipeline_breaks_computes_no_more_and_loads_at_full_speed() -> None:
+    made = serving(ON_CORES)
+    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    play_until(made, s(5) + ms(1))
+    for number in range(1000):
+        made.start_batch(s(5) + ms(1), batch(number, R1))
+    made.happen(s(5) + ms(101), -1, Crashed(R1))
+    told = completed(play_until(made, s(9)))
+    assert ms(620) < told[0][0] - s(5) < ms(690), "it computed for 100 ms, with pauses"
+    assert told == [(made._replicas[R0].rest_load.end_ns, R0)]  # type: ignore[union-attr]
+
+
+spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=12)
+
+
+@given(st.integers(0, 100), st.integers(0, 300), spans, st.none() | st.integers(0, 400))
+def test_the_rest_is_loaded_tick_by_tick(
+    from_ns: int, work_ns: int, gaps: list[tuple[int, int]], ends: int | None
+) -> None:
+    """Against counting each nanosecond: ten units of work in an idle one, one in a busy one."""
+    rest, at_ns, busy = RestLoad(from_ns, work_ns), 0, set[int]()
+    for gap_ns, length_ns in gaps:
+        rest.computes((at_ns + gap_ns, at_ns + gap_ns + length_ns))
+        busy |= set(range(at_ns + gap_ns, at_ns + gap_ns + length_ns))
+        at_ns += gap_ns + length_ns
+    if ends is not None:
+        rest.stops_computing(ends)
+        busy = {each for each in busy if each < ends}
+    now_ns, left = from_ns, 10 * work_ns
+    while left > 0:
+        left -= 1 if now_ns in busy else 10
+        now_ns += 1
+    assert rest.end_ns == pytest.approx(now_ns, abs=1)
 
 
 def test_a_model_is_sent_to_an_accelerator_while_that_computes() -> None:

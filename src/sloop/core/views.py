@@ -107,7 +107,7 @@ class Belief(Protocol):
 
     def blocks(self, body_cores: float, shadow_cores: float, *, corrected: bool = True) -> "BlockCosts | None":
         """What each of them takes on the cores of a body and of its shadow, as estimated for the body alone. Without
-        `corrected`, as it was profiled, which never changes."""
+        `corrected`, finished batches do not change it."""
         ...
 
     @property

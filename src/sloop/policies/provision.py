@@ -92,7 +92,7 @@ class Flashpoint:
         return WeightLevel(self.cache) if self.locality else WeightLevel.NOTHING
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
-        if self.partition and self.cuts == "best" and _parts_may_follow(given):
+        if self.partition and self.cuts == "best" and _are_first_of_layers(given):
             _fronts(_piece_costs(given, self.link_mbps), self.pieces_max)
         found = {each.node: each for each in given.weights} if self.locality else {}
         ready = {name for name, each in found.items() if each.has_files or (each.is_loaded and self.cache == "loaded")}
@@ -311,7 +311,7 @@ def _sources(given: ProvisionInput) -> dict[str, str]:
 
 def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
     """What the layers of the model cost. Their shares of the cold start are in proportion to their bytes. Durations are
-    those of the profile: their correction changes with every tick, and the plans would have to be found again."""
+    not corrected: a correction changes often, and each change would need new plans."""
     cores = given.spec.slot.cores
     blocks = given.belief.blocks(cores, cores, corrected=False)
     assert blocks is not None, f"the layers of {given.spec.variant} were not measured"
@@ -323,15 +323,16 @@ def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
     )
 
 
-def _parts_may_follow(given: ProvisionInput) -> bool:
-    """Whether later starts may be parts, and these are the first ones."""
+def _are_first_of_layers(given: ProvisionInput) -> bool:
+    """Whether these are the first starts, of a model that can be cut."""
     return given.is_first and given.belief.layer_count > 1
 
 
 @lru_cache(maxsize=32)
 def _fronts(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
     """The plans of at most `pieces_max` pieces (0: of any number). To find them takes up to a second, so policies ask
-    for them with the first starts of an application, which a server plans before it serves, and not in a burst."""
+    for them with the first starts of an application. A server plans these before it serves (`sloop.systems.setup`),
+    unless there are none, or the version is deployed later."""
     return coarse_fronts(costs, pieces_max or costs.layers)
 
 
@@ -619,7 +620,7 @@ class CheapestStart:
         return WeightLevel(self.cache)
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
-        if self.partition and _parts_may_follow(given):
+        if self.partition and _are_first_of_layers(given):
             _columns(_piece_costs(given, self.link_mbps), self.pieces_max)
         copy = self._copy(given)
         chosen = self._chosen(now_ns, given, copy)

@@ -196,7 +196,7 @@ class Estimate:
 
     def blocks(self, body_cores: float, shadow_cores: float, *, corrected: bool = True) -> "BlockCosts | None":
         """The costs of the model's blocks on the cores of a body and of its shadow, with the correction of the body
-        alone, or as they were measured; None if the layers were not measured."""
+        alone; None if the layers were not measured. Without `corrected`, finished batches do not change them."""
         layers = self.profile.layers
         if layers is None:
             return None

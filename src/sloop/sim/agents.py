@@ -704,7 +704,7 @@ class RemoteCluster(Cluster):
             now_ns += gap_ns
             self._report(now_ns, ReplicaLost(id, f"node {name} is lost: {why}"))
         self._lose_weights(now_ns, name)
-        # Its transfers are over, and with them the starts that wait for them, which another core might keep.
+        # Its transfers have ended. Starts that wait for them end too; otherwise another core would adopt them.
         waiting = [self._awaiting.pop(key) for key in [*self._awaiting] if key[1] == name]
         starting = {
             id for ids in waiting for id in ids if id in self._replicas and self._replicas[id].start is not None

@@ -47,10 +47,9 @@ from sloop.events import (
     TransferFailed,
     Transferred,
 )
-from sloop.sim.pipelines import FormerPart, PipelinePart, RunsBatches, SimulatedPipeline
+from sloop.sim.pipelines import FormerPart, PipelinePart, RestLoad, RunsBatches, SimulatedPipeline
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import (
-    ASIDE_SHARE,
     FETCHING,
     LOADING,
     SPAWNING,
@@ -229,6 +228,7 @@ class SimulatedReplica:
         "quota",
         "resized_ns",
         "rest",
+        "rest_load",
         "shadow",
         "sharing",
         "size",
@@ -271,6 +271,8 @@ class SimulatedReplica:
         """In which it serves, or will."""
         self.rest: LocalStart | None = None
         """How it loads the other layers, if it has some only."""
+        self.rest_load: RestLoad | None = None
+        """How far it is with that."""
         self.has_files = False
         """Whether the files of all layers are on its node from the start."""
 
@@ -717,12 +719,14 @@ class Cluster:
 
     def _join_pipeline(self, id: ReplicaId, replica: SimulatedReplica, part: Part) -> None:
         """A replica starts as a part of a pipeline."""
-        pipeline = self._pipelines.setdefault(part.pipeline, SimulatedPipeline())
+        pipeline = self._pipelines.get(part.pipeline)
+        if pipeline is None:
+            has_rests = replica.truths.cold_start.loads_on_cores(replica.spec)
+            pipeline = self._pipelines[part.pipeline] = SimulatedPipeline(len(part.bounds) - 1, has_rests=has_rests)
         replica.part = part
         if pipeline.is_broken:
             return
         pipeline.members[id] = None
-        pipeline.places = len(part.bounds) - 1
         replica.pipeline = pipeline
         weights, service, spec = self._truths.weights, replica.truths.service, replica.spec
         link_mbps = weights.node_mbps if weights is not None else 0.0
@@ -750,30 +754,24 @@ class Cluster:
         crash_ns = start.crash_ns
         if crash_ns is not None and start.length_ns:
             crash_ns = crash_ns * length_ns // start.length_ns
-        rest_ns = replica.truths.cold_start.rest_ns(replica.spec, rest_ns)
         replica.rest = LocalStart(rest_ns, shares_load=start.shares_load)
         self._load(now_ns, id, LocalStart(length_ns, crash_ns), [(SPAWNING, spawning_ns), *own_ns.items()])
         if replica.has_files:
             self._load_rest(now_ns + length_ns, id, replica)
 
     def _load_rest(self, from_ns: int, id: ReplicaId, replica: SimulatedReplica) -> None:
-        """A part whose node has the files of the other layers loads them."""
+        """From an instant on, a part loads the other layers, whose files are on its node."""
         assert replica.rest is not None, f"replica {id} waits for nothing"
-        self._delay_ns(replica)  # batches until now delay nothing
-        self._push(from_ns + replica.rest.length_ns, ReplicaCompleted(id))
-
-    def _delay_ns(self, replica: SimulatedReplica) -> int:
-        """By how much the batches that a pipeline got since the last call delay the loading of one of its parts."""
-        pipeline, part = replica.pipeline, replica.part
-        if pipeline is None or part is None or not replica.truths.cold_start.yields_to_batches(replica.spec):
-            return 0
-        return round(pipeline.take_computed_ns(part.place) * (1.0 - ASIDE_SHARE))
+        length_ns = replica.truths.cold_start.rest_ns(replica.spec, replica.slot, replica.rest.length_ns)
+        replica.rest_load = loads = RestLoad(from_ns, length_ns)
+        if replica.pipeline is not None and replica.part is not None:
+            replica.pipeline.load_rest(replica.part.place, loads)
+        self._push(loads.end_ns, ReplicaCompleted(id))
 
     def _complete(self, now_ns: int, replica: SimulatedReplica, event: ReplicaCompleted) -> ReplicaCompleted | None:
         """A part has all layers, unless batches delayed it. When all parts have, each runs batches of its own."""
-        delay_ns = self._delay_ns(replica)
-        if delay_ns:
-            self._push(now_ns + delay_ns, event)
+        if replica.rest_load is not None and replica.rest_load.end_ns > now_ns:
+            self._push(replica.rest_load.end_ns, event)
             return None
         weights, rest = self._truths.weights, replica.rest
         assert weights is not None, "a part starts in a world without weights"
@@ -806,6 +804,8 @@ class Cluster:
         for other in list(pipeline.members):
             member = self._replicas[other]
             self._leave_pipeline(member)
+            if member.rest_load is not None:
+                member.rest_load.stops_computing(now_ns)
             end = member.batch_end
             if is_lost and end is not None and end[0] > now_ns:
                 self._abandon_batch(now_ns, member)

@@ -6,10 +6,16 @@ it comes. Must not import beliefs, policies or the core.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from sloop.profile.pipelines import passed_line
 from sloop.vocabulary import ReplicaId
+
+Span = tuple[float, float]
+"""From an instant up to another one, in ns."""
+ASIDE_SHARE: Final = 0.1
+"""The share of a replica's cores that a thread gets which loads layers while batches run. Its niceness is 10, and Linux
+divides its weight by 1.25 for each step."""
 
 
 class RunsBatches(Protocol):
@@ -20,42 +26,84 @@ class RunsBatches(Protocol):
         ...
 
 
+class RestLoad:
+    """A part loads the other layers from an instant on. This takes `work_ns` if it computes nothing; while it computes,
+    it loads at `ASIDE_SHARE` of the speed."""
+
+    __slots__ = ("_busy", "_from_ns", "_work_ns")
+
+    def __init__(self, from_ns: float, work_ns: float) -> None:
+        self._from_ns, self._work_ns = from_ns, work_ns
+        self._busy: list[Span] = []
+
+    def computes(self, span: Span) -> None:
+        """The part computes during this span, which is later than the spans before."""
+        self._busy.append(span)
+
+    def stops_computing(self, now_ns: int) -> None:
+        """From now on, the part computes nothing."""
+        self._busy = [(begin_ns, min(end_ns, now_ns)) for begin_ns, end_ns in self._busy if begin_ns < now_ns]
+
+    @property
+    def end_ns(self) -> int:
+        """When it has loaded them, if the part computes nothing more than is known."""
+        at_ns, left_ns = self._from_ns, self._work_ns
+        for begin_ns, end_ns in self._busy:
+            idle_ns = max(0.0, begin_ns - at_ns)
+            if left_ns <= idle_ns:
+                break
+            busy_ns = max(0.0, end_ns - max(begin_ns, at_ns))
+            if left_ns <= idle_ns + busy_ns * ASIDE_SHARE:
+                return round(at_ns + idle_ns + (left_ns - idle_ns) / ASIDE_SHARE)
+            left_ns -= idle_ns + busy_ns * ASIDE_SHARE
+            at_ns += idle_ns + busy_ns
+        return round(at_ns + left_ns)
+
+
 class SimulatedPipeline:
-    """The workers of one pipeline, and the last batch in it."""
+    """The workers of one pipeline, and the last batch in it. `has_rests`: whether parts compute with the cores that
+    load their other layers."""
 
-    __slots__ = ("_computed_ns", "complete", "is_broken", "left_ns", "members", "places")
+    __slots__ = ("_busy", "_rests", "complete", "is_broken", "left_ns", "members", "places")
 
-    def __init__(self) -> None:
+    def __init__(self, places: int, *, has_rests: bool = False) -> None:
         self.members: dict[ReplicaId, None] = {}
         self.complete: dict[ReplicaId, None] = {}
         """Those that have all layers."""
         self.is_broken = False
         """Whether a member is gone."""
-        self.places = 0
+        self.places = places
         """How many parts it has."""
         self.left_ns: list[float] = []
         """When the last batch leaves each station."""
-        self._computed_ns: list[float] = []
-        """By place, how long it computes for the batches that came since somebody asked."""
+        self._busy: list[list[Span]] = [[] for _ in range(places if has_rests else 0)]
+        """By place, when the part computes, as far as it is not over."""
+        self._rests: dict[int, RestLoad] = {}
+        """By place, how a part loads the other layers."""
 
     @property
     def is_complete(self) -> bool:
         """Whether all parts have all layers."""
         return self.places == len(self.complete)
 
+    def load_rest(self, place: int, rest: RestLoad) -> None:
+        """A part loads the other layers."""
+        if self._busy:
+            self._rests[place] = rest
+            for span in self._busy[place]:
+                rest.computes(span)
+
     def pass_batch(self, now_ns: int, stations_ns: Sequence[float]) -> float:
         """When a batch that comes now leaves the last part, if it takes `stations_ns` in the parts and between them."""
+        enters_ns = max(now_ns, self.left_ns[0]) if self.left_ns else float(now_ns)
         self.left_ns = passed_line(now_ns, stations_ns, self.left_ns)
-        known = self._computed_ns or [0.0] * self.places
-        self._computed_ns = [before + own for before, own in zip(known, stations_ns[::2], strict=True)]
+        if self._busy:
+            for place, begin_ns in enumerate((enters_ns, *self.left_ns[1::2])):
+                span = begin_ns, begin_ns + stations_ns[2 * place]
+                self._busy[place] = [*(each for each in self._busy[place] if each[1] > now_ns), span]
+                if place in self._rests:
+                    self._rests[place].computes(span)
         return self.left_ns[-1]
-
-    def take_computed_ns(self, place: int) -> float:
-        """How long this part computes, in nanoseconds, for the batches that came since the last call for it."""
-        if not self._computed_ns:
-            return 0.0
-        computed_ns, self._computed_ns[place] = self._computed_ns[place], 0.0
-        return computed_ns
 
 
 class PipelinePart:

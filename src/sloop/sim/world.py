@@ -114,7 +114,8 @@ class World:
     origin: str = ""
     """The command that simulates this world again."""
     policies: Policies | None = None
-    """Of all applications, instead of those of their systems. They keep their state: play such a world once."""
+    """Policies for the applications of `deployment`, instead of those of their systems. They keep their state, so
+    simulate such a world only once, and without `changes`."""
 
     @classmethod
     def of(
@@ -217,8 +218,11 @@ class World:
         return found | dict(self.errors)
 
     def setup(self) -> Setup:
-        """The parts of a new core; none has access to the truth. Raises InputError as `set_up` does."""
+        """The parts of a new core; none has access to the truth. Raises InputError as `set_up` does, and ValueError if
+        there are `policies` and `changes`."""
         made = set_up(self.deployment)
+        if self.policies is not None and self.changes:
+            raise ValueError("a world with changes takes the policies of its systems")
         return made if self.policies is None else made.under(self.policies)
 
     def check(self) -> None:

@@ -89,7 +89,7 @@ class Setup:
         return {key: belief for each in self.applications for key, belief in each.beliefs.items()}
 
     def under(self, policies: Policies) -> "Setup":
-        """The same with other policies for all applications."""
+        """This setup with these policies for all applications, which share their state."""
         systems = [replace(each.system, policies=policies) for each in self.applications]
         pairs = zip(self.applications, systems, strict=True)
         return replace(self, applications=tuple(replace(each, system=system) for each, system in pairs))

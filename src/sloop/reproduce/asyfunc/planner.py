@@ -7,9 +7,9 @@ and with no more memory and no more cores, which gives the larger of the two. A 
 between our system and the best single technique, with the same seeds for both, which were not used to choose anything.
 It is `off` if the whole 95 % interval lies above 0, which means that our system misses more deadlines.
 
-Ours also has another rule for batches: if more requests wait than a replica serves in time, the published systems drop
-so many of the oldest that one batch has all others (`drop`), and ours drops as few as it must (`early_drop`). This is
-scheduling, and says nothing about cold starts. Therefore each single technique is simulated with both rules.
+Our system also has a rule of its own for queues that are too long. If more requests wait than a replica serves in time,
+the published systems drop so many of the oldest that one batch has all others (`drop`), and ours drops as few as it
+must (`early_drop`). This rule has nothing to do with cold starts. So each single technique is simulated with both.
 
 Resources are equal where the single technique has no more of either. The other rows show what it gains if it may take
 more of the other resource. K tells the system which resource matters: with 128 it saves memory and uses cores.
@@ -37,7 +37,7 @@ EQUAL: Final[Mapping[str, tuple[Resource, ...]]] = {
 """What a single technique may take no more of than ours."""
 SINGLE: Final[Mapping[SystemName, str]] = {"asyfunc-nolls": "bodies alone", "asyfunc": "shadows as published"}
 Overflow = Literal["drop", "early_drop"]
-RULES: Final[Mapping[Overflow, str]] = {"drop": "", "early_drop": ", with our batches"}
+RULES: Final[Mapping[Overflow, str]] = {"drop": "", "early_drop": ", with our overflow rule"}
 """What a single technique does if more requests wait than a replica serves in time."""
 KNOBS: Final = (0.85, 1.0, 1.15, 1.3, 1.5)
 RUNS: Final = 5

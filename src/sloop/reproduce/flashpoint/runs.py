@@ -187,7 +187,8 @@ def trace_of(trial: FlashpointTrial) -> Trace:
 
 
 def world_of(trial: FlashpointTrial, knob: float = 1.0) -> World:
-    """The trial as a world of the simulator; `knob` is a factor on the resources of the policy's parameter."""
+    """The trial as a world of the simulator; `knob`: by which factor the policy's parameter is changed, towards
+    more replicas."""
     application = Application(
         name="model",
         slo_ms=NO_DEADLINE_MS,

@@ -12,9 +12,9 @@ To acquire a node takes as long as its hardware kind says (`HardwareKind.acquire
 A shadow needs a spare worker of its node and loads its blocks (`SpareWorkers`, `ColdStartSampler.shadow_ns`). A replica
 takes one that is there, and starts without a new process.
 
-A part of a model loads the other layers while it serves, as in a server: within the cores of the replica, by a thread
-that yields to batches. A model that is sent to an accelerator is loaded as fast as before, and does not disturb
-batches (`ColdStartSampler.rest_ns`, `ColdStartSampler.yields_to_batches`).
+A part of a model loads the other layers with the cores of its replica, and at a tenth of the speed while it computes
+(`sloop.sim.pipelines.RestLoad`). A model that is sent to an accelerator is loaded as fast as before, and disturbs no
+batches.
 
 A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
 50 ms). The scenario chooses how the running batch behaves (§2.6): with `next_batch` it keeps its speed, because
@@ -36,16 +36,12 @@ from sloop.runlog.durations import VariantKey
 from sloop.sim.truth.service import noise
 from sloop.streams import stream
 from sloop.units import s
-from sloop.vocabulary import ReplicaSpec, Shadow
+from sloop.vocabulary import ReplicaSpec, Shadow, Slot
 
 FETCHING, SPAWNING, LOADING, SENDING, WARMING = "fetching", "spawning", "loading", "sending", "warming"
 """The steps of a cold start, as a server reports them. Without a topology every start is one step, `LOADING`."""
 
 MS_PER_S: Final = 1e3
-
-ASIDE_SHARE: Final = 0.1
-"""Of its cores, what a thread of low priority gets that loads layers while batches run: each of the ten steps by which
-its priority is lower makes its share 1.25 times smaller in Linux."""
 
 WARM_NS: Final = 1_000
 """The first plan of a run, and all that is ordered for it, comes within the first microsecond: orders that follow from
@@ -98,14 +94,17 @@ class ColdStartSampler:
         """The part of loading and sending a model that these layers take, by their size."""
         return layer_share(self._layers[spec.stage, spec.variant, spec.slot.hardware], *layers)
 
-    def rest_ns(self, spec: ReplicaSpec, length_ns: int) -> int:
-        """How long a part that runs no batches loads the other layers, which takes a starting replica `length_ns`."""
-        if not self.yields_to_batches(spec):
+    def rest_ns(self, spec: ReplicaSpec, slot: Slot, length_ns: int) -> int:
+        """How long a part loads the other layers if it computes nothing, on the slot that it has now. `length_ns`: how
+        long a starting replica would. With several threads, a worker opens the layers with one thread first, and then
+        with all."""
+        if not self.loads_on_cores(spec):
             return length_ns
-        return round(length_ns * START_CORES_MIN / min(START_CORES_MIN, spec.slot.cores))
+        cores = min(START_CORES_MIN, slot.cores) if slot.is_capped else START_CORES_MIN
+        return round(length_ns * (1 + (slot.cores > 1)) * START_CORES_MIN / cores)
 
-    def yields_to_batches(self, spec: ReplicaSpec) -> bool:
-        """Whether a part loads other layers with the cores that run its batches."""
+    def loads_on_cores(self, spec: ReplicaSpec) -> bool:
+        """Whether a part loads the other layers with the cores that run its batches."""
         parts = self._parts.get((spec.stage, spec.variant, spec.slot.hardware))
         return not spec.slot.accelerator and (parts is None or not parts.send_s)
 
