@@ -400,6 +400,32 @@ def test_draining_waits_for_what_is_open_and_fails_what_is_not_done_in_time() ->
     play(scene, finish_at_once)
 
 
+def test_requests_of_the_very_turn_in_which_a_drained_server_stops_are_rejected() -> None:
+    is_draining = False
+
+    def answer(event: Event) -> list[Action]:
+        nonlocal is_draining
+        is_draining = is_draining or isinstance(event, Draining)
+        if isinstance(event, Request) and is_draining:
+            return [End(event.id, Outcome.REJECTED, "draining")]
+        return finish_at_once(event)
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+
+        async def delivered() -> None:
+            submit(driver, edge, b"late")
+
+        submit(driver, edge, b"in")
+        await turn()
+        draining = asyncio.ensure_future(driver.drain(5, delivered))
+        driver.on_finished(Finished(BatchId(1), R, 7), [b"out"], {})
+        await draining
+        assert [end.outcome for end in edge.ended] == [Outcome.SERVED, Outcome.REJECTED]
+
+    play(scene, answer)
+
+
 def test_replicas_are_stopped_when_edges_have_the_answers_that_are_on_their_nodes() -> None:
     async def scene(driver: Driver, backend: Notes, core: Script) -> None:
         async def delivered() -> None:

@@ -422,9 +422,11 @@ class Driver:
             try:
                 await asyncio.wait_for(self._emptied.wait(), timeout_s)
             except TimeoutError:
+                self._deliver()  # the core rejects what came in this turn
                 self._end_all(f"the server stopped before the request was finished (it waited {timeout_s:g} s)")
         if delivered is not None:
             await delivered()
+        self._deliver()  # again, while edges were asked
         await self.close()
 
     async def close(self) -> None:
