@@ -158,12 +158,13 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
 @click.option(
     "--piece-mib",
     type=Number(min=0, min_open=True),
-    help="With --layers: no proposed piece has more weights than this.",
+    help="With --layers: no proposed piece has more weights than this, in MiB.",
 )
 @click.option(
     "--fetch-mbps",
     type=Number(min=0, min_open=True),
-    help="With --layers: weights are fetched at this rate before they are loaded [default: they are on the node].",
+    help="With --layers: weights are fetched at this rate, in Mbit/s, before they are loaded [default: they are on the "
+    "node].",
 )
 @click.option(
     "--sharing",

@@ -7,9 +7,10 @@ Each member is a `Replica` from its order on, with a reservation for the whole m
 - From then on each member gets the other layers. It does not before, because they would come over the links on which
   other members still wait for their parts.
 - When all have all layers, the pipeline dissolves: they are ordinary replicas. Until the batches that run in it have
-  left it, batches teach its form, and not the whole model's.
-- If a member is lost, the others serve no more until they have all layers; those that have are ready at once. Only the
-  lost member's batch is to blame; the driver reports what becomes of those of the others.
+  left it, estimates learn from batches for the form of its parts, and not for the whole model.
+- If a member is lost, the others serve no more until they have all layers; those that have are ready at once. Only for
+  the requests of the lost member's batch this counts as an attempt. The driver reports what becomes of the batches of
+  the others.
 - Members stop together, when none of them runs a batch.
 
 Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 and 2.14 of our specification. It says that a
@@ -30,7 +31,11 @@ from sloop.vocabulary import ALONE, Life, ModelWeights, NodeState, ReplicaId, Sl
 
 
 def layers_of(whole: ModelWeights, layer_bytes: Sequence[int], layers: tuple[int, int]) -> ModelWeights:
-    """The weights of these layers of a model, whose files have the sizes `layer_bytes`."""
+    """The weights of these layers of a model, whose files have the sizes `layer_bytes`.
+
+    `layers` is the first layer and the one behind the last. If the first is not before the other, these are all layers
+    except those from the other up to before the first: what a part with those layers lacks.
+    """
     first, end = layers
     inner = sum(layer_bytes[min(first, end) : max(first, end)]) / max(1, sum(layer_bytes))
     size_bytes = round(whole.size_bytes * inner)

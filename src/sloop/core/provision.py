@@ -211,8 +211,8 @@ def first_weights_bytes(policy: Provision, costs: StartCosts) -> int:
 
 
 def note_files(now_ns: int, state: State, node: str, files: Iterable[ModelWeights]) -> None:
-    """A node that joins has the files of these models. Those that some provision policy keeps are counted on, as far
-    as the node has memory for them; the others nobody asks for."""
+    """A node that joins has the files of these models. Those that some provision policy keeps are recorded, as far as
+    the node has memory for them; no policy asks for the others."""
     kept: dict[ModelWeights, WeightLevel] = {}
     for application in state.applications.values():
         keeps = application.parts.policies.provision.keeps

@@ -1,14 +1,14 @@
-"""Which nodes have the weights of which models, which transfers are under way, and what gives way when memory is short.
+"""Which nodes have the weights of which models, which transfers are under way, and what is evicted if memory is short.
 
 The core knows this only of weights for which a provision policy orders transfers. It follows from orders and reports:
 no node is asked. A node has the files of a model in its memory, or a process that has loaded them, or both
 (`WeightLevel`).
 
 The ledger *holds* the memory of what is needed: files that are on their way, that a transfer reads, or that a replica
-has yet to load; and a loaded process while replicas have come from it. So the memory of a start is reserved when it is
-ordered, and it cannot fail midway. Everything else stays where it is as long as nobody wants the memory. To the ledger
-and to policies it is free, and `make_room` evicts it when it is needed: files before processes, those that were used
-longest ago first (Flashpoint, San Juan, thesis, Waterloo 2023, section 2.10 of our specification).
+has yet to load; and a loaded process while replicas use it. So the memory of a start is reserved when it is ordered,
+and it cannot fail midway. Everything else stays where it is as long as nobody wants the memory. To the ledger and to
+policies it is free, and `make_room` evicts it when it is needed: files before processes, those that were used longest
+ago first (Flashpoint, San Juan, thesis, Waterloo 2023, section 2.10 of our specification).
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from sloop.units import s
 from sloop.vocabulary import STORE, ModelWeights, ReplicaId, TransferId, WeightLevel
 
 DOUBT_NS: Final = s(60)
-"""How long a node is not shown as a source after a transfer from it has failed: it, or its network, may be ill."""
+"""How long a node is not shown as a source after a transfer from it has failed: it, or its network, may be faulty."""
 
 LEVELS: Final = tuple(WeightLevel)
 
@@ -44,15 +44,16 @@ class NodeWeights:
     arriving: dict[TransferId, None] = field(default_factory=dict)
     """The transfers that bring them."""
     completing: dict[TransferId, None] = field(default_factory=dict)
-    """The transfers that bring what `assembling` replicas lack, if the files stay: then all of them are there."""
+    """The transfers that bring the layers that `assembling` replicas lack, if the files stay: after one of them, all
+    files are there."""
     readers: dict[TransferId, None] = field(default_factory=dict)
     """The transfers for which the node is the source."""
     users: dict[ReplicaId, bool] = field(default_factory=dict)
-    """The replicas that have come from them or start, and whether each has yet to load them."""
+    """The replicas that were started from them, and whether each has yet to load them."""
     sharers: dict[ReplicaId, None] = field(default_factory=dict)
     """Those of them that share the loaded process."""
     assembling: dict[ReplicaId, None] = field(default_factory=dict)
-    """The replicas for which the node gets them layer by layer, each a copy of its own."""
+    """The replicas that start as parts of the model: transfers of layers bring each a copy of its own."""
     used_ns: int = 0
     """When they were last used."""
     doubted_until_ns: int = 0
@@ -140,7 +141,7 @@ class WeightRegistry:
     # What policies see
 
     def views(self, now_ns: int, weights: ModelWeights) -> tuple[WeightsView, ...]:
-        """Where the weights are or arrive to be kept, in the order in which they came."""
+        """The nodes that keep the weights, or where they arrive to be kept, in the order in which they came."""
         nodes = self._ledger.nodes
         return tuple(
             [
@@ -178,8 +179,9 @@ class WeightRegistry:
     # Orders
 
     def extra_bytes(self, node: str, weights: ModelWeights, keeps: WeightLevel, *, assembles: bool = False) -> int:
-        """How much more memory the node must hold for one more replica that comes from what is there or arrives; from
-        a transfer, if nothing is, or if it `assembles` a copy of its own."""
+        """How much more memory the node must hold for one more replica. It starts from weights that are there or
+        arrive; if there are none, from a new transfer; if it `assembles` a copy of its own, from transfers of
+        layers."""
         found, shares = self._of.get(weights, {}).get(node), keeps is WeightLevel.LOADED
         if found is None:
             return first_copy_bytes(weights, keeps)
@@ -260,7 +262,7 @@ class WeightRegistry:
         assembles: bool = False,
     ) -> None:
         """A replica starts from the weights that are on its node, or that a transfer brings or completes there. If it
-        `assembles` them, that transfer brings some layers, and another one the others."""
+        `assembles` them, this transfer brings the layers of its part, and a later one the other layers."""
         found, shares = self._found(node, weights, keeps), keeps is WeightLevel.LOADED
         if assembles:
             found.assembling[replica] = None

@@ -72,7 +72,7 @@ class Flashpoint:
     fewest parts of at most 250 MB. `filled`: as SerFer does, into parts of up to 200 MB. `fewest` and `filled` cut a
     model whenever enough replicas start for all its parts, and ignore cold starts."""
     pieces_max: int = 0
-    """The most parts of one model; 0: as many as it has layers."""
+    """The most parts of one model; 0: as many as it has measured layer blocks, at most 64."""
     link_mbps: float = 7506.89
     """The expected rate of a transfer between two nodes, measured between two cloud instances (section 3.3). Used to
     decide whether and where to cut a model."""
@@ -80,7 +80,8 @@ class Flashpoint:
     """The expected rate at which the store sends to all nodes together, measured there as well. Used in the same
     way."""
     packs_first: bool = True
-    """Whether the first replicas of an application fill one node after the other, as if they had grown there."""
+    """Whether the first replicas of an application fill one node after the other, as if it had grown from one
+    replica."""
 
     def __post_init__(self) -> None:
         for key in ("link_mbps", "store_mbps"):
@@ -267,7 +268,7 @@ class _Transfers:
         self.sources = dict(sources)
         """Nodes with the weights, each with its rack."""
         self.racks = _racks(given)
-        """Of the nodes with room."""
+        """By node with room, its rack."""
         self.sends = Counter(given.sends)
         self.chains: list[WeightChain] = []
 
@@ -324,7 +325,7 @@ def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
 
 
 def _are_first_of_layers(given: ProvisionInput) -> bool:
-    """Whether these are the first starts, of a model that can be cut."""
+    """Whether these are the first starts of a model that can be cut."""
     return given.is_first and given.belief.layer_count > 1
 
 
@@ -570,7 +571,7 @@ def _more(names: Sequence[str]) -> str:
     return f" and {len(names) - MENTIONED_MAX} more" if len(names) > MENTIONED_MAX else ""
 
 
-# Ours
+# The planner of sloop
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,7 +597,7 @@ class CheapestStart:
     partition: bool = False
     """Whether starts may be parts of one model, if its layers were measured."""
     pieces_max: int = 0
-    """The most parts of one model; 0: as many as it has layers."""
+    """The most parts of one model; 0: as many as it has measured layer blocks, at most 64."""
     spare_workers: int = 1
     """How many processes without a model are believed to wait on each node. Each further start there also takes the
     time to start a process."""
@@ -607,7 +608,8 @@ class CheapestStart:
     store: Literal["shared", "per_node"] = "shared"
     """Whether all nodes share one link to the store, or each has its own."""
     packs_first: bool = True
-    """Whether the first replicas of an application fill one node after the other, as if they had grown there."""
+    """Whether the first replicas of an application fill one node after the other, as if it had grown from one
+    replica."""
 
     def __post_init__(self) -> None:
         for key in ("link_mbps", "store_mbps"):
@@ -803,6 +805,7 @@ def _parts(
     requests: int,
     pieces_max: int,
 ) -> PartsChoice:
+    """How many of the starts are made as parts, and with which cuts; see `choose_parts`."""
     columns = _columns(costs, pieces_max)
     return choose_parts(times_s, columns, downloads, costs.exec_whole_s, requests, pieces_max or costs.layers)
 

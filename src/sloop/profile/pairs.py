@@ -68,7 +68,7 @@ class BlockCosts:
 
     @property
     def batch_max(self) -> int:
-        """B_max."""
+        """B_max: the largest batch with a duration."""
         return int(self.body_ms.shape[1]) - 1
 
     @cached_property
@@ -78,7 +78,7 @@ class BlockCosts:
 
     @property
     def size_whole_bytes(self) -> float:
-        """m."""
+        """m: the bytes of all blocks."""
         return sum(self.size_bytes)
 
     def ranked(self) -> list[int]:
@@ -129,7 +129,7 @@ class PairSplit(NamedTuple):
 
     @property
     def latency_ms(self) -> float:
-        """t_l. With several runs of blocks a lower bound: the pair waits at the end of each."""
+        """t_l: the time of the batch. With several runs of blocks a lower bound: the pair waits at the end of each."""
         return self.rest_ms + max(self.body_ms, self.shadow_ms)
 
 
@@ -142,12 +142,12 @@ class SharedBlocks:
 
     @cached_property
     def size_bytes(self) -> float:
-        """m_Φ."""
+        """m_Φ: the bytes of these blocks."""
         return sum(self.costs.size_bytes[block] for block in self.blocks)
 
     @property
     def load_ms(self) -> float:
-        """t_load(Φ)."""
+        """t_load(Φ): the time to load these blocks into a running process."""
         own_ms, moves = self.costs.block_load_ms, self.costs.moves
         if not own_ms:
             return moves.loading_ms(self.size_bytes)

@@ -120,7 +120,7 @@ KnownFile = tuple[Path, FileInfo]
 
 
 def nowhere(key: str, name: str) -> KnownFile | None:
-    """No file is in no cache."""
+    """For a `FileServer` that has no files outside its caches."""
     return None
 
 
@@ -129,7 +129,7 @@ def nowhere(key: str, name: str) -> KnownFile | None:
 
 class FileServer:
     """Sends the files in caches, complete or not. `caches` returns those that there are now, the first to be searched
-    first; `find` a file that is in no cache, by the key of its model's location and its name."""
+    first; `find` returns a file outside the caches, by the key of its model's location and its name."""
 
     def __init__(
         self, caches: Callable[[], Sequence[WeightsCache]], find: "Callable[[str, str], KnownFile | None]" = nowhere

@@ -1,7 +1,7 @@
 """Parts of a model in worker processes: the runtime of a worker that starts with some layers and loads the rest later.
 
 A batch passes the workers of a pipeline in the order of their layers. Each worker writes the tensors that the next one
-needs as blocks, into shared memory if they are large, and the deciding process passes on their addresses
+needs, into shared memory if they are large, and the deciding process passes on their addresses
 (`sloop.serve.backends.pipelines`). So workers do not know each other, and a worker that dies leaves no state in the
 others. A worker that has all layers serves like any other.
 

@@ -149,12 +149,12 @@ class BlockChain:
         self._runtimes = {place: FileRuntime(block.file) for place, block in blocks.items()}
 
     def find(self, files: Mapping[int, str]) -> None:
-        """Blocks that have yet to be loaded are in these files."""
+        """Note that blocks that have yet to be loaded are in these files."""
         self._runtimes |= {place: FileRuntime(file) for place, file in files.items()}
 
     def load(self, threads: int, places: Iterable[int] | None = None) -> bool:
-        """Open sessions for `threads` threads, of all blocks or of those at these places. Returns False if there
-        are."""
+        """Open sessions for `threads` threads, of all blocks or of those at these places. Returns False if all were
+        open already."""
         wanted = self._runtimes if places is None else places
         return sum([self._runtimes[place].load(threads) for place in wanted]) > 0
 

@@ -19,7 +19,7 @@ divides its weight by 1.25 for each step."""
 
 
 class RunsBatches(Protocol):
-    """What changes how long a batch takes for what ran before it."""
+    """Gives the duration of a batch, which depends on what ran before it."""
 
     def run(self, now_ns: int, busy_ns: int) -> int:
         """How long a batch takes that begins now, and takes `busy_ns` on a busy worker."""
@@ -27,8 +27,8 @@ class RunsBatches(Protocol):
 
 
 class RestLoad:
-    """A part loads the other layers from an instant on. This takes `work_ns` if it computes nothing; while it computes,
-    it loads at `ASIDE_SHARE` of the speed."""
+    """The loading of the other layers by a part, from the instant `from_ns` on. It takes `work_ns` if the part computes
+    nothing; while the part computes, it goes on at `ASIDE_SHARE` of the speed."""
 
     __slots__ = ("_busy", "_from_ns", "_work_ns")
 

@@ -98,8 +98,9 @@ def choose_shadow(
 ) -> ShadowCandidate | None:
     """The shadow to start; None without candidates. Of equal candidates the first one.
 
-    "literal" and "printed" maximise `shadow_efficiency`. "demand" takes the cheapest candidate that adds `need_rps`,
-    where the price counts cores and memory; if none adds as much, the candidate that adds most.
+    All candidates have equally many cores. "literal" and "printed" maximise `shadow_efficiency`. "demand" takes the
+    candidate with the fewest bytes that adds `need_rps` to the capacity of the body; if none adds as much, the one that
+    adds most.
     """
     if not found:
         return None

@@ -52,12 +52,12 @@ class PieceCosts:
 
     @property
     def layers(self) -> int:
-        """L."""
+        """L: the number of layers."""
         return len(self.cold_s)
 
     @cached_property
     def exec_whole_s(self) -> float:
-        """I(1)."""
+        """I(1): the time to run the whole model on one device."""
         return sum(self.exec_s)
 
     @cached_property
@@ -101,17 +101,18 @@ class PiecePlan(NamedTuple):
     cuts: tuple[int, ...]
     """Numbers of layers before each cut, ascending; none for the whole model."""
     cold_s: float
-    """C: the time until all pieces, which start at the same time, have started."""
+    """C: the time until all pieces, which start at the same time, have started. If the costs are shares of the model
+    (`PieceDownloads`), this is the share of the largest piece, 0 to 1."""
     slowest_s: float
     """B: the longest execution of a piece or transfer between pieces."""
     transfers_s: float
-    """IN."""
+    """IN: the sum of all transfers between pieces."""
     exec_whole_s: float
-    """I(1)."""
+    """I(1): the time to run the whole model on one device."""
 
     @property
     def pieces(self) -> int:
-        """p."""
+        """p: the number of pieces."""
         return len(self.cuts) + 1
 
     @property

@@ -134,7 +134,8 @@ def choose_parts(
 ) -> PartsChoice:
     """How many of the starts are made as parts, and with which cuts, so that the waiting requests are answered soonest.
 
-    `whole_s` is the time until each start would serve as a whole replica; all get their weights in the same way.
+    `whole_s` is the time until each start would serve as a whole replica, and `exec_s` the time of one request on it;
+    all starts get their weights in the same way.
     `columns` has the plans to choose from, whose `cold_s` is the share of their largest piece in the model; `downloads`
     gives the time that pieces take to start. All pipelines of a choice have the same cuts. They consist of the last of
     the starts. Of equally good choices, the one with the fewest parts is taken.

@@ -311,6 +311,7 @@ def _by_period(held: Sequence[tuple[int, int, float]], periods: Sequence[tuple[i
 
 
 def with_options(trial: AsyFuncTrial, **options: bool | float | str) -> AsyFuncTrial:
-    """The trial with further parameters of its system; a dot divides verb and parameter."""
+    """The trial with further parameters of its system: `batch__overflow` is the parameter `overflow` of the policy for
+    `batch`."""
     own = tuple(sorted((key.replace("__", "."), value) for key, value in options.items()))
     return structs.replace(trial, options=(*trial.options, *own))

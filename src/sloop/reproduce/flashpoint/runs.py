@@ -41,6 +41,8 @@ SCALING: Final[tuple[ScalingName, ...]] = ("atoll-rate", "torchserve", "openwhis
 Technique = Literal[
     "baseline", "mp", "mc", "lc", "lc+mc", "lc+mc+mp", "gpu-faas", "atoll", "gillis", "serfer", "cheapest-start"
 ]
+"""`mp` cuts models into pieces, `mc` sends weights along chains (multicast), `lc` starts replicas on nodes that have
+the weights (locality). `gillis` and `serfer` cut models as these planners do."""
 PROVISION: Final[Mapping[Technique, Mapping[str, Any]]] = {
     "baseline": {"locality": False, "multicast": False},
     "mp": {"locality": False, "multicast": False, "partition": True},

@@ -9,12 +9,12 @@ once, as in a cluster that is already running. Where a topology is declared, the
 
 To acquire a node takes as long as its hardware kind says (`HardwareKind.acquire_s`), or `truth.nodes.acquire_s`.
 
-A shadow needs a spare worker of its node and loads its blocks (`SpareWorkers`, `ColdStartSampler.shadow_ns`). A replica
-takes one that is there, and starts without a new process.
+A shadow waits for a spare worker of its node, which then loads its blocks (`SpareWorkers`,
+`ColdStartSampler.shadow_ns`). A replica takes a spare worker if one is there, and otherwise starts a new process.
 
 A part of a model loads the other layers with the cores of its replica, and at a tenth of the speed while it computes
-(`sloop.sim.pipelines.RestLoad`). A model that is sent to an accelerator is loaded as fast as before, and disturbs no
-batches.
+(`sloop.sim.pipelines.RestLoad`). If the model is sent to an accelerator, it loads them at full speed, and
+its batches take no longer.
 
 A resize in place takes effect within some tens of milliseconds (Sponge specification, §3.1: below 100 ms, simulated as
 50 ms). The scenario chooses how the running batch behaves (§2.6): with `next_batch` it keeps its speed, because
@@ -71,7 +71,7 @@ class ColdStartSampler:
         self._of_shadows = stream(seed, "shadow_start")
 
     def shadow_ns(self, spec: ReplicaSpec, shadow: Shadow) -> int:
-        """How long a worker that is there loads the blocks of a shadow."""
+        """How long a running worker takes to load the blocks of a shadow."""
         load_ms = shadow_load_ms(self._layers[spec.stage, spec.variant, spec.slot.hardware], shadow)
         return _varied_ns(load_ms / MS_PER_S, self._jitter, self._of_shadows)
 
@@ -91,7 +91,7 @@ class ColdStartSampler:
         return round(length_ns * (parts.process_s / parts.sum_s)) if parts is not None and parts.sum_s else 0
 
     def share(self, spec: ReplicaSpec, layers: tuple[int, int]) -> float:
-        """The part of loading and sending a model that these layers take, by their size."""
+        """The fraction of the time to load and send a model that these layers take, by their size."""
         return layer_share(self._layers[spec.stage, spec.variant, spec.slot.hardware], *layers)
 
     def rest_ns(self, spec: ReplicaSpec, slot: Slot, length_ns: int) -> int:
@@ -128,13 +128,13 @@ class ColdStartSampler:
 
 
 class SpareWorkers:
-    """The workers without a model that wait on each node, `count` of them; each is replaced within `spare_s` when it
-    was taken."""
+    """The workers without a model that wait on each node, `count` of them; one that is taken is replaced `spare_s`
+    later."""
 
     def __init__(self, count: int = 1, spare_s: float = 1.0) -> None:
         self._count, self._spare_ns = count, s(spare_s)
         self._ready_ns: dict[str, list[int]] = {}
-        """By node, when each of them is there."""
+        """By node, when each of its spare workers is ready."""
 
     def take_ns(self, now_ns: int, node: str) -> int:
         """How long a shadow waits for its worker, which it takes."""
