@@ -35,6 +35,7 @@ from sloop.reproduce.flashpoint.planner import (
     scaler_rows,
     scalers_figure,
     wanted_again,
+    wanted_at_ours,
     wanted_cells,
     wanted_scalers,
     wanted_tuned,
@@ -300,11 +301,13 @@ def simulated() -> dict[tuple[str, str], Row]:
     results = found_of([*wanted(quick=False), *wanted_cells(quick=False)])
     more = [*Grid(results).wanted(), *wanted_tuned(Grid(results))]
     tuned: Found = Results({trial: made_up(trial) for trial, _ in more})
-    matched: Found = Results({trial: made_up(trial) for trial, _ in Grid(results, tuned).wanted_matches()})
+    first = Grid(results, tuned)
+    matched = found_of([*first.wanted_matches(), *wanted_at_ours(first)])
     grid = Grid(results, tuned, matched)
     found = [*simulated_rows(results, quick=False), *grid_rows(grid)]
     ours = of_cells(results.also(found_of(wanted_again(results))), quick=False)
-    found += planner_rows([*ours, *of_tuned(grid, tuned.also(found_of(wanted_tuned_again(grid))))])
+    again = tuned.also(found_of(wanted_tuned_again(grid, matched)))
+    found += planner_rows([*ours, *of_tuned(grid, matched, again)])
     return {(row.experiment, row.metric): row for row in found}
 
 
@@ -346,6 +349,34 @@ def test_our_planner_is_compared_with_the_best_single_technique(simulated: dict[
     assert ("our planner", "mean latency, torchserve, azure, equal resources, ours - locality") in simulated
     count = simulated["our planner", f"experiments in which ours is slower, of {len(planner.CELLS) + 6}"]
     assert (count.ours, count.verdict) == (0.0, "shape")
+
+
+def test_techniques_are_tuned_to_our_planner_where_it_takes_less_than_the_baseline() -> None:
+    results = found_of(wanted(quick=False))
+    trials = [*Grid(results).wanted(), *wanted_tuned(Grid(results))]
+    few = {trial for trial, _ in trials if trial.technique == "cheapest-start" and trial.policy == "torchserve"}
+    traces = {trial.trace for trial in few}
+    assert len(traces) == len(experiments.TRACES)
+    grid = Grid(
+        results,
+        Results(
+            {
+                trial: structs.replace(made_up(trial), cores=trial.resources / (2 if trial in few else 1))
+                for trial, _ in trials
+            }
+        ),
+    )
+    lower = [trial for trial, _ in wanted_at_ours(grid)]
+    assert {(trial.policy, trial.trace, trial.resources) for trial in lower} == {
+        ("torchserve", trace, 6.5) for trace in traces
+    }
+    assert {trial.technique for trial in lower} == set(planner.SINGLE)
+    at_ours: Found = Results({trial: structs.replace(made_up(trial), knob=0.5) for trial in lower})
+    again = [trial for trial, _ in wanted_tuned_again(grid, at_ours)]
+    assert {trial.knob for trial in again if trial.policy == "torchserve" and trial.technique == "lc"} == {0.5}
+    assert {trial.knob for trial in again if trial not in few and trial.policy != "torchserve"} == {1.0}
+    (row, *_) = planner_rows(of_tuned(grid, at_ours, found_of([(trial, planner.RUNS) for trial in again])))
+    assert row.note.endswith("1.000 × its replicas")
 
 
 def test_it_is_compared_on_seeds_with_which_nothing_was_chosen() -> None:

@@ -99,7 +99,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
         "system",
         AsyFunc(alpha=0.8, beta=0.6, gamma=1.0, cores_max=16, batch_max=8, adapt_ns=s(10), period_ns=ms(500)),
     ),
-    "headstart": ("system", AsyFunc(counts_shadows=False, bursts="cheapest")),
+    "headstart": ("system", AsyFunc(gamma=0.7, counts_shadows=False, bursts="cheapest")),
     "asyfunc-noadapt": ("baseline", AsyFunc(alpha=0.8, beta=0.6)),
     "asyfunc-nolls": ("baseline", AsyFunc(shadows=False)),
     "asyfunc-none": ("baseline", AsyFunc(shadows=False)),

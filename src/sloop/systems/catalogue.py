@@ -468,7 +468,7 @@ CATALOGUE: Final = (
         replace(
             _ASYFUNC,
             batch=Adaptive(overflow="early_drop"),
-            scale=AsyFunc(counts_shadows=False, bursts="cheapest"),
+            scale=AsyFunc(gamma=0.7, counts_shadows=False, bursts="cheapest"),  # the middle of β and α
             provision=CheapestStart(partition=True),
         ),
         ONE_KIND,

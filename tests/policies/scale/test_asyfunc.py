@@ -273,6 +273,29 @@ def test_a_body_is_started_once_the_burst_has_lasted_as_long_as_its_start() -> N
     assert counts[6] > 1
 
 
+def test_a_body_that_takes_longer_than_a_period_to_start_is_started_too() -> None:
+    own = cheapest(shadows_per_node=0)
+    slow = starting_in(30, view([body(0, 2)], 12, 40, cores=64.0))
+    counts = {at: sum(group.count for group in groups_of(own.plan(s(at), slow))) for at in (0, 29, 30)}
+    assert counts[0] == counts[29] == 1
+    assert counts[30] > 1
+
+
+def test_shadows_are_started_before_the_capacity_is_reached_and_bodies_after() -> None:
+    """A body carries 20.2 requests/s, 14.1 at 70 %."""
+    met = {}
+    for burst in (13, 17, 24):
+        shown = starting_in(0, view([body(0, 2)], 12, burst, cores=64.0))
+        with_shadows, without = (groups_of(cheapest(gamma=0.7, shadows_per_node=n).plan(0, shown)) for n in (1, 0))
+        met[burst] = any(group.spec.shadow for group in with_shadows), sum(group.count for group in without) > 1
+    assert met == {13: (False, False), 17: (True, False), 24: (True, True)}
+
+
+def test_a_shadow_may_have_all_cores_that_its_node_has_left() -> None:
+    plan = cheapest(cores_max=16).plan(0, starting_in(9, view([body(0, 2)], 12, 60, cores=2.0 + 3)))
+    assert [group.spec.shadow.cores for group in groups_of(plan) if group.spec.shadow] == [3.0]
+
+
 def test_the_cheapest_shadow_keeps_nearly_as_many_from_waiting_as_any() -> None:
     chosen = []
     for burst in (24, 30, 36, 46, 60):

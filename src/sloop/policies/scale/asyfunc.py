@@ -42,12 +42,13 @@ from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, round_up,
 from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Shadow, StagePlan
 
 OVER_AT: Final = 0.9
-"""A burst is over when its rate is below this fraction of the capacity of the bodies alone, at two ticks in a row."""
+"""Shadows are removed when the rate is below this fraction of that at which they are added: with `bursts: shadows` all
+of them, if bodies alone carry the rate so at two ticks in a row; with `cheapest` each one without which it is so."""
 OVER_TICKS: Final = 2
 NEARLY: Final = 0.9
 """An offer keeps about as many requests from waiting as the best one if it keeps at least this fraction of them."""
 SHADOW_CORES: Final = (1, 2, 4, 8, 16)
-"""The core counts of shadows to choose from, with `bursts: cheapest`."""
+"""The core counts of shadows to choose from, with `bursts: cheapest`; in addition, all cores that a node has left."""
 WEIGHT_UNKNOWN: Final = 64.0
 """K of a model whose multiply-adds are not known: the least value that gives the published savings."""
 
@@ -85,7 +86,7 @@ class AsyFunc:
     beta: float = 0.6
     """Bodies are removed below this utilisation."""
     gamma: float = 1.0
-    """Shadows are added when the rate exceeds this fraction of the capacity."""
+    """Shadows are added when the rate of the last second exceeds this fraction of the capacity."""
     cores_max: int = 16
     """The most cores of a body, and of a shadow."""
     batch_max: int = 8
@@ -97,9 +98,11 @@ class AsyFunc:
     bursts: Literal["shadows", "cheapest"] = "shadows"
     """What is added during a burst. `shadows`: shadows with all cores that their nodes have left, as published.
     `cheapest`: shadows of several sizes or bodies, one after the other, each time the cheapest of those that are
-    predicted to keep about as many requests from waiting as the best."""
+    predicted to keep about as many requests from waiting as the best. Bodies are added only if the rate exceeds the
+    whole capacity, whatever `gamma` is, and has done so for as long as a body takes to start."""
     objective: Objective = "demand"
-    """Which shadow is best. `demand`: the one that serves the demand with the fewest cores and the least memory.
+    """Which of the shadows with equally many cores is best. `demand`: the one with the least memory that serves the
+    demand.
     `literal`, `printed`: the most efficient one, by the published formula with the memory of the shadow or of the whole
     model."""
     selection: Literal["ranked", "prefix"] = "ranked"
@@ -299,15 +302,14 @@ class AsyFunc:
         whys: list[str],
     ) -> None:
         """Add shadows and bodies one after the other, each time the cheapest of those that keep about as many requests
-        from waiting as the best, counted until bodies are adapted again. Bodies are added only until all bodies
-        together can carry the rate when they have started; until then, shadows help. A shadow ends as soon as the rest
-        carry the rate without it.
+        from waiting as the best. Shadows are added until the capacity times `gamma` is the rate. Bodies are added until
+        all together can carry the rate when they have started; until then, shadows help.
 
         A body is added only when the burst has lasted as long as the body takes to start, because a shorter burst may
         be over before the body is ready. This is the usual rule of the ski-rental problem.
         """
         wanted_rps = burst_rps / self.gamma
-        if at_least(sum(body.alone_rps for body in bodies if body.is_ready), wanted_rps):
+        if at_least(sum(body.alone_rps for body in bodies if body.is_ready), burst_rps):
             self._burst_ns.clear()
         elif not self._burst_ns:
             self._burst_ns.append(now_ns)
@@ -321,9 +323,9 @@ class AsyFunc:
                 total_rps, ended = total_rps - gain_rps, ended + 1
         while not at_least(now_rps := sum(body.capacity_rps for body in bodies if body.is_ready), wanted_rps):
             later_rps = sum(body.capacity_rps for body in bodies)
-            need = BurstNeed(wanted_rps - now_rps, max(0.0, wanted_rps - later_rps))
+            need = BurstNeed(wanted_rps - now_rps, max(0.0, wanted_rps - later_rps), max(0.0, burst_rps - later_rps))
             offers = [*self._shadows_for(model, bodies, free, need)]
-            if adds_bodies and not at_least(later_rps, wanted_rps):
+            if adds_bodies and not at_least(later_rps, burst_rps):
                 offers += self._body_for(model, free, burst_rps, need)
             enough = NEARLY * max((offer.kept for offer in offers), default=0.0)
             best = min((offer for offer in offers if offer.kept >= enough), key=lambda each: each.cost, default=None)
@@ -348,8 +350,8 @@ class AsyFunc:
         """The shadows that would keep requests from waiting, one of each size for each ready body."""
         for body in bodies:
             most = min(round_down(self._shadow_room(body, bodies, free)), self.cores_max) if body.is_ready else 0
-            for cores in SHADOW_CORES:
-                chosen = model.shadow_for(body.cores, float(cores), need.now_rps) if cores <= most else None
+            for cores in sorted({*SHADOW_CORES, most}):
+                chosen = model.shadow_for(body.cores, float(cores), need.now_rps) if 1 <= cores <= most else None
                 kept = 0.0 if chosen is None else model.kept_by_shadow(chosen, body, need)
                 if chosen is not None and kept > 0:
                     yield BurstOffer(kept, model.cost_of_shadow(chosen), body, chosen)
@@ -366,19 +368,21 @@ class AsyFunc:
 
 
 class BurstNeed(NamedTuple):
-    """The part of a burst's rate that exceeds the capacity."""
+    """The capacity that is missing in a burst, in requests/s."""
 
     now_rps: float
-    """The excess over the capacity of the ready bodies."""
+    """Beyond that of the ready bodies with their shadows, so that the rate is `gamma` × the capacity."""
     later_rps: float
-    """The excess that remains when all starting bodies are ready."""
+    """The same, when all starting bodies are ready."""
+    overload_rps: float
+    """The excess of the rate over the whole capacity, when all starting bodies are ready."""
 
 
 class BurstOffer(NamedTuple):
     """What can be added during a burst: a shadow beside a present body, or one more body."""
 
     kept: float
-    """The requests that it keeps from waiting until bodies are adapted again."""
+    """The requests that it keeps from waiting until the bodies of the next adaptation are ready."""
     cost: float
     """Its cost in cores; memory is counted as cores."""
     body: CountedBody
@@ -397,16 +401,17 @@ class ServedModel:
         self.weight = policy.model_weight or belief.multiply_adds / 1e9 or WEIGHT_UNKNOWN
         self._candidates: dict[tuple[float, float], Sequence[ShadowCandidate]] = {}
         self.adapt_s = to_s(policy.adapt_ns)
-        self.startup_s = min(self.adapt_s, to_s(stage.startup_ns(belief)))
-        """The start-up time of a body that starts now, at most the time until bodies are adapted again."""
+        self.startup_s = to_s(stage.startup_ns(belief))
+        """The start-up time of a body that starts now."""
 
     def kept_by_shadow(self, shadow: ShadowCandidate, body: CountedBody, need: BurstNeed) -> float:
-        """How many requests a shadow keeps from waiting, counted until bodies are adapted again; where starting bodies
-        will suffice, until these are ready."""
+        """How many requests a shadow keeps from waiting until the bodies of the next adaptation are ready; where
+        starting bodies will suffice, until these are."""
         load_s = shadow.load_ms / 1e3
         gain_rps = min(need.now_rps, shadow.booked_rps - body.capacity_rps)
         lasting_rps = min(need.later_rps, gain_rps)
-        return lasting_rps * (self.adapt_s - load_s) + (gain_rps - lasting_rps) * (self.startup_s - load_s)
+        brief = (gain_rps - lasting_rps) * max(0.0, self.startup_s - load_s)
+        return brief + lasting_rps * max(0.0, self.startup_s + self.adapt_s - load_s)
 
     def cost_of_shadow(self, shadow: ShadowCandidate) -> float:
         """The cost of a shadow in cores; memory is counted as cores."""
@@ -414,8 +419,9 @@ class ServedModel:
         return costs.shadow_cores + self.weight * shadow.shared.size_bytes / costs.size_whole_bytes
 
     def kept_by_body(self, body: CountedBody, need: BurstNeed) -> float:
-        """How many requests one more body keeps from waiting until bodies are adapted again."""
-        return min(need.later_rps, body.capacity_rps) * (self.adapt_s - self.startup_s)
+        """How many requests one more body keeps from waiting until the bodies of the next adaptation are ready: it is
+        ready sooner than these by the time until then."""
+        return min(need.overload_rps, body.capacity_rps) * self.adapt_s
 
     def chosen_cores(self, rate_rps: float) -> int:
         """The cores of a new body (Algorithm 1)."""

@@ -26,16 +26,18 @@ from sloop.reproduce.flashpoint.planner import (
     scaler_rows,
     scalers_figure,
     wanted_again,
+    wanted_at_ours,
     wanted_cells,
     wanted_scalers,
     wanted_tuned,
     wanted_tuned_again,
 )
+from sloop.reproduce.flashpoint.runs import FlashpointTrial
 from sloop.reproduce.flashpoint.traces import AZURE, LLM, MAIN, requests_of
-from sloop.reproduce.harness import Progress, Reproduction, Results, bars, run_trials, silent
+from sloop.reproduce.harness import Progress, Reproduction, Results, Wanted, bars, run_trials, silent
 from sloop.reproduce.rows import with_note
 
-FIRST_SHARE, LAST_SHARE = 0.3, 0.9
+FIRST_SHARE, TUNED_SHARE, MATCHED_SHARE = 0.3, 0.87, 0.95
 """Parts of the time until the trials have been simulated on which others depend."""
 SOURCE: Final = "San Juan, Flashpoint, MMath thesis, Waterloo 2023"
 
@@ -64,9 +66,9 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     if quick:
         ours = of_cells(results, quick=True)
     else:
-        grid, again = _whole_grid(results, folder, processes, progress)
+        grid, at_ours, again = _whole_grid(results, folder, processes, progress)
         simulated += grid_rows(grid)
-        ours = [*of_cells(results.also(again), quick=False), *of_tuned(grid, again)]
+        ours = [*of_cells(results.also(again), quick=False), *of_tuned(grid, at_ours, again)]
     simulated += [*planner_rows(ours), *scaler_rows(scalers, quick=quick)]
     assumed = [
         "six models: size, and load and send of T5, as printed; the others calibrated to the printed means",
@@ -85,23 +87,25 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     return Reproduction("flashpoint", SOURCE, (*offline_rows(data), *simulated), figures, tuple(assumed))
 
 
-def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> tuple[Grid, Found]:
+def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> tuple[Grid, Found, Found]:
     """The grid with all its cells: those at the resources of the baselines, then those with Flashpoint's latency.
-    Beside it, the other seeds of our planner's experiments."""
-    tuned: Found = run_trials(
-        [*Grid(results).wanted(), *wanted_tuned(Grid(results)), *wanted_again(results)],
-        folder,
-        processes=processes,
-        progress=lambda done, what: progress(FIRST_SHARE + (LAST_SHARE - FIRST_SHARE) * done, what),
+    Beside it, the techniques at the resources of our planner, and the other seeds of our planner's experiments."""
+
+    def run(trials: Wanted[FlashpointTrial], first: float, last: float) -> Found:
+        return run_trials(
+            trials,
+            folder,
+            processes=processes,
+            progress=lambda done, what: progress(first + (last - first) * done, what),
+        )
+
+    tuned = run(
+        [*Grid(results).wanted(), *wanted_tuned(Grid(results)), *wanted_again(results)], FIRST_SHARE, TUNED_SHARE
     )
     grid = Grid(results, tuned)
-    last: Found = run_trials(
-        [*grid.wanted_matches(), *wanted_tuned_again(grid)],
-        folder,
-        processes=processes,
-        progress=lambda done, what: progress(LAST_SHARE + (1 - LAST_SHARE) * done, what),
-    )
-    return Grid(results, tuned, last), tuned.also(last)
+    matched = run([*grid.wanted_matches(), *wanted_at_ours(grid)], TUNED_SHARE, MATCHED_SHARE)
+    again = run(wanted_tuned_again(grid, matched), MATCHED_SHARE, 1.0)
+    return Grid(results, tuned, matched), matched, tuned.also(again)
 
 
 def targets_figure(data: Path | None) -> Figure:

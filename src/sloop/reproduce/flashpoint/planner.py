@@ -2,9 +2,10 @@
 
 Our planner is the provision policy `cheapest_start`. Under Atoll's policy the number of replicas does not depend on how
 they start, so that resources are equal without tuning; under the other policies a parameter is tuned, as for all cells
-of the grid. A row gives the difference in mean latency between our planner and the best single technique of that
-experiment, with the same seeds for both, which were not used to choose parameters. It is `off` if the whole 95 %
-interval lies above 0, which means that requests take longer with our planner. A single run has no interval.
+of the grid: to the resources of the baseline, or, where our planner cannot take as many, that of each technique to the
+resources of our planner. A row gives the difference in mean latency between our planner and the best single technique
+of that experiment, with the same seeds for both, which were not used to choose parameters. It is `off` if the whole
+95 % interval lies above 0, which means that requests take longer with our planner. A single run has no interval.
 
 FA2, Biscale and Sponge are simulated on an initially empty cluster, with a model of 2 GB on CPU cores, and five minutes
 of each of two traces: half the requests of the Twitter trace, and six times those to a language model of Azure. This
@@ -47,9 +48,9 @@ from sloop.reproduce.flashpoint.experiments import (
     with_store,
 )
 from sloop.reproduce.flashpoint.offline import T5
-from sloop.reproduce.flashpoint.runs import SCALING, FlashpointTrial, ScalingName, Technique
+from sloop.reproduce.flashpoint.runs import SCALING, FlashpointResult, FlashpointTrial, ScalingName, Technique
 from sloop.reproduce.flashpoint.traces import HOURS, LLM, MAIN, requests_of
-from sloop.reproduce.harness import UNSEEN, Results, RunResult, Trial, Wanted, bars
+from sloop.reproduce.harness import EQUAL_WITHIN, UNSEEN, Results, RunResult, Trial, Wanted, bars
 from sloop.reproduce.rows import Claim, PairedDifference, Row, difference, directed
 from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
@@ -127,23 +128,53 @@ def _tuned(grid: Grid, policy: ScalingName, trace: str) -> FlashpointTrial:
     return grid.trial(T5, policy, trace, OURS)
 
 
-def wanted_tuned_again(grid: Grid) -> Wanted[FlashpointTrial]:
-    """Our planner and the techniques near the best one with unseen seeds, each with the parameter that was tuned for
-    it."""
+def wanted_at_ours(grid: Grid) -> Wanted[FlashpointTrial]:
+    """Where no parameter gives our planner the resources of the baseline: the techniques at the resources of ours."""
     return [
-        (_with_knob(grid, *each, technique), RUNS)
+        (_at_ours(grid, *each, technique), 1)
         for each in TUNED_CELLS
-        for technique in (*_near_tuned(grid, *each), OURS)
+        if not _has_resources(grid, *each)
+        for technique in SINGLE
     ]
 
 
-def _with_knob(grid: Grid, policy: ScalingName, trace: str, technique: Technique) -> FlashpointTrial:
-    knob = grid.of(T5, policy, trace, technique).knob
+def _at_ours(grid: Grid, policy: ScalingName, trace: str, technique: Technique) -> FlashpointTrial:
+    resources = grid.of(T5, policy, trace, OURS).cores
+    return structs.replace(cell(T5, policy, trace, technique), resources=resources)
+
+
+def _has_resources(grid: Grid, policy: ScalingName, trace: str) -> bool:
+    """Whether our planner takes the resources of the baseline."""
+    wanted = _tuned(grid, policy, trace).resources
+    return abs(grid.of(T5, policy, trace, OURS).cores / wanted - 1.0) <= EQUAL_WITHIN
+
+
+def wanted_tuned_again(grid: Grid, at_ours: Found) -> Wanted[FlashpointTrial]:
+    """Our planner and the techniques near the best one with unseen seeds, each with the parameter that was tuned for
+    it."""
+    return [
+        (_with_knob(grid, at_ours, *each, technique), RUNS)
+        for each in TUNED_CELLS
+        for technique in (*_near_tuned(grid, at_ours, *each), OURS)
+    ]
+
+
+def _tuned_result(
+    grid: Grid, at_ours: Found, policy: ScalingName, trace: str, technique: Technique
+) -> FlashpointResult:
+    """The result at the resources of the baseline, or at those of our planner if it cannot take as many."""
+    if technique == OURS or _has_resources(grid, policy, trace):
+        return grid.of(T5, policy, trace, technique)
+    return at_ours.of(_at_ours(grid, policy, trace, technique))[0]
+
+
+def _with_knob(grid: Grid, at_ours: Found, policy: ScalingName, trace: str, technique: Technique) -> FlashpointTrial:
+    knob = _tuned_result(grid, at_ours, policy, trace, technique).knob
     return structs.replace(cell(T5, policy, trace, technique), knob=knob, seed=UNSEEN)
 
 
-def _near_tuned(grid: Grid, policy: ScalingName, trace: str) -> tuple[Technique, ...]:
-    return _near({each: grid.of(T5, policy, trace, each).mean_s for each in SINGLE})
+def _near_tuned(grid: Grid, at_ours: Found, policy: ScalingName, trace: str) -> tuple[Technique, ...]:
+    return _near({each: _tuned_result(grid, at_ours, policy, trace, each).mean_s for each in SINGLE})
 
 
 class BestBeside(NamedTuple):
@@ -199,13 +230,16 @@ def of_cells(results: Found, *, quick: bool) -> list[BestBeside]:
     ]
 
 
-def of_tuned(grid: Grid, again: Found) -> list[BestBeside]:
+def of_tuned(grid: Grid, at_ours: Found, again: Found) -> list[BestBeside]:
     """Ours at equal resources under every policy."""
     return [
         BestBeside.of(
             again,
             f"{policy}, {trace}, equal resources",
-            {each: _with_knob(grid, policy, trace, each) for each in (*_near_tuned(grid, policy, trace), OURS)},
+            {
+                each: _with_knob(grid, at_ours, policy, trace, each)
+                for each in (*_near_tuned(grid, at_ours, policy, trace), OURS)
+            },
             RUNS,
         )
         for policy, trace in TUNED_CELLS
