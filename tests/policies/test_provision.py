@@ -23,7 +23,7 @@ from sloop.core.views import (
     WeightsView,
 )
 from sloop.options import OutOfRange
-from sloop.policies.provision import CheapestStart, Flashpoint, divided, in_rack_order
+from sloop.policies.provision import CheapestStart, Flashpoint, _plans, divided, in_rack_order
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency, Profile, Quadratic
 from sloop.solvers.flashpoint import PieceCosts, PiecePlan, coarse_fronts
@@ -579,6 +579,37 @@ def test_plans_of_parts_are_found_with_the_first_starts(
         belief.apply(1.0 + count / 100, 0.0)
         assert in_parts(policy, count, belief=belief).pipelines
     assert solved == [layers]
+
+
+@pytest.mark.parametrize("policy", [PARTED, replace(OURS, partition=True)])
+def test_plans_are_found_for_as_many_parts_as_the_nodes_can_hold(
+    policy: Flashpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that is deployed starts while requests are served, and plans of many parts take seconds."""
+    solved: list[int] = []
+
+    def counted(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
+        solved.append(pieces_max)
+        return coarse_fronts(costs, pieces_max)
+
+    monkeypatch.setattr("sloop.policies.provision.coarse_fronts", counted)
+    _plans.cache_clear()
+
+    def start(count: int, layers: int, *, places: int, **others: object) -> None:
+        options = {"costs": PARTS, "belief": layered(*[1.0] * layers)} | others
+        nodes = [node_view(f"n{place}", [True]) for place in range(places)]
+        policy.provide(0, given_of(nodes, count, **options))  # type: ignore[arg-type]
+
+    several = range(20, 60)
+    for layers in several:
+        start(1, layers, places=1, is_first=True, waiting=0)
+    assert solved == [1] * 40
+    for count in (2, 2, 3, 4):
+        start(count, 59, places=4, waiting=1)
+    assert solved[40:] == [2, 4]
+    for layers in several:
+        start(1, layers, places=1, waiting=1)
+    assert len(solved) == 42, "the plans of forty models are kept"
 
 
 def test_out_of_range() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import End, StartBatch, StartReplica, StopReplica, Transfer
+from sloop.actions import End, ResizeReplica, StartBatch, StartReplica, StopReplica, Transfer
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, TopologyTruth, Truth
 from sloop.core.views import ClusterView
@@ -194,6 +194,49 @@ def test_the_rest_is_loaded_tick_by_tick(
         left -= 1 if now_ns in busy else 10
         now_ns += 1
     assert rest.end_ns == pytest.approx(now_ns, abs=1)
+
+
+def test_a_part_that_batches_have_delayed_completes_sooner_when_its_pipeline_breaks() -> None:
+    made, now_ns = serving(ON_CORES), s(5) + ms(1)
+    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    play_until(made, now_ns)
+    for number in range(1000):
+        made.start_batch(now_ns, batch(number, R1))
+    play_until(made, s(5) + ms(700))  # beyond the 600 ms that it takes if it computes nothing
+    made.happen(s(5) + ms(700), -1, Crashed(R1))
+    end_ns = made._replicas[R0].rest_load.end_ns  # type: ignore[union-attr]
+    assert completed(play_until(made, s(9))) == [(end_ns, R0)]
+
+
+def test_the_rest_is_loaded_with_the_cores_that_a_part_has_now() -> None:
+    made = cluster(startup=ON_CORES)
+    slot = structs.replace(spec().slot, cores=0.25)
+    for place, (first, end) in enumerate(((0, 1), (1, 3))):
+        made.obey(0, layers(place, f"n{place}", first, end))
+        order = part(place, place)
+        made.obey(0, structs.replace(order, spec=structs.replace(order.spec, slot=slot)))
+    play_until(made, s(3))
+    made.obey(s(3), layers(2, "n0", 1, 0, R0))
+    play_until(made, s(5) + ms(1200))
+    made.obey(s(5) + ms(1200), ResizeReplica(R0, 1.0))
+    assert completed(play_until(made, s(60))) == [(s(5) + ms(1500), R0)], "half of 2.4 s, and half of 600 ms"
+
+
+def test_parts_of_a_warm_world_get_the_other_layers_at_once() -> None:
+    nodes = [Node(f"n{number}", "slow", 8.0, 1) for number in range(2)]
+    weights = {("only", "a", "slow"): ModelWeights("a", 300_000_000)}
+    places = WeightPlaces(Topology(TopologyTruth(MBPS, "per_node", node_mbps=MBPS), nodes), weights)
+    profiles = {("only", "a", "slow"): structs.replace(PROFILE, startup=ON_CORES, layers=EQUAL)}
+    made = cluster_of(start_ms=900.0, nodes=nodes, profiles=profiles, weights=places, warm=True)
+    for place, (first, end) in enumerate(((0, 1), (1, 3))):
+        made.obey(0, layers(place, f"n{place}", first, end))
+        made.obey(0, part(place, place))
+    assert ready(play_until(made, 1)) == [(0, R0), (0, R1)]
+    made.obey(1, layers(2, "n0", 1, 0, R0))
+    made.obey(1, layers(3, "n1", 3, 1, R1))
+    assert completed(play_until(made, s(9))) == [(1, R0), (1, R1)]
+    made.obey(s(9), StartReplica(R2, spec(node="n0")))
+    assert ready(play_until(made, s(11))) == [(s(9) + ms(900), R2)], "the node has the whole model"
 
 
 def test_a_model_is_sent_to_an_accelerator_while_that_computes() -> None:

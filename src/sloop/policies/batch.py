@@ -150,8 +150,9 @@ class Adaptive:
 
     The adaptive scheduling of AsyFunc (submission to SoCC'23, Algorithm 3, as corrected in our specification, section
     2.9). With q visits waiting, the batch would end t_s after the oldest was sent; it starts when t_s · (q + 1)/q
-    exceeds the SLO, or at once if the replica takes no more than q. Where more wait than an idle replica serves in
-    time, the others are asked for; if none does, `overflow` decides. Needs the order `fifo` and the route `smallest`.
+    exceeds the SLO, or at once if the replica takes no more than q. Where more wait than this replica serves in time,
+    `overflow` decides. Before any visit is dropped, the other idle replicas are asked; the last one that is asked
+    decides. Needs the order `fifo` and the route `smallest`.
     Fails, with `drop`, where a replica would soon have served what it drops, and with `split` under overload, where
     the oldest visits have little time left, so that all batches are small.
     """
@@ -242,8 +243,9 @@ def _affordable(slack_ns: int, limit: int, costs_ns: Sequence[int]) -> int:
 
 
 def _early_drop(due_ns: int, queue: Sequence[Visit], limit: int, costs_ns: Sequence[int]) -> tuple[int, int]:
-    """How many of the oldest visits to drop, and how many to serve then (0 if all are dropped), so that a dry run over
-    the visible queue serves most in time. A batch that ended now would be answered at `due_ns`."""
+    """How many of the oldest visits to drop, and how many to serve then (0 if all are dropped): of the few numbers that
+    `_skip` tries, the one with which a dry run over the visible queue serves most in time. A batch that ended now would
+    be answered at `due_ns`."""
     visible = min(len(queue), limit * LOOKAHEAD_BATCHES)
     deadlines_ns = [queue[index].deadline_ns for index in range(visible)]
     skip = _skip(due_ns, deadlines_ns, limit, costs_ns)

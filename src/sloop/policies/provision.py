@@ -94,7 +94,7 @@ class Flashpoint:
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         if self.partition and self.cuts == "best" and _are_first_of_layers(given):
-            _fronts(_piece_costs(given, self.link_mbps), self.pieces_max)
+            _plans(_piece_costs(given, self.link_mbps)).fronts(_most_pieces(self.pieces_max, len(given.sites)))
         found = {each.node: each for each in given.weights} if self.locality else {}
         ready = {name for name, each in found.items() if each.has_files or (each.is_loaded and self.cache == "loaded")}
         coming = {name: each.arriving for name, each in found.items() if self.join and each.arriving is not None}
@@ -329,12 +329,43 @@ def _are_first_of_layers(given: ProvisionInput) -> bool:
     return given.is_first and given.belief.layer_count > 1
 
 
-@lru_cache(maxsize=32)
-def _fronts(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
-    """The plans of at most `pieces_max` pieces (0: of any number). To find them takes up to a second, so policies ask
-    for them with the first starts of an application. A server plans these before it serves (`sloop.systems.setup`),
-    unless there are none, or the version is deployed later."""
-    return coarse_fronts(costs, pieces_max or costs.layers)
+def _most_pieces(pieces_max: int, places: int) -> int:
+    """The most pieces that so many places can hold."""
+    return max(1, min(places, pieces_max or places))
+
+
+class _PiecePlans:
+    """The plans of one model, as far as they have been asked for.
+
+    With 64 layers, it takes 0.1 s to find those of up to 4 pieces, 0.5 s for 8 and 5 s for 64. So policies ask for them
+    with the first starts of an application, for as many pieces as the nodes can hold. A server plans these starts
+    before it serves (`sloop.systems.setup`), unless there are none, or the version is deployed later.
+    """
+
+    def __init__(self, costs: PieceCosts) -> None:
+        self._costs, self._most = costs, 0
+        self._fronts: list[list[PiecePlan]] = []
+        self._columns: PlanColumns | None = None
+
+    def fronts(self, most: int) -> list[list[PiecePlan]]:
+        """The plans of at least up to `most` pieces, by their number of pieces from 1."""
+        if self._most < min(most, self._costs.layers):
+            # In powers of two, so that they are found anew only a few times.
+            self._most = min(1 << (most - 1).bit_length(), self._costs.layers)
+            self._fronts, self._columns = coarse_fronts(self._costs, self._most), None
+        return self._fronts
+
+    def columns(self, most: int) -> PlanColumns:
+        """The same as columns."""
+        fronts = self.fronts(most)
+        if self._columns is None:
+            self._columns = PlanColumns.of(fronts)
+        return self._columns
+
+
+@lru_cache(maxsize=256)
+def _plans(costs: PieceCosts) -> _PiecePlans:
+    return _PiecePlans(costs)
 
 
 @lru_cache(maxsize=4096)
@@ -342,7 +373,8 @@ def _best_cuts(
     costs: PieceCosts, requests: int, devices: int, pieces_max: int, starts: PieceDownloads
 ) -> tuple[int, ...]:
     """Where to cut the model if `requests` wait and `devices` are added; empty if whole models are as good."""
-    found = best_plan(_fronts(costs, pieces_max), requests, devices, pieces_max=pieces_max or None, starts=starts)
+    fronts = _plans(costs).fronts(_most_pieces(pieces_max, devices))
+    found = best_plan(fronts, requests, devices, pieces_max=pieces_max or None, starts=starts)
     return found.cuts if found is not None else ()
 
 
@@ -623,7 +655,7 @@ class CheapestStart:
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         if self.partition and _are_first_of_layers(given):
-            _columns(_piece_costs(given, self.link_mbps), self.pieces_max)
+            _plans(_piece_costs(given, self.link_mbps)).columns(_most_pieces(self.pieces_max, len(given.sites)))
         copy = self._copy(given)
         chosen = self._chosen(now_ns, given, copy)
         levels: dict[_StartSource, list[_ChosenStart]] = {}
@@ -806,10 +838,5 @@ def _parts(
     pieces_max: int,
 ) -> PartsChoice:
     """How many of the starts are made as parts, and with which cuts; see `choose_parts`."""
-    columns = _columns(costs, pieces_max)
+    columns = _plans(costs).columns(_most_pieces(pieces_max, len(times_s)))
     return choose_parts(times_s, columns, downloads, costs.exec_whole_s, requests, pieces_max or costs.layers)
-
-
-@lru_cache(maxsize=16)
-def _columns(costs: PieceCosts, pieces_max: int) -> PlanColumns:
-    return PlanColumns.of(_fronts(costs, pieces_max))

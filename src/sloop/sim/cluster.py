@@ -620,9 +620,15 @@ class Cluster:
         """Begin an ordered transfer. In a warm world, what is ordered at first is there at once."""
         if self._truths.is_warm and now_ns < WARM_NS:
             for node in order.receivers:
-                if order.is_kept:
+                if order.is_kept and order.weights.layers is None:
                     weights.place(node, order.weights)
                 self._push(now_ns, Transferred(order.transfer, node))
+            for id in order.completes:
+                completed = self._replicas.get(id)
+                if completed is not None:
+                    if order.is_kept:
+                        weights.place(completed.spec.node or "", weights.of(completed.spec))
+                    self._load_rest(now_ns, id, completed)
             return
         for id in order.completes:
             completed = self._replicas.get(id)
@@ -770,6 +776,8 @@ class Cluster:
 
     def _complete(self, now_ns: int, replica: SimulatedReplica, event: ReplicaCompleted) -> ReplicaCompleted | None:
         """A part has all layers, unless batches delayed it. When all parts have, each runs batches of its own."""
+        if replica.part is None:
+            return None  # told already: its pipeline broke, and it was sooner than expected
         if replica.rest_load is not None and replica.rest_load.end_ns > now_ns:
             self._push(replica.rest_load.end_ns, event)
             return None
@@ -804,8 +812,9 @@ class Cluster:
         for other in list(pipeline.members):
             member = self._replicas[other]
             self._leave_pipeline(member)
-            if member.rest_load is not None:
+            if member.rest_load is not None and member.part is not None:
                 member.rest_load.stops_computing(now_ns)
+                self._push(max(now_ns, member.rest_load.end_ns), ReplicaCompleted(other))
             end = member.batch_end
             if is_lost and end is not None and end[0] > now_ns:
                 self._abandon_batch(now_ns, member)
@@ -957,7 +966,12 @@ class Cluster:
         if not self._healed and truths.faults.strikes("refused_resize", self._rates.refused_resize):
             return Resized(event.replica, replica.slot.cores)
         before_ns = replica.speed.means_ns
-        replica.slot = structs.replace(replica.slot, cores=event.cores)
+        before, replica.slot = replica.slot, structs.replace(replica.slot, cores=event.cores)
+        if replica.rest_load is not None and replica.part is not None:
+            rest_ns, whole_ns = truths.cold_start.rest_ns, s(1)
+            ratio = rest_ns(replica.spec, replica.slot, whole_ns) / rest_ns(replica.spec, before, whole_ns)
+            replica.rest_load.rescale(now_ns, ratio)
+            self._push(replica.rest_load.end_ns, ReplicaCompleted(event.replica))
         if replica.pipeline is None:
             replica.quota = truths.service.quota(replica.spec.stage, replica.spec.variant, replica.slot)
         replica.update_speed()

@@ -44,6 +44,17 @@ class RestLoad:
         """From now on, the part computes nothing."""
         self._busy = [(begin_ns, min(end_ns, now_ns)) for begin_ns, end_ns in self._busy if begin_ns < now_ns]
 
+    def rescale(self, now_ns: int, ratio: float) -> None:
+        """From now on, what is left takes `ratio` times as long."""
+        at_ns, left_ns = self._from_ns, self._work_ns
+        for begin_ns, end_ns in self._busy:
+            idle_ns = max(0.0, min(begin_ns, now_ns) - at_ns)
+            busy_ns = max(0.0, min(end_ns, now_ns) - max(begin_ns, at_ns))
+            left_ns -= idle_ns + busy_ns * ASIDE_SHARE
+            at_ns += idle_ns + busy_ns
+        self._work_ns = max(0.0, left_ns - max(0.0, now_ns - at_ns)) * ratio
+        self._from_ns = max(self._from_ns, now_ns)
+
     @property
     def end_ns(self) -> int:
         """When it has loaded them, if the part computes nothing more than is known."""
