@@ -263,6 +263,11 @@ class Device(Struct, frozen=True):
 
 STORE: Final = ""
 """The name of the store of models among the sources of transfers; nodes have names that are not empty."""
+LINK_MBPS: Final = 7506.89
+"""Believed rate of a transfer between two nodes: the mean of five tests between two instances of Lambda Labs' cloud, in
+the thesis on Flashpoint (section 3.3 of our specification)."""
+STORE_MBPS: Final = 2203.0
+"""Believed rate of a store: the mean of ten tests with S3 in the same region, in the same thesis."""
 
 
 class ModelWeights(Struct, frozen=True, omit_defaults=True):

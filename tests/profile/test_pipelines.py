@@ -9,7 +9,6 @@ from msgspec import structs
 
 from sloop.profile.estimate import Estimate
 from sloop.profile.pipelines import (
-    LINK_MBPS,
     layer_share,
     member_ms,
     moving_ms,
@@ -20,7 +19,7 @@ from sloop.profile.pipelines import (
 )
 from sloop.solvers.flashpoint import PieceCosts
 from sloop.units import ms
-from sloop.vocabulary import ALONE, Form, Slot
+from sloop.vocabulary import ALONE, LINK_MBPS, Form, Slot
 from tests.profile.test_blocks import EXAMPLE, PROFILE
 
 SLOT = Slot(2.0)

@@ -4,7 +4,8 @@ from statistics import fmean
 
 import pytest
 
-from sloop.profile.published import FLASHPOINT_MODELS, H2H_MBPS, PUBLISHED, STORE_MBPS, FlashpointModel
+from sloop.profile.published import FLASHPOINT_MODELS, PUBLISHED, FlashpointModel
+from sloop.vocabulary import LINK_MBPS, STORE_MBPS
 
 T5 = FLASHPOINT_MODELS["T5-3B"]
 MODELS = list(FLASHPOINT_MODELS.values())
@@ -31,7 +32,7 @@ def test_the_printed_means_of_the_stages() -> None:
 def test_the_cold_starts_of_t5() -> None:
     local_s, load_s = T5.send_s.value, T5.load_s.value
     assert download_s(T5, STORE_MBPS) + load_s + local_s == pytest.approx(56.771, abs=1e-3)
-    assert download_s(T5, H2H_MBPS) + load_s + local_s == pytest.approx(27.501, abs=1e-3)
+    assert download_s(T5, LINK_MBPS) + load_s + local_s == pytest.approx(27.501, abs=1e-3)
     assert load_s + local_s == pytest.approx(15.34, abs=5e-3)
     assert local_s == 1.206
 
@@ -70,11 +71,11 @@ def test_inference_is_44_59_percent_slower_if_cut_everywhere() -> None:
     """Sections 3.2 and 4.1.3: 43.94 % for T5, which is 1.144 ms for each of its 54 boundaries."""
     slower = {}
     for model in MODELS:
-        boundary_ms = model.crossing_bytes.value * 8 / (H2H_MBPS * 1e3)
+        boundary_ms = model.crossing_bytes.value * 8 / (LINK_MBPS * 1e3)
         slower[model.name] = 100 * (len(model.layers) - 1) * boundary_ms / model.exec_ms.value
     assert slower["T5-3B"] == pytest.approx(43.94, abs=5e-3)
     assert fmean(slower.values()) == pytest.approx(44.59, abs=5e-3)
-    assert T5.crossing_bytes.value * 8 / (H2H_MBPS * 1e3) == pytest.approx(1.1440674, abs=1e-4)
+    assert T5.crossing_bytes.value * 8 / (LINK_MBPS * 1e3) == pytest.approx(1.1440674, abs=1e-4)
 
 
 def test_t5_has_55_layers_of_which_the_largest_takes_2_353_percent() -> None:

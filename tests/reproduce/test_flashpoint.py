@@ -11,7 +11,7 @@ from msgspec import structs
 from sloop.actions import End, StartReplica
 from sloop.events import ReplicaReady, ReplicaStopped
 from sloop.options import written
-from sloop.profile.published import FLASHPOINT_MODELS, H2H_MBPS
+from sloop.profile.published import FLASHPOINT_MODELS
 from sloop.reproduce import data_folder, reproduce
 from sloop.reproduce.flashpoint import experiments, offline, planner, published
 from sloop.reproduce.flashpoint.experiments import (
@@ -61,7 +61,7 @@ from sloop.sim.run import simulate
 from sloop.sim.world import World
 from sloop.solvers.flashpoint import PieceCosts
 from sloop.units import s
-from sloop.vocabulary import Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
+from sloop.vocabulary import LINK_MBPS, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from sloop.workload.trace import cut
 
 DATA = data_folder()
@@ -209,7 +209,7 @@ def test_plans_are_never_worse_than_those_they_are_compared_with() -> None:
 def test_costs_of_pieces_are_those_of_the_model() -> None:
     for name, model in FLASHPOINT_MODELS.items():
         costs: PieceCosts = offline.piece_costs(name)
-        assert sum(costs.cold_s) == pytest.approx(sum(offline.stages_s(name, H2H_MBPS)))
+        assert sum(costs.cold_s) == pytest.approx(sum(offline.stages_s(name, LINK_MBPS)))
         assert costs.exec_whole_s == pytest.approx(model.exec_ms.value / 1e3)
     assert offline.piece_costs(offline.T5).plan(range(1, 55)).request_s == pytest.approx(0.1406 * 1.4394, rel=1e-4)
 

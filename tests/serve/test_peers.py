@@ -19,7 +19,7 @@ from sloop.errors import MachineError
 from sloop.serve import peers as module
 from sloop.serve.messages import encode
 from sloop.serve.network import Endpoint, NodeListener, NodeTls, Purpose, connect
-from sloop.serve.peers import FilePart, FileServer, PeerStore
+from sloop.serve.peers import FileRange, FileServer, PeerStore
 from sloop.serve.stores import ModelSource, Patience, Store
 from sloop.serve.transport import HEADER, Frame, FrameKind, pack_head, unpack_head
 from sloop.serve.weights import WeightsCache
@@ -30,7 +30,7 @@ from tests.serve.test_weights import put, split_model
 __all__ = ["certificates"]  # a fixture
 
 pytestmark = pytest.mark.live
-CONTENT = random.Random(5).randbytes(3 * module.PART_BYTES * module.AHEAD + 12_345)
+CONTENT = random.Random(5).randbytes(3 * module.RANGE_BYTES * module.AHEAD + 12_345)
 HALF = len(CONTENT) // 2
 TOKEN = b"0123456789abcdef0123"
 HERE = "127.0.0.1"
@@ -83,12 +83,12 @@ def store() -> Iterator[BadStore]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[FilePart]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[FileRange]:
     """All requests that any machine has got."""
-    found: list[FilePart] = []
+    found: list[FileRange] = []
     before = module.FileRequests._found
 
-    def noted(self: module.FileRequests, part: FilePart) -> bytes | None:
+    def noted(self: module.FileRequests, part: FileRange) -> bytes | None:
         if not found or found[-1] != part:
             found.append(part)
         return before(self, part)
@@ -139,7 +139,7 @@ def test_a_chain_reads_the_store_once_and_passes_on_what_has_not_come_whole(
         fetching.append(asyncio.create_task(second.fetch(url, [first])))
         await until(lambda: part_bytes(second) > 0)
         fetching.append(asyncio.create_task(third.fetch(url, [second, first])))
-        await until(lambda: part_bytes(third) > HALF - 2 * module.PART_BYTES)
+        await until(lambda: part_bytes(third) > HALF - 2 * module.RANGE_BYTES)
         hold.set()
         for path in await asyncio.gather(*fetching):
             assert path.read_bytes() == CONTENT
@@ -178,7 +178,7 @@ def test_a_peer_that_sends_nonsense_or_nothing_is_left(
         else:
             sock.sendall(answer)
 
-    monkeypatch.setattr(module, "send_pieces", send)
+    monkeypatch.setattr(module, "send_chunks", send)
     caplog.set_level("INFO", "sloop")
 
     async def scene(make: Make) -> None:
@@ -197,7 +197,7 @@ def test_a_file_that_grows_no_more_is_said_to_its_reader(tmp_path: Path, monkeyp
     (tmp_path / "half").write_bytes(bytes(10))
     ours, theirs = socket.socketpair()
     with ours, theirs, (tmp_path / "half").open("rb") as file:
-        module.send_pieces(ours, 5, file.fileno(), FilePart("key", "half", "v", 4, 100, in_pieces=True))
+        module.send_chunks(ours, 5, file.fileno(), FileRange("key", "half", "v", 4, 100, in_chunks=True))
         ours.close()
         sent = b"".join(iter(lambda: theirs.recv(1000), b""))
     first, beat = unpack_head(sent), unpack_head(sent[HEADER.size + 6 :])
@@ -227,7 +227,7 @@ def test_a_model_that_is_there_is_copied_with_all_its_files(store: BadStore, tmp
 
 @pytest.mark.parametrize("is_middle_asked", [True, False])
 def test_when_a_machine_dies_its_follower_goes_on_where_it_was(
-    store: BadStore, tmp_path: Path, is_middle_asked: bool, asked: list[FilePart]
+    store: BadStore, tmp_path: Path, is_middle_asked: bool, asked: list[FileRange]
 ) -> None:
     async def scene(make: Make) -> None:
         first, middle, last = [await make() for _ in range(3)]
@@ -238,24 +238,24 @@ def test_when_a_machine_dies_its_follower_goes_on_where_it_was(
         fetching.append(asyncio.create_task(middle.fetch(url, [first])))
         await until(lambda: part_bytes(middle) > 0)
         ended = asyncio.create_task(last.fetch(url, [middle, first] if is_middle_asked else [middle]))
-        await until(lambda: part_bytes(last) > HALF - 2 * module.PART_BYTES)
+        await until(lambda: part_bytes(last) > HALF - 2 * module.RANGE_BYTES)
         here = part_bytes(last)
         asked.clear()
         await middle.die()
         hold.set()
         assert (await ended).read_bytes() == CONTENT
         assert [path.read_bytes() == CONTENT for path in await asyncio.gather(*fetching)] == [True, True]
-        again = [each for each in asked if each.size and each.start < here - module.PART_BYTES]
+        again = [each for each in asked if each.size and each.start < here - module.RANGE_BYTES]
         assert not again, "what had come was asked for again"
         if not is_middle_asked:
             ranges = [int(each["range"][6:-1]) for each in store.asked("/big.bin") if each.get("range", "")[-1:] == "-"]
             assert ranges, "the store went on"
-            assert min(ranges) >= here - module.PART_BYTES
+            assert min(ranges) >= here - module.RANGE_BYTES
 
     play(tmp_path, scene)
 
 
-def test_a_peer_with_another_version_is_not_read(store: BadStore, tmp_path: Path, asked: list[FilePart]) -> None:
+def test_a_peer_with_another_version_is_not_read(store: BadStore, tmp_path: Path, asked: list[FileRange]) -> None:
     async def scene(make: Make) -> None:
         first, second = await make(), await make()
         await first.fetch(f"{store.url}/big.bin")
@@ -267,7 +267,7 @@ def test_a_peer_with_another_version_is_not_read(store: BadStore, tmp_path: Path
 
 
 def test_a_damaged_copy_is_noticed_and_the_store_is_read(
-    store: BadStore, tmp_path: Path, asked: list[FilePart]
+    store: BadStore, tmp_path: Path, asked: list[FileRange]
 ) -> None:
     async def scene(make: Make) -> None:
         first, second = await make(), await make()
@@ -346,12 +346,12 @@ def test_a_peer_whose_own_transfer_stands_still_is_left(
 @pytest.mark.parametrize(
     "request_",
     [
-        FilePart("0" * 16, "big.bin", "v", 0, 100),
-        FilePart("0" * 16, "../../etc/passwd"),
-        FilePart("../" * 5, "passwd", "v", 0, 10),
+        FileRange("0" * 16, "big.bin", "v", 0, 100),
+        FileRange("0" * 16, "../../etc/passwd"),
+        FileRange("../" * 5, "passwd", "v", 0, 10),
     ],
 )
-def test_what_is_not_in_the_cache_is_not_sent(tmp_path: Path, request_: FilePart) -> None:
+def test_what_is_not_in_the_cache_is_not_sent(tmp_path: Path, request_: FileRange) -> None:
     async def scene(make: Make) -> None:
         machine = await make()
         link = await connect(machine.endpoint, TOKEN, Purpose.WEIGHTS)
@@ -368,7 +368,7 @@ def test_what_is_not_in_the_cache_is_not_sent(tmp_path: Path, request_: FilePart
 
 @pytest.mark.parametrize(
     "payload",
-    [b"nonsense", encode(FilePart("a", "b", "v", 0, module.PART_BYTES + 1)), encode(FilePart("a", "b", "v", -1, 5))],
+    [b"nonsense", encode(FileRange("a", "b", "v", 0, module.RANGE_BYTES + 1)), encode(FileRange("a", "b", "v", -1, 5))],
 )
 def test_what_is_no_request_ends_the_connection(tmp_path: Path, payload: bytes) -> None:
     async def scene(make: Make) -> None:

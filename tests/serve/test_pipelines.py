@@ -282,7 +282,7 @@ def test_every_batch_ends_once_and_every_block_is_freed(places: int, steps: Sequ
     pipeline = ProcessPipeline(parts[0], orders)
     pipeline.members |= {place: ReplicaId(place) for place in range(places)}
     for place in range(places):
-        pipeline.has_part(place)
+        pipeline.on_part_ready(place)
     begun: list[tuple[BatchId, ReplicaId]] = []
     ended: list[BatchId] = []
     dead: set[int] = set()
@@ -326,10 +326,10 @@ def test_a_worker_answers_only_what_it_was_told() -> None:
     orders = Orders()
     pipeline = ProcessPipeline(Part(PipelineId(0), 0, (0, 1, 2)), orders)
     pipeline.members |= {0: A, 1: B}
-    pipeline.has_part(0)
+    pipeline.on_part_ready(0)
     assert orders.completing == []
     with pytest.raises(ProtocolError, match="not told to complete"):
-        pipeline.has_all_layers(0)
+        pipeline.on_completed(0)
     assert pipeline.takes(1, BatchId(3), ONE_VISIT)
     with pytest.raises(ProtocolError, match="passes on batch 4"):
         pipeline.passed_on(0, 4, 1, PassedBatch(1, [], [], [], []), orders.free_block)
@@ -352,8 +352,8 @@ def test_what_only_a_lost_machine_has_is_lost_with_it() -> None:
         orders = Orders()
         pipeline = ProcessPipeline(Part(PipelineId(0), 0, (0, 1, 2)), orders)
         pipeline.members |= {0: A, 1: B}
-        pipeline.has_part(0)
-        pipeline.has_part(1)
+        pipeline.on_part_ready(0)
+        pipeline.on_part_ready(1)
         assert pipeline.takes(1, BatchId(1), ONE_VISIT)
         pipeline.passed_on(0, 1, 1, PassedBatch(1, [0], [1], [[0]], [*tensors]), lambda block: None)
         pipeline.lose(0, has_memory=has_memory)
@@ -366,14 +366,14 @@ def test_what_only_a_lost_machine_has_is_lost_with_it() -> None:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[LocalBackend], None]:
     """Workers get the other layers only when this is called with their pipeline."""
-    complete = ProcessPipeline._complete_later
-    monkeypatch.setattr(ProcessPipeline, "_complete_later", lambda pipeline: None)
+    complete = ProcessPipeline._begin_completion
+    monkeypatch.setattr(ProcessPipeline, "_begin_completion", lambda pipeline: None)
 
     def release(backend: LocalBackend) -> None:
-        monkeypatch.setattr(ProcessPipeline, "_complete_later", complete)
+        monkeypatch.setattr(ProcessPipeline, "_begin_completion", complete)
         for replica in backend._replicas.values():
             if replica.pipeline is not None:
-                replica.pipeline._complete_later()
+                replica.pipeline._begin_completion()
 
     return release
 

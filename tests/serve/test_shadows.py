@@ -159,7 +159,7 @@ def beside(made: Servable, blocks: tuple[int, ...], rows: tuple[int, ...]) -> It
         try:
             yield runtime
         finally:
-            runtime.part()
+            runtime.detach()
             thread.join()
 
 

@@ -31,7 +31,7 @@ from sloop.serve import peers
 from sloop.serve.agent import Agent
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.peers import FilePart
+from sloop.serve.peers import FileRange
 from sloop.serve.protocols import Servable
 from sloop.serve.stores import Patience
 from sloop.serve.weights import WeightsCache
@@ -171,12 +171,12 @@ def play(folder: Path, url: str, scene: Scene) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[FilePart]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[FileRange]:
     """The parts of files that any agent was asked for."""
-    found: list[FilePart] = []
+    found: list[FileRange] = []
     before = peers.FileRequests._found
 
-    def noted(self: peers.FileRequests, part: FilePart) -> bytes | None:
+    def noted(self: peers.FileRequests, part: FileRange) -> bytes | None:
         if part.size and part not in found:
             found.append(part)
         return before(self, part)
@@ -222,7 +222,7 @@ def test_weights_come_from_a_node_that_has_them(store: BadStore, tmp_path: Path)
 
 
 def test_when_a_receiver_dies_those_behind_it_go_on_at_the_byte_where_they_stand(
-    store: BadStore, tmp_path: Path, asked: list[FilePart]
+    store: BadStore, tmp_path: Path, asked: list[FileRange]
 ) -> None:
     async def scene(rig: Rig) -> None:
         await rig.join(ONE, TWO, THREE)
@@ -262,7 +262,7 @@ def test_when_the_source_dies_the_store_goes_on(store: BadStore, tmp_path: Path)
     play(tmp_path, with_checksum(store.url), scene)
 
 
-def test_a_copy_that_differs_is_not_taken(store: BadStore, tmp_path: Path, asked: list[FilePart]) -> None:
+def test_a_copy_that_differs_is_not_taken(store: BadStore, tmp_path: Path, asked: list[FileRange]) -> None:
     async def scene(rig: Rig) -> None:
         await rig.join(ONE, TWO)
         rig.send(STORE, ONE)

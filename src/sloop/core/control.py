@@ -32,8 +32,8 @@ from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.pipeline import (
     break_up,
     dissolve,
-    has_all_layers,
-    has_part,
+    on_completed,
+    on_part_ready,
     order_other_layers,
     stops_whole_pipelines,
 )
@@ -407,7 +407,7 @@ class ControlPath:
         if replica is None or replica.life is not Life.STARTING:
             return
         if replica.part is not None:
-            if has_part(now_ns, self._state, replica, out):
+            if on_part_ready(now_ns, self._state, replica, out):
                 self._advance_all(now_ns, replica, out)
             return
         if replica.pipeline is not None:
@@ -421,7 +421,7 @@ class ControlPath:
     def completed(self, now_ns: int, event: ReplicaCompleted, out: list[Action]) -> None:
         """A part of a pipeline has all layers of its model."""
         replica = self._state.replicas.get(event.replica)
-        if replica is not None and has_all_layers(now_ns, self._state, replica, out):
+        if replica is not None and on_completed(now_ns, self._state, replica, out):
             self._advance_all(now_ns, replica, out)
 
     def batch_lost(self, now_ns: int, event: BatchLost, out: list[Action]) -> None:

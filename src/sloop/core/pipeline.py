@@ -44,11 +44,11 @@ def layers_of(whole: ModelWeights, layer_bytes: Sequence[int], layers: tuple[int
     return ModelWeights(whole.name, size_bytes, layers, whole.digest)
 
 
-def has_part(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:
+def on_part_ready(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:
     """A part has started. Returns whether its pipeline serves now."""
     pipeline = replica.pipeline
     if pipeline is None:
-        _complete_later(now_ns, state, [replica], out)
+        _begin_completion(now_ns, state, [replica], out)
         return False
     if replica.id in pipeline.started:
         return False
@@ -58,12 +58,12 @@ def has_part(now_ns: int, state: State, replica: Replica, out: list[Action]) -> 
     for member in pipeline.members.values():
         state.set_life(now_ns, member, Life.READY)
         member.stage.pool.add_idle(member)
-    _complete_later(now_ns, state, pipeline.members.values(), out)
+    _begin_completion(now_ns, state, pipeline.members.values(), out)
     _note_complete(now_ns, state, pipeline, out)
     return True
 
 
-def has_all_layers(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:
+def on_completed(now_ns: int, state: State, replica: Replica, out: list[Action]) -> bool:
     """A part has got the other layers. Returns whether that was expected."""
     pipeline = replica.pipeline
     if replica.part is None or (pipeline is not None and replica.id not in pipeline.started):
@@ -147,7 +147,7 @@ def break_up(now_ns: int, state: State, pipeline: LayerPipeline, lost: Replica |
                 if member.batch is None:
                     member.stage.pool.remove_idle(member)
                 state.set_life(now_ns, member, Life.STARTING)
-            _complete_later(now_ns, state, [member], out)
+            _begin_completion(now_ns, state, [member], out)
 
 
 def stops_whole_pipelines(
@@ -185,7 +185,7 @@ def stops_whole_pipelines(
     return replace(found, stop=tuple(stop), hold=tuple(hold))
 
 
-def _complete_later(now_ns: int, state: State, replicas: Iterable[Replica], out: list[Action]) -> None:
+def _begin_completion(now_ns: int, state: State, replicas: Iterable[Replica], out: list[Action]) -> None:
     """Parts of one pipeline begin to get the other layers, unless they have begun, or their node is lost and they will
     be reported lost too. Where a node has the files, that is the driver's work alone."""
     begin = [

@@ -35,7 +35,7 @@ from sloop.solvers.flashpoint import (
 from sloop.solvers.starts import PartsChoice, PlanColumns, choose_parts
 from sloop.text import counted, listed
 from sloop.units import ROUNDING, to_s
-from sloop.vocabulary import STORE, TransferId, WeightLevel
+from sloop.vocabulary import LINK_MBPS, STORE, STORE_MBPS, TransferId, WeightLevel
 
 __all__ = ["AsPlaced", "CheapestStart", "Flashpoint"]
 
@@ -73,10 +73,10 @@ class Flashpoint:
     model whenever enough replicas start for all its parts, and ignore cold starts."""
     pieces_max: int = 0
     """The most parts of one model; 0: as many as it has measured layer blocks, at most 64."""
-    link_mbps: float = 7506.89
+    link_mbps: float = LINK_MBPS
     """The expected rate of a transfer between two nodes, measured between two cloud instances (section 3.3). Used to
     decide whether and where to cut a model."""
-    store_mbps: float = 2203.0
+    store_mbps: float = STORE_MBPS
     """The expected rate at which the store sends to all nodes together, measured there as well. Used in the same
     way."""
     packs_first: bool = True
@@ -633,9 +633,9 @@ class CheapestStart:
     spare_workers: int = 1
     """How many processes without a model are believed to wait on each node. Each further start there also takes the
     time to start a process."""
-    link_mbps: float = 7506.89
+    link_mbps: float = LINK_MBPS
     """The believed rate at which a node sends, and at which it receives."""
-    store_mbps: float = 2203.0
+    store_mbps: float = STORE_MBPS
     """The believed rate of the store, to all nodes together or to each, as `store` says."""
     store: Literal["shared", "per_node"] = "shared"
     """Whether all nodes share one link to the store, or each has its own."""

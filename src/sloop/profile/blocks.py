@@ -4,16 +4,12 @@ Beliefs and the simulator's truth both use these functions, the truth with profi
 """
 
 from math import inf
-from typing import Final
 
 import numpy as np
 
-from sloop.profile.pairs import BlockCosts, Floats, MoveCosts, SharedBlocks
+from sloop.profile.pairs import NOTIFY_MS, BlockCosts, Floats, MoveCosts, SharedBlocks
 from sloop.profile.profile import FLOOR_MS, LayerProfile
 from sloop.vocabulary import Shadow
-
-NOTIFY_MS: Final = 0.3
-"""Assumed for one message between processes of a node; AsyFunc's specification, section 2.3."""
 
 
 def block_costs(

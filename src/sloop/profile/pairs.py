@@ -22,6 +22,8 @@ from sloop.units import at_least
 Floats: TypeAlias = NDArray[np.float64]
 
 MIB: Final = 2**20
+NOTIFY_MS: Final = 0.3
+"""Assumed for one message between processes of a node; AsyFunc's specification, section 2.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class MoveCosts:
     load_ms: float = 6.7
     load_ms_per_mib: float = 0.712
     move_ms_per_byte: float = 0.5e-6
-    notify_ms: float = 0.3
+    notify_ms: float = NOTIFY_MS
     """The time of one notification; each contiguous run of blocks needs two."""
 
     def loading_ms(self, size_bytes: float) -> float:

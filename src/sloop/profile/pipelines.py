@@ -14,12 +14,10 @@ from itertools import pairwise
 from typing import Final
 
 from sloop.profile.profile import FLOOR_MS, LayerProfile
+from sloop.vocabulary import LINK_MBPS
 
 MS_PER_S: Final = 1e3
 
-LINK_MBPS: Final = 7506.89
-"""Believed rate of a transfer between two nodes: measured between two instances of a cloud (Flashpoint's specification,
-section 3.3)."""
 BITS_PER_BYTE: Final = 8
 BITS_PER_MEGABIT: Final = 1e6
 

@@ -27,6 +27,7 @@ from sloop.profile.profile import (
     Startup,
 )
 from sloop.profile.v100 import V100_PROFILES
+from sloop.vocabulary import LINK_MBPS
 
 _GRID_CORES = (1, 2, 4, 8, 16, 32)
 _GRID_MS = {
@@ -127,10 +128,6 @@ class FlashpointModel(NamedTuple):
 
 
 FLASHPOINT: Final = "San Juan, Flashpoint, thesis, Waterloo 2023"
-H2H_MBPS: Final = 7506.89
-"""Between two hosts, effective; the mean of five tests of the thesis on Lambda Labs' machines."""
-STORE_MBPS: Final = 2203.0
-"""From S3 in the same region, effective; ten tests of the same."""
 _CALIBRATED: Final = "not printed; calibrated so that the six models have the printed means in units of an inference"
 _FROM_MEANS: Final = "section 3.2.2: mean latency 20.74 s, which is 147.48 inferences; 11.52 s and 82 agree"
 _T5_STAGES: Final = "section 3.2.2: stages of T5-3B on an A10"
@@ -150,7 +147,7 @@ def _flashpoint_model(
 ) -> FlashpointModel:
     boundaries = sum(group.layers for group in groups) - 1
     share, source = slower
-    crossing_bytes = share * exec_ms.value / 1e3 / boundaries * H2H_MBPS * 1e6 / 8
+    crossing_bytes = share * exec_ms.value / 1e3 / boundaries * LINK_MBPS * 1e6 / 8
     return FlashpointModel(
         name,
         parameters,
@@ -255,7 +252,7 @@ def _layers_of(model: FlashpointModel) -> LayerProfile:
         load_ms=load_ms,
         latency_ms=LatencyTable({1: {1.0: model.exec_ms.value}}),
         input_bytes=crossing_bytes,
-        move_ms_per_mb=8e3 / H2H_MBPS,
+        move_ms_per_mb=8e3 / LINK_MBPS,
         difference=0.0,
         origin="assumed",
         source=f"public architecture of {model.name}, all layers equally slow; {model.crossing_bytes.source}",

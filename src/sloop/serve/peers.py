@@ -12,8 +12,8 @@ A file from a peer is accepted only if the store confirms that its version is th
 known and matches at the end. If the store cannot be reached, the version of the peer is accepted, like that of a cached
 copy.
 
-A request asks for the rest of a file, in pieces. A thread on each side then has the connection for itself: the kernel
-copies pieces from the file to the network (sendfile), and a reader receives, writes and digests them without a turn of
+A request asks for the rest of a file, in chunks. A thread on each side then has the connection for itself: the kernel
+copies chunks from the file to the network (sendfile), and a reader receives, writes and digests them without a turn of
 an event loop. With TLS, which needs the event loop, each request asks for a part of a file. A reader has only a few
 such requests under way, which are answered in their order, so the memory for waiting answers is bounded.
 """
@@ -60,16 +60,16 @@ from sloop.serve.stores import (
 from sloop.serve.transport import CLOSED, HEADER, Frame, FrameKind, ProtocolError, pack_head, unpack_head
 from sloop.serve.weights import FILES, MANIFEST, ModelFolder, WeightsCache
 
-PART_BYTES: Final = 256 << 10
+RANGE_BYTES: Final = 256 << 10
 """Bytes of a file that one request asks for. A peer can send a part on once it has all of it."""
 AHEAD: Final = 8
 """Requests of one file that are under way at a time."""
 WAITING_MAX: Final = 64
 """Requests that may wait on one connection."""
-PIECE_BYTES_MAX: Final = 1 << 20
-"""Of a file that is sent in pieces. A piece may be as small as what has just come."""
+CHUNK_BYTES_MAX: Final = 1 << 20
+"""Of a file that is sent in chunks. A chunk may be as small as what has just come."""
 READ_BYTES: Final = 128 << 10
-"""Of a piece, what is received, written and digested at a time, and can then be sent on."""
+"""Of a chunk, what is received, written and digested at a time, and can then be sent on."""
 REQUEST_BYTES_MAX: Final = 4096
 GROWTH_S: Final = 0.001
 """How often to check whether a file that is being received has grown."""
@@ -90,7 +90,7 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("sloop.peers")
 
 
-class FilePart(Struct, frozen=True, array_like=True):
+class FileRange(Struct, frozen=True, array_like=True):
     """A request for `size` bytes, from `start` on, of this version of a file of a model. If `size` is 0, it asks for
     the `FileInfo` instead."""
 
@@ -101,7 +101,7 @@ class FilePart(Struct, frozen=True, array_like=True):
     version: str = ""
     start: int = 0
     size: int = 0
-    in_pieces: bool = False
+    in_chunks: bool = False
     """Whether the bytes come in many frames, as soon as they are there, each with its position. Nothing more can be
     asked on this connection then, and any size."""
 
@@ -168,12 +168,12 @@ class FileRequests:
     ) -> None:
         self._link, self._caches, self._find = link, caches, find
         self._loop = asyncio.get_running_loop()
-        self._decoder = msgspec.msgpack.Decoder(FilePart)
-        self._waiting: deque[tuple[int, FilePart]] = deque()
+        self._decoder = msgspec.msgpack.Decoder(FileRange)
+        self._waiting: deque[tuple[int, FileRange]] = deque()
         self._opened: dict[tuple[str, str, str], int] = {}
         """Descriptors by model, file and version: a descriptor stays with its file, also when the file is moved."""
         self._taken: socket.socket | None = None
-        """The connection, once a thread sends a file in pieces."""
+        """The connection, once a thread sends a file in chunks."""
         self._timer: asyncio.TimerHandle | None = None
         self._grown_s, self._grown_bytes = 0.0, NEW
         """When the file for which a request waits has last grown, and to which size."""
@@ -186,12 +186,12 @@ class FileRequests:
         if len(self._waiting) >= WAITING_MAX:
             raise ProtocolError(f"more than {WAITING_MAX} requests for files")
         try:
-            part = self._decoder.decode(frame.payload)
+            wanted = self._decoder.decode(frame.payload)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"a request for a file cannot be read: {error}") from error
-        if part.start < 0 or part.size < 0 or (part.size > PART_BYTES and not part.in_pieces):
-            raise ProtocolError(f"a request for {part.size} B from {part.start} on")
-        self._waiting.append((frame.subject, part))
+        if wanted.start < 0 or wanted.size < 0 or (wanted.size > RANGE_BYTES and not wanted.in_chunks):
+            raise ProtocolError(f"a request for {wanted.size} B from {wanted.start} on")
+        self._waiting.append((frame.subject, wanted))
         if self._timer is None:
             self._answer()
 
@@ -212,9 +212,9 @@ class FileRequests:
         """Answer all requests that can be answered; try again soon if the next part has not arrived yet."""
         self._timer = None
         while self._waiting and not self._link.is_congested:
-            number, part = self._waiting[0]
+            number, wanted = self._waiting[0]
             try:
-                found = self._found(part)
+                found = self._found(wanted)
             except OSError as error:
                 self._refuse(number, f"it cannot be read: {error.strerror or error}")
                 continue
@@ -224,14 +224,14 @@ class FileRequests:
             if found is None:
                 self._timer = self._loop.call_later(GROWTH_S, self._answer)
                 return
-            if part.in_pieces:
-                self._send_pieces(number, part)
+            if wanted.in_chunks:
+                self._send_chunks(number, wanted)
                 return
             self._waiting.popleft()
             self._grown_bytes = NEW
             self._link.send(FrameKind.BLOCK, number, 0, [found])
 
-    def _send_pieces(self, number: int, part: FilePart) -> None:
+    def _send_chunks(self, number: int, wanted: FileRange) -> None:
         """Let a thread send the file, which is open."""
         taken = self._link.take_over()
         if taken is None:  # something is unsent, or the link is closed, which cancels the timer
@@ -239,40 +239,40 @@ class FileRequests:
             return
         self._waiting.clear()
         self._taken, _ = taken
-        fd = self._opened.pop((part.key, part.name, part.version))
+        fd = self._opened.pop((wanted.key, wanted.name, wanted.version))
 
         def send() -> None:
             try:
                 with taken[0]:
-                    send_pieces(taken[0], number, fd, part)
+                    send_chunks(taken[0], number, fd, wanted)
             finally:
                 os.close(fd)
                 with suppress(RuntimeError):  # the event loop has been closed
                     self._loop.call_soon_threadsafe(self._link.close)
 
-        threading.Thread(target=send, name=f"sloop-send-{part.name}", daemon=True).start()
+        threading.Thread(target=send, name=f"sloop-send-{wanted.name}", daemon=True).start()
 
     def _refuse(self, number: int, why: str) -> None:
         self._waiting.popleft()
         self._grown_bytes = NEW
         self._link.send(FrameKind.BLOCK, number, -1, [why.encode()[:TEXT_BYTES_MAX]])
 
-    def _found(self, part: FilePart) -> bytes | None:
+    def _found(self, wanted: FileRange) -> bytes | None:
         """The answer to a request; None if its bytes may still arrive. `LookupError` if they will not."""
         size = 0
-        if part.in_pieces:
-            self._descriptor(part)
+        if wanted.in_chunks:
+            self._descriptor(wanted)
             return b""
-        if part.size:
-            fd = self._descriptor(part)
+        if wanted.size:
+            fd = self._descriptor(wanted)
             size = os.fstat(fd).st_size
-            if size >= part.start + part.size:
-                return os.pread(fd, part.size, part.start)
+            if size >= wanted.start + wanted.size:
+                return os.pread(fd, wanted.size, wanted.start)
         else:
-            known = self._known(part)
+            known = self._known(wanted)
             if known is not None:
                 return bytes(encode(known[1]))
-            if not any(cache.is_fetching(part.key) for cache in self._caches()):
+            if not any(cache.is_fetching(wanted.key) for cache in self._caches()):
                 self._expect(-1, BEGIN_S, "it is not here")
                 return None
         self._expect(size, STALLED_S, f"it has not grown beyond {size} B for {STALLED_S:g} s")
@@ -287,33 +287,33 @@ class FileRequests:
         elif now_s - self._grown_s > within_s:
             raise LookupError(why)
 
-    def _known(self, part: FilePart) -> KnownFile | None:
+    def _known(self, wanted: FileRange) -> KnownFile | None:
         """The file, in the first cache that has it, or elsewhere."""
-        every = (known_file(cache.models, part.key, part.name) for cache in self._caches())
-        return next((found for found in every if found is not None), None) or self._find(part.key, part.name)
+        every = (known_file(cache.models, wanted.key, wanted.name) for cache in self._caches())
+        return next((found for found in every if found is not None), None) or self._find(wanted.key, wanted.name)
 
-    def _descriptor(self, part: FilePart) -> int:
-        key = part.key, part.name, part.version
+    def _descriptor(self, wanted: FileRange) -> int:
+        key = wanted.key, wanted.name, wanted.version
         fd = self._opened.get(key)
         if fd is None:
-            found = self._known(part)
-            if found is None or found[1].version != part.version:
+            found = self._known(wanted)
+            if found is None or found[1].version != wanted.version:
                 raise LookupError("it is not here in this version")
             fd = self._opened[key] = os.open(found[0], os.O_RDONLY | os.O_CLOEXEC)
         return fd
 
 
-def send_pieces(sock: socket.socket, number: int, fd: int, part: FilePart) -> None:
+def send_chunks(sock: socket.socket, number: int, fd: int, wanted: FileRange) -> None:
     """Send a part of an open file as it grows; ends early if the other end has gone or takes nothing. Blocks."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _time_value(STALLED_S_MAX))
-    at, end = part.start, part.start + part.size
+    at, end = wanted.start, wanted.start + wanted.size
     grown_s = spoke_s = time.monotonic()
     try:
         while at < end:
             found, now_s = os.fstat(fd), time.monotonic()
             left = min(found.st_size, end) - at
             if left > 0:
-                left = min(left, PIECE_BYTES_MAX)
+                left = min(left, CHUNK_BYTES_MAX)
                 sock.sendall(pack_head(FrameKind.BLOCK, number, at, left), socket.MSG_MORE)
                 while left:
                     sent = os.sendfile(sock.fileno(), fd, at, left)
@@ -332,7 +332,7 @@ def send_pieces(sock: socket.socket, number: int, fd: int, part: FilePart) -> No
                 spoke_s = now_s
             time.sleep(GROWTH_S)
     except OSError as error:
-        _log.debug("%s is sent no further: %s", part.name, error)
+        _log.debug("%s is sent no further: %s", wanted.name, error)
 
 
 def _time_value(seconds: float) -> bytes:
@@ -405,7 +405,7 @@ class PeerStore:
     def _open(self, peer: Endpoint, file: StoredFile, watch: Watch, start: int, version: str) -> Download:
         link = self._wait(_PeerLink.to(peer, self._token, self._context), watch)
         try:
-            raw = self._wait(link.ask(FilePart(self._source.key, file.name)), watch)
+            raw = self._wait(link.ask(FileRange(self._source.key, file.name)), watch)
             info = msgspec.msgpack.decode(raw, type=FileInfo)
             if info.size_bytes < 0 or not info.version:
                 raise ProtocolError(f"{info} says nothing of a file")
@@ -413,11 +413,11 @@ class PeerStore:
                 raise InterruptedTransferError(f"{file}: a peer has another version", "fetch it from the store")
             if start > info.size_bytes or info.version != version:
                 start = 0
-            part = FilePart(self._source.key, file.name, info.version, start)
+            wanted = FileRange(self._source.key, file.name, info.version, start)
             taken = self._wait(link.take_over(), watch)
             if taken is not None:
-                return PiecesDownload(self, link, taken, part, info, watch)
-            return PeerDownload(self, link, part, info, watch)
+                return ChunksDownload(self, link, taken, wanted, info, watch)
+            return PeerDownload(self, link, wanted, info, watch)
         except (msgspec.DecodeError, ProtocolError) as error:
             self.end(link)
             raise InterruptedTransferError(f"{file}: a peer answers {error}", "fetch it from the store") from error
@@ -509,7 +509,7 @@ class PeerDownload:
     has_end = True
     is_copy = True
 
-    def __init__(self, store: PeerStore, link: "_PeerLink", first: FilePart, info: FileInfo, watch: Watch) -> None:
+    def __init__(self, store: PeerStore, link: "_PeerLink", first: FileRange, info: FileInfo, watch: Watch) -> None:
         self.start, self.version, self.sha256 = first.start, info.version, checksum_in(info.version)
         self.total_bytes: int | None = info.size_bytes
         self.is_resumable = info.is_resumable
@@ -521,9 +521,9 @@ class PeerDownload:
     def read(self) -> bytes:
         """The next bytes."""
         while self._asked_bytes < self._size and len(self._under_way) < AHEAD:
-            size = min(PART_BYTES, self._size - self._asked_bytes)
-            part = msgspec.structs.replace(self._first, start=self._asked_bytes, size=size)
-            self._under_way.append(self._store.call(self._link.ask(part)))
+            size = min(RANGE_BYTES, self._size - self._asked_bytes)
+            wanted = msgspec.structs.replace(self._first, start=self._asked_bytes, size=size)
+            self._under_way.append(self._store.call(self._link.ask(wanted)))
             self._asked_bytes += size
         if not self._under_way:
             return b""
@@ -537,8 +537,8 @@ class PeerDownload:
         self._store.end(self._link)
 
 
-class PiecesDownload:
-    """A file that comes from a peer in pieces, over a connection that belongs to the thread of a transfer; a
+class ChunksDownload:
+    """A file that comes from a peer in chunks, over a connection that belongs to the thread of a transfer; a
     `Download`."""
 
     has_end = True
@@ -549,7 +549,7 @@ class PiecesDownload:
         store: PeerStore,
         link: "_PeerLink",
         taken: tuple[socket.socket, bytes],
-        first: FilePart,
+        first: FileRange,
         info: FileInfo,
         watch: Watch,
     ) -> None:
@@ -559,12 +559,12 @@ class PiecesDownload:
         self._store, self._link, self._watch = store, link, watch
         self._at, self._size = first.start, info.size_bytes
         self._left = 0
-        """Of the present piece."""
+        """Of the present chunk."""
         self._socket, self._before = taken
         """What had come before belongs to the first frames."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _time_value(POLL_S))
         self._number = link.next_number()
-        payload = encode(msgspec.structs.replace(first, size=self._size - self._at, in_pieces=True))
+        payload = encode(msgspec.structs.replace(first, size=self._size - self._at, in_chunks=True))
         try:
             self._socket.sendall(pack_head(FrameKind.FETCH, self._number, 0, len(payload)) + payload)
         except OSError as error:
@@ -576,7 +576,7 @@ class PiecesDownload:
         """The next bytes."""
         try:
             while not self._left and self._at < self._size:
-                self._begin_piece()
+                self._begin_chunk()
         except ProtocolError as error:
             raise InterruptedTransferError(f"a peer sends {error}", "fetch it from the store") from error
         found = self._exactly(min(self._left, READ_BYTES))
@@ -588,7 +588,7 @@ class PiecesDownload:
         self._socket.close()
         self._store.end(self._link)
 
-    def _begin_piece(self) -> None:
+    def _begin_chunk(self) -> None:
         """Read the head of a frame."""
         head = unpack_head(self._exactly(HEADER.size))
         if head.kind is FrameKind.ALIVE and not head.payload_bytes:
@@ -649,14 +649,14 @@ class _PeerLink:
         """Connect. Raises `MachineError`."""
         return cls(await connect(endpoint, token, Purpose.WEIGHTS, context=context))
 
-    async def ask(self, part: FilePart) -> bytes:
+    async def ask(self, wanted: FileRange) -> bytes:
         """The answer to a request. Raises `InterruptedTransferError` if there is none."""
         if self._ended:
             raise InterruptedTransferError(f"a peer has gone: {self._ended}", "check the network")
         number = self.next_number()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._asked[number] = part.size, answer
-        self._link.send(FrameKind.FETCH, number, payload=[encode(part)])
+        self._asked[number] = wanted.size, answer
+        self._link.send(FrameKind.FETCH, number, payload=[encode(wanted)])
         return await answer
 
     def next_number(self) -> int:

@@ -141,7 +141,7 @@ class RowExchange:
         self._other.close()
 
 
-class BlockChain:
+class BlockSequence:
     """Some blocks of a model, each a file with sessions of its own."""
 
     def __init__(self, blocks: Mapping[int, CutBlock]) -> None:
@@ -245,7 +245,7 @@ class CutRuntime:
     """A model in blocks (`Runtime`), which may have a shadow. `lost` says why the last shadow was given up."""
 
     def __init__(self, blocks: Sequence[CutBlock], signature: Signature) -> None:
-        self._chain = BlockChain(dict(enumerate(blocks)))
+        self._chain = BlockSequence(dict(enumerate(blocks)))
         self._signature, self._last = signature, len(blocks) - 1
         self.partner: Partner | None = None
         self.lost: tuple[int, str] | None = None
@@ -261,7 +261,7 @@ class CutRuntime:
         if feed is not None:
             self._chain.run(0, self._last, feed, threads)
 
-    def part(self) -> None:
+    def detach(self) -> None:
         """Use the shadow no longer."""
         if self.partner is not None:
             self.partner.close()
@@ -287,7 +287,7 @@ class CutRuntime:
         ports, partner = self._chain.inputs(first, last), self.partner
         own = batch - (partner.rows_of(batch) if partner is not None else 0)
 
-        def part(rows: slice) -> dict[str, Array]:
+        def rows_of(rows: slice) -> dict[str, Array]:
             return {name: known[name][rows] if has_rows(port) else known[name] for name, port in ports.items()}
 
         if partner is None:  # lost in an earlier run of this batch
@@ -296,20 +296,20 @@ class CutRuntime:
         made: list[dict[str, Array]] = []
         until_s = 0.0
         try:
-            sent = part(slice(own, None))
+            sent = rows_of(slice(own, None))
             until_s = partner.send(batch, first, last, {name: (ports[name].datatype, sent[name]) for name in sent})
         except PartnerLost as error:
             self._give_up(str(error))
         try:
             if own:
-                made.append(self._chain.run(first, last, part(slice(own)), threads))
+                made.append(self._chain.run(first, last, rows_of(slice(own)), threads))
         finally:  # also if the model raises: the shadow's answer must not be taken for that of the next batch
             if self.partner is not None:
                 try:
                     theirs = self._checked(partner.receive(first, last, until_s), first, last, batch - own)
                 except PartnerLost as error:
                     self._give_up(str(error))
-        made.append(self._chain.run(first, last, part(slice(own, None)), threads) if theirs is None else theirs)
+        made.append(self._chain.run(first, last, rows_of(slice(own, None)), threads) if theirs is None else theirs)
         joined = {
             name: np.concatenate([each[name] for each in made]) if has_rows(port) else made[0][name].copy()
             for name, port in self._chain.outputs(first, last).items()
@@ -330,7 +330,7 @@ class CutRuntime:
     def _give_up(self, why: str) -> None:
         if self.partner is not None:
             self.lost = self.partner.number, why
-            self.part()
+            self.detach()
 
 
 # The shadow
@@ -341,7 +341,7 @@ class ShadowWorker:
 
     def __init__(self, channel: ProcessChannel, setup: ShadowSetup) -> None:
         self._channel, self._setup = channel, setup
-        self._chain = BlockChain(setup.blocks)
+        self._chain = BlockSequence(setup.blocks)
         self._duty = 1.0
         """The share of time in which this process may compute, if the machine cannot enforce it."""
 

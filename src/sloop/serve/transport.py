@@ -93,7 +93,7 @@ class FrameKind(IntEnum):
     """To a worker: share the following batches with shadow `subject` as the payload says; without one, no longer."""
     PAIRED = 25
     """From a worker: it shares batches with shadow `subject`."""
-    PARTED = 26
+    UNPAIRED = 26
     """From a worker: it has given up shadow `subject`; the payload is the reason in UTF-8."""
     ENTER = 27
     """To the worker with the first part of a model: begin batch `subject`, which was sent at `value`; the payload is a

@@ -223,7 +223,7 @@ class Worker:
             self._run(runtime, frame)
             if isinstance(runtime, CutRuntime) and runtime.lost is not None:
                 (number, why), runtime.lost = runtime.lost, None
-                self._channel.send(FrameKind.PARTED, number, payload=[why.encode()])
+                self._channel.send(FrameKind.UNPAIRED, number, payload=[why.encode()])
         elif frame.kind is FrameKind.FREE:
             self._free(FREED.decode(frame.payload))
         elif frame.kind is FrameKind.RESIZE:
@@ -257,17 +257,17 @@ class Worker:
         """Share the following batches with a shadow, or no longer."""
         if not frame.payload:
             if runtime.partner is not None and runtime.partner.number == frame.subject:
-                runtime.part()
+                runtime.detach()
             return
         setup: PairSetup = decoder(PairSetup).decode(frame.payload)
         try:
             if runtime.partner is not None and runtime.partner.number == frame.subject:
                 runtime.partner.learn(setup)
             else:
-                runtime.part()
+                runtime.detach()
                 runtime.partner = Partner.connect(frame.subject, setup)
         except PartnerLost as error:
-            self._channel.send(FrameKind.PARTED, frame.subject, payload=[str(error).encode()])
+            self._channel.send(FrameKind.UNPAIRED, frame.subject, payload=[str(error).encode()])
         else:
             self._channel.send(FrameKind.PAIRED, frame.subject)
 

@@ -699,10 +699,10 @@ class RemoteCluster(Cluster):
         """The driver gives up a node and tells the core. Returns when it has told all."""
         link, node = self._links[name], self._nodes[name]
         self._report(now_ns, NodeLost(name, why))
-        told_ns, gap_ns = now_ns, ms(link.session % 3)
+        reported_ns, gap_ns = now_ns, ms(link.session % 3)
         for id in link.replicas:
-            told_ns += gap_ns
-            self._report(told_ns, ReplicaLost(id, f"node {name} is lost: {why}"))
+            reported_ns += gap_ns
+            self._report(reported_ns, ReplicaLost(id, f"node {name} is lost: {why}"))
         self._lose_weights(now_ns, name)
         # Its transfers have ended. Starts that wait for them end too; otherwise another core would adopt them.
         waiting = [self._awaiting.pop(key) for key in [*self._awaiting] if key[1] == name]
@@ -714,7 +714,7 @@ class RemoteCluster(Cluster):
         if node.node.on_demand and (link.downs or link.session % 2):
             node.state = NodeState.LOST
             self._kill_all(now_ns, name)
-        return told_ns
+        return reported_ns
 
     def _unreachable(self, now_ns: int, name: str, *, at_once: bool) -> None:
         """A node has just been cut off, or is down."""

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from sloop.errors import InputError
-from sloop.profile.pairs import BlockCosts, MoveCosts, capacity_rps, runs_of
+from sloop.profile.pairs import NOTIFY_MS, BlockCosts, MoveCosts, capacity_rps, runs_of
 from sloop.profile.profile import LatencyTable, LayerProfile
 from sloop.solvers.asyfunc import ShadowCandidate, rank_correlation, shadow_candidates, size_share
 from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, even_plan, plan_fronts
@@ -24,8 +24,6 @@ PIECES: Final = (2, 3, 4, 6, 8)
 PROCESSES: Final = (2, 4)
 QUEUES: Final = (1, 10, 100, 1000)
 """Pieces into which a model is proposed to be cut; processes that are added, and batches that wait meanwhile."""
-NOTIFY_MS: Final = 0.3
-"""Assumed for one message between processes of a node; AsyFunc's specification, section 2.3."""
 MS_PER_S: Final = 1e3
 
 

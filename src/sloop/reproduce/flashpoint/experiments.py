@@ -15,13 +15,14 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.profile.published import FLASHPOINT_MODELS, STORE_MBPS
+from sloop.profile.published import FLASHPOINT_MODELS
 from sloop.reproduce.flashpoint import published
 from sloop.reproduce.flashpoint.offline import T5, expected_cold_s, expected_wait_s, stages_s
 from sloop.reproduce.flashpoint.runs import SCALING, FlashpointResult, FlashpointTrial, ScalingName, Technique
 from sloop.reproduce.flashpoint.traces import AZURE, HOURS, MAIN, STEP, STEP_RPS
 from sloop.reproduce.harness import EQUAL_WITHIN, Results, Wanted
 from sloop.reproduce.rows import Claim, Row, bounded, compare, directed, similar
+from sloop.vocabulary import STORE_MBPS
 
 Found = Results[FlashpointResult]
 

@@ -14,9 +14,10 @@ from typing import Final
 
 from sloop.app.scenario import TopologyTruth
 from sloop.core.views import Bucket, ClusterView, NodeView, StageView, Traffic
+from sloop.policies.provision import PIECE_BYTES_MAX
 from sloop.policies.scale.reactive import AtollRate
 from sloop.profile.estimate import Estimate
-from sloop.profile.published import FLASHPOINT_MODELS, H2H_MBPS, PUBLISHED, STORE_MBPS
+from sloop.profile.published import FLASHPOINT_MODELS, PUBLISHED
 from sloop.reproduce.flashpoint import published
 from sloop.reproduce.flashpoint.traces import (
     AZURE,
@@ -30,7 +31,7 @@ from sloop.reproduce.rows import Claim, Row, compare, contradicted, directed, ou
 from sloop.sim import FlowNetwork, Topology
 from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, fewest_pieces, filled_pieces, plan_fronts
 from sloop.units import FOREVER_NS, s, to_s
-from sloop.vocabulary import Node
+from sloop.vocabulary import LINK_MBPS, STORE_MBPS, Node
 from sloop.vocabulary import Path as StagePath
 
 T5: Final = "T5-3B"
@@ -45,8 +46,6 @@ ATOLL: Final[Mapping[str, tuple[int, int, int, int, int]]] = {
 }
 """Derived for T5 and each hour of the Twitter trace: first and largest target of Atoll's policy, how often it grows,
 how many replicas that starts, and the most at once (section 7.5, check 26)."""
-PIECE_LIMIT_BYTES: Final = 250e6
-"""Of AWS Lambda, which bounds the pieces of Gillis and SerFer."""
 QUEUES: Final = (1, 10, 100, 300, 1000, 3000)
 RECEIVERS: Final = (1, 2, 3, 4)
 TEN_GBIT_MBPS: Final = 9700.0
@@ -169,7 +168,7 @@ def stages_s(name: str, mbps: float) -> tuple[float, float, float]:
 def source_rows() -> list[Row]:
     """E10: cold starts from this host, another host and the store, in inferences; means over the six models."""
     exec_s = {name: model.exec_ms.value / 1e3 for name, model in FLASHPOINT_MODELS.items()}
-    remote = [sum(stages_s(name, H2H_MBPS)) / exec_s[name] for name in exec_s]
+    remote = [sum(stages_s(name, LINK_MBPS)) / exec_s[name] for name in exec_s]
     faster = [sum(stages_s(name, STORE_MBPS)) / FLASHPOINT_MODELS[name].send_s.value for name in exec_s]
     why = "download from another host at 7,507 Mbit/s, load and send; the printed one leaves no time to download"
     far = Claim(
@@ -202,13 +201,13 @@ def expected_cold_s(growth: float, download_s: float, load_s: float, send_s: flo
 # Pieces
 
 
-def piece_costs(name: str, mbps: float = H2H_MBPS) -> PieceCosts:
+def piece_costs(name: str, mbps: float = LINK_MBPS) -> PieceCosts:
     """What the layers of a model cost: cold start in proportion to bytes, at this rate of downloads."""
     profile = PUBLISHED[name]
     assert profile.layers is not None
     blocks = profile.layers.blocks
     per_byte = sum(stages_s(name, mbps)) / profile.weights_bytes
-    boundary_s = blocks[0].crossing_bytes * 8 / (H2H_MBPS * 1e6)
+    boundary_s = blocks[0].crossing_bytes * 8 / (LINK_MBPS * 1e6)
     return PieceCosts(
         tuple(block.param_bytes * per_byte for block in blocks),
         tuple(block.latency_ms.latency_ms(1, 1.0) / 1e3 for block in blocks),
@@ -262,8 +261,8 @@ def benefits(name: str, requests: int) -> PlanBenefit:
     assert best is not None, "no memory bounds the pieces"
     whole_s = costs.plan(()).mean_s(requests, devices)
     others = (
-        costs.plan(fewest_pieces(sizes, costs.transfer_s, PIECE_LIMIT_BYTES)),
-        costs.plan(filled_pieces(sizes, PIECE_LIMIT_BYTES)),
+        costs.plan(fewest_pieces(sizes, costs.transfer_s, PIECE_BYTES_MAX)),
+        costs.plan(filled_pieces(sizes, PIECE_BYTES_MAX)),
     )
     saved = [1 - plan.mean_s(requests, devices) / whole_s for plan in (best, *others)]
     return PlanBenefit(best, *saved)
@@ -301,7 +300,7 @@ def plan_rows() -> list[Row]:
 
 def _gillis_cuts(name: str) -> tuple[int, ...]:
     costs = piece_costs(name)
-    return fewest_pieces(costs.memory_bytes, costs.transfer_s, PIECE_LIMIT_BYTES)
+    return fewest_pieces(costs.memory_bytes, costs.transfer_s, PIECE_BYTES_MAX)
 
 
 # Transfers

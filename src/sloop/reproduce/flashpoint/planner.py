@@ -25,7 +25,6 @@ from sloop.app.application import Application, Estimates, Stage, SystemChoice, V
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, TopologyTruth, Truth
 from sloop.events import ReplicaReady
 from sloop.profile.profile import ParametricLatency, Profile, Startup
-from sloop.profile.published import H2H_MBPS, STORE_MBPS
 from sloop.report.plots import Figure, Panel
 from sloop.reproduce.flashpoint.experiments import (
     LABELS,
@@ -57,7 +56,7 @@ from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.world import World
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Node, ReplicaId
+from sloop.vocabulary import LINK_MBPS, STORE_MBPS, Node, ReplicaId
 from sloop.workload import Spread
 from sloop.workload.trace import cut, scale
 
@@ -366,7 +365,7 @@ def scaler_world(trial: ScalerTrial) -> World:
         service=ServiceTruth(ratio=1.0, cv=0.0),
         cold_start=ColdStartTruth(warm=False),
         network=NetworkTruth(
-            payload_kb=(0.0,), topology=TopologyTruth(STORE_MBPS, "shared", H2H_MBPS, SCENE_HOSTS_PER_LEAF)
+            payload_kb=(0.0,), topology=TopologyTruth(STORE_MBPS, "shared", LINK_MBPS, SCENE_HOSTS_PER_LEAF)
         ),
         plan_ms=0.0,
     )

@@ -23,7 +23,7 @@ from sloop.core.protocols import Policies
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic, Startup
-from sloop.profile.published import FLASHPOINT_MODELS, H2H_MBPS, PUBLISHED, STORE_MBPS
+from sloop.profile.published import FLASHPOINT_MODELS, PUBLISHED
 from sloop.reproduce.flashpoint.offline import T5, atoll_targets
 from sloop.reproduce.flashpoint.traces import MAIN, requests_of
 from sloop.reproduce.harness import RunResult, Trial, equalised
@@ -32,7 +32,7 @@ from sloop.sim.run import simulate
 from sloop.sim.world import World
 from sloop.systems import build_system
 from sloop.units import NS_PER_S, s, to_s
-from sloop.vocabulary import Node, Part, PipelineId, ReplicaId, Request, RequestId
+from sloop.vocabulary import LINK_MBPS, STORE_MBPS, Node, Part, PipelineId, ReplicaId, Request, RequestId
 from sloop.workload import Spread, Trace
 from sloop.workload.trace import cut, scale
 
@@ -199,7 +199,7 @@ def world_of(trial: FlashpointTrial, knob: float = 1.0) -> World:
         cluster=cluster_of(trial.accelerators, trial.per_host),
         estimates=Estimates(correct=False),
     )
-    topology = TopologyTruth(trial.store_mbps, trial.store, H2H_MBPS, HOSTS_PER_LEAF, LEAF_MBPS)
+    topology = TopologyTruth(trial.store_mbps, trial.store, LINK_MBPS, HOSTS_PER_LEAF, LEAF_MBPS)
     truth = Truth(
         service=ServiceTruth(ratio=1.0, cv=0.0),
         cold_start=ColdStartTruth(warm=True),

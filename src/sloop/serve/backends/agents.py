@@ -1029,7 +1029,7 @@ class AgentBackend(KnownStages):
             self._on_changed(agent, placed, event)
         self._report(event)
         if isinstance(event, ReplicaReady) and placed.pipeline is not None and placed.part is not None:
-            placed.pipeline.has_part(placed.part.place)
+            placed.pipeline.on_part_ready(placed.part.place)
 
     def _on_changed(self, agent: _ConnectedAgent, placed: _PlacedReplica, event: Reported) -> None:
         """A replica that has not ended is another than before."""
@@ -1038,7 +1038,7 @@ class AgentBackend(KnownStages):
         if isinstance(event, ReplicaCompleted):
             if placed.pipeline is None or placed.part is None:
                 raise ProtocolError(f"replica {event.replica} is no part of a model, and completes it")
-            placed.pipeline.has_all_layers(placed.part.place)
+            placed.pipeline.on_completed(placed.part.place)
         elif isinstance(event, Resized):
             most = max(1, ceil(self._nodes[agent.hello.name].cores))
             if not 0 < event.cores <= most:

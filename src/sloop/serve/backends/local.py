@@ -697,7 +697,7 @@ class LocalBackend(KnownStages):
                     self._finish_shrink(replica)
                 case FrameKind.READY | FrameKind.STEP if replica.beside is not None:
                     self._on_shadow_step(replica, replica.beside, frame)
-                case FrameKind.PAIRED | FrameKind.PARTED:
+                case FrameKind.PAIRED | FrameKind.UNPAIRED:
                     self._on_pair(replica, frame)
                 case FrameKind.READY:
                     self._on_ready(replica)
@@ -738,7 +738,7 @@ class LocalBackend(KnownStages):
             return
         self._report(ReplicaReady(replica.id))
         if replica.pipeline is not None and replica.part is not None:
-            replica.pipeline.has_part(replica.part.place)
+            replica.pipeline.on_part_ready(replica.part.place)
 
     def _answered(self, replica: _Replica, frame: Frame) -> tuple[_Replica | None, BatchId, int]:
         """Whose batch this frame answers, the batch, and how long it took in ns. In a pipeline, one worker answers the
@@ -819,7 +819,7 @@ class LocalBackend(KnownStages):
         pipeline, hold = replica.pipeline, partial(self._hold, replica)
         if frame.kind is FrameKind.COMPLETED:
             if pipeline is not None:
-                pipeline.has_all_layers(part.place)
+                pipeline.on_completed(part.place)
             elif not replica.completes:
                 raise ProtocolError("a worker has completed a model that it was not told to complete")
             replica.completes = False
@@ -937,7 +937,7 @@ class LocalBackend(KnownStages):
         shadow = body.shadow
         if shadow is None or shadow.beside is None or shadow.beside.number != frame.subject or shadow.is_dying:
             return
-        if frame.kind is FrameKind.PARTED:
+        if frame.kind is FrameKind.UNPAIRED:
             self._give_up(shadow, _text(frame))
         elif not shadow.is_ready:
             shadow.is_ready = True

@@ -93,13 +93,13 @@ class ProcessPipeline:
 
     # Workers
 
-    def has_part(self, place: int) -> None:
+    def on_part_ready(self, place: int) -> None:
         """A worker has its layers. When all workers have, or when the pipeline is broken, each is ordered to load the
         rest."""
         self._has_part.add(place)
-        self._complete_later()
+        self._begin_completion()
 
-    def has_all_layers(self, place: int) -> None:
+    def on_completed(self, place: int) -> None:
         """A worker has loaded the other layers. ProtocolError if it was not ordered to."""
         if place not in self._completes or place in self._complete:
             raise ProtocolError("a worker has completed a model that it was not told to complete")
@@ -132,13 +132,13 @@ class ProcessPipeline:
             for batch in [batch for batch in line if batch.is_lost]:
                 line.remove(batch)
                 self._free(batch)
-        self._complete_later()
+        self._begin_completion()
         why = f"replica {dead}, another part of its pipeline, is lost"
         for batch in sorted(lost, key=lambda each: each.id):
             if batch.replica != dead:  # whose loss is that of its batch
                 self._orders.lose_batch(batch.id, batch.replica, why)
 
-    def _complete_later(self) -> None:
+    def _begin_completion(self) -> None:
         if not (self.is_broken or len(self._has_part) == self.places):
             return
         for place in sorted(self._has_part - self._gone - self._completes):
