@@ -17,6 +17,7 @@ import pytest
 
 from sloop.errors import MachineError
 from sloop.serve import peers as module
+from sloop.serve import weights
 from sloop.serve.messages import encode
 from sloop.serve.network import Endpoint, NodeListener, NodeTls, Purpose, connect
 from sloop.serve.peers import FileRange, FileServer, PeerStore
@@ -278,6 +279,70 @@ def test_a_damaged_copy_is_noticed_and_the_store_is_read(
             file.write(b"damaged!")
         assert (await second.fetch(text, [first])).read_bytes() == CONTENT
         assert [each for each in asked if each.size], "the copy was read first"
+
+    play(tmp_path, scene)
+
+
+def test_a_file_is_found_at_every_instant_while_it_becomes_a_model(
+    store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that asks just then would be told that the file is not here, and would give up this source."""
+    found: list[bool] = []
+    key = ModelSource.of(f"{store.url}/big.bin").key
+
+    async def scene(make: Make) -> None:
+        here = await make()
+        folder = here.cache.models
+
+        def look(*_: object) -> None:
+            found.append(module.known_file(folder, key, "big.bin") is not None)
+
+        for name in ("_sync", "_write", "_locked_file"):
+            monkeypatch.setattr(weights, name, looking_before(getattr(weights, name), look))
+        monkeypatch.setattr(Path, "unlink", looking_before(Path.unlink, look))
+        commit = type(folder).commit
+
+        def watched(*given: Any) -> Any:  # arguments and result of `commit`
+            found.clear()
+            made = commit(*given)
+            look()
+            committed.extend(found)
+            return made
+
+        monkeypatch.setattr(type(folder), "commit", watched)
+        await here.fetch(f"{store.url}/big.bin")
+
+    committed: list[bool] = []
+    play(tmp_path, scene)
+    assert len(committed) > 6
+    assert all(committed), committed
+
+
+def looking_before(do: Callable[..., Any], look: Callable[[], None]) -> Callable[..., Any]:
+    def both(*given: Any, **named: Any) -> Any:  # those of `do`
+        look()
+        return do(*given, **named)
+
+    return both
+
+
+def test_a_file_that_is_completed_while_it_is_looked_for_is_found(
+    store: BadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(make: Make) -> None:
+        here = await make()
+        path = await here.fetch(f"{store.url}/big.bin")
+        key, folder = ModelSource.of(f"{store.url}/big.bin").key, here.cache.models
+        models, asked = type(folder).models, list[str]()
+
+        def late(self: Any, key: str = "") -> Any:  # the first look was too early
+            asked.append(key)
+            return [] if len(asked) == 1 else models(self, key)
+
+        monkeypatch.setattr(type(folder), "models", late)
+        known = module.known_file(folder, key, "big.bin")
+        assert known is not None
+        assert known[0].samefile(path)
 
     play(tmp_path, scene)
 

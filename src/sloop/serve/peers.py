@@ -296,11 +296,18 @@ class FileRequests:
         key = wanted.key, wanted.name, wanted.version
         fd = self._opened.get(key)
         if fd is None:
-            found = self._known(wanted)
-            if found is None or found[1].version != wanted.version:
-                raise LookupError("it is not here in this version")
-            fd = self._opened[key] = os.open(found[0], os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fd = self._open(wanted)
+            except FileNotFoundError:  # a transfer has completed it in between
+                fd = self._open(wanted)
+            self._opened[key] = fd
         return fd
+
+    def _open(self, wanted: FileRange) -> int:
+        found = self._known(wanted)
+        if found is None or found[1].version != wanted.version:
+            raise LookupError("it is not here in this version")
+        return os.open(found[0], os.O_RDONLY | os.O_CLOEXEC)
 
 
 def send_chunks(sock: socket.socket, number: int, fd: int, wanted: FileRange) -> None:
@@ -343,11 +350,20 @@ def _time_value(seconds: float) -> bytes:
 def known_file(folder: ModelFolder, key: str, name: str) -> KnownFile | None:
     """A file of the models of one location, complete or being received; None if there is no such file, or if its
     version or length is unknown."""
+    # A thread may complete a file after the complete ones were looked at, and before those that are being received.
+    return _complete_file(folder, key, name) or _coming_file(folder, key, name) or _complete_file(folder, key, name)
+
+
+def _complete_file(folder: ModelFolder, key: str, name: str) -> KnownFile | None:
     for model in folder.models(key):
         for file in model.record.files:
             if file.name == name and file.version:
                 is_weak = file.version.startswith(WEAK)
                 return model.folder / FILES / name, FileInfo(file.version, file.size_bytes, not is_weak)
+    return None
+
+
+def _coming_file(folder: ModelFolder, key: str, name: str) -> KnownFile | None:
     for part in folder.parts(key):
         known = folder.peek(part).files.get(name)
         path = part / FILES / name

@@ -285,7 +285,6 @@ class ModelFolder:
         _write(part / ENTRY, msgspec.json.encode(record))
         (part / USED).touch()
         self.note_use(part)
-        (part / STATE).unlink(missing_ok=True)
         _sync(part)
         version = hashlib.sha256(repr([(f.name, f.version, f.sha256) for f in record.files]).encode()).hexdigest()[:16]
         folder = self.folder / f"{name}-{key}-{version}"
@@ -301,6 +300,7 @@ class ModelFolder:
             lock = _locked_file(part / USED, exclusive=False, make=False)
             assert lock is not None, part
             part.rename(folder)
+        (folder / STATE).unlink(missing_ok=True)  # not sooner: until now, peers are told by it that the files are here
         _sync(self.folder)
         return CachedModel(folder, record), lock
 
