@@ -557,18 +557,23 @@ def test_starts_of_one_kind_may_be_parts() -> None:
     assert alone.pipelines == (), "its layers were not measured"
 
 
-@pytest.mark.parametrize(("policy", "layers"), [(PARTED, 7), (replace(OURS, partition=True), 9)])
-def test_plans_of_parts_are_found_with_the_first_starts(
-    policy: Flashpoint, layers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server makes its first plan before it serves, and must not wait for these plans in a burst."""
-    solved: list[int] = []
+@pytest.fixture
+def solved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many pieces at most plans were looked for."""
+    found: list[int] = []
 
     def counted(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
-        solved.append(pieces_max)
+        found.append(pieces_max)
         return coarse_fronts(costs, pieces_max)
 
     monkeypatch.setattr("sloop.policies.provision.coarse_fronts", counted)
+    _plans.cache_clear()
+    return found
+
+
+@pytest.mark.parametrize(("policy", "layers"), [(PARTED, 7), (replace(OURS, partition=True), 9)])
+def test_plans_of_parts_are_found_with_the_first_starts(policy: Flashpoint, layers: int, solved: list[int]) -> None:
+    """A server makes its first plan before it serves, and must not wait for these plans in a burst."""
     belief = layered(*range(1, layers + 1))
     in_parts(replace(policy, partition=False), 4, belief=belief, is_first=True)
     in_parts(policy, 1, belief=BELIEF, is_first=True)
@@ -582,18 +587,8 @@ def test_plans_of_parts_are_found_with_the_first_starts(
 
 
 @pytest.mark.parametrize("policy", [PARTED, replace(OURS, partition=True)])
-def test_plans_are_found_for_as_many_parts_as_the_nodes_can_hold(
-    policy: Flashpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_are_found_for_as_many_parts_as_the_nodes_can_hold(policy: Flashpoint, solved: list[int]) -> None:
     """A version that is deployed starts while requests are served, and plans of many parts take seconds."""
-    solved: list[int] = []
-
-    def counted(costs: PieceCosts, pieces_max: int) -> list[list[PiecePlan]]:
-        solved.append(pieces_max)
-        return coarse_fronts(costs, pieces_max)
-
-    monkeypatch.setattr("sloop.policies.provision.coarse_fronts", counted)
-    _plans.cache_clear()
 
     def start(count: int, layers: int, *, places: int, **others: object) -> None:
         options = {"costs": PARTS, "belief": layered(*[1.0] * layers)} | others
