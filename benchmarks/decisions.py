@@ -309,7 +309,7 @@ def starts(rounds: int) -> Iterator[tuple[str, *tuple[object, ...]]]:
             policy = build("provision", name.partition(",")[0], {**parameters, "packs_first": False})
             given = starts_given(1, primed)
             queues = iter(range(1, 1 << 30, 7))
-            for cached in (provision._fronts, provision._columns, provision._parts, provision._best_cuts):
+            for cached in (provision._plans, provision._parts, provision._best_cuts):
                 cached.cache_clear()
             first_ms, burst_ms = (
                 _took_ms(lambda policy=policy, asked=asked: policy.provide(0, asked))  # type: ignore[misc]

@@ -46,7 +46,7 @@ from sloop.serve.deploy import cut_of
 from sloop.serve.messages import Run
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import FileRuntime
-from sloop.serve.shadows import BlockChain
+from sloop.serve.shadows import BlockSequence
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor, array_of
 from sloop.user_code import ModelFailure
@@ -195,7 +195,7 @@ class Bench:
         self._arenas.close()
 
 
-def loads_ms(model: Path, blocks: Mapping[str, BlockChain]) -> dict[str, float]:
+def loads_ms(model: Path, blocks: Mapping[str, BlockSequence]) -> dict[str, float]:
     """Median times to load the whole model (`""`) and chains of blocks, in turn, from the page cache."""
     took: dict[str, list[float]] = {name: [] for name in ("", *blocks)}
     for _ in range(LOADS):
@@ -204,7 +204,7 @@ def loads_ms(model: Path, blocks: Mapping[str, BlockChain]) -> dict[str, float]:
         took[""].append(time.perf_counter() - start_s)
         for name, chain in blocks.items():
             start_s = time.perf_counter()
-            BlockChain(chain.blocks).load(1)
+            BlockSequence(chain.blocks).load(1)
             took[name].append(time.perf_counter() - start_s)
     return {name: median(each) * 1e3 for name, each in took.items()}
 
@@ -230,7 +230,7 @@ async def served(name: str, model: Path, layers: LayerProfile, folder: Path, sec
     cut = cut_of(known, {"": profile}, {}, folder)
     servable = Servable(known.file, known.signature, cut=cut)
     choices = shadows_of(layers)
-    chains = {str(len(blocks)): BlockChain({place: cut.blocks[place] for place in blocks}) for blocks in choices}
+    chains = {str(len(blocks)): BlockSequence({place: cut.blocks[place] for place in blocks}) for blocks in choices}
     loads = loads_ms(model, chains)
     bench = Bench(model, servable, tuple(known.signature.inputs[0].shape[1:]))
     try:
