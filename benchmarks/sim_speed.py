@@ -224,14 +224,15 @@ def scale(duration_s: float, rounds: int, seed: int) -> str:
     )
 
 
-def hour_of_twitter(rounds: int) -> str:
+def hour_of_twitter(rounds: int, seed: int) -> str:
     """A table of whole processes: Flashpoint's hour of the Twitter trace over 1,600 accelerators, and SimPy's M/M/8
     with as many requests. Where the public data are missing, a generated trace replaces it."""
     requests, found = sum(trace_of(hour_trial("baseline")).counts_per_s()), dict[str, list[float]]()
     for number in range(rounds):
         for technique in HOUR_TECHNIQUES:
             say(f"round {number + 1} of {rounds}: {LABELS[technique]}")
-            play = f"from benchmarks.sim_speed import play_hour; play_hour({technique!r}, {number})"
+            trial = structs.replace(hour_trial(technique), seed=seed + number)
+            play = f"from sloop.reproduce.flashpoint.runs import FlashpointTrial; {trial!r}.play()"
             found.setdefault(LABELS[technique], []).append(process_s([sys.executable, "-c", play]))
         say(f"round {number + 1} of {rounds}: SimPy")
         simpy = [str(python_of(PEERS)), "-m", "benchmarks.simulators.simpy_models", "--style", "resource"]
@@ -250,11 +251,6 @@ def hour_of_twitter(rounds: int) -> str:
         f"{rounds} rounds in which each ran once; asked is at most twice as long as SimPy:\n\n"
         + table(("run", "processor s", "µs a request", "times SimPy's", "in the rounds"), rows)
     )
-
-
-def play_hour(technique: Technique, seed: int) -> None:
-    """Simulate the hour; the first records of seed 0 are checked."""
-    structs.replace(hour_trial(technique), seed=seed).play()
 
 
 def hour_trial(technique: Technique) -> FlashpointTrial:
@@ -412,7 +408,7 @@ def main() -> None:
         sys.stdout.write(scale(SCALE_S / 30 if given.quick else SCALE_S, min(given.rounds, 3), given.seed) + "\n")
         return
     if given.hour_only:
-        sys.stdout.write(hour_of_twitter(min(given.rounds, 3)) + "\n")
+        sys.stdout.write(hour_of_twitter(min(given.rounds, 3), given.seed) + "\n")
         return
     if given.command_only:
         sys.stdout.write(as_users_run_it(given.requests, 2 if given.quick else given.rounds, given.seed)[0] + "\n")

@@ -2,8 +2,10 @@
 
 import pytest
 from msgspec import structs
+from scipy.stats import t as student
 
 from sloop.reproduce.rows import (
+    STUDENT,
     TOLERANCES,
     VERDICTS,
     Claim,
@@ -161,3 +163,8 @@ def test_a_figure_that_its_source_excludes() -> None:
     assert outside(claim, [0.1], at_most=0.67, why="").verdict == "source-inconsistent"
     with pytest.raises(AssertionError, match="within the bounds"):
         outside(claim, [8.0], at_least=7.0, why="")
+
+
+def test_quantiles_of_students_t() -> None:
+    expected = [student.ppf(0.975, freedom) for freedom in range(1, len(STUDENT) + 1)]
+    assert pytest.approx(expected, abs=1e-4) == list(STUDENT)

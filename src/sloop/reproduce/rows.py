@@ -46,7 +46,7 @@ MEANINGS: Final = (
 )
 RUNS_MIN: Final = 3
 """Runs needed to estimate the standard error of a mean."""
-STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+STUDENT: Final = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.306, 2.26216)
 """0.975 quantiles of Student's t with 1, 2, … degrees of freedom."""
 
 

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import structs
-from scipy.stats import t as student
 
 from sloop.reproduce.asyfunc.offline import OPT_INSTANCES
 from sloop.reproduce.asyfunc.runs import (
@@ -30,7 +29,7 @@ from sloop.reproduce.asyfunc.runs import (
     with_options,
 )
 from sloop.reproduce.harness import Results, Wanted
-from sloop.reproduce.rows import Claim, Row, bounded, compare, directed
+from sloop.reproduce.rows import STUDENT, Claim, Row, bounded, compare, directed
 
 Found = Results[AsyFuncResult]
 
@@ -179,10 +178,10 @@ class DifferenceBySeed(NamedTuple):
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> DifferenceBySeed:
-    """One minus the other."""
+    """One minus the other, of at most ten seeds."""
     values = tuple(first - second for first, second in zip(one, other, strict=True))
     mean, runs = fmean(values), len(values)
-    half = float(student.ppf(0.975, runs - 1)) * stdev(values) / math.sqrt(runs) if runs > 1 else math.inf
+    half = STUDENT[runs - 2] * stdev(values) / math.sqrt(runs) if runs > 1 else math.inf
     return DifferenceBySeed(values, mean, half)
 
 
