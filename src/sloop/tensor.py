@@ -13,7 +13,7 @@ from struct import Struct as Layout
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 NUMPY_TYPES: Final[Mapping[str, np.dtype[np.generic]]] = {
@@ -53,12 +53,14 @@ class Tensor(Struct, frozen=True, gc=False):
 
 
 class Port(Struct, frozen=True):
-    """One input or output: its name, type and shape. -1 stands for a dimension that may vary; the first is the
-    batch."""
+    """One input or output: its name, type and shape. -1 stands for a dimension that may vary."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    has_rows: bool = True
+    """Whether the first dimension counts the rows of a request. False for what belongs to a request as a whole: a
+    threshold, the state of a recurrent network, the edges of a graph."""
 
 
 class Signature(Struct, frozen=True):
@@ -70,16 +72,31 @@ class Signature(Struct, frozen=True):
     rows_max: int = 1
     """The most rows that one request to an application may have."""
 
+    @classmethod
+    def of(cls, inputs: Sequence[Port], outputs: Sequence[Port]) -> "Signature":
+        """The signature of a model whose ports do not say yet which of them have rows.
+
+        If the first dimension of an input is open, it counts rows, and inputs whose first dimension is fixed have none.
+        If all are fixed to one size, that size is the batch; if they differ, the model has no batch.
+        """
+        sizes = {port.shape[0] for port in inputs if port.shape}
+        batch = -1 if -1 in sizes else sizes.pop() if len(sizes) == 1 else None
+
+        def marked(ports: Sequence[Port]) -> tuple[Port, ...]:
+            return tuple(structs.replace(port, has_rows=port.shape[:1] == (batch,)) for port in ports)
+
+        return cls(marked(inputs), marked(outputs))
+
     @property
     def fixed_batch(self) -> int | None:
-        """The fixed number of rows of the inputs; None if it may vary."""
-        fixed = [port.shape[0] for port in self.inputs if port.shape and port.shape[0] >= 0]
+        """The fixed number of rows of the inputs; None if it may vary, or if no input has rows."""
+        fixed = [port.shape[0] for port in self.inputs if port.has_rows and port.shape and port.shape[0] >= 0]
         return fixed[0] if fixed else None
 
     @property
     def has_rows(self) -> bool:
         """Whether the first dimension of every input and output is variable: its size is then the number of rows."""
-        return all(port.shape[:1] == (-1,) for port in (*self.inputs, *self.outputs))
+        return all(port.has_rows and port.shape[:1] == (-1,) for port in (*self.inputs, *self.outputs))
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:

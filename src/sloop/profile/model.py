@@ -462,9 +462,9 @@ def read_signature(path: Path) -> Signature:
 
 def signature_of(session: Any, path: Path) -> Signature:  # noqa: ANN401
     """The inputs and outputs of an ONNX Runtime session loaded from `path`."""
-    return Signature(
-        tuple(_onnx_port(given, path) for given in session.get_inputs()),
-        tuple(_onnx_port(given, path) for given in session.get_outputs()),
+    return Signature.of(
+        [_onnx_port(given, path) for given in session.get_inputs()],
+        [_onnx_port(given, path) for given in session.get_outputs()],
     )
 
 
@@ -489,7 +489,7 @@ class PythonSession:
     def __init__(self, path: Path, threads: int) -> None:
         self._path = path
         declared = model_class(path)
-        self.signature = Signature(_python_ports(declared, "inputs", path), _python_ports(declared, "outputs", path))
+        self.signature = Signature.of(_python_ports(declared, "inputs", path), _python_ports(declared, "outputs", path))
         self.joins_rows = _joins_rows(declared, self.signature, path)
         self.dimension_names: Mapping[tuple[str, int], str] = {}
         if not callable(getattr(declared, "run", None)):
