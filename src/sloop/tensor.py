@@ -62,6 +62,11 @@ class Port(Struct, frozen=True):
     """Whether the first dimension counts the rows of a request. False for what belongs to a request as a whole: a
     threshold, the state of a recurrent network, the edges of a graph."""
 
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the first dimension counts rows, of which there may be any number."""
+        return self.has_rows and self.shape[:1] == (-1,)
+
 
 class Signature(Struct, frozen=True):
     """Inputs and outputs of a model, in the model's order; of an application, the inputs of its first stages and the
@@ -70,7 +75,7 @@ class Signature(Struct, frozen=True):
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     rows_max: int = 1
-    """The most rows that one request to an application may have."""
+    """The most rows that one request to an application may have, where inputs count rows."""
 
     @classmethod
     def of(cls, inputs: Sequence[Port], outputs: Sequence[Port]) -> "Signature":
@@ -96,7 +101,7 @@ class Signature(Struct, frozen=True):
     @property
     def has_rows(self) -> bool:
         """Whether the first dimension of every input and output is variable: its size is then the number of rows."""
-        return all(port.has_rows and port.shape[:1] == (-1,) for port in (*self.inputs, *self.outputs))
+        return all(port.counts_rows for port in (*self.inputs, *self.outputs))
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:

@@ -14,9 +14,11 @@ from sloop.profile.model import (
     PythonSession,
     feed_for,
     input_shapes,
+    open_dimensions,
     open_model,
     open_session,
     read_signature,
+    row_shapes,
     synthesise,
     zeros,
 )
@@ -97,6 +99,32 @@ def test_refuses_a_batch_other_than_the_fixed_one() -> None:
     assert input_shapes(fixed, 1, {}, where="m") == {"x": (1, 3)}
     with pytest.raises(InputError, match="fixed to 1; a batch of 2"):
         input_shapes(fixed, 2, {}, where="m")
+
+
+def test_inputs_without_rows_keep_their_whole_shape() -> None:
+    """A dimension that is called like the batch has its size, wherever it is."""
+    inputs = Port("x", "FP32", (-1, 512)), Port("state", "FP32", (2, -1, 128)), Port("sr", "INT64", ())
+    signature = Signature.of([*inputs, Port("edges", "INT64", (2, -1))], [])
+    names = {("x", 0): "N", ("state", 1): "N", ("edges", 1): "E"}
+    shapes = input_shapes(signature, 3, {"edges": (2, 7)}, names, where="m")
+    assert shapes == {"x": (3, 512), "state": (2, 3, 128), "sr": (), "edges": (2, 7)}
+    with pytest.raises(InputError, match=r"input 'edges' has open dimensions \(2, \?\)"):
+        input_shapes(signature, 3, {}, names, where="m")
+
+
+def test_open_dimensions_of_inputs_without_rows_are_asked_for(tmp_path: Path) -> None:
+    ports: list[tuple[str, list[object]]] = [("x", ["N", 4]), ("state", [2, "N", 4]), ("edges", [2, "E"])]
+    make = onnx.helper.make_tensor_value_info
+    inputs, outputs = ([make(name + end, 1, shape) for name, shape in ports] for end in ("", "_out"))
+    nodes = [onnx.helper.make_node("Identity", [name], [f"{name}_out"]) for name, _ in ports]
+    graph, opset = onnx.helper.make_graph(nodes, "side", inputs, outputs), onnx.helper.make_opsetid("", 13)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), str(tmp_path / "side.onnx"))
+    session = open_model(tmp_path / "side.onnx", 1)
+    (edges,) = open_dimensions(session)
+    assert (edges.name, edges.ports, edges.proposal) == ("E", (("edges", 1),), 1)
+    assert row_shapes(session.signature, [edges], [9]) == {"edges": (2, 9)}
+    feed = feed_for(session, 5, {"edges": (2, 9)}, where="m")
+    assert [made.shape for made in session.run(feed)] == [(5, 4), (2, 5, 4), (2, 9)]
 
 
 def test_synthesises_inputs_that_run(save: Save) -> None:

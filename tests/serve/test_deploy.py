@@ -45,7 +45,7 @@ from sloop.systems.setup import set_up, weights_of
 from sloop.vocabulary import Canary
 from tests.serve.conftest import write_mlp
 from tests.serve.edge.fakes import LoopThread
-from tests.serve.test_server import PROFILE, Running, assert_replays, document, infer_body
+from tests.serve.test_server import Running, assert_replays, document, infer_body
 
 pytestmark = pytest.mark.live
 
@@ -393,14 +393,12 @@ def test_what_does_not_fit_is_refused_and_what_serves_goes_on(thread: LoopThread
     broken.write_bytes(b"no model")
     raises = python_model(tmp_path / "raises.py", opens="raise RuntimeError('no weights')")
     dies = python_model(tmp_path / "dies.py", opens="import os; os._exit(3)")
-    small = {**PROFILE, "max_batch": 2}
-    few_rows = [{"name": "s0", "variants": [{"name": "v", "model": str(mlp), "profile": small}]}]
     unmeasured = [{"name": "s0", "variants": [{"name": "v", "model": str(mlp)}]}]
     cores = {"name": "static", "replicas": 1, "cores": 4000}
     refusals: list[tuple[dict[str, object], str]] = [
         (named("demo", wide), r"its inputs are x FP32\[-1, 5\]; those of version 1 of 'demo', which serves, are x"),
         (named("demo", renamed), r"its outputs are z FP32\[-1, 3\]; those of version 1"),
-        (named("demo", mlp, stages=few_rows), "it takes requests of at most 2 rows; version 1 .* takes 16"),
+        (named("demo", mlp, limits={"rows": 2}), "it takes requests of at most 2 rows; version 1 .* takes 1024"),
         (named("demo", mlp, stages=unmeasured), "has no profile"),
         (named("demo", broken), "broken.onnx"),
         (named("demo", raises), "no weights"),

@@ -19,7 +19,7 @@ from sloop.serve.blocks import BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Source, StageWiring
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
-from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, Worker, group, split, tensors_of
+from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, Worker, divide, group, merge, split, tensors_of
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
 from sloop.tensor import Port, Signature, Tensor, join_strings
 from tests.serve.rig import alone, run_of, tensors_in
@@ -41,6 +41,7 @@ class Server:
         *,
         wiring: StageWiring | None = None,
         is_batchable: bool = True,
+        batch_max: int = 0,
         arena: HeldArena | None = None,
     ) -> None:
         self.sock, theirs = socket_pair()
@@ -57,7 +58,9 @@ class Server:
                     self.error = error
 
         setup = StageSetup(
-            *(wiring or alone("only", signature), signature, is_batchable, model), holders={0: os.getpid()}
+            *(wiring or alone("only", signature), signature, is_batchable, model),
+            holders={0: os.getpid()},
+            batch_max=batch_max,
         )
         self.channel.send(FrameKind.SETUP, payload=[encode(setup)])
         self.thread = threading.Thread(target=work)
@@ -257,6 +260,66 @@ def test_an_echo_gives_every_visit_its_own_back(visits: list[list[Tensor]], batc
     ]
     if batchable:
         assert len(passes) == len({visit[0].shape[1:] for visit in visits})
+
+
+@given(batches(), st.integers(1, 5))
+@settings(max_examples=50)
+def test_pieces_of_visits_merge_to_the_visits(visits: list[list[Tensor]], rows_max: int) -> None:
+    for visit in visits:
+        pieces = divide(visit, rows_max)
+        rows = [piece[0].shape[0] for piece in pieces]
+        assert max(rows) <= rows_max
+        assert [(t.datatype, t.shape, t.data) for t in merge(pieces, rows)] == [
+            (t.datatype, t.shape, t.data) for t in visit
+        ]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8))
+def test_no_pass_has_more_rows_than_it_may(rows: list[int]) -> None:
+    visits = [[Tensor("UINT8", (count, 1), bytes(count))] for count in rows]
+    passes = group(visits, batchable=True, rows_max=6)
+    assert sorted(index for members in passes for index in members) == list(range(len(rows)))
+    assert all(sum(rows[index] for index in members) <= 6 for members in passes)
+    assert len(passes) <= max(1, sum(rows) // 3), "no two of one after another would fit together"
+
+
+def test_large_requests_run_in_passes_of_the_largest_batch_and_come_back_whole(tmp_path: Path) -> None:
+    """The model says how many rows each pass had; the requests with other row shapes have passes of their own."""
+    size = [helper.make_node("Shape", ["x"], ["size"], end=1), helper.make_node("Cast", ["size"], ["count"], to=1)]
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    nodes = [*size, helper.make_node("Mul", ["x", "zero"], ["none"]), helper.make_node("Add", ["none", "count"], ["n"])]
+    same = helper.make_node("Identity", ["x"], ["y"])
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", "width"]) for name in ("x", "y", "n")]
+    graph = helper.make_graph([*nodes, same], "sizes", ports[:1], ports[1:], [zero])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    x, y, n = (Port(name, "FP32", (-1, -1)) for name in ("x", "y", "n"))
+    server = Server(str(tmp_path / "m.onnx"), Signature((x,), (y, n)), batch_max=4)
+    server.until_ready()
+    given = [np.arange(rows * width, dtype=np.float32).reshape(rows, width) for rows, width in ((9, 1), (2, 1), (3, 2))]
+    done = server.run(run_of([[values(each)] for each in given]))
+    passed = []
+    for x_given, (echoed, counts) in zip(given, tensors_in(done.blocks), strict=True):
+        assert (echoed.shape, bytes(echoed.data)) == (x_given.shape, x_given.tobytes())
+        passed.append(np.frombuffer(counts.data, np.float32).reshape(x_given.shape)[:, 0].tolist())
+    assert passed == [[4.0] * 8 + [3.0], [3.0] * 2, [3.0] * 3]
+    server.end()
+    assert server.error is None
+
+
+def test_a_request_that_runs_alone_is_not_divided() -> None:
+    server = Server("fake:sleep:0:0", is_batchable=False, batch_max=2)
+    server.until_ready()
+    ((echoed,),) = tensors_in(server.run(run_of([[Tensor("UINT8", (5,), b"12345")]])).blocks)
+    assert bytes(echoed.data) == b"12345"
+    server.end()
+
+
+def test_pieces_whose_outputs_do_not_fit_together_fail_the_batch() -> None:
+    short, wide = Tensor("FP32", (2, 1), bytes(8)), Tensor("FP32", (2, 2), bytes(16))
+    with pytest.raises(ValueError, match=r"output 0 is FP32 \[2, 2\] for 2 rows of a larger request"):
+        merge([[short], [wide]], [2, 2])
+    with pytest.raises(ValueError, match="for 1 rows"):
+        merge([[short], [short]], [2, 1])
 
 
 def test_an_output_without_a_row_per_row_of_input_fails_the_batch() -> None:

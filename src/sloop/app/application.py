@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path as FilePath
+from typing import Final
 
 from msgspec import structs
 
@@ -136,14 +137,21 @@ class Estimates:
     margin: float = limited(1.0, above=0, most=100)
 
 
+ROWS_MOST: Final = 2**31 - 1
+"""The largest number of rows: that of a dimension in the protocols."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a server holds at once, of one application or of all together; 0 for the limits of the server."""
+    """How much a server takes, of one application or of all together; 0 for the limits of the server."""
 
     requests: int = limited(0, least=0)
     """Open requests."""
     bytes: int = limited(0, least=0)
     """Bodies of open requests, in bytes."""
+    rows: int = limited(0, least=0, most=ROWS_MOST)
+    """Of one request. In a deployment, of the requests to each application that sets no limit of its own; 0 there is
+    `ROWS_MAX`."""
 
 
 @dataclass(frozen=True)

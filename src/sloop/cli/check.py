@@ -135,9 +135,10 @@ def _nodes(cluster: Sequence[Node]) -> str:
 
 
 def _limits(limits: Limits) -> str:
-    """`at most 100 open requests and 64 MiB of their bodies`; empty without limits."""
+    """`at most 100 open requests, 64 MiB of bodies and 16 rows a request`; empty without limits."""
     parts = [f"{counted(limits.requests, 'open request')}"] if limits.requests else []
     parts += [f"{limits.bytes / 2**20:.3g} MiB of bodies"] if limits.bytes else []
+    parts += [f"{counted(limits.rows, 'row')} a request"] if limits.rows else []
     return f"at most {listed(parts)}" if parts else ""
 
 

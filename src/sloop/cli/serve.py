@@ -4,13 +4,14 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
-from sloop.app.application import Deployment, SystemChoice
+from sloop.app.application import ROWS_MOST, Deployment, SystemChoice
 from sloop.app.load import EDGES_MAX, model_urls
 from sloop.cli.agent import endpoint_of, node_tls_of, spares_option
 from sloop.cli.command import (
@@ -36,7 +37,7 @@ from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import COPIES
+from sloop.serve.deploy import COPIES, ROWS_MAX
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.listener import Tls
@@ -337,6 +338,12 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     show_default=True,
     help="Largest JSON in a body. Binary tensors do not count; --body-bytes limits the whole.",
 )
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1, max=ROWS_MOST),
+    help="Most rows of one request to an application whose file sets no `limits: {rows: N}` "
+    f"[default: the deployment's limit, or {ROWS_MAX}].",
+)
 @connection_options
 @node_options
 @click.option(
@@ -392,7 +399,7 @@ def serve(
     context = click.get_current_context()
     warn_of_visible_key()
     models = fetched_models(model_urls(apps), cache_of(others))
-    deployment = loaded(apps, slo_ms, models)
+    deployment = _with_rows(loaded(apps, slo_ms, models), others["rows"])
     settings = Settings(
         *(host, http_port, grpc_port, api_key, api_key_file),
         body_bytes_max=body_bytes,
@@ -422,6 +429,11 @@ def serve(
             print_output(addresses(deployment, server, list(first.values()), is_secure=settings.http.tls is not None))
 
     serve_until_stopped(deployment, settings, choice=choice, on_start=on_start)
+
+
+def _with_rows(deployment: Deployment, rows: int | None) -> Deployment:
+    """The deployment with this limit of rows for the applications that set none."""
+    return deployment if rows is None else replace(deployment, limits=replace(deployment.limits, rows=rows))
 
 
 def first_profiles(

@@ -133,14 +133,15 @@ def feed_for(session: Session, batch: int, shapes: Mapping[str, tuple[int, ...]]
     example = None if shapes else session.example(batch)
     if example is not None:
         return dict(example)
-    return dict(synthesise(session.signature, input_shapes(session.signature, batch, shapes, where=where)))
+    sizes = input_shapes(session.signature, batch, shapes, session.dimension_names, where=where)
+    return dict(synthesise(session.signature, sizes))
 
 
 def zeros(signature: Signature) -> dict[str, Array] | None:
-    """One row of zeros, or None if a dimension other than the first is open: the model could refuse a guessed size."""
+    """One row of zeros, or None if a dimension other than the rows is open: the model could refuse a guessed size."""
     feed = {}
     for port in signature.inputs:
-        shape = [1 if place == 0 and size < 0 else size for place, size in enumerate(port.shape)]
+        shape = [1, *port.shape[1:]] if port.counts_rows else port.shape
         if port.datatype not in NUMPY_TYPES or -1 in shape:
             return None
         feed[port.name] = np.zeros(shape, NUMPY_TYPES[port.datatype])
@@ -148,47 +149,73 @@ def zeros(signature: Signature) -> dict[str, Array] | None:
 
 
 def input_shapes(
-    signature: Signature, batch: int, shapes: Mapping[str, tuple[int, ...]], *, where: str
+    signature: Signature,
+    batch: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    names: Mapping[tuple[str, int], str] = {},
+    *,
+    where: str,
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of each input for a batch; `shapes` maps input names to one row's shape, without the batch dimension.
+    """The shape of each input for a batch. `shapes` maps input names to one row's shape, without the batch dimension,
+    and to the whole shape of an input without rows. `names` are those of open dimensions (`Session.dimension_names`):
+    one that is called like the batch has its size.
 
     InputError if the model fixes another batch size, or an open dimension is missing from `shapes`.
     """
     unknown = [name for name in shapes if name not in {port.name for port in signature.inputs}]
     if unknown:
-        names = ", ".join(port.name for port in signature.inputs)
-        raise InputError(f"the model has no input {unknown[0]!r}", where=where, help=f"its inputs: {names}")
-    return {port.name: _input_shape(port, batch, shapes.get(port.name), where) for port in signature.inputs}
+        known = ", ".join(port.name for port in signature.inputs)
+        raise InputError(f"the model has no input {unknown[0]!r}", where=where, help=f"its inputs: {known}")
+    batches = batch_names(signature, names)
+    return {
+        port.name: _input_shape(port, _tied(port, batch, batches, names), batch, shapes.get(port.name), where)
+        for port in signature.inputs
+    }
 
 
-def _input_shape(port: Port, batch: int, row: tuple[int, ...] | None, where: str) -> tuple[int, ...]:
-    if not port.shape:
-        return ()
-    if port.shape[0] not in (-1, batch):
+def batch_names(signature: Signature, names: Mapping[tuple[str, int], str]) -> frozenset[str]:
+    """What the dimension is called that counts rows."""
+    return frozenset(name for port in signature.inputs if port.counts_rows and (name := names.get((port.name, 0))))
+
+
+def _tied(port: Port, batch: int, batches: frozenset[str], names: Mapping[tuple[str, int], str]) -> tuple[int, ...]:
+    """The dimensions of an input, with the size of the batch where they are called like it."""
+    return tuple(
+        batch if size < 0 and names.get((port.name, place)) in batches else size
+        for place, size in enumerate(port.shape)
+    )
+
+
+def _input_shape(
+    port: Port, sizes: tuple[int, ...], batch: int, row: tuple[int, ...] | None, where: str
+) -> tuple[int, ...]:
+    first = (batch,) if port.has_rows and port.shape else ()
+    if first and port.shape[0] not in (-1, batch):
         raise InputError(
             f"the batch of input {port.name!r} is fixed to {port.shape[0]}; a batch of {batch} was requested",
             where=where,
             help=f"measure --batches {port.shape[0]}, or export it with an open batch",
         )
-    rest = port.shape[1:]
+    rest = sizes[len(first) :]
     declared = ", ".join("?" if size < 0 else str(size) for size in rest)
     if row is None and -1 in rest:
         example = ",".join("224" if size < 0 else str(size) for size in rest)
         help_text = f"give their sizes with --shape {port.name}={example}"
         raise InputError(f"input {port.name!r} has open dimensions ({declared})", where=where, help=help_text)
     if row is None:
-        return (batch, *rest)
+        return (*first, *rest)
     if len(row) != len(rest) or any(want not in (-1, size) or size < 1 for want, size in zip(rest, row, strict=True)):
         raise InputError(f"the shape {row} does not fit input {port.name!r} ({declared})", where=where)
-    return (batch, *row)
+    return (*first, *row)
 
 
 class OpenDimension(Struct, frozen=True):
-    """An open dimension, besides the batch, of one or several inputs."""
+    """An open dimension, besides the rows, of one or several inputs."""
 
     name: str
     ports: tuple[tuple[str, int], ...]
-    """The inputs that have it, each with its place among the dimensions of one row, from 0."""
+    """The inputs that have it, each with its place among the dimensions of one row, or of an input without rows, from
+    0."""
     proposal: int
     """A usual size."""
 
@@ -206,19 +233,22 @@ trained or measured with; of a batch that is not the first dimension, one row.""
 PROPOSAL_OF_IMAGES: Final = 224
 PROPOSAL_OF_IDS: Final = 128
 PROPOSAL_OF_OTHERS: Final = 16
-"""The sizes of dimensions whose names say nothing: of inputs with four dimensions, of integers, and of others."""
+PROPOSAL_WITHOUT_ROWS: Final = 1
+"""The sizes of dimensions whose names say nothing: of inputs with four dimensions, of integers, of others, and of those
+without rows, such as a state, where it may be that of the batch, which is then measured with one row."""
 
 
 def open_dimensions(session: Session) -> tuple[OpenDimension, ...]:
-    """The open dimensions of a model besides its first, each once: dimensions of equal names have one size."""
+    """The open dimensions of a model besides its rows, each once: dimensions of equal names have one size."""
     found: dict[str, OpenDimension] = {}
+    batches = batch_names(session.signature, session.dimension_names)
     for port in session.signature.inputs:
         for place, size in enumerate(port.shape):
-            if not place or size >= 0:
-                continue
             name = session.dimension_names.get((port.name, place)) or f"{port.name}[{place}]"
+            if size >= 0 or place < port.has_rows or name in batches:
+                continue
             known = found.get(name, OpenDimension(name, (), _usual_size(name, port, place)))
-            found[name] = structs.replace(known, ports=(*known.ports, (port.name, place - 1)))
+            found[name] = structs.replace(known, ports=(*known.ports, (port.name, place - port.has_rows)))
     return tuple(found.values())
 
 
@@ -227,6 +257,8 @@ def _usual_size(name: str, port: Port, place: int) -> int:
     for pattern, size in PROPOSALS:
         if pattern.search(named.lower()):
             return size
+    if not port.has_rows:
+        return PROPOSAL_WITHOUT_ROWS
     if len(port.shape) == 4 and place >= 2:
         return PROPOSAL_OF_IMAGES
     return PROPOSAL_OF_IDS if port.datatype.startswith("INT") else PROPOSAL_OF_OTHERS
@@ -235,8 +267,9 @@ def _usual_size(name: str, port: Port, place: int) -> int:
 def row_shapes(
     signature: Signature, dimensions: Sequence[OpenDimension], sizes: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """One row's shape for every input with open dimensions, whose sizes are given in the order of `dimensions`."""
-    found = {port.name: list(port.shape[1:]) for port in signature.inputs}
+    """One row's shape for every input with open dimensions, whose sizes are given in the order of `dimensions`; the
+    whole shape of an input without rows."""
+    found = {port.name: list(port.shape[port.has_rows :]) for port in signature.inputs}
     for dimension, size in zip(dimensions, sizes, strict=True):
         for name, place in dimension.ports:
             found[name][place] = size
@@ -510,7 +543,7 @@ class PythonSession:
             raise_user_error(error, self._path, "its 'example' fails")
         feed = {port.name: array for port, array in zip(self.signature.inputs, made, strict=True)}
         for port, array in zip(self.signature.inputs, made, strict=True):
-            if port.shape and len(array) != rows:
+            if port.shape and port.has_rows and len(array) != rows:
                 raise InputError(
                     f"its 'example' of {rows} rows returns {len(array)} rows of input {port.name!r}",
                     where=str(self._path),

@@ -124,7 +124,7 @@ def run_all(
     weights_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
     if order.shapes or session.example(1) is None:  # refuse an impossible batch before any is measured
         for batch in order.batches:
-            input_shapes(session.signature, batch, order.shapes, where=str(path))
+            input_shapes(session.signature, batch, order.shapes, session.dimension_names, where=str(path))
     first_batch_ms = 0.0
     for batch in order.batches:
         inputs = feed_for(session, batch, order.shapes, where=str(path))

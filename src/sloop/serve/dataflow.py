@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.app.graph import Edge, Graph
 from sloop.errors import InputError
@@ -246,21 +246,23 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
 
 def _add(given: list[Port], port: Port, stage: str, where: str) -> None:
     """Add a first stage's input to the application's inputs; stages that name the same tensor share it."""
-    for known in given:
+    for place, known in enumerate(given):
         if known.name == port.name:
-            if known != port:
+            if (known.datatype, known.shape) != (port.datatype, port.shape):
                 raise InputError(
                     f"input {port.name!r} is {_type_of(port)} for stage {stage!r} and {_type_of(known)} for another "
                     "first stage",
                     where=where,
                     help="give tensors of different type or shape different names",
                 )
+            given[place] = structs.replace(known, has_rows=known.has_rows or port.has_rows)
             return
     given.append(port)
 
 
 def _first(signature: Signature, given: Sequence[Port]) -> tuple[Sources, ...]:
-    return tuple((Source(APPLICATION, given.index(port)),) for port in signature.inputs)
+    names = [port.name for port in given]
+    return tuple((Source(APPLICATION, names.index(port.name)),) for port in signature.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +398,7 @@ def _answers(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[
             answers.append((ends[-1][2], tuple(reversed(sources))))
             continue
         for (name, _, port), source in zip(ends, sources, strict=True):
-            answers.append((Port(f"{name}.{port.name}", port.datatype, port.shape), (source,)))
+            answers.append((structs.replace(port, name=f"{name}.{port.name}"), (source,)))
     owners: dict[str, str] = {}
     for port, (source, *_) in answers:
         if port.name in owners:

@@ -84,8 +84,9 @@ WAIT_S_MAX: Final = 600.0
 """Seconds that an order waits for a version to serve, or to end."""
 STATUS_S: Final = 0.2
 """How often to look whether a version is ready; states of rollouts are noticed at once."""
-ROWS_MAX: Final = 2**31 - 1
-"""The largest dimension, for models whose first dimension is not the number of rows."""
+ROWS_MAX: Final = 1024
+"""The most rows of one request, unless a file says otherwise. They are 64 forward passes of 16 rows each, seconds on a
+core for an ordinary model: more in one request delays all others, and hardly meets a deadline."""
 NICE: Final = 19
 LABELS_BYTES_MAX: Final = 2**20
 APPLICATION_FILE: Final = ".yaml"
@@ -140,6 +141,7 @@ def servables_of(
                 *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights), cut),
                 changes=known.changes,
                 device_bytes={kind: each.device_memory_bytes for kind, each in profiles.items() if each.accelerator},
+                batch_max={kind: each.max_batch for kind, each in profiles.items()},
             )
     return found
 
@@ -251,12 +253,9 @@ def labels_of(application: Application, wiring: Wiring, models: Models) -> dict[
     return found
 
 
-def rows_max(beliefs: EstimateMap, models: Models) -> int:
-    """The most rows of one request: the smallest `max_batch` of all models that have a batch dimension."""
-    limits = [
-        belief.batch_max for (stage, variant, _), belief in beliefs.items() if not models[stage, variant].obstacle
-    ]
-    return min(limits, default=ROWS_MAX)
+def rows_of(application: Application, deployment: Deployment) -> int:
+    """The most rows of one request. It is a setting, not the largest batch of a profile: workers divide requests."""
+    return application.limits.rows or deployment.limits.rows or ROWS_MAX
 
 
 def warnings_of(setup: ApplicationSetup, models: Models) -> list[str]:
@@ -405,7 +404,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     check_live(setup)
     models = servables_of(joined, Path(order.folder), in_blocks=needs_blocks(setup), in_parts=starts_parts(setup))
     check_weights(setup, models)
-    rows = rows_max(setup.beliefs, models)
+    rows = rows_of(joined, deployment)
     served_version(joined, models, rows)
     return AcceptedVersion(
         definition=definition_of(setup),
@@ -849,7 +848,7 @@ def check_same(new: Signature, old: Signature, of: str) -> None:
     if new.rows_max < old.rows_max:
         raise InputError(
             f"it takes requests of at most {new.rows_max} rows; {of}, takes {old.rows_max}",
-            help="profile it with larger batches (--batches), or deploy it under another name",
+            help=f"write `limits: {{rows: {old.rows_max}}}`, or deploy it under another name",
         )
 
 

@@ -26,12 +26,12 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from msgspec import Struct, structs
 
 from sloop import __version__
-from sloop.app.application import Limits
 from sloop.errors import MachineError
 from sloop.serve.blocks import ARENA_BYTES, Block, FarBlocks
 from sloop.serve.driver import Driver
@@ -656,7 +656,8 @@ class Edges:
         count, limits = len(self.slots) + len(self.far), model.limits
         if count == 1 or not (limits.requests or limits.bytes):
             return model
-        return structs.replace(model, limits=Limits(_share(limits.requests, count), _share(limits.bytes, count)))
+        shared = replace(limits, requests=_share(limits.requests, count), bytes=_share(limits.bytes, count))
+        return structs.replace(model, limits=shared)
 
     def _start(self, slot: EdgeSlot) -> None:
         if self._is_closing:

@@ -117,6 +117,8 @@ class StageSetup(Struct, frozen=True, array_like=True):
     for all."""
     device: CudaDevice | None = None
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
+    batch_max: int = 0
+    """If requests may share a forward pass, the most rows that one has: larger requests are divided. 0: no bound."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True):
@@ -172,9 +174,9 @@ class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
     visits: int
     """Of the whole batch."""
     places: list[int]
-    """The positions in the batch of the visits that run."""
+    """The positions in the batch of the visits that run; that of a divided one once for each of its pieces."""
     rows: list[int]
-    """Of each of these."""
+    """Of each of these visits or pieces."""
     passes: list[list[int]]
     """Those of each forward pass, by their index in `places`."""
     tensors: list[Block]

@@ -149,6 +149,8 @@ class Servable(Struct, frozen=True):
     """If it is a copy that was prepared: how another machine makes it from the variant's file."""
     device_bytes: Mapping[str, int] = {}
     """What a replica may allocate on its GPU, by kind of hardware, as its profiles say."""
+    batch_max: Mapping[str, int] = {}
+    """The most rows of one forward pass, by kind of hardware, as its profiles say; no bound where there is none."""
 
 
 class SpareProcesses(Struct, frozen=True, array_like=True):

@@ -41,7 +41,7 @@ from sloop.serve.deploy import (
     check_weights,
     needs_blocks,
     offer_of,
-    rows_max,
+    rows_of,
     servables_of,
     served_version,
     starts_parts,
@@ -439,7 +439,7 @@ def versions_of(setup: Setup, models: Models) -> list[ServedVersion]:
         check_live(each)
         own = {key: model for key, model in models.items() if key[0] in each.application.by_name}
         check_weights(each, own)
-        found.append(served_version(each.application, own, rows_max(each.beliefs, own)))
+        found.append(served_version(each.application, own, rows_of(each.application, setup.deployment)))
     return found
 
 

@@ -73,18 +73,61 @@ DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 # Batches
 
 
-def group(visits: Sequence[Sequence[Tensor]], *, batchable: bool) -> list[list[int]]:
-    """The visits of each forward pass, by their positions: those with equal rows share one.
+def group(visits: Sequence[Sequence[Tensor]], *, batchable: bool, rows_max: int = 0) -> list[list[int]]:
+    """The visits of each forward pass, by their positions: those with equal rows share one of at most `rows_max` rows;
+    0 stands for no bound.
 
     Each visit gives its tensors in the model's input order, all with the same number of rows. If the model is not
     `batchable`, each visit has a pass of its own.
     """
     if not batchable:
         return [[index] for index in range(len(visits))]
-    passes: dict[object, list[int]] = {}
+    if len(visits) == 1:
+        return [[0]]
+    by_kind: dict[object, list[int]] = {}
     for index, tensors in enumerate(visits):
-        passes.setdefault(tuple([(tensor.datatype, tensor.shape[1:]) for tensor in tensors]), []).append(index)
-    return list(passes.values())
+        by_kind.setdefault(tuple([(tensor.datatype, tensor.shape[1:]) for tensor in tensors]), []).append(index)
+    if not rows_max:
+        return list(by_kind.values())
+    passes: list[list[int]] = []
+    for members in by_kind.values():
+        left = 0
+        for index in members:
+            rows = visits[index][0].shape[0]
+            if rows > left:
+                passes.append([])
+                left = rows_max
+            passes[-1].append(index)
+            left -= rows
+    return passes
+
+
+def divide(tensors: Sequence[Tensor], rows_max: int) -> list[list[Tensor]]:
+    """The tensors of a visit in pieces of at most `rows_max` rows, as views."""
+    total = tensors[0].shape[0]
+    pieces: list[list[Tensor]] = [[] for _ in range(0, total, rows_max)]
+    for tensor in tensors:
+        starts, data, row_shape = row_starts(tensor), memoryview(tensor.data), tensor.shape[1:]
+        for place, piece in enumerate(pieces):
+            first, end = place * rows_max, min((place + 1) * rows_max, total)
+            piece.append(Tensor(tensor.datatype, (end - first, *row_shape), data[starts[first] : starts[end]]))
+    return pieces
+
+
+def merge(pieces: Sequence[Sequence[Tensor]], rows: Sequence[int]) -> list[Tensor]:
+    """The outputs of a visit whose pieces have so many rows. Raises `WrongOutputsError` if a piece's output does not
+    have a row for each, or its rows another shape than those before it."""
+    found: list[Tensor] = []
+    for place, column in enumerate(zip(*pieces, strict=True)):
+        first = column[0]
+        for tensor, count in zip(column, rows, strict=True):
+            if (tensor.datatype, tensor.shape) != (first.datatype, (count, *first.shape[1:])):
+                what = f"{tensor.datatype} {list(tensor.shape)} for {count} rows of a larger request"
+                before = f"the part before has {first.datatype} {list(first.shape)}"
+                raise WrongOutputsError(f"output {place} is {what}, but {before}")
+        data = b"".join([tensor.data for tensor in column])
+        found.append(Tensor(first.datatype, (sum(rows), *first.shape[1:]), data))
+    return found
 
 
 class InputMemory:
@@ -169,6 +212,8 @@ class Worker:
         self._memory = InputMemory()
         self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._runs, self._passed = decoder(Run), decoder(PassedBatch)
+        self._counting: int | None = None
+        """The first input whose first dimension is the number of rows."""
         self._replied_ns = 0
         """When the last batch was answered."""
 
@@ -198,6 +243,7 @@ class Worker:
         self._setup = setup
         self._assembler, self._reader = Assembler(setup.wiring.inputs), BlockReader(setup.holders)
         self._threads = setup.threads
+        self._counting = next((n for n, port in enumerate(setup.signature.inputs) if port.counts_rows), None)
         set_name(f"sloop {setup.wiring.stage}")
         prepare_runtimes(setup.model)  # they count as part of the process, which a spare worker saves
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
@@ -319,8 +365,9 @@ class Worker:
         def done() -> tuple[FrameKind, BatchDone]:
             passes, arrays = self._loaded(visits)
             results = self._timed([partial(runtime.run, given, self._threads) for given in arrays])
-            found = self._distributed(list(map(_rows, visits)), passes, [outputs for outputs, _ in results])
-            return FrameKind.DONE, self._stored(order.visits, places, found, faults)
+            rows = list(map(self._rows, visits))
+            found = self._distributed(rows, passes, [outputs for outputs, _ in results])
+            return FrameKind.DONE, self._stored(order.visits, places, rows, found, faults)
 
         self._answer(frame, done)
 
@@ -341,7 +388,8 @@ class Worker:
 
     def _loaded(self, visits: Sequence[Sequence[Tensor]]) -> tuple[list[list[int]], list[list[Array]]]:
         """The visits of each forward pass, and its inputs."""
-        passes = group(visits, batchable=self._setup.is_batchable)
+        setup = self._setup
+        passes = group(visits, batchable=setup.is_batchable, rows_max=setup.batch_max)
         inputs = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
         return passes, self._memory.load(inputs)
 
@@ -360,7 +408,7 @@ class Worker:
             order: Run = self._runs.decode(frame.payload)
             visits, places, faults = self._assembled(order)
             passes, arrays = self._loaded(visits)
-            batch = PassedBatch(order.visits, places, list(map(_rows, visits)), passes, [], faults)
+            batch = PassedBatch(order.visits, places, list(map(self._rows, visits)), passes, [], faults)
             known = [runtime.begin(given) for given in arrays]
         else:
             batch = self._passed.decode(frame.payload)
@@ -370,7 +418,7 @@ class Worker:
             tensors = self._written([runtime.passed_on(made) for made in results])
             return FrameKind.PASS, structs.replace(batch, tensors=tensors)
         found = self._distributed(batch.rows, batch.passes, [runtime.outputs(made) for made in results])
-        return FrameKind.DONE, self._stored(batch.visits, batch.places, found, dict(batch.faults))
+        return FrameKind.DONE, self._stored(batch.visits, batch.places, batch.rows, found, dict(batch.faults))
 
     def _written(self, contents: Sequence[Sequence[Tensor]]) -> list[Block]:
         """Each as a block; none stays if there is no room for all."""
@@ -396,7 +444,8 @@ class Worker:
         self._replied_ns = time.monotonic_ns()
 
     def _assembled(self, order: Run) -> tuple[list[list[Tensor]], list[int], dict[int, str]]:
-        """The inputs of all visits that can run, their positions in the batch, and why the others cannot."""
+        """The inputs of all visits that can run, their positions in the batch, and why the others cannot. A visit with
+        more rows than a pass may have comes in pieces, each with its position."""
         width = len(self._setup.wiring.inputs.needs)
         if len(order.blocks) != width * order.visits or (order.parts and len(order.parts) != order.visits):
             raise ProtocolError(f"a batch of {order.visits} visits has {len(order.blocks)} blocks")
@@ -404,14 +453,26 @@ class Worker:
         places: list[int] = []
         faults: dict[int, str] = {}
         stage, parts, blocks = self._setup.wiring.stage, order.parts, order.blocks
+        most = self._setup.batch_max if self._setup.is_batchable else 0
         for place in range(order.visits):
             part, own = parts[place] if parts else 0, blocks[place * width : (place + 1) * width]
             try:
-                visits.append(self._assembler.inputs(stage, part, own, self._reader.tensors))
-                places.append(place)
+                tensors = self._assembler.inputs(stage, part, own, self._reader.tensors)
             except ValueError as error:
                 faults[place] = str(error)
+                continue
+            if most and self._rows(tensors) > most:
+                pieces = divide(tensors, most)
+                visits += pieces
+                places += [place] * len(pieces)
+            else:
+                visits.append(tensors)
+                places.append(place)
         return visits, places, faults
+
+    def _rows(self, tensors: Sequence[Tensor]) -> int:
+        """How many rows a visit has, or a piece of one; 1 if none of its inputs counts rows."""
+        return tensors[self._counting].shape[0] if self._counting is not None else 1
 
     def _distributed(
         self, rows: Sequence[int], passes: Sequence[Sequence[int]], results: Sequence[Sequence[Array]]
@@ -425,9 +486,24 @@ class Worker:
         return found
 
     def _stored(
-        self, visits: int, places: Sequence[int], outputs: Sequence[list[Tensor]], faults: dict[int, str]
+        self,
+        visits: int,
+        places: Sequence[int],
+        rows: Sequence[int],
+        outputs: Sequence[list[Tensor]],
+        faults: dict[int, str],
     ) -> BatchDone:
-        """Write the outputs of each visit as a block, and read from them what they decide."""
+        """Write the outputs of each visit as a block, and read from them what they decide. `places`, `rows` and
+        `outputs` are those of visits and pieces (`PassedBatch`)."""
+        if len(set(places)) < len(places):
+            together: dict[int, list[int]] = {}
+            for index, place in enumerate(places):
+                together.setdefault(place, []).append(index)
+            outputs = [
+                outputs[own[0]] if len(own) == 1 else merge([outputs[i] for i in own], [rows[i] for i in own])
+                for own in together.values()
+            ]
+            places = list(together)
         stage, decisions = self._setup.wiring.stage, self._setup.wiring.decisions
         blocks: list[Block | None] = [None] * visits
         counts: list[tuple[int, ...]] = [()] * visits
@@ -435,11 +511,11 @@ class Worker:
             for place, tensors in zip(places, outputs, strict=True):
                 if decisions:
                     try:
-                        counts[place], rows = edge_counts(stage, decisions, tensors)
+                        counts[place], chosen = edge_counts(stage, decisions, tensors)
                     except ValueError as error:
                         faults[place] = str(error)
                         continue
-                    blocks[place] = write_block([*tensors, *rows], self._arena)
+                    blocks[place] = write_block([*tensors, *chosen], self._arena)
                 else:
                     blocks[place] = write_block(tensors, self._arena)
         except ArenaFull:
@@ -460,10 +536,6 @@ def edge_counts(
     rows = [found.rows[decision.target] for decision in decisions if decision.each is not None]
     arrays = [np.array(each, np.int64) for each in rows]
     return counts, [Tensor("INT64", array.shape, bytes_of(array)) for array in arrays]
-
-
-def _rows(tensors: Sequence[Tensor]) -> int:
-    return tensors[0].shape[0] if tensors and tensors[0].shape else 1
 
 
 def prepare() -> None:

@@ -269,6 +269,30 @@ def test_a_dimension_of_none_is_taken_where_the_model_has_it() -> None:
             validator.count("none", "FP32", shape)
 
 
+def test_inputs_without_rows_have_any_first_dimension() -> None:
+    """Whether there are others with rows or not."""
+    inputs = (Port("x", "FP32", (-1, 2)), Port("edges", "INT64", (-1, 2), has_rows=False))
+    validator = InputValidator(Signature(inputs, (), rows_max=3))
+    for count in (0, 1, 70):
+        assert validator.count("edges", "INT64", (count, 2)) == 2 * count
+        edges = Tensor("INT64", (count, 2), bytes(16 * count))
+        assert validator.complete({"x": Tensor("FP32", (3, 2), bytes(24)), "edges": edges})
+    with pytest.raises(Refusal, match=r"\[0, 2\] for input 'x'"):
+        validator.count("x", "FP32", (0, 2))
+    alone = InputValidator(Signature(inputs[1:], ()))
+    assert alone.complete({"edges": Tensor("INT64", (9, 2), bytes(144))})
+
+
+def test_too_many_rows_are_refused_with_the_bound_and_what_raises_it() -> None:
+    port = Port("x", "INT8", (-1,))
+    for rows_max, says in ((8, "limits: {rows: N}"), (1, "one request for each row")):
+        validator = InputValidator(Signature((port,), (port,), rows_max=rows_max))
+        validator.complete({"x": Tensor("INT8", (rows_max,), bytes(rows_max))})
+        with pytest.raises(Refusal, match=f"limit of {rows_max} rows") as caught:
+            validator.complete({"x": Tensor("INT8", (rows_max + 1,), bytes(rows_max + 1))})
+        assert says in caught.value.fix
+
+
 def test_only_open_first_dimensions_count_rows() -> None:
     inputs = (Port("x", "FP32", (-1, 4)), Port("scale", "FP32", ()), Port("weights", "FP32", (9,)))
     validator = InputValidator(Signature(inputs, (Port("y", "FP32", (-1, 4)),), rows_max=3))

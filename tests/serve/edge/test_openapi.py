@@ -60,7 +60,10 @@ def test_inputs_are_described_with_type_and_shape() -> None:
     schema = body_of(service_of(Port("x", "INT8", (-1, 3))))["schema"]["properties"]["inputs"]
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
     (tensor,) = schema["items"]["anyOf"]
-    assert tensor["properties"]["shape"]["prefixItems"] == [{"type": "integer", "minimum": 1}, {"const": 3}]
+    assert tensor["properties"]["shape"]["prefixItems"] == [
+        {"type": "integer", "minimum": 1, "maximum": 8},
+        {"const": 3},
+    ]
     assert tensor["properties"]["data"]["items"]["anyOf"][0] == {"type": "integer", "minimum": -128, "maximum": 127}
 
 

@@ -292,6 +292,10 @@ def test_describes_server_and_model(ask: Ask) -> None:
     model = ask("GET", "/v2/models/demo").json
     assert model["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
     assert model["versions"] == ["1"]
+    bounds = {"rows_max": 8, "request_bytes_max": 100_000, "json_bytes_max": 100_000}
+    assert model["parameters"] == bounds
+    config = ask("GET", "/v2/models/demo/config").json
+    assert config["parameters"] == {name: {"string_value": str(most)} for name, most in bounds.items()}
     assert ask("GET", "/v2/models").json == {
         "models": [{"name": "demo", "versions": ["1"], "ready": True, "state": "ready"}]
     }

@@ -121,6 +121,11 @@ def test_describes_server_and_model(stub: Stub, gateway: Gateway) -> None:
         ("x", "FP32", [-1, 4]),
         ("k", "INT64", [-1, 1]),
     ]
+    assert {name: each.int64_param for name, each in model.parameters.items()} == {
+        "rows_max": 8,
+        "request_bytes_max": 100_000,
+        "json_bytes_max": 100_000,
+    }
 
 
 def test_a_resting_model_is_ready_and_says_so(stub: Stub, gateway: Gateway) -> None:

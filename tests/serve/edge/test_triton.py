@@ -43,6 +43,13 @@ def test_a_tensor_without_rows_has_one_list_of_classes() -> None:
     assert classes_of(tensor, 9, (2, 2))[0] == (4,)
 
 
+def test_an_output_of_the_request_as_a_whole_has_one_list_of_classes() -> None:
+    signature = Signature((), (Port("y", "UINT8", (-1, 2), has_rows=False),))
+    model = Model("demo", 1, InputValidator(signature), Limits())
+    found = at_once(classified({"y": Tensor("UINT8", (2, 2), bytes([1, 9, 3, 4]))}, {"y": 2}, model))
+    assert (found["y"].shape, split_strings(found["y"].data)) == ((2,), [b"9:1", b"4:3"])
+
+
 def test_numbers_that_are_none_come_last() -> None:
     values = np.array([[math.nan, -math.inf, 2, math.inf]])
     tensor = Tensor("FP64", (1, 4), values.tobytes())
@@ -78,14 +85,15 @@ def test_classes_are_the_elements_sorted(data: st.DataObject) -> None:
 
 
 def test_the_configuration_says_how_many_rows_a_request_may_have() -> None:
-    found = configuration(model_of(Port("y", "BYTES", (-1, 3)), Port("z", "BF16", (-1,))))
+    found = configuration(model_of(Port("y", "BYTES", (-1, 3)), Port("z", "BF16", (-1,))), {"rows_max": 8})
     assert (found["name"], found["max_batch_size"]) == ("demo", 8)
+    assert found["parameters"] == {"rows_max": {"string_value": "8"}}
     assert found["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": (2,)}]
     assert [(each["data_type"], each["dims"]) for each in found["output"]] == [("TYPE_STRING", (3,)), ("TYPE_BF16", ())]
 
 
 def test_a_model_without_rows_has_no_batch_size() -> None:
-    found = configuration(model_of(Port("y", "INT8", (3,))))
+    found = configuration(model_of(Port("y", "INT8", (3,))), {})
     assert (found["max_batch_size"], found["input"][0]["dims"], found["output"][0]["dims"]) == (0, (-1, 2), (3,))
 
 

@@ -500,6 +500,7 @@ class LocalBackend(KnownStages):
             blocks=servable.cut.blocks if servable.cut is not None and is_cut else (),
             layers=replica.part.layers if replica.part is not None else None,
             device=replica.device,
+            batch_max=servable.batch_max.get(spec.slot.hardware, 0),
         )
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(replica.pool_cores or cores, START_CORES_MIN))

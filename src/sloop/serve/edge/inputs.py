@@ -98,6 +98,13 @@ ELEMENTS_MAX: Final = 2**31 - 1
 NumPy refuses one of astronomic size."""
 
 
+ROWS_FIX: Final = (
+    "send fewer at a time, or raise `limits: {rows: N}` of the application; if the first dimension is no batch, write "
+    "`batch: false` at its stage"
+)
+ONE_ROW_FIX: Final = "send one request for each row: a graph with branches decides about each request as a whole"
+
+
 class InputValidator:
     """Validates the tensors of requests against one application's signature.
 
@@ -112,7 +119,8 @@ class InputValidator:
         self.plain = {port.name: False for port in signature.outputs}
         self.binary = dict.fromkeys(self.plain, True)
         """The outputs of a request that does not select any: all outputs, none or all of them binary."""
-        self._counting = [port.name for port in signature.inputs if port.shape[:1] == (-1,)]
+        self.counting = [port.name for port in signature.inputs if port.counts_rows]
+        """The inputs whose first dimension is the number of rows."""
         self._found_right: dict[tuple[str, str, tuple[int, ...]], int] = {}
 
     def count(self, name: str, datatype: str, shape: tuple[int, ...]) -> int:
@@ -133,12 +141,15 @@ class InputValidator:
             raise bad("datatype", f"{quoted(datatype)} for input {name!r}", f"this input takes {port.datatype}")
         wanted = port.shape
         # A request without rows has nothing to compute; any other open dimension may be empty, as a text's tokens may.
+        rows_at = 0 if port.has_rows else None
         fits = len(shape) == len(wanted) and all(
-            have >= (place == 0) if want == -1 else have == want
+            have >= (place == rows_at) if want == -1 else have == want
             for place, (have, want) in enumerate(zip(shape, wanted, strict=True))
         )
         if not fits:
-            least = "any number from 0 up, from 1 up if it is the first" if -1 in wanted[1:] else "any number from 1 up"
+            least = "any number from 1 up"
+            if -1 in wanted[port.has_rows :]:
+                least = "any number from 0 up" + (", from 1 up if it is the first" if port.has_rows else "")
             raise bad(
                 "shape",
                 f"{quoted(list(shape))} for input {name!r}",
@@ -148,12 +159,12 @@ class InputValidator:
             raise bad("shape", f"{quoted(list(shape))} for input {name!r}", f"send at most {ELEMENTS_MAX} elements")
 
     def complete(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
-        """Return `tensors` if no input is missing and all have the same number of rows, at most `rows_max`."""
+        """Return `tensors` if no input is missing and those that have rows have the same number, at most `rows_max`."""
         if len(tensors) != len(self.ports):
             missing = [name for name in self.ports if name not in tensors]
             raise bad(field, f"input {', '.join(map(repr, missing))} is missing", "send every input once")
         count = 0
-        for name in self._counting:
+        for name in self.counting:
             rows = tensors[name].shape[0]
             if count and rows != count:
                 both = sorted((rows, count))
@@ -162,12 +173,13 @@ class InputValidator:
                 )
             count = rows
         if count > self.signature.rows_max:
-            raise bad(
-                field,
-                f"{count} rows (first dimension) exceed the limit of {self.signature.rows_max} rows per request",
-                "split them into several requests; sloop batches them together again",
-            )
+            raise self.too_many(f"{count} rows (first dimension) exceed", field)
         return tensors
+
+    def too_many(self, rows: str, field: str) -> Refusal:
+        """The 400 for a request with more rows than one may have."""
+        what = f"{rows} the limit of {self.signature.rows_max} rows per request"
+        return bad(field, what, ROWS_FIX if self.signature.rows_max > 1 else ONE_ROW_FIX)
 
     def output(self, name: str, field: str) -> str:
         """Return `name` if it is an output."""

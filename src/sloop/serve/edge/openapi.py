@@ -209,10 +209,16 @@ def v1_request(model: Model) -> Schema:
     described = (
         f"an object with {listed(names)}" if len(names) > 1 else f"the value of {names[0]}, or an object with it"
     )
+    signature = model.validator.signature
+    rows: Schema = {"type": "null", "description": "Inputs of this model belong to the request as a whole."}
+    if all(port.has_rows for port in signature.inputs):
+        rows = {"type": ["array", "null"], "minItems": 1, "description": f"One element a row: {described}."}
+        if model.validator.counting:
+            rows["maxItems"] = signature.rows_max
     return {
         "type": "object",
         "properties": {
-            "instances": {"type": ["array", "null"], "minItems": 1, "description": f"One element a row: {described}."},
+            "instances": rows,
             "inputs": {"description": f"Whole tensors as nested lists: {described}."},
             "signature_name": {"enum": [SIGNATURE_NAME, None]},
         },
@@ -260,7 +266,7 @@ def infer(model: Model) -> Schema:
             "inputs": {
                 "type": "array",
                 "description": "Each input once, in any order.",
-                "items": {"anyOf": [tensor(port) for port in ports]},
+                "items": {"anyOf": [tensor(port, signature.rows_max) for port in ports]},
                 "minItems": len(ports),
                 "maxItems": len(ports),
             },
@@ -315,12 +321,11 @@ def deadline_headers() -> list[Schema]:
     ]
 
 
-def tensor(port: Port) -> Schema:
+def tensor(port: Port, rows_max: int) -> Schema:
     """`$request_input` for one input."""
-    dims: list[Schema] = [
-        {"const": dim} if dim != -1 else {"type": "integer", "minimum": int(place == 0)}
-        for place, dim in enumerate(port.shape)
-    ]
+    dims: list[Schema] = [{"const": dim} if dim != -1 else {"type": "integer", "minimum": 0} for dim in port.shape]
+    if port.counts_rows:
+        dims[0] |= {"minimum": 1, "maximum": rows_max}
     shape: Schema = {"type": "array", "minItems": len(dims), "maxItems": len(dims)}
     if dims:
         shape["prefixItems"] = dims

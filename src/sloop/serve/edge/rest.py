@@ -377,11 +377,12 @@ class Rest:
             "platform": offered.PLATFORM,
             "inputs": list(map(of_port, signature.inputs)),
             "outputs": list(map(of_port, signature.outputs)),
+            "parameters": self.service.bounds(model),
         }
         say(exchange, body)
 
     def _config(self, exchange: Exchange, model: Model, version: str) -> None:
-        say(exchange, configuration(self.service.model(model.name, version)))
+        say(exchange, configuration(self.service.model(model.name, version), self.service.bounds(model)))
 
     def _stats(self, exchange: Exchange, model: Model, version: str) -> None:
         self.service.model(model.name, version)

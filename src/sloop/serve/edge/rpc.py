@@ -70,6 +70,7 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
         ("platform", "string", 3),
         ("inputs", "ModelMetadataResponse.TensorMetadata[]", 4),
         ("outputs", "ModelMetadataResponse.TensorMetadata[]", 5),
+        ("parameters", "InferParameter{}", 6),  # as MLServer extends the protocol
     ),
     "InferParameter": (
         ("bool_param", "bool", 1),
@@ -129,8 +130,10 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
         ("max_batch_size", "int32", 4),
         ("input", "ModelInput[]", 5),
         ("output", "ModelOutput[]", 6),
+        ("parameters", "ModelParameter{}", 14),
         ("backend", "string", 17),
     ),
+    "ModelParameter": (("string_value", "string", 1),),
     "ModelInput": (("name", "string", 1), ("data_type", "int32", 2), ("dims", "int64[]", 4)),
     "ModelOutput": (("name", "string", 1), ("data_type", "int32", 2), ("dims", "int64[]", 3)),
     "ModelStatisticsRequest": (("name", "string", 1), ("version", "string", 2)),
@@ -436,10 +439,12 @@ class Rpc:
             platform=offered.PLATFORM,
             inputs=list(map(of_port, signature.inputs)),
             outputs=list(map(of_port, signature.outputs)),
+            parameters={name: {"int64_param": most} for name, most in self.service.bounds(model).items()},
         )
 
     def _ModelConfig(self, request: Any, _call: Call) -> Message:  # noqa: ANN401
-        config = configuration(self.service.model(request.name, request.version))
+        model = self.service.model(request.name, request.version)
+        config = configuration(model, self.service.bounds(model))
         for port in (*config["input"], *config["output"]):
             port["data_type"] = DATA_TYPES[port["data_type"]]
         return message_class("ModelConfigResponse")(config=config)  # type: ignore[no-any-return]

@@ -195,6 +195,11 @@ class InferenceService:
     infer_paths: dict[str, Model] = field(default_factory=dict)
     """By the path of inference over HTTP, which nearly all requests have."""
 
+    def bounds(self, model: Model) -> dict[str, int]:
+        """What a request to the model may have at most, for its metadata."""
+        found = {"request_bytes_max": self.bodies.each_bytes_max, "json_bytes_max": self.bodies.json_bytes_max}
+        return {"rows_max": model.validator.signature.rows_max, **found} if model.validator.counting else found
+
     @property
     def extensions(self) -> Sequence[str]:
         """Triton's names of the extensions that this server has."""

@@ -97,7 +97,8 @@ class OfferedModel:
         self.signature, self.slo_ns = offer.signature, offer.slo_ns
         self.inputs = [port.name for port in offer.signature.inputs]
         self.outputs = [port.name for port in offer.signature.outputs]
-        self.has_rows = offer.signature.has_rows
+        self.counting = next((port.name for port in offer.signature.inputs if port.counts_rows), "")
+        """An input whose first dimension is the number of rows; empty if there is none."""
         self.answers = {version: Assembler(assembly) for version, assembly in offer.answers.items()}
         """By version."""
 
@@ -179,7 +180,7 @@ class EdgeSink:
         self._last = number = self._last + 1
         self._waiting[number] = offered, on_end
         began_ns = time.monotonic_ns() if began_ns is None else began_ns
-        rows = tensors[offered.inputs[0]].shape[0] if offered.has_rows else 1
+        rows = tensors[offered.counting].shape[0] if offered.counting else 1
         self._send(Submit(number, application, block, began_ns, version, slo_ns, elapsed_ns, request_id, trace, rows))
         return RequestId(number)
 

@@ -64,7 +64,7 @@ def _classes(tensor: Tensor, port: Port, count: int, labels: tuple[str, ...]) ->
     if prod(tensor.shape) > CLASSIFIED_MAX:
         what = f"output {port.name!r} has {prod(tensor.shape)} elements; at most {CLASSIFIED_MAX} are classified"
         raise Refusal(400, what, "ask for the output itself, or for fewer rows at a time")
-    has_rows = port.shape[:1] == (-1,)
+    has_rows = port.counts_rows
     rows = tensor.shape[0] if has_rows else 1
     values = _numbers(tensor).reshape(rows, prod(tensor.shape[1:] if has_rows else tensor.shape))
     columns = values.shape[1]
@@ -140,9 +140,9 @@ def changed_not(answer: bytes) -> Refusal:
 # Configuration
 
 
-def configuration(model: Model) -> dict[str, Any]:
+def configuration(model: Model, bounds: Mapping[str, int]) -> dict[str, Any]:
     """The model's configuration as far as clients use it. The number of rows is not among the `dims` if the model has
-    a `max_batch_size`."""
+    a `max_batch_size`. `bounds` are what a request may have at most."""
     signature = model.validator.signature
     has_rows = signature.has_rows
 
@@ -160,4 +160,5 @@ def configuration(model: Model) -> dict[str, Any]:
         "max_batch_size": signature.rows_max if has_rows else 0,
         "input": list(map(described, signature.inputs)),
         "output": list(map(described, signature.outputs)),
+        "parameters": {name: {"string_value": str(most)} for name, most in bounds.items()},
     }

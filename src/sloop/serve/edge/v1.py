@@ -89,10 +89,10 @@ def _field_of(asked: Mapping[str, Any]) -> str:
 
 def _by_row(rows: object, validator: InputValidator) -> dict[str, Any]:
     """The values of each input, from rows."""
+    _check_rows_exist(validator)
     if not isinstance(rows, list) or not rows:
         raise _no_rows(rows)
-    if len(rows) > validator.signature.rows_max:
-        raise _too_many(f"{len(rows)} rows exceed", validator)
+    _check_count(len(rows), validator)
     if _is_value(rows[0], validator):
         return _by_name(rows, "instances", validator)
     named = [_by_name(row, f"instances[{index}]", validator) for index, row in enumerate(rows)]
@@ -149,13 +149,22 @@ def _text(element: Any) -> Any:  # noqa: ANN401  # any JSON
         raise bad("data", f"{quoted(element)} is not a string", 'BYTES elements are strings or {"b64": "…"}') from None
 
 
+def _check_rows_exist(validator: InputValidator) -> None:
+    """Raise a 400 for rows of a model with an input that has none."""
+    without = [port.name for port in validator.signature.inputs if not port.has_rows]
+    if without:
+        what = f"input {', '.join(map(repr, without))} belongs to the request as a whole, and not to a row"
+        raise bad("instances", what, "send whole tensors as `inputs`")
+
+
 def _no_rows(given: object) -> Refusal:
     return bad("instances", f"{quoted(given)} is not a list of rows", "send one element for each row")
 
 
-def _too_many(rows: str, validator: InputValidator) -> Refusal:
-    most = validator.signature.rows_max
-    return bad("instances", f"{rows} the limit of {most} rows per request", "send several requests")
+def _check_count(rows: int, validator: InputValidator, more: str = "") -> None:
+    """Raise a 400 for too many rows before they are looked at."""
+    if rows > validator.signature.rows_max:
+        raise validator.too_many(f"{rows} rows{more} exceed", "instances")
 
 
 # Large requests
@@ -167,6 +176,8 @@ def read_in_steps(body: bytes | bytearray, validator: InputValidator) -> Steps[P
     asked = decoded(given.rest, _DECODER, has_words=given.has_words)
     field = _field_of(asked)
     rows = given.list_at(asked[field])
+    if field == "instances":
+        _check_rows_exist(validator)
     if field == "inputs" or (rows is not None and not rows.has_objects):
         tensors = yield from _read_columns(_by_name(asked[field], field, validator), field, given, validator)
     else:
@@ -210,8 +221,7 @@ def _read_rows(parts: Iterable[list[Any]], given: Outline, validator: InputValid
     for rows in parts:
         if count == 0 and rows:
             have_names = not _is_value(rows[0], validator)
-        if count + len(rows) > validator.signature.rows_max:
-            raise _too_many(f"{count + len(rows)} rows or more exceed", validator)
+        _check_count(count + len(rows), validator, " or more")
         if not have_names and any(not _is_value(row, validator) for row in rows):
             raise bad("instances", "some rows name the inputs, the first does not", "send all rows alike")
         named = [_by_name(row, f"instances[{count + index}]", validator) for index, row in enumerate(rows)]
