@@ -86,7 +86,7 @@ def setup_of(folder: Path, model: Path, given: Namespace) -> Setup:
 async def run(folder: Path, setup: Setup, given: Namespace) -> tuple[LoadResult, Path]:
     """Serve in this process, send the load from another."""
     settings = Settings(http_port=0, grpc_port=0, state_folder=folder / "state")
-    async with serving(setup, servables_of(setup.application), settings) as server:
+    async with serving(setup, servables_of(setup.application, folder / "state"), settings) as server:
         while server.insight.unready():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         plan = LoadPlan(

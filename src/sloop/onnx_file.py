@@ -161,7 +161,14 @@ def external_files(path: Path) -> tuple[str, ...]:
                 raise InputError("not an ONNX model, or truncated", where=str(path), help="export it again")
             if content.find(LOCATION.encode()) < 0:  # to parse a model with all its weights in it takes as much memory
                 return ()
-    tensors = [tensor for tensor in _tensors(read_onnx(path)) if tensor.data_location == EXTERNAL]
+    return external_names(path.read_bytes(), str(path))
+
+
+def external_names(content: bytes, where: str) -> tuple[str, ...]:
+    """`external_files` of the model in these bytes, which come from `where`."""
+    if LOCATION.encode() not in content:
+        return ()
+    tensors = [tensor for tensor in _tensors(parse_onnx(content, where)) if tensor.data_location == EXTERNAL]
     return tuple(sorted({each.value for tensor in tensors for each in tensor.external_data if each.key == LOCATION}))
 
 

@@ -189,3 +189,8 @@ def bfloats_of(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)  # of a NaN, which rounding could turn into an infinity
     return np.where(np.isnan(floats), quiet, rounded).astype(np.uint16)
+
+
+def described(ports: Sequence[Port]) -> str:
+    """Ports as people read them: `x FP32[-1, 3], y INT64[-1]`."""
+    return ", ".join(f"{port.name} {port.datatype}{list(port.shape)}" for port in ports)

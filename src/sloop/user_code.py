@@ -6,16 +6,23 @@ the import path, as for `python FILE`. What a model raises while it serves becom
 A file that has changed is executed again, also if only a module beside it has changed: a running server must not serve
 a new version with old code. Python keeps imported modules, so those that files of users have imported from their own
 folders are forgotten first. What was executed before keeps the modules that it has.
+
+A file may have a private copy, with copies of the modules beside it (`sloop.serve.copies`). Then the copies are what is
+executed, at any time, but they are told that they lie where the user's files do: there they find their data.
 """
 
+import ast
 import contextlib
 import hashlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final, NoReturn
@@ -32,6 +39,12 @@ MESSAGE_CHARS_MAX: Final = 300
 TRACE_CHARS_MAX: Final = 8_000
 """Bounds of what is kept of an exception: one request must not fill the server's log."""
 
+SOURCES: Final = "sources.json"
+"""The file beside the folder of private copies that says where each of them was made from: name → path, the first that
+of the Python file itself."""
+MODULES_MAX: Final = 1000
+"""The most modules beside a file that are followed."""
+
 _executed: Final[dict[tuple[Path, bytes, tuple[bytes, ...]], ModuleType]] = {}
 """By path, content, and the contents of the files beside it."""
 _beside: Final[dict[tuple[Path, bytes], tuple[Path, ...]]] = {}
@@ -47,12 +60,18 @@ def module_in(path: Path) -> ModuleType:
         source = path.read_bytes()
     except OSError as error:
         raise InputError("there is no such file", where=str(path), help="give the path of a Python file") from error
+    if kept := _sources(path):
+        if (path, b"", ()) not in _executed:
+            _find_copies(path.parent, kept)
+            own = kept[path.name]
+            _executed[path, b"", ()] = _execute(own, source, folders_of(own))
+        return _executed[path, b"", ()]
     contents = _contents(_beside.get((path, source), ()))
     found = _executed.get((path, source, contents))
     if found is None:
         folder = path.resolve().parent
         _forget_changed(folder)
-        found = _execute(path, source, folder)
+        found = _execute(path, source, folders_of(path))
         files = tuple(sorted({file for file, _ in _imported.values() if folder in file.parents}))
         _beside[path, source] = files
         _executed[path, source, _contents(files)] = found
@@ -90,7 +109,7 @@ def _note_imports(folder: Path, before: frozenset[str]) -> None:
             _imported[name] = Path(file).resolve(), _contents([Path(file)])[0]
 
 
-def _execute(path: Path, source: bytes, folder: Path) -> ModuleType:
+def _execute(path: Path, source: bytes, folders: Sequence[Path]) -> ModuleType:
     # The stem alone could shadow a library; the digest keeps classes of an earlier content apart from these. It is the
     # same in every process, because snapshots name classes.
     name = f"sloop_user_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
@@ -98,8 +117,9 @@ def _execute(path: Path, source: bytes, folder: Path) -> ModuleType:
     assert spec is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module there
-    if sys.path[0] != str(folder):
-        sys.path.insert(0, str(folder))
+    for folder in reversed(folders):
+        if sys.path[0] != str(folder):
+            sys.path.insert(0, str(folder))
     before = frozenset(sys.modules)
     importlib.invalidate_caches()
     try:
@@ -109,8 +129,119 @@ def _execute(path: Path, source: bytes, folder: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise_user_error(error, path, "it cannot be imported")
     finally:
-        _note_imports(folder, before)
+        for folder in folders:
+            _note_imports(folder, before)
     return module
+
+
+# Private copies
+
+
+def folders_of(path: Path) -> tuple[Path, ...]:
+    """Where the modules beside a Python file are looked for: in the folder that its name says and, if the file is a
+    link, in that of the file itself."""
+    return tuple(dict.fromkeys((path.absolute().parent, path.resolve().parent)))
+
+
+def user_path(path: Path) -> Path:
+    """The file of the user that a private copy was made from; the path itself for any other file."""
+    return _sources(path).get(path.name, path)
+
+
+def _sources(path: Path) -> dict[str, Path]:
+    """The user's files by the names of their copies, if this is a private copy of a Python file; otherwise nothing."""
+    try:
+        known = json.loads((path.parent.parent / SOURCES).read_bytes())
+    except OSError:
+        return {}
+    return {name: Path(file) for name, file in known.items()}
+
+
+def modules_beside(path: Path) -> dict[str, Path]:
+    """The modules beside a Python file that it imports, and those beside it that they import: by their paths relative
+    to its folder. Imports are found in the text, wherever they stand; nothing is executed."""
+    folders = folders_of(path)
+    found: dict[str, Path] = {}
+    unread: list[tuple[Path, str]] = [(path, "")]
+    while unread and len(found) < MODULES_MAX:
+        file, package = unread.pop()
+        try:
+            names = dict.fromkeys(_imported_names(ast.parse(file.read_bytes()), package))
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue  # whoever executes it will say so
+        for name in names:
+            for place in (f"{name.replace('.', '/')}/__init__.py", f"{name.replace('.', '/')}.py"):
+                there = next((folder / place for folder in folders if (folder / place).is_file()), None)
+                if there is not None and place not in found and not there.samefile(path):
+                    found[place] = there
+                    unread.append((there, name if place.endswith("/__init__.py") else name.rpartition(".")[0]))
+    return dict(sorted(found.items()))
+
+
+def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
+    """The dotted names of all modules that a text of this package may import, and of the packages that they are in."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".") if package else []
+            above = parents[: len(parents) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
+        for name in filter(None, names):
+            parts = name.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+class _CopyFinder(importlib.abc.MetaPathFinder):
+    """Finds modules of users in their private copies."""
+
+    def __init__(self, copies: Mapping[str, tuple[Path, Path]]) -> None:
+        """`copies` has, by dotted name, the copy and the file of the user."""
+        self.copies = copies
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self.copies:
+            return None
+        copy, original = self.copies[fullname]
+        inside = [str(original.parent)] if original.name == "__init__.py" else None
+        loader = _CopyLoader(copy, original)
+        return importlib.util.spec_from_file_location(
+            fullname, original, loader=loader, submodule_search_locations=inside
+        )
+
+
+class _CopyLoader(importlib.abc.SourceLoader):
+    """Loads a module from its private copy, as if it were the file of the user."""
+
+    def __init__(self, copy: Path, original: Path) -> None:
+        self._copy, self._original = copy, str(original)
+
+    def get_filename(self, fullname: str) -> str:
+        return self._original
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self._copy.read_bytes() if path == self._original else Path(os.fsdecode(path)).read_bytes()
+
+
+def _find_copies(folder: Path, kept: Mapping[str, Path]) -> None:
+    """Let Python find the modules beside a file in their copies in a folder, instead of those of an earlier version."""
+    copies = {
+        place.removesuffix(".py").removesuffix("/__init__").replace("/", "."): (folder / place, original)
+        for place, original in list(kept.items())[1:]
+    }
+    for name, (_, original) in copies.items():
+        if getattr(sys.modules.get(name), "__file__", None) == str(original):
+            del sys.modules[name]
+    sys.meta_path[:] = [each for each in sys.meta_path if not (isinstance(each, _CopyFinder) and copies)]
+    if copies:  # beside the finder of files: built-in modules have their names before it
+        sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _CopyFinder(copies))
+
+
+# What users' code raises
 
 
 def raise_user_error(error: BaseException, path: Path, what: str) -> NoReturn:
@@ -120,6 +251,7 @@ def raise_user_error(error: BaseException, path: Path, what: str) -> NoReturn:
 
 def line_in(path: Path, error: BaseException) -> str:
     """`FILE:LINE` of the last line of this file in an exception's traceback; `FILE` if there is none."""
+    path = user_path(path)
     own = str(path.absolute())
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     line = frames[-1].lineno if frames else None

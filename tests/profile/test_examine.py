@@ -258,9 +258,7 @@ def test_a_batch_that_cannot_be_opened_is_served_alone(
     assert list(tmp_path.iterdir()) == [path], "no copy is left"
 
 
-def test_a_copy_goes_elsewhere_if_the_models_folder_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_goes_to_a_folder_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [1, 3], [1, 3], {})
 
     def writes(model: Any, target: Path) -> None:  # root may write everywhere, so that a mode does not help
@@ -284,10 +282,13 @@ def test_weights_in_another_file_are_found_by_the_copy(tmp_path: Path) -> None:
     )
     onnx.save(onnx.load(str(path)), str(path), save_as_external_data=True, location="weights.bin")
     assert path.stat().st_size < 1000 < (tmp_path / "weights.bin").stat().st_size
-    known = examine(path, folder=tmp_path / "elsewhere")
+    known = examine(path)
     assert Path(known.file).parent == tmp_path
     got = open_session(Path(known.file), 1).run(None, {"x": np.zeros((2, 3000), np.float32)})[0]
     np.testing.assert_array_equal(got, np.tile(weights, (2, 1)))
+    elsewhere = examine(path, folder=tmp_path / "elsewhere")
+    assert (elsewhere.file, elsewhere.signature.fixed_batch) == (str(path), 1)
+    assert "the weights in other files are found in the folder of the model only" in elsewhere.notes[0]
 
 
 @pytest.mark.parametrize(("key", "classes"), [("classlabels_strings", ["cat", "dög"]), ("classlabels_int64s", [3, 7])])

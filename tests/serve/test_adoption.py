@@ -29,7 +29,6 @@ from sloop.serve.agent import (
     CloseAgent,
     FreeBlock,
     RunBatch,
-    StartWorker,
     StopWorker,
     WorkersKept,
 )
@@ -38,7 +37,7 @@ from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory
 from sloop.serve.blocks import tensors_in, write_block
 from sloop.serve.messages import Run
 from sloop.serve.network import BlockClient, HolderTable
-from sloop.serve.protocols import Servable
+from sloop.serve.protocols import ExaminedFile, Servable
 from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.tensor import Tensor
@@ -591,31 +590,18 @@ def test_an_agent_that_gives_up_ends_its_workers(tmp_path: Path, monkeypatch: py
     play(scene)
 
 
-def test_a_worker_whose_model_has_changed_since_is_not_offered(tmp_path: Path) -> None:
-    file = tmp_path / "model.onnx"
-    file.write_bytes(b"1")
+def test_a_worker_is_known_by_the_digest_of_its_model() -> None:
+    """Where the copy lies and when the user's file was written does not matter."""
 
-    async def scene() -> None:
-        sent: list[Any] = []
-        session = module.AgentSession(AgentSetup(4, {}), sent.append, BlockClient(TOKEN), (HOST, 1), module.usual_cache)
-        servable = Servable(str(file), BYTES)
-        session._backend.learn({("stage", "echo"): servable}, wirings_of(QUICK), threads_prepared=0)
-        session.on_record(StartWorker(A, spec("one")))
-        assert list(session.kept()) == [A]
-        (tmp_path / "other.onnx").write_bytes(b"another model")
-        (tmp_path / "model.profile.json").write_text("{}")
-        assert list(session.kept()) == [A]
-        weights = tmp_path / "model.onnx.data"
-        weights.write_bytes(b"weights")
-        assert not session.kept()
-        weights.unlink()
-        assert list(session.kept()) == [A]
-        file.write_bytes(b"2")
-        assert not session.kept()
-        session.on_record(StopWorker(A))
-        await session.close()
+    def fingerprint(model: str, digest: str, state: str = "") -> bytes:
+        files = (ExaminedFile("/models/m.onnx", state, digest),)
+        servable = Servable(model, BYTES, original="/models/m.onnx", digest=digest, files=files)
+        return KnownStages({("stage", "echo"): servable}, wirings_of(QUICK), 0).fingerprint("stage", "echo")
 
-    play(scene)
+    first = fingerprint("/state/models/m.onnx-1/files/m.onnx", "1", "written at noon")
+    assert first
+    assert fingerprint("/other/models/m.onnx-1/files/m.onnx", "1", "touched since") == first
+    assert fingerprint("/state/models/m.onnx-2/files/m.onnx", "2", "written at noon") != first
 
 
 def test_a_block_is_freed_once() -> None:

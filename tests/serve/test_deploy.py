@@ -621,7 +621,7 @@ def test_no_server_shares_loaded_weights(system: object, told: str) -> None:
         check_live(setup)
 
 
-def test_weights_that_are_to_be_brought_to_nodes_come_from_a_store(mlp: Path) -> None:
+def test_weights_that_are_to_be_brought_to_nodes_come_from_a_store(mlp: Path, tmp_path: Path) -> None:
     declared = {
         "name": "a",
         "slo_ms": 100,
@@ -629,7 +629,7 @@ def test_weights_that_are_to_be_brought_to_nodes_come_from_a_store(mlp: Path) ->
         "system": "atoll",
     }
     (setup,) = set_up(load_application(declared)).applications
-    models = servables_of(setup.application)
+    models = servables_of(setup.application, tmp_path)
     with pytest.raises(InputError, match="brings 'small' to its nodes, but it was not fetched from a store") as raised:
         check_weights(setup, models)
     assert "name its model by URL" in str(raised.value.help)

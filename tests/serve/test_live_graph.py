@@ -138,7 +138,7 @@ def test_requests_part_and_meet_again(tmp_path: Path) -> None:
     chance = Random(3)
 
     async def main() -> None:
-        models: dict[tuple[str, str], Servable] = servables_of(setup.application)
+        models: dict[tuple[str, str], Servable] = servables_of(setup.application, tmp_path)
         signatures = {key: model.signature for key, model in models.items()}
         async with live_driver(setup, models, wire(setup.application.graph, signatures)) as live:
             await live.until(ReplicaReady, 5)

@@ -1089,7 +1089,7 @@ def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder
         "profile": {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0.1, "gamma": 1}, "max_batch": 4},
     }
     document = {"name": "two", "slo_ms": 1000, "stages": [{"name": "stage", "variants": [variant]}], "system": "static"}
-    [servable] = servables_of(load_application(document)).values()
+    [servable] = servables_of(load_application(document), tmp_path).values()
     assert servable.changes == ("open 2",)
     assert servable.source == source_of(path)
     assert Path(servable.model).parent == path.parent

@@ -6,6 +6,7 @@ and number of values afterwards, also for aliases that refer to each other. Must
 Differences from plain YAML 1.1: a duplicate key is an error, dates and binaries stay text, `1e3` is a number.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -73,10 +74,13 @@ def parse_yaml(text: str, file: str = "<text>") -> Value:
 
 
 def existing_file(value: Value, folder: Path, noun: str = "file") -> Path:
-    """The absolute path of the existing file that `value` names; a relative path starts at `folder`."""
+    """The absolute path of the existing file that `value` names; a relative path starts at `folder`. If it is a link it
+    stays one: other files belong to that name, such as weights and profiles beside it, and it may be switched."""
     text = value.text()
     try:
-        path = (folder / text).resolve()
+        path = (folder / text).absolute()
+        plain = Path(os.path.normpath(path))  # without `..`, unless that leads back from a link to a folder
+        path = plain if plain.resolve() == path.resolve() else path
         found = path.is_file()
     except (OSError, ValueError, RuntimeError):  # not a valid file name
         path, found = folder, False

@@ -318,7 +318,7 @@ def _member(value: Value, folder: FilePath, models: Models = NO_MODELS) -> _Memb
     path = existing_file(fields["file"], folder, "application file")
     document = _model_document(path) if is_model(path) else read_yaml(path)
     if "applications" in document.mapping():
-        itself = value.file and path == FilePath(value.file).resolve()
+        itself = value.file and path.samefile(value.file)
         what = "a deployment cannot list itself" if itself else f"{path.name} is a deployment, not an application"
         fields["file"].fail(what, "list files of single applications")
     return _Member(_with_models(document, models), path.parent, fields)

@@ -29,6 +29,7 @@ from sloop.profile.examine import ExaminedModel, examine
 from sloop.profile.model import row_shapes
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
+from sloop.serve.copies import ModelCopy
 from sloop.serve.stores import ModelSource
 from sloop.serve.weights import ModelFolder, usual_folder
 from sloop.systems.system import is_system_file
@@ -337,14 +338,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 """One row's shape by input."""
 
 
-def examined(
-    model: Path, shapes: dict[str, tuple[int, ...]], *, folder: Path | None = None
-) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
+def examined(copy: ModelCopy, shapes: dict[str, tuple[int, ...]]) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
     """The model, and the shapes to run it with: as given, as in the profile beside it, or asked for on a terminal."""
-    shapes = shapes or _kept_shapes(model)
-    known = examine(model, shapes, folder=folder)
-    complete = with_open_sizes(model, known, shapes)
-    return (known if complete == shapes else examine(model, complete, folder=folder)), complete
+    shapes = shapes or _kept_shapes(copy.original)
+    known = examine(copy.path, shapes, folder=copy.folder)
+    complete = with_open_sizes(copy.original, known, shapes)
+    return (known if complete == shapes else examine(copy.path, complete, folder=copy.folder)), complete
 
 
 def _kept_shapes(model: Path) -> dict[str, tuple[int, ...]]:

@@ -20,13 +20,13 @@ from sloop.profile.profile import (
     LatencyTable,
     LayerProfile,
     Profile,
-    digest_of_model,
     is_of,
     load_profile,
     save_profile,
 )
 from sloop.report.plots import layers_figure, write_figure
 from sloop.report.tables import Cell, Table
+from sloop.serve.copies import ModelCopy
 from sloop.serve.cpu_quota import confined
 from sloop.systems.layers import BlockTable, LayerProposals, ShadowProposal, layer_proposals
 from sloop.text import counted, number
@@ -58,7 +58,7 @@ class LayerOptions:
 
 
 def profile_layers(
-    model: Path,
+    own: ModelCopy,
     known: ExaminedModel,
     rows: Mapping[str, tuple[int, ...]],
     timing: LayerTiming,
@@ -67,10 +67,11 @@ def profile_layers(
 ) -> CommandOutput:
     """Measure the layers of a model, add them to its profile at `path`, and propose cuts and shadows. A model without a
     profile is measured briefly as well."""
+    model = own.original
     total = timing.passes * len(timing.batches) * len(timing.cores)
     with progress(f"measuring the layers of {model.name}", total=total) as advance:
         made = measure_layers(
-            model,
+            own.path,
             file=Path(known.file),
             cuts=[cut.split(",") if "," in cut else cut for cut in options.cuts] or None,
             folder=options.pieces,
@@ -82,7 +83,7 @@ def profile_layers(
             limit=confined,
             progress=lambda done, cells, now: advance(done, now),
         )
-    base, is_new = base_profile(model, known, rows, path)
+    base, is_new = base_profile(own, known, rows, path)
     save_profile(structs.replace(base, layers=made), path)
     bound_bytes = inf if options.piece_mib is None else options.piece_mib * MIB
     found = layer_proposals(made, memory_bytes_max=bound_bytes, fetch_mbps=options.fetch_mbps)
@@ -110,23 +111,22 @@ def kept_layers(made: Profile, path: Path) -> LayerProfile | None:
 
 
 def base_profile(
-    model: Path, known: ExaminedModel, rows: Mapping[str, tuple[int, ...]], path: Path
+    own: ModelCopy, known: ExaminedModel, rows: Mapping[str, tuple[int, ...]], path: Path
 ) -> tuple[Profile, bool]:
     """The profile to which a measurement is added, and whether it had to be measured."""
     with suppress(InputError):
         found = load_profile(path)
-        if is_of(found, model):
+        if is_of(found, own.path):
             return found, False
-    with progress(f"measuring {model.name} briefly", total=1.0) as advance:
+    with progress(f"measuring {own.original.name} briefly", total=1.0) as advance:
         made = measure_briefly(
-            model,
+            own.path,
             file=Path(known.file),
             batches=known.batches_alone or None,
             shapes=dict(rows),
             limit=confined,
             progress=lambda share, sample: advance(share),
         )
-    assert made.model_digest == digest_of_model(model), "it is the same file"
     return made, True
 
 

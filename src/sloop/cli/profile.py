@@ -42,6 +42,7 @@ from sloop.profile.profile import FLOOR_MS, Pass, Profile, Sample, load_profile,
 from sloop.profile.sharing import TOGETHER
 from sloop.report.tables import Table
 from sloop.runlog import read_log
+from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
 from sloop.solvers.paldia import CLIENTS_MAX as TOGETHER_MAX
 from sloop.systems.replay import refined_profiles
@@ -219,7 +220,7 @@ def profile(  # one parameter for each option
     """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit the measurements.
 
     MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). If its batch size is fixed, a
-    copy with any batch size is written beside it and measured, provided that it gives the same results. With
+    copy with any batch size is measured, provided that it gives the same results. With
     --from-log, MODEL may be left out: the profiles of all models in the log are refined. With --layers, MODEL is cut
     into blocks of layers that are measured one by one. With --sharing, up to six workers of MODEL run together.
     """
@@ -238,26 +239,27 @@ def profile(  # one parameter for each option
     _check_place(device, kernels, layers=layers, sharing=sharing, has_cores=bool(cores))
     path, on = out or path_beside(model, hardware or ""), place_on(device, shares or ())
     check_replaced(model, path, on)
-    known, rows = examined(model, dict(shapes), folder=out and out.parent)
-    _check_batches(model, known, batches)
-    if sharing:
-        wanted = SharingOptions(batches, together or TOGETHER, beside, passes, seconds, plot, on)
-        return profile_sharing(model, known, rows, wanted, path)
-    if layers:
-        timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
-        return profile_layers(model, known, rows, timing, chosen, path)
-    used = cores or (default_cores() if on is None else (1.0,))
-    made, service = _measured(model, known, rows, _Sweep(batches, used, passes, seconds, percentile, alone, on))
-    if hardware is not None:
-        made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
-    made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
-    made = _saved(made, form, path)
-    value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
-    parts = [*display(made, path, form), *service.remarks(), *known.notes]
-    if on is not None:
-        value |= found.value
-        parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), seconds)]
-    return CommandOutput(value, parts)
+    with private_copy(model) as own:
+        known, rows = examined(own, dict(shapes))
+        _check_batches(model, known, batches)
+        if sharing:
+            wanted = SharingOptions(batches, together or TOGETHER, beside, passes, seconds, plot, on)
+            return profile_sharing(own, known, rows, wanted, path)
+        if layers:
+            timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
+            return profile_layers(own, known, rows, timing, chosen, path)
+        used = cores or (default_cores() if on is None else (1.0,))
+        made, service = _measured(own, known, rows, _Sweep(batches, used, passes, seconds, percentile, alone, on))
+        if hardware is not None:
+            made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
+        made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
+        made = _saved(made, form, path)
+        value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
+        parts = [*display(made, path, form), *service.remarks(), *known.notes]
+        if on is not None:
+            value |= found.value
+            parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), seconds)]
+        return CommandOutput(value, parts)
 
 
 def _add_shares(
@@ -313,12 +315,13 @@ class _Sweep:
 
 
 def _measured(
-    model: Path, known: ExaminedModel, rows: dict[str, tuple[int, ...]], sweep: _Sweep
+    own: ModelCopy, known: ExaminedModel, rows: dict[str, tuple[int, ...]], sweep: _Sweep
 ) -> tuple[Profile, "_ServicePasses"]:
     """Measure a model behind a progress bar; with the passes in service, some of which may have failed."""
     batches = sweep.batches or known.batches_alone
     if not batches:
         batches = batch_sweep(Path(known.file), cores=max(sweep.cores), shapes=rows, limit=confined, on=sweep.on)
+    model = own.original
     service = _ServicePasses(model, rows, sweep.passes)
     total = sweep.passes * len(batches) * len(sweep.cores)
     with progress(f"measuring {model.name}", total=total) as advance:
@@ -334,7 +337,7 @@ def _measured(
             return service.next(samples)
 
         made = measure(
-            model,
+            own.path,
             file=Path(known.file),
             batches=batches,
             cores=sweep.cores,

@@ -36,6 +36,7 @@ from sloop.profile.examine import examine
 from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
+from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
 from sloop.serve.deploy import COPIES, ROWS_MAX
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
@@ -458,9 +459,10 @@ def _divided(shapes: Shapes, models: Sequence[Path], folder: Path) -> dict[Path,
     """The shapes of each model's own inputs; wrong use for an input that none of several models has."""
     if not shapes or len(models) < 2:
         return dict.fromkeys(models, shapes)
-    inputs = {
-        model: {port.name for port in examine(model, folder=folder / COPIES).signature.inputs} for model in models
-    }
+    inputs: dict[Path, set[str]] = {}
+    for model in models:
+        with private_copy(model, folder / COPIES) as own:
+            inputs[model] = {port.name for port in examine(own.path, folder=own.folder).signature.inputs}
     for name in shapes:
         if not any(name in names for names in inputs.values()):
             raise click.UsageError(f"--shape {name}=…: no model has an input of that name.")
@@ -468,14 +470,20 @@ def _divided(shapes: Shapes, models: Sequence[Path], folder: Path) -> dict[Path,
 
 
 def _measured(model: Path, folder: Path, shapes: Shapes) -> FirstProfile:
-    known, rows = examined(model, dict(shapes), folder=folder / COPIES)
+    with private_copy(model, folder / COPIES) as own:
+        return _measured_copy(own, folder, shapes)
+
+
+def _measured_copy(own: ModelCopy, folder: Path, shapes: Shapes) -> FirstProfile:
+    model = own.original
+    known, rows = examined(own, dict(shapes))
     click.echo(f"{model.name} has no profile: measuring it for at most about {BRIEF_S:g} s", err=True)
     with progress(f"measuring {model.name}", total=1.0) as advance:
 
         def update(share: float, sample: Sample) -> None:
             advance(share, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
 
-        first = first_profile(model, known, rows, folder, limit=confined, progress=update)
+        first = first_profile(model, known, rows, folder, own=own.path, limit=confined, progress=update)
     click.echo(f"{model.name}: {_speed(first.profile)}", err=True)
     full = f"sloop profile {shlex.quote(str(model))}"
     click.echo(f"this short profile is kept in {first.file}; `{full}` makes a full one, with ranges", err=True)

@@ -1,7 +1,7 @@
 """`sloop profile --sharing`: how a model shares the cores of this machine, or a GPU, with others."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -23,6 +23,7 @@ from sloop.profile.profile import DeviceSharing, Profile, load_profile, save_pro
 from sloop.profile.sharing import Contender, SharingFits, SharingTimes, fit_all_laws, measure_sharing
 from sloop.report.plots import sharing_figure, write_figure
 from sloop.report.tables import Cell, Table
+from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.shared_workers import shared_stream
 from sloop.text import number
 
@@ -43,7 +44,7 @@ class SharingOptions:
 
 
 def profile_sharing(
-    model: Path,
+    own: ModelCopy,
     known: ExaminedModel,
     rows: Mapping[str, tuple[int, ...]],
     options: SharingOptions,
@@ -53,18 +54,18 @@ def profile_sharing(
     A model without a profile is measured briefly as well."""
     if options.on is not None and not path.is_file():
         what = "how it shares a GPU is added to its profile of that GPU, and it has none"
-        raise InputError(what, where=str(model), help="measure it first: `sloop profile MODEL --device cuda`")
-    base, is_new = base_profile(model, known, rows, path)
+        raise InputError(what, where=str(own.original), help="measure it first: `sloop profile MODEL --device cuda`")
+    base, is_new = base_profile(own, known, rows, path)
     batch = max(options.batches) if options.batches else base.max_batch
-    other = _contender(options.beside, batch) if options.beside is not None else None
-    cells = options.passes * (options.together + (3 if other else 0))
+    cells = options.passes * (options.together + (3 if options.beside else 0))
     # Without sizes of its inputs, only a Python model itself can make them; a server's workers are given them.
-    is_served = options.on is None and not (is_python(model) and not rows)
+    is_served = options.on is None and not (is_python(own.path) and not rows)
     served = shared_stream(known, rows, batch, options.together) if is_served else nullcontext()
     with (
+        _contender(options.beside, batch) as other,
         shared_place(options.on) as (on, how),
         served as stream,
-        progress(f"measuring {model.name}", total=cells) as advance,
+        progress(f"measuring {own.path.name}", total=cells) as advance,
     ):
         found = measure_sharing(
             Contender(Path(known.file), batch, rows),
@@ -76,14 +77,14 @@ def profile_sharing(
             on=on,
             stream=stream,
         )
-    source = f"sloop profile {model.name} --sharing, batch {batch}{how and f', {how}'}"
+    source = f"sloop profile {own.path.name} --sharing, batch {batch}{how and f', {how}'}"
     laws = fit_all_laws(found, source, on)
     sharing = laws.fits[laws.best].sharing.with_demands_of(base.sharing if on else None)
     save_profile(structs.replace(base, sharing=sharing), path)
     if options.plot is not None:
-        write_figure(sharing_figure(model.name, found.points, _curves(laws, found)), options.plot)
+        write_figure(sharing_figure(own.path.name, found.points, _curves(laws, found)), options.plot)
     value = {
-        "model": str(model),
+        "model": str(own.original),
         "profile": str(path),
         "batch": batch,
         "alone_ms": found.alone_ms,
@@ -123,10 +124,15 @@ def kept_sharing(made: Profile, path: Path) -> DeviceSharing | None:
     return None
 
 
-def _contender(model: Path, batch: int) -> Contender:
-    """Another model, with batches as large as it takes, up to `batch`."""
-    known, rows = examined(model, {})
-    return Contender(Path(known.file), min([batch, *known.batches_alone]), rows)
+@contextmanager
+def _contender(model: Path | None, batch: int) -> Iterator[Contender | None]:
+    """Another model, if there is one, with batches as large as it takes, up to `batch`."""
+    if model is None:
+        yield None
+        return
+    with private_copy(model) as own:
+        known, rows = examined(own, {})
+        yield Contender(Path(known.file), min([batch, *known.batches_alone]), rows)
 
 
 def _curves(laws: SharingFits, found: SharingTimes) -> dict[str, Sequence[float]]:

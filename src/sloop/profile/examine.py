@@ -11,6 +11,7 @@ Python models are examined in a separate process, `python -m sloop.profile.exami
 of JSON: the caller never imports the author's code and its libraries. Anything that code prints goes to stderr.
 """
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -100,8 +101,8 @@ def examine(
     """What is to be known of a model before it runs.
 
     `shapes` gives one row's shape for inputs with further open dimensions; without it, what needs a run is not tried.
-    `folder` is where a changed copy is written if the model's own folder cannot be. InputError for an unusable file,
-    MachineError if the examining process dies, or if a copy can be written nowhere.
+    `folder` is where a changed copy is written, by default beside the model. InputError for an unusable file,
+    MachineError if the examining process dies, or if a copy cannot be written.
     """
     if not is_python(path):
         return examine_here(path, shapes or {}, folder)
@@ -208,9 +209,8 @@ class PreparedModel:
 def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | None = None) -> PreparedModel:
     """The file to open for an ONNX model.
 
-    A copy is written beside the model, or in `folder` where that cannot be written, if the model has ZipMaps, or a
-    fixed batch that can be opened: its results stay the same. InputError for an unusable file, MachineError if a copy
-    is needed and cannot be written.
+    A copy is written beside the model, or in `folder`, if the model has ZipMaps, or a fixed batch that can be opened:
+    its results stay the same. InputError for an unusable file, MachineError if a copy is needed and cannot be written.
     """
     labels: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
@@ -240,9 +240,9 @@ def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | No
     return PreparedModel(file, session, labels, tuple(f"{path.name}: {note}" for note in notes), tuple(changes))
 
 
-def changed_copy(path: Path, changes: Sequence[str]) -> Path:
+def changed_copy(path: Path, changes: Sequence[str], folder: Path) -> Path:
     """The copy of a model in which another machine has made these changes, and tested them (`ExaminedModel.changes`).
-    It is written beside the model. InputError for an unusable file, MachineError if the copy cannot be written."""
+    It is written into `folder`. InputError for an unusable file, MachineError if the copy cannot be written."""
     for change in changes:
         kind, _, batch = change.partition(" ")
         model = read_onnx(path)
@@ -250,7 +250,7 @@ def changed_copy(path: Path, changes: Sequence[str]) -> Path:
             replace_zip_maps(model)
         else:
             open_batch(model, int(batch))
-        path = _copy(path, model, kind, None, lambda copy: None)
+        path = _copy(path, model, kind, folder, lambda copy: None)
     return path
 
 
@@ -272,29 +272,28 @@ def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Calla
     """The path of the changed copy of a file. A new one is kept only if `check` does not raise.
 
     Its name has a digest of the model that it was made from, so that the copy of an earlier version is not used.
-    MachineError if it can be written nowhere.
+    MachineError if it cannot be written.
     """
     made_of = hashlib.sha256(f"{digest_of_model(path)} {COPIES}".encode()).hexdigest()[:12]
     name = f"{path.name}.{change}-{made_of}.onnx"
-    # Weights in other files are found in the folder of the model only.
-    folders = [path.parent, *([folder] if folder is not None and not has_external_weights(model) else [])]
-    for each in folders:
-        if (each / name).is_file():
-            return each / name
-    for each in folders:
-        part = each / f".{os.getpid()}-{name}"
-        try:
-            each.mkdir(parents=True, exist_ok=True)
-            write_onnx(model, part)
-        except (OSError, MachineError):
-            continue
-        try:
-            check(part)
-            return part.replace(each / name)
-        finally:
+    place = path.parent if folder is None else folder
+    if place != path.parent and has_external_weights(model):
+        what = "a copy of it is needed, and the weights in other files are found in the folder of the model only"
+        raise MachineError(f"{path}: {what}", help="free space for a copy of all its files")
+    if (place / name).is_file():
+        return place / name
+    part = place / f".{os.getpid()}-{name}"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        write_onnx(model, part)
+        check(part)
+        return part.replace(place / name)
+    except (OSError, MachineError) as error:
+        what = f"a copy of it is needed, and {place} cannot be written"
+        raise MachineError(f"{path}: {what}", help="make that folder writable, or free some space") from error
+    finally:
+        with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-    what = f"a copy of it is needed, and {listed([str(each) for each in folders], 'or')} cannot be written"
-    raise MachineError(f"{path}: {what}", help="make the folder of the model writable")
 
 
 def free_batch(path: Path, target: Path, *, shapes: dict[str, tuple[int, ...]] | None = None) -> Signature:

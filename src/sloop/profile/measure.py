@@ -277,14 +277,15 @@ def first_profile(  # those of `measure_briefly`
     shapes: Mapping[str, tuple[int, ...]],
     folder: Path,
     *,
+    own: Path | None = None,
     limit: Limit = by_affinity,
     progress: Callable[[float, Sample], None] = lambda share, sample: None,
 ) -> FirstProfile:
     """Measure a model briefly (`measure_briefly`), and keep the profile: beside the model, as `sloop profile` does, or
     in the state folder where that place cannot be written. InputError and MachineError as for `measure`, and if it can
-    be kept nowhere."""
+    be kept nowhere. `own` is the copy of the model that is measured; `known` is about it."""
     profile = measure_briefly(
-        model,
+        own or model,
         file=Path(known.file),
         batches=known.batches_alone or None,
         shapes=dict(shapes),
@@ -295,7 +296,7 @@ def first_profile(  # those of `measure_briefly`
         file = path_beside(model)
         save_profile(profile, file)
     except MachineError:
-        file = _file_in(folder, model)
+        file = _file_in(folder, own or model)
         file.parent.mkdir(parents=True, exist_ok=True)
         save_profile(profile, file)
     return FirstProfile(model, profile, file)

@@ -29,7 +29,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct, structs
@@ -39,7 +39,7 @@ from sloop.cuda import CudaDevice, failure_on
 from sloop.errors import InputError, MachineError
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
 from sloop.text import counted
-from sloop.user_code import WrongOutputsError, module_in, raise_user_error
+from sloop.user_code import WrongOutputsError, module_in, raise_user_error, user_path
 
 PYTHON: Final = ".py"
 COMPILED: Final = ".innet"
@@ -382,9 +382,23 @@ def onnx_runtime() -> Any:  # noqa: ANN401  # a module without types
     return onnxruntime
 
 
-def open_session(path: Path, threads: int, *, optimise: bool = True, device: CudaDevice | None = None) -> Any:  # noqa: ANN401  # a class without types
-    """An ONNX Runtime session as a replica uses it, on the CPU or on the GPU of this process. InputError for an
-    unusable file, MachineError for a GPU that cannot be used.
+class ModelBytes(NamedTuple):
+    """An ONNX model that was read into memory: its file, and the other files with its weights, by name."""
+
+    own: bytes
+    others: Mapping[str, bytes]
+
+
+def open_session(
+    path: Path,
+    threads: int,
+    *,
+    optimise: bool = True,
+    device: CudaDevice | None = None,
+    content: ModelBytes | None = None,
+) -> Any:  # noqa: ANN401  # a class without types
+    """An ONNX Runtime session as a replica uses it, on the CPU or on the GPU of this process; of `content` if it is
+    given, which was read from `path`. InputError for an unusable file, MachineError for a GPU that cannot be used.
 
     Its idle threads sleep: spinning, the default, would take CPU time from the edges and from other replicas.
     """
@@ -398,15 +412,30 @@ def open_session(path: Path, threads: int, *, optimise: bool = True, device: Cud
     options.log_severity_level = 4
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    given: str | bytes = str(path)
+    if content is not None:
+        given = content.own
+        _add_weights(options, path, content.others)
     if device is not None:
-        return _cuda_session(ort, path, options, device)
+        return _cuda_session(ort, path, given, options, device)
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class; each of them means an unusable model
         raise _unusable(path, str(error)) from error
 
 
-def _cuda_session(ort: Any, path: Path, options: Any, device: CudaDevice) -> Any:  # noqa: ANN401
+def _add_weights(options: Any, path: Path, others: Mapping[str, bytes]) -> None:  # noqa: ANN401
+    """Give ONNX Runtime the contents of the other files of a model, which it copies when the session is made."""
+    if not others:
+        return
+    add = getattr(options, "add_external_initializers_from_files_in_memory", None)
+    if add is None:
+        what = f"ONNX Runtime {onnx_runtime().__version__} cannot take weights that lie in other files from memory"
+        raise InputError(what, where=str(path), help="free space for a copy of it, or install a newer ONNX Runtime")
+    add(list(others), list(others.values()), list(map(len, others.values())))
+
+
+def _cuda_session(ort: Any, path: Path, given: str | bytes, options: Any, device: CudaDevice) -> Any:  # noqa: ANN401
     """A session on the only GPU that this process sees; operators that CUDA lacks run on the CPU.
 
     If it cannot have the GPU, ONNX Runtime would print a line and compute on the CPU, at another speed than planned; so
@@ -426,7 +455,7 @@ def _cuda_session(ort: Any, path: Path, options: Any, device: CudaDevice) -> Any
         settings["gpu_mem_limit"] = device.memory_bytes
     try:
         session = ort.InferenceSession(
-            str(path), options, providers=[(CUDA_PROVIDER, settings), "CPUExecutionProvider"], enable_fallback=0
+            given, options, providers=[(CUDA_PROVIDER, settings), "CPUExecutionProvider"], enable_fallback=0
         )
     except Exception as error:  # as in `open_session`
         raise failure_on(device, str(error)) or _unusable(path, str(error)) from error
@@ -520,8 +549,8 @@ class PythonSession:
     """
 
     def __init__(self, path: Path, threads: int) -> None:
-        self._path = path
         declared = model_class(path)
+        self._path = path = user_path(path)
         self.signature = Signature.of(_python_ports(declared, "inputs", path), _python_ports(declared, "outputs", path))
         self.joins_rows = _joins_rows(declared, self.signature, path)
         self.dimension_names: Mapping[tuple[str, int], str] = {}

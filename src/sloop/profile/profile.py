@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import isfinite
@@ -594,11 +594,16 @@ def digest_of_model(path: Path) -> str:
     own, names = digest(path), _names_of_weights(path)
     if not names:
         return own
-    files = [path.parent / name for name in names]
-    parts = [
-        own,
-        *(f"{name} {digest(file) if file.is_file() else ''}" for name, file in zip(names, files, strict=True)),
-    ]
+    files = {name: path.parent / name for name in names}
+    return digest_of_all(own, {name: digest(file) if file.is_file() else "" for name, file in files.items()})
+
+
+def digest_of_all(own: str, others: Mapping[str, str]) -> str:
+    """The digest of a model of several files: from that of its own file, and those of the others by name, each empty if
+    there is no such file."""
+    if not others:
+        return own
+    parts = [own, *(f"{name} {known}" for name, known in others.items())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

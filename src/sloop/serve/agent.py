@@ -63,6 +63,7 @@ from sloop.events import (
 from sloop.serve.backends import KnownStages
 from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.blocks import ARENA_BYTES, Block
+from sloop.serve.copies import IN_CACHE, ModelCopy, collect, take
 from sloop.serve.cpu_quota import capacity_cores, detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
 from sloop.serve.messages import PassedBatch, Run
@@ -424,7 +425,7 @@ class _Worker:
 
     def __init__(self, number: ReplicaId, spec: ReplicaSpec, replica: ReplicaId, known: KnownStages) -> None:
         self.number = number
-        self.fingerprint, self.files = known.fingerprint(spec.stage, spec.variant), _state_of(spec, known)
+        self.fingerprint = known.fingerprint(spec.stage, spec.variant)
         self.spec = spec
         """With the cores in effect."""
         self.replica: ReplicaId | None = replica
@@ -448,6 +449,8 @@ class _Worker:
         """The fetched model that it uses, or the blocks of it, each with the cache that has it."""
         self.receptions: list[_Reception] = []
         """The transfers that have brought them."""
+        self.copy: ModelCopy | None = None
+        """The private copy of its model, if it is not a fetched one."""
         self.bringing: Task[None] | None = None
         """Fetches its model."""
         self.completing: Task[None] | None = None
@@ -456,6 +459,13 @@ class _Worker:
         """Fetches blocks of other machines that its batch reads."""
         self.copies: list[Address] = []
         """Those blocks."""
+
+    def release_models(self) -> None:
+        """Nothing uses its model any more."""
+        for cache, model in self.models:
+            cache.release(model)
+        if self.copy is not None:
+            self.copy.close()
 
 
 class _Reception:
@@ -561,14 +571,12 @@ class AgentSession:
         self._beside.set_holders(setup.holders)
 
     def kept(self) -> dict[int, bytes]:
-        """The workers that another deciding process may adopt, by number, with their fingerprints. Excluded are workers
-        whose model's file has changed since it was read, and parts of models."""
+        """The workers that another deciding process may adopt, by number, with their fingerprints, which contain the
+        digests of their models. Excluded are parts of models."""
         return {
             number: worker.fingerprint
             for number, worker in self._workers.items()
-            if worker.fingerprint
-            and not (worker.is_stopping or worker.part)
-            and worker.files == _state_of(worker.spec, self._backend)
+            if worker.fingerprint and not (worker.is_stopping or worker.part)
         }
 
     def detach(self) -> None:
@@ -686,11 +694,13 @@ class AgentSession:
         if servable is not None and comes and (record.transfer is not None or not self._is_beside):
             reception = self._used_reception(worker, record.transfer)
             worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable, record, reception))
-        elif servable is not None and servable.cut is None and _is_missing(servable.model):
-            fix = "put it where all nodes can read it under this path, or name it by URL"
-            self.on_event(ReplicaLost(number, f"{servable.model} is not on this node: {fix}"))
-        else:
+        elif servable is None or servable.cut is not None or not _is_missing(servable.model):
             self._backend.start(number, spec, None, record.part)
+        elif _is_missing(servable.original):
+            fix = "put it where all nodes can read it under this path, or name it by URL"
+            self.on_event(ReplicaLost(number, f"{servable.original or servable.model} is not on this node: {fix}"))
+        else:
+            worker.bringing = asyncio.create_task(self._copy_and_start(worker, servable))
 
     def _used_reception(self, worker: _Worker, transfer: TransferId | None) -> _Reception | None:
         """A transfer whose weights a worker uses from now on; None if there is no such transfer."""
@@ -716,7 +726,7 @@ class AgentSession:
                 source = ModelSource.of(servable.source)
                 model = await cache.fetch(source, pin=True, nearer=self._nearer(source, record.peers))
                 worker.models.append((cache, model))
-                own = structs.replace(servable, model=str(await self._prepared(model, servable.changes)))
+                own = structs.replace(servable, model=str(await self._prepared(model, servable.changes, model.parent)))
         except Exception as error:
             worker.bringing = None
             self.on_event(ReplicaLost(worker.number, _why(error, f"the model of replica {worker.number}")))
@@ -724,6 +734,35 @@ class AgentSession:
         worker.bringing, worker.servable = None, own
         self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
         self._backend.start(worker.number, spec, None, record.part)
+
+    async def _copy_and_start(self, worker: _Worker, servable: Servable) -> None:
+        """Copy a model from the path that all machines share, then start the worker. The copy must have the content
+        that the deciding process has examined."""
+        original = Path(servable.original)
+        try:
+            copy = worker.copy = await self._taken(original)
+            copy.compare(servable.digest)
+            model = str(await self._prepared(copy.path, servable.changes, copy.folder))
+        except Exception as error:
+            worker.bringing = None
+            self.on_event(ReplicaLost(worker.number, _why(error, f"the model of replica {worker.number}")))
+            return
+        worker.bringing, worker.servable = None, structs.replace(servable, model=model)
+        self._backend.learn({(worker.spec.stage, worker.spec.variant): worker.servable}, {}, threads_prepared=0)
+        self._backend.start(worker.number, worker.spec)
+
+    async def _taken(self, original: Path) -> ModelCopy:
+        """A private copy of a model, in the cache. Copies of which no worker is left are deleted."""
+        folder = self._shared_cache().models.folder / IN_CACHE
+        async with self._copying:  # the second replica finds the copy of the first one
+            taking = self._loop.run_in_executor(None, take, original, folder)
+            try:
+                copy = await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                taking.add_done_callback(_close_copy)
+                raise
+            await self._loop.run_in_executor(None, collect, folder)
+        return copy
 
     async def _cache_with(self, transfer: TransferId | None, reception: _Reception | None) -> WeightsCache:
         """Wait for a transfer, and return the cache with its weights; without a transfer, the shared cache.
@@ -773,14 +812,14 @@ class AgentSession:
             return
         self._backend.complete_part(worker.number, files)
 
-    async def _prepared(self, model: Path, changes: Sequence[str]) -> Path:
-        """The file to open for a fetched model: its own, or a copy with these changes."""
+    async def _prepared(self, model: Path, changes: Sequence[str], folder: Path) -> Path:
+        """The file to open for a model: its own, or a copy with these changes in `folder`."""
         if not changes:
             return model
         from sloop.profile.examine import changed_copy  # noqa: PLC0415  # few models need it
 
         async with self._copying:  # the second replica finds the copy of the first one
-            return await self._loop.run_in_executor(None, changed_copy, model, changes)
+            return await self._loop.run_in_executor(None, changed_copy, model, changes, folder)
 
     def _shared_cache(self) -> WeightsCache:
         self._cache = self._cache or self._make_cache()
@@ -1056,8 +1095,7 @@ class AgentSession:
             self._end_batch(worker)
             if worker.completing is not None:
                 worker.completing.cancel()
-            for cache, model in worker.models:
-                cache.release(model)
+            worker.release_models()
             for reception in worker.receptions:
                 reception.users -= 1
                 if not reception.users and reception.ended.done():
@@ -1152,26 +1190,15 @@ def _drop(record: FromAgent) -> None:
     """There is nobody to tell."""
 
 
-def _state_of(spec: ReplicaSpec, known: KnownStages) -> str:
-    """The sizes and times of a model's files, by which a change is noticed: its own file, and those beside it that are
-    named after it, such as weights. Empty for a fetched model, which has a checksum."""
-    servable = known.servable(spec.stage, spec.variant)
-    if servable is None or servable.source or servable.model.startswith("fake:"):
-        return ""
-    model, found = Path(servable.model), []
-    try:
-        for entry in os.scandir(model.parent):
-            if entry.name == model.name or (entry.name.startswith(model.stem) and not entry.name.endswith(".json")):
-                known_of = entry.stat()
-                found.append(f"{entry.name} {known_of.st_size} {known_of.st_mtime_ns} {known_of.st_ino}")
-    except OSError:
-        return "it cannot be read"
-    return "\n".join(sorted(found))
+def _close_copy(taken: "asyncio.Future[ModelCopy]") -> None:
+    """Nobody waits for this copy any more."""
+    if not taken.cancelled() and taken.exception() is None:
+        taken.result().close()
 
 
 def _is_missing(model: str) -> bool:
     """Whether a model is a file that is not there."""
-    return not model.startswith("fake:") and not Path(model).exists()
+    return not model.startswith("fake:") and not (model and Path(model).exists())
 
 
 def usual_cache() -> WeightsCache:

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from sloop.actions import Rollout, VersionState
-from sloop.app.application import Application, Deployment
+from sloop.app.application import Application, Deployment, Variant
 from sloop.app.document import read_name
 from sloop.app.hardware import foreign_profiles
 from sloop.app.load import load_application, with_deadline
@@ -35,7 +35,7 @@ from sloop.options import Value
 from sloop.profile.examine import ExaminedModel, examine
 from sloop.profile.layers import kept_pieces
 from sloop.profile.onnx_cut import ModelPiece, data_file
-from sloop.profile.profile import LayerProfile, Profile
+from sloop.profile.profile import LayerProfile, Profile, is_of, path_beside
 from sloop.serve.control import (
     ORDERS_MAX,
     Comparison,
@@ -48,6 +48,7 @@ from sloop.serve.control import (
     Tell,
     VersionStatus,
 )
+from sloop.serve.copies import ModelCopy, VersionFiles, private_copy
 from sloop.serve.cpu_quota import capacity_cores
 from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
@@ -59,7 +60,7 @@ from sloop.serve.messages import CutBlock, OfferModel
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.protocols import Backend, CutModel, ModelState, Servable
-from sloop.serve.weights import ModelPins, source_of
+from sloop.serve.weights import source_of
 from sloop.systems.setup import (
     ApplicationSetup,
     EstimateMap,
@@ -69,7 +70,7 @@ from sloop.systems.setup import (
     set_up,
     weights_of,
 )
-from sloop.tensor import Port, Signature
+from sloop.tensor import Signature, described
 from sloop.text import counted, listed, quoted
 from sloop.units import GIB
 from sloop.vocabulary import Canary, Life, WeightLevel, version_key
@@ -77,7 +78,7 @@ from sloop.vocabulary import Canary, Life, WeightLevel, version_key
 WITHOUT_SHADOWS: Final = "choose a system without shadows, such as `asyfunc-nolls`"
 WITHOUT_PARTS: Final = "write `partition: false` in its `provision`: each replica starts with its whole model"
 COPIES: Final = "models"
-"""The folder, in a state folder, of copies of models whose own folder cannot be written."""
+"""The folder, in a state folder, of the private copies of models (`sloop.serve.copies`)."""
 CHECK_S_MAX: Final = 600.0
 """Seconds for the check of a version; it opens every model and makes a plan."""
 WAIT_S_MAX: Final = 600.0
@@ -111,13 +112,13 @@ Models = Mapping[tuple[str, str], Servable]
 
 
 def servables_of(
-    application: Application, folder: Path | None = None, *, in_blocks: bool = False, in_parts: bool = False
+    application: Application, folder: Path, *, in_blocks: bool = False, in_parts: bool = False
 ) -> dict[tuple[str, str], Servable]:
     """The model and signature of every variant, read from its file, and its blocks if it is to be served `in_blocks`,
     so that its replicas can have shadows, or `in_parts`, so that they can start as parts of one model. Raises
     `InputError` for a variant without a model, or one that cannot be cut.
 
-    Copies that have to be prepared are written into the state folder `folder` where a model's own folder cannot be.
+    What is examined, and will be opened, are private copies of the files in the state folder `folder`.
     """
     found: dict[tuple[str, str], Servable] = {}
     called = weights_of(application)
@@ -130,32 +131,57 @@ def servables_of(
                     help="add `model: FILE` to serve it; a variant with only a profile can be planned and simulated",
                 )
             profiles = application.profiles_of(variant)
-            shapes = next((profile.shapes for profile in profiles.values() if profile.shapes), None)
-            known = examine(Path(variant.model), shapes, folder=folder and folder / COPIES)
-            source = source_of(Path(variant.model))
+            with private_copy(Path(variant.model), folder / COPIES) as copy:
+                _check_profiles(variant, profiles, copy)
+                made = _servable(copy, profiles, in_blocks=in_blocks, in_parts=in_parts)
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
-            cut = None
-            if in_blocks or in_parts:
-                cut = cut_of(known, profiles, shapes or {}, folder and folder / COPIES, for_shadows=in_blocks)
-            found[stage.name, variant.name] = Servable(
-                *(known.file, known.signature, known.obstacle, known.labels, known.notes, source, tuple(weights), cut),
-                changes=known.changes,
-                device_bytes={kind: each.device_memory_bytes for kind, each in profiles.items() if each.accelerator},
-                batch_max={kind: each.max_batch for kind, each in profiles.items()},
-            )
+            found[stage.name, variant.name] = structs.replace(made, weights=tuple(weights))
     return found
+
+
+def _check_profiles(variant: Variant, profiles: Mapping[str, Profile], copy: ModelCopy) -> None:
+    """InputError if a profile beside the model is of other bytes than those that are served: they have changed since
+    the application was read."""
+    for hardware, profile in profiles.items():
+        file = path_beside(copy.original, hardware if hardware in variant.profiles else "")
+        if variant.file_on(hardware) == str(file) and not is_of(profile, copy.path):
+            what = f"its profile {file.name!r} was measured on another version of this model"
+            again = f"measure it again with `sloop profile {copy.original}`, or remove {file.name!r}"
+            raise InputError(what, where=str(copy.original), help=again)
+
+
+def _servable(copy: ModelCopy, profiles: Mapping[str, Profile], *, in_blocks: bool, in_parts: bool) -> Servable:
+    """A model as it is examined in its private copy."""
+    shapes = next((profile.shapes for profile in profiles.values() if profile.shapes), None)
+    known = examine(copy.path, shapes, folder=copy.folder)
+    cut = None
+    if in_blocks or in_parts:
+        cut = cut_of(known, profiles, shapes or {}, copy.folder, for_shadows=in_blocks)
+    name = copy.original.name
+    return Servable(
+        *(known.file, known.signature, known.obstacle, known.labels),
+        notes=(*known.notes, *([f"{name}: {copy.why_not}: it is read and checked each time"] if copy.why_not else [])),
+        source=source_of(copy.original),
+        cut=cut,
+        changes=known.changes,
+        device_bytes={kind: each.device_memory_bytes for kind, each in profiles.items() if each.accelerator},
+        batch_max={kind: each.max_batch for kind, each in profiles.items()},
+        original=str(copy.original),
+        digest=copy.digest,
+        files=copy.files,
+    )
 
 
 def cut_of(
     known: ExaminedModel,
     profiles: Mapping[str, Profile],
     shapes: Mapping[str, tuple[int, ...]],
-    folder: Path | None = None,
+    folder: Path,
     *,
     for_shadows: bool = True,
 ) -> CutModel:
-    """The blocks of a model, for shadows or for parts of pipelines; their files are kept in `folder`, or beside the
-    model. InputError for a model that has no measured blocks, or whose rows cannot be divided."""
+    """The blocks of a model, for shadows or for parts of pipelines; their files are kept in `folder`.
+    InputError for a model that has no measured blocks, or whose rows cannot be divided."""
     path = Path(known.file)
     without = WITHOUT_SHADOWS if for_shadows else WITHOUT_PARTS
     if known.obstacle:
@@ -177,7 +203,7 @@ def cut_of(
         raise InputError(
             what, where=str(path), help="measure all with the same cuts: `sloop profile MODEL --layers --cut …`"
         )
-    pieces = kept_pieces(path, next(iter(ends)), shapes, folder or path.parent, divides_rows=for_shadows)
+    pieces = kept_pieces(path, next(iter(ends)), shapes, folder, divides_rows=for_shadows)
     for measured in layers.values():
         _check_measured(path, pieces, measured, without)
     blocks = tuple(map(_block_of, pieces))
@@ -201,11 +227,6 @@ def _check_measured(path: Path, pieces: Sequence[ModelPiece], measured: LayerPro
             what = f"block {place}, up to {block.end!r}, {before} and has {len(piece.layers)}"
             again = "measure them again: `sloop profile MODEL --layers`, with `--cut NAME` instead of `--cut A,B`"
             raise InputError(what, where=str(path), help=f"{again}, or {without}")
-
-
-def files_of(application: Application, models: Models) -> list[Path]:
-    """The files that workers of an application open."""
-    return [Path(model.model) for (stage, _), model in models.items() if stage in application.by_name]
 
 
 def needs_blocks(setup: ApplicationSetup) -> bool:
@@ -471,8 +492,7 @@ class Deployer:
         folder: Path,
     ) -> None:
         self._folder = folder
-        self._pins = ModelPins()
-        """The models that versions use, by the key of the version."""
+        self._files = VersionFiles(folder / COPIES)
         self._deployment = replace(deployment, applications=(), lines={})
         self._core, self._driver, self._backend, self._planner = core, driver, backend, planner
         self._edges, self._insight = edges, insight
@@ -495,14 +515,20 @@ class Deployer:
 
     @contextlib.contextmanager
     def keeping(self, models: Models) -> Iterator[None]:
-        """Those of these models that lie in a cache stay there as long as a version uses them, and those of the
-        versions that are deployed while the block runs."""
+        """The files of these models stay as long as a version uses them, and those of the versions that are deployed
+        while the block runs; those of others are deleted. The files that they were made from are watched."""
         try:
-            for key, application in self._applications.items():
-                self._pins.add(key, files_of(application, models))
+            for application in self._applications.values():
+                self._keep(application, models)
+            self._files.start()
             yield
         finally:
-            self._pins.close()
+            self._files.close()
+
+    def _keep(self, application: Application, models: Models) -> None:
+        own = [model for (stage, _), model in models.items() if stage in application.by_name]
+        called = f"version {application.version} of {application.name!r}"
+        self._files.add(application.key, called, {model.model: model.files for model in own})
 
     async def handle(self, order: Order, tell: Tell) -> Done:
         """Carry out an order."""
@@ -525,8 +551,9 @@ class Deployer:
         if order.canary is not None:
             check_canary(order.canary)
         async with self._deploying:  # one after another: the numbers of versions depend on it
-            found = await self._check(order, tell)
-            served = self._start(found, order)
+            with self._files.checking():
+                found = await self._check(order, tell)
+                served = self._start(found, order)
         states = (*SERVING_STATES, *ENDING_STATES)
         return await self._until(served.application, served.version, states, SERVING_STATES, tell)
 
@@ -573,7 +600,7 @@ class Deployer:
         parts = build(name, version, found.definition)  # raises what would otherwise stop the core
         self._used.setdefault(name, set()).add(version)
         self._applications[key] = application
-        self._pins.add(key, files_of(application, models))
+        self._keep(application, models)
         self._backend.learn(models, wirings_of(served), threads_prepared=found.threads)
         self._driver.add(served)
         self._planner.add(key, Definition(name, version, found.definition))
@@ -660,7 +687,7 @@ class Deployer:
         if rollout.state is VersionState.RETIRED:
             key = version_key(name, version)
             del self._applications[key]
-            self._pins.drop(key)
+            self._files.drop(key)
         served = self._driver.served(name)
         if served is not None and name in self._edges.models:
             others = [other for other in self._driver.versions(name) if other is not served]
@@ -842,7 +869,7 @@ def check_same(new: Signature, old: Signature, of: str) -> None:
         ours, theirs = getattr(new, kind), getattr(old, kind)
         if ours != theirs:
             raise InputError(
-                f"its {kind} are {_ports(ours)}; those of {of}, are {_ports(theirs)}",
+                f"its {kind} are {described(ours)}; those of {of}, are {described(theirs)}",
                 help="clients would notice: deploy it under another name",
             )
     if new.rows_max < old.rows_max:
@@ -850,10 +877,6 @@ def check_same(new: Signature, old: Signature, of: str) -> None:
             f"it takes requests of at most {new.rows_max} rows; {of}, takes {old.rows_max}",
             help=f"write `limits: {{rows: {old.rows_max}}}`, or deploy it under another name",
         )
-
-
-def _ports(ports: Sequence[Port]) -> str:
-    return ", ".join(f"{port.name} {port.datatype}{list(port.shape)}" for port in ports)
 
 
 if __name__ == "__main__":

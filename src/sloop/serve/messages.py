@@ -119,6 +119,8 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
     batch_max: int = 0
     """If requests may share a forward pass, the most rows that one has: larger requests are divided. 0: no bound."""
+    digest: str = ""
+    """If the model is a user's own file, which may change: its digest, which is compared each time it is opened."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True):

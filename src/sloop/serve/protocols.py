@@ -126,12 +126,22 @@ class CutModel(Struct, frozen=True):
     """Whether every replica loads the blocks, so that it can have a shadow; otherwise only parts of pipelines do."""
 
 
+class ExaminedFile(Struct, frozen=True, array_like=True):
+    """A file of a model where the user has it, as it was when it was examined."""
+
+    path: str
+    state: str
+    """Changes when the file does (`sloop.serve.copies`); its digest then says whether its content has changed."""
+    sha256: str
+    """Empty if there was no such file."""
+
+
 class Servable(Struct, frozen=True):
     """The model of one variant, and its inputs and outputs in the model's own order."""
 
     model: str
-    """Path of the file that is opened, ONNX or Python, or `fake:…` (see `sloop.serve.runtimes`). It is the variant's
-    file, or a copy that was prepared (`sloop.profile.examine`)."""
+    """Path of the file that is opened, ONNX or Python, or `fake:…` (see `sloop.serve.runtimes`). It is a private copy
+    of the variant's file (`sloop.serve.copies`), or one that was changed (`sloop.profile.examine`)."""
     signature: Signature
     obstacle: str = ""
     """Why requests cannot share a forward pass, if a trial showed that they cannot (`sloop.profile.examine`)."""
@@ -151,6 +161,17 @@ class Servable(Struct, frozen=True):
     """What a replica may allocate on its GPU, by kind of hardware, as its profiles say."""
     batch_max: Mapping[str, int] = {}
     """The most rows of one forward pass, by kind of hardware, as its profiles say; no bound where there is none."""
+    original: str = ""
+    """The file that the user has named."""
+    digest: str = ""
+    """Of the content of its files (`sloop.serve.copies`): what was examined is what is opened."""
+    files: tuple[ExaminedFile, ...] = ()
+    """Those that the user may change."""
+
+    @property
+    def checked(self) -> str:
+        """The digest that each open compares, if the user's own file is opened; otherwise empty."""
+        return self.digest if self.model == self.original and not self.source else ""
 
 
 class SpareProcesses(Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ import numpy as np
 from sloop.cuda import CudaDevice, GpuFailure, failure_on
 from sloop.errors import InputError
 from sloop.profile.model import Session, is_compiled, is_python, onnx_runtime, open_model, zeros
+from sloop.tensor import Port, Signature, described
 from sloop.units import ms
 
 THREAD_COUNTS_MAX: Final = 4
@@ -49,12 +50,16 @@ class Runtime(Protocol):
         ...
 
 
-def open_runtime(model: str, device: CudaDevice | None = None) -> Runtime:
+def open_runtime(
+    model: str, device: CudaDevice | None = None, *, examined: Signature | None = None, digest: str = ""
+) -> Runtime:
     """The runtime for `model`: a path, or `fake:…`; on the GPU of this process, if it has one. The model file is read
-    later, by `load`."""
+    later, by `load`; for `examined` and `digest` see `FileRuntime`."""
     if model.startswith("fake:"):
         return FakeRuntime.parse(model)
-    return FileRuntime(model) if device is None else CudaRuntime(model, device)
+    if device is None:
+        return FileRuntime(model, examined, digest)
+    return CudaRuntime(model, device, examined, digest)
 
 
 def prepare_runtimes(model: str = "") -> None:
@@ -122,17 +127,22 @@ class FileRuntime:
     `THREAD_COUNTS_MAX` are kept; the least recently used is dropped.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str, examined: Signature | None = None, digest: str = "") -> None:
+        """With `examined`, the file must offer these inputs and outputs; with `digest`, it is a user's own file, which
+        must have this content each time it is opened."""
+        self._path, self._examined, self._digest = Path(path), examined, digest
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._lock = threading.Lock()
         self._names: list[str] = []
 
     def load(self, threads: int) -> bool:
-        """Open a session for `threads` threads. Returns False if there is one."""
+        """Open a session for `threads` threads. Returns False if there is one. InputError if the file is not what was
+        examined."""
         if threads in self._sessions:
             return False
         session = self._opened(threads)
+        if self._examined is not None:
+            check_offer(self._path, session.signature, self._examined)
         self._names = [port.name for port in session.signature.inputs]
         with self._lock:
             self._sessions[threads] = session
@@ -155,8 +165,12 @@ class FileRuntime:
         session, loaded = self.session(threads)
         return session.run(dict(zip(self._names, inputs, strict=True))), loaded
 
-    def _opened(self, threads: int) -> Session:
-        return open_model(self._path, threads)
+    def _opened(self, threads: int, device: CudaDevice | None = None) -> Session:
+        if self._digest:
+            from sloop.serve.copies import open_checked  # noqa: PLC0415  # only where there is no room for a copy
+
+            return open_checked(self._path, threads, self._digest, device)
+        return open_model(self._path, threads, device=device)
 
     def session(self, threads: int) -> tuple[Session, int]:
         """The session whose thread count is nearest to `threads`, and that count; of two equally near, the smaller."""
@@ -173,8 +187,8 @@ class CudaRuntime(FileRuntime):
     Raises `GpuFailure` when the GPU cannot be used any longer.
     """
 
-    def __init__(self, path: str, device: CudaDevice) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, device: CudaDevice, examined: Signature | None = None, digest: str = "") -> None:
+        super().__init__(path, examined, digest)
         self._device = device
 
     def load(self, threads: int) -> bool:
@@ -191,5 +205,26 @@ class CudaRuntime(FileRuntime):
                 raise failure from error
             raise
 
-    def _opened(self, threads: int) -> Session:
-        return open_model(self._path, threads, device=self._device)
+    def _opened(self, threads: int, device: CudaDevice | None = None) -> Session:
+        return super()._opened(threads, self._device)
+
+
+def check_offer(model: Path, offered: Signature, examined: Signature) -> None:
+    """InputError if an opened model has other inputs or outputs than those that were examined. Sizes that only one of
+    them knows do not matter: ONNX Runtime infers more of them when it optimises a graph."""
+    for kind in ("inputs", "outputs"):
+        there, known = getattr(offered, kind), getattr(examined, kind)
+        if len(there) != len(known) or not all(map(_fits, there, known)):
+            what = f"its {kind} are {described(there)}; those that were examined are {described(known)}"
+            raise InputError(what, where=str(model), help="the file has changed: take it with `sloop deploy`")
+
+
+def _fits(there: Port, known: Port) -> bool:
+    """Whether a port may be the one that was examined."""
+    has_ranks = bool(there.shape and known.shape)
+    sizes = zip(there.shape, known.shape, strict=True) if len(there.shape) == len(known.shape) else ()
+    return (
+        (there.name, there.datatype) == (known.name, known.datatype)
+        and (not has_ranks or len(there.shape) == len(known.shape))
+        and all(ours == theirs or min(ours, theirs) < 0 for ours, theirs in sizes)
+    )

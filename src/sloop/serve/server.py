@@ -424,7 +424,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def models_of(setup: Setup, folder: Path | None = None) -> dict[tuple[str, str], Servable]:
+def models_of(setup: Setup, folder: Path) -> dict[tuple[str, str], Servable]:
     """The models of all applications; for `folder` see `servables_of`. InputError for a variant without one."""
     found: dict[tuple[str, str], Servable] = {}
     for each in setup.applications:

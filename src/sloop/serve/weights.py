@@ -177,7 +177,7 @@ class ModelFolder:
                 for gone in self.folder.glob(f"*{GONE}"):
                     shutil.rmtree(gone, ignore_errors=True)
                 for apart in self.folder.glob(f"{APART}*"):
-                    lock = _locked_file(apart / OWNER, exclusive=True, make=False)
+                    lock = locked_file(apart / OWNER, exclusive=True, make=False)
                     if lock is not None:  # its owner has died
                         shutil.rmtree(apart, ignore_errors=True)
                         os.close(lock)
@@ -213,7 +213,7 @@ class ModelFolder:
 
     def pin(self, model: Path) -> int | None:
         """Protect the model of this folder until the returned descriptor is closed; None if the model was deleted."""
-        lock = _locked_file(model / USED, exclusive=False, make=False)
+        lock = locked_file(model / USED, exclusive=False, make=False)
         if lock is not None:
             self.note_use(model)
         return lock
@@ -228,7 +228,7 @@ class ModelFolder:
 
     def lock_of(self, key: str) -> int | None:
         """A lock for fetching models of this location, held until it is closed; None if another transfer has it."""
-        return _locked_file(self.folder / "locks" / key, exclusive=True)
+        return locked_file(self.folder / "locks" / key, exclusive=True)
 
     def part(self, name: str, key: str) -> Path:
         """The folder of the transfer for a location whose lock the caller has, with the files of an interrupted one."""
@@ -297,7 +297,7 @@ class ModelFolder:
                 if lock is not None:
                     os.close(lock)
                 self._remove(folder)
-            lock = _locked_file(part / USED, exclusive=False, make=False)
+            lock = locked_file(part / USED, exclusive=False, make=False)
             assert lock is not None, part
             part.rename(folder)
         (folder / STATE).unlink(missing_ok=True)  # not sooner: until now, peers are told by it that the files are here
@@ -318,7 +318,7 @@ class ModelFolder:
 
     def evict(self, model: Path) -> bool:
         """Delete the model of this folder; False if somebody uses it."""
-        lock = _locked_file(model / USED, exclusive=True, make=False)
+        lock = locked_file(model / USED, exclusive=True, make=False)
         if lock is None:
             return not model.exists()
         try:
@@ -366,7 +366,7 @@ class ModelFolder:
         """The folders that may be deleted: models that nobody uses, and transfers that have ended."""
         rows = []
         for folder in self._folders(ENTRY_NAME):
-            lock = _locked_file(folder / USED, exclusive=True)
+            lock = locked_file(folder / USED, exclusive=True)
             if lock is not None:
                 rows.append(_Evictable(_used_ns(folder), folder, _size_of_entry(folder), lock))
         for folder in self._folders(PART_NAME):
@@ -392,7 +392,7 @@ def _boot() -> str:
         return f"{time.time() - time.monotonic():.0f}"
 
 
-def _locked_file(path: Path, *, exclusive: bool, make: bool = True) -> int | None:
+def locked_file(path: Path, *, exclusive: bool, make: bool = True) -> int | None:
     """A descriptor with a lock on the file; None if somebody else has a lock, or if the file was deleted meanwhile."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
@@ -428,7 +428,8 @@ def source_of(path: Path) -> str:
 
 
 class ModelPins:
-    """Keeps models in any caches from being deleted while somebody uses them. Files elsewhere need no protection."""
+    """Keeps models in caches and private copies from being deleted while somebody uses them. Files elsewhere need no
+    protection."""
 
     def __init__(self) -> None:
         self._locks: dict[str, list[int]] = {}
@@ -437,9 +438,7 @@ class ModelPins:
         """Protect the models to which these files belong, until `drop`."""
         folders = {file.parent.parent for file in files if file.parent.name == FILES}
         for folder in sorted(folders):
-            if _read_model(folder) is None:
-                continue
-            lock = _locked_file(folder / USED, exclusive=False, make=False)
+            lock = locked_file(folder / USED, exclusive=False, make=False)
             if lock is not None:
                 self._locks.setdefault(user, []).append(lock)
 
@@ -891,7 +890,7 @@ class WeightsCache:
         next process that uses this folder does. MachineError if it cannot be made."""
         try:
             folder = Path(tempfile.mkdtemp(prefix=APART, dir=self.models.folder))
-            owner = _locked_file(folder / OWNER, exclusive=True)
+            owner = locked_file(folder / OWNER, exclusive=True)
         except OSError as error:
             raise _disk_full(self.models.folder, error.strerror or str(error)) from error
         made = WeightsCache(folder, self.models.budget_bytes, stores=self._stores, patience=self._patience)

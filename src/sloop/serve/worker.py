@@ -254,7 +254,7 @@ class Worker:
             elif setup.blocks:
                 runtime = CutRuntime(setup.blocks, setup.signature)
             else:
-                runtime = open_runtime(setup.model, setup.device)
+                runtime = open_runtime(setup.model, setup.device, examined=setup.signature, digest=setup.digest)
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)

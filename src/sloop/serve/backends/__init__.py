@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from msgspec import structs
 
@@ -41,6 +42,8 @@ class KnownStages:
             return b""
         if servable.source:  # with its checksum; where a machine keeps it does not matter
             servable = structs.replace(servable, model="", weights=())
+        if servable.digest:  # nor does what the state folder is called, or when the user's files were written
+            servable = structs.replace(servable, model=Path(servable.model).name, files=())
         if servable.cut is not None:
             blocks = [structs.replace(each, file="") if each.source else each for each in servable.cut.blocks]
             servable = structs.replace(servable, cut=structs.replace(servable.cut, blocks=tuple(blocks)))

@@ -501,6 +501,7 @@ class LocalBackend(KnownStages):
             layers=replica.part.layers if replica.part is not None else None,
             device=replica.device,
             batch_max=servable.batch_max.get(spec.slot.hardware, 0),
+            digest=servable.checked,
         )
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(replica.pool_cores or cores, START_CORES_MIN))

@@ -1,0 +1,505 @@
+"""Private copies of model files: a version serves the bytes that were examined, whatever becomes of the user's files.
+
+A user's file may be overwritten, replaced or deleted while workers serve it, and workers open it again and again: each
+replica, and each thread count of a replica. So whoever examines a model copies its files first (`take`), weights in
+other files and modules beside a Python file included, and all workers of this machine open the copy. On file systems
+with reflinks a copy takes no space. It is never a hard link: `cp` writes into the same inode.
+
+**The folder** of copies, in a state folder or in the cache of models, has an entry for each content:
+
+    NAME-DIGEST/files/         the files, named as in the model's own folder; changed copies and blocks are beside them
+    NAME-DIGEST/used           each user of the entry holds a shared lock on it; the kernel releases those of the dead
+    NAME-DIGEST/sources.json   of a Python file: where its files were (`sloop.user_code`)
+    NAME-DIGEST.RANDOM.part/   an entry that is being made
+
+Where there is no room for a copy, the file itself is opened, and each open checks first that it has the bytes that were
+examined: they are read into memory, with the weights in other files, because mapped ones could still change.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
+
+import msgspec
+
+from sloop.cuda import CudaDevice
+from sloop.errors import InputError, MachineError, SloopError
+from sloop.onnx_file import external_files, external_names
+from sloop.profile.model import ModelBytes, OnnxSession, Session, is_python, open_model, open_session
+from sloop.profile.profile import digest, digest_of_all
+from sloop.serve.protocols import ExaminedFile
+from sloop.serve.weights import FILES, USED, ModelPins, locked_file, source_of
+from sloop.text import listed
+from sloop.user_code import SOURCES, modules_beside
+
+IN_CACHE: Final = "copies"
+"""The folder of private copies, in a cache of models."""
+ONNX: Final = ".onnx"
+ENDING, GONE = ".part", ".gone"
+TRIES: Final = 3
+"""How often a model is copied that changes meanwhile."""
+FICLONE: Final = 0x40049409
+"""Linux's request to make a file share the blocks of another one."""
+MARGIN_BYTES: Final = 64 << 20
+"""A copy leaves this much room on its disk, or as much as its own size if that is less."""
+CHUNK_BYTES: Final = 1 << 20
+NAME_CHARS_MAX: Final = 100
+DIGITS: Final = 16
+"""Hexadecimal digits of a digest in the name of an entry; its files are compared with all of them."""
+LEFT_S: Final = 3600
+"""What is no entry and was not touched for this long belongs to a process that has died, or to an earlier sloop."""
+WATCH_S: Final = 3.0
+"""How often the user's files are looked at."""
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+_log: Final = logging.getLogger("sloop.copies")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCopy:
+    """The files of a model as they are examined and opened."""
+
+    path: Path
+    """What is opened: the copy, or the user's own file where there is no room for one."""
+    original: Path
+    """What the user has named."""
+    digest: str
+    """Of the content of all its files; of an ONNX model it is that in its profile (`digest_of_model`)."""
+    files: tuple[ExaminedFile, ...]
+    """Those of the user; none if they are sloop's own."""
+    folder: Path
+    """Where changed copies and blocks of it are written."""
+    lock: int = -1
+    """A descriptor that keeps the entry until it is closed; -1 if there is none."""
+    why_not: str = ""
+    """Why the user's own file is opened; empty if it is not."""
+
+    @contextlib.contextmanager
+    def examined(self) -> Iterator[None]:
+        """The model is examined within the block: errors name the user's file instead of the copy. InputError if what
+        is examined may have changed meanwhile."""
+        try:
+            yield
+        except SloopError as error:
+            if self.path == self.original:
+                raise
+            raise _renamed(error, self.path, self.original) from error
+        if self.why_not:
+            check_digest(self.path, self.digest)
+
+    def compare(self, expected: str) -> None:
+        """InputError if it has not the content that was examined elsewhere."""
+        _compare(self.original, self.digest, expected)
+
+    def close(self) -> None:
+        """The entry may be deleted unless others use it."""
+        if self.lock >= 0:
+            os.close(self.lock)
+
+
+def _renamed(error: SloopError, copy: Path, original: Path) -> SloopError:
+    """The error with the name of the user's file."""
+    what, help_text = (text.replace(str(copy), str(original)) for text in (error.what, error.help))
+    if not isinstance(error, InputError):
+        return MachineError(what, help=help_text)
+    where = error.where.replace(str(copy), str(original))
+    return InputError(what.removeprefix(f"{where}: "), where=where, help=help_text)
+
+
+@contextlib.contextmanager
+def private_copy(model: Path, folder: Path | None = None) -> Iterator[ModelCopy]:
+    """A copy of a model while the block runs, in which it is examined or measured; in `folder`, where others find it
+    again, or in a folder of its own. Errors as for `take`, and from within the block as for `ModelCopy.examined`."""
+    with contextlib.ExitStack() as stack:
+        made = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sloop-model-")))
+        copy = take(model, made)
+        stack.callback(copy.close)
+        with copy.examined():
+            yield copy
+
+
+# Contents
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The files of a model by name, its own first, each with its state and then its digest; a file that is not there
+    has neither."""
+
+    files: Mapping[str, Path]
+    states: Mapping[str, str]
+    sums: Mapping[str, str]
+    digest: str
+
+    def examined(self) -> tuple[ExaminedFile, ...]:
+        """For the record."""
+        return tuple(ExaminedFile(str(file), self.states[name], self.sums[name]) for name, file in self.files.items())
+
+
+def _content_of(model: Path) -> _Content:
+    """Read all files of a model. OSError if its own cannot be read."""
+    is_code = is_python(model)
+    others = modules_beside(model) if is_code else {name: model.parent / name for name in _names_of_weights(model)}
+    files = {model.name: model, **others}
+    states = {name: _state(file) for name, file in files.items()}
+    own = digest(model)
+    sums = {name: digest(file) if file.is_file() else "" for name, file in others.items()}
+    whole = digest_of_all(own, sums)
+    if is_code:  # it finds its data by where it is
+        whole = hashlib.sha256(f"{model} {whole}".encode()).hexdigest()
+    return _Content(files, states, {model.name: own, **sums}, whole)
+
+
+def _names_of_weights(model: Path) -> tuple[str, ...]:
+    try:
+        return external_files(model) if model.suffix == ONNX else ()
+    except InputError:  # whoever opens it will say so
+        return ()
+
+
+def _state(file: Path) -> str:
+    """Size, time of the last change and inode of a file; empty if it is not there."""
+    try:
+        known = file.stat()
+    except OSError:
+        return ""
+    return f"{known.st_size} {known.st_mtime_ns} {known.st_ino} {known.st_dev}"
+
+
+def check_digest(model: Path, expected: str) -> None:
+    """InputError if a model, which has no private copy, has not the content that was examined."""
+    try:
+        found = _content_of(model).digest
+    except OSError:
+        found = ""
+    _compare(model, found, expected)
+
+
+def _compare(model: Path, found: str, expected: str) -> None:
+    if found != expected:
+        now = f"has the digest {found[:DIGITS]}…" if found else "cannot be read"
+        what = f"it {now}, and what was examined had {expected[:DIGITS]}…: it has changed since"
+        fix = "take it with `sloop deploy`, or put back what was there; with room for a copy it would not matter"
+        raise InputError(what, where=str(model), help=fix)
+
+
+def open_checked(model: Path, threads: int, expected: str, device: CudaDevice | None = None) -> Session:
+    """Open a user's own file, as `open_model` does. InputError if it has not the content that was examined.
+
+    All of an ONNX model is read into memory, checked and opened there.
+    """
+    if model.suffix != ONNX:
+        check_digest(model, expected)
+        return open_model(model, threads, device=device)
+    try:
+        own = model.read_bytes()
+        others = {name: (model.parent / name).read_bytes() for name in external_names(own, str(model))}
+    except OSError as error:
+        raise InputError(f"it cannot be read: {error.strerror}", where=str(error.filename)) from error
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in others.items()}
+    _compare(model, digest_of_all(hashlib.sha256(own).hexdigest(), sums), expected)
+    opened = open_session(model, threads, device=device, content=ModelBytes(own, others))
+    return OnnxSession(model, threads, opened=opened, device=device)
+
+
+# Making copies
+
+
+class _NoCopyError(Exception):
+    """A copy cannot be made; the text says why."""
+
+
+def take(model: Path, folder: Path) -> ModelCopy:
+    """The files of a model, copied into `folder` unless they are there already, or are sloop's own.
+
+    InputError if they cannot be read, or change while they are copied; MachineError if the folder cannot be used.
+    """
+    original = model.absolute()
+    for _ in range(TRIES):
+        try:
+            found = _content_of(original)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and original.exists():
+                continue  # it is being replaced
+            raise _unreadable(original, error) from error
+        if source_of(original) and os.access(original.parent, os.W_OK):
+            return ModelCopy(original, original, found.digest, (), original.parent)
+        entry = folder.absolute() / f"{original.name[:NAME_CHARS_MAX]}-{found.digest[:DIGITS]}"
+        place = entry / FILES
+        try:
+            lock = _kept(entry, found)
+            if lock is None:
+                lock = _made(entry, found)
+        except _NoCopyError as error:
+            lock = _place_without(entry)
+            return ModelCopy(original, original, found.digest, found.examined(), place, lock, str(error))
+        if lock is not None:
+            return ModelCopy(place / original.name, original, found.digest, found.examined(), place, lock)
+    raise InputError("it changes while it is copied", where=str(original), help="try again when it has been written")
+
+
+def _unreadable(model: Path, error: OSError) -> InputError:
+    if isinstance(error, FileNotFoundError):
+        return InputError("there is no such file", where=str(model), help="give the path of a model")
+    file = error.filename or model
+    return InputError(f"{file} cannot be read: {error.strerror}", where=str(model), help="check its permissions")
+
+
+def _kept(entry: Path, content: _Content) -> int | None:
+    """A lock on the entry with this content; None if there is none, or if it has been damaged."""
+    try:
+        lock = locked_file(entry / USED, exclusive=False, make=False)
+    except OSError:  # to make one will fail, and say why
+        lock = None
+    if lock is None:
+        return None
+    try:
+        if all(_digest(entry / FILES / name) == known for name, known in content.sums.items()):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _digest(file: Path) -> str:
+    return digest(file) if file.is_file() else ""
+
+
+def _made(entry: Path, content: _Content) -> int | None:
+    """A lock on the entry, which is made; None if the files have changed meanwhile. MachineError if its folder cannot
+    be used."""
+    part = None
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{entry.name}.", suffix=ENDING, dir=entry.parent))
+        lock = locked_file(part / USED, exclusive=False)
+        assert lock is not None, "nobody else knows this folder"
+        try:
+            if not _fill(part, content):
+                os.close(lock)
+                return None
+            for _ in range(TRIES):
+                with contextlib.suppress(OSError):
+                    part.rename(entry)
+                    _sync(entry.parent)
+                    return lock
+                kept = _kept(entry, content)
+                if kept is not None:  # another process was quicker
+                    os.close(lock)
+                    return kept
+                _remove(entry)  # it is damaged
+        except BaseException:
+            os.close(lock)
+            raise
+        raise OSError(errno.EBUSY, "another process makes it again and again")
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise _NoCopyError(f"there is no room for a copy of it in {entry.parent}") from error
+        fix = "name a folder that you may write, with --state"
+        raise MachineError(f"{entry.parent}: models cannot be copied to it: {error.strerror}", help=fix) from error
+    finally:
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _fill(part: Path, content: _Content) -> bool:
+    """Copy the files; whether the copies have the digests that are known. _NoCopyError if they cannot be copied."""
+    for name, file in content.files.items():
+        if not content.sums[name]:
+            continue  # whoever opens the model will say that it is missing
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise _NoCopyError(f"its weights in {name} lie outside of its folder, so that it cannot be copied")
+        target = part / FILES / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            given = file.open("rb")
+        except OSError:
+            return False
+        with given, target.open("xb") as made:
+            _copy(given, made)
+            made.flush()
+            os.fsync(made.fileno())
+        target.chmod(0o444)
+        if digest(target) != content.sums[name]:
+            return False
+    if is_python(next(iter(content.files.values()))):
+        known = {name: str(file) for name, file in content.files.items() if content.sums[name]}
+        (part / SOURCES).write_bytes(msgspec.json.encode(known))
+    return True
+
+
+def _copy(given: BinaryIO, made: BinaryIO) -> None:
+    """Copy a file, if possible without taking space. OSError (ENOSPC) also if too little room would be left."""
+    with contextlib.suppress(OSError):  # another file system, or one without reflinks
+        fcntl.ioctl(made.fileno(), FICLONE, given.fileno())
+        return
+    size_bytes = os.fstat(given.fileno()).st_size
+    disk = os.fstatvfs(made.fileno())
+    if disk.f_bavail * disk.f_frsize < size_bytes + min(size_bytes, MARGIN_BYTES):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    shutil.copyfileobj(given, made, CHUNK_BYTES)
+
+
+def _place_without(entry: Path) -> int:
+    """A lock on an entry for changed copies of a model without a copy; -1 if there is no room even for that."""
+    try:
+        (entry / FILES).mkdir(parents=True, exist_ok=True)
+        lock = locked_file(entry / USED, exclusive=False)
+    except OSError:
+        lock = None
+    return -1 if lock is None else lock
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove(entry: Path) -> None:
+    """Delete a folder or file of the store. If that is interrupted, the rest counts as no entry."""
+    gone = entry.with_name(f"{entry.name}.{time.time_ns()}{GONE}")
+    with contextlib.suppress(OSError):
+        entry.rename(gone)
+        if gone.is_dir():
+            shutil.rmtree(gone, ignore_errors=True)
+        else:
+            gone.unlink()
+
+
+def collect(folder: Path) -> None:
+    """Delete all copies in a folder that nobody uses, and what dead processes have left there."""
+    try:
+        entries = list(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            lock = locked_file(entry / USED, exclusive=True, make=False)
+            is_left = lock is None and not (entry / USED).exists() and time.time() - entry.stat().st_mtime > LEFT_S
+        except OSError:
+            continue
+        if lock is not None or is_left:
+            _remove(entry)
+        if lock is not None:
+            os.close(lock)
+
+
+# The files of versions
+
+
+class VersionFiles:
+    """Keeps the copies that the versions of a server use, deletes others, and watches the users' files, in a thread of
+    its own: a file system may not answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pins = ModelPins()
+        self._watched: dict[str, tuple[str, dict[str, _Watched]]] = {}
+        """By the key of a version, what it is called and the files that its models were made from, by path."""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._checks = 0
+        """Versions that are being checked, whose copies nobody holds for a moment."""
+        self._has_left = True
+        """Whether there may be copies that nobody uses."""
+        self._thread = threading.Thread(target=self._run, name="sloop-files", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def add(self, key: str, called: str, models: Mapping[str, tuple[ExaminedFile, ...]]) -> None:
+        """A version uses these models: by the file that is opened, what it was made from. It is `called` so in
+        warnings."""
+        self._pins.add(key, map(Path, models))
+        with self._lock:
+            watched = {each.path: _Watched(each, each.state, each.sha256) for each in sum(models.values(), ())}
+            self._watched[key] = called, watched
+
+    def drop(self, key: str) -> None:
+        """A version has ended."""
+        self._pins.drop(key)
+        with self._lock:
+            self._watched.pop(key, None)
+            self._has_left = True
+
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """A version is checked within the block, and added at its end: nothing is deleted meanwhile."""
+        self._checks += 1
+        try:
+            yield
+        finally:
+            self._checks -= 1
+            self._has_left = True
+
+    def close(self) -> None:
+        """The server has stopped."""
+        self._ended.set()
+        self._pins.close()
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                if self._has_left and not self._checks:
+                    self._has_left = False
+                    collect(self._folder)
+            if self._ended.wait(WATCH_S):
+                return
+            for line in self.changes():
+                _log.warning("%s", line)
+
+    def changes(self) -> list[str]:
+        """What is to be said of files that have changed since the last call. Reads those files again."""
+        with self._lock:
+            watched = [(called, each) for called, files in self._watched.values() for each in files.values()]
+        changed: dict[tuple[str, str], list[str]] = {}
+        for called, each in watched:
+            if (now := each.change()) is not None:
+                changed.setdefault((each.examined.path, now), []).append(called)
+        return [
+            f"{path} {now}: {listed(versions)} {'goes' if len(versions) == 1 else 'go'} on with what was examined; "
+            "`sloop deploy` takes the change"
+            for (path, now), versions in changed.items()
+        ]
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A file of a user, as it was when it was last looked at."""
+
+    examined: ExaminedFile
+    state: str
+    sha256: str
+
+    def change(self) -> str | None:
+        """What has become of it since the last call; None if it is as it was then, or as it was examined."""
+        path = Path(self.examined.path)
+        state = _state(path)
+        if state == self.state:
+            return None
+        try:
+            known = digest(path)
+        except OSError:
+            known = ""
+        if _state(path) != state:
+            return None  # it is being written: the next call will tell
+        before, self.state, self.sha256 = self.sha256, state, known
+        if known in (before, self.examined.sha256):
+            return None
+        return "has changed" if known else "is gone, or cannot be read"
