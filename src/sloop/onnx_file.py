@@ -9,7 +9,7 @@ other field of a file is kept as it is. Source: onnx.proto, version 1.16.
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -221,6 +221,45 @@ def _graphs(graph: Any) -> Iterator[Any]:  # noqa: ANN401
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                 yield from _graphs(inner)
+
+
+def keep_outputs(model: Any, names: Collection[str]) -> bool:  # noqa: ANN401
+    """Remove the other outputs, and the nodes and weights that only they need. Returns whether there were such
+    nodes."""
+    graph = model.graph
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    kept: set[int] = set()
+    read: set[str] = set()
+    wanted = list(names)
+    while wanted:
+        name = wanted.pop()
+        read.add(name)
+        place = makers.get(name) if name else None
+        if place is not None and place not in kept:
+            kept.add(place)
+            wanted += _read_by(graph.node[place])
+    if len(kept) == len(graph.node):
+        return False
+    for each, left in (
+        (graph.node, [node for place, node in enumerate(graph.node) if place in kept]),
+        (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read]),
+        (graph.sparse_initializer, [tensor for tensor in graph.sparse_initializer if tensor.values.name in read]),
+        (graph.output, [output for output in graph.output if output.name in names]),
+    ):
+        del each[:]
+        each.extend(left)
+    return True
+
+
+def _read_by(node: Any) -> Iterator[str]:  # noqa: ANN401
+    """The names that a node reads; those that graphs within it read may be theirs or of the graphs around them."""
+    yield from node.input
+    for attribute in node.attribute:
+        for outer in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in _graphs(outer):
+                yield from (output.name for output in inner.output)
+                for each in inner.node:
+                    yield from each.input
 
 
 # The batch dimension

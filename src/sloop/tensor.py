@@ -52,6 +52,10 @@ class Tensor(Struct, frozen=True, gc=False):
     data: bytes | bytearray | memoryview
 
 
+MISSING: Final = Tensor("NONE", (), b"")
+"""Stands in blocks for an output that nobody has asked for. No tensor of a client or a model has this datatype."""
+
+
 class Port(Struct, frozen=True):
     """One input or output: its name, type and shape. -1 stands for a dimension that may vary."""
 

@@ -34,6 +34,24 @@ def test_one_stage_takes_and_gives_what_its_model_does() -> None:
     assert wiring.outputs == ((Source("only", 0),),)
 
 
+def test_stages_compute_what_later_stages_and_the_client_need() -> None:
+    models = {("find", "v"): model("image", "boxes debug scores"), ("read", "v"): model("image boxes", "text marks")}
+    wiring = wire(graph_of({"find": (), "read": ("find",)}), models)
+    assert [port.name for port in wiring.signature.outputs] == ["text", "marks"]
+    assert (wiring.of("find").outputs, wiring.of("read").outputs) == ((0,), ()), "nobody can ask for the others"
+    assert (wiring.needed("find", [1]), wiring.needed("read", [1])) == ((0,), (1,))
+    ends = wire(
+        graph_of({"left": (), "right": ()}), {("left", "v"): model("x", "a b"), ("right", "v"): model("x", "c")}
+    )
+    assert (ends.needed("left", [2]), ends.needed("right", [2])) == ((0,), ()), "a stage runs also for nobody"
+
+
+def test_outputs_that_decide_are_needed() -> None:
+    wiring = wire(Graph([GraphStage("find"), EACH]), {("find", "v"): FIND, ("read", "v"): READ}, rows_max=8)
+    decided = {place for each in wiring.decisions["find"] for place in (each.when, each.each) if place is not None}
+    assert decided <= set(wiring.needed("find", []) or range(len(FIND.outputs)))
+
+
 def test_a_chain_needs_no_names() -> None:
     """Even where the client's tensor has the name the second model uses for what the first one gives."""
     wiring = wire(graph_of({"a": (), "b": ("a",)}), {("a", "v"): model("x", "y"), ("b", "v"): model("x", "y")})

@@ -102,6 +102,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.orders: list[tuple[object, ...]] = []
+        self.runs: list[Run] = []
         self.listener: BackendListener | None = None
 
     def attach(self, listener: BackendListener) -> None:
@@ -143,6 +144,7 @@ class Notes:
 
     def run(self, batch: BatchId, replica: ReplicaId, order: Run) -> None:
         self.orders.append(("run", batch, replica, order.blocks))
+        self.runs.append(order)
 
     async def close(self) -> None:
         self.orders.append(("close",))
@@ -514,6 +516,27 @@ def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.L
     play(scene, finish_at_once, log=Full())
     assert "a request could not be answered" in caplog.text
     assert "the disk is full" in caplog.text
+
+
+def test_stages_are_told_what_requests_need_if_that_is_not_all() -> None:
+    """Of one batch, the first request wants the second output, the second one all."""
+    model = Signature((PORT,), (Port("y", "UINT8", (-1, -1)), Port("z", "UINT8", (-1, -1))))
+    wiring = wire(graph_of({"a": ()}), {("a", "v"): model})
+
+    def answer(event: Event) -> list[Action]:
+        match event:
+            case Request(id=2 | 4):
+                return [StartBatch(BatchId(event.id), R, "a", (RequestId(event.id - 1), RequestId(event.id)))]
+        return []
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+        for outputs in ((1,), (), (), ()):
+            submit(driver, edge, b"in", outputs=outputs)
+            await turn()
+        assert [order.outputs for order in backend.runs] == [((1,), ()), ()]
+
+    play(scene, answer, wiring=wiring)
 
 
 PARTED = Wiring(

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,14 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper, save
 
+from sloop.profile.model import NOT_COMPUTED, OnnxSession
 from sloop.serve.blocks import BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Source, StageWiring
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
+from sloop.serve.runtimes import FileRuntime
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
 from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, Worker, divide, group, merge, split, tensors_of
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
@@ -312,6 +316,74 @@ def test_a_request_that_runs_alone_is_not_divided() -> None:
     ((echoed,),) = tensors_in(server.run(run_of([[Tensor("UINT8", (5,), b"12345")]])).blocks)
     assert bytes(echoed.data) == b"12345"
     server.end()
+
+
+@pytest.fixture
+def two_outputs(tmp_path: Path) -> Path:
+    """`small`, and `big` of another branch, with a row of 1,000 each."""
+    x, small, big = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", width])
+        for name, width in (("x", 2), ("small", 1), ("big", 1000))
+    )
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axis"], ["small"]),
+        helper.make_node("Expand", ["small", "size"], ["big"]),
+    ]
+    weights = [numpy_helper.from_array(np.array(value), name) for name, value in (("axis", [1]), ("size", [1, 1000]))]
+    graph = helper.make_graph(nodes, "two", [x], [small, big], weights)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "two.onnx")
+    return tmp_path / "two.onnx"
+
+
+TWO_OUTPUTS = Signature(
+    (Port("x", "FP32", (-1, 2)),), (Port("small", "FP32", (-1, 1)), Port("big", "FP32", (-1, 1000)))
+)
+
+
+def test_each_visit_gets_the_outputs_that_it_needs(two_outputs: Path) -> None:
+    """Also when visits that need others share a pass, and when a visit is divided."""
+    server = Server(str(two_outputs), TWO_OUTPUTS, batch_max=4)
+    server.until_ready()
+    x = [values(np.full((rows, 2), rows, np.float32)) for rows in (1, 2, 9)]
+    whole = run_of([[each] for each in x])
+    for outputs in (((0,), (1,), (0,)), ((0,), (0,), (0,)), ((), (1,), (0, 1)), ()):
+        done = server.run(structs.replace(whole, outputs=outputs))
+        for place, (rows, found) in enumerate(zip((1, 2, 9), tensors_in(done.blocks), strict=True)):
+            wanted = (outputs[place] if outputs else ()) or (0, 1)
+            assert [tensor.datatype for tensor in found] == ["FP32" if n in wanted else "NONE" for n in (0, 1)]
+            for n, width in enumerate((1, 1000)):
+                if n in wanted:
+                    assert found[n].shape == (rows, width)
+                    assert np.unique(np.frombuffer(found[n].data, np.float32)).tolist() == [2 * rows]
+    server.end()
+    assert server.error is None
+
+
+def test_outputs_that_no_request_can_need_are_never_written(two_outputs: Path) -> None:
+    wiring = replace(alone("only", TWO_OUTPUTS), outputs=(0,))
+    server = Server(str(two_outputs), TWO_OUTPUTS, wiring=wiring)
+    server.until_ready()
+    ((small, big),) = tensors_in(server.run(run_of([[values(np.ones((1, 2), np.float32))]])).blocks)
+    assert (bytes(small.data), big.datatype) == (np.float32(2).tobytes(), "NONE")
+    server.end()
+
+
+def test_a_frequent_choice_of_outputs_has_a_session_that_computes_nothing_else(two_outputs: Path) -> None:
+    runtime = FileRuntime(str(two_outputs))
+    runtime.load(1)
+    runtime.prune((0,))
+    runtime.load(2)
+    x = np.ones((3, 2), np.float32)
+    for threads in (1, 2):
+        session, _ = runtime.session(threads)
+        assert isinstance(session, OnnxSession)
+        (pruned,) = session._pruned.values()
+        assert [each.name for each in pruned.get_outputs()] == ["small"]
+        (small, big), _ = runtime.run([x], threads, (0,))
+        assert (small.tolist(), big) == ([[2], [2], [2]], NOT_COMPUTED)
+        (small, big), _ = runtime.run([x], threads)
+        assert (small.tolist(), big.shape) == ([[2], [2], [2]], (3, 1000))
+        assert not session.prune((1,)), "all nodes are needed"
 
 
 def test_pieces_whose_outputs_do_not_fit_together_fail_the_batch() -> None:

@@ -70,7 +70,7 @@ class FabricSession:
         drawn = RandomState(0).randint(inputs.low, inputs.high + 1, shape)
         return {"features": drawn.astype(np.uint8 if inputs.low >= 0 else np.int16)}
 
-    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+    def run(self, feed: Mapping[str, Array], outputs: tuple[int, ...] = ()) -> list[Array]:
         """Inference of each row. InputError for a feature out of range; MachineError if it was compiled for the kernel
         and this process lacks the rights."""
         rows = np.asarray(feed["features"]).astype(np.int64)

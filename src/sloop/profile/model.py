@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from sloop.cuda import CudaDevice, failure_on
 from sloop.errors import InputError, MachineError
+from sloop.onnx_file import has_external_weights, keep_outputs, read_onnx
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
 from sloop.text import counted
 from sloop.user_code import WrongOutputsError, module_in, raise_user_error, user_path
@@ -60,6 +61,8 @@ DATATYPES: Final[Mapping[str, str]] = {
     "tensor(string)": "BYTES",
 }
 """ONNX Runtime's type names → those of the Open Inference Protocol v2."""
+PRUNED_BYTES_MAX: Final = 32 * 2**20
+"""The largest ONNX file of which sessions for some outputs alone are opened: each holds its weights once more."""
 ONNX_BFLOAT16: Final = 16
 """`TensorProto.BFLOAT16`."""
 CUDA_PROVIDER: Final = "CUDAExecutionProvider"
@@ -69,6 +72,9 @@ CUDA_ALONE: Final = "pip uninstall -y onnxruntime onnxruntime-gpu, then pip inst
 CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs likewise, __init__(self, threads), run'
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Places = tuple[int, ...]
+NOT_COMPUTED: Final[Array] = np.empty(0, np.bool_)
+"""What `Session.run` may return in place of an output that nobody needs."""
 
 
 class Session(Protocol):
@@ -87,8 +93,9 @@ class Session(Protocol):
         """Realistic inputs with `rows` rows if the model provides them. InputError if they do not fit its inputs."""
         ...
 
-    def run(self, feed: Mapping[str, Array]) -> Sequence[Array]:
-        """One forward pass: inputs by name in, outputs in the signature's order out."""
+    def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> Sequence[Array]:
+        """One forward pass: inputs by name in, outputs in the signature's order out. Of the outputs, those at the
+        places `outputs` are needed, and `NOT_COMPUTED` may be in place of the others. () stands for all."""
         ...
 
 
@@ -324,6 +331,10 @@ class OnnxSession:
             if isinstance(name, str)
         }
         self.software = f"ONNX Runtime {onnx_runtime().__version__}{', CUDA' if device is not None else ''}"
+        self._file, self._threads = (path if opened is None else None), threads
+        """The file, if it is known to be what the session was opened from."""
+        self._names = [port.name for port in self.signature.outputs]
+        self._pruned: dict[Places, Any] = {}
         self._texts = [port.name for port in self.signature.inputs if port.datatype == "BYTES"]
         self._bfloats = [port.name for port in self.signature.inputs if port.datatype == "BF16"]
         self._returns_bfloats = any(port.datatype == "BF16" for port in self.signature.outputs)
@@ -334,7 +345,25 @@ class OnnxSession:
     def example(self, rows: int) -> None:
         """None: an ONNX file contains no example."""
 
-    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+    def prune(self, outputs: Places) -> bool:
+        """Compute only these outputs from now on where no others are needed; returns whether that saves anything.
+
+        ONNX Runtime computes all of a graph, whatever is fetched (1.32: `only_execute_path_to_fetches` has no effect on
+        the CPU). So a session of the part of the graph that is needed is opened beside the first one, and holds its
+        own copy of the weights: models with more than `PRUNED_BYTES_MAX` there are left as they are.
+        """
+        if self._file is None or self._file.stat().st_size > PRUNED_BYTES_MAX:
+            return False
+        model = read_onnx(self._file)
+        if has_external_weights(model) or not keep_outputs(model, [self._names[place] for place in outputs]):
+            return False
+        ort = onnx_runtime()
+        providers = ["CPUExecutionProvider"]
+        opened = ort.InferenceSession(model.SerializeToString(), _options(self._threads), providers=providers)
+        self._pruned[outputs] = opened
+        return True
+
+    def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> list[Array]:
         """One forward pass. ValueError for text that is not UTF-8."""
         if self._texts:
             feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts}}
@@ -342,23 +371,29 @@ class OnnxSession:
             make = onnx_runtime().OrtValue.ortvalue_from_numpy_with_onnx_type
             bfloats = {name: make(np.ascontiguousarray(feed[name]), ONNX_BFLOAT16) for name in self._bfloats}
             feed = {**feed, **bfloats}
-        if self._returns_bfloats:
-            return self._run_to_bfloats(feed)
-        outputs: list[Array] = self._session.run(None, feed)
-        return outputs
+        if not outputs:
+            return self._run(self._session, feed, self.signature.outputs)
+        session, ports = self._pruned.get(outputs, self._session), [self.signature.outputs[n] for n in outputs]
+        found = [NOT_COMPUTED] * len(self._names)
+        for place, made in zip(outputs, self._run(session, feed, ports), strict=True):
+            found[place] = made
+        return found
 
-    def _run_to_bfloats(self, feed: Mapping[str, Any]) -> list[Array]:
-        """One forward pass of a model with BF16 outputs, which ONNX Runtime does not return as NumPy arrays."""
+    def _run(self, session: Any, feed: Mapping[str, Any], ports: Sequence[Port]) -> list[Array]:  # noqa: ANN401
+        names = [port.name for port in ports]
+        if not self._returns_bfloats:
+            return session.run(names, feed)  # type: ignore[no-any-return]  # a class without types
+        # ONNX Runtime does not return BF16 as NumPy arrays.
         make = onnx_runtime().OrtValue.ortvalue_from_numpy
         given = {name: make(value) if isinstance(value, np.ndarray) else value for name, value in feed.items()}
-        outputs: list[Array] = []
-        for port, value in zip(self.signature.outputs, self._session.run_with_ort_values(None, given), strict=True):
+        found: list[Array] = []
+        for port, value in zip(ports, session.run_with_ort_values(names, given), strict=True):
             if port.datatype == "BF16":
                 raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-                outputs.append(np.frombuffer(raw, np.uint16).reshape(value.shape()))
+                found.append(np.frombuffer(raw, np.uint16).reshape(value.shape()))
             else:
-                outputs.append(value.numpy())
-        return outputs
+                found.append(value.numpy())
+        return found
 
 
 def _decoded(name: str, array: Array) -> Array:
@@ -404,12 +439,7 @@ def open_session(
     """
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), help="give the path of an ONNX model")
-    ort = onnx_runtime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 4
+    ort, options = onnx_runtime(), _options(threads)
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     given: str | bytes = str(path)
@@ -422,6 +452,15 @@ def open_session(
         return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class; each of them means an unusable model
         raise _unusable(path, str(error)) from error
+
+
+def _options(threads: int) -> Any:  # noqa: ANN401
+    options = onnx_runtime().SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4
+    return options
 
 
 def _add_weights(options: Any, path: Path, others: Mapping[str, bytes]) -> None:  # noqa: ANN401
@@ -580,17 +619,17 @@ class PythonSession:
                 )
         return feed
 
-    def run(self, feed: Mapping[str, Array]) -> list[Array]:
-        """One forward pass. WrongOutputsError if the outputs are not the declared ones."""
+    def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> list[Array]:
+        """One forward pass, with all outputs. WrongOutputsError if the outputs are not the declared ones."""
         inputs = [feed[port.name] for port in self.signature.inputs]
-        outputs = _declared_arrays(self._model.run(*inputs), self.signature.outputs, "run")
+        made = _declared_arrays(self._model.run(*inputs), self.signature.outputs, "run")
         if self.joins_rows and inputs:
             rows = len(inputs[0])
-            for port, array in zip(self.signature.outputs, outputs, strict=True):
+            for port, array in zip(self.signature.outputs, made, strict=True):
                 if len(array) != rows:
                     found = f"{counted(len(array), 'row')} of {port.name!r} for {counted(rows, 'row')} of input"
                     raise WrongOutputsError(f"'run' returns {found}")
-        return outputs
+        return made
 
 
 def model_class(path: Path) -> Any:  # noqa: ANN401  # the author's

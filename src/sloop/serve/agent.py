@@ -992,7 +992,7 @@ class AgentSession:
             return
         order = record.order
         if places:
-            order = Run(order.visits, replaced(order.blocks, places), order.parts)
+            order = structs.replace(order, blocks=replaced(order.blocks, places))
         if record.is_part:
             self._backend.run_part(worker.number, record.batch, order)
         else:

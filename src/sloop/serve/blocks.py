@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from sloop.serve.transport import ProtocolError
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaReader
-from sloop.tensor import ITEM_BYTES, Tensor
+from sloop.tensor import ITEM_BYTES, MISSING, Tensor
 
 Block = bytes | Address
 
@@ -36,7 +36,7 @@ COPIED_BYTES: Final = 128 * 1024
 """The most bytes that are copied in one step. Writing this many into new pages takes some 0.1 ms."""
 RANK_MAX: Final = 16
 
-CODES: Final = (*ITEM_BYTES, "BYTES")
+CODES: Final = (*ITEM_BYTES, "BYTES", MISSING.datatype)
 """Datatypes in the order of their codes. All processes of a server run the same version, so the order may change
 between versions."""
 CODE_OF: Final = {name: code for code, name in enumerate(CODES)}

@@ -14,7 +14,7 @@ outputs, which rows became parts.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
@@ -112,6 +112,8 @@ class StageWiring:
     stage: str
     inputs: Assembly
     decisions: tuple[Decision, ...] = ()
+    outputs: tuple[int, ...] = ()
+    """The places of the outputs that later stages or answers may need; () if they may need all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,26 @@ class Wiring:
     """The sources of the application's outputs, in the signature's order."""
     decisions: Mapping[str, tuple[Decision, ...]]
     """For stages with a branch or a fan-out: the decision for each outgoing edge, in the graph's order."""
+    widths: Mapping[str, int] = field(default_factory=dict)
+    """By stage, how many outputs it has."""
 
     def of(self, stage: str) -> StageWiring:
         """How the inputs of a stage are assembled, and what its outputs decide."""
-        return StageWiring(stage, self._assembly(self.inputs[stage]), self.decisions.get(stage, ()))
+        assembly, decisions = self._assembly(self.inputs[stage]), self.decisions.get(stage, ())
+        return StageWiring(stage, assembly, decisions, self.needed(stage, range(len(self.outputs))))
+
+    def needed(self, stage: str, answers: Iterable[int]) -> tuple[int, ...]:
+        """The places of the outputs of a stage that later stages need, or these outputs of the application; () for all.
+        A stage runs also if nobody needs any: then the first one is computed."""
+        if stage not in self.widths:
+            return ()
+        asked = [self.outputs[place] for place in answers if place < len(self.outputs)]
+        read = [sources for wires in self.inputs.values() for sources in wires]
+        found = {source.position for sources in (*read, *asked) for source in sources if source.stage == stage}
+        for decision in self.decisions.get(stage, ()):
+            found.update(place for place in (decision.when, decision.each) if place is not None)
+            found.update(place for place, _ in decision.sliced)
+        return () if len(found) == self.widths[stage] else tuple(sorted(found)) or (0,)
 
     @property
     def answer(self) -> Assembly:
@@ -181,7 +199,8 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
     }
     answers = _answers(graph, stages, where)
     signature = Signature(tuple(given), tuple(port for port, _ in answers), 1 if decisions else rows_max)
-    return Wiring(signature, inputs, tuple(sources for _, sources in answers), decisions)
+    widths = {name: len(made.outputs) for name, made in stages.items()}
+    return Wiring(signature, inputs, tuple(sources for _, sources in answers), decisions, widths)
 
 
 def _stage_signature(stage: str, models: Mapping[tuple[str, str], Signature], where: str) -> Signature:

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from math import ceil
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.actions import (
     AcquireNode,
@@ -86,6 +86,8 @@ FAILURES_MAX: Final = 1_000
 """How many kinds of failures are remembered."""
 LOOK_S: Final = 0.05
 """How often a driver that waits checks for requests whose deadline has passed."""
+NEEDED_MAX: Final = 1_024
+"""For how many choices of outputs it is remembered what stages must compute."""
 FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, BatchLost, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs its batch."""
 
@@ -95,6 +97,7 @@ class ServedVersion:
     core."""
 
     __slots__ = (
+        "_needed",
         "answer_needs",
         "answered_rows",
         "application",
@@ -121,9 +124,22 @@ class ServedVersion:
         """By output, the names of its classes."""
         self.needs = {stage: wiring.of(stage).inputs.needs for stage in wiring.inputs}
         """By stage, the blocks that its batches read."""
+        self._needed: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
         self.answer_needs = wiring.answer.needs
         self.answered_rows = 0
         """Of the requests that it has served, in time or late."""
+
+    def needed(self, stage: str, outputs: tuple[int, ...]) -> tuple[int, ...]:
+        """The places of the outputs of a stage that a request needs that wants these outputs of the application; () for
+        all."""
+        if not outputs:
+            return ()
+        found = self._needed.get((stage, outputs))
+        if found is None:
+            if len(self._needed) >= NEEDED_MAX:
+                self._needed.clear()
+            found = self._needed[stage, outputs] = self.wiring.needed(stage, outputs)
+        return found
 
 
 class OpenRequest(Struct):
@@ -138,6 +154,8 @@ class OpenRequest(Struct):
     served: ServedVersion
     """The version that serves it; until a batch of it runs, the version that serves most requests."""
     rows: int = 1
+    outputs: tuple[int, ...] = ()
+    """The places of the outputs that its client wants; () for all."""
     fault: str = ""
     """Why its tensors fit no edge of the graph; empty if they do. The core receives only the failure."""
     parts: dict[str, dict[int, Block]] | None = None
@@ -376,9 +394,11 @@ class Driver:
         request_id: str = "",
         trace: str = "",
         rows: int = 1,
+        outputs: tuple[int, ...] = (),
     ) -> RequestId:
         """Submit a request of `rows`, whose tensors are in `block`. `edge`, which calls it `number`, is told once how
-        it ended, possibly before `submit` returns, but not after `cancel`.
+        it ended, possibly before `submit` returns, but not after `cancel`. `outputs` are the places of the outputs that
+        its client wants; () for all.
 
         For the options see `sloop.serve.protocols.RequestSink`.
         """
@@ -396,7 +416,7 @@ class Driver:
         sent_ns = arrived_ns - elapsed_ns
         deadline_ns = sent_ns + (slo_ns or served.slo_ns)
         edge.requests[number] = request
-        self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served, rows)
+        self._open[request] = opened = OpenRequest(edge, number, {APPLICATION: block}, served, rows, outputs)
         if type(block) is not bytes:
             opened.share(block)  # type: ignore[arg-type]  # an address
         if self._has_several_applications or version or request_id or trace:
@@ -546,8 +566,11 @@ class Driver:
         served, opened = self._by_stage[action.stage], self._open
         needs, parts = served.needs[action.stage], action.parts
         requests = [opened[request] for request in action.requests]
+        wants_some = False
         for found in requests:
             found.readers += 1
+            if found.outputs:
+                wants_some = True
         self._running[action.replica] = ReadingBatch(action, requests)
         if self._has_several_versions:
             for found in requests:
@@ -559,7 +582,12 @@ class Driver:
         else:
             visits = zip(requests, parts or [0] * len(requests), strict=True)
             blocks = [found.given(need, part) for found, part in visits for need in needs]
-        self._backend.run(action.batch, action.replica, Run(len(requests), blocks, parts))
+        run = Run(len(requests), blocks, parts)
+        if wants_some:
+            outputs = tuple([served.needed(action.stage, found.outputs) for found in requests])
+            if any(outputs):
+                run = structs.replace(run, outputs=outputs)
+        self._backend.run(action.batch, action.replica, run)
 
     def _stop_reading(self, replica: ReplicaId) -> None:
         """The batch of a replica is over, if it had one: what only it has read is free."""

@@ -197,6 +197,7 @@ class EdgePort:
             request_id=record.request_id,
             trace=record.trace,
             rows=record.rows,
+            outputs=record.outputs,
         )
 
     def _hold(self, block: Address) -> None:

@@ -157,6 +157,9 @@ class Run(Struct, frozen=True, array_like=True, gc=False):
     """For each visit one entry per need of the stage, one visit after the other."""
     parts: tuple[int, ...] = ()
     """The part of each visit, at a stage that runs once for each part."""
+    outputs: tuple[tuple[int, ...], ...] = ()
+    """For each visit the places of the outputs that it needs, () for all that the stage's wiring needs; empty if every
+    visit needs these."""
 
 
 class BatchDone(Struct, frozen=True, array_like=True, gc=False):
@@ -185,6 +188,8 @@ class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
     """For each pass, all tensors that cross the cut, in the order of `CutBlock.crossing`."""
     faults: dict[int, str] = {}  # msgspec creates a new dict for each instance
     """See `BatchDone`."""
+    outputs: tuple[tuple[int, ...], ...] = ()
+    """See `Run`."""
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:  # noqa: ANN401  # also unions, which are no types
@@ -212,6 +217,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=1, gc=False):
     request_id: str = ""
     trace: str = ""
     rows: int = 1
+    outputs: tuple[int, ...] = ()
+    """The places of the application's outputs that its client wants; () for all."""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=2, gc=False):

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from sloop.errors import MachineError
-from sloop.profile.model import zeros
+from sloop.profile.model import Places, zeros
 from sloop.serve.messages import CutBlock
 from sloop.serve.processes import run_aside
 from sloop.serve.runtimes import Array
@@ -78,13 +78,13 @@ class PartRuntime(CutRuntime):
             with contextlib.suppress(Exception):  # between blocks, the first dimension need not count rows
                 self._chain.run(first, end - 1, feed, threads)
 
-    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+    def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """See `Runtime`. MachineError until it has all blocks."""
         if not self.is_complete:
             first, end = self.layers
             what = f"this worker has blocks {first} to {end - 1} of {self._last + 1}, and cannot serve alone"
             raise MachineError(what, help="pass the batch through all workers of its pipeline")
-        return super().run(inputs, threads)
+        return super().run(inputs, threads, outputs)
 
     def begin(self, inputs: Sequence[Array]) -> dict[str, Array]:
         """The inputs of the model by name, for the first part."""

@@ -5,7 +5,7 @@ An edge handles network protocols but no queues, the driver the core but no HTTP
 Tests replace each side by a fake. All calls happen in the event loop's thread.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,6 +55,7 @@ class RequestSink(Protocol):
         began_ns: int | None = None,
         request_id: str = "",
         trace: str = "",
+        outputs: Collection[str] = (),
         on_end: Callable[[RequestResult], None],
     ) -> RequestId:
         """Submit one request whose `tensors` match the application's signature and have the same number of rows.
@@ -62,7 +63,8 @@ class RequestSink(Protocol):
         `version` asks for one version of the application; empty, the rollout decides. `slo_ns` overrides the
         application's end-to-end deadline; `elapsed_ns` of it has passed before the request arrived. `began_ns`
         (`time.monotonic_ns`, default: now) is when the request's first byte arrived, so that the time of a slow upload
-        counts. `request_id` and `trace` are what the client calls it (`edge.identity`), for the log. `on_end` is called
+        counts. `request_id` and `trace` are what the client calls it (`edge.identity`), for the log. `outputs` are
+        those that it wants, all if empty; what the answer has in place of others means nothing. `on_end` is called
         once, possibly before `submit` returns, and never after `cancel`.
         """
         ...

@@ -17,12 +17,24 @@ import numpy as np
 
 from sloop.cuda import CudaDevice, GpuFailure, failure_on
 from sloop.errors import InputError
-from sloop.profile.model import Session, is_compiled, is_python, onnx_runtime, open_model, zeros
+from sloop.profile.model import (
+    OnnxSession,
+    Places,
+    Session,
+    is_compiled,
+    is_python,
+    onnx_runtime,
+    open_model,
+    zeros,
+)
 from sloop.tensor import Port, Signature, described
 from sloop.units import ms
 
 THREAD_COUNTS_MAX: Final = 4
 """How many thread counts a runtime keeps sessions for: in some frameworks each session holds a copy of the weights."""
+
+SUBSETS_MAX: Final = 2
+"""For how many choices of outputs a runtime keeps sessions that compute nothing else."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,8 +53,14 @@ class Runtime(Protocol):
         """Run the model once on placeholder inputs, if that makes later passes faster."""
         ...
 
-    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
-        """Run one forward pass. Returns the outputs in the model's order and the number of threads it ran on.
+    def prune(self, outputs: Places) -> None:
+        """Passes that need only the outputs at these places will be frequent: prepare not to compute others."""
+        ...
+
+    def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
+        """Run one forward pass. Returns the outputs in the model's order and the number of threads it ran on. In place
+        of outputs that are not needed, those whose places are not in `outputs`, there may be `NOT_COMPUTED`; () stands
+        for all.
 
         `inputs` are in the model's order; the caller reuses their memory after it has sent the outputs. The pass runs
         on `threads` threads if a session for that count is loaded, otherwise on the nearest loaded count.
@@ -105,7 +123,10 @@ class FakeRuntime:
     def warm(self, threads: int) -> None:
         """Does nothing."""
 
-    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+    def prune(self, outputs: Places) -> None:
+        """Does nothing."""
+
+    def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """Take the time that the model's name gives, then return the inputs."""
         if self.fails:
             raise ValueError("this model fails on purpose")
@@ -134,6 +155,7 @@ class FileRuntime:
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._lock = threading.Lock()
         self._names: list[str] = []
+        self._subsets: list[Places] = []
 
     def load(self, threads: int) -> bool:
         """Open a session for `threads` threads. Returns False if there is one. InputError if the file is not what was
@@ -144,6 +166,8 @@ class FileRuntime:
         if self._examined is not None:
             check_offer(self._path, session.signature, self._examined)
         self._names = [port.name for port in session.signature.inputs]
+        for outputs in self._subsets:
+            _prune(session, outputs)
         with self._lock:
             self._sessions[threads] = session
             while len(self._sessions) > THREAD_COUNTS_MAX:
@@ -160,10 +184,19 @@ class FileRuntime:
         if feed is not None:
             session.run(feed)
 
-    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+    def prune(self, outputs: Places) -> None:
+        """Open sessions for these outputs alone, where that is worth it. The first `SUBSETS_MAX` choices have some."""
+        if outputs not in self._subsets and len(self._subsets) < SUBSETS_MAX:
+            self._subsets.append(outputs)
+            with self._lock:
+                sessions = list(self._sessions.values())
+            for session in sessions:
+                _prune(session, outputs)
+
+    def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """Run on the session that `session` chooses."""
         session, loaded = self.session(threads)
-        return session.run(dict(zip(self._names, inputs, strict=True))), loaded
+        return session.run(dict(zip(self._names, inputs, strict=True)), outputs), loaded
 
     def _opened(self, threads: int, device: CudaDevice | None = None) -> Session:
         if self._digest:
@@ -178,6 +211,11 @@ class FileRuntime:
             loaded = threads if threads in self._sessions else min(self._sessions, key=lambda n: (abs(n - threads), n))
             self._sessions.move_to_end(loaded)
             return self._sessions[loaded], loaded
+
+
+def _prune(session: Session, outputs: Places) -> None:
+    if isinstance(session, OnnxSession):
+        session.prune(outputs)
 
 
 class CudaRuntime(FileRuntime):
@@ -195,10 +233,13 @@ class CudaRuntime(FileRuntime):
         """Open the session. Returns False if it is open."""
         return not self._sessions and super().load(threads)
 
-    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+    def prune(self, outputs: Places) -> None:
+        """Does nothing: a second copy of weights would need memory of the GPU."""
+
+    def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """See `FileRuntime`. A batch for which there is too little memory fails like any other."""
         try:
-            return super().run(inputs, threads)
+            return super().run(inputs, threads, outputs)
         except Exception as error:
             failure = failure_on(self._device, str(error))
             if isinstance(failure, GpuFailure):

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from sloop.profile.model import zeros
+from sloop.profile.model import Places, zeros
 from sloop.profile.pairs import runs_of
 from sloop.serve.messages import CutBlock, PairSetup, ShadowSetup, decoder, encode
 from sloop.serve.runtimes import Array, FileRuntime
@@ -267,7 +267,10 @@ class CutRuntime:
             self.partner.close()
             self.partner = None
 
-    def run(self, inputs: Sequence[Array], threads: int) -> tuple[Sequence[Array], int]:
+    def prune(self, outputs: Places) -> None:
+        """Does nothing: all blocks are loaded for all outputs."""
+
+    def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """See `Runtime`."""
         known = {port.name: array for port, array in zip(self._signature.inputs, inputs, strict=True)}
         batch = len(inputs[0]) if inputs and inputs[0].ndim else 1

@@ -37,6 +37,7 @@ from msgspec import Struct, structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import SloopError
+from sloop.profile.model import NOT_COMPUTED
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import Assembler, Decision, RequestTensors
 from sloop.serve.messages import (
@@ -52,11 +53,11 @@ from sloop.serve.messages import (
 )
 from sloop.serve.pipelines import PartRuntime
 from sloop.serve.processes import begin, set_name
-from sloop.serve.runtimes import THREAD_COUNTS_MAX, Array, Runtime, open_runtime, prepare_runtimes
+from sloop.serve.runtimes import SUBSETS_MAX, THREAD_COUNTS_MAX, Array, Runtime, open_runtime, prepare_runtimes
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
-from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
+from sloop.tensor import ARRAY_TYPES, MISSING, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of
 
 T = TypeVar("T")
@@ -120,6 +121,9 @@ def merge(pieces: Sequence[Sequence[Tensor]], rows: Sequence[int]) -> list[Tenso
     found: list[Tensor] = []
     for place, column in enumerate(zip(*pieces, strict=True)):
         first = column[0]
+        if MISSING in column:
+            found.append(MISSING)
+            continue
         for tensor, count in zip(column, rows, strict=True):
             if (tensor.datatype, tensor.shape) != (first.datatype, (count, *first.shape[1:])):
                 what = f"{tensor.datatype} {list(tensor.shape)} for {count} rows of a larger request"
@@ -167,12 +171,16 @@ class InputMemory:
 
 
 def tensors_of(outputs: Sequence[Array], ports: Sequence[Port]) -> list[Tensor]:
-    """The outputs of a forward pass as tensors. Raises `WrongOutputsError` if they are not as many as the model
-    declares, or of a type that does not exist in the protocol."""
+    """The outputs of a forward pass as tensors, `MISSING` for those that were not computed. Raises
+    `WrongOutputsError` if they are not as many as the model declares, or of a type that does not exist in the
+    protocol."""
     if len(outputs) != len(ports):
         raise WrongOutputsError(f"the model returned {len(outputs)} outputs; it declares {len(ports)}")
     found: list[Tensor] = []
     for place, (output, port) in enumerate(zip(outputs, ports, strict=True)):
+        if output is NOT_COMPUTED:
+            found.append(MISSING)
+            continue
         array = np.asarray(output, order="C")
         if array.dtype == ARRAY_TYPES.get(port.datatype):
             datatype: str | None = port.datatype
@@ -194,6 +202,10 @@ def split(tensors: Sequence[Tensor], rows: Sequence[int]) -> list[list[Tensor]]:
     total = sum(rows)
     found: list[list[Tensor]] = [[] for _ in rows]
     for place, tensor in enumerate(tensors):
+        if tensor is MISSING:
+            for own in found:
+                own.append(MISSING)
+            continue
         if not tensor.shape or tensor.shape[0] != total:
             raise WrongOutputsError(f"output {place} has the shape {list(tensor.shape)} for {total} rows of input")
         starts, data, row_shape, at = row_starts(tensor), memoryview(tensor.data), tensor.shape[1:], 0
@@ -210,7 +222,10 @@ class Worker:
         self._channel, self._arena, self._is_spare = channel, arena, is_spare
         self._threads, self._duty = 1, 1.0
         self._memory = InputMemory()
-        self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[int | tuple[int, ...]] = queue.SimpleQueue()
+        """Thread counts and choices of outputs to prepare for."""
+        self._choices: set[tuple[int, ...]] = set()
+        """Of outputs, those that were put there."""
         self._runs, self._passed = decoder(Run), decoder(PassedBatch)
         self._counting: int | None = None
         """The first input whose first dimension is the number of rows."""
@@ -231,6 +246,9 @@ class Worker:
             raise ProtocolError(f"the server sent a {first.kind.name} frame before a SETUP frame")
         runtime = self._opened(decoder(StageSetup).decode(first.payload))
         threading.Thread(target=self._prepare, args=(runtime,), daemon=True).start()
+        if self._setup.wiring.outputs:
+            self._choices.add(self._setup.wiring.outputs)
+            self._wanted.put(self._setup.wiring.outputs)
         if self._setup.prepared <= THREAD_COUNTS_MAX:  # more sessions would evict each other before they are used
             for threads in range(1, self._setup.prepared + 1):
                 self._wanted.put(threads)
@@ -318,17 +336,20 @@ class Worker:
             self._channel.send(FrameKind.PAIRED, frame.subject)
 
     def _prepare(self, runtime: Runtime) -> None:
-        """In the background, open a session for each requested thread count."""
+        """In the background, open a session for each requested thread count and choice of outputs."""
         while True:
-            threads = self._wanted.get()
-            if threads == OTHER_LAYERS:
+            wanted = self._wanted.get()
+            if wanted == OTHER_LAYERS:
                 self._complete(runtime)
                 continue
             try:
-                if runtime.load(threads):
-                    runtime.warm(threads)
+                if isinstance(wanted, tuple):
+                    runtime.prune(wanted)
+                elif runtime.load(wanted):
+                    runtime.warm(wanted)
             except Exception as error:  # the replica continues with the sessions it has
-                sys.stderr.write(f"sloop worker {os.getpid()}: cannot prepare {threads} threads: {error}\n")
+                what = f"outputs {wanted}" if isinstance(wanted, tuple) else f"{wanted} threads"
+                sys.stderr.write(f"sloop worker {os.getpid()}: cannot prepare {what}: {error}\n")
 
     def _complete(self, runtime: Runtime) -> None:
         """In the background, load the layers that the worker does not have. A worker that fails to ends, because the
@@ -364,10 +385,13 @@ class Worker:
 
         def done() -> tuple[FrameKind, BatchDone]:
             passes, arrays = self._loaded(visits)
-            results = self._timed([partial(runtime.run, given, self._threads) for given in arrays])
+            needed = self._needed(order, places, passes)
+            results = self._timed(
+                [partial(runtime.run, given, self._threads, own) for given, own in zip(arrays, needed, strict=True)]
+            )
             rows = list(map(self._rows, visits))
             found = self._distributed(rows, passes, [outputs for outputs, _ in results])
-            return FrameKind.DONE, self._stored(order.visits, places, rows, found, faults)
+            return FrameKind.DONE, self._stored(order, places, rows, found, faults)
 
         self._answer(frame, done)
 
@@ -393,6 +417,22 @@ class Worker:
         inputs = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
         return passes, self._memory.load(inputs)
 
+    def _needed(self, order: Run, places: Sequence[int], passes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """The places of the outputs that each pass must compute: what one of its visits needs. A choice that is new is
+        prepared in the background."""
+        always = self._setup.wiring.outputs
+        if not order.outputs:
+            return [always] * len(passes)
+        found: list[tuple[int, ...]] = []
+        for members in passes:
+            own = [order.outputs[places[index]] for index in members]
+            needed = always if () in own else tuple(sorted({place for each in own for place in each}))
+            found.append(needed if len(needed) < len(self._setup.signature.outputs) else ())
+            if found[-1] and found[-1] not in self._choices and len(self._choices) < SUBSETS_MAX:
+                self._choices.add(found[-1])
+                self._wanted.put(found[-1])
+        return found
+
     def _timed(self, passes: Sequence[Callable[[], T]]) -> list[T]:
         """The results of forward passes, after the pause that the duty cycle wants."""
         started_ns = time.monotonic_ns()
@@ -408,7 +448,8 @@ class Worker:
             order: Run = self._runs.decode(frame.payload)
             visits, places, faults = self._assembled(order)
             passes, arrays = self._loaded(visits)
-            batch = PassedBatch(order.visits, places, list(map(self._rows, visits)), passes, [], faults)
+            rows = list(map(self._rows, visits))
+            batch = PassedBatch(order.visits, places, rows, passes, [], faults, order.outputs)
             known = [runtime.begin(given) for given in arrays]
         else:
             batch = self._passed.decode(frame.payload)
@@ -418,7 +459,7 @@ class Worker:
             tensors = self._written([runtime.passed_on(made) for made in results])
             return FrameKind.PASS, structs.replace(batch, tensors=tensors)
         found = self._distributed(batch.rows, batch.passes, [runtime.outputs(made) for made in results])
-        return FrameKind.DONE, self._stored(batch.visits, batch.places, batch.rows, found, dict(batch.faults))
+        return FrameKind.DONE, self._stored(batch, batch.places, batch.rows, found, dict(batch.faults))
 
     def _written(self, contents: Sequence[Sequence[Tensor]]) -> list[Block]:
         """Each as a block; none stays if there is no room for all."""
@@ -487,7 +528,7 @@ class Worker:
 
     def _stored(
         self,
-        visits: int,
+        order: Run | PassedBatch,
         places: Sequence[int],
         rows: Sequence[int],
         outputs: Sequence[list[Tensor]],
@@ -505,23 +546,32 @@ class Worker:
             ]
             places = list(together)
         stage, decisions = self._setup.wiring.stage, self._setup.wiring.decisions
-        blocks: list[Block | None] = [None] * visits
-        counts: list[tuple[int, ...]] = [()] * visits
+        blocks: list[Block | None] = [None] * order.visits
+        counts: list[tuple[int, ...]] = [()] * order.visits
+        always = self._setup.wiring.outputs
+        if order.outputs or always:
+            chosen = order.outputs or [always] * order.visits
+            outputs = [_chosen(made, chosen[place] or always) for place, made in zip(places, outputs, strict=True)]
         try:
             for place, tensors in zip(places, outputs, strict=True):
                 if decisions:
                     try:
-                        counts[place], chosen = edge_counts(stage, decisions, tensors)
+                        counts[place], parts = edge_counts(stage, decisions, tensors)
                     except ValueError as error:
                         faults[place] = str(error)
                         continue
-                    blocks[place] = write_block([*tensors, *chosen], self._arena)
+                    blocks[place] = write_block([*tensors, *parts], self._arena)
                 else:
                     blocks[place] = write_block(tensors, self._arena)
         except ArenaFull:
             self._discard(blocks)
             raise
         return BatchDone(blocks, tuple(counts) if decisions or faults else (), faults)
+
+
+def _chosen(tensors: list[Tensor], places: tuple[int, ...]) -> list[Tensor]:
+    """The tensors at these places, and nothing in place of others; all without places."""
+    return [tensor if place in places else MISSING for place, tensor in enumerate(tensors)] if places else tensors
 
 
 def edge_counts(

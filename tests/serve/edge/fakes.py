@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -52,6 +52,8 @@ class FakeDriver:
     seen: list[tuple[Mapping[str, Tensor], int | None, int]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     """The application and version of each request."""
+    wanted: list[list[str]] = field(default_factory=list)
+    """The outputs that each request wants."""
     stored: list[str] = field(default_factory=list)
     """The application of each request that was large."""
     names: list[tuple[str, str]] = field(default_factory=list)
@@ -73,12 +75,14 @@ class FakeDriver:
         began_ns: int | None = None,
         request_id: str = "",
         trace: str = "",
+        outputs: Collection[str] = (),
         on_end: Callable[[RequestResult], None],
     ) -> RequestId:
         self.names.append((request_id, trace))
         self.ages_ns.append(0 if began_ns is None else time.monotonic_ns() - began_ns)
         self.seen.append((tensors, slo_ns, elapsed_ns))
         self.asked.append((application, version))
+        self.wanted.append(list(outputs))
         self.heard.set()
         ended = (self.respond or scaled)(tensors)
         if ended is not None and self.at_once:

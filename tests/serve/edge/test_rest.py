@@ -91,7 +91,7 @@ def test_large_binary_outputs_are_sent_in_parts(ask: Ask, gateway: Gateway) -> N
     assert answered.body[length:] == large + bytes(8)
 
 
-def test_null_is_as_good_as_left_out(ask: Ask) -> None:
+def test_null_is_as_good_as_left_out(ask: Ask, gateway: Gateway) -> None:
     inputs = [{**X, "parameters": None}, {**K, "parameters": None}]
     whole = {"id": None, "parameters": None, "inputs": inputs}
     answered = ask("POST", INFER, {**whole, "outputs": None})
@@ -101,6 +101,7 @@ def test_null_is_as_good_as_left_out(ask: Ask) -> None:
         1
     ]
     assert ask("POST", INFER, {"inputs": [{**X, "data": None}, K]}).error.startswith("inputs[0].data: missing")
+    assert [set(names) for names in gateway.driver.wanted[-2:]] == [{"y", "n"}, {"n"}], "what else need not be computed"
 
 
 def test_infers_from_binary_tensors_and_answers_in_the_form_asked_for(ask: Ask) -> None:

@@ -189,12 +189,13 @@ def test_infers_from_typed_contents(stub: Stub, gateway: Gateway) -> None:
     assert gateway.driver.names[-1:] == [("a-1", f"{32 * '1'}-{16 * '2'}-01")]
 
 
-def test_infers_from_raw_contents_and_returns_what_was_asked_for(stub: Stub) -> None:
+def test_infers_from_raw_contents_and_returns_what_was_asked_for(stub: Stub, gateway: Gateway) -> None:
     request = infer_raw()
     request.outputs.add(name="y")
     answer, _ = stub.call("ModelInfer", request)
     assert [out.name for out in answer.outputs] == ["y"]
     assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [0, 1, 2, 3, 8, 10, 12, 14]
+    assert gateway.driver.wanted[-1] == ["y"]
 
 
 def test_the_budget_comes_from_metadata_parameters_or_the_clients_deadline(stub: Stub, gateway: Gateway) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from sloop.app.application import Limits
 from sloop.serve.blocks import BlockReader, write_block
@@ -85,6 +86,15 @@ def test_a_small_request_is_within_its_record_in_the_models_order(scene: Scene) 
     assert scene.ended == [RequestResult(Outcome.SERVED, {"y": bytes_tensor(b"xyz")})]
     assert len(scene.sent) == 1, "there is nothing to release"
     assert scene.sink.open_requests == 0
+
+
+def test_a_request_says_which_outputs_it_wants_if_not_all(scene: Scene) -> None:
+    outputs = tuple(Port(name, "UINT8", (-1,)) for name in "abc")
+    scene.sink.offer(structs.replace(OFFER, signature=structs.replace(SIGNATURE, outputs=outputs)))
+    tensors = {"k": bytes_tensor(b"k"), "x": bytes_tensor(b"abc")}
+    for names in ((), ("a", "b", "c"), ("c", "a"), ("b",)):
+        scene.sink.submit(tensors, application="demo", outputs=names, on_end=scene.ended.append)
+    assert [each.outputs for each in scene.sent if isinstance(each, Submit)] == [(), (), (0, 2), (1,)]
 
 
 def test_a_large_answer_is_released_when_its_last_view_is_gone(scene: Scene) -> None:

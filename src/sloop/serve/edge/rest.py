@@ -4,7 +4,7 @@ Every request is answered, and every answer that is not a success is `{"error": 
 "HTTP/REST"; docs/serving.md lists the status codes and headers.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -210,7 +210,7 @@ class Rest:
             return
         wanted = read(exchange.body, exchange.headers.get(HEADER_LENGTH), model.validator)
         on_end = partial(_end, _write, exchange, model, wanted)
-        self._submit(exchange, model, version, wanted.tensors, wanted.parameters, on_end, wanted.id)
+        self._submit(exchange, model, version, wanted.tensors, wanted.parameters, on_end, wanted.id, wanted.outputs)
 
     def _infer_in_steps(self, exchange: Exchange, model: Model, version: str) -> Steps[None]:
         """The same for a large body."""
@@ -224,7 +224,7 @@ class Rest:
         tensors = yield from within(until_ns, self._store(model, version, wanted.tensors))
         wanted.tensors = {}  # of which there is a copy now
         on_end = partial(_end, _write, exchange, model, wanted)
-        self._submit(exchange, model, version, tensors, wanted.parameters, on_end, wanted.id)
+        self._submit(exchange, model, version, tensors, wanted.parameters, on_end, wanted.id, wanted.outputs)
 
     def _store(self, model: Model, version: str, tensors: Mapping[str, Tensor]) -> Steps[Mapping[str, Tensor]]:
         """Store the tensors of a large request. Raises a 404 if the model has gone meanwhile."""
@@ -261,6 +261,7 @@ class Rest:
         parameters: Mapping[str, object],
         on_end: Callable[[RequestResult], None],
         id: object = "",
+        outputs: Collection[str] = (),
     ) -> None:
         sink, headers = self.service.sink, exchange.headers
         identity = NAMELESS
@@ -280,6 +281,7 @@ class Rest:
             began_ns=exchange.began_ns,
             request_id=identity.request_id,
             trace=identity.trace,
+            outputs=outputs,
             on_end=on_end,
         )
         if exchange.is_open:

@@ -532,6 +532,7 @@ class Rpc:
             began_ns=call.began_ns,
             request_id=identity.request_id,
             trace=identity.trace,
+            outputs=asked.names,
             on_end=partial(self._end, call, model, asked),
         )
         if call.is_open:

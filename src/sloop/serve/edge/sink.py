@@ -166,6 +166,7 @@ class EdgeSink:
         began_ns: int | None = None,
         request_id: str = "",
         trace: str = "",
+        outputs: Collection[str] = (),
         on_end: Callable[[RequestResult], None],
     ) -> RequestId:
         """See `sloop.serve.protocols.RequestSink`. Raises a 503 if there is no room for the tensors."""
@@ -181,7 +182,12 @@ class EdgeSink:
         self._waiting[number] = offered, on_end
         began_ns = time.monotonic_ns() if began_ns is None else began_ns
         rows = tensors[offered.counting].shape[0] if offered.counting else 1
-        self._send(Submit(number, application, block, began_ns, version, slo_ns, elapsed_ns, request_id, trace, rows))
+        wanted: tuple[int, ...] = ()
+        if outputs and len(outputs) < len(offered.outputs):
+            wanted = tuple([place for place, name in enumerate(offered.outputs) if name in outputs])
+        self._send(
+            Submit(number, application, block, began_ns, version, slo_ns, elapsed_ns, request_id, trace, rows, wanted)
+        )
         return RequestId(number)
 
     def store(self, tensors: Mapping[str, Tensor], application: str) -> Steps[Mapping[str, Tensor]]:
