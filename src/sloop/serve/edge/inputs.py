@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
+from sloop.serve.edge.decimals import FEW_BYTES, KINDS, shortest
 from sloop.serve.edge.lists import (
     HELP,
     Outline,
@@ -58,7 +59,6 @@ from sloop.tensor import (
     Signature,
     Tensor,
     bfloats_of,
-    floats_of,
     join_strings,
     split_strings,
 )
@@ -316,14 +316,16 @@ def pack_strings(data: list[Any], field: str) -> bytes:
 
 def unpack(tensor: Tensor) -> list[Any]:
     """Convert a tensor to a flat list for JSON. Raises `UnicodeDecodeError` if a string is not UTF-8."""
+    if tensor.datatype in KINDS:
+        if len(tensor.data) > FEW_BYTES or not KINDS[tensor.datatype].is_numpy:
+            return shortest(tensor.datatype, tensor.data)
+        return list(map(float, map(str, np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype]))))
     code = ARRAY_CODES.get(tensor.datatype)
     if code is not None:
         return memoryview(tensor.data).cast("B").cast(code).tolist()  # type: ignore[call-overload, no-any-return]  # a valid format code
     if tensor.datatype == "BYTES":
         return [str(element, "utf-8") for element in split_strings(tensor.data)]
-    if tensor.datatype == "BF16":
-        return floats_of(np.frombuffer(tensor.data, "<u2")).tolist()  # type: ignore[no-any-return]  # it has one dimension
-    return np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype]).tolist()  # type: ignore[no-any-return]  # likewise
+    return np.frombuffer(tensor.data, NUMPY_TYPES[tensor.datatype]).tolist()  # type: ignore[no-any-return]  # it has one dimension
 
 
 HEADER_LENGTH: Final = "inference-header-content-length"
