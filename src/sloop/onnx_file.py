@@ -28,8 +28,9 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     "Model": (
         *(("ir_version", "int64", 1), ("producer_name", "string", 2), ("producer_version", "string", 3)),
         *(("domain", "string", 4), ("model_version", "int64", 5), ("graph", "Graph", 7)),
-        *(("opset_import", "Other[]", 8), ("metadata_props", "Entry[]", 14), ("functions", "Function[]", 25)),
+        *(("opset_import", "Opset[]", 8), ("metadata_props", "Entry[]", 14), ("functions", "Function[]", 25)),
     ),
+    "Opset": (("domain", "string", 1), ("version", "int64", 2)),
     "Entry": (("key", "string", 1), ("value", "string", 2)),
     "Function": (("name", "string", 1), ("domain", "string", 10)),
     "Graph": (
@@ -42,7 +43,7 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     ),
     "Attribute": (
         *(("name", "string", 1), ("f", "float", 2), ("i", "int64", 3), ("s", "bytes", 4), ("t", "Tensor", 5)),
-        *(("g", "Graph", 6), ("ints", "int64[]", 8)),
+        *(("g", "Graph", 6), ("floats", "float[]", 7), ("ints", "int64[]", 8)),
         *(("strings", "bytes[]", 9), ("tensors", "Tensor[]", 10), ("graphs", "Graph[]", 11)),
     ),
     "Tensor": (

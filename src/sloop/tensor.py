@@ -96,6 +96,13 @@ class Signature(Struct, frozen=True):
 
         return cls(marked(inputs), marked(outputs))
 
+    def without_rows(self) -> "Signature":
+        """The same ports for a model whose requests are one unit each: no first dimension counts rows."""
+        inputs, outputs = (
+            tuple(structs.replace(port, has_rows=False) for port in ports) for ports in (self.inputs, self.outputs)
+        )
+        return structs.replace(self, inputs=inputs, outputs=outputs)
+
     @property
     def fixed_batch(self) -> int | None:
         """The fixed number of rows of the inputs; None if it may vary, or if no input has rows."""

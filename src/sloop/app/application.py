@@ -35,10 +35,20 @@ class Variant:
     files: Mapping[str, str] = field(default_factory=dict)
     """The files of its profiles, by kind of hardware; "" is the file of `profile`. Inline and published profiles have
     none."""
+    joins_rows: bool | None = None
+    """Whether requests may share a forward pass; None: the model is examined."""
+    batch: bool = True
+    """False if no first dimension of the model counts rows: each request is one unit."""
 
     def on(self, hardware: str) -> Profile | None:
         """Its profile on a kind of hardware; None if it has none there."""
         return self.profiles.get(hardware, self.profile)
+
+    def with_batch_of_one(self) -> "Variant":
+        """The variant where each request runs alone, whatever batches its profiles were measured with."""
+        profile = self.profile and structs.replace(self.profile, max_batch=1)
+        profiles = {hardware: structs.replace(each, max_batch=1) for hardware, each in self.profiles.items()}
+        return replace(self, profile=profile, profiles=profiles)
 
     def weights_bytes(self, hardware: str) -> int:
         """The size of its files on a kind of hardware: what its profile says, or else the size of its model now; 0 if

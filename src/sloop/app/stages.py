@@ -38,7 +38,7 @@ from sloop.vocabulary import Path
 
 EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
 TIMEOUT_KEY: Final = "response_timeout_s"
-VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles")
+VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows", "batch")
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
 STAGES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 65_536
 SLO_MS_MAX, CORES_MAX, LATENCY_MS_MAX = 1e9, 1e6, 1e12
@@ -124,7 +124,11 @@ def _variant(value: Value, name: str, folder: FilePath, kinds: Kinds) -> Variant
         files |= {hardware: _profile_file(each, folder) for hardware, each in fields["profiles"].mapping().items()}
     accuracy = fields["accuracy"].number(least=0, most=100) if "accuracy" in fields else None
     files = {hardware: file for hardware, file in files.items() if file}
-    return Variant(name, str(model) if model else None, accuracy, profile, profiles, files)
+    joins_rows = fields["joins_rows"].boolean() if "joins_rows" in fields else None
+    batch = fields["batch"].boolean() if "batch" in fields else True
+    if joins_rows and not batch:
+        fields["joins_rows"].fail("a model without a batch has no rows to join", "leave out 'joins_rows' or 'batch'")
+    return Variant(name, str(model) if model else None, accuracy, profile, profiles, files, joins_rows, batch)
 
 
 def _model(value: Value, folder: FilePath) -> FilePath:

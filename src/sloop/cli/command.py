@@ -25,7 +25,7 @@ from sloop.app.document import parse_yaml
 from sloop.app.load import Models, is_model_application, load_deployment, load_scenario, model_urls, with_deadline
 from sloop.app.stages import SLO_MS_MAX
 from sloop.errors import InputError, SloopError
-from sloop.profile.examine import ExaminedModel, examine
+from sloop.profile.examine import UNDECLARED, Declared, ExaminedModel, examine
 from sloop.profile.model import row_shapes
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
@@ -338,12 +338,16 @@ Shapes = Mapping[str, tuple[int, ...]]
 """One row's shape by input."""
 
 
-def examined(copy: ModelCopy, shapes: dict[str, tuple[int, ...]]) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
+def examined(
+    copy: ModelCopy, shapes: dict[str, tuple[int, ...]], declared: Declared = UNDECLARED
+) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
     """The model, and the shapes to run it with: as given, as in the profile beside it, or asked for on a terminal."""
     shapes = shapes or _kept_shapes(copy.original)
-    known = examine(copy.path, shapes, folder=copy.folder)
+    known = examine(copy.path, shapes, folder=copy.folder, declared=declared)
     complete = with_open_sizes(copy.original, known, shapes)
-    return (known if complete == shapes else examine(copy.path, complete, folder=copy.folder)), complete
+    if complete != shapes:
+        known = examine(copy.path, complete, folder=copy.folder, declared=declared)
+    return known, complete
 
 
 def _kept_shapes(model: Path) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """`sloop profile`: the latency of a model on this machine, measured or refined from a server's log; and its layers."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
@@ -32,13 +32,13 @@ from sloop.cli.sharing import SharingOptions, kept_sharing, profile_sharing
 from sloop.cuda import GpuPlace
 from sloop.demo.service_pass import service_pass
 from sloop.errors import InputError, MachineError
-from sloop.profile.examine import ExaminedModel
+from sloop.profile.examine import Declared, ExaminedModel, joining_text
 from sloop.profile.fit import Percentile
 from sloop.profile.kernels import Wanted
 from sloop.profile.measure import BATCHES, PASSES, SECONDS, batch_sweep, default_cores, measure
 from sloop.profile.model import is_python
 from sloop.profile.passes import speed_range
-from sloop.profile.profile import FLOOR_MS, Pass, Profile, Sample, load_profile, path_beside, save_profile
+from sloop.profile.profile import FLOOR_MS, Joining, Pass, Profile, Sample, load_profile, path_beside, save_profile
 from sloop.profile.sharing import TOGETHER
 from sloop.report.tables import Table
 from sloop.runlog import read_log
@@ -191,6 +191,24 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
     "measured slowdowns and the laws.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the profile [default: beside MODEL].")
+@click.option(
+    "--sample",
+    type=FILE,
+    help="Real inputs, with which it is also tried whether requests can share a forward pass: a NumPy file, .npz with "
+    "an array for each input, or .npy for one input.",
+)
+@click.option(
+    "--joins-rows/--runs-alone",
+    "joins_rows",
+    default=None,
+    help="Measure MODEL as if requests could share a forward pass, or could not [default: it is examined]. Write the "
+    "same into the application file: `joins_rows: true` or `false`.",
+)
+@click.option(
+    "--no-batch",
+    is_flag=True,
+    help="No first dimension of MODEL counts rows: each request is one unit. In the application file: `batch: false`.",
+)
 def profile(  # one parameter for each option
     model: Path | None,
     from_log: Path | None,
@@ -216,6 +234,9 @@ def profile(  # one parameter for each option
     beside: Path | None,
     plot: Path | None,
     out: Path | None,
+    sample: Path | None,
+    joins_rows: bool | None,
+    no_batch: bool,
 ) -> CommandOutput:
     """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit the measurements.
 
@@ -240,7 +261,7 @@ def profile(  # one parameter for each option
     path, on = out or path_beside(model, hardware or ""), place_on(device, shares or ())
     check_replaced(model, path, on)
     with private_copy(model) as own:
-        known, rows = examined(own, dict(shapes))
+        known, rows = examined(own, dict(shapes), Declared(joins_rows, not no_batch, str(sample or "")))
         _check_batches(model, known, batches)
         if sharing:
             wanted = SharingOptions(batches, together or TOGETHER, beside, passes, seconds, plot, on)
@@ -249,13 +270,16 @@ def profile(  # one parameter for each option
             timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
             return profile_layers(own, known, rows, timing, chosen, path)
         used = cores or (default_cores() if on is None else (1.0,))
-        made, service = _measured(own, known, rows, _Sweep(batches, used, passes, seconds, percentile, alone, on))
+        sweep = _Sweep(batches, used, passes, seconds, percentile, alone, on, batch=not no_batch)
+        made, service = _measured(own, known, rows, sweep)
         if hardware is not None:
             made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
         made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
-        made = _saved(made, form, path)
+        made = _saved(made, form, path, known.joining)
         value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
-        parts = [*display(made, path, form), *service.remarks(), *known.notes]
+        value["joins_rows"] = {"joined": not known.obstacle, "why": known.obstacle or known.evidence}
+        joining = f"{model.name}: {joining_text(known.obstacle, known.evidence)}"
+        parts = [*display(made, path, form), *service.remarks(), *known.notes, joining]
         if on is not None:
             value |= found.value
             parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), seconds)]
@@ -312,6 +336,8 @@ class _Sweep:
     alone: bool
     on: GpuPlace | None = None
     """The GPU on which it is measured."""
+    batch: bool = True
+    """False if no first dimension counts rows."""
 
 
 def _measured(
@@ -322,7 +348,7 @@ def _measured(
     if not batches:
         batches = batch_sweep(Path(known.file), cores=max(sweep.cores), shapes=rows, limit=confined, on=sweep.on)
     model = own.original
-    service = _ServicePasses(model, rows, sweep.passes)
+    service = _ServicePasses(model, rows, sweep.passes, {"joins_rows": not known.obstacle, "batch": sweep.batch})
     total = sweep.passes * len(batches) * len(sweep.cores)
     with progress(f"measuring {model.name}", total=total) as advance:
         done_now = 0
@@ -367,18 +393,18 @@ def _check_batches(model: Path, known: ExaminedModel, batches: tuple[int, ...] |
 class _ServicePasses:
     """The passes in service of one measurement, and why some of them failed."""
 
-    def __init__(self, model: Path, rows: dict[str, tuple[int, ...]], planned: int) -> None:
+    def __init__(self, model: Path, rows: dict[str, tuple[int, ...]], planned: int, keys: Mapping[str, bool]) -> None:
         self.failures: list[str] = []
         self._model = model
         self._rows = rows
-        self._planned = planned
+        self._planned, self._keys = planned, keys
         self._tried = 0
 
     def next(self, samples: Sequence[Sample]) -> Pass | None:
         """Serve the model for a pass; None, and a warning, if it cannot be served or sent requests to."""
         self._tried += 1
         try:
-            found = service_pass(self._model, samples, self._rows, seed=len(samples))
+            found = service_pass(self._model, samples, self._rows, seed=len(samples), keys=self._keys)
         except (InputError, MachineError) as error:
             found, why = None, error.what
         else:
@@ -397,7 +423,7 @@ class _ServicePasses:
         return [f"{failure}; the profile uses {used}" for failure in self.failures]
 
 
-def _saved(made: Profile, form: str, path: Path) -> Profile:
+def _saved(made: Profile, form: str, path: Path, joining: Joining | None = None) -> Profile:
     if form not in made.fits:
         raise InputError(f"too few measurements to fit {form!r}", help="measure more batches and core counts")
     made = made.with_fit(form)
@@ -405,7 +431,7 @@ def _saved(made: Profile, form: str, path: Path) -> Profile:
         made = structs.replace(made, layers=kept_layers(made, path))
     if made.sharing is None:
         made = structs.replace(made, sharing=kept_sharing(made, path))
-    save_profile(made, path)
+    save_profile(made, path, joining)
     return made
 
 

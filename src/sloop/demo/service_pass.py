@@ -34,12 +34,18 @@ SLO_MS: Final = 30_000.0
 
 
 def service_pass(
-    model: Path, samples: Sequence[Sample], shapes: Mapping[str, tuple[int, ...]], *, seed: int
+    model: Path,
+    samples: Sequence[Sample],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    seed: int,
+    keys: Mapping[str, bool],
 ) -> Pass | None:
     """Serve the model on each core count of `samples` for some seconds; None if no cell ran often enough.
 
     `samples` of the pass before determine the request rate; `shapes` gives one row's shape for inputs with open
-    dimensions. MachineError if the server does not start or answers no request.
+    dimensions, `keys` what its stage declares (`joins_rows`, `batch`). MachineError if the server does not start or
+    answers no request.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     found: list[Sample] = []
@@ -47,7 +53,7 @@ def service_pass(
     for cores in sorted({sample.cores for sample in samples}):
         chosen = [sample for sample in samples if sample.cores == cores]
         with TemporaryDirectory(prefix="sloop-profile-") as name:
-            requests, log = _serve(Path(name), model, chosen, shapes, seed)
+            requests, log = _serve(Path(name), model, chosen, shapes, seed, keys)
             sent += requests
             for cells in batch_durations(read_log(log)).values():
                 found += [sample_of(*cell, runs_ns) for cell, runs_ns in sorted(cells.items())]
@@ -56,7 +62,12 @@ def service_pass(
 
 
 def _serve(
-    folder: Path, model: Path, samples: Sequence[Sample], shapes: Mapping[str, tuple[int, ...]], seed: int
+    folder: Path,
+    model: Path,
+    samples: Sequence[Sample],
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int,
+    keys: Mapping[str, bool],
 ) -> tuple[int, Path]:
     """Serve and load the model; returns the number of sent requests and the server's log."""
     cores, single_ms = samples[0].cores, samples[0].p50_ms / samples[0].batch
@@ -66,7 +77,8 @@ def _serve(
         max_cores=cores,
     )
     save_profile(profile, folder / "p.json")
-    stage = {"name": "model", "variants": [{"name": "model", "model": str(model.absolute()), "profile": "p.json"}]}
+    variant = {"name": "model", "model": str(model.absolute()), "profile": "p.json", **keys}
+    stage = {"name": "model", "variants": [variant]}
     app = {"name": "profiled", "slo_ms": SLO_MS, "stages": [stage], "system": {"name": "static", "cores": cores}}
     (folder / "app.yaml").write_text(yaml.safe_dump(app))
     rate_rps = min(RATE_RPS_MAX, 1e3 / single_ms)

@@ -1,13 +1,13 @@
 """Examines a model before it is measured or served: whether requests can share a forward pass, and which file to open.
 
 Joining requests along the first dimension is correct only if each row of a batch gets the outputs it gets alone. An
-open first dimension does not imply that: it may be a sequence length, or a softmax may run across the rows. So the
-model is run on two rows together and on each alone, unless its author states the answer (`Session.joins_rows`).
+open first dimension does not imply that: it may be a sequence length, or a softmax may run across the rows.
+`sloop.profile.joining` decides, unless the user does (`Declared`).
 
 Of an ONNX file whose batch was fixed when it was exported, or whose outputs are lists of mappings (ZipMap), a changed
 copy is opened instead, if it gives the same results (`prepare`).
 
-Python models are examined in a separate process, `python -m sloop.profile.examine MODEL SHAPES`, which prints one line
+Python models are examined in a separate process, `python -m sloop.profile.examine MODEL ORDER`, which prints one line
 of JSON: the caller never imports the author's code and its libraries. Anything that code prints goes to stderr.
 """
 
@@ -16,6 +16,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +28,11 @@ from msgspec import Struct
 
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
+from sloop.profile.joining import TOLERANCES, obstacle_in_ports, obstacle_to_joining, read_sample
 from sloop.profile.model import (
     OnnxSession,
     OpenDimension,
     Session,
-    feed_for,
     input_shapes,
     is_compiled,
     is_python,
@@ -43,25 +44,29 @@ from sloop.profile.model import (
     signature_of,
     synthesise,
 )
-from sloop.profile.profile import digest_of_model
+from sloop.profile.profile import Joining, digest_of_model
 from sloop.tensor import Signature, floats_of
 from sloop.text import listed
-from sloop.user_code import failure_of, raise_user_error
+from sloop.user_code import raise_user_error
 
 EXAMINE_S_MAX: Final = 300.0
 """Limit for importing a Python file, creating its model and running two rows."""
 ROWS_TRIED: Final = 2
 BATCHES_TRIED: Final = 3
 """Batches of the original model that are joined to test the model whose batch dimension was opened."""
-TOLERANCES: Final = {"f2": 1e-2, "f4": 1e-3, "f8": 1e-3}
-"""Allowed difference by NumPy type, relative to the largest value of an output: kernels for a larger batch add in
-another order. Integers must be equal."""
+SAME_PART_MIN: Final = 0.9
+"""The least part of an output of integers that must be the same: near a tie, rounding decides."""
 MAPS, OPEN = "maps", "open"
 """What is changed in a copy: its ZipMaps are replaced, or the batch is opened."""
-COPIES: Final = 1
+COPIES: Final = 2
 """The version of the code that changes copies; raise it when it makes them otherwise."""
 CLASSES_MAX: Final = 20
 """The most classes that a note lists."""
+GRAPH: Final = "its graph keeps rows apart, and trials agree"
+AUTHOR: Final = "its author says so (`joins_rows = True`), and trials agree"
+USER_SAYS: Final = "its user says"
+DECLARED: Final = f"{USER_SAYS} so (`joins_rows: true`)"
+"""Why requests can share a forward pass."""
 
 
 class ExaminedModel(Struct, frozen=True, tag="examined"):
@@ -69,7 +74,7 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
 
     signature: Signature
     obstacle: str
-    """Why rows cannot be joined; empty if they can, or if it could not be tried."""
+    """Why requests cannot share a forward pass; empty if it is proven, or declared, that they can."""
     file: str
     """The file to open: the model's own, or a changed copy."""
     labels: dict[str, tuple[str, ...]] = {}  # msgspec copies the empty dict for each
@@ -80,11 +85,47 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
     """The open dimensions besides the batch whose sizes must be known to run it; none if it has an example."""
     changes: tuple[str, ...] = ()
     """What was changed in the copy, one after the other, for `changed_copy`; empty for the model's own file."""
+    evidence: str = ""
+    """Why requests can share a forward pass; empty if they cannot."""
+
+    @property
+    def joining(self) -> Joining | None:
+        """What its profile keeps of this; None for what a user declares, which is not true of the model's bytes."""
+        is_found = self.evidence in (GRAPH, AUTHOR) or (self.obstacle and not self.obstacle.startswith(USER_SAYS))
+        return Joining(self.obstacle) if is_found else None
 
     @property
     def batches_alone(self) -> tuple[int, ...]:
         """The only batch size of a model whose requests cannot share a forward pass; empty if they can."""
-        return (self.signature.fixed_batch or 1,) if self.obstacle else ()
+        return (1,) if self.obstacle else ()
+
+
+def joining_text(obstacle: str, evidence: str) -> str:
+    """Whether requests share a forward pass, and why, in one line."""
+    return f"each request runs alone: {obstacle}" if obstacle else f"requests may share a forward pass: {evidence}"
+
+
+class Declared(Struct, frozen=True):
+    """What a user says of a model."""
+
+    joins_rows: bool | None = None
+    """Whether requests may share a forward pass; None: it is examined."""
+    batch: bool = True
+    """False if no first dimension counts rows: each request is one unit."""
+    sample: str = ""
+    """A file with real inputs (`read_sample`); empty for none."""
+    known: Joining | None = None
+    """What an earlier examination of the same bytes has found."""
+
+
+UNDECLARED: Final = Declared()
+
+
+class Order(Struct, frozen=True):
+    """What the process that examines a Python model is told."""
+
+    shapes: dict[str, tuple[int, ...]]
+    declared: Declared
 
 
 class RefusedModel(Struct, frozen=True, tag="refused"):
@@ -96,17 +137,22 @@ class RefusedModel(Struct, frozen=True, tag="refused"):
 
 
 def examine(
-    path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, folder: Path | None = None
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    folder: Path | None = None,
+    declared: Declared = UNDECLARED,
 ) -> ExaminedModel:
     """What is to be known of a model before it runs.
 
-    `shapes` gives one row's shape for inputs with further open dimensions; without it, what needs a run is not tried.
+    `shapes` gives one row's shape for inputs with further open dimensions; without it, usual sizes are tried.
     `folder` is where a changed copy is written, by default beside the model. InputError for an unusable file,
     MachineError if the examining process dies, or if a copy cannot be written.
     """
     if not is_python(path):
-        return examine_here(path, shapes or {}, folder)
-    command = [sys.executable, "-P", "-m", __name__, str(path), msgspec.json.encode(shapes or {}).decode()]
+        return examine_here(path, shapes or {}, folder, declared)
+    order = msgspec.json.encode(Order(dict(shapes or {}), declared)).decode()
+    command = [sys.executable, "-P", "-m", __name__, str(path), order]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=EXAMINE_S_MAX, check=False)
     except subprocess.TimeoutExpired as error:
@@ -124,10 +170,22 @@ def examine(
     return found
 
 
-def examine_here(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | None = None) -> ExaminedModel:
+def examine_here(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: Path | None = None,
+    declared: Declared = UNDECLARED,
+) -> ExaminedModel:
     """`examine`, without a separate process. InputError if a model fails on its own example."""
-    is_ready = is_python(path) or is_compiled(path)
-    prepared = PreparedModel(path, open_model(path, 1)) if is_ready else prepare(path, shapes, folder)
+    began_s = time.monotonic()
+
+    def obstacle_of(session: Session, file: Path) -> str:
+        return _obstacle(session, path, file, shapes, declared, time.monotonic() - began_s)
+
+    if is_python(path) or is_compiled(path) or not declared.batch:
+        prepared = PreparedModel(path, open_model(path, 1))
+    else:
+        prepared = prepare(path, shapes, folder, obstacle_of, is_forced=bool(declared.joins_rows))
     session = prepared.session
     example = session.example(1)
     if example is not None:
@@ -135,43 +193,47 @@ def examine_here(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path
             session.run(example)
         except (Exception, SystemExit) as error:  # the author's code
             raise_user_error(error, path, "it fails on its own example")
+    signature, obstacle = session.signature, prepared.obstacle
+    if obstacle is None:
+        obstacle = obstacle_of(session, prepared.file)
+    if not declared.batch or signature.fixed_batch is not None:
+        signature = signature.without_rows()
     return ExaminedModel(
-        session.signature,
-        obstacle_to_joining(session, shapes, where=str(path)),
+        signature,
+        obstacle,
         str(prepared.file),
         prepared.labels,
         prepared.notes,
         open_dimensions(session) if example is None else (),
         prepared.changes,
+        "" if obstacle else DECLARED if declared.joins_rows else AUTHOR if is_python(path) else GRAPH,
     )
 
 
-def obstacle_to_joining(session: Session, shapes: Mapping[str, tuple[int, ...]], *, where: str) -> str:
-    """Why rows cannot be joined; empty if they can, or if no inputs are known to test it with.
-
-    Inputs are unknown if a further dimension is open, `shapes` does not give its size and the model has no example.
-    """
-    signature = session.signature
-    for port in (*signature.inputs, *signature.outputs):
-        if port.shape[:1] != (-1,):
-            return f"the first dimension of {port.name!r} {list(port.shape)} is not open"
-    if session.joins_rows is not None:
-        return "" if session.joins_rows else "its author says that its rows cannot be joined"
-    try:
-        inputs = feed_for(session, ROWS_TRIED, shapes, where=where)
-        alone = [
-            session.run({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(ROWS_TRIED)
-        ]
-    except (Exception, SystemExit):  # open dimensions, or a model that refuses random inputs: no answer
+def _obstacle(
+    session: Session,
+    path: Path,
+    file: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    declared: Declared,
+    load_s: float,
+) -> str:
+    """Why requests cannot share a forward pass: what the user declares, what is known of these bytes, or what an
+    examination of `file` finds."""
+    if not declared.batch:
+        return f"{USER_SAYS} that it has no batch (`batch: false`)"
+    if declared.joins_rows is False:
+        return f"{USER_SAYS} so (`joins_rows: false`)"
+    if declared.joins_rows:
+        if without := obstacle_in_ports(session.signature):
+            what = f"{USER_SAYS} that rows may be joined (`joins_rows: true`), but {without}"
+            help = "leave `joins_rows` out, or export the model with an open batch"
+            raise InputError(what, where=str(path), help=help)
         return ""
-    try:
-        together = session.run(inputs)
-    except (Exception, SystemExit) as error:  # exceptions of frameworks share no base class
-        return f"two rows at once fail: {failure_of(error).detail}"
-    for place, port in enumerate(signature.outputs):
-        if not _same(together[place], [one[place] for one in alone], port.datatype):
-            return f"output {port.name!r} of two rows at once differs from that of each row alone"
-    return ""
+    if declared.known is not None:
+        return declared.known.obstacle
+    samples = read_sample(Path(declared.sample), session.signature) if declared.sample else None
+    return obstacle_to_joining(session, file, shapes, samples, load_s=load_s)
 
 
 def _same(together: Any, alone: Sequence[Any], datatype: str) -> bool:  # noqa: ANN401  # arrays of any type
@@ -186,7 +248,10 @@ def _same(together: Any, alone: Sequence[Any], datatype: str) -> bool:  # noqa: 
         return False
     tolerance = TOLERANCES["f2"] if datatype == "BF16" else TOLERANCES.get(joined.dtype.str[1:])
     if tolerance is None:
-        return bool(np.array_equal(many, joined))
+        # Rounding decides the last bit of a byte, and which of two equally large elements is the largest.
+        slack = joined.dtype.itemsize == 1 and joined.dtype.kind in "iu"
+        same = np.abs(many.astype(np.int16) - joined.astype(np.int16)) <= 1 if slack else many == joined
+        return bool(np.mean(same) >= SAME_PART_MIN)
     scale = float(np.abs(np.nan_to_num(joined, posinf=0.0, neginf=0.0)).max(initial=0.0)) or 1.0
     return bool(np.allclose(many, joined, rtol=0.0, atol=tolerance * scale, equal_nan=True))
 
@@ -204,18 +269,29 @@ class PreparedModel:
     notes: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     """See `ExaminedModel`."""
+    obstacle: str | None = None
+    """Why requests cannot share a forward pass, if that is known; empty if they can."""
 
 
-def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | None = None) -> PreparedModel:
+def prepare(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: Path | None = None,
+    obstacle_of: Callable[[Session, Path], str] = lambda session, file: "",
+    *,
+    is_forced: bool = False,
+) -> PreparedModel:
     """The file to open for an ONNX model.
 
     A copy is written beside the model, or in `folder`, if the model has ZipMaps, or a fixed batch that can be opened:
-    its results stay the same. InputError for an unusable file, MachineError if a copy is needed and cannot be written.
+    its results stay the same, and `obstacle_of` a session of the copy is empty. A copy that is used because its user
+    says so (`is_forced`) is kept apart. InputError for an unusable file, MachineError if a copy is needed and cannot be
+    written.
     """
     labels: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
     changes: list[str] = []
-    file, opened = path, open_session(path, 1, optimise=False)
+    file, opened = path, open_session(path, 1)
     if any(given.type.startswith("seq(map") for given in opened.get_outputs()):
         opened = None
         file, labels = _without_maps(path, folder)
@@ -223,21 +299,20 @@ def prepare(path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | No
         for name, classes in labels.items():
             of = f", one column for each of the classes {listed(classes)}" if len(classes) <= CLASSES_MAX else ""
             notes.append(f"output {name!r} is a list of mappings (ZipMap); it is served as a tensor{of}")
-    session = OnnxSession(file, 1, optimise=False, opened=opened)  # a model may be large: it is opened once
-    batch = session.signature.fixed_batch
+    session = OnnxSession(file, 1, opened=opened)  # a model may be large: it is opened once
+    batch, obstacle = session.signature.fixed_batch, None
     if batch is not None:
         try:
-            file = _with_open_batch(file, batch, shapes, folder)
-            session = OnnxSession(file, 1, optimise=False)
+            file = _with_open_batch(file, batch, shapes, folder, obstacle_of, is_forced=is_forced)
+            session, obstacle = OnnxSession(file, 1), ""
             changes.append(f"{OPEN} {batch}")
             notes.append(
                 f"its batch is fixed to {batch}; {file.name} is a copy with an open batch and the same results"
             )
         except SloopError as error:
-            rows = "" if batch == 1 else f" of exactly {batch} rows"
-            why = error.what.removeprefix(f"{file}: ")
-            notes.append(f"its batch is fixed to {batch}, so each request{rows} runs alone: {why}")
-    return PreparedModel(file, session, labels, tuple(f"{path.name}: {note}" for note in notes), tuple(changes))
+            obstacle = f"its batch is fixed to {batch}: {error.what.removeprefix(f'{file}: ')}"
+    named = tuple(f"{path.name}: {note}" for note in notes)
+    return PreparedModel(file, session, labels, named, tuple(changes), obstacle)
 
 
 def changed_copy(path: Path, changes: Sequence[str], folder: Path) -> Path:
@@ -261,11 +336,25 @@ def _without_maps(path: Path, folder: Path | None) -> tuple[Path, dict[str, tupl
     return _copy(path, model, MAPS, folder, lambda copy: signature_of(open_session(copy, 1), path)), labels
 
 
-def _with_open_batch(path: Path, batch: int, shapes: Mapping[str, tuple[int, ...]], folder: Path | None) -> Path:
-    """A copy whose batch is open. InputError if its results would differ."""
+def _with_open_batch(
+    path: Path,
+    batch: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: Path | None,
+    obstacle_of: Callable[[Session, Path], str],
+    *,
+    is_forced: bool,
+) -> Path:
+    """A copy whose batch is open. InputError if its results would differ, or if its rows may meet."""
     model = read_onnx(path)
     open_batch(model, batch)
-    return _copy(path, model, OPEN, folder, lambda copy: _check_opened(path, copy, batch, shapes))
+
+    def check(copy: Path) -> None:
+        session = _check_opened(path, copy, batch, shapes)
+        if obstacle := obstacle_of(session, copy):
+            raise InputError(obstacle, where=str(path), help="export it with an open first dimension")
+
+    return _copy(path, model, f"{OPEN}-forced" if is_forced else OPEN, folder, check)
 
 
 def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Callable[[Path], object]) -> Path:  # noqa: ANN401
@@ -305,15 +394,15 @@ def free_batch(path: Path, target: Path, *, shapes: dict[str, tuple[int, ...]] |
     part = target.with_name(f".{os.getpid()}-{target.name}")
     try:
         write_onnx(model, part)
-        signature = _check_opened(path, part, batch or 1, shapes or {})
+        signature = _check_opened(path, part, batch or 1, shapes or {}).signature
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
     return signature
 
 
-def _check_opened(path: Path, opened: Path, batch: int, shapes: Mapping[str, tuple[int, ...]]) -> Signature:
-    """The signature of the opened model. InputError, naming the output, if its results differ from the original's."""
+def _check_opened(path: Path, opened: Path, batch: int, shapes: Mapping[str, tuple[int, ...]]) -> OnnxSession:
+    """A session of the opened model. InputError, naming the output, if its results differ from the original's."""
     remedy = "export it with an open first dimension"
     before = OnnxSession(path, 1)
     try:
@@ -332,17 +421,17 @@ def _check_opened(path: Path, opened: Path, batch: int, shapes: Mapping[str, tup
         if not _same(together[place], [outputs[place] for outputs in alone], port.datatype):
             what = f"its batch cannot be opened: output {port.name!r} of joined rows differs from that of each alone"
             raise InputError(what, where=str(path), help=remedy)
-    return signature
+    return after
 
 
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the process that examines a Python model; see the module docstring."""
-    path, shapes = arguments
+    path, order = arguments
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)
         try:
-            rows = msgspec.json.decode(shapes, type=dict[str, tuple[int, ...]])
-            found: ExaminedModel | RefusedModel = examine_here(Path(path), rows)
+            asked = msgspec.json.decode(order, type=Order)
+            found: ExaminedModel | RefusedModel = examine_here(Path(path), asked.shapes, None, asked.declared)
         except InputError as error:
             found = RefusedModel(error.what.removeprefix(f"{error.where}: "), error.where, error.help)
         out.write(msgspec.json.encode(found))

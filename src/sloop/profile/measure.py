@@ -294,11 +294,11 @@ def first_profile(  # those of `measure_briefly`
     )
     try:
         file = path_beside(model)
-        save_profile(profile, file)
+        save_profile(profile, file, known.joining)
     except MachineError:
         file = _file_in(folder, own or model)
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_profile(profile, file)
+        save_profile(profile, file, known.joining)
     return FirstProfile(model, profile, file)
 
 

@@ -437,6 +437,18 @@ def _part_at(parts: dict[int, float], batch: int) -> float:
     return parts[low] + (parts[above] - parts[low]) * (batch - low) / (above - low)
 
 
+EXAMINER: Final = 1
+"""The version of the code that decides whether requests can share a forward pass (`sloop.profile.joining`)."""
+
+
+class Joining(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether requests for the model can share a forward pass, as an examination of its bytes has found."""
+
+    obstacle: str
+    """Why they cannot; empty if they can."""
+    examiner: int = EXAMINER
+
+
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The speed of one model on one kind of hardware. `latency_ms` is the form in use; `fits` holds all fitted
     forms."""
@@ -558,9 +570,10 @@ NUMBERS: Final = re.compile(rb"\[\n[\d\s.,e+-]+\]")
 """A list of numbers over several lines, which cannot occur inside a string."""
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
+class _File(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     version: int
     profile: Profile
+    joining: Joining | None = None
 
 
 class _Version(Struct, frozen=True):
@@ -633,9 +646,11 @@ def is_of(profile: Profile, model_path: Path) -> bool:
     return not profile.model_digest or profile.model_digest == digest_of_model(model_path)
 
 
-def save_profile(profile: Profile, path: Path) -> None:
-    """Write the profile. MachineError if the file cannot be written."""
-    pretty = msgspec.json.format(msgspec.json.encode(_File(VERSION, profile)), indent=1)
+def save_profile(profile: Profile, path: Path, joining: Joining | None = None) -> None:
+    """Write the profile, and what an examination of its model has found; by default what the file says of the same
+    model is kept. MachineError if the file cannot be written."""
+    joining = joining or joining_in(path, profile.model_digest)
+    pretty = msgspec.json.format(msgspec.json.encode(_File(VERSION, profile, joining)), indent=1)
     raw = NUMBERS.sub(lambda found: b" ".join(found[0].split()), pretty)  # one line for each list of numbers
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -649,6 +664,21 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 def load_profile(path: Path) -> Profile:
     """Read a profile. InputError naming the wrong field if the file is missing or not a profile."""
+    return _read(path).profile
+
+
+def joining_in(path: Path, model_digest: str) -> Joining | None:
+    """What the file of a profile says of requests for the model with this digest; None if nothing, or if another
+    version of the examiner has found it."""
+    try:
+        file = _read(path)
+    except InputError:
+        return None
+    is_of_model = bool(model_digest) and file.profile.model_digest == model_digest
+    return file.joining if is_of_model and file.joining is not None and file.joining.examiner == EXAMINER else None
+
+
+def _read(path: Path) -> _File:
     try:
         raw = path.read_bytes()
     except (OSError, ValueError) as error:
@@ -657,7 +687,7 @@ def load_profile(path: Path) -> Profile:
     try:
         version = msgspec.json.decode(raw, type=_Version).version
         if 1 <= version <= VERSION:
-            return msgspec.json.decode(raw, type=_File).profile
+            return msgspec.json.decode(raw, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise InputError(f"not a profile: {error}", where=str(path), help=again) from error
     raise InputError(f"a profile of version {version}; this sloop reads up to {VERSION}", where=str(path), help=again)

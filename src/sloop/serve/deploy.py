@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from sloop.actions import Rollout, VersionState
-from sloop.app.application import Application, Deployment, Variant
+from sloop.app.application import Application, Deployment, Stage, Variant
 from sloop.app.document import read_name
 from sloop.app.hardware import foreign_profiles
 from sloop.app.load import load_application, with_deadline
@@ -32,10 +32,10 @@ from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.options import Value
-from sloop.profile.examine import ExaminedModel, examine
+from sloop.profile.examine import Declared, ExaminedModel, examine, joining_text
 from sloop.profile.layers import kept_pieces
 from sloop.profile.onnx_cut import ModelPiece, data_file
-from sloop.profile.profile import LayerProfile, Profile, is_of, path_beside
+from sloop.profile.profile import Joining, LayerProfile, Profile, is_of, joining_in, path_beside
 from sloop.serve.control import (
     ORDERS_MAX,
     Comparison,
@@ -64,6 +64,7 @@ from sloop.serve.weights import source_of
 from sloop.systems.setup import (
     ApplicationSetup,
     EstimateMap,
+    Setup,
     application_in,
     build,
     definition_of,
@@ -133,7 +134,7 @@ def servables_of(
             profiles = application.profiles_of(variant)
             with private_copy(Path(variant.model), folder / COPIES) as copy:
                 _check_profiles(variant, profiles, copy)
-                made = _servable(copy, profiles, in_blocks=in_blocks, in_parts=in_parts)
+                made = _servable(copy, variant, profiles, in_blocks=in_blocks, in_parts=in_parts)
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
             found[stage.name, variant.name] = structs.replace(made, weights=tuple(weights))
     return found
@@ -150,10 +151,13 @@ def _check_profiles(variant: Variant, profiles: Mapping[str, Profile], copy: Mod
             raise InputError(what, where=str(copy.original), help=again)
 
 
-def _servable(copy: ModelCopy, profiles: Mapping[str, Profile], *, in_blocks: bool, in_parts: bool) -> Servable:
+def _servable(
+    copy: ModelCopy, variant: Variant, profiles: Mapping[str, Profile], *, in_blocks: bool, in_parts: bool
+) -> Servable:
     """A model as it is examined in its private copy."""
     shapes = next((profile.shapes for profile in profiles.values() if profile.shapes), None)
-    known = examine(copy.path, shapes, folder=copy.folder)
+    declared = Declared(variant.joins_rows, variant.batch, known=_examined_before(variant))
+    known = examine(copy.path, shapes, folder=copy.folder, declared=declared)
     cut = None
     if in_blocks or in_parts:
         cut = cut_of(known, profiles, shapes or {}, copy.folder, for_shadows=in_blocks)
@@ -169,7 +173,37 @@ def _servable(copy: ModelCopy, profiles: Mapping[str, Profile], *, in_blocks: bo
         original=str(copy.original),
         digest=copy.digest,
         files=copy.files,
+        evidence=known.evidence,
     )
+
+
+def _examined_before(variant: Variant) -> Joining | None:
+    """What one of the variant's profiles says of requests for this very model."""
+    for hardware, file in variant.files.items():
+        profile = variant.profiles.get(hardware, variant.profile)
+        if profile is not None and (found := joining_in(Path(file), profile.model_digest)) is not None:
+            return found
+    return None
+
+
+def with_lone_requests(setup: Setup, models: Models) -> Setup:
+    """The setup in which no plan joins requests that cannot share a forward pass: profiles may have larger batches."""
+
+    def served(stage: Stage, variant: Variant) -> Variant:
+        return variant.with_batch_of_one() if models[stage.name, variant.name].obstacle else variant
+
+    applications = tuple(
+        replace(
+            each,
+            stages=tuple(
+                replace(stage, variants=tuple(served(stage, own) for own in stage.variants)) for stage in each.stages
+            ),
+        )
+        for each in setup.deployment.applications
+    )
+    if applications == setup.deployment.applications:
+        return setup
+    return set_up(replace(setup.deployment, applications=applications))
 
 
 def cut_of(
@@ -284,12 +318,11 @@ def warnings_of(setup: ApplicationSetup, models: Models) -> list[str]:
     found = [*setup.application.overruled, *foreign_profiles(setup.application)]
     for each in setup.application.stages:
         found += [note for variant in each.variants for note in models[each.name, variant.name].notes]
-    for (stage, variant, _), belief in setup.beliefs.items():
-        obstacle = models[stage, variant].obstacle
-        if obstacle and belief.batch_max > (models[stage, variant].signature.fixed_batch or 1):
-            advice = "each request runs alone, but the profile has larger batches; measure it with --batches 1"
-            model = setup.application.by_name[stage].variant(variant).model
-            found.append(f"{model}: {obstacle}: {advice}")
+    for each in setup.application.stages:
+        for variant in each.variants:
+            model = models[each.name, variant.name]
+            if model.obstacle:
+                found.append(f"{variant.model}: {joining_text(model.obstacle, '')}")
     return found
 
 
@@ -421,9 +454,11 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     application = load_application(order.file, cluster=deployment.cluster)
     version = order.version or order.next_versions.get(application.name, "1")
     joined = deployment.joined_by(application).qualified(version)
-    (setup,) = set_up(replace(deployment, applications=(joined,))).applications
+    whole = set_up(replace(deployment, applications=(joined,)))
+    (setup,) = whole.applications
     check_live(setup)
     models = servables_of(joined, Path(order.folder), in_blocks=needs_blocks(setup), in_parts=starts_parts(setup))
+    (setup,) = with_lone_requests(whole, models).applications
     check_weights(setup, models)
     rows = rows_of(joined, deployment)
     served_version(joined, models, rows)

@@ -146,7 +146,7 @@ class Servable(Struct, frozen=True):
     of the variant's file (`sloop.serve.copies`), or one that was changed (`sloop.profile.examine`)."""
     signature: Signature
     obstacle: str = ""
-    """Why requests cannot share a forward pass, if a trial showed that they cannot (`sloop.profile.examine`)."""
+    """Why requests cannot share a forward pass; empty if it is proven or declared that they can."""
     labels: Mapping[str, tuple[str, ...]] = {}  # msgspec creates a new dict for each instance
     """The classes of the columns of an output, where the model says them."""
     notes: tuple[str, ...] = ()
@@ -169,6 +169,9 @@ class Servable(Struct, frozen=True):
     """Of the content of its files (`sloop.serve.copies`): what was examined is what is opened."""
     files: tuple[ExaminedFile, ...] = ()
     """Those that the user may change."""
+
+    evidence: str = ""
+    """Why requests can share a forward pass."""
 
     @property
     def checked(self) -> str:

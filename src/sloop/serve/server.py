@@ -48,6 +48,7 @@ from sloop.serve.deploy import (
     threads_of,
     warnings_of,
     wirings_of,
+    with_lone_requests,
 )
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.access import AccessLog
@@ -230,6 +231,7 @@ def serve(
     """
     setup = set_up(declared, choice)
     models = models_of(setup, settings.folder_of(setup.deployment))
+    setup = with_lone_requests(setup, models)
 
     async def main() -> None:
         stop_requested, is_starting = asyncio.Event(), True

@@ -1,0 +1,424 @@
+"""Follows the batch axis through an ONNX graph, to prove that each row of a batch gets the outputs that it gets alone.
+
+Every tensor gets a *fact*: it is the same for every batch (`FIXED`), one of its axes counts the rows and what belongs
+to different rows never meets (`Rows`), or it has sizes that were computed from the number of rows (`Sizes`). A rule for
+each operator says which fact its outputs have, or raises `RowsMeet`: operators that reduce, rank, select or scale over
+the rows, or whose output rows are data, end the proof, and so do operators without a rule. So what is proven holds for
+all values of the inputs; trials with some values (`sloop.profile.joining`) could only refute it.
+
+Where a rule depends on sizes, as for Reshape, it looks at those of real passes with two numbers of rows (`Pass`), and
+each fact is compared with them. ONNX Runtime first simplifies the graph: it folds constants, and thereby branches on
+constants, and replaces functions by their nodes. The rules are in `sloop.profile.batch_rules`.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.onnx_file import read_onnx
+from sloop.profile.model import ONNX_BFLOAT16, Array, onnx_runtime
+from sloop.tensor import Signature
+from sloop.text import listed
+
+RANDOM: Final = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+"""Operators whose results are new each time."""
+VALUES_MAX: Final = 64
+"""Tensors of up to so many elements may be shapes, axes or bounds: their values are kept."""
+SHAPE: Final = "sloop/shape/"
+"""How the names of tensors begin that are the shape of another."""
+READ: Final = {1, 6, 7, 9, 11}
+"""The element types whose values may matter: floats, 32-bit and 64-bit integers, booleans."""
+WEIGHT_BYTES_MIN: Final = "1024"
+"""Larger weights are written beside the simplified graph, so that it stays small."""
+
+
+class RowsMeet(Exception):
+    """What ends the proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A tensor that is the same for every batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A tensor whose `axis` counts the rows, in their order, each with equally many entries that lie together.
+
+    If `counts_up`, its entries are the numbers of the rows, from 0. If `locates`, its last axis has indices into a
+    tensor of rows, the first of which is the row's own number.
+    """
+
+    axis: int
+    counts_up: bool = False
+    locates: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an entry depends on the row alone, not on its place in the batch."""
+        return not (self.counts_up or self.locates)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Numbers that follow from the shapes of tensors; `mask` says which of them from the number of rows."""
+
+    mask: NDArray[np.bool_]
+
+
+Fact = Fixed | Rows | Sizes
+FIXED: Final = Fixed()
+
+
+@dataclass(slots=True)
+class Pass:
+    """A forward pass of the whole graph with so many `rows`: the shape of every tensor, and the values of small ones.
+
+    `row_shapes` are those of the inputs, without the rows."""
+
+    rows: int
+    row_shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the graph."""
+
+    proto: Any
+    opset: int
+
+    @property
+    def op(self) -> str:
+        """Its operator, with the domain unless it is a standard one."""
+        domain = self.proto.domain
+        return self.proto.op_type if domain in ("", "ai.onnx", "ai.onnx.ml") else f"{domain}.{self.proto.op_type}"
+
+    @property
+    def called(self) -> str:
+        """How people find it: its operator and its name."""
+        name = self.proto.name or next(filter(None, self.proto.output), "")
+        return f"{self.op} {name!r}" if name else self.op
+
+    @property
+    def inputs(self) -> list[str]:
+        """The tensors that it reads; an optional one that is absent is empty."""
+        return list(self.proto.input)
+
+    def input(self, place: int) -> str:
+        """One of its inputs; empty if absent."""
+        return self.proto.input[place] if place < len(self.proto.input) else ""
+
+    def number(self, name: str, default: int) -> int:
+        """An attribute that is a number."""
+        return next((given.i for given in self.proto.attribute if given.name == name), default)
+
+    def numbers(self, name: str) -> list[int] | None:
+        """An attribute that is a list of numbers; None if absent."""
+        return next((list(given.ints) for given in self.proto.attribute if given.name == name), None)
+
+    def text(self, name: str, default: str) -> str:
+        """An attribute that is a text."""
+        return next((given.s.decode() for given in self.proto.attribute if given.name == name), default)
+
+    def captured(self) -> set[str]:
+        """The tensors that its inner graphs read from the graph around them."""
+        found: set[str] = set()
+        for attribute in self.proto.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                found |= _read_outside(inner)
+        return found
+
+
+def _read_outside(graph: Any) -> set[str]:  # noqa: ANN401  # a message
+    made = {port.name for port in graph.input} | {tensor.name for tensor in graph.initializer}
+    made |= {name for proto in graph.node for name in proto.output}
+    read = {name for proto in graph.node for name in proto.input} | {port.name for port in graph.output}
+    for proto in graph.node:
+        read |= Node(proto, 0).captured()
+    return read - made - {""}
+
+
+# Passes of the whole graph
+
+
+class OpenGraph:
+    """The simplified graph of an ONNX file, in a session that says the shape of every tensor."""
+
+    def __init__(self, path: Path, signature: Signature) -> None:
+        """Raises what ONNX Runtime raises for a file that it cannot load, and `RowsMeet` for a graph that cannot be
+        followed."""
+        self.ports = {port.name: port for port in signature.inputs}
+        self.outputs = [port.name for port in signature.outputs]
+        with tempfile.TemporaryDirectory(prefix="sloop-graph-") as folder:
+            model = self._simplified(path, Path(folder))
+            graph = model.graph
+            del graph.output[:]
+            for place, name in enumerate(self._made):  # tensors that are returned themselves would stay in memory
+                graph.node.add(op_type="Shape", input=[name], output=[f"{SHAPE}{place}"])
+                graph.output.add(name=f"{SHAPE}{place}")
+            for name in self._constant:
+                graph.output.add(name=name)
+            ort = onnx_runtime()
+            options = _options(ort, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+            content = model.SerializeToString()
+            self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def _simplified(self, path: Path, folder: Path) -> Any:  # noqa: ANN401
+        """The graph as ONNX Runtime simplifies it, with the large weights in `folder`."""
+        ort = onnx_runtime()
+        file = folder / "graph.onnx"
+        options = _options(ort, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+        options.optimized_model_filepath = str(file)
+        for key, value in (("file_name", "weights"), ("min_size_in_bytes", WEIGHT_BYTES_MIN)):
+            options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
+        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        model = read_onnx(file)
+        graph = model.graph
+        # Initialisers that old files list as inputs too stay there when they are folded away.
+        for place in reversed(range(len(graph.input))):
+            if graph.input[place].name not in self.ports:
+                del graph.input[place]
+        opsets = {each.domain: each.version for each in model.opset_import}
+        self.nodes = _needed([Node(proto, opsets.get(proto.domain, 1)) for proto in graph.node], self.outputs)
+        if unlike := sorted({node.op for node in self.nodes if "Sequence" in node.op or "Optional" in node.op}):
+            raise RowsMeet(f"has values that are no tensors ({listed(unlike)})")
+        self.weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        self._made = [name for node in self.nodes for name in node.proto.output if name]
+        small = [name for name, shape in self.weights.items() if prod(shape) <= VALUES_MAX]
+        self._constant = [*small, *_constant(self.nodes, set(self.ports))]
+        return model
+
+    def run(self, rows: int, feed: Mapping[str, Array]) -> Pass:
+        """Raises what ONNX Runtime raises for inputs that the model refuses."""
+        make = onnx_runtime().OrtValue
+        given = {
+            name: make.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(value), ONNX_BFLOAT16)
+            if self.ports[name].datatype == "BF16"
+            else make.ortvalue_from_numpy(np.ascontiguousarray(value))
+            for name, value in feed.items()
+        }
+        made = self._session.run_with_ort_values([port.name for port in self._session.get_outputs()], given)
+        count = len(self._made)
+        shapes = {name: tuple(shape.numpy().tolist()) for name, shape in zip(self._made, made[:count], strict=True)}
+        values = {
+            name: value.numpy()
+            for name, value in zip(self._constant, made[count:], strict=True)
+            if value.element_type() in READ and prod(value.shape()) <= VALUES_MAX
+        }
+        sent = {name: np.shape(value) for name, value in feed.items()}
+        return Pass(rows, {name: shape[1:] for name, shape in sent.items()}, {**self.weights, **sent, **shapes}, values)
+
+
+def _options(ort: Any, level: Any) -> Any:  # noqa: ANN401
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = level
+    return options
+
+
+def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
+    """The nodes that the outputs depend on, in their order."""
+    wanted, found = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.proto.output):
+            found.append(node)
+            wanted |= {*node.inputs, *node.captured()}
+    return found[::-1]
+
+
+def _constant(nodes: Sequence[Node], inputs: set[str]) -> Iterator[str]:
+    """The tensors that follow from weights and shapes, not from the values of inputs."""
+    data = set(inputs)
+    for node in nodes:
+        made = [name for name in node.proto.output if name]
+        if node.op not in ("Shape", "Size") and data.intersection((*node.inputs, *node.captured())):
+            data.update(made)
+        else:
+            yield from made
+
+
+# The walk
+
+
+class Walk:
+    """The facts of a graph's tensors, from its inputs on."""
+
+    def __init__(self, graph: OpenGraph, passes: Sequence[Pass], rules: "Rules") -> None:
+        self._graph, self.passes, self._rules = graph, passes, rules
+        self._facts: dict[str, Fact] = {name: Rows(0) for name in graph.ports}
+
+    def obstacle(self) -> str:
+        """Why rows may meet; empty if it is proven that they do not."""
+        for node in self._graph.nodes:
+            try:
+                self._add(node)
+            except RowsMeet as found:
+                return f"{node.called} {found}"
+        for name in self._graph.outputs:
+            fact = self.fact(name)
+            if not isinstance(fact, Rows) or fact.axis or not fact.is_plain:
+                return f"output {name!r} has no row for each row of the inputs"
+            if any(each.shapes[name][0] != each.rows for each in self.passes):
+                return f"output {name!r} has several rows for each row of the inputs"
+        return ""
+
+    def fact(self, name: str) -> Fact:
+        """What is known of a tensor."""
+        return self._facts.get(name, FIXED)
+
+    def rank(self, name: str) -> int:
+        """How many axes a tensor has."""
+        return len(self.shapes(name)[0])
+
+    def shapes(self, name: str) -> list[tuple[int, ...]]:
+        """Its shape in each pass."""
+        if any(name not in each.shapes for each in self.passes):
+            raise RowsMeet("has an optional tensor or a sequence")
+        return [each.shapes[name] for each in self.passes]
+
+    def value(self, name: str) -> list[Any]:
+        """The elements of a tensor that is the same in all passes; `RowsMeet` if they are not known, or differ."""
+        found = self.values(name)
+        if any(other != found[0] for other in found):
+            raise RowsMeet(f"depends on {name!r}, which follows from the sizes of the inputs")
+        return found[0]
+
+    def values(self, name: str) -> list[list[Any]]:
+        """The elements of a tensor that is the same for every batch, in each pass; `RowsMeet` if they are not known."""
+        if not isinstance(self.fact(name), Fixed) or any(name not in each.values for each in self.passes):
+            raise RowsMeet(f"depends on the values of {name!r}, which are not constant")
+        return [each.values[name].ravel().tolist() for each in self.passes]
+
+    def _add(self, node: Node) -> None:
+        names = [name for name in (*node.inputs, *node.captured()) if name]
+        facts = [self.fact(name) for name in names]
+        if node.op in RANDOM:
+            raise RowsMeet("draws random numbers")
+        if all(isinstance(fact, Fixed) for fact in facts):
+            return
+        if node.captured() or any(given.HasField("g") for given in node.proto.attribute):
+            raise RowsMeet("has inner graphs that read rows")
+        has_rows = any(isinstance(fact, Rows) for fact in facts)
+        rule = (self._rules.of_rows if has_rows else self._rules.of_sizes).get(node.op)
+        if rule is None:
+            if not has_rows:
+                raise RowsMeet("computes with the number of rows")
+            raise RowsMeet(self._rules.ends.get(node.op, "is not known to keep rows apart"))
+        made = rule(self, node)
+        outputs = [name for name in node.proto.output if name]
+        for name, fact in zip(outputs, made if isinstance(made, list) else [made] * len(outputs), strict=False):
+            self._check(name, fact)
+            self._facts[name] = FIXED if isinstance(fact, Sizes) and not fact.mask.any() else fact
+
+    def _check(self, name: str, fact: Fact) -> None:
+        """`RowsMeet` if the shapes in the passes contradict the fact."""
+        shapes = self.shapes(name)
+        if len({len(shape) for shape in shapes}) > 1:
+            raise RowsMeet("makes a tensor whose rank depends on the number of rows")
+        if isinstance(fact, Rows):
+            self.entries(name, fact.axis)
+        axes = [fact.axis] if isinstance(fact, Rows) else []
+        if any(self.growing_axes(name, *pair) != axes for pair in self.pairs()):
+            raise RowsMeet("makes a tensor whose size depends on more than the number of rows")
+
+    def pairs(self) -> list[tuple[Pass, Pass]]:
+        """Passes that differ in nothing but the number of rows."""
+        return [
+            (one, other)
+            for place, one in enumerate(self.passes)
+            for other in self.passes[place + 1 :]
+            if one.row_shapes == other.row_shapes
+        ]
+
+    def growing_axes(self, name: str, one: Pass, other: Pass) -> list[int]:
+        """The axes of a tensor whose size differs between two passes."""
+        sizes = zip(one.shapes[name], other.shapes[name], strict=True)
+        return [axis for axis, (first, second) in enumerate(sizes) if first != second]
+
+    def entries(self, name: str, axis: int) -> list[int]:
+        """How many entries along the axis belong to each row, in each pass. `RowsMeet` if not equally many."""
+        found = []
+        for each in self.passes:
+            entries, rest = divmod(each.shapes[name][axis], each.rows)
+            if rest or not entries:
+                raise RowsMeet("makes a tensor whose size is no multiple of the number of rows")
+            found.append(entries)
+        for one, other in self.pairs():
+            if one.shapes[name][axis] * other.rows != other.shapes[name][axis] * one.rows:
+                raise RowsMeet("makes a tensor whose size is no multiple of the number of rows")
+        return found
+
+    # What rules ask
+
+    def no_rows(self, names: Sequence[str]) -> None:
+        """`RowsMeet` if one of these inputs, which give a shape or a place, depends on the values of rows."""
+        for name in names:
+            if name and isinstance(self.fact(name), Rows):
+                raise RowsMeet(f"has a shape or place {name!r} that depends on the values of rows")
+
+    def rows_of(self, name: str, what: str = "") -> Rows:
+        """The fact of a tensor that must have rows. `RowsMeet` otherwise."""
+        fact = self.fact(name)
+        if isinstance(fact, Rows) and fact.is_plain:
+            return fact
+        if isinstance(fact, Rows):
+            raise RowsMeet("computes with the place of a row in the batch")
+        if isinstance(fact, Sizes):
+            raise RowsMeet("computes with the number of rows")
+        raise RowsMeet(what or "mixes rows with a tensor that has none")
+
+    def only_fixed(self, node: Node, *but: int) -> None:
+        """`RowsMeet` if another input than those at these places depends on rows."""
+        for place, name in enumerate(node.inputs):
+            if place not in but and name and not isinstance(self.fact(name), Fixed):
+                raise RowsMeet(f"has an input {name!r} that depends on the rows, where a constant is needed")
+
+    def same_axis(self, names: Sequence[str]) -> int:
+        """The axis that counts rows in all of these tensors that have any, counted from the last axis of the largest.
+        `RowsMeet` if they differ."""
+        rank = max(self.rank(name) for name in names)
+        axes = set()
+        for name in names:
+            fact = self.fact(name)
+            if not isinstance(fact, Fixed):
+                axes.add(rank - self.rank(name) + self.rows_of(name).axis)
+        if len(axes) != 1:
+            raise RowsMeet("combines each row with all others")
+        return axes.pop()
+
+
+Rule = Callable[[Walk, Node], Fact | list[Fact]]
+"""What an operator makes: one fact for all outputs, or one for each. Raises `RowsMeet`."""
+
+
+class Rules(NamedTuple):
+    """The rules of all operators."""
+
+    of_rows: Mapping[str, Rule]
+    """For nodes that read rows."""
+    of_sizes: Mapping[str, Rule]
+    """For nodes that read sizes, and no rows."""
+    ends: Mapping[str, str]
+    """Operators that never keep rows apart, and why."""
+
+
+def draws_random_numbers(path: Path) -> bool:
+    """Whether an ONNX model has operators whose results are new each time."""
+    return bool(RANDOM.intersection(_operators(read_onnx(path).graph)))
+
+
+def _operators(graph: Any) -> Iterator[str]:  # noqa: ANN401
+    for proto in graph.node:
+        yield proto.op_type
+        for attribute in proto.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _operators(inner)

@@ -1,0 +1,698 @@
+"""What each ONNX operator does with the batch axis (`sloop.profile.batch_axis`): the rules of the proof that rows are
+independent.
+
+A rule looks at the facts of its node's inputs and returns those of its outputs, or raises `RowsMeet` with what the
+operator does to the rows. An operator that is missing here ends the proof.
+
+Sources: the operators' definitions in the ONNX standard (Operators.md up to opset 23, ai.onnx.ml up to 5) and in
+ONNX Runtime's ContribOperators.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sloop.profile.batch_axis import FIXED, Fact, Fixed, Node, OpenGraph, Rows, RowsMeet, Rule, Rules, Sizes, Walk
+from sloop.profile.model import Array
+from sloop.tensor import Signature
+
+FEEDS_MIN: Final = 2
+"""Passes with different numbers of rows that a proof needs."""
+
+
+def _axis(node: Node, name: str, default: int, rank: int) -> int:
+    axis = node.number(name, default)
+    return axis + rank if axis < 0 else axis
+
+
+def elementwise(walk: Walk, node: Node) -> Fact:
+    """Inputs that are broadcast to one shape."""
+    names = [name for name in node.inputs if name]
+    facts = [walk.fact(name) for name in names]
+    if len(names) == 1 and isinstance(facts[0], Rows) and node.op in ("Identity", "Cast"):
+        return facts[0]
+    return Rows(walk.same_axis(names))
+
+
+def first_input(walk: Walk, node: Node) -> Fact:
+    """Operators with the batch as first axis of their first input, and constants as other inputs."""
+    walk.only_fixed(node, 0)
+    if walk.rows_of(node.input(0)).axis:
+        raise RowsMeet(f"takes the rows of {node.input(0)!r} for another dimension than the batch")
+    return Rows(0)
+
+
+def all_first(walk: Walk, node: Node) -> Fact:
+    """Operators with the batch as first axis of every input that depends on rows; others are constant."""
+    for name in filter(None, node.inputs):
+        if not isinstance(walk.fact(name), Fixed) and (walk.rows_of(name).axis or set(walk.entries(name, 0)) != {1}):
+            raise RowsMeet(f"takes the rows of {name!r} for another dimension than the batch")
+    return Rows(0)
+
+
+def table(walk: Walk, node: Node) -> Fact:
+    """Operators of classical models, whose input is a table with a row for each row."""
+    name = node.input(0)
+    if walk.rank(name) != 2:
+        raise RowsMeet("has an input that is no table of rows")
+    return first_input(walk, node)
+
+
+def _without(axes: set[int], keeps: bool, rows: Rows, what: str) -> Rows:
+    if rows.axis in axes:
+        raise RowsMeet(what)
+    return rows if keeps else Rows(rows.axis - sum(axis < rows.axis for axis in axes))
+
+
+def reduce(walk: Walk, node: Node) -> Fact:
+    """Reductions over axes, given as attribute or as second input."""
+    rows, rank = walk.rows_of(node.input(0)), walk.rank(node.input(0))
+    axes = node.numbers("axes")
+    if axes is None and node.input(1):
+        axes = walk.value(node.input(1))
+    if not axes and node.number("noop_with_empty_axes", 0):
+        return rows
+    found = {axis % rank for axis in axes} if axes else set(range(rank))
+    return _without(found, bool(node.number("keepdims", 1)), rows, "reduces over the rows")
+
+
+def best(walk: Walk, node: Node) -> Fact:
+    """ArgMax and ArgMin."""
+    name = node.input(0)
+    axis = _axis(node, "axis", 0, walk.rank(name))
+    return _without({axis}, bool(node.number("keepdims", 1)), walk.rows_of(name), "ranks the rows")
+
+
+def along(what: str, default: int = -1, *, coerced_before: int = 0) -> Rule:
+    """Operators that work along one axis, and before an opset over all axes from that one on."""
+
+    def rule(walk: Walk, node: Node) -> Fact:
+        walk.only_fixed(node, 0)
+        name = node.input(0)
+        rank, is_coerced = walk.rank(name), node.opset < coerced_before and not node.proto.domain
+        axis = _axis(node, "axis", 1 if is_coerced else default, rank)
+        axes = set(range(axis, rank)) if is_coerced else {axis}
+        return _without(axes, True, walk.rows_of(name), what)
+
+    return rule
+
+
+def from_axis(walk: Walk, node: Node) -> Fact:
+    """Normalisations over all axes from one on; further inputs are constant or added to the first."""
+    name = node.input(0)
+    rank = walk.rank(name)
+    axis = _axis(node, "axis", -1, rank)
+    walk.only_fixed(node, 0, *([1] if "Skip" in node.op else []))
+    at = walk.same_axis([name, node.input(1)] if "Skip" in node.op else [name])
+    return _without(set(range(axis, rank)), True, Rows(at), "normalises over the rows")
+
+
+def mean_variance(walk: Walk, node: Node) -> Fact:
+    """MeanVarianceNormalization."""
+    rank = walk.rank(node.input(0))
+    axes = {axis % rank for axis in node.numbers("axes") or [0, 2, 3]}
+    return _without(axes, True, walk.rows_of(node.input(0)), "normalises over the rows")
+
+
+def cumulate(walk: Walk, node: Node) -> Fact:
+    """CumSum, whose axis is an input."""
+    name = node.input(0)
+    axis = walk.value(node.input(1))[0] % walk.rank(name)
+    return _without({axis}, True, walk.rows_of(name), "adds up over the rows")
+
+
+def fourier(walk: Walk, node: Node) -> Fact:
+    """DFT, whose axis is an input or, before opset 20, an attribute."""
+    name = node.input(0)
+    axis = walk.value(node.input(2))[0] if node.input(2) else node.number("axis", 1 if node.opset < 20 else -2)
+    return _without({axis % walk.rank(name)}, True, walk.rows_of(name), "transforms over the rows")
+
+
+def batch_normalise(walk: Walk, node: Node) -> Fact:
+    """BatchNormalization with constant statistics."""
+    if node.number("training_mode", 0) or len([name for name in node.proto.output if name]) > 1:
+        raise RowsMeet("normalises over the rows (training mode)")
+    return first_input(walk, node)
+
+
+def dropout(walk: Walk, node: Node) -> Fact:
+    """Dropout, which does nothing unless it trains."""
+    if node.input(2) and any(walk.value(node.input(2))):
+        raise RowsMeet("draws random numbers (training mode)")
+    return walk.rows_of(node.input(0))
+
+
+def reshape(walk: Walk, node: Node) -> Fact:
+    """Operators that change the shape and keep the elements in their order.
+
+    The rows are again along one axis if as many elements as before lie in front of it, and its size is a multiple of
+    the number of rows.
+    """
+    name, rows = node.input(0), walk.fact(node.input(0))
+    walk.no_rows(node.inputs[1:])
+    if not isinstance(rows, Rows) or rows.locates:
+        rows = walk.rows_of(name)
+    found: set[int] | None = None
+    for each in walk.passes:
+        before, after = each.shapes[name], each.shapes[node.proto.output[0]]
+        lead = prod(before[: rows.axis])
+        fits = {
+            axis for axis, size in enumerate(after) if prod(after[:axis]) == lead and size and size % each.rows == 0
+        }
+        found = fits if found is None else found & fits
+    if not found:
+        raise RowsMeet("mixes rows when it changes the shape")
+    return Rows(min(found), rows.counts_up)
+
+
+def transpose(walk: Walk, node: Node) -> Fact:
+    """Transpose; without an order it reverses the axes."""
+    name, rows = node.input(0), walk.rows_of(node.input(0))
+    order = node.numbers("perm") or list(reversed(range(walk.rank(name))))
+    return Rows(order.index(rows.axis))
+
+
+def expand(walk: Walk, node: Node) -> Fact:
+    """Expand and Tile: rows stay what they are, and what is fixed is repeated for each row."""
+    name, output = node.input(0), node.proto.output[0]
+    walk.no_rows(node.inputs[1:])
+    rows = walk.fact(name)
+    if isinstance(rows, Rows) and not rows.locates:
+        axis = walk.rank(output) - walk.rank(name) + rows.axis
+        if walk.entries(name, rows.axis) != walk.entries(output, axis):
+            raise RowsMeet("repeats the rows")
+        return Rows(axis, rows.counts_up)
+    return _repeated(walk, name, output)
+
+
+def _repeated(walk: Walk, name: str, output: str) -> Fact:
+    """The fact of an output that has a fixed tensor, or one element, once for each row."""
+    axes = {axis for pair in walk.pairs() for axis in walk.growing_axes(output, *pair)}
+    if not axes:
+        return FIXED
+    if len(axes) > 1:
+        raise RowsMeet("makes a tensor of which several axes depend on the number of rows")
+    (axis,) = axes
+    if name:
+        own = axis - (walk.rank(output) - walk.rank(name))
+        if own >= 0 and any(shape[own] != 1 for shape in walk.shapes(name)):
+            raise RowsMeet("spreads a tensor over the rows")
+    return Rows(axis)
+
+
+def concatenate(walk: Walk, node: Node) -> Fact:
+    """Concat; of row numbers and indices it makes places in a tensor of rows."""
+    names = node.inputs
+    axis = _axis(node, "axis", 1, walk.rank(names[0]))
+    facts = [walk.fact(name) for name in names]
+    if any(not isinstance(fact, Rows) for fact in facts):
+        raise RowsMeet("joins rows with a tensor that has none")
+    rows = [fact for fact in facts if isinstance(fact, Rows)]
+    axes = {each.axis for each in rows}
+    if len(axes) > 1 or axis in axes:
+        raise RowsMeet("joins rows of different places")
+    first, *others = rows
+    if first.counts_up and axis == walk.rank(names[0]) - 1 and all(each.is_plain for each in others):
+        if any(shape[axis] != 1 for shape in walk.shapes(names[0])):
+            raise RowsMeet("computes with the place of a row in the batch")
+        return Rows(first.axis, locates=True)
+    for name in names:
+        walk.rows_of(name)
+    return Rows(first.axis)
+
+
+def split(walk: Walk, node: Node) -> Fact:
+    """Split along an axis."""
+    name = node.input(0)
+    walk.only_fixed(node, 0)
+    return _without({_axis(node, "axis", 0, walk.rank(name))}, True, walk.rows_of(name), "splits the rows")
+
+
+def slice_(walk: Walk, node: Node) -> Fact:
+    """Slice; along the rows it may only take all of them."""
+    name, rows = node.input(0), walk.rows_of(node.input(0))
+    walk.no_rows(node.inputs[1:])
+    given = node.numbers("starts")
+    starts = walk.values(node.input(1)) if given is None else [given]
+    count = len(starts[0])
+    axes = node.numbers("axes") or (walk.value(node.input(3)) if node.input(3) else list(range(count)))
+    steps = walk.value(node.input(4)) if node.input(4) else [1] * count
+    at = [axis % walk.rank(name) for axis in axes]
+    if rows.axis in at:
+        place = at.index(rows.axis)
+        is_whole = walk.entries(name, rows.axis) == walk.entries(node.proto.output[0], rows.axis)
+        if not is_whole or any(each[place] for each in starts) or steps[place] != 1:
+            raise RowsMeet("takes some of the rows, or takes them in another order")
+    return rows
+
+
+def pad(walk: Walk, node: Node) -> Fact:
+    """Pad; not along the rows."""
+    name, rows = node.input(0), walk.rows_of(node.input(0))
+    rank = walk.rank(name)
+    pads = node.numbers("pads")
+    if pads is None:
+        pads = walk.value(node.input(1))
+    axes = [axis % rank for axis in walk.value(node.input(3))] if node.input(3) else list(range(rank))
+    walk.only_fixed(node, 0)
+    if rows.axis in axes:
+        place = axes.index(rows.axis)
+        if pads[place] or pads[place + len(axes)]:
+            raise RowsMeet("adds rows")
+    return rows
+
+
+def resize(walk: Walk, node: Node) -> Fact:
+    """Resize and Upsample; not along the rows."""
+    name, rows = node.input(0), walk.rows_of(node.input(0))
+    walk.no_rows(node.inputs[1:])
+    if node.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        raise RowsMeet("crops along all axes")
+    if walk.entries(name, rows.axis) != walk.entries(node.proto.output[0], rows.axis):
+        raise RowsMeet("resizes the rows")
+    scales = node.input(2) if node.op == "Resize" and node.opset > 10 else node.input(1)
+    axes = node.numbers("axes") or list(range(walk.rank(name)))
+    for each in walk.passes:
+        known = each.values.get(scales, np.empty(0))
+        if known.size and rows.axis in axes and known.ravel()[axes.index(rows.axis)] != 1:
+            raise RowsMeet("resizes the rows")
+    return rows
+
+
+def product(left: int, right: int) -> Rule:
+    """Matrix products of the inputs at two places: rows are in the leading axes of both, or in one dimension of the
+    result from one of them. FusedMatMul may transpose the last two axes of its inputs."""
+
+    def rule(walk: Walk, node: Node) -> Fact:
+        walk.only_fixed(node, left, right)
+        if node.number("transBatchA", 0) or node.number("transBatchB", 0):
+            raise RowsMeet("is not known to keep rows apart")
+        axes = set()
+        for name, free, flips in ((node.input(left), -2, "transA"), (node.input(right), -1, "transB")):
+            if isinstance(walk.fact(name), Fixed):
+                continue
+            axis = walk.rows_of(name).axis - walk.rank(name)  # from the last one, which is -1
+            if axis >= -2:
+                axis = -3 - axis if node.number(flips, 0) else axis
+                if axis != free:
+                    raise RowsMeet("multiplies over the rows")
+            axes.add((axis, free if axis == free else None))
+        if len(axes) != 1:
+            raise RowsMeet("multiplies each row with all others")
+        ((axis, _),) = axes
+        if walk.rank(node.input(right)) == 1:  # a vector: the result has an axis less
+            axis += 1
+        return Rows(walk.rank(node.proto.output[0]) + axis)
+
+    return rule
+
+
+def gemm(walk: Walk, node: Node) -> Fact:
+    """Gemm: a matrix product of two matrices, plus a third one that is broadcast."""
+    left, right, added = node.input(0), node.input(1), node.input(2)
+    if not isinstance(walk.fact(right), Fixed) or walk.rows_of(left).axis != node.number("transA", 0):
+        raise RowsMeet("multiplies over the rows")
+    if added and not isinstance(walk.fact(added), Fixed) and walk.rank(added) - walk.rows_of(added).axis != 2:
+        raise RowsMeet("adds rows along another axis")
+    return Rows(0)
+
+
+def einsum(walk: Walk, node: Node) -> Fact:
+    """Einsum: the letter of the rows is in every term with rows, in no other, and in the result."""
+    equation = node.text("equation", "").replace(" ", "")
+    given, arrow, made = equation.partition("->")
+    terms = given.split(",")
+    if not arrow or "." in equation:
+        raise RowsMeet("has an equation that cannot be followed")
+    letters = {
+        terms[place][walk.rows_of(name).axis]
+        for place, name in enumerate(node.inputs)
+        if not isinstance(walk.fact(name), Fixed)
+    }
+    (letter, *others) = letters
+    without = [terms[place] for place, name in enumerate(node.inputs) if isinstance(walk.fact(name), Fixed)]
+    if others or made.count(letter) != 1 or any(letter in term for term in without):
+        raise RowsMeet("multiplies over the rows")
+    if any(term.count(letter) > 1 for term in terms):
+        raise RowsMeet("multiplies over the rows")
+    return Rows(made.index(letter))
+
+
+def gather(walk: Walk, node: Node) -> Fact:
+    """Gather: other entries of each row, or entries of a table for each row."""
+    data, indices = node.input(0), node.input(1)
+    axis = _axis(node, "axis", 0, walk.rank(data))
+    if isinstance(walk.fact(data), Fixed):
+        return Rows(axis + walk.rows_of(indices).axis)
+    rows = walk.rows_of(data)
+    if not isinstance(walk.fact(indices), Fixed):
+        raise RowsMeet("selects from all rows for each row")
+    if axis == rows.axis:
+        raise RowsMeet("selects rows")
+    return Rows(rows.axis if rows.axis < axis else rows.axis - 1 + walk.rank(indices))
+
+
+def gather_elements(walk: Walk, node: Node) -> Fact:
+    """GatherElements and ScatterElements: tensors of equal rank, all with rows along the same axis."""
+    axes = {walk.rows_of(name).axis for name in node.inputs}
+    axis = _axis(node, "axis", 0, walk.rank(node.input(0)))
+    if len(axes) > 1 or axis in axes:
+        raise RowsMeet("selects rows")
+    return Rows(axes.pop())
+
+
+def gather_nd(walk: Walk, node: Node) -> Fact:
+    """GatherND: with leading batch axes, from a table, or from a row's own place."""
+    data, indices, places = node.input(0), node.input(1), walk.fact(node.input(1))
+    if isinstance(places, Rows) and places.locates and not node.number("batch_dims", 0):
+        if walk.rows_of(data).axis or set(walk.entries(data, 0)) != {1} or places.axis == walk.rank(indices) - 1:
+            raise RowsMeet("selects rows")
+        return Rows(places.axis)
+    rows = walk.rows_of(indices)
+    if isinstance(walk.fact(data), Fixed) and not node.number("batch_dims", 0) and rows.axis < walk.rank(indices) - 1:
+        return Rows(rows.axis)
+    if node.number("batch_dims", 0) < 1 or rows.axis or walk.rows_of(data).axis:
+        raise RowsMeet("selects rows")
+    return Rows(0)
+
+
+def one_hot(walk: Walk, node: Node) -> Fact:
+    """OneHot, which adds an axis."""
+    walk.only_fixed(node, 0)
+    rows = walk.rows_of(node.input(0))
+    axis = _axis(node, "axis", -1, walk.rank(node.input(0)) + 1)
+    return Rows(rows.axis if rows.axis < axis else rows.axis + 1)
+
+
+def triangle(walk: Walk, node: Node) -> Fact:
+    """Trilu, over the last two axes."""
+    walk.only_fixed(node, 0)
+    rank = walk.rank(node.input(0))
+    return _without({rank - 1, rank - 2}, True, walk.rows_of(node.input(0)), "treats rows by their place")
+
+
+def compress(walk: Walk, node: Node) -> Fact:
+    """Compress with a constant condition along another axis."""
+    name = node.input(0)
+    walk.only_fixed(node, 0)
+    if all(given.name != "axis" for given in node.proto.attribute):
+        raise RowsMeet("selects rows")
+    return _without({_axis(node, "axis", 0, walk.rank(name))}, True, walk.rows_of(name), "selects rows")
+
+
+def reverse_sequence(walk: Walk, node: Node) -> Fact:
+    """ReverseSequence over time, with lengths for each row."""
+    rows, lengths = walk.rows_of(node.input(0)), walk.fact(node.input(1))
+    if rows.axis != node.number("batch_axis", 1) or rows.axis == node.number("time_axis", 0):
+        raise RowsMeet("reverses the rows")
+    if isinstance(lengths, Rows) and lengths.axis:
+        raise RowsMeet("reverses the rows")
+    return rows
+
+
+def recurrent(walk: Walk, node: Node) -> Fact | list[Fact]:
+    """LSTM, GRU and RNN: inputs [time, batch, …] or, with another layout, [batch, time, …]."""
+    is_first = bool(node.number("layout", 0))
+    batch = 0 if is_first else 1
+    walk.only_fixed(node, 0, 4, 5, 6)
+    for place, axis in ((0, batch), (4, 0), (5, batch), (6, batch)):
+        name = node.input(place)
+        if name and not isinstance(walk.fact(name), Fixed) and walk.rows_of(name).axis != axis:
+            raise RowsMeet("takes the rows for steps of a sequence")
+    walk.rows_of(node.input(0))
+    made: list[Fact] = [Rows(0 if is_first else 2), Rows(batch), Rows(batch)]
+    return [fact for fact, name in zip(made, node.proto.output, strict=False) if name]
+
+
+def quantise(walk: Walk, node: Node) -> Fact:
+    """QuantizeLinear and DequantizeLinear with constant scales."""
+    walk.only_fixed(node, 0)
+    return walk.rows_of(node.input(0))
+
+
+def max_pool(walk: Walk, node: Node) -> Fact:
+    """MaxPool; its indices count through all rows."""
+    if len([name for name in node.proto.output if name]) > 1:
+        raise RowsMeet("returns places that count through all rows")
+    return first_input(walk, node)
+
+
+def add_outer(walk: Walk, node: Node) -> Fact:
+    """Operators that encode each element in a new last axis."""
+    return walk.rows_of(node.input(0))
+
+
+def extract(walk: Walk, node: Node) -> Fact:
+    """ArrayFeatureExtractor, along the last axis."""
+    walk.only_fixed(node, 0)
+    name = node.input(0)
+    return _without({walk.rank(name) - 1}, True, walk.rows_of(name), "selects rows")
+
+
+def quantised(*places: int) -> Rule:
+    """Quantised elementwise operators: the tensors at these places are broadcast, scales and zero points constant."""
+
+    def rule(walk: Walk, node: Node) -> Fact:
+        walk.only_fixed(node, *places)
+        return Rows(walk.same_axis([node.input(place) for place in places]))
+
+    return rule
+
+
+def quantised_concatenate(walk: Walk, node: Node) -> Fact:
+    """QLinearConcat: scale, zero point, then triples of a tensor and its scale and zero point."""
+    places = range(2, len(node.inputs), 3)
+    walk.only_fixed(node, *places)
+    names = [node.input(place) for place in places]
+    axis = _axis(node, "axis", 1, walk.rank(names[0]))
+    return _without({axis}, True, Rows(walk.same_axis(names)), "joins rows of different places")
+
+
+def shape_of(walk: Walk, node: Node) -> Fact:
+    """Shape: one of the sizes is that of the rows."""
+    name, fact = node.input(0), walk.fact(node.input(0))
+    assert isinstance(fact, Rows)
+    mask = np.zeros(walk.rank(name), bool)
+    mask[fact.axis] = True
+    return Sizes(mask[node.number("start", 0) : node.number("end", len(mask))])
+
+
+def size_of(walk: Walk, node: Node) -> Fact:
+    """Size: the number of all elements."""
+    return Sizes(np.ones((), bool))
+
+
+def constant_of_shape(walk: Walk, node: Node) -> Fact:
+    """ConstantOfShape: one value everywhere."""
+    return _repeated(walk, "", node.proto.output[0])
+
+
+# Rules for sizes
+
+
+def _mask(walk: Walk, name: str) -> NDArray[np.bool_]:
+    fact = walk.fact(name)
+    return fact.mask if isinstance(fact, Sizes) else np.zeros(walk.shapes(name)[0], bool)
+
+
+def size_elementwise(walk: Walk, node: Node) -> Fact:
+    """Arithmetic of sizes."""
+    masks = [_mask(walk, name) for name in node.inputs]
+    return Sizes(np.logical_or.reduce(np.broadcast_arrays(*masks)))
+
+
+def size_equal(walk: Walk, node: Node) -> Fact:
+    """Whether a size is -1, which exporters ask before they expand: it never is. Others could decide something by the
+    number of rows."""
+    fixed = [name for name in node.inputs if isinstance(walk.fact(name), Fixed)]
+    if len(fixed) != 1 or any(size >= 0 for size in walk.value(fixed[0])):
+        raise RowsMeet("compares the number of rows")
+    return size_elementwise(walk, node)
+
+
+def size_reshape(walk: Walk, node: Node) -> Fact:
+    """The same sizes in another shape."""
+    return Sizes(_mask(walk, node.input(0)).reshape(walk.shapes(node.proto.output[0])[0]))
+
+
+def size_gather(walk: Walk, node: Node) -> Fact:
+    """Some of the sizes."""
+    mask = _mask(walk, node.input(0))
+    indices = np.array(walk.value(node.input(1)), np.int64).reshape(walk.shapes(node.input(1))[0])
+    return Sizes(np.asarray(mask.take(indices, axis=node.number("axis", 0))))
+
+
+def size_slice(walk: Walk, node: Node) -> Fact:
+    """A range of the sizes."""
+    bounds = [node.numbers("starts"), node.numbers("ends")]
+    starts, ends = (
+        given if given is not None else walk.value(node.input(place)) for place, given in enumerate(bounds, 1)
+    )
+    step = walk.value(node.input(4))[0] if node.input(4) else 1
+    return Sizes(_mask(walk, node.input(0))[starts[0] : ends[0] : step])
+
+
+def size_concatenate(walk: Walk, node: Node) -> Fact:
+    """Sizes one after the other."""
+    return Sizes(np.concatenate([_mask(walk, name) for name in node.inputs], axis=node.number("axis", 0)))
+
+
+def size_split(walk: Walk, node: Node) -> Fact | list[Fact]:
+    """Sizes in several parts."""
+    names = [name for name in node.proto.output if name]
+    ends = np.cumsum([walk.shapes(name)[0][0] for name in names])[:-1]
+    return [Sizes(mask) for mask in np.split(_mask(walk, node.input(0)), ends)]
+
+
+def size_product(walk: Walk, node: Node) -> Fact:
+    """The product or sum of sizes."""
+    return Sizes(np.full(walk.shapes(node.proto.output[0])[0], _mask(walk, node.input(0)).any()))
+
+
+def count_up(walk: Walk, node: Node) -> Fact:
+    """Range from 0 up to the number of rows: the number of each row."""
+    start, limit, step = (walk.passes[0].values.get(node.input(place)) for place in range(3))
+    has_all = all(each.shapes[node.proto.output[0]] == (each.rows,) for each in walk.passes)
+    if not has_all or start is None or step is None or limit is None or start.item() != 0 or step.item() != 1:
+        raise RowsMeet("computes with the number of rows")
+    return Rows(0, counts_up=True)
+
+
+def repeat_fixed(walk: Walk, node: Node) -> Fact:
+    """Expand and Tile of a fixed tensor to a size that depends on the number of rows."""
+    if not isinstance(walk.fact(node.input(0)), Fixed):
+        raise RowsMeet("computes with the number of rows")
+    return _repeated(walk, node.input(0), node.proto.output[0])
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+ELEMENTWISE: Final = _words("""
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil
+    Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf
+    IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu
+    Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
+    RegexFullMatch StringConcat Binarizer LabelEncoder CategoryMapper
+    com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.BiasGelu com.microsoft.QuickGelu
+""")
+REDUCTIONS: Final = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+FIRST_AXIS: Final = _words("""
+    Conv ConvInteger ConvTranspose AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool InstanceNormalization
+    GroupNormalization LRN LpPool DepthToSpace SpaceToDepth QLinearConv STFT Col2Im com.microsoft.QLinearAveragePool
+    com.microsoft.QLinearGlobalAveragePool com.microsoft.FusedConv com.microsoft.GroupNorm
+""")
+ALL_FIRST: Final = _words("""
+    GridSample DeformConv Attention RotaryEmbedding com.microsoft.Attention com.microsoft.MultiHeadAttention
+    com.microsoft.QAttention com.microsoft.EmbedLayerNormalization com.microsoft.QEmbedLayerNormalization
+""")
+TABLES: Final = _words("""
+    TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor LinearClassifier LinearRegressor SVMClassifier
+    SVMRegressor Scaler Normalizer Imputer TfIdfVectorizer
+""")
+ONE_SCALE: Final = "has one scale for all rows"
+DATA_ROWS: Final = "returns as many rows as the data decide"
+ENDS: Final[Mapping[str, str]] = {
+    "DynamicQuantizeLinear": ONE_SCALE,
+    "com.microsoft.DynamicQuantizeMatMul": ONE_SCALE,
+    "com.microsoft.DynamicQuantizeLSTM": ONE_SCALE,
+    **dict.fromkeys(("NonMaxSuppression", "NonZero", "Unique"), DATA_ROWS),
+    "StringSplit": "pads all rows to the longest",
+    "EyeLike": "treats rows by their place",
+}
+"""Operators that never keep rows apart, and why."""
+ROW_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys([f"Reduce{kind}" for kind in REDUCTIONS], reduce),
+    **dict.fromkeys(FIRST_AXIS, first_input),
+    **dict.fromkeys(ALL_FIRST, all_first),
+    **dict.fromkeys(TABLES, table),
+    **dict.fromkeys(("ArgMax", "ArgMin"), best),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), along("normalises over the rows", coerced_before=13)),
+    **dict.fromkeys(("TopK", "LpNormalization"), along("ranks or scales the rows")),
+    **dict.fromkeys(("CumSum", "CumProd"), cumulate),
+    **dict.fromkeys(
+        (
+            *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
+            *("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"),
+        ),
+        from_axis,
+    ),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), reshape),
+    **dict.fromkeys(("Expand", "Tile"), expand),
+    **dict.fromkeys(("Resize", "Upsample"), resize),
+    **dict.fromkeys(("MatMul", "MatMulInteger", "com.microsoft.MatMulIntegerToFloat"), product(0, 1)),
+    **dict.fromkeys(("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul"), product(0, 1)),
+    **dict.fromkeys(("Gemm", "com.microsoft.FusedGemm"), gemm),
+    **dict.fromkeys(("GatherElements", "ScatterElements", "Scatter"), gather_elements),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), recurrent),
+    **dict.fromkeys(
+        ("QuantizeLinear", "DequantizeLinear", "com.microsoft.QuantizeLinear", "com.microsoft.DequantizeLinear"),
+        quantise,
+    ),
+    **dict.fromkeys(("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul"), quantised(0, 3)),
+    **dict.fromkeys(("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu"), quantised(0)),
+    "com.microsoft.QLinearConcat": quantised_concatenate,
+    "com.microsoft.QLinearSoftmax": along("normalises over the rows"),
+    "com.microsoft.MatMulNBits": from_axis,
+    "QLinearMatMul": product(0, 3),
+    "MeanVarianceNormalization": mean_variance,
+    "BatchNormalization": batch_normalise,
+    "Dropout": dropout,
+    "DFT": fourier,
+    "Transpose": transpose,
+    "Concat": concatenate,
+    "Split": split,
+    "Slice": slice_,
+    "Pad": pad,
+    "Einsum": einsum,
+    "Gather": gather,
+    "GatherND": gather_nd,
+    "OneHot": one_hot,
+    "Trilu": triangle,
+    "Compress": compress,
+    "ReverseSequence": reverse_sequence,
+    "MaxPool": max_pool,
+    "OneHotEncoder": add_outer,
+    "ArrayFeatureExtractor": extract,
+    "Shape": shape_of,
+    "Size": size_of,
+}
+SIZE_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Cast", "Identity", "Where"), size_elementwise),
+    **dict.fromkeys(("Unsqueeze", "Squeeze", "Reshape"), size_reshape),
+    **dict.fromkeys(("ReduceProd", "ReduceSum"), size_product),
+    **dict.fromkeys(("Expand", "Tile"), repeat_fixed),
+    "Equal": size_equal,
+    "Gather": size_gather,
+    "Slice": size_slice,
+    "Concat": size_concatenate,
+    "Split": size_split,
+    "Range": count_up,
+    "ConstantOfShape": constant_of_shape,
+}
+
+
+def obstacle_in_graph(path: Path, signature: Signature, feeds: Sequence[tuple[int, Mapping[str, Array]]]) -> str:
+    """Why rows of this model may meet; empty if its graph proves that they do not.
+
+    `feeds` has inputs of different numbers of rows. The first two, which differ in nothing else, must run; of the
+    others, those that the model refuses are left out. Raises what ONNX Runtime raises.
+    """
+    try:
+        graph = OpenGraph(path, signature)
+    except RowsMeet as found:
+        return f"its graph {found}"
+    passes = []
+    for rows, feed in feeds:
+        try:
+            passes.append(graph.run(rows, feed))
+        except Exception:  # exceptions of ONNX Runtime share no base class
+            if len(passes) < FEEDS_MIN:
+                raise
+    return Walk(graph, passes, Rules(ROW_RULES, SIZE_RULES, ENDS)).obstacle()
