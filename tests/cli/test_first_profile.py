@@ -21,7 +21,7 @@ from sloop.cli.command import with_open_sizes
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import examine
 from sloop.profile.measure import first_profile, kept_profile
-from sloop.profile.profile import FirstProfile, Profile, digest, load_profile, path_beside, save_profile
+from sloop.profile.profile import FirstProfile, Joining, Profile, digest, load_profile, path_beside, save_profile
 from sloop.profile.published import RESNET_T
 
 
@@ -103,10 +103,12 @@ def test_a_model_file_is_planned_and_checked_with_a_derived_or_a_given_deadline(
 def test_what_is_measured_is_kept_in_the_state_folder_if_the_models_cannot_be_written(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def saves(profile: Profile, path: Path) -> None:  # root may write everywhere, so that a mode does not help
+    def saves(
+        profile: Profile, path: Path, joining: Joining | None
+    ) -> None:  # root may write everywhere, so that a mode does not help
         if path.parent == model.parent:
             raise MachineError("read-only")
-        save_profile(profile, path)
+        save_profile(profile, path, joining)
 
     monkeypatch.setattr("sloop.profile.measure.save_profile", saves)
     measured = structs.replace(RESNET_T, model_digest=digest(model))

@@ -209,6 +209,7 @@ def test_text_goes_into_python_models_as_bytes_and_comes_out_as_either(tmp_path:
     words, length = session.run({"text": array_of("BYTES", (2,), join_strings(["a bé", b"c"]))})
     assert (words.tolist(), length.tolist()) == ([["a", "bé"], ["c", ""]], [5, 1])
     assert elements_of(words) == join_strings(["a", "bé", "c", ""])
+    path.write_text(path.read_text().replace("class Model:\n", "class Model:\n    joins_rows = True\n"))
     assert examine(path).obstacle == ""
     assert zeros(session.signature) is None
 
@@ -278,7 +279,7 @@ def test_bfloats_and_text_go_in_together_but_not_out(tmp_path: Path) -> None:
 
 
 def test_bfloats_are_16_bits_for_python_models(tmp_path: Path) -> None:
-    text = one('{"x": ("BF16", (-1,))}').replace('"y": ("FP32"', '"y": ("BF16"')
+    text = one('{"x": ("BF16", (-1,))}', more="joins_rows = True").replace('"y": ("FP32"', '"y": ("BF16"')
     path = write(tmp_path, text)
     given = np.array([0x3F80], np.uint16)
     assert open_model(path, 1).run({"x": given})[0].tolist() == [0x3F80]
@@ -287,16 +288,17 @@ def test_bfloats_are_16_bits_for_python_models(tmp_path: Path) -> None:
 
 def test_is_looked_at_in_another_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     known = examine(write(tmp_path, GOOD))
-    assert ([port.name for port in known.signature.inputs], known.obstacle) == (["x", "by"], "")
+    assert [port.name for port in known.signature.inputs] == ["x", "by"]
+    assert "does not say that rows may be joined" in known.obstacle
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "a library says hello\n")
 
 
-def test_models_that_mix_rows_are_detected_unless_declared(tmp_path: Path) -> None:
-    mixing = one(body="return x - x.mean()")
-    assert "'y' of two rows" in examine_here(write(tmp_path, mixing), {}).obstacle
-    known = one(body="return x - x.mean()", more="joins_rows = True")
-    assert examine_here(write(tmp_path, known), {}).obstacle == ""
+def test_rows_are_joined_only_if_the_class_says_so_and_trials_agree(tmp_path: Path) -> None:
+    assert "does not say" in examine_here(write(tmp_path, one()), {}).obstacle
+    assert examine_here(write(tmp_path, one(more="joins_rows = True")), {}).obstacle == ""
+    mixing = one(body="return x - x.mean()", more="joins_rows = True")
+    assert "differs from that of the row alone" in examine_here(write(tmp_path, mixing), {}).obstacle
     apart = one(more="joins_rows = False")
     assert "cannot be joined" in examine_here(write(tmp_path, apart), {}).obstacle
 
@@ -305,7 +307,8 @@ def test_its_neighbours_can_be_imported_and_its_name_may_be_a_librarys(tmp_path:
     (tmp_path / "beside_the_stage.py").write_text("FACTOR = 7", encoding="utf-8")
     path = tmp_path / "numpy.py"
     path.write_text(
-        "import numpy\nfrom beside_the_stage import FACTOR\n" + one(body="return x * numpy.float32(FACTOR)")
+        "import numpy\nfrom beside_the_stage import FACTOR\n"
+        + one(body="return x * numpy.float32(FACTOR)", more="joins_rows = True")
     )
     assert examine(path).obstacle == ""
 

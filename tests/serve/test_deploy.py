@@ -330,10 +330,12 @@ def test_a_canary_that_misses_deadlines_is_rolled_back(thread: LoopThread, tmp_p
 
 
 def test_a_version_whose_workers_die_is_given_up(thread: LoopThread, tmp_path: Path) -> None:
-    """It opens once, for the check."""
+    """It opens twice, for the check, which also looks whether a new one gives the same answers."""
     good = python_model(tmp_path / "good.py")
     marker = tmp_path / "opened"
-    opens = f"import os, pathlib; p = pathlib.Path({str(marker)!r}); p.exists() and os._exit(7); p.touch()"
+    marker.touch()
+    opens = f"import os, pathlib; p = pathlib.Path({str(marker)!r}); len(p.read_text()) > len('opened') and os._exit(7)"
+    opens += "; p.open('a').write('opened')"
     bad = python_model(tmp_path / "bad.py", opens=opens)
     with serving(thread, tmp_path / "state", named("demo", good)) as running:
         done = order(running, Deploy(file_of(tmp_path, named("demo", bad))))
