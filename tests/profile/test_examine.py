@@ -291,8 +291,8 @@ def test_weights_in_another_file_are_found_by_the_copy(tmp_path: Path) -> None:
     got = open_session(Path(known.file), 1).run(None, {"x": np.zeros((2, 3000), np.float32)})[0]
     np.testing.assert_array_equal(got, np.tile(weights, (2, 1)))
     elsewhere = examine(path, folder=tmp_path / "elsewhere")
-    assert (elsewhere.file, elsewhere.signature.fixed_batch) == (str(path), 1)
-    assert "the weights in other files are found in the folder of the model only" in elsewhere.notes[0]
+    assert (elsewhere.file, elsewhere.signature.inputs[0].shape) == (str(path), (1, 3000))
+    assert "the weights in other files are found in the folder of the model only" in elsewhere.obstacle
 
 
 @pytest.mark.parametrize(("key", "classes"), [("classlabels_strings", ["cat", "dög"]), ("classlabels_int64s", [3, 7])])
