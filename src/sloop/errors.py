@@ -5,6 +5,8 @@
     └── MachineError        the machine refuses: a port in use, no free core, no cgroup rights
 
 Programmer errors are `assert`s. Every message says what is wrong, the value, and after `help:` the fix.
+
+`Refused` is no operating error: a stage in Python raises it for inputs that it does not take.
 """
 
 
@@ -30,3 +32,8 @@ class InputError(SloopError):
 
 class MachineError(SloopError):
     """The machine cannot do what sloop needs, or does not permit it."""
+
+
+class Refused(Exception):  # authors of stages write `raise Refused("…")`
+    """A stage's `run` raises it for a request whose inputs it does not take: the client gets the text as an error 400
+    (gRPC: INVALID_ARGUMENT). It is not counted as a failure of the model."""

@@ -29,7 +29,7 @@ from typing import Final, NoReturn
 
 from msgspec import Struct
 
-from sloop.errors import InputError
+from sloop.errors import InputError, Refused
 
 _FOLDERS: Final = {str(Path(__file__).resolve().parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib"))}
 LIBRARIES: Final = (*(f"{folder}{os.sep}" for folder in sorted(_FOLDERS)), "<")
@@ -38,6 +38,8 @@ FRAMES_MAX: Final = 40
 MESSAGE_CHARS_MAX: Final = 300
 TRACE_CHARS_MAX: Final = 8_000
 """Bounds of what is kept of an exception: one request must not fill the server's log."""
+REFUSED: Final = "refused"
+"""How an encoded `ModelFailure` begins that is a refusal."""
 
 SOURCES: Final = "sources.json"
 """The file beside the folder of private copies that says where each of them was made from: name → path, the first that
@@ -261,29 +263,39 @@ def line_in(path: Path, error: BaseException) -> str:
 
 
 class WrongOutputsError(ValueError):
-    """A model returned something else than it declares."""
+    """A model returned something else than it declares. `is_certain`: it would for every input; otherwise perhaps only
+    because of the sizes of these."""
+
+    def __init__(self, what: str, *, is_certain: bool = True) -> None:
+        super().__init__(what)
+        self.is_certain = is_certain
 
 
 class ModelFailure(Struct, frozen=True):
     """Why a model failed on a batch: what its clients are told, and what only the server's log shows."""
 
     summary: str
-    """For clients, who must not learn what is inside the model: `the model raised ValueError`."""
+    """For clients, who must not learn what is inside the model: `the model raised ValueError`. Of a refusal, its
+    text."""
     detail: str = ""
     """One line: `ValueError: index 7 is out of range (stage.py:12)`."""
     trace: str = ""
     """The traceback from the user's first line on."""
+    is_refusal: bool = False
+    """Whether what the client sent is to blame (`sloop.errors.Refused`), not the model."""
 
     def encode(self) -> bytes:
         """As bytes, for `decode`."""
-        return "\n".join((self.summary, self.detail, self.trace)).encode("utf-8", "backslashreplace")
+        kind = REFUSED if self.is_refusal else ""
+        return "\n".join((kind, self.summary, self.detail, self.trace)).encode("utf-8", "backslashreplace")
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> "ModelFailure":
         """The failure that was encoded."""
-        summary, _, rest = str(data, "utf-8", "replace").partition("\n")
+        kind, _, rest = str(data, "utf-8", "replace").partition("\n")
+        summary, _, rest = rest.partition("\n")
         detail, _, trace = rest.partition("\n")
-        return cls(summary, detail, trace)
+        return cls(summary, detail, trace, kind == REFUSED)
 
 
 def failure_of(error: BaseException) -> ModelFailure:
@@ -294,6 +306,9 @@ def failure_of(error: BaseException) -> ModelFailure:
     if own:
         last = frames[own[-1]]
         place = f" ({Path(last.filename).name}:{last.lineno})"
+    if isinstance(error, Refused):
+        text = _one_line(error)
+        return ModelFailure(text or "the model refuses these inputs", f"refused: {text}{place}", is_refusal=True)
     detail = said_by(error)
     if isinstance(error, WrongOutputsError):
         return ModelFailure("the model's outputs are not those that it declares", detail)
@@ -305,12 +320,15 @@ def failure_of(error: BaseException) -> ModelFailure:
 
 def said_by(error: BaseException) -> str:
     """`TYPE: TEXT` of an exception in one line of bounded length; the text alone if sloop itself found the fault."""
-    kind = type(error).__name__
+    kind, text = type(error).__name__, _one_line(error)
+    return text if isinstance(error, WrongOutputsError) else f"{kind}: {text}" if text else kind
+
+
+def _one_line(error: BaseException) -> str:
+    """The text of an exception in one line of bounded length."""
     try:
         text = str(error)
     except Exception:  # the author's code
         text = "its text cannot be made"
     text = " ".join(text[: 4 * MESSAGE_CHARS_MAX].split())
-    if len(text) > MESSAGE_CHARS_MAX:
-        text = f"{text[:MESSAGE_CHARS_MAX]}…"
-    return text if isinstance(error, WrongOutputsError) else f"{kind}: {text}" if text else kind
+    return f"{text[:MESSAGE_CHARS_MAX]}…" if len(text) > MESSAGE_CHARS_MAX else text

@@ -31,7 +31,7 @@ class Outcome(StrEnum):
     DROPPED = "dropped"
     """Removed from a queue because its deadline could not be met, or because the client disconnected."""
     REJECTED = "rejected"
-    """Refused by admission control when it arrived."""
+    """Refused: by admission control when it arrived, or by a model, because of what the client sent."""
     FAILED = "failed"
     """Ended by an error."""
 

@@ -1,5 +1,6 @@
 """Model files: what they say of themselves, and how unusable ones are refused."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from sloop.errors import InputError, MachineError
 from sloop.profile.examine import examine, examine_here
 from sloop.profile.measure import measure
 from sloop.profile.model import (
+    OnnxSession,
     PythonSession,
+    fault_of_inputs,
     feed_for,
     input_shapes,
     open_dimensions,
@@ -323,8 +326,9 @@ def test_an_example_stands_in_for_shapes_and_must_run(tmp_path: Path) -> None:
     assert examine(path).obstacle == "the first dimension of 'x' [1, -1, -1, 3] is not open"
     with pytest.raises(InputError, match="'example' of 2 rows returns 1 rows of input 'x'"):
         session.example(2)
-    with pytest.raises(InputError, match=r"fails on its own example: 'run' returns 'y' as uint64\[1\]"):
-        examine(write(tmp_path, one(inputs, "return x.sum(axis=(1, 2, 3))", example)))
+    fault = examine(write(tmp_path, one(inputs, "return x.sum(axis=(1, 2, 3))", example))).fault
+    assert fault is not None
+    assert "it fails on its own example: 'run' returns 'y' as uint64[1]" in fault.what
 
 
 def test_the_one_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
@@ -418,9 +422,9 @@ def test_outputs_that_were_not_declared_are_an_error(body: str, what: str, tmp_p
 )
 def test_a_run_that_raises_names_its_line(line: str, what: str, tmp_path: Path) -> None:
     example = "def example(self, rows): import numpy; return numpy.zeros(rows, 'f4')"
-    path = write(tmp_path, one(body=line, more=example))
-    with pytest.raises(InputError, match=what):
-        examine(path)
+    fault = examine(write(tmp_path, one(body=line, more=example))).fault
+    assert fault is not None
+    assert re.search(what, str(fault.error))
 
 
 @pytest.mark.live
@@ -448,3 +452,109 @@ def test_is_measured_as_it_will_run(tmp_path: Path) -> None:
     failing = GOOD.replace("return", "raise ValueError('not today')\n        return")
     with pytest.raises(InputError, match=r"stage\.py:14: a batch of 1 fails: ValueError: not today"):
         measure(write(tmp_path, failing), batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True)
+
+
+# What users ask of a stage in Python
+
+
+def test_a_coroutine_is_awaited_always_on_one_loop(tmp_path: Path) -> None:
+    body = "import asyncio\n        await asyncio.sleep(0)\n        self.loops = getattr(self, 'loops', set())"
+    body += "\n        self.loops.add(id(asyncio.get_running_loop()))\n        return x * len(self.loops)"
+    example = "async def example(self, rows): import numpy; return numpy.ones(rows, 'f4')"
+    text = one(body=body, more=example).replace("def run", "async def run")
+    session = PythonSession(write(tmp_path, text), 1)
+    example_of_two = session.example(2)
+    assert example_of_two is not None
+    for _ in range(3):
+        np.testing.assert_array_equal(session.run(example_of_two)[0], np.ones(2, np.float32))
+
+
+class TensorLike:
+    """What other frameworks return."""
+
+    def detach(self) -> "TensorLike":
+        return self
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return np.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("made", "remedy"),
+    [
+        (None, "it needs a `return`"),
+        (TensorLike(), r"return y\.detach\(\)\.cpu\(\)\.numpy\(\)"),
+        (np.ones(2), r"return y\.astype\(np\.float32\)"),
+        (3.0, r"return np\.asarray\(y, np\.float32\)"),
+        ([1.0, 2.0], r"a list of 2, not NumPy arrays; \['y'\] are declared: return np\.asarray\(…, np\.float32\)"),
+        (np.ones((2, 1), np.float32), "return that shape, or declare the other one"),
+    ],
+)
+def test_what_was_not_declared_comes_with_a_remedy_and_its_place(made: object, remedy: str, tmp_path: Path) -> None:
+    session = PythonSession(write(tmp_path, one(body="return self.made")), 1)
+    session._model.made = made
+    with pytest.raises(WrongOutputsError, match=remedy + r" \(stage\.py:\d+\)$"):
+        session.run({"x": np.zeros(2, np.float32)})
+
+
+def test_random_texts_that_a_stage_refuses_ask_for_an_example(tmp_path: Path) -> None:
+    inputs = '{"x": ("BYTES", (-1,))}'
+    known = examine(write(tmp_path, one(inputs, "import json; return [json.loads(each) for each in x]")))
+    assert known.fault is None
+    assert "it has text inputs, for which sloop writes only 'a', and no `example(rows)`: write one" in known.notes[0]
+
+
+# What ONNX Runtime says of inputs
+
+
+def refusal_of(session: OnnxSession, **feed: Any) -> str:
+    with pytest.raises(Exception) as raised:  # noqa: PT011  # ONNX Runtime's exceptions share no base class
+        session.run({name: np.asarray(value) for name, value in feed.items()})
+    return fault_of_inputs(raised.value)
+
+
+def graph(tmp_path: Path, nodes: list[Any], inputs: list[Any], output: Any, constants: list[Any]) -> OnnxSession:
+    values = [onnx.helper.make_tensor_value_info(*port) for port in inputs]
+    made = onnx.helper.make_graph(nodes, "g", values, [onnx.helper.make_tensor_value_info(*output)], constants)
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(made, opset_imports=[opset], ir_version=9), str(tmp_path / "m.onnx"))
+    return OnnxSession(tmp_path / "m.onnx", 1)
+
+
+def test_an_index_out_of_range_is_the_clients_fault(tmp_path: Path) -> None:
+    table = onnx.numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(3, 2), "table")
+    node = onnx.helper.make_node("Gather", ["table", "ids"], ["y"], name="/model/secret/Gather")
+    session = graph(tmp_path, [node], [("ids", 7, ["n"])], ("y", 1, ["n", 2]), [table])
+    said = refusal_of(session, ids=np.array([1, 7]))
+    assert said == (
+        "the model cannot run on these inputs: Gather: indices element out of data bounds, idx=7 must be within the "
+        "inclusive range [-3,2]"
+    )
+
+
+def test_sizes_that_do_not_fit_are_the_clients_fault(tmp_path: Path) -> None:
+    shape = onnx.numpy_helper.from_array(np.array([-1, 4]), "shape")
+    nodes = [onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    said = refusal_of(
+        graph(tmp_path, nodes, [("x", 1, ["n", "k"])], ("y", 1, ["m", 4]), [shape]), x=np.ones((1, 5), "f4")
+    )
+    assert said.startswith("the model cannot run on these inputs: Reshape: ")
+    assert "cannot be reshaped to the requested shape. Input shape:{1,5}" in said
+    assert ".h:" not in said, "places in ONNX Runtime's source are no matter of clients"
+    node = onnx.helper.make_node("Add", ["a", "b"], ["y"])
+    session = graph(tmp_path, [node], [("a", 1, ["n"]), ("b", 1, ["m"])], ("y", 1, ["k"]), [])
+    assert refusal_of(session, a=np.ones(2, "f4"), b=np.ones(3, "f4")).startswith(
+        "the model cannot run on these inputs: Add"
+    )
+
+
+def test_text_that_is_not_utf8_is_the_clients_fault(save: Save) -> None:
+    session = OnnxSession(save(operator="Identity", shape=("n",), kind=onnx.TensorProto.STRING), 1)
+    assert refusal_of(session, x=np.array([b"\xff"], object)) == "input 'x' is not UTF-8 text (invalid start byte)"
+
+
+def test_too_little_memory_is_not(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("ConstantOfShape", ["s"], ["y"])
+    session = graph(tmp_path, [node], [("s", 7, [2])], ("y", 1, ["a", "b"]), [])
+    assert refusal_of(session, s=np.array([1 << 22, 1 << 22])) == ""
+    assert fault_of_inputs(ValueError("shape mismatch")) == "", "no error of ONNX Runtime"

@@ -182,6 +182,11 @@ def test_a_failed_batch_waits_again() -> None:
     assert list(state.stages["classify"].waits_ns) == [ms(10), ms(5)]
     assert state.failed_batches == {("classify", "small"): 2}
     assert state.failed_tries == {("classify", "small", "raised"): 2}
+    at_ms = 50
+    rows += [started(at_ms, 3, 0, 1), (ms(60), BatchFailed(BatchId(3), ReplicaId(0), "no cat", is_refusal=True))]
+    state = state_at(999, rows)
+    assert state.failed_batches == {("classify", "small"): 2}, "the model has not failed"
+    assert state.failed_tries["classify", "small", "refused"] == 1
 
 
 def test_records_about_unknown_requests_batches_and_replicas_change_nothing() -> None:

@@ -40,6 +40,9 @@ def check(word):
         os._exit(7)
     if word == "hang":
         time.sleep(3600)
+    if word == "dog":
+        from sloop import Refused
+        raise Refused(" only  cats")
 
 class Model:
     inputs = {"x": ("UINT8", (-1, 8))}
@@ -137,6 +140,25 @@ def test_a_bad_request_fails_alone_and_the_worker_goes_on(
     uvloop.run(main())
     assert any("request 12 failed at stage 'only'" in record.getMessage() for record in caplog.records)
     assert any(logged in record.getMessage() for record in caplog.records)
+
+
+def test_a_stage_refuses_a_request_and_has_not_failed(model: Servable, caplog: pytest.LogCaptureFixture) -> None:
+    setup = setup_of()
+
+    async def main() -> None:
+        async with serving(setup, model) as live:
+            await live.until(ReplicaReady)
+            [pid] = live.pids()
+            ask(live, *["fine"] * 11, "dog", *["fine"] * 8)
+            await live.all_answered()
+            assert check_each_ended_once(live) == {Outcome.SERVED: 19, Outcome.REJECTED: 1}
+            [refused] = [ended for ended in results(live) if ended.outcome is Outcome.REJECTED]
+            assert (refused.why, refused.is_refused) == ("only cats", True)
+            assert live.pids() == [pid]
+            check_replay(live, setup)
+
+    uvloop.run(main())
+    assert not caplog.records, "what clients do wrong does not fill the log"
 
 
 def test_a_traceback_is_in_the_log_once_and_every_failed_request_on_a_line(

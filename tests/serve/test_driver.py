@@ -44,7 +44,16 @@ from sloop.events import (
 from sloop.runlog import MemoryLog, Record
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import APPLICATION, Decision, Source, StageWiring, Wiring, wire
-from sloop.serve.driver import FAILURE_LINES_MAX, TRACE_S, TURN_BOUNDS_NS, Driver, FailureLog, ServedVersion, Turns
+from sloop.serve.driver import (
+    FAILURE_LINES_MAX,
+    LOST_S,
+    TRACE_S,
+    TURN_BOUNDS_NS,
+    Driver,
+    FailureLog,
+    ServedVersion,
+    Turns,
+)
 from sloop.serve.messages import RequestEnded, Run
 from sloop.serve.protocols import BackendListener, EdgeClient, Servable, SpareProcesses
 from sloop.shared_memory import Address
@@ -746,6 +755,18 @@ def test_the_log_of_failures_is_bounded(caplog: pytest.LogCaptureFixture) -> Non
     first, second = [record.getMessage() for record in caplog.records]
     assert first == f"{1000 - FAILURE_LINES_MAX} more failures of models were not written here"
     assert second.endswith("TRACE")
+
+
+def test_why_a_replica_is_lost_is_written_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog()
+    for at_s, why in ((0, "no file"), (1, "no file"), (3, "no room"), (7, "no file"), (LOST_S, "no file")):
+        log.note_lost(at_s, Decided("lost", f"{why}; a replacement starts in {at_s} s", "only"))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "a replica of stage 'only' is lost: no file; a replacement starts in 0 s",
+        "a replica of stage 'only' is lost: no room; a replacement starts in 3 s",
+        f"a replica of stage 'only' is lost: no file; a replacement starts in {LOST_S} s",
+    ]
 
 
 def version_of(name: str, version: str, *, output: str = "y", slo_ns: int = ms(50)) -> ServedVersion:

@@ -26,6 +26,7 @@ from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolErro
 from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, Worker, divide, group, merge, split, tensors_of
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
 from sloop.tensor import Port, Signature, Tensor, join_strings
+from sloop.user_code import ModelFailure
 from tests.serve.rig import alone, run_of, tensors_in
 
 pytestmark = pytest.mark.live
@@ -159,7 +160,10 @@ def test_what_the_model_raises_fails_the_batch_only(mlp: Path) -> None:
     server.channel.send(FrameKind.RUN, 1, 0, [encode(run_of([[Tensor("FP32", (1, 5), bytes(20))]]))])
     frame = server.receive()
     assert (frame.kind, frame.subject) == (FrameKind.FAILED, 1)
-    assert b"InvalidArgument" in bytes(frame.payload)
+    failure = ModelFailure.decode(frame.payload)
+    assert failure.is_refusal, "the client sent rows of another size"
+    assert failure.summary.startswith("the model cannot run on these inputs: Got invalid dimensions for input: x")
+    assert failure.summary.endswith("index: 1 Got: 5 Expected: 4")
     server.run(run_of([[Tensor("FP32", (1, 4), bytes(16))]]))
     server.end()
     assert server.error is None

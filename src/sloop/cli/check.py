@@ -1,15 +1,15 @@
-"""`sloop check`: validates application and deployment files and shows their plan."""
+"""`sloop check`: validates application and deployment files, tries their models, and shows their plan."""
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from rich.console import RenderableType
 
-from sloop.app.application import Application, Limits, Stage
+from sloop.app.application import Application, Limits, Stage, Variant
 from sloop.cli.command import (
     CommandOutput,
     Rate,
@@ -23,7 +23,11 @@ from sloop.cli.command import (
     with_deadlines,
 )
 from sloop.cli.plan import CODE_NOTE, RATE_HELP, RATE_MAX, apps_argument, arrivals_option, plan_display
+from sloop.errors import InputError, MachineError
+from sloop.profile.examine import ExaminedModel, examine
 from sloop.report.tables import Table
+from sloop.serve.copies import private_copy
+from sloop.serve.deploy import declared_of
 from sloop.systems.planning import Arrivals, explain_plan
 from sloop.systems.setup import set_up
 from sloop.text import counted, listed, number
@@ -52,16 +56,18 @@ sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
 def check(
     apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals, slo_ms: float | None
 ) -> CommandOutput:
-    """Validate the applications in APP... and show their plan. No model is started or measured, and nothing is written.
+    """Validate the applications in APP..., run each of their models on one or two rows, and show their plan. No server
+    is started, nothing is measured, and nothing is written.
 
-    Exit code 1 if a file has a mistake or the plan is not feasible.
+    Exit code 1 if a file has a mistake, a model fails for every request, or the plan is not feasible.
     """
     deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
     setup = set_up(deployment, must_fit=False)
     given = rates_by_name(rates)
+    models = examined_models(deployment.applications)
     with progress("planning", total=1.0) as advance:
         plan = explain_plan(setup, {"": RATE_RPS} | given, arrivals, clock=time.perf_counter_ns, progress=advance)
-    described = [_described(each) for each in deployment.applications]
+    described = [_described(each, models) for each in deployment.applications]
     value: dict[str, Any] = {"name": deployment.name, "applications": described, "plan": plan}
     value["limits"] = asdict(deployment.limits)
     if len(described) == 1:
@@ -74,10 +80,58 @@ def check(
         of = f" of {listed(by_default)}" if given else " of each application" if len(by_default) > 1 else ""
         parts.append(f"planned for {RATE_RPS:g} requests/s{of}, the default of `sloop check` (--rate sets another)")
     parts += [*plan_display(plan), *notes, *code_notes(deployment)]
-    return CommandOutput(value, parts, exit_code=0 if plan.feasible else 1)
+    parts += dict.fromkeys(note for model in models.values() for note in model.notes)
+    faults = dict.fromkeys(model.fault for model in models.values() if model.fault)
+    parts += faults
+    return CommandOutput(value, parts, exit_code=0 if plan.feasible and not faults else 1)
 
 
-def _described(application: Application) -> Mapping[str, Any]:
+@dataclass(frozen=True, slots=True)
+class TriedModel:
+    """What became of a model that was examined."""
+
+    known: ExaminedModel | None
+    """None if it could not be."""
+    fault: str = ""
+    """Why it cannot be served."""
+    notes: tuple[str, ...] = ()
+
+
+def examined_models(applications: Sequence[Application]) -> dict[tuple[str, str, str], TriedModel]:
+    """The models of all variants that have one, examined as `sloop serve` does, by application, stage and variant."""
+    wanted = [
+        (application, stage.name, variant)
+        for application in applications
+        for stage in application.stages
+        for variant in stage.variants
+        if variant.model is not None
+    ]
+    found: dict[tuple[str, str, str], TriedModel] = {}
+    with progress("trying models", total=float(len(wanted))) as advance:
+        for place, (application, stage, variant) in enumerate(wanted, 1):
+            profiles = application.profiles_of(variant).values()
+            shapes = next((profile.shapes for profile in profiles if profile.shapes), None)
+            found[application.name, stage, variant.name] = _tried(variant, shapes)
+            advance(place, variant.name)
+    return found
+
+
+def _tried(variant: Variant, shapes: Mapping[str, tuple[int, ...]] | None) -> TriedModel:
+    known: ExaminedModel | None = None
+    model = Path(variant.model or "")
+    try:
+        with private_copy(model) as copy:
+            known = examine(copy.path, shapes, folder=copy.folder, declared=declared_of(variant))
+            if known.fault is not None:
+                raise known.fault.error
+    except InputError as error:
+        return TriedModel(known, str(error), known.notes if known is not None else ())
+    except MachineError as error:
+        return TriedModel(None, notes=(f"{model.name} was not tried: {error}",))
+    return TriedModel(known, notes=known.notes)
+
+
+def _described(application: Application, models: Mapping[tuple[str, str, str], TriedModel]) -> Mapping[str, Any]:
     """An application as a value for `--json`."""
     return {
         "application": application.name,
@@ -99,6 +153,7 @@ def _described(application: Application) -> Mapping[str, Any]:
                         "model": v.model,
                         "profile": v.profile and v.profile.origin,
                         "profiles": {kind: found.origin for kind, found in application.profiles_of(v).items()},
+                        "fault": tried.fault if (tried := models.get((application.name, stage.name, v.name))) else "",
                     }
                     for v in stage.variants
                 ],

@@ -147,16 +147,17 @@ class DataPath:
             self._reuse(replica, out)
 
     def fail(self, now_ns: int, event: BatchFailed, out: list[Action]) -> None:
-        """The model raised an exception: try the two halves of the batch again; a request that was alone fails. The
-        replica stays up."""
+        """The model raised an exception: try the two halves of the batch again; a request that was alone fails, or is
+        rejected if the model refused it. The replica stays up."""
         replica = self._state.replicas.get(event.replica)
         if replica is None or replica.batch is None or replica.batch.id != event.batch:
             return
         batch = self._release(now_ns, replica)
         requests, size = self._open_requests_of(batch), batch.requests
         if size == 1:
+            outcome = Outcome.REJECTED if event.is_refusal else Outcome.FAILED
             for id in requests:
-                self._end(now_ns, id, Outcome.FAILED, event.error, out, replica.stage.name)
+                self._end(now_ns, id, outcome, event.error, out, replica.stage.name)
         else:
             visits, half = list(requests.values()), (size + 1) // 2
             self._try_again(now_ns, replica.stage, list(chain.from_iterable(visits[:half])))

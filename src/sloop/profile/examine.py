@@ -45,9 +45,9 @@ from sloop.profile.model import (
     synthesise,
 )
 from sloop.profile.profile import Joining, digest_of_model
+from sloop.profile.warming import try_on_one_row
 from sloop.tensor import Signature, floats_of
 from sloop.text import listed
-from sloop.user_code import raise_user_error
 
 EXAMINE_S_MAX: Final = 300.0
 """Limit for importing a Python file, creating its model and running two rows."""
@@ -69,6 +69,24 @@ DECLARED: Final = f"{USER_SAYS} so (`joins_rows: true`)"
 """Why requests can share a forward pass."""
 
 
+class RefusedModel(Struct, frozen=True, tag="refused"):
+    """A model that cannot be run: the fields of an InputError, sent between processes."""
+
+    what: str
+    where: str
+    help: str
+
+    @classmethod
+    def of(cls, error: InputError) -> "RefusedModel":
+        """What an error says."""
+        return cls(error.what.removeprefix(f"{error.where}: "), error.where, error.help)
+
+    @property
+    def error(self) -> InputError:
+        """The error."""
+        return InputError(self.what, where=self.where, help=self.help)
+
+
 class ExaminedModel(Struct, frozen=True, tag="examined"):
     """A model that can be run."""
 
@@ -87,6 +105,8 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
     """What was changed in the copy, one after the other, for `changed_copy`; empty for the model's own file."""
     evidence: str = ""
     """Why requests can share a forward pass; empty if they cannot."""
+    fault: RefusedModel | None = None
+    """Why no worker will be ready with it; None if one row shows no reason (`sloop.profile.warming`)."""
 
     @property
     def joining(self) -> Joining | None:
@@ -128,14 +148,6 @@ class Order(Struct, frozen=True):
     declared: Declared
 
 
-class RefusedModel(Struct, frozen=True, tag="refused"):
-    """A model that cannot be run: the fields of an InputError, sent between processes."""
-
-    what: str
-    where: str
-    help: str
-
-
 def examine(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -166,7 +178,7 @@ def examine(
         what = f"the process that examined {str(path)!r} ended with exit status {done.returncode}"
         raise MachineError(what, help="see its messages above; it may have run out of memory") from error
     if isinstance(found, RefusedModel):
-        raise InputError(found.what, where=found.where, help=found.help)
+        raise found.error
     return found
 
 
@@ -176,7 +188,7 @@ def examine_here(
     folder: Path | None = None,
     declared: Declared = UNDECLARED,
 ) -> ExaminedModel:
-    """`examine`, without a separate process. InputError if a model fails on its own example."""
+    """`examine`, without a separate process."""
     began_s = time.monotonic()
 
     def obstacle_of(session: Session, file: Path) -> str:
@@ -187,15 +199,17 @@ def examine_here(
     else:
         prepared = prepare(path, shapes, folder, obstacle_of, is_forced=bool(declared.joins_rows))
     session = prepared.session
-    example = session.example(1)
-    if example is not None:
-        try:
-            session.run(example)
-        except (Exception, SystemExit) as error:  # the author's code
-            raise_user_error(error, path, "it fails on its own example")
+    rows = session.signature.fixed_batch or 1
+    example = session.example(rows)
+    fault, notes = None, prepared.notes
+    try:
+        _, note = try_on_one_row(session, shapes, path, rows)
+        notes += (f"{path.name}: {note}",) if note else ()
+    except InputError as error:
+        fault = RefusedModel.of(error)
     signature, obstacle = session.signature, prepared.obstacle
     if obstacle is None:
-        obstacle = obstacle_of(session, prepared.file)
+        obstacle = obstacle_of(session, prepared.file) if fault is None else ""
     if not declared.batch or signature.fixed_batch is not None:
         signature = signature.without_rows()
     return ExaminedModel(
@@ -203,10 +217,11 @@ def examine_here(
         obstacle,
         str(prepared.file),
         prepared.labels,
-        prepared.notes,
+        notes,
         open_dimensions(session) if example is None else (),
         prepared.changes,
-        "" if obstacle else DECLARED if declared.joins_rows else AUTHOR if is_python(path) else GRAPH,
+        "" if obstacle or fault else DECLARED if declared.joins_rows else AUTHOR if is_python(path) else GRAPH,
+        fault,
     )
 
 
@@ -433,7 +448,7 @@ def main(arguments: Sequence[str]) -> None:
             asked = msgspec.json.decode(order, type=Order)
             found: ExaminedModel | RefusedModel = examine_here(Path(path), asked.shapes, None, asked.declared)
         except InputError as error:
-            found = RefusedModel(error.what.removeprefix(f"{error.where}: "), error.where, error.help)
+            found = RefusedModel.of(error)
         out.write(msgspec.json.encode(found))
 
 

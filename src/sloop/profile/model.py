@@ -14,7 +14,8 @@ A Python model looks like this:
         software = "ONNX Runtime 1.20"                   # optional: the library that runs it, recorded in its profile
 
         def __init__(self, threads: int) -> None: ...
-        def run(self, image): ...                        # arrays in the order of `inputs`; returns those of `outputs`
+        def run(self, image): ...                        # arrays in the order of `inputs`; returns those of `outputs`;
+                                                         # may be `async`, and may raise `sloop.Refused`
         def example(self, rows: int): ...                # optional: realistic inputs, where random ones are refused
 
 Arrays have the NumPy type of their datatype. BYTES is an array of objects: `run` gets `bytes`, and may return
@@ -23,11 +24,15 @@ Arrays have the NumPy type of their datatype. BYTES is an array of objects: `run
 The file is imported once per process, with its folder first on the import path, and never in the server's process.
 """
 
+import asyncio
 import ctypes
+import functools
 import importlib.metadata
+import inspect
 import os
 import re
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -69,6 +74,8 @@ CUDA_PROVIDER: Final = "CUDAExecutionProvider"
 CUDA_EXTRA: Final = "pip install 'sloop-serve[cuda]'"
 CUDA_ALONE: Final = "pip uninstall -y onnxruntime onnxruntime-gpu, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
 """Both packages have the same files, so whichever was installed last is the one that is imported."""
+REASON_CHARS_MAX: Final = 160
+"""Of what ONNX Runtime says, for a client."""
 CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs likewise, __init__(self, threads), run'
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -364,7 +371,7 @@ class OnnxSession:
         return True
 
     def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> list[Array]:
-        """One forward pass. ValueError for text that is not UTF-8."""
+        """One forward pass. TextError for text that is not UTF-8."""
         if self._texts:
             feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts}}
         if self._bfloats:  # which ONNX Runtime does not take as NumPy arrays
@@ -396,13 +403,17 @@ class OnnxSession:
         return found
 
 
+class TextError(ValueError):
+    """Text that a model is to run on is not UTF-8."""
+
+
 def _decoded(name: str, array: Array) -> Array:
     """BYTES as text, which is what ONNX Runtime takes."""
     found = np.empty(array.size, dtype=object)
     try:
         found[:] = [each.decode() if isinstance(each, bytes) else each for each in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise ValueError(f"input {name!r} is not UTF-8 text ({error.reason})") from None
+        raise TextError(f"input {name!r} is not UTF-8 text ({error.reason})") from None
     return found.reshape(array.shape)
 
 
@@ -544,6 +555,36 @@ def runtime_reason(error: Exception | str, chars_max: int = 160) -> str:
     return reason[:chars_max]
 
 
+NODE: Final = re.compile(r"Non-zero status code returned while running (\w+) node\. ?Name: ?'[^']*' ?Status Message: ")
+BY_INPUTS: Final = re.compile(
+    r"out of (?:data )?bounds|out of range|within the inclusive range|reshape|broadcast|dimension|mismatch|"
+    r"\b(?:shape|dims?|rank|axis|axes|size|sizes|length)\b",
+    re.IGNORECASE,
+)
+BY_MACHINE: Final = re.compile(r"alloc|memory|cuda|cudnn|cublas|NOT_IMPLEMENTED|not implemented", re.IGNORECASE)
+
+
+def fault_of_inputs(error: BaseException) -> str:
+    """Why an ONNX model failed on inputs that it cannot take, in one line for the client; empty if they are not to
+    blame, or if that is not certain.
+
+    A node says so by a value that it has no place for (an index out of range), or by sizes that do not fit each other.
+    Too little memory, a GPU that fails and whatever else a node says is no fault of the inputs.
+    """
+    if isinstance(error, TextError):
+        return str(error)
+    if type(error).__module__.split(".")[0] != "onnxruntime":
+        return ""
+    reason = runtime_reason(" ".join(str(error).partition("Please fix")[0].split()), 3 * REASON_CHARS_MAX)
+    node = NODE.search(reason)
+    said = reason[node.end() :] if node is not None else reason
+    is_refused = type(error).__name__ == "InvalidArgument" or (node is not None and BY_INPUTS.search(said))
+    if not is_refused or BY_MACHINE.search(str(error)):
+        return ""
+    said = said[:REASON_CHARS_MAX].strip().rstrip(".")
+    return f"the model cannot run on these inputs: {f'{node[1]}: ' if node is not None else ''}{said}"
+
+
 def _unusable(path: Path, message: str) -> InputError:
     reason = runtime_reason(message, 300)
     if "INVALID_PROTOBUF" in message:
@@ -588,6 +629,7 @@ class PythonSession:
     """
 
     def __init__(self, path: Path, threads: int) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
         declared = model_class(path)
         self._path = path = user_path(path)
         self.signature = Signature.of(_python_ports(declared, "inputs", path), _python_ports(declared, "outputs", path))
@@ -606,7 +648,7 @@ class PythonSession:
         if not hasattr(self._model, "example"):
             return None
         try:
-            made = _declared_arrays(self._model.example(rows), self.signature.inputs, "example")
+            made = _declared_arrays(self._awaited(self._model.example(rows)), self.signature.inputs, "example")
         except (Exception, SystemExit) as error:
             raise_user_error(error, self._path, "its 'example' fails")
         feed = {port.name: array for port, array in zip(self.signature.inputs, made, strict=True)}
@@ -622,14 +664,37 @@ class PythonSession:
     def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> list[Array]:
         """One forward pass, with all outputs. WrongOutputsError if the outputs are not the declared ones."""
         inputs = [feed[port.name] for port in self.signature.inputs]
-        made = _declared_arrays(self._model.run(*inputs), self.signature.outputs, "run")
-        if self.joins_rows and inputs:
-            rows = len(inputs[0])
-            for port, array in zip(self.signature.outputs, made, strict=True):
-                if len(array) != rows:
-                    found = f"{counted(len(array), 'row')} of {port.name!r} for {counted(rows, 'row')} of input"
-                    raise WrongOutputsError(f"'run' returns {found}")
-        return made
+        made = self._awaited(self._model.run(*inputs))
+        try:
+            found = _declared_arrays(made, self.signature.outputs, "run")
+            if self.joins_rows and inputs:
+                _check_rows(found, self.signature.outputs, len(inputs[0]))
+        except WrongOutputsError as error:
+            raise WrongOutputsError(f"{error}{self._place}", is_certain=error.is_certain) from None
+        return found
+
+    @property
+    def _place(self) -> str:
+        """Where `run` is: ` (stage.py:12)`."""
+        method = self._model.run
+        while isinstance(method, functools.partial):
+            method = method.func
+        code: Any = getattr(inspect.unwrap(method), "__code__", None)
+        is_here = code is not None and Path(code.co_filename).name == self._path.name
+        return f" ({self._path.name}:{code.co_firstlineno})" if is_here else f" ({self._path.name})"
+
+    def _awaited(self, made: Any) -> Any:  # noqa: ANN401  # the author's
+        """What a method returns, which may be a coroutine. The event loop is the same for all, but runs only here."""
+        if isinstance(made, np.ndarray) or not inspect.isawaitable(made):
+            return made
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            weakref.finalize(self, self._loop.close)
+        return self._loop.run_until_complete(_finished(made))
+
+
+async def _finished(made: Awaitable[Any]) -> Any:  # noqa: ANN401
+    return await made
 
 
 def model_class(path: Path) -> Any:  # noqa: ANN401  # the author's
@@ -684,31 +749,73 @@ def _declared_arrays(given: Any, ports: Sequence[Port], method: str) -> list[Arr
     names = [port.name for port in ports]
     if isinstance(given, Mapping):
         if given.keys() != set(names):
-            raise WrongOutputsError(f"'{method}' returns {sorted(map(str, given))}; {names} are declared")
+            what = f"'{method}' returns {sorted(map(str, given))}; {names} are declared"
+            raise WrongOutputsError(f"{what}: return these, with these names")
         arrays = [given[name] for name in names]
     elif isinstance(given, tuple | list):
         arrays = list(given)
     else:
         arrays = [given]
     if len(arrays) != len(ports):
-        raise WrongOutputsError(f"'{method}' returns {len(arrays)} arrays; {len(ports)} are declared: {names}")
-    for place, (port, array) in enumerate(zip(ports, arrays, strict=True)):
-        if not isinstance(array, np.ndarray):
-            what = f"'{method}' returns {port.name!r} as {type(array).__name__}, not as a NumPy array"
-            raise WrongOutputsError(what)
-        fits = len(array.shape) == len(port.shape) and all(
-            size in (-1, there) for size, there in zip(port.shape, array.shape, strict=True)
-        )
-        if port.datatype == "BYTES" and array.dtype.kind in "OSU":
-            arrays[place] = array.astype(object)
-            strange = [each for each in arrays[place].flat if not isinstance(each, bytes | str)]
-            is_right = fits and not strange
-        else:
-            strange = []
-            is_right = fits and array.dtype == ARRAY_TYPES[port.datatype]
-        if not is_right:
-            of = f" of {type(strange[0]).__name__}" if strange else ""
-            found = f"{array.dtype}{of}{list(array.shape)}"
-            what = f"'{method}' returns {port.name!r} as {found}, declared as {port.datatype}{list(port.shape)}"
-            raise WrongOutputsError(what)
-    return arrays
+        if isinstance(given, list) and not any(isinstance(each, np.ndarray) for each in given):
+            what = f"'{method}' returns a list of {len(arrays)}, not NumPy arrays; {names} are declared"
+            raise WrongOutputsError(f"{what}: return {_converted(ports[0], '…')}")
+        what = f"'{method}' returns {len(arrays)} arrays; {len(ports)} are declared: {names}"
+        raise WrongOutputsError(f"{what}; return one for each, in this order")
+    return [_declared_array(array, port, method) for array, port in zip(arrays, ports, strict=True)]
+
+
+def _declared_array(array: Any, port: Port, method: str) -> Array:  # noqa: ANN401
+    """One of the arrays. WrongOutputsError if it is not as declared."""
+    if not isinstance(array, np.ndarray):
+        what = f"'{method}' returns {port.name!r} as {type(array).__name__}, not as a NumPy array"
+        raise WrongOutputsError(f"{what}: {_remedy(array, port)}")
+    found: Array = array
+    strange = []
+    is_right = found.dtype == ARRAY_TYPES[port.datatype]
+    if port.datatype == "BYTES" and found.dtype.kind in "OSU":
+        found = found.astype(object)
+        strange = [each for each in found.flat if not isinstance(each, bytes | str)]
+        is_right = not strange
+    has_rank = len(found.shape) == len(port.shape)
+    if is_right and has_rank and all(size in (-1, there) for size, there in zip(port.shape, found.shape, strict=True)):
+        return found
+    of = f" of {type(strange[0]).__name__}" if strange else ""
+    what = f"'{method}' returns {port.name!r} as {found.dtype}{of}{list(found.shape)}"
+    what += f", declared as {port.datatype}{list(port.shape)}"
+    remedy = "return that shape, or declare the other one"
+    if not is_right:
+        is_plain = port.datatype in NUMPY_TYPES
+        remedy = f"{port.name}.astype({_numpy_name(port)})" if is_plain else _converted(port, port.name)
+        remedy = f"return {remedy}"
+    raise WrongOutputsError(f"{what}: {remedy}", is_certain=not is_right or not has_rank)
+
+
+def _check_rows(outputs: Sequence[Array], ports: Sequence[Port], rows: int) -> None:
+    """WrongOutputsError if an output has not as many rows as the inputs."""
+    for port, array in zip(ports, outputs, strict=True):
+        if len(array) != rows:
+            found = f"{counted(len(array), 'row')} of {port.name!r} for {counted(rows, 'row')} of input"
+            raise WrongOutputsError(f"'run' returns {found}: return as many, or leave 'joins_rows' out")
+
+
+def _numpy_name(port: Port) -> str:
+    return "object" if port.datatype == "BYTES" else f"np.{ARRAY_TYPES[port.datatype].name}"
+
+
+def _converted(port: Port, name: str) -> str:
+    """How an author makes an array for an output."""
+    return f"np.asarray({name}, {_numpy_name(port)})"
+
+
+def _remedy(made: Any, port: Port) -> str:  # noqa: ANN401
+    """What to do about a result that is no array."""
+    if made is None:
+        return "it needs a `return`"
+    if inspect.isgenerator(made) or inspect.isasyncgen(made):
+        return "write `return` instead of `yield`"
+    if inspect.isawaitable(made):
+        return "await it"
+    if hasattr(made, "detach") and hasattr(made, "numpy"):
+        return f"return {port.name}.detach().cpu().numpy()"
+    return f"return {_converted(port, port.name)}"

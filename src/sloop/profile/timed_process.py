@@ -28,6 +28,7 @@ from sloop.cuda import CudaDevice, used_bytes
 from sloop.errors import InputError, SloopError
 from sloop.profile.examine import RefusedModel
 from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, onnx_runtime, open_model
+from sloop.profile.warming import remedy
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
 from sloop.tensor import arrays_at, bytes_of, elements_of
 from sloop.units import NS_PER_MS
@@ -100,9 +101,8 @@ def main(arguments: Sequence[str]) -> None:
             out.write(msgspec.json.encode(message) + b"\n")
             out.flush()
     except SloopError as error:
-        where = error.where if isinstance(error, InputError) else ""
-        what = error.what.removeprefix(f"{where}: ")
-        out.write(msgspec.json.encode(RefusedModel(what, where, error.help)) + b"\n")
+        refused = RefusedModel.of(error) if isinstance(error, InputError) else RefusedModel(error.what, "", error.help)
+        out.write(msgspec.json.encode(refused) + b"\n")
         out.flush()
     except Exception as error:
         failure = failure_of(error)
@@ -133,7 +133,7 @@ def run_all(
             outputs = session.run(inputs)
         except (Exception, SystemExit) as error:  # exceptions of frameworks share no base class
             what = f"a batch of {batch} fails: {said_by(error)}"
-            help = "correct the file" if is_python(path) else "measure smaller batches"
+            help = remedy(session, path) if is_python(path) else "measure smaller batches"
             raise InputError(what, where=line_in(path, error), help=help) from error
         first_batch_ms = first_batch_ms or (perf_counter_ns() - start_ns) / NS_PER_MS
         memory = [bytes_of(array) for array in inputs.values()]

@@ -601,8 +601,8 @@ class RunState:
     def _fail_batch(self, now_ns: int, failed: BatchFailed) -> None:
         replica = self.replicas.get(failed.replica)
         if replica is not None and replica.running is not None and replica.running.batch == failed.batch:
-            self.failed_batches[replica.group.key] += 1
-            self._requeue(now_ns, replica, "raised")
+            self.failed_batches[replica.group.key] += not failed.is_refusal
+            self._requeue(now_ns, replica, "refused" if failed.is_refusal else "raised")
 
     def _requeue(self, now_ns: int, replica: ReplicaRecord, reason: str) -> None:
         """A batch will not finish: its requests wait again from `now_ns` on."""

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -113,7 +113,12 @@ Models = Mapping[tuple[str, str], Servable]
 
 
 def servables_of(
-    application: Application, folder: Path, *, in_blocks: bool = False, in_parts: bool = False
+    application: Application,
+    folder: Path,
+    *,
+    in_blocks: bool = False,
+    in_parts: bool = False,
+    must_run: bool = False,
 ) -> dict[tuple[str, str], Servable]:
     """The model and signature of every variant, read from its file, and its blocks if it is to be served `in_blocks`,
     so that its replicas can have shadows, or `in_parts`, so that they can start as parts of one model. Raises
@@ -134,7 +139,7 @@ def servables_of(
             profiles = application.profiles_of(variant)
             with private_copy(Path(variant.model), folder / COPIES) as copy:
                 _check_profiles(variant, profiles, copy)
-                made = _servable(copy, variant, profiles, in_blocks=in_blocks, in_parts=in_parts)
+                made = _servable(copy, variant, profiles, in_blocks=in_blocks, in_parts=in_parts, must_run=must_run)
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
             found[stage.name, variant.name] = structs.replace(made, weights=tuple(weights))
     return found
@@ -152,12 +157,19 @@ def _check_profiles(variant: Variant, profiles: Mapping[str, Profile], copy: Mod
 
 
 def _servable(
-    copy: ModelCopy, variant: Variant, profiles: Mapping[str, Profile], *, in_blocks: bool, in_parts: bool
+    copy: ModelCopy,
+    variant: Variant,
+    profiles: Mapping[str, Profile],
+    *,
+    in_blocks: bool,
+    in_parts: bool,
+    must_run: bool,
 ) -> Servable:
     """A model as it is examined in its private copy."""
     shapes = next((profile.shapes for profile in profiles.values() if profile.shapes), None)
-    declared = Declared(variant.joins_rows, variant.batch, known=_examined_before(variant))
-    known = examine(copy.path, shapes, folder=copy.folder, declared=declared)
+    known = examine(copy.path, shapes, folder=copy.folder, declared=declared_of(variant))
+    if must_run and known.fault is not None:
+        raise known.fault.error
     cut = None
     if in_blocks or in_parts:
         cut = cut_of(known, profiles, shapes or {}, copy.folder, for_shadows=in_blocks)
@@ -174,7 +186,14 @@ def _servable(
         digest=copy.digest,
         files=copy.files,
         evidence=known.evidence,
+        batches=known.batches_alone or sizes_to_warm(profiles.values(), known.signature),
+        shapes=shapes or {},
     )
+
+
+def declared_of(variant: Variant) -> Declared:
+    """What the user says of a model, and what its profiles know."""
+    return Declared(variant.joins_rows, variant.batch, known=_examined_before(variant))
 
 
 def _examined_before(variant: Variant) -> Joining | None:
@@ -204,6 +223,17 @@ def with_lone_requests(setup: Setup, models: Models) -> Setup:
     if applications == setup.deployment.applications:
         return setup
     return set_up(replace(setup.deployment, applications=applications))
+
+
+def sizes_to_warm(profiles: Iterable[Profile], signature: Signature) -> tuple[int, ...]:
+    """The batch sizes that workers run before they are ready, ascending: powers of two up to the largest batch of the
+    profiles, that one, and those that were measured."""
+    if not signature.has_rows:
+        return (signature.fixed_batch or 1,)
+    largest = max((profile.max_batch for profile in profiles), default=1)
+    sizes = {1 << place for place in range(largest.bit_length())} | {largest}
+    sizes |= {sample.batch for profile in profiles for sample in profile.samples}
+    return tuple(sorted(size for size in sizes if size <= largest))
 
 
 def cut_of(
@@ -457,7 +487,8 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     whole = set_up(replace(deployment, applications=(joined,)))
     (setup,) = whole.applications
     check_live(setup)
-    models = servables_of(joined, Path(order.folder), in_blocks=needs_blocks(setup), in_parts=starts_parts(setup))
+    blocks, parts = needs_blocks(setup), starts_parts(setup)
+    models = servables_of(joined, Path(order.folder), in_blocks=blocks, in_parts=parts, must_run=True)
     (setup,) = with_lone_requests(whole, models).applications
     check_weights(setup, models)
     rows = rows_of(joined, deployment)

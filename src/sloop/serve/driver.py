@@ -81,6 +81,7 @@ TOGETHER_MAX: Final = 32
 TURN_BOUNDS_NS: Final = (100_000, 250_000, 500_000, *(each * NS_PER_MS for each in (1, 2, 5, 10, 25, 100)))
 """Of the histogram of turns: the goal is a millisecond."""
 TRACE_S: Final = 10.0
+LOST_S: Final = 600.0
 FAILURE_LINES_MAX: Final = 20
 FAILURES_MAX: Final = 1_000
 """How many kinds of failures are remembered."""
@@ -158,6 +159,8 @@ class OpenRequest(Struct):
     """The places of the outputs that its client wants; () for all."""
     fault: str = ""
     """Why its tensors fit no edge of the graph; empty if they do. The core receives only the failure."""
+    is_refused: bool = False
+    """Whether a model has refused it."""
     parts: dict[str, dict[int, Block]] | None = None
     """By stage and part, of its visits to stages that run once per part."""
     shared: list[Address] | None = None
@@ -207,6 +210,7 @@ class FailureLog:
 
     def __init__(self) -> None:
         self._traced_s: dict[tuple[str, str, str], float] = {}
+        self._lost_s: dict[tuple[str, str], float] = {}
         self._second, self._lines, self._left_out = 0, 0, 0
 
     def note(self, now_s: float, batch: StartBatch, failure: ModelFailure) -> None:
@@ -227,6 +231,16 @@ class FailureLog:
         trace = f"\n{failure.trace}" if is_new and failure.trace else ""
         why = f": {failure.detail}" if failure.detail else ""
         _log.error("%s failed at stage %r: %s%s%s%s", who, batch.stage, failure.summary, why, then, trace)
+
+    def note_lost(self, now_s: float, decided: Decided) -> None:
+        """A replica is lost: write why, for each stage once in `LOST_S`."""
+        key = decided.stage, decided.why.rpartition("; ")[0]
+        if now_s - self._lost_s.get(key, -LOST_S) < LOST_S or not self._has_room(now_s):
+            return
+        if len(self._lost_s) >= FAILURES_MAX:
+            self._lost_s.clear()
+        self._lost_s[key] = now_s
+        _log.error("a replica of stage %r is lost: %s", decided.stage, decided.why)
 
     def _has_room(self, now_s: float) -> bool:
         """Whether one more line may be written now."""
@@ -302,7 +316,7 @@ class Driver:
             RequestPlan: self._note_plan,
             Rollout: self._follow,
             Assigned: _note,
-            Decided: _note,
+            Decided: self._note_decision,
         }
         self._inbox: list[Event] = []
         self._is_due = self._is_delivering = self._plan_is_due = self._is_waiting = False
@@ -485,8 +499,13 @@ class Driver:
         """Write down why the model failed on a batch, for the server's log, and pass the failure on."""
         running = self._running.get(replica)
         if running is not None and running.action.batch == batch:
-            self._failures.note(time.monotonic(), running.action, failure)
-        self.on_event(BatchFailed(batch, replica, failure.summary, failure.detail))
+            if failure.is_refusal:
+                for found in running.requests:  # the core rejects one that is alone, and tries several again
+                    found.is_refused = True
+                _log.debug("a batch at stage %r: %s", running.action.stage, failure.detail)
+            else:
+                self._failures.note(time.monotonic(), running.action, failure)
+        self.on_event(BatchFailed(batch, replica, failure.summary, failure.detail, failure.is_refusal))
 
     def on_event(self, event: Event) -> None:
         """Queue an event for the core until this turn of the event loop ends or `TOGETHER_MAX` events are queued."""
@@ -607,6 +626,10 @@ class Driver:
     def _note_plan(self, action: RequestPlan) -> None:
         self._plan_is_due = True
 
+    def _note_decision(self, action: Decided) -> None:
+        if action.kind == "lost":
+            self._failures.note_lost(time.monotonic(), action)
+
     def _request_plan(self) -> None:
         """Pass the core's request on when all actions of its event are carried out: what the planner must know of a
         rollout comes before the view that it has changed."""
@@ -659,7 +682,8 @@ class Driver:
             why = end.why
             if end.outcome is Outcome.FAILED:
                 why = f"{found.fault or why}; request id {end.request}"
-            ended = RequestEnded(found.number, end.outcome, served.version, blocks, why, end.retry_after_ns)
+            is_refused = found.is_refused and end.outcome is Outcome.REJECTED
+            ended = RequestEnded(found.number, end.outcome, served.version, blocks, why, end.retry_after_ns, is_refused)
             self._answer(edge, ended)
         if found.shared and not found.readers:
             self._free_all(found.shared)

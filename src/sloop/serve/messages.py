@@ -121,6 +121,10 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """If requests may share a forward pass, the most rows that one has: larger requests are divided. 0: no bound."""
     digest: str = ""
     """If the model is a user's own file, which may change: its digest, which is compared each time it is opened."""
+    batches: tuple[int, ...] = (1,)
+    """The sizes of batches that it is to run before it is ready, ascending."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    """One row's shape of inputs with open dimensions, as the model's profile was measured."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True):
@@ -341,6 +345,8 @@ class RequestEnded(Struct, frozen=True, array_like=True, tag=1, gc=False):
     blocks: list[GivenBlocks] = []  # msgspec creates a new list for each instance
     why: str = ""
     retry_after_ns: int = 0
+    is_refused: bool = False
+    """Rejected by a model, because of what the client sent."""
 
 
 class Free(Struct, frozen=True, array_like=True, tag=2, gc=False):

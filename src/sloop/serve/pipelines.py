@@ -15,7 +15,7 @@ from sloop.errors import MachineError
 from sloop.profile.model import Places, zeros
 from sloop.serve.messages import CutBlock
 from sloop.serve.processes import run_aside
-from sloop.serve.runtimes import Array
+from sloop.serve.runtimes import NOTHING_KNOWN, Array, Expected
 from sloop.serve.shadows import CutRuntime
 from sloop.tensor import Port, Signature, Tensor, array_of, elements_of
 
@@ -24,8 +24,14 @@ class PartRuntime(CutRuntime):
     """A runtime that has consecutive layer blocks of a model at first, from `layers[0]` up to before `layers[1]`, and
     all of them when the others are loaded (`Runtime`)."""
 
-    def __init__(self, blocks: Sequence[CutBlock], signature: Signature, layers: tuple[int, int]) -> None:
-        super().__init__(blocks, signature)
+    def __init__(
+        self,
+        blocks: Sequence[CutBlock],
+        signature: Signature,
+        layers: tuple[int, int],
+        expected: Expected = NOTHING_KNOWN,
+    ) -> None:
+        super().__init__(blocks, signature, expected)
         self.layers = layers
         self.is_complete = False
         """Whether it has all layer blocks."""
@@ -76,7 +82,8 @@ class PartRuntime(CutRuntime):
         feed = zeros(Signature(tuple(ports.values()), ()))
         if feed is not None:
             with contextlib.suppress(Exception):  # between blocks, the first dimension need not count rows
-                self._chain.run(first, end - 1, feed, threads)
+                self._chain.run(first, end - 1, feed, threads, is_warming=True)
+        self._chain.note_warm(threads, range(first, end))
 
     def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """See `Runtime`. MachineError until it has all blocks."""

@@ -39,6 +39,8 @@ class RequestResult(Struct, frozen=True, gc=False):
     """For a rejected request: how long the client should wait before it tries again."""
     version: str = "1"
     """The version of the application that served it, or would have."""
+    is_refused: bool = False
+    """Rejected by a model, because of what the client sent: `why` is for the client, who need not try again."""
 
 
 class RequestSink(Protocol):
@@ -169,6 +171,10 @@ class Servable(Struct, frozen=True):
     """Of the content of its files (`sloop.serve.copies`): what was examined is what is opened."""
     files: tuple[ExaminedFile, ...] = ()
     """Those that the user may change."""
+    batches: tuple[int, ...] = (1,)
+    """The sizes of batches that a worker is to run before it is ready, ascending."""
+    shapes: Mapping[str, tuple[int, ...]] = {}
+    """One row's shape of inputs with open dimensions, as its profile was measured; empty if that is unknown."""
 
     evidence: str = ""
     """Why requests can share a forward pass."""
@@ -177,6 +183,11 @@ class Servable(Struct, frozen=True):
     def checked(self) -> str:
         """The digest that each open compares, if the user's own file is opened; otherwise empty."""
         return self.digest if self.model == self.original and not self.source else ""
+
+    def batches_on(self, hardware: str) -> tuple[int, ...]:
+        """Of `batches`, those that are not too large there; at least the smallest."""
+        most = self.batch_max.get(hardware, 0)
+        return tuple(rows for rows in self.batches if not most or rows <= most) or self.batches[:1]
 
 
 class SpareProcesses(Struct, frozen=True, array_like=True):

@@ -5,11 +5,13 @@ known time; tests and demonstrations use it. Runtimes run in worker processes on
 """
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -25,10 +27,12 @@ from sloop.profile.model import (
     is_python,
     onnx_runtime,
     open_model,
-    zeros,
 )
+from sloop.profile.warming import WARM_S_MAX, batch_maker, try_on_one_row, warm_up
 from sloop.tensor import Port, Signature, described
+from sloop.text import counted
 from sloop.units import ms
+from sloop.user_code import WrongOutputsError, line_in, said_by
 
 THREAD_COUNTS_MAX: Final = 4
 """How many thread counts a runtime keeps sessions for: in some frameworks each session holds a copy of the weights."""
@@ -50,7 +54,7 @@ class Runtime(Protocol):
         ...
 
     def warm(self, threads: int) -> None:
-        """Run the model once on placeholder inputs, if that makes later passes faster."""
+        """Run the batches that are to come on placeholder inputs. InputError if the model fails for certain."""
         ...
 
     def prune(self, outputs: Places) -> None:
@@ -63,21 +67,39 @@ class Runtime(Protocol):
         for all.
 
         `inputs` are in the model's order; the caller reuses their memory after it has sent the outputs. The pass runs
-        on `threads` threads if a session for that count is loaded, otherwise on the nearest loaded count.
+        on `threads` threads if a session for that count is warm, otherwise on the nearest count that is.
         """
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The batches that a runtime will get, as far as they are known before."""
+
+    batches: tuple[int, ...] = (1,)
+    """Their rows, ascending (`sloop.serve.deploy.sizes_to_warm`)."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """One row's shape of inputs with open dimensions, as its profile was measured; empty if that is unknown."""
+
+
+NOTHING_KNOWN: Final = Expected()
+
+
 def open_runtime(
-    model: str, device: CudaDevice | None = None, *, examined: Signature | None = None, digest: str = ""
+    model: str,
+    device: CudaDevice | None = None,
+    expected: Expected = NOTHING_KNOWN,
+    *,
+    examined: Signature | None = None,
+    digest: str = "",
 ) -> Runtime:
     """The runtime for `model`: a path, or `fake:…`; on the GPU of this process, if it has one. The model file is read
     later, by `load`; for `examined` and `digest` see `FileRuntime`."""
     if model.startswith("fake:"):
         return FakeRuntime.parse(model)
     if device is None:
-        return FileRuntime(model, examined, digest)
-    return CudaRuntime(model, device, examined, digest)
+        return FileRuntime(model, examined, digest, expected)
+    return CudaRuntime(model, device, examined, digest, expected)
 
 
 def prepare_runtimes(model: str = "") -> None:
@@ -148,11 +170,15 @@ class FileRuntime:
     `THREAD_COUNTS_MAX` are kept; the least recently used is dropped.
     """
 
-    def __init__(self, path: str, examined: Signature | None = None, digest: str = "") -> None:
+    def __init__(
+        self, path: str, examined: Signature | None = None, digest: str = "", expected: Expected = NOTHING_KNOWN
+    ) -> None:
         """With `examined`, the file must offer these inputs and outputs; with `digest`, it is a user's own file, which
         must have this content each time it is opened."""
-        self._path, self._examined, self._digest = Path(path), examined, digest
+        self._path, self._expected, self._examined, self._digest = Path(path), expected, examined, digest
         self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._warm: set[int] = set()
+        """The thread counts whose sessions have been run."""
         self._lock = threading.Lock()
         self._names: list[str] = []
         self._subsets: list[Places] = []
@@ -171,18 +197,35 @@ class FileRuntime:
         with self._lock:
             self._sessions[threads] = session
             while len(self._sessions) > THREAD_COUNTS_MAX:
-                self._sessions.popitem(last=False)
+                dropped, _ = self._sessions.popitem(last=False)
+                self._warm.discard(dropped)
         return True
 
     def warm(self, threads: int) -> None:
-        """Run the model's own example, or one row of zeros, so that the first batch does not pay for initialisation.
+        """See `Runtime`. Inputs are the model's own example, or random in the shapes of its profile; if neither is
+        there and dimensions are open, one row of usual sizes, which the model may refuse."""
+        session, loaded = self.session(threads, is_warming=True)
+        batches, shapes = self._expected.batches, self._expected.shapes
+        if session.signature.fixed_batch is not None:
+            batches = (session.signature.fixed_batch,)
+        try:
+            is_known, note = try_on_one_row(session, shapes, self._path, batches[0])
+            if note:
+                say(f"{self._path.name}: {note}")
+            made = batch_maker(session.signature, shapes, session.example) if is_known else None
+            if made is not None:
+                warm_batches(session.run, made, batches, self._path)
+        except BaseException:
+            with self._lock:
+                self._sessions.pop(loaded, None)
+            raise
+        self.note_warm(loaded)
 
-        Zeros are used only if every dimension except the first is known: a correct model may reject guessed shapes.
-        """
-        session = self._sessions[threads]
-        feed = session.example(1) or zeros(session.signature)
-        if feed is not None:
-            session.run(feed)
+    def note_warm(self, threads: int) -> None:
+        """The session for this number of threads may run batches from now on."""
+        with self._lock:
+            if threads in self._sessions:
+                self._warm.add(threads)
 
     def prune(self, outputs: Places) -> None:
         """Open sessions for these outputs alone, where that is worth it. The first `SUBSETS_MAX` choices have some."""
@@ -205,10 +248,12 @@ class FileRuntime:
             return open_checked(self._path, threads, self._digest, device)
         return open_model(self._path, threads, device=device)
 
-    def session(self, threads: int) -> tuple[Session, int]:
-        """The session whose thread count is nearest to `threads`, and that count; of two equally near, the smaller."""
+    def session(self, threads: int, *, is_warming: bool = False) -> tuple[Session, int]:
+        """The warm session whose thread count is nearest to `threads`, and that count; of two equally near, the
+        smaller. Of all sessions while none is warm, or to warm one."""
         with self._lock:
-            loaded = threads if threads in self._sessions else min(self._sessions, key=lambda n: (abs(n - threads), n))
+            known = self._sessions if is_warming or not self._warm else self._warm
+            loaded = threads if threads in known else min(known, key=lambda n: (abs(n - threads), n))
             self._sessions.move_to_end(loaded)
             return self._sessions[loaded], loaded
 
@@ -218,6 +263,35 @@ def _prune(session: Session, outputs: Places) -> None:
         session.prune(outputs)
 
 
+def warm_batches(
+    run: Callable[[Mapping[str, Array]], object],
+    made: Callable[[int], Mapping[str, Array]],
+    batches: Sequence[int],
+    path: Path,
+) -> None:
+    """Run the batches beyond the smallest (`sloop.profile.warming.warm_up`). One that fails ends that, because it may
+    be too large. InputError if what the model returns is wrong for certain."""
+    try:
+        cold = warm_up(lambda rows: run(made(rows)), batches)
+    except WrongOutputsError as error:
+        if error.is_certain:
+            raise InputError(said_by(error), where=line_in(path, error), help="correct the file") from error
+    except GpuFailure:
+        raise
+    except (Exception, SystemExit) as error:  # the author's code; the batches that fail will say so
+        say(f"{path.name} is not warm for all batches: {said_by(error)}")
+    else:
+        if cold:
+            these = f"{counted(len(cold), 'size')} from {min(cold)} to {max(cold)} rows"
+            say(f"{path.name} was warmed for {WARM_S_MAX:g} s; batches of {these} still take longer at first")
+
+
+def say(what: str) -> None:
+    """Write a line into the server's log."""
+    sys.stderr.write(f"sloop worker {os.getpid()}: {what}\n")
+    sys.stderr.flush()
+
+
 class CudaRuntime(FileRuntime):
     """A model file on the GPU of this process, in one session: the number of CPU threads hardly matters there, and each
     session would hold a copy of the weights.
@@ -225,13 +299,25 @@ class CudaRuntime(FileRuntime):
     Raises `GpuFailure` when the GPU cannot be used any longer.
     """
 
-    def __init__(self, path: str, device: CudaDevice, examined: Signature | None = None, digest: str = "") -> None:
-        super().__init__(path, examined, digest)
+    def __init__(
+        self,
+        path: str,
+        device: CudaDevice,
+        examined: Signature | None = None,
+        digest: str = "",
+        expected: Expected = NOTHING_KNOWN,
+    ) -> None:
+        super().__init__(path, examined, digest, expected)
         self._device = device
 
     def load(self, threads: int) -> bool:
         """Open the session. Returns False if it is open."""
         return not self._sessions and super().load(threads)
+
+    def warm(self, threads: int) -> None:
+        """See `FileRuntime`."""
+        if not self._warm:
+            super().warm(threads)
 
     def prune(self, outputs: Places) -> None:
         """Does nothing: a second copy of weights would need memory of the GPU."""

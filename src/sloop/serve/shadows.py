@@ -21,6 +21,8 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,8 +31,9 @@ from msgspec import Struct
 
 from sloop.profile.model import Places, zeros
 from sloop.profile.pairs import runs_of
+from sloop.profile.warming import batch_maker
 from sloop.serve.messages import CutBlock, PairSetup, ShadowSetup, decoder, encode
-from sloop.serve.runtimes import Array, FileRuntime
+from sloop.serve.runtimes import NOTHING_KNOWN, Array, Expected, FileRuntime, warm_batches
 from sloop.serve.transport import FrameKind, ProcessChannel, ProtocolError
 from sloop.shared_memory import SharedMemory, offsets, write_tensors
 from sloop.tensor import Port, Signature, array_of, elements_of
@@ -172,12 +175,19 @@ class BlockSequence:
         made = {port.name: port for place in range(first, last + 1) for port in self.blocks[place].outputs}
         return {name: made[name] for name in self.blocks[last].crossing if name in made}
 
-    def run(self, first: int, last: int, known: Mapping[str, Array], threads: int) -> dict[str, Array]:
+    def note_warm(self, threads: int, places: Iterable[int] | None = None) -> None:
+        """Sessions for this number of threads have been run."""
+        for place in self._runtimes if places is None else places:
+            self._runtimes[place].note_warm(threads)
+
+    def run(
+        self, first: int, last: int, known: Mapping[str, Array], threads: int, *, is_warming: bool = False
+    ) -> dict[str, Array]:
         """Run blocks on tensors by name; of these and their results, those that cross the end of the last block."""
         tensors = dict(known)
         for place in range(first, last + 1):
             block = self.blocks[place]
-            session, _ = self._runtimes[place].session(threads)
+            session, _ = self._runtimes[place].session(threads, is_warming=is_warming)
             made = session.run({port.name: tensors[port.name] for port in block.inputs})
             tensors.update(zip((port.name for port in session.signature.outputs), made, strict=True))
             tensors = {name: tensors[name] for name in block.crossing if name in tensors}
@@ -244,9 +254,9 @@ class Partner:
 class CutRuntime:
     """A model in blocks (`Runtime`), which may have a shadow. `lost` says why the last shadow was given up."""
 
-    def __init__(self, blocks: Sequence[CutBlock], signature: Signature) -> None:
+    def __init__(self, blocks: Sequence[CutBlock], signature: Signature, expected: Expected = NOTHING_KNOWN) -> None:
         self._chain = BlockSequence(dict(enumerate(blocks)))
-        self._signature, self._last = signature, len(blocks) - 1
+        self._signature, self._last, self._expected = signature, len(blocks) - 1, expected
         self.partner: Partner | None = None
         self.lost: tuple[int, str] | None = None
         """The number of a shadow that was given up since somebody looked, and why."""
@@ -257,9 +267,13 @@ class CutRuntime:
 
     def warm(self, threads: int) -> None:
         """See `Runtime`."""
-        feed = zeros(self._signature)
-        if feed is not None:
-            self._chain.run(0, self._last, feed, threads)
+        batches, shapes = self._expected.batches, self._expected.shapes
+        run = partial(self._chain.run, 0, self._last, threads=threads, is_warming=True)
+        made = batch_maker(self._signature, shapes)
+        if made is not None:
+            run(made(batches[0]))
+            warm_batches(run, made, batches, Path(self._chain.blocks[0].file))
+        self._chain.note_warm(threads)
 
     def detach(self) -> None:
         """Use the shadow no longer."""

@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
@@ -37,9 +38,9 @@ from msgspec import Struct, structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import SloopError
-from sloop.profile.model import NOT_COMPUTED
+from sloop.profile.model import NOT_COMPUTED, fault_of_inputs, is_python
 from sloop.serve.blocks import Block, BlockReader, write_block
-from sloop.serve.dataflow import Assembler, Decision, RequestTensors
+from sloop.serve.dataflow import APPLICATION, Assembler, Decision, RequestTensors
 from sloop.serve.messages import (
     FREED,
     BatchDone,
@@ -53,7 +54,15 @@ from sloop.serve.messages import (
 )
 from sloop.serve.pipelines import PartRuntime
 from sloop.serve.processes import begin, set_name
-from sloop.serve.runtimes import SUBSETS_MAX, THREAD_COUNTS_MAX, Array, Runtime, open_runtime, prepare_runtimes
+from sloop.serve.runtimes import (
+    SUBSETS_MAX,
+    THREAD_COUNTS_MAX,
+    Array,
+    Expected,
+    Runtime,
+    open_runtime,
+    prepare_runtimes,
+)
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
@@ -266,13 +275,16 @@ class Worker:
         prepare_runtimes(setup.model)  # they count as part of the process, which a spare worker saves
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         runtime: Runtime
+        expected = Expected(setup.batches, setup.shapes)
         try:
             if setup.layers is not None:
-                runtime = PartRuntime(setup.blocks, setup.signature, setup.layers)
+                runtime = PartRuntime(setup.blocks, setup.signature, setup.layers, expected)
             elif setup.blocks:
-                runtime = CutRuntime(setup.blocks, setup.signature)
+                runtime = CutRuntime(setup.blocks, setup.signature, expected)
             else:
-                runtime = open_runtime(setup.model, setup.device, examined=setup.signature, digest=setup.digest)
+                runtime = open_runtime(
+                    setup.model, setup.device, expected, examined=setup.signature, digest=setup.digest
+                )
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
@@ -314,7 +326,7 @@ class Worker:
 
     def _refuse(self, error: BaseException) -> None:
         """Say why this worker ends."""
-        text = str(error) if isinstance(error, SloopError) else failure_of(error).detail
+        text = str(error).replace("\n", "; ") if isinstance(error, SloopError) else failure_of(error).detail
         self._channel.send(FrameKind.REFUSED, int(isinstance(error, GpuFailure)), payload=[text.encode()])
 
     def _pair(self, runtime: CutRuntime, frame: Frame) -> None:
@@ -406,9 +418,19 @@ class Worker:
             self._refuse(error)
             raise
         except BaseException as error:  # also SystemExit: whatever the model raises fails this batch, not the worker
-            self._reply(FrameKind.FAILED, frame, failure_of(error).encode())
+            self._reply(FrameKind.FAILED, frame, self._failure(error).encode())
         else:
             self._reply(kind, frame, encode(answer))
+
+    def _failure(self, error: BaseException) -> ModelFailure:
+        """What to say of a failed batch. The inputs of an ONNX model can be to blame only where clients send them: what
+        another stage has made of them is no matter of theirs."""
+        setup = self._setup
+        if not is_python(Path(setup.model)) and all(need.stage == APPLICATION for need in setup.wiring.inputs.needs):
+            reason = fault_of_inputs(error)
+            if reason:
+                return ModelFailure(reason, f"refused: {reason}", is_refusal=True)
+        return failure_of(error)
 
     def _loaded(self, visits: Sequence[Sequence[Tensor]]) -> tuple[list[list[int]], list[list[Array]]]:
         """The visits of each forward pass, and its inputs."""

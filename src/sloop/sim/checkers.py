@@ -989,8 +989,9 @@ class Checkers:
             if self._now_ns <= entry.deadline_ns:
                 self._fail("late, before its deadline")
         elif outcome is REJECTED:
-            if self._event is not entry.request:
-                self._fail("rejected, but not on arrival")
+            is_refused = isinstance(self._event, BatchFailed) and self._event.is_refusal
+            if self._event is not entry.request and not is_refused:
+                self._fail("rejected, but neither on arrival nor by its model")
         else:
             self._check_unanswered(entry, outcome)
 

@@ -356,6 +356,16 @@ def test_a_request_that_may_have_run_is_not_called_rejected(scene: Scene) -> Non
     assert not scene.sink._again
 
 
+def test_a_request_that_a_model_has_refused_is_told_so_after_a_restart_too(scene: Scene) -> None:
+    scene.join()
+    number = scene.submit()
+    scene.lose()
+    del scene.join().requests[number]
+    scene.sink.on_end(RequestEnded(number, Outcome.REJECTED, "1", [], "no cat", is_refused=True))
+    [end] = scene.ends[number]
+    assert (end.outcome, end.is_refused) == (Outcome.REJECTED, True)
+
+
 def test_questions_without_a_deciding_process(scene: Scene) -> None:
     """What a balancer asks is answered at once; pages are refused, and those under way are asked again."""
     first = scene.join()

@@ -154,6 +154,7 @@ def test_hands_the_budget_on_from_headers_before_parameters(ask: Ask, gateway: G
             503,
             "rejected: 9 wait; help: try again in 3 s",
         ),
+        (RequestResult(Outcome.REJECTED, why="no cat", is_refused=True), 400, "no cat"),
         (RequestResult(Outcome.FAILED, why="bad weights"), 500, "failed: bad weights"),
     ],
 )

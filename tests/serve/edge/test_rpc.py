@@ -217,6 +217,7 @@ def test_the_budget_comes_from_metadata_parameters_or_the_clients_deadline(stub:
     [
         (RequestResult(Outcome.DROPPED, why="slack 3 ms"), grpc.StatusCode.DEADLINE_EXCEEDED, None),
         (RequestResult(Outcome.REJECTED, why="9 wait", retry_after_ns=s(2.1)), grpc.StatusCode.UNAVAILABLE, "3"),
+        (RequestResult(Outcome.REJECTED, why="no cat", is_refused=True), grpc.StatusCode.INVALID_ARGUMENT, None),
         (RequestResult(Outcome.FAILED, why="bad weights"), grpc.StatusCode.INTERNAL, None),
     ],
 )

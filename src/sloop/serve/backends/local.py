@@ -502,6 +502,8 @@ class LocalBackend(KnownStages):
             device=replica.device,
             batch_max=servable.batch_max.get(spec.slot.hardware, 0),
             digest=servable.checked,
+            batches=servable.batches_on(spec.slot.hardware),
+            shapes=dict(servable.shapes),
         )
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(replica.pool_cores or cores, START_CORES_MIN))

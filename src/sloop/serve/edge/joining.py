@@ -227,7 +227,8 @@ class FarSink(EdgeSink):
         ending = self._doubtful.pop(ended.number, None)
         if ending is not None:
             ending.cancel()
-        if ended.outcome is Outcome.REJECTED and ended.number in self._again:  # its model may have run before
+        if ended.outcome is Outcome.REJECTED and ended.number in self._again and not ended.is_refused:
+            # Its model may have run before.
             ended = structs.replace(ended, outcome=Outcome.DROPPED)
         try:
             super().on_end(ended, fetched)

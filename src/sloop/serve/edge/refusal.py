@@ -54,6 +54,8 @@ def refusal_of(ended: RequestResult) -> Refusal:
                 f"dropped: {ended.why or 'its deadline could not be met'}",
                 "allow more time with x-slo-ms, or send less",
             )
+        case Outcome.REJECTED if ended.is_refused:
+            return Refusal(HTTPStatus.BAD_REQUEST, ended.why)
         case Outcome.REJECTED:
             # The header takes whole seconds; 0 would cause an immediate retry.
             seconds = max(1, -(-ended.retry_after_ns // NS_PER_S))

@@ -248,7 +248,7 @@ class EdgeSink:
             if lost:
                 outcome, why = Outcome.FAILED, f"its answer was lost with the node that had it ({lost})"
         if report is not None:
-            report(RequestResult(outcome, outputs, why, ended.retry_after_ns, ended.version))
+            report(RequestResult(outcome, outputs, why, ended.retry_after_ns, ended.version, ended.is_refused))
 
     def on_free(self, record: Free) -> None:
         """Use the memory of a block again."""

@@ -1,0 +1,173 @@
+"""What a model is run on before it serves: placeholders, or its own example; and what their failure means.
+
+`sloop check` and each worker, before it is ready, run a model on one row. What fails there for certain would fail for
+every request: outputs that are not those that are declared, a missing module, a name that does not exist. What fails on
+sizes or texts that were guessed need not.
+
+A worker then runs the batches that it will get, so that no request pays for what a model does once for each size
+(`warm_up`).
+"""
+
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import numpy as np
+
+from sloop.errors import InputError, Refused
+from sloop.profile.model import (
+    Array,
+    Session,
+    fault_of_inputs,
+    is_python,
+    open_dimensions,
+    row_shapes,
+    synthesise,
+)
+from sloop.tensor import Port, Signature
+from sloop.user_code import LIBRARIES, WrongOutputsError, failure_of, line_in, said_by
+
+WARM_S_MAX: Final = 10.0
+"""How long a worker may run batches of one session beyond the first one before it is ready."""
+LARGEST_S_MAX: Final = 0.5
+"""How long the largest batch may take if its size costs nothing once: its memory, at most, would be found later."""
+DEARER: Final = 2.0
+DEARER_S: Final = 0.02
+"""A first pass takes so many times as long as later ones, and so much longer, if the model does something once for its
+size."""
+
+
+def placeholders(
+    signature: Signature, rows: int, shapes: Mapping[str, tuple[int, ...]], guessed: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array] | None:
+    """A batch of equal rows, random as those that a profile is measured with. `shapes` gives one row's shape for inputs
+    with open dimensions, `guessed` for those that it lacks. None if a size is in neither."""
+    found: dict[str, tuple[int, ...]] = {}
+    for port in signature.inputs:
+        size = shapes.get(port.name, guessed.get(port.name, port.shape[1:]))
+        first = port.shape[:1] if port.has_rows or len(size) < len(port.shape) else ()
+        found[port.name] = tuple(1 if each < 0 else each for each in first) + size
+        if -1 in found[port.name]:
+            return None
+    made = synthesise(signature, found)
+    return {port.name: _repeated(made[port.name], port, rows) for port in signature.inputs}
+
+
+def _repeated(array: Array, port: Port, rows: int) -> Array:
+    return np.repeat(array, rows, axis=0) if port.has_rows and port.shape[:1] == (-1,) else array
+
+
+def guessed_rows(session: Session) -> dict[str, tuple[int, ...]]:
+    """One row's shape with usual sizes, for inputs with open dimensions."""
+    dimensions = open_dimensions(session)
+    return row_shapes(session.signature, dimensions, [each.proposal for each in dimensions])
+
+
+def try_on_one_row(
+    session: Session, shapes: Mapping[str, tuple[int, ...]], path: Path, rows: int = 1
+) -> tuple[bool, str]:
+    """Run a model on the smallest batch, of `rows` rows. Returns whether its sizes are known and it succeeds, so that
+    larger batches can be tried, and a note for users about a failure that may be due to the inputs.
+
+    InputError if the model fails for certain, or on its own example or known sizes.
+    """
+    example = None if shapes else session.example(rows)
+    feed, is_known = example, True
+    if feed is None:
+        feed = placeholders(session.signature, rows, shapes, {})
+        is_known = feed is not None and not _has_texts(session)
+    if feed is None:
+        feed = placeholders(session.signature, rows, shapes, guessed_rows(session))
+    if feed is None:
+        return False, ""
+    try:
+        session.run(feed)
+    except Refused:
+        return False, ""
+    except (Exception, SystemExit) as error:  # the author's code; exceptions of frameworks share no base class
+        on = "its own example" if example is not None else "the shapes of its profile" if shapes else "random inputs"
+        if example is None and _is_certain(error):
+            raise InputError(said_by(error), where=line_in(path, error), help="correct the file") from error
+        if is_known and not (example is None and fault_of_inputs(error)):
+            what = f"it fails on {on}: {said_by(error)}"
+            raise InputError(what, where=line_in(path, error), help=remedy(session, path)) from error
+        sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+        return False, f"it fails on {on} ({sizes}): {failure_of(error).detail}; {remedy(session, path)}"
+    return is_known, ""
+
+
+def remedy(session: Session, path: Path) -> str:
+    """What to do about a model that fails on inputs that sloop has made."""
+    if not is_python(path):
+        return "check its inputs, and its declared shapes"
+    if _has_texts(session):
+        return "it has text inputs, for which sloop writes only 'a', and no `example(rows)`: write one"
+    return "correct the file, or give it an `example(rows)`"
+
+
+def _has_texts(session: Session) -> bool:
+    return any(port.datatype == "BYTES" for port in session.signature.inputs)
+
+
+def _is_certain(error: BaseException) -> bool:
+    """Whether a stage would raise this for every request, whatever it holds."""
+    if isinstance(error, WrongOutputsError):
+        return error.is_certain
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, ModuleType)
+    if isinstance(error, TypeError):  # `run` takes other arguments, if no line of it was reached
+        return all(frame.filename.startswith(LIBRARIES) for frame in traceback.extract_tb(error.__traceback__))
+    return isinstance(error, ImportError | NameError) and not isinstance(error, UnboundLocalError)
+
+
+def warm_up(
+    run: Callable[[int], object], batches: Sequence[int], *, clock_s: Callable[[], float] = time.monotonic
+) -> tuple[int, ...]:
+    """Run batches beyond the smallest, which has been run. `batches` are sizes in ascending order. Returns those that
+    there was no time for.
+
+    The second size is run three times. If the first of these takes much longer than the others, the model does
+    something once for each size: then every size up to the largest is run, those in `batches` first, for at most
+    `WARM_S_MAX`. If not, only the largest, for its memory, and only if that takes less than `LARGEST_S_MAX`.
+    """
+    if len(batches) < 2:
+        return ()
+
+    def spent_s(rows: int) -> float:
+        began_s = clock_s()
+        run(rows)
+        return clock_s() - began_s
+
+    began_s = clock_s()
+    probe, largest = batches[1], batches[-1]
+    first_s = spent_s(probe)
+    later_s = min(spent_s(probe), spent_s(probe))
+    if first_s <= max(DEARER * later_s, later_s + DEARER_S):
+        if largest > probe and later_s * largest / probe <= LARGEST_S_MAX:
+            run(largest)
+        return ()
+    left = [*batches[2:], *(rows for rows in range(batches[0], largest) if rows not in batches)]
+    for place, rows in enumerate(left):
+        if clock_s() - began_s + first_s > WARM_S_MAX:
+            return tuple(left[place:])
+        run(rows)
+    return ()
+
+
+def batch_maker(
+    signature: Signature,
+    shapes: Mapping[str, tuple[int, ...]],
+    example: Callable[[int], Mapping[str, Array] | None] = lambda rows: None,
+) -> Callable[[int], Mapping[str, Array]] | None:
+    """Makes batches of known sizes, as `try_on_one_row` does; None if sizes are unknown."""
+
+    def made(rows: int) -> Mapping[str, Array]:
+        found = (None if shapes else example(rows)) or placeholders(signature, rows, shapes, {})
+        assert found is not None, "sizes are known"
+        return found
+
+    is_known = placeholders(signature, 1, shapes, {}) is not None or example(signature.fixed_batch or 1) is not None
+    return made if is_known else None

@@ -1,0 +1,89 @@
+"""`sloop check` tries the models of an application."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sloop.cli import main
+
+STAGE = """
+import numpy as np
+
+class Model:
+    inputs = {{"x": ("FP32", (-1, {size}))}}
+    outputs = {{"y": ("FP32", (-1, {size}))}}
+    joins_rows = True
+
+    def __init__(self, threads):
+        pass
+
+    {run}
+"""
+APPLICATION = """
+name: app
+slo_ms: 1000
+stages:
+  - {name: one, model: ./one.py, profile: {max_batch: 4, latency_ms: {form: quadratic, alpha: 0, beta: 0.1, gamma: 1}}}
+  - {name: two, after: [one], profile: ResNet-T}
+cluster: {nodes: [{hardware: local, count: 1}]}
+system: static
+"""
+
+
+def checked(folder: Path, run: str, size: int = -1) -> Result:
+    (folder / "one.py").write_text(STAGE.format(run=run, size=size), encoding="utf-8")
+    (folder / "app.yaml").write_text(APPLICATION, encoding="utf-8")
+    return CliRunner().invoke(main, ["check", str(folder / "app.yaml"), "--json"])
+
+
+@pytest.mark.parametrize("size", [-1, 3])
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ("def run(self, x): yield x", "'run' returns 'y' as generator, not as a NumPy array: write `return`"),
+        ("async def run(self, x): yield x", "'run' returns 'y' as async_generator"),
+        ("def run(self, x): pass", "'run' returns 'y' as NoneType, not as a NumPy array: it needs a `return`"),
+        ("def run(self, x): return x.astype('f8')", "return y.astype(np.float32) (one.py:"),
+        ("def run(self, x): return x.tolist()", "one.py:"),
+        ("def run(self, x): return {'z': x}", "['y'] are declared"),
+        ("def run(self, x): return x, x", "'run' returns 2 arrays; 1 are declared"),
+        ("def run(self, x): return np.float64(1)", "'run' returns 'y' as float64, not as a NumPy array"),
+        ("def run(self, x): return x[:0]", "0 rows of 'y' for 1 row of input"),
+        ("def run(self, x): import not_there", "No module named 'not_there'"),
+        ("def run(self, x): return np.no_such(x)", "has no attribute 'no_such'"),
+        ("def run(self): return 1", "takes 1 positional argument but 2 were given"),
+        ("run = __import__('functools').partial(lambda x: None)", "'run' returns 'y' as NoneType"),
+    ],
+)
+def test_a_stage_that_fails_for_every_request_is_named(tmp_path: Path, run: str, says: str, size: int) -> None:
+    result = checked(tmp_path, run, size)
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    assert says in answer["stages"][0]["variants"][0]["fault"]
+    assert answer["plan"]["feasible"], "the plan is shown all the same"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "def run(self, x): return x",
+        "async def run(self, x): return x",
+        "def run(self, x): raise __import__('sloop').Refused('only cats')",
+        "def run(self, x): return x.reshape(len(x), 5, 7)[:, 0]",
+    ],
+)
+def test_a_stage_that_may_be_right_passes(tmp_path: Path, run: str) -> None:
+    result = checked(tmp_path, run)
+    assert result.exit_code == 0, result.stdout
+    assert json.loads(result.stdout)["stages"][0]["variants"][0]["fault"] == ""
+
+
+def test_a_failure_on_guessed_sizes_is_told(tmp_path: Path) -> None:
+    checked(tmp_path, "def run(self, x): raise ValueError('an odd length')")
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "app.yaml")])
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    assert "one.py: it fails on random inputs (x [1, 16]): ValueError: an odd length (one.py:12)" in text
+    assert "give it an `example(rows)`" in text

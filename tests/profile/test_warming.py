@@ -1,0 +1,76 @@
+"""Which batches are run before a worker is ready, and what their failure means."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from sloop.profile.warming import LARGEST_S_MAX, WARM_S_MAX, placeholders, warm_up
+from sloop.tensor import Port, Signature
+
+
+class Passes:
+    """Passes that take `row_s` for each row, and `once_s` more for each size that was not run before."""
+
+    def __init__(self, row_s: float, once_s: float) -> None:
+        self.row_s, self.once_s = row_s, once_s
+        self.now_s = 0.0
+        self.ran: list[int] = []
+
+    def run(self, rows: int) -> None:
+        self.now_s += rows * self.row_s + self.once_s * (rows not in self.ran)
+        self.ran.append(rows)
+
+    def warm_up(self, batches: Sequence[int]) -> tuple[int, ...]:
+        return warm_up(self.run, batches, clock_s=lambda: self.now_s)
+
+
+def test_every_size_is_run_if_sizes_cost_something_once() -> None:
+    passes = Passes(0.001, 0.4)
+    assert passes.warm_up((1, 2, 4, 8)) == ()
+    assert passes.ran == [2, 2, 2, 4, 8, 3, 5, 6, 7], "first those that a profile knows"
+
+
+def test_otherwise_only_the_largest_is_and_if_it_is_short() -> None:
+    passes = Passes(0.001, 0.0)
+    assert passes.warm_up((1, 2, 4, 8)) == ()
+    assert passes.ran == [2, 2, 2, 8]
+    slow = Passes(LARGEST_S_MAX / 7, 0.0)
+    assert slow.warm_up((1, 2, 4, 8)) == ()
+    assert slow.ran == [2, 2, 2]
+
+
+def test_warming_has_a_bound_and_names_the_sizes_left() -> None:
+    passes = Passes(0.0, 2.0)
+    assert passes.warm_up((1, 2, 4, 8, 16)) == (5, 6, 7, 9, 10, 11, 12, 13, 14, 15)
+    assert passes.now_s <= WARM_S_MAX
+
+
+@pytest.mark.parametrize(("batches", "ran"), [((1,), []), ((4,), []), ((1, 3), [3, 3, 3])])
+def test_few_sizes(batches: tuple[int, ...], ran: list[int]) -> None:
+    passes = Passes(0.001, 0.0)
+    assert passes.warm_up(batches) == ()
+    assert passes.ran == ran
+
+
+def test_a_batch_that_fails_ends_it() -> None:
+    passes = Passes(0.001, 0.4)
+    run: Callable[[int], None] = passes.run
+
+    def fails(rows: int) -> None:
+        if rows == 4:
+            raise MemoryError
+        run(rows)
+
+    with pytest.raises(MemoryError):
+        warm_up(fails, (1, 2, 4, 8), clock_s=lambda: passes.now_s)
+
+
+def test_placeholders_have_rows_where_inputs_have() -> None:
+    signature = Signature.of([Port("x", "FP32", (-1, -1, 2)), Port("s", "FP32", ()), Port("t", "INT64", (2, 3))], [])
+    assert placeholders(signature, 5, {}, {}) is None
+    made = placeholders(signature, 5, {"x": (7, 2)}, {})
+    assert made is not None
+    assert {name: array.shape for name, array in made.items()} == {"x": (5, 7, 2), "s": (), "t": (2, 3)}
+    guessed = placeholders(signature, 5, {}, {"x": (16, 2)})
+    assert guessed is not None
+    assert guessed["x"].shape == (5, 16, 2)
