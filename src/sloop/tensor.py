@@ -53,7 +53,8 @@ class Tensor(Struct, frozen=True, gc=False):
 
 
 MISSING: Final = Tensor("NONE", (), b"")
-"""Stands in blocks for an output that nobody has asked for. No tensor of a client or a model has this datatype."""
+"""Stands in blocks for an output that nobody has asked for, and for an optional input that is not given. No tensor of a
+client or a model has this datatype."""
 
 
 class Port(Struct, frozen=True):
@@ -80,9 +81,11 @@ class Signature(Struct, frozen=True):
     outputs: tuple[Port, ...]
     rows_max: int = 1
     """The most rows that one request to an application may have, where inputs count rows."""
+    optional: tuple[Port, ...] = ()
+    """Inputs that have a value of their own if a request does not give them. They belong to the request as a whole."""
 
     @classmethod
-    def of(cls, inputs: Sequence[Port], outputs: Sequence[Port]) -> "Signature":
+    def of(cls, inputs: Sequence[Port], outputs: Sequence[Port], optional: Sequence[Port] = ()) -> "Signature":
         """The signature of a model whose ports do not say yet which of them have rows.
 
         If the first dimension of an input is open, it counts rows, and inputs whose first dimension is fixed have none.
@@ -94,7 +97,8 @@ class Signature(Struct, frozen=True):
         def marked(ports: Sequence[Port]) -> tuple[Port, ...]:
             return tuple(structs.replace(port, has_rows=port.shape[:1] == (batch,)) for port in ports)
 
-        return cls(marked(inputs), marked(outputs))
+        without = tuple(structs.replace(port, has_rows=False) for port in optional)
+        return cls(marked(inputs), marked(outputs), optional=without)
 
     def without_rows(self) -> "Signature":
         """The same ports for a model whose requests are one unit each: no first dimension counts rows."""

@@ -176,6 +176,22 @@ def test_on_a_terminal_a_size_is_asked_for_once_and_remembered(tmp_path: Path, m
     assert with_open_sizes(path, known, given) == given, "what is given is not asked for"
 
 
+def test_sizes_of_inputs_without_rows_are_taken_and_said(tmp_path: Path) -> None:
+    """Edges are indices of nodes, of which a batch of one has one."""
+    nodes, edges, read = (
+        helper.make_tensor_value_info(name, kind, shape)  # type: ignore[arg-type]  # sizes and names
+        for name, kind, shape in (("nodes", 1, ["n", 4]), ("edges", 7, [2, "e"]), ("read", 1, [2, "e", 4]))
+    )
+    graph = helper.make_graph([helper.make_node("Gather", ["nodes", "edges"], ["read"])], "g", [nodes, edges], [read])
+    path = tmp_path / "graph.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    result = run("profile", path, "--cores", "1", "--seconds", "0.01", "--passes", "1", "--alone")
+    assert result.exit_code == 0, result.stderr
+    assert "sizes of inputs without rows are unknown; it is measured with --shape edges=2,1" in result.stderr
+    found = load_profile(path_beside(path))
+    assert (found.shapes, found.max_batch) == ({"edges": (2, 1)}, 1)
+
+
 # Names
 
 

@@ -113,6 +113,17 @@ def test_inputs_without_rows_keep_their_whole_shape() -> None:
     assert shapes == {"x": (3, 512), "state": (2, 3, 128), "sr": (), "edges": (2, 7)}
     with pytest.raises(InputError, match=r"input 'edges' has open dimensions \(2, \?\)"):
         input_shapes(signature, 3, {}, names, where="m")
+    assert input_shapes(signature, 3, {"edges": (7,)}, names, where="m") == shapes, "its first size is known"
+    assert not synthesise(signature, shapes)["edges"].any(), "0 is an index of any row"
+
+
+def test_a_shape_may_have_the_batch_if_it_is_that_of_the_batch() -> None:
+    """A model for which the user declares that it has no batch is measured with whole shapes."""
+    signature = Signature((Port("x", "FP32", (-1, 80)),), ())
+    assert input_shapes(signature, 1, {"x": (200, 80)}, where="m") == {"x": (200, 80)}
+    assert input_shapes(signature, 4, {"x": (4, 80)}, where="m") == {"x": (4, 80)}
+    with pytest.raises(InputError, match=r"the shape \(200, 80\) does not fit"):
+        input_shapes(signature, 4, {"x": (200, 80)}, where="m")
 
 
 def test_open_dimensions_of_inputs_without_rows_are_asked_for(tmp_path: Path) -> None:

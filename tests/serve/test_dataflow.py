@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from sloop.app.graph import Each, Graph, GraphStage, When
 from sloop.errors import InputError
@@ -44,6 +45,20 @@ def test_stages_compute_what_later_stages_and_the_client_need() -> None:
         graph_of({"left": (), "right": ()}), {("left", "v"): model("x", "a b"), ("right", "v"): model("x", "c")}
     )
     assert (ends.needed("left", [2]), ends.needed("right", [2])) == ((0,), ()), "a stage runs also for nobody"
+
+
+def test_clients_may_give_the_optional_inputs_of_all_stages() -> None:
+    """Those with the name of another tensor of the client keep their values, and equal ones are given once."""
+    own = {name: Port(name, "FP32", (1,), has_rows=False) for name in ("scale", "limit", "image")}
+    find = structs.replace(model("image", "boxes"), optional=(own["scale"],))
+    read = structs.replace(model("boxes", "text"), optional=(own["limit"], own["scale"], own["image"]))
+    wiring = wire(graph_of({"find": (), "read": ("find",)}), {("find", "v"): find, ("read", "v"): read})
+    assert wiring.signature.optional == (own["scale"], own["limit"])
+    assert wiring.inputs["find"] == ((Source("", 0),), (Source("", 1),))
+    assert wiring.inputs["read"] == ((Source("find", 0),), (Source("", 2),), (Source("", 1),))
+    assert (wiring.of("find").optional, wiring.of("read").optional) == (("scale",), ("limit", "scale"))
+    variants = {("only", "a"): find, ("only", "b"): model("image", "boxes")}
+    assert not wire(graph_of({"only": ()}), variants).signature.optional, "one of them does not have it"
 
 
 def test_outputs_that_decide_are_needed() -> None:

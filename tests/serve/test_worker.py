@@ -17,16 +17,17 @@ from hypothesis import strategies as st
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper, save
 
-from sloop.profile.model import NOT_COMPUTED, OnnxSession
+from sloop.profile.model import NOTHING, OnnxSession, read_signature
 from sloop.serve.blocks import BlockReader, write_block
-from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Source, StageWiring
+from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Source, StageWiring, wire
 from sloop.serve.messages import BatchDone, Run, StageSetup, decoder, encode
 from sloop.serve.runtimes import FileRuntime
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError, socket_pair
 from sloop.serve.worker import MILLIONTHS, STEPS, InputMemory, Worker, divide, group, merge, split, tensors_of
 from sloop.shared_memory import ALIGNMENT, Address, Arena, Arenas, HeldArena
-from sloop.tensor import Port, Signature, Tensor, join_strings
+from sloop.tensor import MISSING, Port, Signature, Tensor, join_strings
 from sloop.user_code import ModelFailure
+from tests.serve.graphs import graph_of
 from tests.serve.rig import alone, run_of, tensors_in
 
 pytestmark = pytest.mark.live
@@ -384,10 +385,61 @@ def test_a_frequent_choice_of_outputs_has_a_session_that_computes_nothing_else(t
         (pruned,) = session._pruned.values()
         assert [each.name for each in pruned.get_outputs()] == ["small"]
         (small, big), _ = runtime.run([x], threads, (0,))
-        assert (small.tolist(), big) == ([[2], [2], [2]], NOT_COMPUTED)
+        assert (small.tolist(), big) == ([[2], [2], [2]], NOTHING)
         (small, big), _ = runtime.run([x], threads)
         assert (small.tolist(), big.shape) == ([[2], [2], [2]], (3, 1000))
         assert not session.prune((1,)), "all nodes are needed"
+
+
+@pytest.fixture
+def scaled(tmp_path: Path) -> Path:
+    """y = scale · x + shift, which are 2 and 0 if they are not given; `rows` has the number of rows of the pass."""
+    x, y, rows = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 1]) for name in ("x", "y", "rows"))
+    scale, shift = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("scale", "shift"))
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["xs"]),
+        helper.make_node("Add", ["xs", "shift"], ["y"]),
+        helper.make_node("Shape", ["x"], ["size"], end=1),
+        helper.make_node("Cast", ["size"], ["count"], to=1),
+        helper.make_node("Mul", ["x", "zero"], ["none"]),
+        helper.make_node("Add", ["none", "count"], ["rows"]),
+    ]
+    weights = [numpy_helper.from_array(np.array([each], np.float32), name) for name, each in DEFAULTS.items()]
+    graph = helper.make_graph(nodes, "scaled", [x, scale, shift], [y, rows], weights)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "scaled.onnx")
+    return tmp_path / "scaled.onnx"
+
+
+DEFAULTS = {"scale": 2, "shift": 0, "zero": 0}
+
+
+def test_requests_that_give_optional_inputs_run_alone_and_the_others_together(scaled: Path) -> None:
+    signature = read_signature(scaled)
+    assert [port.name for port in signature.inputs] == ["x"]
+    assert [(port.name, port.has_rows) for port in signature.optional] == [("scale", False), ("shift", False)]
+    wiring = wire(graph_of({"only": ()}), {("only", "v"): signature}).of("only")
+    server = Server(str(scaled), signature, wiring=wiring, batch_max=4)
+    server.until_ready()
+    visits = [
+        ([1, 1], None, None),
+        ([1], 3, None),
+        ([1, 1, 1, 1, 1], 5, 1),
+        ([1], None, None),
+        ([1], 3, None),
+    ]
+    given = [
+        [values(np.array(rows, np.float32).reshape(-1, 1)), *(optional_value(each) for each in others)]
+        for rows, *others in visits
+    ]
+    done = server.run(run_of(given))
+    found = [np.frombuffer(tensor.data, np.float32).tolist() for pair in tensors_in(done.blocks) for tensor in pair]
+    assert found == [[2, 2], [3, 3], [3], [1], [6] * 5, [5] * 5, [2], [3], [3], [1]]
+    server.end()
+    assert server.error is None
+
+
+def optional_value(value: float | None) -> Tensor:
+    return MISSING if value is None else values(np.array([value], np.float32))
 
 
 def test_pieces_whose_outputs_do_not_fit_together_fail_the_batch() -> None:

@@ -369,6 +369,11 @@ def with_open_sizes(model: Path, known: ExaminedModel, shapes: Shapes) -> dict[s
     if not missing:
         return dict(shapes)
     proposed = row_shapes(known.signature, missing, [each.proposal for each in missing])
+    without = {port.name for port in known.signature.inputs if not port.has_rows}
+    if without.issuperset(proposed) and len(without) < len(known.signature.inputs):
+        given = " ".join(f"--shape {name}={','.join(map(str, row))}" for name, row in proposed.items())
+        click.echo(f"{model.name}: sizes of inputs without rows are unknown; it is measured with {given}", err=True)
+        return {**proposed, **shapes}
     if not is_terminal():
         named = listed([each.name for each in missing])
         options = " ".join(f"--shape {name}={','.join(map(str, row))}" for name, row in proposed.items())

@@ -218,7 +218,7 @@ def examine_here(
         str(prepared.file),
         prepared.labels,
         notes,
-        open_dimensions(session) if example is None else (),
+        open_dimensions(session, signature) if example is None else (),
         prepared.changes,
         "" if obstacle or fault else DECLARED if declared.joins_rows else AUTHOR if is_python(path) else GRAPH,
         fault,

@@ -80,8 +80,12 @@ CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs l
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Places = tuple[int, ...]
-NOT_COMPUTED: Final[Array] = np.empty(0, np.bool_)
-"""What `Session.run` may return in place of an output that nobody needs."""
+NOTHING: Final[Array] = np.empty(0, np.bool_)
+"""What `Session.run` may return in place of an output that nobody needs; what a runtime gets in place of an optional
+input that is not given."""
+OPTIONAL_MAX: Final = 16
+"""Of a model with more inputs that have a value of their own, these are its weights, which some exporters list among
+the inputs; they are not offered."""
 
 
 class Session(Protocol):
@@ -102,7 +106,7 @@ class Session(Protocol):
 
     def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> Sequence[Array]:
         """One forward pass: inputs by name in, outputs in the signature's order out. Of the outputs, those at the
-        places `outputs` are needed, and `NOT_COMPUTED` may be in place of the others. () stands for all."""
+        places `outputs` are needed, and `NOTHING` may be in place of the others. () stands for all."""
         ...
 
 
@@ -218,6 +222,10 @@ def _input_shape(
         raise InputError(f"input {port.name!r} has open dimensions ({declared})", where=where, help=help_text)
     if row is None:
         return (*first, *rest)
+    if first and len(row) == len(port.shape) and (batch == 1 or row[0] == batch):
+        first, row = (row[0],), row[1:]  # the whole shape, of an input that may count no rows
+    elif not first and port.shape[0] > 0 and len(row) == len(rest) - 1:
+        row = (port.shape[0], *row)
     if len(row) != len(rest) or any(want not in (-1, size) or size < 1 for want, size in zip(rest, row, strict=True)):
         raise InputError(f"the shape {row} does not fit input {port.name!r} ({declared})", where=where)
     return (*first, *row)
@@ -252,11 +260,13 @@ PROPOSAL_WITHOUT_ROWS: Final = 1
 without rows, such as a state, where it may be that of the batch, which is then measured with one row."""
 
 
-def open_dimensions(session: Session) -> tuple[OpenDimension, ...]:
-    """The open dimensions of a model besides its rows, each once: dimensions of equal names have one size."""
+def open_dimensions(session: Session, signature: Signature | None = None) -> tuple[OpenDimension, ...]:
+    """The open dimensions of a model besides its rows, each once: dimensions of equal names have one size. `signature`
+    says which inputs have rows, by default that of the session."""
     found: dict[str, OpenDimension] = {}
-    batches = batch_names(session.signature, session.dimension_names)
-    for port in session.signature.inputs:
+    signature = signature or session.signature
+    batches = batch_names(signature, session.dimension_names)
+    for port in signature.inputs:
         for place, size in enumerate(port.shape):
             name = session.dimension_names.get((port.name, place)) or f"{port.name}[{place}]"
             if size >= 0 or place < port.has_rows or name in batches:
@@ -295,7 +305,7 @@ def synthesise(
     signature: Signature, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0
 ) -> dict[str, NDArray[np.generic]]:
     """Random inputs of these shapes: floats uniform in [0, 1), other types 0 or 1, which are valid indices of a
-    table."""
+    table; 0 alone for inputs without rows, which may be indices of rows."""
     generator = np.random.default_rng(seed)
     made: dict[str, NDArray[np.generic]] = {}
     for port in signature.inputs:
@@ -307,7 +317,7 @@ def synthesise(
         elif port.datatype.startswith("FP"):
             made[port.name] = generator.random(shape).astype(NUMPY_TYPES[port.datatype])
         else:
-            made[port.name] = generator.integers(0, 2, shape).astype(NUMPY_TYPES[port.datatype])
+            made[port.name] = generator.integers(0, 1 + port.has_rows, shape).astype(NUMPY_TYPES[port.datatype])
     return made
 
 
@@ -342,8 +352,9 @@ class OnnxSession:
         """The file, if it is known to be what the session was opened from."""
         self._names = [port.name for port in self.signature.outputs]
         self._pruned: dict[Places, Any] = {}
-        self._texts = [port.name for port in self.signature.inputs if port.datatype == "BYTES"]
-        self._bfloats = [port.name for port in self.signature.inputs if port.datatype == "BF16"]
+        inputs = [*self.signature.inputs, *self.signature.optional]
+        self._texts = [port.name for port in inputs if port.datatype == "BYTES"]
+        self._bfloats = [port.name for port in inputs if port.datatype == "BF16"]
         self._returns_bfloats = any(port.datatype == "BF16" for port in self.signature.outputs)
         if self._texts and self._returns_bfloats:
             what = "it has text as an input and BF16 as an output, which ONNX Runtime cannot exchange together"
@@ -373,15 +384,15 @@ class OnnxSession:
     def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> list[Array]:
         """One forward pass. TextError for text that is not UTF-8."""
         if self._texts:
-            feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts}}
+            feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts if name in feed}}
         if self._bfloats:  # which ONNX Runtime does not take as NumPy arrays
             make = onnx_runtime().OrtValue.ortvalue_from_numpy_with_onnx_type
-            bfloats = {name: make(np.ascontiguousarray(feed[name]), ONNX_BFLOAT16) for name in self._bfloats}
-            feed = {**feed, **bfloats}
+            given = [name for name in self._bfloats if name in feed]
+            feed = {**feed, **{name: make(np.ascontiguousarray(feed[name]), ONNX_BFLOAT16) for name in given}}
         if not outputs:
             return self._run(self._session, feed, self.signature.outputs)
         session, ports = self._pruned.get(outputs, self._session), [self.signature.outputs[n] for n in outputs]
-        found = [NOT_COMPUTED] * len(self._names)
+        found = [NOTHING] * len(self._names)
         for place, made in zip(outputs, self._run(session, feed, ports), strict=True):
             found[place] = made
         return found
@@ -604,9 +615,11 @@ def read_signature(path: Path) -> Signature:
 
 def signature_of(session: Any, path: Path) -> Signature:  # noqa: ANN401
     """The inputs and outputs of an ONNX Runtime session loaded from `path`."""
+    optional = [given for given in session.get_overridable_initializers() if given.type in DATATYPES]
     return Signature.of(
         [_onnx_port(given, path) for given in session.get_inputs()],
         [_onnx_port(given, path) for given in session.get_outputs()],
+        [_onnx_port(given, path) for given in optional] if len(optional) <= OPTIONAL_MAX else (),
     )
 
 

@@ -114,6 +114,9 @@ class StageWiring:
     decisions: tuple[Decision, ...] = ()
     outputs: tuple[int, ...] = ()
     """The places of the outputs that later stages or answers may need; () if they may need all."""
+    optional: tuple[str, ...] = ()
+    """The optional inputs of the model that follow the others in `inputs`; `MISSING` if a request does not give
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +125,21 @@ class Wiring:
 
     signature: Signature
     inputs: Mapping[str, tuple[Sources, ...]]
-    """For each stage the sources of its inputs, in its models' order."""
+    """For each stage the sources of its inputs, in its models' order, and then of its optional ones."""
     outputs: tuple[Sources, ...]
     """The sources of the application's outputs, in the signature's order."""
     decisions: Mapping[str, tuple[Decision, ...]]
     """For stages with a branch or a fan-out: the decision for each outgoing edge, in the graph's order."""
     widths: Mapping[str, int] = field(default_factory=dict)
     """By stage, how many outputs it has."""
+    optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By stage, the optional inputs that follow the others in `inputs`."""
 
     def of(self, stage: str) -> StageWiring:
         """How the inputs of a stage are assembled, and what its outputs decide."""
         assembly, decisions = self._assembly(self.inputs[stage]), self.decisions.get(stage, ())
-        return StageWiring(stage, assembly, decisions, self.needed(stage, range(len(self.outputs))))
+        needed = self.needed(stage, range(len(self.outputs)))
+        return StageWiring(stage, assembly, decisions, needed, self.optional.get(stage, ()))
 
     def needed(self, stage: str, answers: Iterable[int]) -> tuple[int, ...]:
         """The places of the outputs of a stage that later stages need, or these outputs of the application; () for all.
@@ -198,15 +204,44 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
         for name, step in graph.stages.items()
     }
     answers = _answers(graph, stages, where)
-    signature = Signature(tuple(given), tuple(port for port, _ in answers), 1 if decisions else rows_max)
-    widths = {name: len(made.outputs) for name, made in stages.items()}
-    return Wiring(signature, inputs, tuple(sources for _, sources in answers), decisions, widths)
+    optional = _optional(stages, given)
+    for name, ports in optional.items():
+        places = [list(optional_of(optional)).index(port) for port in ports]
+        inputs[name] += tuple((Source(APPLICATION, len(given) + place),) for place in places)
+    signature = Signature(
+        *(tuple(given), tuple(port for port, _ in answers), 1 if decisions else rows_max),
+        optional=tuple(optional_of(optional)),
+    )
+    return Wiring(
+        *(signature, inputs, tuple(sources for _, sources in answers), decisions),
+        widths={name: len(made.outputs) for name, made in stages.items()},
+        optional={name: tuple(port.name for port in ports) for name, ports in optional.items()},
+    )
+
+
+def _optional(stages: Mapping[str, Signature], given: Sequence[Port]) -> dict[str, list[Port]]:
+    """The optional inputs of stages, which clients may give by name. Left out are those with the name of another
+    tensor of the client."""
+    taken = {port.name: None for port in given}
+    found: dict[str, list[Port]] = {}
+    known: dict[str, Port | None] = {**taken}
+    for name, signature in stages.items():
+        own = [port for port in signature.optional if known.setdefault(port.name, port) == port]
+        if own:
+            found[name] = own
+    return found
+
+
+def optional_of(optional: Mapping[str, Sequence[Port]]) -> dict[Port, None]:
+    """Each optional input once."""
+    return dict.fromkeys(port for ports in optional.values() for port in ports)
 
 
 def _stage_signature(stage: str, models: Mapping[tuple[str, str], Signature], where: str) -> Signature:
     """The signature of a stage, whose variants must be interchangeable."""
     variants = {variant: signature for (owner, variant), signature in models.items() if owner == stage}
     (name, first), *others = variants.items()
+    shared = tuple(port for port in first.optional if all(port in signature.optional for _, signature in others))
     for other, signature in others:
         for kind in ("inputs", "outputs"):
             ours, theirs = ([(p.datatype, p.shape) for p in getattr(s, kind)] for s in (first, signature))
@@ -216,7 +251,7 @@ def _stage_signature(stage: str, models: Mapping[tuple[str, str], Signature], wh
                     where=where,
                     help="variants of a stage replace each other: give them equal types and shapes",
                 )
-    return first
+    return structs.replace(first, optional=shared)
 
 
 def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decision:

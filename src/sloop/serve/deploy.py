@@ -174,8 +174,10 @@ def _servable(
     if in_blocks or in_parts:
         cut = cut_of(known, profiles, shapes or {}, copy.folder, for_shadows=in_blocks)
     name = copy.original.name
+    # Blocks of a model are run with its weights as they are.
+    signature = known.signature if cut is None else structs.replace(known.signature, optional=())
     return Servable(
-        *(known.file, known.signature, known.obstacle, known.labels),
+        *(known.file, signature, known.obstacle, known.labels),
         notes=(*known.notes, *([f"{name}: {copy.why_not}: it is read and checked each time"] if copy.why_not else [])),
         source=source_of(copy.original),
         cut=cut,
@@ -938,6 +940,10 @@ def check_same(new: Signature, old: Signature, of: str) -> None:
                 f"its {kind} are {described(ours)}; those of {of}, are {described(theirs)}",
                 help="clients would notice: deploy it under another name",
             )
+    gone = [port for port in old.optional if port not in new.optional]
+    if gone:
+        what = f"it does not take the optional inputs {described(gone)}; {of}, takes them"
+        raise InputError(what, help="clients would notice: deploy it under another name")
     if new.rows_max < old.rows_max:
         raise InputError(
             f"it takes requests of at most {new.rows_max} rows; {of}, takes {old.rows_max}",

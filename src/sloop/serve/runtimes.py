@@ -20,6 +20,7 @@ import numpy as np
 from sloop.cuda import CudaDevice, GpuFailure, failure_on
 from sloop.errors import InputError
 from sloop.profile.model import (
+    NOTHING,
     OnnxSession,
     Places,
     Session,
@@ -63,11 +64,12 @@ class Runtime(Protocol):
 
     def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """Run one forward pass. Returns the outputs in the model's order and the number of threads it ran on. In place
-        of outputs that are not needed, those whose places are not in `outputs`, there may be `NOT_COMPUTED`; () stands
+        of outputs that are not needed, those whose places are not in `outputs`, there may be `NOTHING`; () stands
         for all.
 
-        `inputs` are in the model's order; the caller reuses their memory after it has sent the outputs. The pass runs
-        on `threads` threads if a session for that count is warm, otherwise on the nearest count that is.
+        `inputs` are in the model's order; those of optional inputs may follow, `NOTHING` for one that is not given. The
+        caller reuses their memory after it has sent the outputs. The pass runs on `threads` threads if a session for
+        that count is warm, otherwise on the nearest count that is.
         """
         ...
 
@@ -92,14 +94,15 @@ def open_runtime(
     *,
     examined: Signature | None = None,
     digest: str = "",
+    optional: Sequence[str] = (),
 ) -> Runtime:
     """The runtime for `model`: a path, or `fake:…`; on the GPU of this process, if it has one. The model file is read
-    later, by `load`; for `examined` and `digest` see `FileRuntime`."""
+    later, by `load`; for the other arguments see `FileRuntime`."""
     if model.startswith("fake:"):
         return FakeRuntime.parse(model)
     if device is None:
-        return FileRuntime(model, examined, digest, expected)
-    return CudaRuntime(model, device, examined, digest, expected)
+        return FileRuntime(model, examined, digest, expected, optional)
+    return CudaRuntime(model, device, examined, digest, expected, optional)
 
 
 def prepare_runtimes(model: str = "") -> None:
@@ -171,16 +174,22 @@ class FileRuntime:
     """
 
     def __init__(
-        self, path: str, examined: Signature | None = None, digest: str = "", expected: Expected = NOTHING_KNOWN
+        self,
+        path: str,
+        examined: Signature | None = None,
+        digest: str = "",
+        expected: Expected = NOTHING_KNOWN,
+        optional: Sequence[str] = (),
     ) -> None:
         """With `examined`, the file must offer these inputs and outputs; with `digest`, it is a user's own file, which
-        must have this content each time it is opened."""
+        must have this content each time it is opened. The arrays of `optional` inputs may follow the others."""
         self._path, self._expected, self._examined, self._digest = Path(path), expected, examined, digest
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._warm: set[int] = set()
         """The thread counts whose sessions have been run."""
         self._lock = threading.Lock()
         self._names: list[str] = []
+        self._optional = optional
         self._subsets: list[Places] = []
 
     def load(self, threads: int) -> bool:
@@ -191,7 +200,7 @@ class FileRuntime:
         session = self._opened(threads)
         if self._examined is not None:
             check_offer(self._path, session.signature, self._examined)
-        self._names = [port.name for port in session.signature.inputs]
+        self._names = [*(port.name for port in session.signature.inputs), *self._optional]
         for outputs in self._subsets:
             _prune(session, outputs)
         with self._lock:
@@ -239,7 +248,8 @@ class FileRuntime:
     def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """Run on the session that `session` chooses."""
         session, loaded = self.session(threads)
-        return session.run(dict(zip(self._names, inputs, strict=True)), outputs), loaded
+        feed = {name: array for name, array in zip(self._names, inputs, strict=False) if array is not NOTHING}
+        return session.run(feed, outputs), loaded
 
     def _opened(self, threads: int, device: CudaDevice | None = None) -> Session:
         if self._digest:
@@ -306,8 +316,9 @@ class CudaRuntime(FileRuntime):
         examined: Signature | None = None,
         digest: str = "",
         expected: Expected = NOTHING_KNOWN,
+        optional: Sequence[str] = (),
     ) -> None:
-        super().__init__(path, examined, digest, expected)
+        super().__init__(path, examined, digest, expected, optional)
         self._device = device
 
     def load(self, threads: int) -> bool:
@@ -339,10 +350,11 @@ class CudaRuntime(FileRuntime):
 def check_offer(model: Path, offered: Signature, examined: Signature) -> None:
     """InputError if an opened model has other inputs or outputs than those that were examined. Sizes that only one of
     them knows do not matter: ONNX Runtime infers more of them when it optimises a graph."""
-    for kind in ("inputs", "outputs"):
+    for kind in ("inputs", "outputs", "optional"):
         there, known = getattr(offered, kind), getattr(examined, kind)
         if len(there) != len(known) or not all(map(_fits, there, known)):
-            what = f"its {kind} are {described(there)}; those that were examined are {described(known)}"
+            named = "optional inputs" if kind == "optional" else kind
+            what = f"its {named} are {described(there)}; those that were examined are {described(known)}"
             raise InputError(what, where=str(model), help="the file has changed: take it with `sloop deploy`")
 
 

@@ -38,7 +38,7 @@ from msgspec import Struct, structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import SloopError
-from sloop.profile.model import NOT_COMPUTED, fault_of_inputs, is_python
+from sloop.profile.model import NOTHING, fault_of_inputs, is_python
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Decision, RequestTensors
 from sloop.serve.messages import (
@@ -83,12 +83,15 @@ DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 # Batches
 
 
-def group(visits: Sequence[Sequence[Tensor]], *, batchable: bool, rows_max: int = 0) -> list[list[int]]:
+def group(
+    visits: Sequence[Sequence[Tensor]], *, batchable: bool, rows_max: int = 0, inputs: int | None = None
+) -> list[list[int]]:
     """The visits of each forward pass, by their positions: those with equal rows share one of at most `rows_max` rows;
     0 stands for no bound.
 
     Each visit gives its tensors in the model's input order, all with the same number of rows. If the model is not
-    `batchable`, each visit has a pass of its own.
+    `batchable`, each visit has a pass of its own, and so has one with more tensors than the model has `inputs`: it
+    gives optional ones.
     """
     if not batchable:
         return [[index] for index in range(len(visits))]
@@ -96,7 +99,10 @@ def group(visits: Sequence[Sequence[Tensor]], *, batchable: bool, rows_max: int 
         return [[0]]
     by_kind: dict[object, list[int]] = {}
     for index, tensors in enumerate(visits):
-        by_kind.setdefault(tuple([(tensor.datatype, tensor.shape[1:]) for tensor in tensors]), []).append(index)
+        kind: object = tuple([(tensor.datatype, tensor.shape[1:]) for tensor in tensors])
+        if inputs is not None and len(tensors) > inputs:
+            kind = index
+        by_kind.setdefault(kind, []).append(index)
     if not rows_max:
         return list(by_kind.values())
     passes: list[list[int]] = []
@@ -165,6 +171,9 @@ class InputMemory:
                 memory[at:end] = piece.data
                 at = end
             first = joined[0]
+            if first.datatype == MISSING.datatype:
+                arrays.append(NOTHING)
+                continue
             shape = first.shape
             if len(joined) > 1:
                 shape = (sum([piece.shape[0] for piece in joined]), *shape[1:])
@@ -187,7 +196,7 @@ def tensors_of(outputs: Sequence[Array], ports: Sequence[Port]) -> list[Tensor]:
         raise WrongOutputsError(f"the model returned {len(outputs)} outputs; it declares {len(ports)}")
     found: list[Tensor] = []
     for place, (output, port) in enumerate(zip(outputs, ports, strict=True)):
-        if output is NOT_COMPUTED:
+        if output is NOTHING:
             found.append(MISSING)
             continue
         array = np.asarray(output, order="C")
@@ -283,7 +292,10 @@ class Worker:
                 runtime = CutRuntime(setup.blocks, setup.signature, expected)
             else:
                 runtime = open_runtime(
-                    setup.model, setup.device, expected, examined=setup.signature, digest=setup.digest
+                    *(setup.model, setup.device, expected),
+                    examined=setup.signature,
+                    digest=setup.digest,
+                    optional=setup.wiring.optional,
                 )
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
@@ -435,7 +447,8 @@ class Worker:
     def _loaded(self, visits: Sequence[Sequence[Tensor]]) -> tuple[list[list[int]], list[list[Array]]]:
         """The visits of each forward pass, and its inputs."""
         setup = self._setup
-        passes = group(visits, batchable=setup.is_batchable, rows_max=setup.batch_max)
+        inputs_count = len(setup.signature.inputs)
+        passes = group(visits, batchable=setup.is_batchable, rows_max=setup.batch_max, inputs=inputs_count)
         inputs = [[list(joined) for joined in zip(*(visits[i] for i in each), strict=True)] for each in passes]
         return passes, self._memory.load(inputs)
 
@@ -516,7 +529,7 @@ class Worker:
         places: list[int] = []
         faults: dict[int, str] = {}
         stage, parts, blocks = self._setup.wiring.stage, order.parts, order.blocks
-        most = self._setup.batch_max if self._setup.is_batchable else 0
+        most, count = self._setup.batch_max if self._setup.is_batchable else 0, len(self._setup.signature.inputs)
         for place in range(order.visits):
             part, own = parts[place] if parts else 0, blocks[place * width : (place + 1) * width]
             try:
@@ -524,7 +537,9 @@ class Worker:
             except ValueError as error:
                 faults[place] = str(error)
                 continue
-            if most and self._rows(tensors) > most:
+            if self._setup.wiring.optional and {each.datatype for each in tensors[count:]} == {MISSING.datatype}:
+                del tensors[count:]
+            if most and len(tensors) == count and self._rows(tensors) > most:
                 pieces = divide(tensors, most)
                 visits += pieces
                 places += [place] * len(pieces)

@@ -24,7 +24,7 @@ from sloop.serve.edge.inputs import (
 )
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.steps import at_once
-from sloop.tensor import NUMPY_TYPES, Port, Signature, Tensor, floats_of
+from sloop.tensor import MISSING, NUMPY_TYPES, Port, Signature, Tensor, floats_of
 
 INTAKE = InputValidator(
     Signature((Port("x", "FP32", (-1, 4)), Port("k", "INT64", (-1, 1))), (Port("y", "FP32", (-1, 4)),), rows_max=8)
@@ -281,6 +281,19 @@ def test_inputs_without_rows_have_any_first_dimension() -> None:
         validator.count("x", "FP32", (0, 2))
     alone = InputValidator(Signature(inputs[1:], ()))
     assert alone.complete({"edges": Tensor("INT64", (9, 2), bytes(144))})
+
+
+def test_optional_inputs_may_be_left_out() -> None:
+    scale = Port("scale", "FP32", (1,), has_rows=False)
+    validator = InputValidator(Signature((Port("x", "INT8", (-1,)),), (), rows_max=8, optional=(scale,)))
+    x, given = Tensor("INT8", (2,), b"12"), Tensor("FP32", (1,), bytes(4))
+    assert validator.complete({"x": x}) == {"x": x, "scale": MISSING}
+    assert validator.complete({"x": x, "scale": given}) == {"x": x, "scale": given}
+    assert validator.count("scale", "FP32", (1,)) == 1
+    with pytest.raises(Refusal, match="input 'x' is missing"):
+        validator.complete({"scale": given})
+    with pytest.raises(Refusal, match=r"\[2\] for input 'scale'"):
+        validator.count("scale", "FP32", (2,))
 
 
 def test_too_many_rows_are_refused_with_the_bound_and_what_raises_it() -> None:

@@ -3,6 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sloop.serve.edge.inputs import InputValidator, read
 from sloop.serve.edge.openapi import describe
@@ -65,6 +66,15 @@ def test_inputs_are_described_with_type_and_shape() -> None:
         {"const": 3},
     ]
     assert tensor["properties"]["data"]["items"]["anyOf"][0] == {"type": "integer", "minimum": -128, "maximum": 127}
+
+
+def test_optional_inputs_are_described_and_not_demanded() -> None:
+    service = service_of(Port("x", "INT8", (-1, 3)))
+    signature = service.models["demo"].validator.signature
+    optional = structs.replace(signature, optional=(Port("scale", "FP32", (1,), has_rows=False),))
+    service.add(replace(service.models["demo"], validator=InputValidator(optional)))
+    schema = body_of(service)["schema"]["properties"]["inputs"]
+    assert (schema["minItems"], schema["maxItems"], len(schema["items"]["anyOf"])) == (1, 2, 2)
 
 
 def test_a_large_input_has_no_example_and_the_api_key_is_described() -> None:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from sloop.app.application import Limits
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import EXTENSIONS, InferenceService, Model
 from sloop.serve.protocols import ModelState, Readiness, RequestResult
-from sloop.tensor import Port, Signature, Tensor
+from sloop.tensor import MISSING, Port, Signature, Tensor
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome, RequestId
 from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, scaled, web_server
@@ -366,6 +367,22 @@ def test_names_decide_where_a_request_goes(ask: Ask, gateway: Gateway) -> None:
     assert ask("POST", "/v2/models/pair/infer", {"inputs": [X, K]}).error.startswith(
         "inputs[0].name: unknown input 'x'; help: the inputs are 'a'"
     )
+
+
+def test_optional_inputs_are_in_the_metadata_and_accepted(shared_gateway: Gateway, gateway: Gateway, ask: Ask) -> None:
+    service = shared_gateway.service
+    assert service is not None
+    scale = Port("scale", "FP32", (1,), has_rows=False)
+    demo = service.models["demo"]
+    signature = structs.replace(demo.validator.signature, optional=(scale,))
+    service.add(replace(demo, name="optional", validator=InputValidator(signature)))
+    *_, told = ask("GET", "/v2/models/optional").json["inputs"]
+    assert told == {"name": "scale", "datatype": "FP32", "shape": [1], "parameters": {"optional": True}}
+    given = {"name": "scale", "datatype": "FP32", "shape": [1], "data": [3]}
+    for inputs in ([X, K], [X, K, given]):
+        assert ask("POST", "/v2/models/optional/infer", {"inputs": inputs}).status == 200
+    assert [each[0]["scale"].datatype for each in gateway.driver.seen[-2:]] == [MISSING.datatype, "FP32"]
+    service.remove("optional")
 
 
 @pytest.mark.usefixtures("several")

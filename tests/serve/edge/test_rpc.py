@@ -41,7 +41,7 @@ from sloop.serve.edge.rpc import (
 from sloop.serve.edge.service import EXTENSIONS
 from sloop.serve.edge.steps import at_once
 from sloop.serve.protocols import ModelState, Readiness, RequestResult
-from sloop.tensor import Tensor
+from sloop.tensor import Port, Tensor
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome
 from tests.serve.edge.fakes import SIGNATURE, FakeDriver, Gateway, LoopThread, make_service, scaled
@@ -126,6 +126,20 @@ def test_describes_server_and_model(stub: Stub, gateway: Gateway) -> None:
         "request_bytes_max": 100_000,
         "json_bytes_max": 100_000,
     }
+
+
+def test_optional_inputs_are_in_the_metadata(stub: Stub, gateway: Gateway) -> None:
+    service = gateway.service
+    assert service is not None
+    scale = Port("scale", "FP32", (1,), has_rows=False)
+    validator = InputValidator(structs.replace(SIGNATURE, optional=(scale,)))
+    service.add(replace(service.models["demo"], name="optional", validator=validator))
+    model, _ = stub.call("ModelMetadata", message_class("ModelMetadataRequest")(name="optional"))
+    assert [port.parameters["optional"].bool_param for port in model.inputs] == [False, False, True]
+    config, _ = stub.call("ModelConfig", message_class("ModelConfigRequest")(name="optional"))
+    assert [port.optional for port in config.config.input] == [False, False, True]
+    assert config.config.parameters["rows_max"].string_value == "8"
+    service.remove("optional")
 
 
 def test_a_resting_model_is_ready_and_says_so(stub: Stub, gateway: Gateway) -> None:

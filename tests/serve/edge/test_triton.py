@@ -92,6 +92,13 @@ def test_the_configuration_says_how_many_rows_a_request_may_have() -> None:
     assert [(each["data_type"], each["dims"]) for each in found["output"]] == [("TYPE_STRING", (3,)), ("TYPE_BF16", ())]
 
 
+def test_the_configuration_says_which_inputs_are_optional() -> None:
+    scale = Port("scale", "FP32", (1,), has_rows=False)
+    signature = Signature((Port("x", "FP32", (-1, 2), has_rows=False),), (), optional=(scale,))
+    found = configuration(Model("demo", 1, InputValidator(signature), Limits()), {})
+    assert [(each["name"], each.get("optional", False)) for each in found["input"]] == [("x", False), ("scale", True)]
+
+
 def test_a_model_without_rows_has_no_batch_size() -> None:
     found = configuration(model_of(Port("y", "INT8", (3,))), {})
     assert (found["max_batch_size"], found["input"][0]["dims"], found["output"][0]["dims"]) == (0, (-1, 2), (3,))

@@ -49,6 +49,23 @@ def test_rows_and_columns_are_the_same_tensor(body: object) -> None:
     assert tensors_of(body, ONE) == {"x": ((2, 2), f32(1, 2, 3, 4))}
 
 
+def test_instances_of_a_model_without_rows_are_its_tensor() -> None:
+    validator = validator_of(Port("x", "FP32", (2, 2), has_rows=False))
+    assert tensors_of({"instances": [[1, 2], [3, 4]]}, validator) == {"x": ((2, 2), f32(1, 2, 3, 4))}
+
+
+def test_optional_inputs_are_given_with_whole_tensors_only() -> None:
+    scale = Port("scale", "FP32", (1,), has_rows=False)
+    validator = InputValidator(Signature((Port("x", "FP32", (-1, 2)),), (), rows_max=8, optional=(scale,)))
+    x = ((1, 2), f32(1, 2))
+    absent = ((), b"")
+    assert tensors_of({"instances": [[1, 2]]}, validator) == {"x": x, "scale": absent}
+    assert tensors_of({"inputs": [[1, 2]]}, validator) == {"x": x, "scale": absent}
+    assert tensors_of({"inputs": {"x": [[1, 2]], "scale": [3]}}, validator) == {"x": x, "scale": ((1,), f32(3))}
+    with pytest.raises(Refusal, match="input 'scale' belongs to the request as a whole"):
+        tensors_of({"instances": [{"x": [1, 2], "scale": [3]}]}, validator)
+
+
 def test_rows_are_not_asked_of_a_model_with_an_input_for_the_whole_request() -> None:
     with_side = validator_of(Port("x", "FP32", (-1, 2)), Port("threshold", "FP32", (1,), has_rows=False))
     whole = {"x": [[1, 2], [3, 4]], "threshold": [0.5]}

@@ -55,6 +55,7 @@ from sloop.tensor import (
     ITEM_BYTES,
     LENGTH,
     LENGTH_BYTES,
+    MISSING,
     NUMPY_TYPES,
     Signature,
     Tensor,
@@ -113,7 +114,8 @@ class InputValidator:
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
-        self.ports = {port.name: port for port in signature.inputs}
+        self.required = {port.name: port for port in signature.inputs}
+        self.ports = self.required | {port.name: port for port in signature.optional}
         self.datatypes = {port.name: port.datatype for port in signature.outputs}
         """Of the outputs."""
         self.plain = {port.name: False for port in signature.outputs}
@@ -159,10 +161,14 @@ class InputValidator:
             raise bad("shape", f"{quoted(list(shape))} for input {name!r}", f"send at most {ELEMENTS_MAX} elements")
 
     def complete(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
-        """Return `tensors` if no input is missing and those that have rows have the same number, at most `rows_max`."""
+        """Return `tensors` if no input is missing and those that have rows have the same number, at most `rows_max`;
+        `MISSING` is added for optional inputs."""
         if len(tensors) != len(self.ports):
             missing = [name for name in self.ports if name not in tensors]
-            raise bad(field, f"input {', '.join(map(repr, missing))} is missing", "send every input once")
+            needed = [name for name in missing if name in self.required]
+            if needed:
+                raise bad(field, f"input {', '.join(map(repr, needed))} is missing", "send every input once")
+            tensors = {**tensors, **dict.fromkeys(missing, MISSING)}
         count = 0
         for name in self.counting:
             rows = tensors[name].shape[0]

@@ -211,7 +211,7 @@ def v1_request(model: Model) -> Schema:
     )
     signature = model.validator.signature
     rows: Schema = {"type": "null", "description": "Inputs of this model belong to the request as a whole."}
-    if all(port.has_rows for port in signature.inputs):
+    if all(port.has_rows for port in signature.inputs) or not model.validator.counting:
         rows = {"type": ["array", "null"], "minItems": 1, "description": f"One element a row: {described}."}
         if model.validator.counting:
             rows["maxItems"] = signature.rows_max
@@ -248,7 +248,7 @@ def get(
 def infer(model: Model) -> Schema:
     """The path for inference, with the method POST."""
     signature = model.validator.signature
-    ports = signature.inputs
+    ports, every = signature.inputs, (*signature.inputs, *signature.optional)
     output: Schema = {
         "type": "object",
         "required": ["name"],
@@ -265,10 +265,10 @@ def infer(model: Model) -> Schema:
             "parameters": or_null(PARAMETERS),
             "inputs": {
                 "type": "array",
-                "description": "Each input once, in any order.",
-                "items": {"anyOf": [tensor(port, signature.rows_max) for port in ports]},
+                "description": "Each input once, in any order; optional ones may be left out.",
+                "items": {"anyOf": [tensor(port, signature.rows_max) for port in every]},
                 "minItems": len(ports),
-                "maxItems": len(ports),
+                "maxItems": len(every),
             },
             "outputs": or_null({"type": "array", "items": output}),
         },

@@ -86,6 +86,9 @@ class ChangeRequest(msgspec.Struct):
 _INDEX: Final = msgspec.json.Decoder(IndexRequest)
 _CHANGE: Final = msgspec.json.Decoder(ChangeRequest)
 
+OPTIONAL: Final[Mapping[str, object]] = {"parameters": {"optional": True}}
+"""In the metadata of an input that need not be given."""
+
 T = TypeVar("T")
 Page = Callable[[Exchange], None]
 ModelPage = Callable[[Exchange, Model, str], None]
@@ -377,7 +380,7 @@ class Rest:
             "name": model.name,
             "versions": model.versions,
             "platform": offered.PLATFORM,
-            "inputs": list(map(of_port, signature.inputs)),
+            "inputs": [*map(of_port, signature.inputs), *({**of_port(p), **OPTIONAL} for p in signature.optional)],
             "outputs": list(map(of_port, signature.outputs)),
             "parameters": self.service.bounds(model),
         }

@@ -63,7 +63,10 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     "ServerMetadataRequest": (),
     "ServerMetadataResponse": (("name", "string", 1), ("version", "string", 2), ("extensions", "string[]", 3)),
     "ModelMetadataRequest": (("name", "string", 1), ("version", "string", 2)),
-    "ModelMetadataResponse.TensorMetadata": (("name", "string", 1), ("datatype", "string", 2), ("shape", "int64[]", 3)),
+    "ModelMetadataResponse.TensorMetadata": (
+        *(("name", "string", 1), ("datatype", "string", 2), ("shape", "int64[]", 3)),
+        ("parameters", "InferParameter{}", 4),  # as MLServer extends the protocol
+    ),
     "ModelMetadataResponse": (
         ("name", "string", 1),
         ("versions", "string[]", 2),
@@ -134,7 +137,7 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
         ("backend", "string", 17),
     ),
     "ModelParameter": (("string_value", "string", 1),),
-    "ModelInput": (("name", "string", 1), ("data_type", "int32", 2), ("dims", "int64[]", 4)),
+    "ModelInput": (("name", "string", 1), ("data_type", "int32", 2), ("dims", "int64[]", 4), ("optional", "bool", 8)),
     "ModelOutput": (("name", "string", 1), ("data_type", "int32", 2), ("dims", "int64[]", 3)),
     "ModelStatisticsRequest": (("name", "string", 1), ("version", "string", 2)),
     "ModelStatisticsResponse": (("model_stats", "ModelStatistics[]", 1),),
@@ -437,7 +440,7 @@ class Rpc:
             name=request.name,
             versions=model.versions,
             platform=offered.PLATFORM,
-            inputs=list(map(of_port, signature.inputs)),
+            inputs=[*map(of_port, signature.inputs), *(of_port(p, optional=True) for p in signature.optional)],
             outputs=list(map(of_port, signature.outputs)),
             parameters={name: {"int64_param": most} for name, most in self.service.bounds(model).items()},
         )
@@ -996,8 +999,9 @@ def parameters_of(message: Any, known: frozenset[str], field: str) -> Parameters
     return found
 
 
-def of_port(port: Port) -> object:
+def of_port(port: Port, *, optional: bool = False) -> object:
     """`TensorMetadata`."""
+    parameters = {"optional": {"bool_param": True}} if optional else {}
     return message_class("ModelMetadataResponse.TensorMetadata")(
-        name=port.name, datatype=port.datatype, shape=port.shape
+        name=port.name, datatype=port.datatype, shape=port.shape, parameters=parameters
     )

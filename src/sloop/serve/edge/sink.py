@@ -95,7 +95,7 @@ class OfferedModel:
 
     def __init__(self, offer: OfferModel) -> None:
         self.signature, self.slo_ns = offer.signature, offer.slo_ns
-        self.inputs = [port.name for port in offer.signature.inputs]
+        self.inputs = [port.name for port in (*offer.signature.inputs, *offer.signature.optional)]
         self.outputs = [port.name for port in offer.signature.outputs]
         self.counting = next((port.name for port in offer.signature.inputs if port.counts_rows), "")
         """An input whose first dimension is the number of rows; empty if there is none."""

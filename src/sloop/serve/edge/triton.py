@@ -158,7 +158,7 @@ def configuration(model: Model, bounds: Mapping[str, int]) -> dict[str, Any]:
         "platform": "",
         "backend": BACKEND,
         "max_batch_size": signature.rows_max if has_rows else 0,
-        "input": list(map(described, signature.inputs)),
+        "input": [*map(described, signature.inputs), *({**described(p), "optional": True} for p in signature.optional)],
         "output": list(map(described, signature.outputs)),
         "parameters": {name: {"string_value": str(most)} for name, most in bounds.items()},
     }

@@ -96,23 +96,26 @@ def _by_row(rows: object, validator: InputValidator) -> dict[str, Any]:
     if _is_value(rows[0], validator):
         return _by_name(rows, "instances", validator)
     named = [_by_name(row, f"instances[{index}]", validator) for index, row in enumerate(rows)]
-    return {name: [row[name] for row in named] for name in validator.ports}
+    return {name: [row[name] for row in named] for name in validator.required}
 
 
 def _by_name(given: Any, field: str, validator: InputValidator) -> dict[str, Any]:  # noqa: ANN401  # any JSON
-    """The value of each input; without names, of the only one."""
-    names = list(validator.ports)
+    """The value of each input that is given; without names, of the only one. Those of rows have no optional ones."""
+    names = list(validator.required)
+    known = validator.ports if field == "inputs" else validator.required
     if _is_value(given, validator):
         if len(names) > 1:
             inputs = ", ".join(f'"{name}": …' for name in names)
             raise bad(field, f"values without names for {len(names)} inputs", f"send {{{inputs}}}")
         return {names[0]: given}
-    for name in given.keys() - validator.ports.keys():
-        raise bad(field, f"unknown input {quoted(name)}", f"the inputs are {', '.join(map(repr, names))}")
+    for name in given.keys() - known.keys():
+        if name in validator.ports:
+            raise _of_the_whole([name])
+        raise bad(field, f"unknown input {quoted(name)}", f"the inputs are {', '.join(map(repr, validator.ports))}")
     missing = [name for name in names if name not in given]
     if missing:
         raise bad(field, f"input {', '.join(map(repr, missing))} is missing", "send every input once")
-    return {name: given[name] for name in names}
+    return {name: given[name] for name in known if name in given}
 
 
 def _is_value(given: object, validator: InputValidator) -> bool:
@@ -150,11 +153,15 @@ def _text(element: Any) -> Any:  # noqa: ANN401  # any JSON
 
 
 def _check_rows_exist(validator: InputValidator) -> None:
-    """Raise a 400 for rows of a model with an input that has none."""
+    """Raise a 400 for rows of a model of which only some inputs have rows. If none has, `instances` is the tensor."""
     without = [port.name for port in validator.signature.inputs if not port.has_rows]
-    if without:
-        what = f"input {', '.join(map(repr, without))} belongs to the request as a whole, and not to a row"
-        raise bad("instances", what, "send whole tensors as `inputs`")
+    if without and validator.counting:
+        raise _of_the_whole(without)
+
+
+def _of_the_whole(names: list[str]) -> Refusal:
+    what = f"input {', '.join(map(repr, names))} belongs to the request as a whole, and not to a row"
+    return bad("instances", what, "send whole tensors as `inputs`")
 
 
 def _no_rows(given: object) -> Refusal:
@@ -216,7 +223,7 @@ def _read_columns(
 
 def _read_rows(parts: Iterable[list[Any]], given: Outline, validator: InputValidator) -> Steps[dict[str, Tensor]]:
     """The inputs of rows, which come some at a time."""
-    columns = {name: Packed(bytearray(), 0, []) for name in validator.ports}
+    columns = {name: Packed(bytearray(), 0, []) for name in validator.required}
     count, have_names = 0, False
     for rows in parts:
         if count == 0 and rows:
