@@ -15,7 +15,7 @@ from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, Resiz
 from sloop.profile.examine import examine
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.protocols import Servable
-from sloop.serve.runtimes import THREAD_COUNTS_MAX, FakeRuntime, FileRuntime, open_runtime, prepare_runtimes
+from sloop.serve.runtimes import THREAD_COUNTS_MAX, Expected, FakeRuntime, FileRuntime, open_runtime, prepare_runtimes
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 from tests.serve.rig import run_of
@@ -181,3 +181,90 @@ def test_the_library_writes_nothing_for_its_maker(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert not list(tmp_path.iterdir())
+
+
+# Warming
+
+COUNTS = """
+import numpy as np
+from pathlib import Path
+
+class Model:
+    inputs = {"x": ("FP32", (-1, -1))}
+    outputs = {"y": ("FP32", (-1, 1))}
+    joins_rows = True
+
+    def __init__(self, threads):
+        self.threads = threads
+
+    def run(self, x):
+        with (Path(__file__).parent / "passes.txt").open("a") as file:
+            file.write(f"{self.threads}: {list(x.shape)}\\n")
+        return x[:, :1]
+"""
+
+
+def counted(folder: Path, expected: Expected) -> tuple[FileRuntime, Path]:
+    path = folder / "counts.py"
+    path.write_text(COUNTS, encoding="utf-8")
+    return FileRuntime(str(path), expected=expected), folder / "passes.txt"
+
+
+def test_batches_are_run_in_the_shapes_of_the_profile(tmp_path: Path) -> None:
+    runtime, passes = counted(tmp_path, Expected((1, 2, 4), {"x": (7,)}))
+    runtime.load(1)
+    runtime.warm(1)
+    assert passes.read_text().split("\n")[:-1] == ["1: [1, 7]", *["1: [2, 7]"] * 3, "1: [4, 7]"]
+
+
+def test_without_shapes_one_row_of_usual_sizes_is_run(tmp_path: Path) -> None:
+    runtime, passes = counted(tmp_path, Expected((1, 2, 4)))
+    runtime.load(1)
+    runtime.warm(1)
+    assert passes.read_text() == "1: [1, 16]\n"
+
+
+def test_a_session_that_is_not_warm_is_not_used_while_another_one_is(tmp_path: Path) -> None:
+    runtime, _ = counted(tmp_path, Expected())
+    x = np.zeros((1, 7), np.float32)
+    runtime.load(1)
+    assert runtime.run([x], 1)[1] == 1, "there is no other"
+    runtime.warm(1)
+    runtime.load(4)
+    assert runtime.run([x], 4)[1] == 1
+    runtime.warm(4)
+    assert runtime.run([x], 4)[1] == 4
+
+
+def test_a_session_that_fails_for_certain_is_not_used(tmp_path: Path) -> None:
+    runtime, _ = counted(tmp_path, Expected((1, 2), {"x": (7,)}))
+    runtime.load(1)
+    runtime.warm(1)
+    (tmp_path / "counts.py").write_text(COUNTS.replace("x[:, :1]", "x[:1, :1]"), encoding="utf-8")
+    runtime.load(2)
+    with pytest.raises(InputError, match=r"1 row of 'y' for 2 rows of input: return as many"):
+        runtime.warm(2)
+    assert runtime.run([np.zeros((1, 7), np.float32)], 2)[1] == 1
+
+
+def test_a_batch_that_fails_otherwise_leaves_the_rest_cold(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runtime, _ = counted(tmp_path, Expected((1, 2, 4), {"x": (7,)}))
+    limit = "        if len(x) > 1: raise MemoryError('too many rows')\n        return x"
+    (tmp_path / "counts.py").write_text(COUNTS.replace("        return x", limit), encoding="utf-8")
+    runtime.load(1)
+    runtime.warm(1)
+    assert "counts.py is not warm for all batches: MemoryError: too many rows" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("raises", ["ValueError('an odd length')", "__import__('sloop').Refused('an odd length')"])
+def test_a_stage_may_refuse_sizes_that_were_guessed(
+    tmp_path: Path, raises: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runtime, _ = counted(tmp_path, Expected((1, 2)))
+    refuses = f"        if x.shape[1] != 7: raise {raises}\n        return x"
+    (tmp_path / "counts.py").write_text(COUNTS.replace("        return x", refuses), encoding="utf-8")
+    runtime.load(1)
+    runtime.warm(1)
+    assert runtime.run([np.zeros((1, 7), np.float32)], 1)[0][0].shape == (1, 1)
+    said = capfd.readouterr().err
+    assert ("it fails on random inputs (x [1, 16])" in said) is raises.startswith("ValueError")

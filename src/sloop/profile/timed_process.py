@@ -28,7 +28,7 @@ from sloop.cuda import CudaDevice, used_bytes
 from sloop.errors import InputError, SloopError
 from sloop.profile.examine import RefusedModel
 from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, onnx_runtime, open_model
-from sloop.profile.warming import remedy
+from sloop.profile.warming import remedy, sizes_to_warm, warm_up
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
 from sloop.tensor import arrays_at, bytes_of, elements_of
 from sloop.units import NS_PER_MS
@@ -135,7 +135,9 @@ def run_all(
             what = f"a batch of {batch} fails: {said_by(error)}"
             help = remedy(session, path) if is_python(path) else "measure smaller batches"
             raise InputError(what, where=line_in(path, error), help=help) from error
-        first_batch_ms = first_batch_ms or (perf_counter_ns() - start_ns) / NS_PER_MS
+        if not first_batch_ms:
+            _warm_up(session, order, path)
+            first_batch_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
         memory = [bytes_of(array) for array in inputs.values()]
         yield BatchReady(batch, tuple(map(len, memory)), sum(map(len, map(elements_of, outputs))) + len(DONE))
         for view in memory:
@@ -145,6 +147,15 @@ def run_all(
     memory_bytes = max(0, resident_bytes() - before_bytes)
     on_device = max(0, used_bytes(device.uuid) - before_on_device) if device is not None else 0
     yield LoadReport(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software, on_device)
+
+
+def _warm_up(session: Session, order: TimingOrder, path: Path) -> None:
+    """Run what a worker runs beyond its first batch before it is ready: it is part of a start. What fails here fails
+    again when it is measured."""
+    if session.signature.fixed_batch is None:
+        with contextlib.suppress(Exception, SystemExit):
+            sizes = sizes_to_warm(order.batches)
+            warm_up(lambda rows: session.run(feed_for(session, rows, order.shapes, where=str(path))), sizes)
 
 
 def run_on_demand(

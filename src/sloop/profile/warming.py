@@ -10,7 +10,7 @@ A worker then runs the batches that it will get, so that no request pays for wha
 
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -155,6 +155,12 @@ def warm_up(
             return tuple(left[place:])
         run(rows)
     return ()
+
+
+def sizes_to_warm(measured: Iterable[int]) -> tuple[int, ...]:
+    """The batch sizes that a worker runs before it is ready, ascending: those that were measured, and powers of two."""
+    sizes = set(measured)
+    return tuple(sorted(sizes | {1 << place for place in range(max(sizes).bit_length())}))
 
 
 def batch_maker(

@@ -36,6 +36,7 @@ from sloop.profile.examine import Declared, ExaminedModel, examine, joining_text
 from sloop.profile.layers import kept_pieces
 from sloop.profile.onnx_cut import ModelPiece, data_file
 from sloop.profile.profile import Joining, LayerProfile, Profile, is_of, joining_in, path_beside
+from sloop.profile.warming import sizes_to_warm
 from sloop.serve.control import (
     ORDERS_MAX,
     Comparison,
@@ -188,9 +189,16 @@ def _servable(
         digest=copy.digest,
         files=copy.files,
         evidence=known.evidence,
-        batches=known.batches_alone or sizes_to_warm(profiles.values(), known.signature),
+        batches=known.batches_alone or sizes_to_warm(_sizes_in(profiles.values())),
         shapes=shapes or {},
     )
+
+
+def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
+    """The batch sizes that were measured, up to the largest that is served."""
+    largest = max((profile.max_batch for profile in profiles), default=1)
+    measured = {sample.batch for profile in profiles for sample in profile.samples}
+    return {largest, *(size for size in measured if size < largest)}
 
 
 def declared_of(variant: Variant) -> Declared:
@@ -225,17 +233,6 @@ def with_lone_requests(setup: Setup, models: Models) -> Setup:
     if applications == setup.deployment.applications:
         return setup
     return set_up(replace(setup.deployment, applications=applications))
-
-
-def sizes_to_warm(profiles: Iterable[Profile], signature: Signature) -> tuple[int, ...]:
-    """The batch sizes that workers run before they are ready, ascending: powers of two up to the largest batch of the
-    profiles, that one, and those that were measured."""
-    if not signature.has_rows:
-        return (signature.fixed_batch or 1,)
-    largest = max((profile.max_batch for profile in profiles), default=1)
-    sizes = {1 << place for place in range(largest.bit_length())} | {largest}
-    sizes |= {sample.batch for profile in profiles for sample in profile.samples}
-    return tuple(sorted(size for size in sizes if size <= largest))
 
 
 def cut_of(

@@ -79,7 +79,7 @@ class Expected:
     """The batches that a runtime will get, as far as they are known before."""
 
     batches: tuple[int, ...] = (1,)
-    """Their rows, ascending (`sloop.serve.deploy.sizes_to_warm`)."""
+    """Their rows, ascending (`sloop.profile.warming.sizes_to_warm`)."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """One row's shape of inputs with open dimensions, as its profile was measured; empty if that is unknown."""
 
