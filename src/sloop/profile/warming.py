@@ -32,7 +32,7 @@ from sloop.user_code import LIBRARIES, WrongOutputsError, failure_of, line_in, s
 
 WARM_S_MAX: Final = 10.0
 """How long a worker may run batches of one session beyond the first one before it is ready."""
-LARGEST_S_MAX: Final = 0.5
+LARGEST_S_MAX: Final = 0.2
 """How long the largest batch may take if its size costs nothing once: its memory, at most, would be found later."""
 DEARER: Final = 2.0
 DEARER_S: Final = 0.02
