@@ -376,8 +376,10 @@ def test_outputs_that_no_request_can_need_are_never_written(two_outputs: Path) -
 def test_a_frequent_choice_of_outputs_has_a_session_that_computes_nothing_else(two_outputs: Path) -> None:
     runtime = FileRuntime(str(two_outputs))
     runtime.load(1)
+    runtime.warm(1)
     runtime.prune((0,))
     runtime.load(2)
+    runtime.warm(2)
     x = np.ones((3, 2), np.float32)
     for threads in (1, 2):
         session, _ = runtime.session(threads)

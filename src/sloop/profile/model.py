@@ -32,7 +32,7 @@ import inspect
 import os
 import re
 import weakref
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -80,6 +80,7 @@ CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs l
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Places = tuple[int, ...]
+RunFeed = Callable[[Mapping[str, Array]], object]
 NOTHING: Final[Array] = np.empty(0, np.bool_)
 """What `Session.run` may return in place of an output that nobody needs; what a runtime gets in place of an optional
 input that is not given."""
@@ -363,8 +364,9 @@ class OnnxSession:
     def example(self, rows: int) -> None:
         """None: an ONNX file contains no example."""
 
-    def prune(self, outputs: Places) -> bool:
+    def prune(self, outputs: Places, warm: Callable[[RunFeed], None] = lambda run: None) -> bool:
         """Compute only these outputs from now on where no others are needed; returns whether that saves anything.
+        `warm` is called before with what runs the new session.
 
         ONNX Runtime computes all of a graph, whatever is fetched (1.32: `only_execute_path_to_fetches` has no effect on
         the CPU). So a session of the part of the graph that is needed is opened beside the first one, and holds its
@@ -378,17 +380,21 @@ class OnnxSession:
         ort = onnx_runtime()
         providers = ["CPUExecutionProvider"]
         opened = ort.InferenceSession(model.SerializeToString(), _options(self._threads), providers=providers)
+        ports = [self.signature.outputs[place] for place in outputs]
+        warm(lambda feed: self._run(opened, self._given(feed), ports))
         self._pruned[outputs] = opened
         return True
 
+    def shrink(self, feed: Mapping[str, Array]) -> None:
+        """Run a small batch, then give back the memory that larger ones have left behind."""
+        options = onnx_runtime().RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        if not self._bfloats and not self._returns_bfloats:
+            self._session.run(self._names[:1], self._given(feed), options)
+
     def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> list[Array]:
         """One forward pass. TextError for text that is not UTF-8."""
-        if self._texts:
-            feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts if name in feed}}
-        if self._bfloats:  # which ONNX Runtime does not take as NumPy arrays
-            make = onnx_runtime().OrtValue.ortvalue_from_numpy_with_onnx_type
-            given = [name for name in self._bfloats if name in feed]
-            feed = {**feed, **{name: make(np.ascontiguousarray(feed[name]), ONNX_BFLOAT16) for name in given}}
+        feed = self._given(feed)
         if not outputs:
             return self._run(self._session, feed, self.signature.outputs)
         session, ports = self._pruned.get(outputs, self._session), [self.signature.outputs[n] for n in outputs]
@@ -396,6 +402,16 @@ class OnnxSession:
         for place, made in zip(outputs, self._run(session, feed, ports), strict=True):
             found[place] = made
         return found
+
+    def _given(self, feed: Mapping[str, Array]) -> Mapping[str, Any]:
+        """What ONNX Runtime takes for text and BF16."""
+        if self._texts:
+            feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts if name in feed}}
+        if self._bfloats:  # which ONNX Runtime does not take as NumPy arrays
+            make = onnx_runtime().OrtValue.ortvalue_from_numpy_with_onnx_type
+            given = [name for name in self._bfloats if name in feed]
+            return {**feed, **{name: make(np.ascontiguousarray(feed[name]), ONNX_BFLOAT16) for name in given}}
+        return feed
 
     def _run(self, session: Any, feed: Mapping[str, Any], ports: Sequence[Port]) -> list[Array]:  # noqa: ANN401
         names = [port.name for port in ports]

@@ -63,7 +63,11 @@ def _repeated(array: Array, port: Port, rows: int) -> Array:
 def guessed_rows(session: Session) -> dict[str, tuple[int, ...]]:
     """One row's shape with usual sizes, for inputs with open dimensions."""
     dimensions = open_dimensions(session)
-    return row_shapes(session.signature, dimensions, [each.proposal for each in dimensions])
+    found = row_shapes(session.signature, dimensions, [each.proposal for each in dimensions])
+    for port in session.signature.inputs:  # sizes that are those of the batch
+        if not port.has_rows and -1 in port.shape:
+            found[port.name] = tuple(1 if size < 0 else size for size in found.get(port.name, port.shape))
+    return found
 
 
 def try_on_one_row(

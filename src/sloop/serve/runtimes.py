@@ -201,8 +201,6 @@ class FileRuntime:
         if self._examined is not None:
             check_offer(self._path, session.signature, self._examined)
         self._names = [*(port.name for port in session.signature.inputs), *self._optional]
-        for outputs in self._subsets:
-            _prune(session, outputs)
         with self._lock:
             self._sessions[threads] = session
             while len(self._sessions) > THREAD_COUNTS_MAX:
@@ -228,6 +226,8 @@ class FileRuntime:
             with self._lock:
                 self._sessions.pop(loaded, None)
             raise
+        for outputs in self._subsets:
+            self._prune(session, outputs)
         self.note_warm(loaded)
 
     def note_warm(self, threads: int) -> None:
@@ -243,7 +243,20 @@ class FileRuntime:
             with self._lock:
                 sessions = list(self._sessions.values())
             for session in sessions:
-                _prune(session, outputs)
+                self._prune(session, outputs)
+
+    def _prune(self, session: Session, outputs: Places) -> None:
+        """Open a session beside this one, and warm it; this one gives back the memory that it may not need again."""
+        if not isinstance(session, OnnxSession):
+            return
+        made = batch_maker(session.signature, self._expected.shapes)
+
+        def warm(run: Callable[[Mapping[str, Array]], object]) -> None:
+            if made is not None:
+                warm_batches(run, made, self._expected.batches, self._path)
+
+        if session.prune(outputs, warm) and made is not None:
+            session.shrink(made(session.signature.fixed_batch or 1))
 
     def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """Run on the session that `session` chooses."""
@@ -266,11 +279,6 @@ class FileRuntime:
             loaded = threads if threads in known else min(known, key=lambda n: (abs(n - threads), n))
             self._sessions.move_to_end(loaded)
             return self._sessions[loaded], loaded
-
-
-def _prune(session: Session, outputs: Places) -> None:
-    if isinstance(session, OnnxSession):
-        session.prune(outputs)
 
 
 def warm_batches(
