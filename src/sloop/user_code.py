@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 
@@ -41,9 +41,10 @@ TRACE_CHARS_MAX: Final = 8_000
 REFUSED: Final = "refused"
 """How an encoded `ModelFailure` begins that is a refusal."""
 
+PYTHON: Final = ".py"
 SOURCES: Final = "sources.json"
-"""The file beside the folder of private copies that says where each of them was made from: name → path, the first that
-of the Python file itself."""
+"""The file beside the folder of private copies of a model that says where each was made from: `paths` by name, the
+first that of the Python file itself."""
 MODULES_MAX: Final = 1000
 """The most modules beside a file that are followed."""
 
@@ -152,9 +153,11 @@ def user_path(path: Path) -> Path:
 
 def _sources(path: Path) -> dict[str, Path]:
     """The user's files by the names of their copies, if this is a private copy of a Python file; otherwise nothing."""
+    if path.suffix != PYTHON:
+        return {}
     try:
-        known = json.loads((path.parent.parent / SOURCES).read_bytes())
-    except OSError:
+        known = json.loads((path.parent.parent / SOURCES).read_bytes())["paths"]
+    except (OSError, ValueError, TypeError, KeyError):  # none, or somebody else's
         return {}
     return {name: Path(file) for name, file in known.items()}
 
@@ -202,31 +205,37 @@ class _CopyFinder(importlib.abc.MetaPathFinder):
     def __init__(self, copies: Mapping[str, tuple[Path, Path]]) -> None:
         """`copies` has, by dotted name, the copy and the file of the user."""
         self.copies = copies
+        self._folders: dict[str, str] = {}
+        for name, (_, original) in copies.items():
+            folder = original.parent if original.name != "__init__.py" else original.parent.parent
+            while name := name.rpartition(".")[0]:  # outwards
+                self._folders[name], folder = str(folder), folder.parent
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self.copies:
-            return None
-        copy, original = self.copies[fullname]
-        inside = [str(original.parent)] if original.name == "__init__.py" else None
-        loader = _CopyLoader(copy, original)
-        return importlib.util.spec_from_file_location(
-            fullname, original, loader=loader, submodule_search_locations=inside
-        )
+        if fullname in self.copies:
+            loader = _CopyLoader(fullname, *self.copies[fullname])
+            return importlib.util.spec_from_file_location(fullname, loader.path, loader=loader)
+        if fullname in self._folders:  # a package without a file of its own, which may be gone
+            spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [self._folders[fullname]]
+            return spec
+        return None
 
 
-class _CopyLoader(importlib.abc.SourceLoader):
+class _CopyLoader(importlib.machinery.SourceFileLoader):
     """Loads a module from its private copy, as if it were the file of the user."""
 
-    def __init__(self, copy: Path, original: Path) -> None:
-        self._copy, self._original = copy, str(original)
+    def __init__(self, name: str, copy: Path, original: Path) -> None:
+        super().__init__(name, str(original))
+        self._copy = copy
 
-    def get_filename(self, fullname: str) -> str:
-        return self._original
+    def get_data(self, path: str) -> bytes:
+        return self._copy.read_bytes() if path == self.path else super().get_data(path)
 
-    def get_data(self, path: str | bytes) -> bytes:
-        return self._copy.read_bytes() if path == self._original else Path(os.fsdecode(path)).read_bytes()
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError("a cached .pyc is of the user's file")
 
 
 def _find_copies(folder: Path, kept: Mapping[str, Path]) -> None:

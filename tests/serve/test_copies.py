@@ -3,8 +3,11 @@
 import errno
 import json
 import os
+import py_compile
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +21,8 @@ import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
-from sloop.errors import InputError, MachineError
+from sloop.errors import InputError
+from sloop.profile.examine import examine
 from sloop.profile.model import open_model, read_signature
 from sloop.profile.profile import digest, digest_of_model
 from sloop.serve import copies
@@ -96,6 +100,15 @@ class Model:
 """
 
 
+SAID = """
+import sys
+from pathlib import Path
+from tests.serve.test_copies import said
+print(said(Path(sys.argv[1])))
+"""
+"""What a process says that has opened nothing before."""
+
+
 def python_model(folder: Path, name: str, add: float = 1) -> Path:
     """y = x + add + 10 + 100: the first in a module beside it, the second in a package, the third in a file of data."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,6 +173,26 @@ def test_modules_beside_a_python_file_are_kept_and_find_its_data(tmp_path: Path)
     assert again.path != copy.path
     assert said(again.path) == 112
     assert said(copy.path) == 111
+
+
+def test_packages_without_a_file_and_cached_bytecode(tmp_path: Path) -> None:
+    """Of the user's file as it is now, which is newer than the copy."""
+    model, inner = tmp_path / "user" / "model.py", tmp_path / "user" / "bare_package" / "inner.py"
+    inner.parent.mkdir(parents=True)
+    inner.write_text("TEN = 10\n")
+    text = CODE.format("bare").replace("import helper_bare", "import bare_package.inner")
+    model.write_text(text.replace("helper_bare.ADD + TEN", "TEN").replace("package_bare", "bare_package"))
+    (model.parent / "data.txt").write_text("100")
+    copy = take(model, tmp_path / "store")
+    inner.write_text("TEN = 20\n")
+    py_compile.compile(str(inner))
+    assert said(copy.path) == 110
+    (model.parent / "data.txt").rename(tmp_path / "data.txt")
+    shutil.rmtree(model.parent)
+    model.parent.mkdir()
+    (tmp_path / "data.txt").rename(model.parent / "data.txt")
+    done = subprocess.run([sys.executable, "-c", SAID, str(copy.path)], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["110.0"], done.stderr
 
 
 def test_errors_name_the_users_file_and_line(tmp_path: Path) -> None:
@@ -263,11 +296,11 @@ def test_what_nobody_uses_is_deleted(tmp_path: Path) -> None:
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no room for copies."""
+    monkeypatch.setattr(copies, "_copy", _refuses)
 
-    def refuses(given: Any, made: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(copies, "_copy", refuses)
+def _refuses(given: Any, made: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.usefixtures("full")
@@ -326,12 +359,35 @@ def test_weights_outside_of_the_folder_cannot_be_copied(tmp_path: Path) -> None:
     assert open_checked(model, 1, copy.digest).run({"x": X})[0][0, 0] == 3
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    model = adding(tmp_path / "m.onnx", 3)
+def test_where_nothing_can_be_written_the_file_itself_is_opened(tmp_path: Path) -> None:
+    model = adding(tmp_path / "m.onnx", 3, rows=1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match=r"file/models: models cannot be copied to it: Not a directory") as caught:
-        take(model, tmp_path / "file" / "models")
-    assert "--state" in caught.value.help
+    with private_copy(model, tmp_path / "file" / "models") as copy:
+        assert copy.path == model
+        assert copy.why_not == f"it cannot be copied (Not a directory) to {tmp_path / 'file' / 'models'}"
+        known = examine(copy.path, folder=copy.folder)
+    assert (known.file, known.signature.fixed_batch) == (str(model), 1)
+    assert "cannot be written" in known.notes[0]
+
+
+def test_a_changed_copy_outlives_the_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version whose model was opened itself, except for the changed copy of it, serves when there is room again."""
+    model = adding(tmp_path / "m.onnx", 3, rows=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(copies, "_copy", _refuses)
+        first = take(model, tmp_path / "store")
+        known = examine(first.path, folder=first.folder)
+    assert (first.path, Path(known.file).parent) == (model, first.folder)
+    second = take(model, tmp_path / "store")
+    assert second.path != model
+    assert said(known.file) == said(second.path) == 3
+
+
+def test_a_copy_may_be_read_by_those_who_could_read_the_file(tmp_path: Path) -> None:
+    for mode in (0o600, 0o644, 0o444):
+        model = adding(tmp_path / f"{mode}.onnx", mode)
+        model.chmod(mode)
+        assert take(model, tmp_path / "store").path.stat().st_mode & 0o777 == mode & 0o444
 
 
 # What a file offers

@@ -30,6 +30,7 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped
 from sloop.serve import weights
 from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, LearnStages, StartWorker, StopWorker
+from sloop.serve.copies import IN_CACHE, collect
 from sloop.serve.deploy import servables_of
 from sloop.serve.network import BlockClient
 from sloop.serve.protocols import Servable
@@ -1107,6 +1108,53 @@ def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder
     asyncio.run(main())
     [copy] = folder.glob("**/two.onnx.open-*")
     assert copy.read_bytes() == Path(servable.model).read_bytes()
+
+
+def test_agents_elsewhere_copy_a_model_from_the_path_that_all_share(folder: Path, tmp_path: Path) -> None:
+    """They serve what the server has examined, or nothing."""
+    port = [helper.make_tensor_value_info(name, 1, [1, 4]) for name in "xy"]
+    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", port[:1], port[1:], [weight])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path = tmp_path / "shared" / "m.onnx"
+    path.parent.mkdir()
+    onnx.save(made, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    profile = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 0.1, "gamma": 1}, "max_batch": 4}
+    variant = {"name": "v", "model": str(path), "profile": profile}
+    document = {"name": "one", "slo_ms": 1000, "stages": [{"name": "stage", "variants": [variant]}], "system": "static"}
+    [servable] = servables_of(load_application(document), tmp_path / "state").values()
+    assert servable.changes == ("open 1",)
+    away = structs.replace(servable, model="/not/here.onnx")
+    weights = path.with_name("m.data").read_bytes()
+
+    async def main() -> None:
+        session = HeardSession(folder, {("stage", "v"): away})
+        for number in range(2):
+            session.start(number, "v")
+        await until(lambda: len(session.events(ReplicaReady)) == 2)
+        [entry] = (folder / IN_CACHE).iterdir()
+        path.with_name("m.data").write_bytes(bytes(len(weights)))
+        session.start(2, "v")
+        await until(lambda: len(session.events(ReplicaReady)) == 3)
+        assert (entry / "files" / "m.data").read_bytes() == weights
+        collect(folder / IN_CACHE)
+        assert entry.exists()
+        for number in range(3):
+            session.on_record(StopWorker(ReplicaId(number)))
+        await until(lambda: len(session.events(ReplicaStopped)) == 3)
+        collect(folder / IN_CACHE)
+        assert not entry.exists()
+        session.start(3, "v")
+        await until(lambda: len(session.events(ReplicaLost)) == 1)
+        path.unlink()
+        session.start(4, "v")
+        await until(lambda: len(session.events(ReplicaLost)) == 2)
+        changed, gone = session.events(ReplicaLost)
+        assert changed.error.startswith(f"{path}: it has the digest ")
+        assert gone.error.startswith(f"{path} is not on this node: put it where all nodes can read it")
+        await session.close()
+
+    asyncio.run(main())
 
 
 def test_a_model_that_an_agent_cannot_fetch_costs_the_replica_only(store: BadStore, folder: Path) -> None:

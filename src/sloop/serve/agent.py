@@ -694,13 +694,12 @@ class AgentSession:
         if servable is not None and comes and (record.transfer is not None or not self._is_beside):
             reception = self._used_reception(worker, record.transfer)
             worker.bringing = asyncio.create_task(self._bring_and_start(worker, servable, record, reception))
-        elif servable is None or servable.cut is not None or not _is_missing(servable.model):
-            self._backend.start(number, spec, None, record.part)
-        elif _is_missing(servable.original):
-            fix = "put it where all nodes can read it under this path, or name it by URL"
-            self.on_event(ReplicaLost(number, f"{servable.original or servable.model} is not on this node: {fix}"))
-        else:
+        elif servable is not None and servable.digest and (not self._is_beside or _is_missing(servable.model)):
             worker.bringing = asyncio.create_task(self._copy_and_start(worker, servable))
+        elif servable is not None and servable.cut is None and _is_missing(servable.model):
+            self.on_event(ReplicaLost(number, _not_here(servable.model)))
+        else:
+            self._backend.start(number, spec, None, record.part)
 
     def _used_reception(self, worker: _Worker, transfer: TransferId | None) -> _Reception | None:
         """A transfer whose weights a worker uses from now on; None if there is no such transfer."""
@@ -738,9 +737,8 @@ class AgentSession:
     async def _copy_and_start(self, worker: _Worker, servable: Servable) -> None:
         """Copy a model from the path that all machines share, then start the worker. The copy must have the content
         that the deciding process has examined."""
-        original = Path(servable.original)
         try:
-            copy = worker.copy = await self._taken(original)
+            copy = worker.copy = await self._taken(Path(servable.original), servable.digest)
             copy.compare(servable.digest)
             model = str(await self._prepared(copy.path, servable.changes, copy.folder))
         except Exception as error:
@@ -751,11 +749,11 @@ class AgentSession:
         self._backend.learn({(worker.spec.stage, worker.spec.variant): worker.servable}, {}, threads_prepared=0)
         self._backend.start(worker.number, worker.spec)
 
-    async def _taken(self, original: Path) -> ModelCopy:
+    async def _taken(self, original: Path, expected: str) -> ModelCopy:
         """A private copy of a model, in the cache. Copies of which no worker is left are deleted."""
         folder = self._shared_cache().models.folder / IN_CACHE
         async with self._copying:  # the second replica finds the copy of the first one
-            taking = self._loop.run_in_executor(None, take, original, folder)
+            taking = self._loop.run_in_executor(None, _take, original, folder, expected)
             try:
                 copy = await asyncio.shield(taking)
             except asyncio.CancelledError:
@@ -1190,6 +1188,20 @@ def _drop(record: FromAgent) -> None:
     """There is nobody to tell."""
 
 
+def _take(original: Path, folder: Path, expected: str) -> ModelCopy:
+    """`take`, with an error that says what to do on this machine."""
+    try:
+        return take(original, folder, expected)
+    except InputError as error:
+        if _is_missing(str(original)):
+            raise InputError(_not_here(str(original))) from error
+        raise
+
+
+def _not_here(model: str) -> str:
+    return f"{model} is not on this node: put it where all nodes can read it under this path, or name it by URL"
+
+
 def _close_copy(taken: "asyncio.Future[ModelCopy]") -> None:
     """Nobody waits for this copy any more."""
     if not taken.cancelled() and taken.exception() is None:
@@ -1198,7 +1210,7 @@ def _close_copy(taken: "asyncio.Future[ModelCopy]") -> None:
 
 def _is_missing(model: str) -> bool:
     """Whether a model is a file that is not there."""
-    return not model.startswith("fake:") and not (model and Path(model).exists())
+    return not model.startswith("fake:") and not os.path.exists(model)  # also where it may not be read
 
 
 def usual_cache() -> WeightsCache:

@@ -9,11 +9,13 @@ with reflinks a copy takes no space. It is never a hard link: `cp` writes into t
 
     NAME-DIGEST/files/         the files, named as in the model's own folder; changed copies and blocks are beside them
     NAME-DIGEST/used           each user of the entry holds a shared lock on it; the kernel releases those of the dead
-    NAME-DIGEST/sources.json   of a Python file: where its files were (`sloop.user_code`)
+    NAME-DIGEST/sources.json   where the files were, for Python files (`sloop.user_code`), and their digests
+    NAME-DIGEST-changed/       of a model that could not be copied: only the changed copies
     NAME-DIGEST.RANDOM.part/   an entry that is being made
 
-Where there is no room for a copy, the file itself is opened, and each open checks first that it has the bytes that were
-examined: they are read into memory, with the weights in other files, because mapped ones could still change.
+Where no copy can be made, because there is no room, the file itself is opened, and each open checks first that it has
+the bytes that were examined: they are read into memory, with the weights in other files, because mapped ones could
+still change.
 """
 
 import contextlib
@@ -32,6 +34,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 import msgspec
+from msgspec import Struct
 
 from sloop.cuda import CudaDevice
 from sloop.errors import InputError, MachineError, SloopError
@@ -39,7 +42,7 @@ from sloop.onnx_file import external_files, external_names
 from sloop.profile.model import ModelBytes, OnnxSession, Session, is_python, open_model, open_session
 from sloop.profile.profile import digest, digest_of_all
 from sloop.serve.protocols import ExaminedFile
-from sloop.serve.weights import FILES, USED, ModelPins, locked_file, source_of
+from sloop.serve.weights import FILES, USED, ModelPins, locked_file, source_of, usual_folder
 from sloop.text import listed
 from sloop.user_code import SOURCES, modules_beside
 
@@ -61,6 +64,7 @@ LEFT_S: Final = 3600
 """What is no entry and was not touched for this long belongs to a process that has died, or to an earlier sloop."""
 WATCH_S: Final = 3.0
 """How often the user's files are looked at."""
+NICE: Final = 19
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 _log: Final = logging.getLogger("sloop.copies")
@@ -120,13 +124,15 @@ def _renamed(error: SloopError, copy: Path, original: Path) -> SloopError:
 @contextlib.contextmanager
 def private_copy(model: Path, folder: Path | None = None) -> Iterator[ModelCopy]:
     """A copy of a model while the block runs, in which it is examined or measured; in `folder`, where others find it
-    again, or in a folder of its own. Errors as for `take`, and from within the block as for `ModelCopy.examined`."""
-    with contextlib.ExitStack() as stack:
-        made = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sloop-model-")))
-        copy = take(model, made)
-        stack.callback(copy.close)
+    again, or for this block alone. Errors as for `take`, and from within the block as for `ModelCopy.examined`."""
+    copy = take(model, folder or usual_folder() / IN_CACHE)
+    try:
         with copy.examined():
             yield copy
+    finally:
+        copy.close()
+        if folder is None:
+            collect(usual_folder() / IN_CACHE)
 
 
 # Contents
@@ -210,6 +216,7 @@ def open_checked(model: Path, threads: int, expected: str, device: CudaDevice | 
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in others.items()}
     _compare(model, digest_of_all(hashlib.sha256(own).hexdigest(), sums), expected)
     opened = open_session(model, threads, device=device, content=ModelBytes(own, others))
+    opened._model_bytes = None  # ONNX Runtime keeps them for a fall-back to another provider, and the weights once more
     return OnnxSession(model, threads, opened=opened, device=device)
 
 
@@ -220,12 +227,26 @@ class _NoCopyError(Exception):
     """A copy cannot be made; the text says why."""
 
 
-def take(model: Path, folder: Path) -> ModelCopy:
-    """The files of a model, copied into `folder` unless they are there already, or are sloop's own.
+class _Entry(Struct, frozen=True):
+    """What `sources.json` says of an entry."""
 
-    InputError if they cannot be read, or change while they are copied; MachineError if the folder cannot be used.
+    digest: str
+    paths: dict[str, str]
+    """By name, the user's files; the model's own first."""
+    sums: dict[str, str]
+
+
+def take(model: Path, folder: Path, expected: str = "") -> ModelCopy:
+    """The files of a model, copied into `folder` unless they are there already, or are sloop's own. A copy with the
+    `expected` digest is taken whatever has become of the files.
+
+    Where they cannot be copied the files themselves are returned. InputError if they cannot be read, or change while
+    they are copied.
     """
     original = model.absolute()
+    if expected and (lock := _kept(_entry(folder, original, expected), expected)) is not None:
+        place = _entry(folder, original, expected) / FILES
+        return ModelCopy(place / original.name, original, expected, (), place, lock)
     for _ in range(TRIES):
         try:
             found = _content_of(original)
@@ -235,18 +256,23 @@ def take(model: Path, folder: Path) -> ModelCopy:
             raise _unreadable(original, error) from error
         if source_of(original) and os.access(original.parent, os.W_OK):
             return ModelCopy(original, original, found.digest, (), original.parent)
-        entry = folder.absolute() / f"{original.name[:NAME_CHARS_MAX]}-{found.digest[:DIGITS]}"
+        entry = _entry(folder, original, found.digest)
         place = entry / FILES
         try:
-            lock = _kept(entry, found)
+            lock = _kept(entry, found.digest)
             if lock is None:
                 lock = _made(entry, found)
         except _NoCopyError as error:
-            lock = _place_without(entry)
+            entry = entry.with_name(f"{entry.name}-changed")
+            lock, place = _place_without(entry), entry / FILES
             return ModelCopy(original, original, found.digest, found.examined(), place, lock, str(error))
         if lock is not None:
             return ModelCopy(place / original.name, original, found.digest, found.examined(), place, lock)
     raise InputError("it changes while it is copied", where=str(original), help="try again when it has been written")
+
+
+def _entry(folder: Path, model: Path, known: str) -> Path:
+    return folder.absolute() / f"{model.name[:NAME_CHARS_MAX]}-{known[:DIGITS]}"
 
 
 def _unreadable(model: Path, error: OSError) -> InputError:
@@ -256,19 +282,19 @@ def _unreadable(model: Path, error: OSError) -> InputError:
     return InputError(f"{file} cannot be read: {error.strerror}", where=str(model), help="check its permissions")
 
 
-def _kept(entry: Path, content: _Content) -> int | None:
-    """A lock on the entry with this content; None if there is none, or if it has been damaged."""
+def _kept(entry: Path, known: str) -> int | None:
+    """A lock on the entry with the content of this digest; None if there is none, or if it has been damaged."""
     try:
         lock = locked_file(entry / USED, exclusive=False, make=False)
     except OSError:  # to make one will fail, and say why
         lock = None
     if lock is None:
         return None
-    try:
-        if all(_digest(entry / FILES / name) == known for name, known in content.sums.items()):
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        record = msgspec.json.decode((entry / SOURCES).read_bytes(), type=_Entry)
+        files = {name: entry / FILES / name for name in record.sums}
+        if record.digest == known and all(_digest(file) == record.sums[name] for name, file in files.items()):
             return lock
-    except OSError:
-        pass
     os.close(lock)
     return None
 
@@ -278,8 +304,8 @@ def _digest(file: Path) -> str:
 
 
 def _made(entry: Path, content: _Content) -> int | None:
-    """A lock on the entry, which is made; None if the files have changed meanwhile. MachineError if its folder cannot
-    be used."""
+    """A lock on the entry, which is made; None if the files have changed meanwhile. _NoCopyError if they cannot be
+    copied."""
     part = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -295,7 +321,7 @@ def _made(entry: Path, content: _Content) -> int | None:
                     part.rename(entry)
                     _sync(entry.parent)
                     return lock
-                kept = _kept(entry, content)
+                kept = _kept(entry, content.digest)
                 if kept is not None:  # another process was quicker
                     os.close(lock)
                     return kept
@@ -305,10 +331,9 @@ def _made(entry: Path, content: _Content) -> int | None:
             raise
         raise OSError(errno.EBUSY, "another process makes it again and again")
     except OSError as error:
-        if error.errno in NO_ROOM:
-            raise _NoCopyError(f"there is no room for a copy of it in {entry.parent}") from error
-        fix = "name a folder that you may write, with --state"
-        raise MachineError(f"{entry.parent}: models cannot be copied to it: {error.strerror}", help=fix) from error
+        is_full = error.errno in NO_ROOM
+        what = "there is no room for a copy of it in" if is_full else f"it cannot be copied ({error.strerror}) to"
+        raise _NoCopyError(f"{what} {entry.parent}") from error
     finally:
         if part is not None:
             shutil.rmtree(part, ignore_errors=True)
@@ -331,12 +356,12 @@ def _fill(part: Path, content: _Content) -> bool:
             _copy(given, made)
             made.flush()
             os.fsync(made.fileno())
-        target.chmod(0o444)
+            os.fchmod(made.fileno(), os.fstat(given.fileno()).st_mode & 0o444 | 0o400)  # nobody else may read it
         if digest(target) != content.sums[name]:
             return False
-    if is_python(next(iter(content.files.values()))):
-        known = {name: str(file) for name, file in content.files.items() if content.sums[name]}
-        (part / SOURCES).write_bytes(msgspec.json.encode(known))
+    paths = {name: str(file) for name, file in content.files.items() if content.sums[name]}
+    (part / SOURCES).write_bytes(msgspec.json.encode(_Entry(content.digest, paths, dict(content.sums))))
+    part.chmod(0o755)  # an agent may have another user
     return True
 
 
@@ -428,7 +453,11 @@ class VersionFiles:
         warnings."""
         self._pins.add(key, map(Path, models))
         with self._lock:
-            watched = {each.path: _Watched(each, each.state, each.sha256) for each in sum(models.values(), ())}
+            watched = {
+                each.path: _Watched(each, each.state, each.sha256, is_opened=model == files[0].path)
+                for model, files in models.items()
+                for each in files
+            }
             self._watched[key] = called, watched
 
     def drop(self, key: str) -> None:
@@ -454,6 +483,8 @@ class VersionFiles:
         self._pins.close()
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # on Linux it is a thread's own; to digest takes a core
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             with contextlib.suppress(Exception):
                 if self._has_left and not self._checks:
@@ -473,8 +504,8 @@ class VersionFiles:
             if (now := each.change()) is not None:
                 changed.setdefault((each.examined.path, now), []).append(called)
         return [
-            f"{path} {now}: {listed(versions)} {'goes' if len(versions) == 1 else 'go'} on with what was examined; "
-            "`sloop deploy` takes the change"
+            f"{path} {now}; {listed(versions)} {'goes' if len(versions) == 1 else 'go'} on with what was examined, "
+            "and `sloop deploy` takes the change"
             for (path, now), versions in changed.items()
         ]
 
@@ -486,6 +517,8 @@ class _Watched:
     examined: ExaminedFile
     state: str
     sha256: str
+    is_opened: bool
+    """Whether workers open it themselves, because it has no copy."""
 
     def change(self) -> str | None:
         """What has become of it since the last call; None if it is as it was then, or as it was examined."""
@@ -502,4 +535,5 @@ class _Watched:
         before, self.state, self.sha256 = self.sha256, state, known
         if known in (before, self.examined.sha256):
             return None
-        return "has changed" if known else "is gone, or cannot be read"
+        what = "has changed" if known else "is gone, or cannot be read"
+        return f"{what}; it has no copy, so no worker that starts now can open it" if self.is_opened else what

@@ -34,8 +34,9 @@ from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.options import Value
 from sloop.profile.examine import Declared, ExaminedModel, examine, joining_text
 from sloop.profile.layers import kept_pieces
+from sloop.profile.model import is_python
 from sloop.profile.onnx_cut import ModelPiece, data_file
-from sloop.profile.profile import Joining, LayerProfile, Profile, is_of, joining_in, path_beside
+from sloop.profile.profile import Joining, LayerProfile, Profile, digest, joining_in, path_beside
 from sloop.profile.warming import sizes_to_warm
 from sloop.serve.control import (
     ORDERS_MAX,
@@ -149,9 +150,10 @@ def servables_of(
 def _check_profiles(variant: Variant, profiles: Mapping[str, Profile], copy: ModelCopy) -> None:
     """InputError if a profile beside the model is of other bytes than those that are served: they have changed since
     the application was read."""
+    found = digest(copy.path) if is_python(copy.path) else copy.digest
     for hardware, profile in profiles.items():
         file = path_beside(copy.original, hardware if hardware in variant.profiles else "")
-        if variant.file_on(hardware) == str(file) and not is_of(profile, copy.path):
+        if variant.file_on(hardware) == str(file) and profile.model_digest not in ("", found):
             what = f"its profile {file.name!r} was measured on another version of this model"
             again = f"measure it again with `sloop profile {copy.original}`, or remove {file.name!r}"
             raise InputError(what, where=str(copy.original), help=again)
