@@ -12,6 +12,7 @@ from sloop.user_code import (
     WrongOutputsError,
     failure_of,
     module_in,
+    modules_beside,
     raise_user_error,
 )
 
@@ -151,3 +152,44 @@ def test_a_failure_travels_as_bytes() -> None:
     assert failure_of(WrongOutputsError("no rows")) == ModelFailure(
         "the model's outputs are not those that it declares", "no rows"
     )
+
+
+def test_modules_beside_a_file_are_found_in_its_text(tmp_path: Path) -> None:
+    for name, text in {
+        "one.py": "import two.inner, math",
+        "two/__init__.py": "",
+        "two/inner.py": "from . import third\nfrom .deep.leaf import X as Y\nfrom .. import nowhere",
+        "two/third.py": "this is no Python",
+        "two/deep/leaf.py": "from ..fourth import *",
+        "two/fourth.py": "import mine",
+        "two/unused.py": "",
+        "lazy.py": "",
+        "unused.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    path = written(tmp_path, "import os, one\ndef run():\n    try:\n        import lazy\n    except ImportError: pass")
+    names = (
+        "lazy.py",
+        "one.py",
+        "two/__init__.py",
+        "two/deep/leaf.py",
+        "two/fourth.py",
+        "two/inner.py",
+        "two/third.py",
+    )
+    assert modules_beside(path) == {name: tmp_path / name for name in names}
+    assert modules_beside(written(tmp_path, "import (")) == {}
+
+
+def test_modules_are_beside_a_link_and_beside_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    for folder, names in (("real", "ab"), ("named", "b")):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / f"linked_{name}.py").write_text(f"PLACE = {folder!r}")
+    path = written(tmp_path / "real", "from linked_a import PLACE as A\nfrom linked_b import PLACE as B")
+    link = tmp_path / "named" / "mine.py"
+    link.symlink_to(path)
+    assert [file.parent.name for file in modules_beside(link).values()] == ["real", "named"]
+    module = module_in(link)
+    assert (module.A, module.B) == ("real", "named")

@@ -146,6 +146,38 @@ def test_models_are_found_from_the_files_folder_with_the_profile_beside(tmp_path
         read_application(document, tmp_path)
 
 
+def test_what_is_named_is_what_is_opened_also_if_it_is_a_link(tmp_path: Path) -> None:
+    """The folder behind it is switched, as Kubernetes does, and the profile lies beside the name."""
+    for number in "12":
+        (tmp_path / f"..{number}").mkdir()
+        (tmp_path / f"..{number}" / "net.onnx").write_bytes(number.encode())
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "net.onnx").symlink_to("..data/net.onnx")
+    (tmp_path / "apps").mkdir()
+    save_profile(
+        structs.replace(RESNET_T, model_digest=digest(tmp_path / "net.onnx")), path_beside(tmp_path / "net.onnx")
+    )
+    document = parse_yaml("name: a\nslo_ms: 9\nstages: [{name: s, model: ../net.onnx}]\n", "app.yaml")
+    variant = read_application(document, tmp_path / "apps").stages[0].variants[0]
+    assert variant.model == str(tmp_path / "net.onnx")
+    assert variant.file_on("") == str(path_beside(tmp_path / "net.onnx"))
+    (tmp_path / "new").symlink_to("..2")
+    (tmp_path / "new").rename(tmp_path / "..data")
+    with pytest.raises(InputError, match="another version of this model"):
+        read_application(document, tmp_path / "apps")
+
+
+def test_dots_that_lead_back_from_a_link_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "far" / "apps").mkdir(parents=True)
+    (tmp_path / "far" / "net.onnx").write_bytes(b"")
+    (tmp_path / "apps").symlink_to(tmp_path / "far" / "apps")
+    inline = "profile: {latency_ms: {form: quadratic, alpha: 0, beta: 1, gamma: 1}, max_batch: 1}"
+    document = parse_yaml(f"name: a\nslo_ms: 9\nstages: [{{name: s, model: ../net.onnx, {inline}}}]\n", "app.yaml")
+    variant = read_application(document, tmp_path / "apps").stages[0].variants[0]
+    assert variant.model is not None
+    assert Path(variant.model).samefile(tmp_path / "far" / "net.onnx")
+
+
 def test_a_profile_of_another_version_of_the_model_is_refused(tmp_path: Path) -> None:
     model = tmp_path / "net.onnx"
     model.write_bytes(b"old")

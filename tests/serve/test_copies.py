@@ -155,6 +155,17 @@ def test_names_are_what_is_opened_also_if_they_are_links(tmp_path: Path) -> None
     assert said(copy.path) == 5
 
 
+def test_weights_beside_the_file_that_a_link_leads_to_are_found(tmp_path: Path) -> None:
+    model = adding(tmp_path / "real" / "m.onnx", 5, data=("m.data",))
+    (tmp_path / "link.onnx").symlink_to(model)
+    copy = take(tmp_path / "link.onnx", tmp_path / "store")
+    assert (said(copy.path), copy.digest) == (5, digest_of_model(model))
+    assert digest_of_model(tmp_path / "link.onnx") == copy.digest
+    assert open_checked(tmp_path / "link.onnx", 1, copy.digest).run({"x": X})[0][0, 0] == 5
+    adding(tmp_path / "elsewhere.onnx", 6, data=("m.data",))
+    assert said(take(tmp_path / "link.onnx", tmp_path / "store").path) == 6, "those beside the name come first"
+
+
 def test_modules_beside_a_python_file_are_kept_and_find_its_data(tmp_path: Path) -> None:
     model = python_model(tmp_path / "user", "kept")
     copy = take(model, tmp_path / "store")

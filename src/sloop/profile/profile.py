@@ -604,11 +604,8 @@ class FirstProfile(NamedTuple):
 def digest_of_model(path: Path) -> str:
     """What tells a model from other versions of it: the digest of its file, or, of an ONNX model whose weights lie in
     other files, of all of them together."""
-    own, names = digest(path), _names_of_weights(path)
-    if not names:
-        return own
-    files = {name: path.parent / name for name in names}
-    return digest_of_all(own, {name: digest(file) if file.is_file() else "" for name, file in files.items()})
+    files = files_of_weights(path)
+    return digest_of_all(digest(path), {name: digest(file) if file.is_file() else "" for name, file in files.items()})
 
 
 def digest_of_all(own: str, others: Mapping[str, str]) -> str:
@@ -626,19 +623,27 @@ def size_of_model(path: Path) -> int:
     if path.suffix != ".onnx":
         return 0
     try:
-        return sum(file.stat().st_size for file in (path, *(path.parent / name for name in _names_of_weights(path))))
+        return sum(file.stat().st_size for file in (path, *files_of_weights(path).values()))
     except OSError:
         return 0
 
 
-def _names_of_weights(path: Path) -> tuple[str, ...]:
-    """The other files of an ONNX model, in which its weights lie."""
+def files_of_weights(path: Path) -> dict[str, Path]:
+    """The other files of an ONNX model, in which its weights lie, by the names that it has for them: beside the path
+    or, if that is a link and there is no such file, beside the file that it leads to. A file need not be there."""
     from sloop.onnx_file import external_files  # noqa: PLC0415  # it needs protobuf
 
     try:
-        return external_files(path) if path.suffix == ".onnx" else ()
+        names = external_files(path) if path.suffix == ".onnx" else ()
     except InputError:  # whoever opens it will say so
-        return ()
+        return {}
+    return {name: beside(path, name) for name in names}
+
+
+def beside(path: Path, name: str) -> Path:
+    """The file that a model calls so; see `files_of_weights`."""
+    named, behind = path.parent / name, path.resolve().parent / name
+    return behind if behind.exists() and not named.exists() else named
 
 
 def is_of(profile: Profile, model_path: Path) -> bool:

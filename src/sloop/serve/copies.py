@@ -38,9 +38,9 @@ from msgspec import Struct
 
 from sloop.cuda import CudaDevice
 from sloop.errors import InputError, MachineError, SloopError
-from sloop.onnx_file import external_files, external_names
+from sloop.onnx_file import external_names
 from sloop.profile.model import ModelBytes, OnnxSession, Session, is_python, open_model, open_session
-from sloop.profile.profile import digest, digest_of_all
+from sloop.profile.profile import beside, digest, digest_of_all, files_of_weights
 from sloop.serve.protocols import ExaminedFile
 from sloop.serve.weights import FILES, USED, ModelPins, locked_file, source_of, usual_folder
 from sloop.text import listed
@@ -125,14 +125,15 @@ def _renamed(error: SloopError, copy: Path, original: Path) -> SloopError:
 def private_copy(model: Path, folder: Path | None = None) -> Iterator[ModelCopy]:
     """A copy of a model while the block runs, in which it is examined or measured; in `folder`, where others find it
     again, or for this block alone. Errors as for `take`, and from within the block as for `ModelCopy.examined`."""
-    copy = take(model, folder or usual_folder() / IN_CACHE)
+    place = folder or usual_folder() / IN_CACHE
+    copy = take(model, place)
     try:
         with copy.examined():
             yield copy
     finally:
         copy.close()
         if folder is None:
-            collect(usual_folder() / IN_CACHE)
+            collect(place)
 
 
 # Contents
@@ -156,7 +157,7 @@ class _Content:
 def _content_of(model: Path) -> _Content:
     """Read all files of a model. OSError if its own cannot be read."""
     is_code = is_python(model)
-    others = modules_beside(model) if is_code else {name: model.parent / name for name in _names_of_weights(model)}
+    others = modules_beside(model) if is_code else files_of_weights(model)
     files = {model.name: model, **others}
     states = {name: _state(file) for name, file in files.items()}
     own = digest(model)
@@ -165,13 +166,6 @@ def _content_of(model: Path) -> _Content:
     if is_code:  # it finds its data by where it is
         whole = hashlib.sha256(f"{model} {whole}".encode()).hexdigest()
     return _Content(files, states, {model.name: own, **sums}, whole)
-
-
-def _names_of_weights(model: Path) -> tuple[str, ...]:
-    try:
-        return external_files(model) if model.suffix == ONNX else ()
-    except InputError:  # whoever opens it will say so
-        return ()
 
 
 def _state(file: Path) -> str:
@@ -210,7 +204,7 @@ def open_checked(model: Path, threads: int, expected: str, device: CudaDevice | 
         return open_model(model, threads, device=device)
     try:
         own = model.read_bytes()
-        others = {name: (model.parent / name).read_bytes() for name in external_names(own, str(model))}
+        others = {name: beside(model, name).read_bytes() for name in external_names(own, str(model))}
     except OSError as error:
         raise InputError(f"it cannot be read: {error.strerror}", where=str(error.filename)) from error
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in others.items()}

@@ -415,7 +415,10 @@ def usual_folder() -> Path:
     """The folder of the cache unless another one is named: that of the environment, or one in the user's cache."""
     if given := os.environ.get(MODELS_VARIABLE):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sloop" / "models"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sloop" / "models"
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"sloop-{os.getuid()}" / "models"
 
 
 def source_of(path: Path) -> str:
