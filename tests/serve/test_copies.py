@@ -377,8 +377,8 @@ def test_where_nothing_can_be_written_the_file_itself_is_opened(tmp_path: Path) 
         assert copy.path == model
         assert copy.why_not == f"it cannot be copied (Not a directory) to {tmp_path / 'file' / 'models'}"
         known = examine(copy.path, folder=copy.folder)
-    assert (known.file, known.signature.fixed_batch) == (str(model), 1)
-    assert "cannot be written" in known.notes[0]
+    assert known.file == str(model)
+    assert "cannot be written" in known.obstacle
 
 
 def test_a_changed_copy_outlives_the_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def _tried(variant: Variant, shapes: Mapping[str, tuple[int, ...]] | None) -> Tr
     model = Path(variant.model or "")
     try:
         with private_copy(model) as copy:
-            known = examine(copy.path, shapes, folder=copy.folder, declared=declared_of(variant))
+            known = examine(copy.path, shapes, folder=copy.folder, declared=declared_of(variant, copy))
             if known.fault is not None:
                 raise known.fault.error
     except InputError as error:

@@ -241,17 +241,13 @@ def profile(  # one parameter for each option
     """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit the measurements.
 
     MODEL is an ONNX file, or a Python file with a class Model (see docs/applications.md). If its batch size is fixed, a
-    copy with any batch size is measured, provided that it gives the same results. With
-    --from-log, MODEL may be left out: the profiles of all models in the log are refined. With --layers, MODEL is cut
-    into blocks of layers that are measured one by one. With --sharing, up to six workers of MODEL run together.
+    copy with any batch size is measured, provided that it gives the same results. With --from-log, MODEL may be left
+    out: the profiles of all models in the log are refined. With --layers, MODEL is cut into blocks of layers that are
+    measured one by one. With --sharing, up to six workers of MODEL run together.
     """
-    if hardware is not None and not NAME.fullmatch(hardware):
-        raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")
+    _check_hardware(hardware)
     if from_log is not None:
-        if hardware is not None:
-            raise click.UsageError("--hardware describes the machine that measures; a log has its own.")
-        if layers or sharing:
-            raise click.UsageError("--layers and --sharing measure a MODEL; --from-log measures nothing.")
+        _check_log(hardware, measures=layers or sharing)
         return _refine(from_log, model, percentile, form, out)
     chosen = LayerOptions(cuts, pieces, piece_mib, fetch_mbps, plot)
     _check_options(chosen, layers=layers, sharing=sharing, has_sharing_options=bool(together or beside))
@@ -276,8 +272,7 @@ def profile(  # one parameter for each option
             made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
         made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
         made = _saved(made, form, path, known.joining)
-        value = {**value_of(model, made), "failed_passes": service.failures, "notes": known.notes}
-        value["joins_rows"] = {"joined": not known.obstacle, "why": known.obstacle or known.evidence}
+        value = {**value_of(model, made), **_value_of(known), "failed_passes": service.failures}
         joining = f"{model.name}: {joining_text(known.obstacle, known.evidence)}"
         parts = [*display(made, path, form), *service.remarks(), *known.notes, joining]
         if on is not None:
@@ -300,6 +295,26 @@ def _add_shares(
     found, why = share_samples(Path(known.file), on, shares, batches=sizes, shapes=rows, seconds=seconds)
     value |= {"accelerator": on.kind, "device_memory_bytes": made.device_memory_bytes, "shares": found}
     return [table(share_table(found, on))] if found else [why] if why else []
+
+
+def _value_of(known: ExaminedModel) -> dict[str, object]:
+    """What was examined, for `--json`."""
+    joins = {"joined": not known.obstacle, "why": known.obstacle or known.evidence}
+    return {"notes": known.notes, "joins_rows": joins}
+
+
+def _check_hardware(hardware: str | None) -> None:
+    """InputError for what cannot be a kind of hardware."""
+    if hardware is not None and not NAME.fullmatch(hardware):
+        raise InputError(f"{hardware!r} is not a kind of hardware", where="--hardware", help="for example c5.2xlarge")
+
+
+def _check_log(hardware: str | None, *, measures: bool) -> None:
+    """UsageError for options that do not go with a log."""
+    if hardware is not None:
+        raise click.UsageError("--hardware describes the machine that measures; a log has its own.")
+    if measures:
+        raise click.UsageError("--layers and --sharing measure a MODEL; --from-log measures nothing.")
 
 
 def _check_place(device: str | None, kernels: Wanted | None, *, layers: bool, sharing: bool, has_cores: bool) -> None:

@@ -89,6 +89,11 @@ class ModelCopy:
     why_not: str = ""
     """Why the user's own file is opened; empty if it is not."""
 
+    @property
+    def model_digest(self) -> str:
+        """As profiles have it: that of a Python file is of this file alone."""
+        return digest(self.path) if is_python(self.path) else self.digest
+
     @contextlib.contextmanager
     def examined(self) -> Iterator[None]:
         """The model is examined within the block: errors name the user's file instead of the copy. InputError if what

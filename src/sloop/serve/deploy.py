@@ -34,9 +34,8 @@ from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.options import Value
 from sloop.profile.examine import Declared, ExaminedModel, examine, joining_text
 from sloop.profile.layers import kept_pieces
-from sloop.profile.model import is_python
 from sloop.profile.onnx_cut import ModelPiece, data_file
-from sloop.profile.profile import Joining, LayerProfile, Profile, digest, joining_in, path_beside
+from sloop.profile.profile import Joining, LayerProfile, Profile, joining_in, path_beside
 from sloop.profile.warming import sizes_to_warm
 from sloop.serve.control import (
     ORDERS_MAX,
@@ -150,10 +149,9 @@ def servables_of(
 def _check_profiles(variant: Variant, profiles: Mapping[str, Profile], copy: ModelCopy) -> None:
     """InputError if a profile beside the model is of other bytes than those that are served: they have changed since
     the application was read."""
-    found = digest(copy.path) if is_python(copy.path) else copy.digest
     for hardware, profile in profiles.items():
         file = path_beside(copy.original, hardware if hardware in variant.profiles else "")
-        if variant.file_on(hardware) == str(file) and profile.model_digest not in ("", found):
+        if variant.file_on(hardware) == str(file) and profile.model_digest not in ("", copy.model_digest):
             what = f"its profile {file.name!r} was measured on another version of this model"
             again = f"measure it again with `sloop profile {copy.original}`, or remove {file.name!r}"
             raise InputError(what, where=str(copy.original), help=again)
@@ -170,7 +168,7 @@ def _servable(
 ) -> Servable:
     """A model as it is examined in its private copy."""
     shapes = next((profile.shapes for profile in profiles.values() if profile.shapes), None)
-    known = examine(copy.path, shapes, folder=copy.folder, declared=declared_of(variant))
+    known = examine(copy.path, shapes, folder=copy.folder, declared=declared_of(variant, copy))
     if must_run and known.fault is not None:
         raise known.fault.error
     cut = None
@@ -203,18 +201,15 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
     return {largest, *(size for size in measured if size < largest)}
 
 
-def declared_of(variant: Variant) -> Declared:
+def declared_of(variant: Variant, copy: ModelCopy) -> Declared:
     """What the user says of a model, and what its profiles know."""
-    return Declared(variant.joins_rows, variant.batch, known=_examined_before(variant))
+    return Declared(variant.joins_rows, variant.batch, known=_examined_before(variant, copy.model_digest))
 
 
-def _examined_before(variant: Variant) -> Joining | None:
-    """What one of the variant's profiles says of requests for this very model."""
-    for hardware, file in variant.files.items():
-        profile = variant.profiles.get(hardware, variant.profile)
-        if profile is not None and (found := joining_in(Path(file), profile.model_digest)) is not None:
-            return found
-    return None
+def _examined_before(variant: Variant, model_digest: str) -> Joining | None:
+    """What one of the variant's profiles says of requests for the model with this digest."""
+    files = variant.files.values()
+    return next((found for file in files if (found := joining_in(Path(file), model_digest)) is not None), None)
 
 
 def with_lone_requests(setup: Setup, models: Models) -> Setup:
