@@ -515,6 +515,14 @@ def test_random_texts_that_a_stage_refuses_ask_for_an_example(tmp_path: Path) ->
     assert "it has text inputs, for which sloop writes only 'a', and no `example(rows)`: write one" in known.notes[0]
 
 
+@pytest.mark.live
+def test_random_texts_that_fail_while_they_are_measured_ask_for_an_example_too(tmp_path: Path) -> None:
+    path = write(tmp_path, one('{"x": ("BYTES", (-1,))}', "import json; return [json.loads(each) for each in x]"))
+    with pytest.raises(InputError, match=r"no `example\(rows\)`: write one") as refused:
+        measure(path, batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True)
+    assert "a batch of 1 fails: JSONDecodeError" in refused.value.what
+
+
 # What ONNX Runtime says of inputs
 
 

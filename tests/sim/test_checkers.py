@@ -26,7 +26,17 @@ from sloop.actions import (
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.graph import Each
 from sloop.app.load import load_application
-from sloop.events import WOKE, Deployed, Finished, NodeLost, NodeReady, NodeReleased, ReplicaLost, ReplicaReady
+from sloop.events import (
+    WOKE,
+    BatchFailed,
+    Deployed,
+    Finished,
+    NodeLost,
+    NodeReady,
+    NodeReleased,
+    ReplicaLost,
+    ReplicaReady,
+)
 from sloop.policies.drop import Age, Never
 from sloop.policies.order import Edf
 from sloop.profile.profile import Profile, Quadratic
@@ -314,10 +324,14 @@ def test_an_answer_needs_every_stage() -> None:
         check([(2, Request(RequestId(0), 1, 2, 100)), (2, End(RequestId(0), Outcome.SERVED))])
 
 
-def test_only_newcomers_are_rejected() -> None:
-    request = Request(RequestId(0), 1, 2, 100)
+def test_only_newcomers_are_rejected_and_what_a_model_has_refused() -> None:
+    request, end = Request(RequestId(0), 1, 2, 100), End(RequestId(0), Outcome.REJECTED)
     with pytest.raises(Violation, match="not on arrival"):
-        check([(2, request), (3, ReplicaReady(ReplicaId(0))), (3, End(RequestId(0), Outcome.REJECTED))])
+        check([(2, request), (3, ReplicaReady(ReplicaId(0))), (3, end)])
+    failed = BatchFailed(BatchId(0), ReplicaId(0), "no cat")
+    with pytest.raises(Violation, match="not on arrival, and not by its model"):
+        check([(2, request), (3, failed), (3, end)])
+    check([(2, request), (3, replace(failed, is_refusal=True)), (3, end)])
 
 
 def test_events_of_batches_that_do_not_run_are_ignored() -> None:

@@ -991,7 +991,7 @@ class Checkers:
         elif outcome is REJECTED:
             is_refused = isinstance(self._event, BatchFailed) and self._event.is_refusal
             if self._event is not entry.request and not is_refused:
-                self._fail("rejected, but neither on arrival nor by its model")
+                self._fail("rejected, but not on arrival, and not by its model")
         else:
             self._check_unanswered(entry, outcome)
 
