@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sloop.cli import main
+from sloop.errors import MachineError
 
 STAGE = """
 import numpy as np
@@ -87,3 +88,19 @@ def test_a_failure_on_guessed_sizes_is_told(tmp_path: Path) -> None:
     text = " ".join(result.stdout.split())
     assert "one.py: it fails on random inputs (x [1, 16]): ValueError: an odd length (one.py:12)" in text
     assert "give it an `example(rows)`" in text
+
+
+def test_what_this_machine_lacks_is_only_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*_: object, **__: object) -> None:
+        raise MachineError("no CUDA here", help="look for some")
+
+    monkeypatch.setattr("sloop.cli.check.examine", lacks)
+    result = checked(tmp_path, "def run(self, x): yield x")
+    assert result.exit_code == 0
+    text = CliRunner().invoke(main, ["check", str(tmp_path / "app.yaml")]).stdout
+    assert "one.py was not tried: no CUDA here" in text
+
+
+def test_nothing_is_written_beside_a_model(tmp_path: Path) -> None:
+    checked(tmp_path, "def run(self, x): return x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["app.yaml", "one.py"]

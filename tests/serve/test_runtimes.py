@@ -257,14 +257,10 @@ def test_a_batch_that_fails_otherwise_leaves_the_rest_cold(tmp_path: Path, capfd
 
 
 @pytest.mark.parametrize("raises", ["ValueError('an odd length')", "__import__('sloop').Refused('an odd length')"])
-def test_a_stage_may_refuse_sizes_that_were_guessed(
-    tmp_path: Path, raises: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_may_refuse_sizes_that_were_guessed(tmp_path: Path, raises: str) -> None:
     runtime, _ = counted(tmp_path, Expected((1, 2)))
     refuses = f"        if x.shape[1] != 7: raise {raises}\n        return x"
     (tmp_path / "counts.py").write_text(COUNTS.replace("        return x", refuses), encoding="utf-8")
     runtime.load(1)
     runtime.warm(1)
     assert runtime.run([np.zeros((1, 7), np.float32)], 1)[0][0].shape == (1, 1)
-    said = capfd.readouterr().err
-    assert ("it fails on random inputs (x [1, 16])" in said) is raises.startswith("ValueError")

@@ -5,6 +5,7 @@ known time; tests and demonstrations use it. Runtimes run in worker processes on
 """
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -216,9 +217,9 @@ class FileRuntime:
         if session.signature.fixed_batch is not None:
             batches = (session.signature.fixed_batch,)
         try:
-            is_known, note = try_on_one_row(session, shapes, self._path, batches[0])
-            if note:
-                say(f"{self._path.name}: {note}")
+            is_known, _ = try_on_one_row(
+                session, shapes, self._path, batches[0]
+            )  # the note is told before workers start
             made = batch_maker(session.signature, shapes, session.example) if is_known else None
             if made is not None:
                 warm_batches(session.run, made, batches, self._path)
@@ -304,8 +305,9 @@ def warm_batches(
             say(f"{path.name} was warmed for {WARM_S_MAX:g} s; batches of {these} still take longer at first")
 
 
+@functools.cache
 def say(what: str) -> None:
-    """Write a line into the server's log."""
+    """Write a line into the server's log, once."""
     sys.stderr.write(f"sloop worker {os.getpid()}: {what}\n")
     sys.stderr.flush()
 

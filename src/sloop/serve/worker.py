@@ -635,8 +635,12 @@ def main(arguments: Sequence[str], *, is_spare: bool = False) -> None:
     fd, parent, number, memory = map(int, arguments)
     begin(parent, (fd, memory))
     arena = Arena(number, memory) if memory >= 0 else None
-    with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):  # the server has closed the socket
-        Worker(ProcessChannel(sock), arena, is_spare=is_spare).serve()
+    try:
+        with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):  # the server has closed the socket
+            Worker(ProcessChannel(sock), arena, is_spare=is_spare).serve()
+    except SloopError:  # the server has been told, and writes it into its log
+        sys.stderr.flush()
+        os._exit(1)
 
 
 if __name__ == "__main__":
