@@ -194,6 +194,25 @@ def test_a_shadow_without_room_is_tried_again() -> None:
     assert orders(scene.act(3000, WOKE)) == [AttachShadow(R0, 0, OTHER)]
 
 
+def test_shortages_that_last_at_once_are_each_said_once() -> None:
+    """Two shadows and a replica have no room: at no tick is one of them new because another one was said last."""
+    scene = body(nodes=(Node("n0", "local", cores=2, memory_bytes=1000),))
+
+    def said(at_ms: int, event: object = WOKE) -> list[tuple[str, ReplicaId | None]]:
+        notes = [each for each in scene.act(at_ms, event) if isinstance(each, Decided)]
+        return [(each.kind, each.replica) for each in notes if each.kind != "plan"]
+
+    three = pair_plan(count=3)
+    scene.script.target = three
+    assert said(1000) == [("shadow", R0), ("shortage", None)]
+    assert said(1010, ReplicaReady(R1)) == [("shadow", R1)]
+    assert [said(at_ms) for at_ms in range(2000, 9000, 1000)] == [[]] * 7
+    scene.script.target = pair_plan(count=2)
+    assert said(9000) == []
+    scene.script.target = three
+    assert said(10_000) == [("shortage", None)], "it was over, those of the shadows were not"
+
+
 def test_memory_limits_shadows_too() -> None:
     scene = body(nodes=(Node("n0", "local", cores=4, memory_bytes=149),))
     assert orders(scene.act(1000, WOKE)) == []

@@ -149,8 +149,9 @@ class ControlledApplication:
     next_plan_ns: int = 0
     plan: Plan | None = None
     progress: PlanProgress = PlanProgress.WAITING
-    reported: dict[str, Shortage] = field(default_factory=dict)
-    """By stage, the shortage that was last written to the log."""
+    reported: dict[tuple[str, ReplicaId | None, bool], Shortage] = field(default_factory=dict)
+    """The shortages that were last written to the log: of a stage's new replicas, and of each of its replicas, of cores
+    and of a shadow. They may all last at once, and alternate."""
     woken_ns: int = -WAKE_NS_MIN
     share: float = 1.0
     """Fraction of the application's requests to plan for."""
@@ -170,6 +171,18 @@ class ControlledApplication:
     """Its buckets that began before this have been looked at for requests."""
     keeps_until_ns: int = 0
     """Until when no replica that is ready is stopped or shrunk, because some were adopted; 0: no such time."""
+
+    def is_new(self, stage: str, shortage: Shortage) -> bool:
+        """Whether the log does not have this shortage yet; from now on it has."""
+        about = stage, shortage.replica, shortage.shadow is not None
+        before, self.reported[about] = self.reported.get(about), shortage
+        return before != shortage
+
+    def forget_shortages(self, stage: str, *, of_shadows: bool) -> None:
+        """A stage has room for its replicas and their cores, and perhaps for their shadows."""
+        over = [about for about in self.reported if about[0] == stage and (of_shadows or not about[2])]
+        for about in over:
+            del self.reported[about]
 
     @property
     def is_stranded(self) -> bool:
@@ -796,8 +809,7 @@ class ControlPath:
             return PlanProgress.NO_ROOM
         if is_too_soon:
             return max(PlanProgress.TOO_SOON, attaching)
-        if attaching is not PlanProgress.NO_ROOM:
-            application.reported.pop(stage.name, None)
+        application.forget_shortages(stage.name, of_shadows=attaching is not PlanProgress.NO_ROOM)
         waits = difference.holds or moves or difference.detach or [each for each in difference.start if each.shadow]
         return max(PlanProgress.WAITING if waits else PlanProgress.MET, attaching)
 
@@ -860,8 +872,7 @@ class ControlPath:
                 progress = PlanProgress.NO_ROOM
                 slot = replica.spec.slot
                 shortage = Shortage(replica.spec.variant, slot, id, slot.cores, replica.node, shadow)
-                if application.reported.get(stage.name) != shortage:
-                    application.reported[stage.name] = shortage
+                if application.is_new(stage.name, shortage):
                     key = application.state.key
                     out.append(Decided("shadow", shortage.why, stage.name, id, application=key))
             else:
@@ -929,8 +940,7 @@ class ControlPath:
             or self._nodes.can_acquire(shortage.slot.hardware)
             or any(replica.will_free_cores for replica in self._state.replicas.values())
         )
-        if application.reported.get(stage.name) != shortage and not will_have_room:
-            application.reported[stage.name] = shortage
+        if not will_have_room and application.is_new(stage.name, shortage):
             key = application.state.key
             out.append(Decided("shortage", shortage.why, stage=stage.name, application=key))
 
