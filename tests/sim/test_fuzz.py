@@ -3,15 +3,26 @@
 `make fuzz` plays on for as long as one likes; the worlds here are quick enough for every run.
 """
 
-import contextlib
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from sloop.actions import AcquireNode, AdoptReplica, Assigned, End, ReleaseNode, Rollout, StartBatch, StartReplica
+from sloop.actions import (
+    AcquireNode,
+    Action,
+    AdoptReplica,
+    Assigned,
+    End,
+    ReleaseNode,
+    Rollout,
+    StartBatch,
+    StartReplica,
+)
 from sloop.core.control import ControlPath
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
@@ -33,6 +44,7 @@ from sloop.sim.fuzz import (
 )
 from sloop.sim.world import World
 from sloop.systems import SYSTEMS
+from sloop.units import s
 from sloop.vocabulary import Request
 from tests.sim.scene import world
 
@@ -47,39 +59,53 @@ FAILED_ONCE = {
 """Seeds under `static` that broke the core once, and what the mistake was."""
 
 
+def fitting(make: fuzz.Make, system: str, first: Iterable[int], further: Iterable[int], least: int) -> list[World]:
+    """The worlds of the first seeds that the system can serve. If they are fewer than `least`, further ones follow."""
+    worlds = [world for seed in first if (world := fuzz.fitting(make, seed, system)) is not None]
+    others = (world for seed in further if (world := fuzz.fitting(make, seed, system)) is not None)
+    worlds += islice(others, max(0, least - len(worlds)))
+    assert len(worlds) >= least, f"{system} is hardly played"
+    return worlds
+
+
 @pytest.mark.parametrize("place", range(len(SYSTEMS)), ids=SYSTEMS)
 def test_every_invariant_holds_in_random_worlds(place: int) -> None:
-    """A system that serves one model is refused in worlds of several; if too few are left, further ones follow."""
-    played, first, others = 0, place * WORLDS_EACH, 100_000 + 100 * place
-    for seed in (*range(first, first + WORLDS_PLAYED), *range(others, others + 100)):
-        if seed >= others and played > WORLDS_PLAYED / 5:
-            break
-        try:
-            simulate(random_world(seed, list(SYSTEMS)[place]))
-        except InputError:
-            continue
-        played += 1
-    assert played > WORLDS_PLAYED / 5
+    """A system that serves one model is refused in worlds of several."""
+    seeds, further = range(place * WORLDS_EACH, place * WORLDS_EACH + WORLDS_PLAYED), 100_000 + 100 * place
+    for played in fitting(random_world, list(SYSTEMS)[place], seeds, range(further, further + 100), 2):
+        simulate(played)
 
 
 @pytest.mark.parametrize("place", range(len(SYSTEMS)), ids=SYSTEMS)
 def test_every_invariant_holds_in_random_deployments(place: int) -> None:
     first = place * DEPLOYMENTS_EACH + 1  # the very first of `mixed` alone takes 20 s
-    for seed in range(first, first + DEPLOYMENTS_PLAYED):
-        try:
-            fuzz.play(random_deployment(seed, list(SYSTEMS)[place]))
-        except InputError:
-            continue  # the system does not fit this cluster
+    seeds, further = range(first, first + DEPLOYMENTS_PLAYED), 100_000 + 100 * place
+    for played in fitting(random_deployment, list(SYSTEMS)[place], seeds, range(further, further + 100), 1):
+        fuzz.play(played)
 
 
 @pytest.mark.parametrize("place", range(0, len(SYSTEMS), 3))
 def test_every_request_ends_once_whoever_decides(place: int) -> None:
     """Under three systems each, in the smallest of four worlds."""
-    worlds = [random_succession(100 + 4 * place + seed) for seed in range(4)]
-    seed = min(worlds, key=lambda world: len(list(world.trace.times_ns()))).seed
+    first, further = 100 + 4 * place, 100_000 + 100 * place
     for system in list(SYSTEMS)[place : place + 3]:
-        with contextlib.suppress(InputError):  # the system does not fit this application
-            fuzz.play_successors(random_succession(seed, system))
+        found = fitting(random_succession, system, range(first, first + 4), range(further, further + 100), 1)
+        fuzz.play_successors(min(found, key=lambda world: len(list(world.trace.times_ns()))))
+
+
+def test_a_batch_that_nobody_gives_up_is_a_violation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message of its end is lost, and the core does not look for stalled batches."""
+
+    def look_away(self: ControlPath, now_ns: int, out: list[Action]) -> None:
+        self._watch_ns = now_ns + s(1)
+
+    monkeypatch.setattr(ControlPath, "_watch_batches", look_away)
+    with pytest.raises(Violation, match=r"request \d+ still runs in batch \d+"):
+        fuzz.play(random_world(3))
+    assert fuzz.main(["--first", "3", "--system", "static"]) == 1
+    assert capsys.readouterr().err.endswith("reproduce with: python -m sloop.sim.fuzz --seed 3 --system static\n")
 
 
 def played_successors(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[MemoryLog]:
@@ -253,11 +279,8 @@ def test_deployments_are_of_every_shape() -> None:
 
 def test_in_deployments_happens_what_is_to_be_tested() -> None:
     found = Counter[str]()
-    for seed in range(40):
-        try:
-            simulate(random_deployment(seed, "hpa"), [log := MemoryLog()], check_first=0, patience_ns=10**11)
-        except InputError:
-            continue
+    for played in fitting(random_deployment, "hpa", range(40), (), 40):
+        simulate(played, [log := MemoryLog()], check_first=0, patience_ns=10**11)
         for _, record in log.records:
             found[type(record).__name__] += 1
             if isinstance(record, Rollout):
@@ -282,6 +305,34 @@ def test_one_world_by_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_goes_on_until_the_time_is_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert fuzz.main(["--seconds", "0.01", "--first", "3", "--system", "static"]) == 0
     assert "every invariant held" in capsys.readouterr().err
+
+
+def test_a_run_without_a_world_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it look for ever: worlds that do not fit take time as well."""
+
+    def refused(seed: int, system: str) -> World:
+        raise InputError("the system serves one model", help="")
+
+    monkeypatch.setattr(fuzz, "random_world", refused)
+    monkeypatch.setattr(fuzz, "random_deployment", refused)
+    monkeypatch.setattr(fuzz, "random_succession", refused)
+    assert fuzz.main(["--seconds", "0.01", "--system", "static"]) == 1
+    assert capsys.readouterr().err.startswith("no world was played")
+
+
+def test_a_run_that_a_world_refuses_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system has accepted its applications before."""
+
+    def refuse(world: World) -> None:
+        raise InputError("this is of no use", help="")
+
+    monkeypatch.setattr(fuzz, "play", refuse)
+    assert fuzz.main(["--seed", "7", "--system", "static"]) == 1
+    assert "this is of no use" in capsys.readouterr().err
 
 
 def test_a_failure_says_how_to_see_it_again(

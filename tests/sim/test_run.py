@@ -21,6 +21,7 @@ from sloop.actions import (
     VersionState,
 )
 from sloop.app.scenario import ServiceTruth, Truth
+from sloop.errors import InputError
 from sloop.events import Finished, NodeLost, NodeReady, NodeReleased, Planned, ReplicaLost, ReplicaReady, Resized
 from sloop.runlog import ACTIONS, EVENTS, MemoryLog, Record
 from sloop.sim import Violation, World, simulate
@@ -29,7 +30,7 @@ from sloop.systems.replay import replay_log
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome, Request
 from sloop.workload import trace_of
-from tests.sim.scene import Broken, application, graph_world, once, records_of, several, world
+from tests.sim.scene import WORK_CONSERVING, Broken, application, graph_world, once, records_of, several, world
 
 SEEDS = (3, 12, 14, 27, 31, 71)
 """12 and 31 have parts; in 12 there are more than allowed, too."""
@@ -158,6 +159,17 @@ def test_checkers_see_the_first_records_or_all() -> None:
     for check_first in (None, 1_000):
         with pytest.raises(Violation, match="late, before its deadline"):
             run(check_first)
+
+
+def test_a_model_that_takes_longer_than_the_run_is_to_be_corrected() -> None:
+    """No invariant is broken: the core waits, because the profile says so."""
+    hours = world(
+        latency_ms={"form": "quadratic", "alpha": 0.0, "beta": 0.0, "gamma": 1e8},
+        system=WORK_CONSERVING,
+        trace={"kind": "equal", "rate": 1},
+    )
+    with pytest.raises(InputError, match="batch 0 still runs long after the last arrival"):
+        simulate(hours)
 
 
 def test_a_sink_sees_every_record_after_the_checkers_have_left() -> None:

@@ -422,6 +422,11 @@ class Cluster:
             self._receive_weights(now_ns)
         return None
 
+    def unfinished(self, now_ns: int) -> list[BatchId]:
+        """The batches that end later. One whose end nobody will be told of is none of them."""
+        ends = [replica.batch_end for replica in self._replicas.values()]
+        return [end[2].batch for end in ends if end is not None and end[0] > now_ns]
+
     def stop_faults(self, now_ns: int) -> None:
         """Disable all faults from now on, pending ones included, and repair the nodes. Lost replicas and messages stay
         lost."""

@@ -659,6 +659,16 @@ def _changes(random: Random, applications: Sequence[Application], duration_s: fl
     return tuple(sorted(found, key=lambda change: change.at_s))
 
 
+def fitting(make: Make, seed: int, system: str) -> World | None:
+    """The world of a seed; None if the system cannot serve its applications. Only here an InputError says so."""
+    try:
+        world = make(seed, system)
+        world.check()
+    except InputError:
+        return None
+    return world
+
+
 def play(world: World) -> RunTotals:
     """Simulate a world under the checkers, and check what else must hold of its log.
 
@@ -790,7 +800,8 @@ def _command(seed: int, system: str, *options: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Simulate worlds until the time is up. Returns 1 as soon as one breaks an invariant, else 0."""
+    """Simulate worlds until the time is up. Returns 1 as soon as one breaks an invariant, and if none was played;
+    else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m sloop.sim.fuzz", description="Play random worlds under all checkers."
     )
@@ -809,19 +820,21 @@ def main(arguments: list[str] | None = None) -> int:
     until_s = time.monotonic() + options.seconds
     worlds = requests = 0
     for seed, system, sort in ((seed, system, sort) for seed in seeds for system in systems for sort in sorts):
-        (make, simulates), world = sort, None
-        try:
-            world = make(seed, system)
-            requests += simulates(world).requests
-        except InputError:
-            continue  # the system cannot serve these applications
-        except AssertionError as failure:
-            again = world.origin if world is not None else _command(seed, system)
-            sys.stderr.write(f"{type(failure).__name__}: {failure}\nreproduce with: {again}\n")
-            return 1
-        worlds += 1
         if time.monotonic() > until_s:
             break
+        make, simulates = sort
+        world = fitting(make, seed, system)
+        if world is None:
+            continue
+        try:
+            requests += simulates(world).requests
+        except (AssertionError, InputError) as failure:
+            sys.stderr.write(f"{type(failure).__name__}: {failure}\nreproduce with: {world.origin}\n")
+            return 1
+        worlds += 1
+    if not worlds:
+        sys.stderr.write("no world was played: the systems can serve none of those that were made\n")
+        return 1
     sys.stderr.write(f"{worlds} worlds with {requests} requests, every invariant held\n")
     return 0
 

@@ -7,6 +7,7 @@ report.
 from collections.abc import Sequence
 
 from sloop.core.protocols import CoreInterface
+from sloop.errors import InputError
 from sloop.runlog import Record, Sink
 from sloop.sim.checkers import Checkers, Rules
 from sloop.sim.engine import PATIENCE_NS, Append, RunTotals, play
@@ -22,7 +23,8 @@ def simulate(
     core: CoreInterface | None = None,
     patience_ns: int = PATIENCE_NS,
 ) -> RunTotals:
-    """Simulate `world`. Raises Violation at the first record that breaks an invariant.
+    """Simulate `world`. Raises Violation at the first record that breaks an invariant, and InputError if its batches
+    take longer than a run.
 
     The checkers read the first `check_first` records: by default all, with 0 none. Checking the whole log takes as long
     as the simulation. `core` replaces the world's core, to test that the checkers detect a broken one.
@@ -36,15 +38,21 @@ def simulate(
     )
     appends: list[Append] = [sink.append for sink in sinks]
     watching = _watch(checkers, appends, check_first)
+    cluster = world.cluster()
     totals = play(
         core or setup.core(),
-        world.cluster(),
+        cluster,
         world.ingress(),
         until_ns=world.lead_ns + world.duration_ns,
         appends=appends,
         patience_ns=patience_ns,
     )
     if watching in appends:
+        if totals.open and (batches := cluster.unfinished(totals.ended_ns)):
+            raise InputError(
+                f"batch {batches[0]} still runs long after the last arrival",
+                help="correct the latency of the profile, or `truth.profile_error`: batches take hours",
+            )
         checkers.finish()
     return totals
 
