@@ -57,6 +57,10 @@ FAILED_ONCE = {
     71: "a batch took a request that had ended on another branch, behind visits its policy skipped",
 }
 """Seeds under `static` that broke the core once, and what the mistake was."""
+DEPLOYMENTS_FAILED_ONCE = {
+    ("mixed", 11): "replicas that share an accelerator were offered without cores, where others had all of its node",
+}
+"""The same of deployments, with their systems."""
 
 
 def fitting(make: fuzz.Make, system: str, first: Iterable[int], further: Iterable[int], least: int) -> list[World]:
@@ -149,6 +153,11 @@ def test_a_core_that_forgets_what_was_kept_is_noticed(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("seed", FAILED_ONCE)
 def test_worlds_that_failed_once_hold_now(seed: int) -> None:
     simulate(random_world(seed))
+
+
+@pytest.mark.parametrize(("system", "seed"), DEPLOYMENTS_FAILED_ONCE)
+def test_deployments_that_failed_once_hold_now(system: str, seed: int) -> None:
+    fuzz.play(random_deployment(seed, system))
 
 
 @cache

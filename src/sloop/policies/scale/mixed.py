@@ -514,10 +514,10 @@ def _slots(
         for cores in sorted({cores for cores in offered if cores <= most_cores + ROUNDING}, reverse=True)
     ]
     residents = _residents(belief, slots[0][0], nodes) if slots else 1
-    if residents > 1:
-        cores = min([most_cores, *(node.node.cores / residents for _, node in nodes)])
+    cores = math.floor(1000 * min([most_cores, *(node.node.cores / residents for _, node in nodes)])) / 1000
+    if residents > 1 and cores > 0:  # other applications may have all
         share = math.floor(MICRO / residents) / MICRO
-        slots.append((structs.replace(belief.slot(math.floor(1000 * cores) / 1000), share=share), residents))
+        slots.append((structs.replace(belief.slot(cores), share=share), residents))
     for slot, residents in slots:
         counts = [replicas_max(node.node, slot, belief) for _, node in nodes]
         most = (
