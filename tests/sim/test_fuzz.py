@@ -4,13 +4,14 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sloop.actions import (
     AcquireNode,
@@ -28,6 +29,7 @@ from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
 from sloop.policies import POLICIES
 from sloop.runlog import MemoryLog
+from sloop.runlog.fold import DeploymentState, RequestRecord, RunState
 from sloop.sim import fuzz, simulate
 from sloop.sim.agents import OpenRequests
 from sloop.sim.checkers import Violation
@@ -314,6 +316,46 @@ def test_one_world_by_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_goes_on_until_the_time_is_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert fuzz.main(["--seconds", "0.01", "--first", "3", "--system", "static"]) == 0
     assert "every invariant held" in capsys.readouterr().err
+
+
+def forgets_times(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Requests that are not answered have no times."""
+    miss = RunState._miss
+
+    def broken(self: RunState, end: End, request: RequestRecord, latency_ns: int) -> None:
+        miss(self, end, request, latency_ns)
+        self.missed_ns[end.outcome].pop()
+
+    monkeypatch.setattr(RunState, "_miss", broken)
+    return random_world(0)
+
+
+def measures_from_arrival(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Latencies are without the network, in applications of several stages."""
+    arrive = RunState._arrive
+    monkeypatch.setattr(
+        RunState, "_arrive", lambda self, now_ns, request: arrive(self, now_ns, replace(request, sent_ns=now_ns))
+    )
+    return random_world(1)
+
+
+def mistakes_the_version(monkeypatch: pytest.MonkeyPatch) -> World:
+    """All requests of an application count at its first version."""
+    assign = DeploymentState._assign
+
+    def broken(self: DeploymentState, now_ns: int, assigned: Assigned) -> None:
+        assign(self, now_ns, replace(assigned, application=next(iter(self.versions))))
+
+    monkeypatch.setattr(DeploymentState, "_assign", broken)
+    return random_deployment(2)
+
+
+@pytest.mark.parametrize("plant", [forgets_times, measures_from_arrival, mistakes_the_version])
+def test_a_fold_that_counts_requests_wrongly_is_noticed(
+    plant: Callable[[pytest.MonkeyPatch], World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Violation, match=r"requests have ended as .*, the checkers say"):
+        fuzz.play(plant(monkeypatch))
 
 
 def test_a_run_without_a_world_is_no_success(

@@ -486,6 +486,7 @@ class CheckerState:
 
     def deploy(self, rules: Rules, state: VersionState = VersionState.SERVING) -> CheckedVersion:
         """An application version is there from now on."""
+        self.versions.pop(rules.application.key, None)
         self.versions[rules.application.key] = made = CheckedVersion(rules, state)
         self._present.setdefault(made.name, []).append(made)
         for stage in rules.application.stages:
@@ -506,6 +507,14 @@ class CheckerState:
             (only,) = self._present.values()
             return only
         return self._present.get(name, ())
+
+    def counted_at(self, name: str) -> str:
+        """The key of the version at which requests count that no version of an application takes: the only one that
+        has not ended, else the one that was deployed last; "" if there was none."""
+        present = self.versions_of(name)
+        if len(present) == 1:
+            return present[0].key
+        return next((each.key for each in reversed(self.versions.values()) if each.name == name), "")
 
     def arrive(self, now_ns: int, request: Request, version: CheckedVersion) -> None:
         """A request is queued at the first stages of a version."""
@@ -675,6 +684,9 @@ class Checkers:
         """Requests that finished their last stage in this step, and must be answered in it."""
         self._started: list[tuple[str, int]] = []
         """Stage and largest key of the batches started in this step."""
+        self.ended: dict[tuple[str, Outcome], tuple[int, int]] = {}
+        """By key of the version and outcome, how many requests have ended, and the sum of their times in ns, from
+        sending to the end; see `CheckerState.counted_at`."""
         self._checks = self._checks_by_type()
 
     def _checks_by_type(self) -> dict[type, Callable[[Any], None]]:
@@ -969,6 +981,7 @@ class Checkers:
         outcome = end.outcome
         if self._unassigned is not None and end.request == self._unassigned.id:
             if outcome is REJECTED:
+                self._count(self._state.counted_at(self._unassigned.application), end, self._unassigned)
                 self._unassigned = None
                 return
             self._settle()
@@ -989,6 +1002,12 @@ class Checkers:
                 self._fail("rejected, but not on arrival, and not by its model")
         else:
             self._check_unanswered(entry, outcome)
+        self._count(entry.version.key, end, entry.request)
+
+    def _count(self, key: str, end: End, request: Request) -> None:
+        """A request has ended."""
+        count, sum_ns = self.ended.get((key, end.outcome), (0, 0))
+        self.ended[key, end.outcome] = count + 1, sum_ns + self._now_ns - request.sent_ns
 
     def _check_unanswered(self, entry: CheckedRequest, outcome: Outcome) -> None:
         """A request fails only for a reason of its own, and is dropped from a running batch only if that is stalled."""

@@ -22,6 +22,7 @@ change the worlds of old seeds. Every seed that ever failed becomes a named test
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -673,7 +674,7 @@ def play(world: World) -> RunTotals:
     """Simulate a world under the checkers, and check what else must hold of its log.
 
     Raises Violation if an invariant is broken, if a policy failed, if a replay differs, or if the fold and the checkers
-    disagree about what the nodes cost.
+    disagree about how long nodes were held, how requests ended and how long they took.
     """
     log = MemoryLog()
     totals = simulate(world, [log], patience_ns=s(PATIENCE_S))
@@ -788,6 +789,23 @@ def _compare_figures(world: World, records: Sequence[tuple[int, Record]]) -> Non
     held_ns = {name: record.held_ns for name, record in state.nodes.records.items()}
     if held_ns != checkers.charged_ns:
         _fail(world, f"nodes were held for {held_ns} ns, the checkers say {checkers.charged_ns}")
+    ended = _ended(state)
+    if ended != checkers.ended:
+        _fail(world, f"requests have ended as {ended}, the checkers say {checkers.ended}")
+
+
+def _ended(state: DeploymentState) -> dict[tuple[str, Outcome], tuple[int, int]]:
+    """The fold's figures of requests, as `Checkers.ended`: their number of each second, and their times."""
+    accounts = [(each.key, each.run) for each in state.records]
+    if state.unserved is not None:
+        accounts.append(("", state.unserved))
+    counts, sums_ns = Counter[tuple[str, Outcome]](), Counter[tuple[str, Outcome]]()
+    for key, account in accounts:
+        all_ns = {Outcome.SERVED: account.served_ns, Outcome.LATE: account.late_ns, **account.missed_ns}
+        for outcome, times_ns in all_ns.items():
+            counts[key, outcome] += sum(getattr(second, outcome.value) for second in account.seconds)
+            sums_ns[key, outcome] += sum(times_ns)
+    return {about: (count, sums_ns[about]) for about, count in counts.items() if count or sums_ns[about]}
 
 
 def _fail(world: World, what: str) -> None:
