@@ -340,8 +340,6 @@ def test_an_edge_that_was_told_to_end_is_not_lost(monkeypatch: pytest.MonkeyPatc
 
 
 def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FETCH_S_MAX", 0.3)
-
     async def scene() -> None:
         async with center() as here:
             found, own = await here.join()
@@ -354,8 +352,9 @@ def test_answers_are_delivered_when_no_agent_is_asked_for_them_any_more(monkeypa
             await asyncio.sleep(0.05)
             assert not delivering.done()
             found.send(Release(block_of(40)))
-            await asyncio.wait_for(delivering, 0.2)
+            await asyncio.wait_for(delivering, 5)
             here.decider.end(RequestId(3), [block_of(40)])
+            monkeypatch.setattr(module, "FETCH_S_MAX", 0.05)
             await asyncio.wait_for(here.edges.delivered(), 5)  # it does not come: no longer than a fetch takes
 
     play(scene)
@@ -514,7 +513,7 @@ def test_what_crosses_an_end_is_no_lie() -> None:
 
 def test_blocks_of_a_lost_edge_are_freed_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that it was given, when it cannot be fetching it any more; one that comes later, and its own."""
-    monkeypatch.setattr(module, "SILENT_S", 0.1)
+    monkeypatch.setattr(module, "SILENT_S", 0.4)
 
     async def scene() -> None:
         async with center() as here:
