@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.core.ledger import sites
 from sloop.core.planner import copied
@@ -99,12 +100,54 @@ def test_routers_choose_one_that_is_there(
         last = idle[index].id
 
 
+def batches_of_equal_replicas(policy: Any, *, end_at_once: bool) -> list[int]:
+    """How many of seven batches each of seven equal replicas gets. If batches do not end at once, a replica that has
+    one is not idle, or its lane is longer where the router binds early."""
+    ready, last, batches = make_idle(*range(7)), ReplicaId(-1), [0] * 7
+    for _ in range(7):
+        index = policy.choose(0, ready, last)
+        last = ready[index].id
+        batches[last] += 1
+        if end_at_once or getattr(policy, "binds_early", False):
+            lane_ns = ready[index].lane_ns + (0 if end_at_once else ms(10))
+            ready[index] = structs.replace(ready[index], batches=batches[last], lane_ns=lane_ns)
+        else:
+            del ready[index]
+    return batches
+
+
+def leaves_no_equal_replica_out(policies: Callable[[], Any]) -> bool:
+    """Whether busy replicas make a router use all others, and it uses either one or all of those that are idle again
+    at once."""
+    together = batches_of_equal_replicas(policies(), end_at_once=False)
+    return together == [1] * 7 and batches_of_equal_replicas(policies(), end_at_once=True).count(0) in (0, 6)
+
+
 @pytest.mark.parametrize("name", POLICIES["route"])
 def test_routers_leave_no_equal_replica_out(name: str) -> None:
-    """Handing out as many batches as there are replicas, each to one that is idle, uses every replica."""
-    policy, idle, last = build("route", name, {}), make_idle(*range(7)), ReplicaId(-1)
-    while idle:
-        last = idle.pop(policy.choose(0, idle, last)).id  # type: ignore[attr-defined]
+    assert leaves_no_equal_replica_out(lambda: build("route", name, {}))
+
+
+class OverlooksTheLast:
+    """Takes turns, and takes the last replica only if no other is idle."""
+
+    def choose(self, now_ns: int, idle: Sequence[Idle], last: ReplicaId) -> int:
+        later = [index for index, replica in enumerate(idle[:-1]) if replica.id > last]
+        return later[0] if later else 0
+
+
+class BindsToTheFirst:
+    """Whatever waits for it already."""
+
+    binds_early = True
+
+    def choose(self, now_ns: int, idle: Sequence[Idle], last: ReplicaId) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("faulty", [OverlooksTheLast, BindsToTheFirst])
+def test_routers_that_leave_replicas_out_are_found_out(faulty: Callable[[], Any]) -> None:
+    assert not leaves_no_equal_replica_out(faulty)
 
 
 @pytest.mark.parametrize("name", POLICIES["drop"])
