@@ -1,5 +1,6 @@
 """Every invariant is broken on purpose, and the checkers find it."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -334,6 +335,19 @@ def test_only_newcomers_are_rejected_and_what_a_model_has_refused() -> None:
     check([(2, request), (3, replace(failed, is_refusal=True)), (3, end)])
 
 
+def test_a_request_that_neither_waits_nor_runs_is_not_dropped() -> None:
+    """The model has refused its tensors: it fails."""
+    begin: tuple[Step, ...] = (
+        (WOKE, Decided("plan", "why", plan=plan_of(1.0)), in_room("first")),
+        (ReplicaReady(ReplicaId(0)),),
+        (Request(RequestId(0), 0, 0, 100), StartBatch(BatchId(0), ReplicaId(0), "first", (RequestId(0),))),
+    )
+    refused = Finished(BatchId(0), ReplicaId(0), 1, faults=(0,))
+    rules = [Rules(dataclasses.replace(APPLICATION, stages=APPLICATION.stages[:1]))]
+    with pytest.raises(Violation, match="dropped while it neither waited nor ran"):
+        follow(Checkers(rules, APPLICATION.cluster), *begin, (refused, End(RequestId(0), Outcome.DROPPED)))
+
+
 def test_events_of_batches_that_do_not_run_are_ignored() -> None:
     check([(1, Finished(BatchId(3), ReplicaId(9), 10))])
 
@@ -433,19 +447,37 @@ def test_the_deadline_of_its_path_decides_what_is_late(old: Outcome, new: Outcom
         simulate(played, core=Broken(played.setup().core(), wrong))
 
 
+def plan_of(cores: float, count: int = 1) -> Plan:
+    """So many replicas of the first stage."""
+    group = Group(ReplicaSpec("first", "first", Slot(cores, "custom")), count)
+    return Plan((StagePlan("first", (group,), batch_max=1),), "the test says so")
+
+
+SHORT = Decided("shortage", "no node has room", stage="first")
+
+
 def test_who_waits_where_there_is_no_room_is_excused_unless_the_drop_rule_had_given_up() -> None:
     request = Request(RequestId(0), 0, 0, 100)
+    plan = Decided("plan", "more than there is", plan=plan_of(99.0))
 
     def left_at(now_ns: int, drop: Age | Never) -> None:
         checkers = Checkers([Rules(APPLICATION, is_hopeless=drop.is_hopeless)], APPLICATION.cluster)
-        short = Decided("shortage", "no node has room", stage="first")
-        feed(checkers, [(0, request), (0, short), (now_ns, WOKE)])
+        feed(checkers, [(0, request), (0, plan), (0, SHORT), (now_ns, WOKE)])
         checkers.finish()
 
     left_at(10**9, Never())
     left_at(200, Age(limit=2))
     with pytest.raises(Violation, match=r"waits at \[\('first', 0\)\], and the drop policy has given it up"):
         left_at(300, Age(limit=2))
+
+
+def test_room_that_has_come_ends_the_excuse_of_a_shortage() -> None:
+    """All cores were given out, to a replica that is gone."""
+    other = Request(RequestId(0), 0, 0, 100)
+    begin: tuple[Step, ...] = ((WOKE, Decided("plan", "why", plan=plan_of(4.0)), in_room("second"), SHORT), (other,))
+    follow(Checkers([Rules(APPLICATION)], APPLICATION.cluster), *begin).finish()
+    with pytest.raises(Violation, match=r"request 0 waits at \[\('first', 0\)\]"):
+        follow(Checkers([Rules(APPLICATION)], APPLICATION.cluster), *begin, (GONE,)).finish()
 
 
 DIAMOND = Application(
@@ -792,6 +824,16 @@ def test_the_batches_of_a_group_are_as_large_as_the_group_allows() -> None:
     run(1)
     with pytest.raises(Violation, match="a batch of 2 where the plan allows up to 1"):
         run(0)
+
+
+def test_a_plan_ends_the_excuse_that_there_is_none() -> None:
+    steps = ((Request(RequestId(0), 0, 0, 100),), (WOKE, Decided("planner", "why", application="chain")))
+    follow(Checkers([Rules(APPLICATION)], APPLICATION.cluster), *steps).finish()
+    for plan in (plan_of(1.0), plan_of(1.0, count=0)):
+        with pytest.raises(Violation, match="1 requests never ended"):
+            follow(
+                Checkers([Rules(APPLICATION)], APPLICATION.cluster), *steps, (WOKE, Decided("plan", "why", plan=plan))
+            ).finish()
 
 
 @pytest.mark.parametrize("why", ["no policy could plan", "the plan has no replica"])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,8 @@ from sloop.actions import (
     StartBatch,
     StartReplica,
 )
-from sloop.core.control import ControlPath
+from sloop.core.control import ControlledApplication, ControlPath, PlanProgress
+from sloop.core.state import StageState
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
 from sloop.policies import POLICIES
@@ -144,6 +146,22 @@ def test_another_deciding_process_adopts_replicas_and_gets_the_requests_that_wai
     assert found["deaths"] >= 6, found
     assert found["adopted"] > 6, found
     assert found["again"] > 6, found
+
+
+def test_a_stage_that_is_given_up_for_lack_of_room_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shortage is an excuse only as long as there is no room."""
+    advance = ControlPath._advance
+
+    def gives_up(
+        self: ControlPath, now_ns: int, application: ControlledApplication, stage: StageState, *rest: Any
+    ) -> PlanProgress:
+        if any(name == stage.name for name, *_ in application.reported):
+            return PlanProgress.NO_ROOM
+        return advance(self, now_ns, application, stage, *rest)
+
+    monkeypatch.setattr(ControlPath, "_advance", gives_up)
+    with pytest.raises(Violation, match="requests never ended"):
+        fuzz.play(random_world(47))
 
 
 def test_a_core_that_forgets_what_was_kept_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

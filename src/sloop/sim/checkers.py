@@ -385,9 +385,9 @@ class CheckedNode:
             self.charged_ns += now_ns - self.since_ns
             self.since_ns = None
 
-    def excess(self, profiles: Mapping[tuple[str, str, str], Profile]) -> str:
-        """Why its replicas do not fit on it together; empty if they do."""
-        node, replicas = self.node, self.replicas.values()
+    def excess(self, profiles: Mapping[tuple[str, str, str], Profile], *further: CheckedReplica) -> str:
+        """Why its replicas, and further ones, do not fit on it together; empty if they do."""
+        node, replicas = self.node, (*self.replicas.values(), *further)
         shadows = [replica.shadow for replica in replicas if replica.shadow is not None]
         cores = sum(max(replica.cores, replica.wanted_cores) for replica in replicas)
         cores += sum(order.shadow.cores for order in shadows)
@@ -424,6 +424,12 @@ class CheckedNode:
         arriving = [each.weights for each in self.arriving.values() if each.weights.layers is None]
         found = [*(self.files | files), *(self.loaded | loaded), *arriving, *copies]
         return sum(each.size_bytes for each in found if each is not None)
+
+    def has_cores(self, cores: float) -> bool:
+        """Whether so many are free, in thousandths, as they are given out."""
+        held = [max(replica.cores, replica.wanted_cores) for replica in self.replicas.values()]
+        held += [replica.shadow.shadow.cores for replica in self.replicas.values() if replica.shadow is not None]
+        return sum(round(1000 * each) for each in (*held, cores)) <= round(1000 * self.node.cores)
 
     def uses(self, weights: ModelWeights, level: WeightLevel) -> bool:
         """Whether a replica here needs these files to start, or this loaded process."""
@@ -668,7 +674,7 @@ class Checkers:
         self._short: set[str] = set()
         """Stages for which the core has reported that no node has capacity for the replicas of the plan."""
         self._unplanned: set[str] = set()
-        """Keys of versions whose policy could not plan."""
+        """Keys of versions whose policy could not plan, until it can."""
         self._last_batch = BatchId(-1)
         self._last_replica = ReplicaId(-1)
         self._last_shadow = -1
@@ -758,7 +764,8 @@ class Checkers:
         """End of the run: check that every request has ended. Faults are no excuse, because they stopped before.
 
         A request may still wait at a stage without replicas if the core has reported that no node has capacity for
-        one, or that there can be no plan with one, unless the drop policy had found the request hopeless.
+        one, or that there can be no plan with one, and that still holds, unless the drop policy had found the request
+        hopeless.
         """
         self._end_step()
         requests, replicas = self._state.requests, self._state.replicas.values()
@@ -774,16 +781,29 @@ class Checkers:
                 self._fail(f"{len(requests)} requests never ended; request {id} {where}")
 
     def _is_excused(self, stage: str) -> bool:
-        """Whether the core has said why this stage may have no replicas."""
+        """Whether the core has said why this stage may have no replicas, and no ready node has room for one by now."""
         version = self._state.stages[stage]
-        if stage in self._short or version.key in self._unplanned:
-            return True
-        plan = version.plan
-        return (
-            plan is not None
-            and not plan.feasible
-            and not any(group.count for target in plan.stages if target.stage == stage for group in target.groups)
-        )
+        planned = [target for target in (version.plan.stages if version.plan else ()) if target.stage == stage]
+        specs = [group.spec for target in planned for group in target.groups if group.count]
+        if specs:
+            return stage in self._short and not any(map(self._has_room, specs))
+        return version.key in self._unplanned or (version.plan is not None and not version.plan.feasible)
+
+    def _has_room(self, spec: ReplicaSpec) -> bool:
+        """Whether a ready node could take such a replica beside all that it has and keeps."""
+        weights = self._weights[profile_key(spec)] if self._state.stages[spec.stage].provides else None
+        for name, node in self._state.nodes.items():
+            devices = [device.name for device in node.node.devices] if spec.slot.accelerator else [None]
+            for device in devices:
+                wanted = structs.replace(spec, node=name, device=device)
+                if wanted.node != (spec.node or name) or wanted.device != (spec.device or device):
+                    continue
+                replica = CheckedReplica(wanted)
+                replica.shadow_bytes = weights.size_bytes if weights is not None else 0
+                fits = node.has_cores(spec.slot.cores) and not node.excess(self._profiles, replica)
+                if fits and not node.misfit(wanted):
+                    return True
+        return False
 
     def _is_given_up(self, entry: CheckedRequest) -> bool:
         """Whether the drop policy found a waiting visit hopeless long ago, even with no remaining time after it."""
@@ -1015,7 +1035,9 @@ class Checkers:
             if not self._may_fail(entry):
                 self._fail("failed, but never in a batch with no other request")
         elif entry.version.only is not None and not entry.waiting and not isinstance(self._event, Cancelled):
-            running = next(replica for replica in self._state.replicas.values() if replica.runs(entry))
+            running = next((replica for replica in self._state.replicas.values() if replica.runs(entry)), None)
+            if running is None:
+                self._fail("dropped while it neither waited nor ran")
             if self._now_ns - running.started_ns < STALL_NS_MIN:
                 self._fail("dropped while it ran, from a batch that is not stalled")
 
@@ -1071,7 +1093,9 @@ class Checkers:
         planned = {target.stage for target in plan.stages}
         self._limits = {key: limit for key, limit in self._limits.items() if key[0] not in planned}
         for target in plan.stages:
-            self._state.stages[target.stage].plan = plan
+            version = self._state.stages[target.stage]
+            version.plan = plan
+            self._unplanned.discard(version.key)
             self._default_limits[target.stage] = target.batch_max
             of_kind: dict[tuple[str, str, str], int] = {}
             anywhere = set[tuple[str, str, Slot, Form]]()
