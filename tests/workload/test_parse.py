@@ -93,6 +93,33 @@ def test_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         read_text(path)
 
 
+def test_a_member_is_not_blamed_for_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sloop.workload.parse.BYTES_MAX", 5)
+    path = pack(tmp_path / "a.zip", {"x.txt": "123", "y.txt": "456"})
+    with pytest.raises(InputError, match="with the files before it more than 5 bytes") as caught:
+        read_folder(path)
+    assert caught.value.where == f"{path}!y.txt"
+    assert read_text(path, member="y").text == "456"
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tbz2", ""])
+def test_too_many_files_are_refused_and_none_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Files of an archive that are not asked for do not count."""
+    monkeypatch.setattr("sloop.workload.parse.MEMBERS_MAX", 2)
+    files = {f"in/{number}.txt": str(number) for number in range(3)}
+    path = pack(tmp_path / (name or "a.zip"), files)
+    path = path if name else tmp_path / "in"
+    with pytest.raises(InputError, match="more than 2 files") as caught:
+        read_folder(path)
+    assert caught.value.where == str(path)
+    if name:
+        assert read_folder(path, member="in/2").keys() == {"2.txt"}
+    monkeypatch.setattr("sloop.workload.parse.MEMBERS_MAX", 3)
+    assert read_folder(path).keys() == {"0.txt", "1.txt", "2.txt"}
+
+
 def test_missing_binary_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_text(tmp_path / "none.txt")

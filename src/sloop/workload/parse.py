@@ -82,7 +82,9 @@ def read_folder(path: Path, *, member: str = "") -> dict[str, SourceText]:
         return {name.rpartition("/")[2]: _decoded(content, f"{path}!{name}") for name, content in members}
     if not path.is_dir():
         refuse(str(path), "neither a folder nor an archive", "name the folder that holds the files")
-    files = [child for child in sorted(path.iterdir())[:MEMBERS_MAX] if child.is_file()]
+    files = [child for child in sorted(path.iterdir()) if child.is_file()]
+    if len(files) > MEMBERS_MAX:
+        _refuse_number(path)
     return {child.name: _decoded(_plain_bytes(child), str(child)) for child in files}
 
 
@@ -92,7 +94,7 @@ def _is_archive(path: Path) -> bool:
 
 def _plain_bytes(path: Path) -> bytes:
     with _file_errors(path), _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
-        return _bounded(file, BYTES_MAX, str(path))
+        return _bounded(file, str(path))
 
 
 @contextmanager
@@ -108,24 +110,32 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise InputError(f"cannot be read: {error}", where=str(path), help="check the file and its rights") from None
 
 
-def _bounded(file: IO[bytes], bytes_max: int, where: str) -> bytes:
-    content = file.read(bytes_max + 1)
-    if len(content) > bytes_max:
-        refuse(where, f"more than {BYTES_MAX:,} bytes", "cut it into smaller files")
+def _bounded(file: IO[bytes], where: str, read_bytes: int = 0) -> bytes:
+    """The content of a file, of whose archive so many bytes were read before."""
+    content = file.read(BYTES_MAX - read_bytes + 1)
+    if read_bytes + len(content) > BYTES_MAX:
+        before = "with the files before it " if read_bytes else ""
+        refuse(where, f"{before}more than {BYTES_MAX:,} bytes", "cut it into smaller files")
     return content
+
+
+def _refuse_number(path: Path) -> NoReturn:
+    refuse(str(path), f"more than {MEMBERS_MAX:,} files", "name one of them, or leave out those that are not needed")
 
 
 def _members(path: Path, *, prefix: str) -> dict[str, bytes]:
     """The files of an archive whose names start with `prefix`, without hidden ones."""
     members: dict[str, bytes] = {}
-    bytes_left = BYTES_MAX
+    read_bytes = 0
     with _file_errors(path):
-        for name, opened in islice(_archived(path), MEMBERS_MAX):
+        for name, opened in _archived(path):
             is_hidden = name.startswith("__MACOSX") or name.rpartition("/")[2].startswith(".")
             if name.startswith(prefix) and not is_hidden:
+                if len(members) == MEMBERS_MAX:
+                    _refuse_number(path)
                 with opened() as file:
-                    members[name] = _bounded(file, bytes_left, f"{path}!{name}")
-                bytes_left -= len(members[name])
+                    members[name] = _bounded(file, f"{path}!{name}", read_bytes)
+                read_bytes += len(members[name])
     return members
 
 
