@@ -1,6 +1,7 @@
 """Integer programs: small ones against all their answers, and what a search that ends early says of itself."""
 
 import itertools
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -131,3 +132,14 @@ def test_it_is_loaded_when_it_is_needed() -> None:
     """It takes longer to load than most commands take to run."""
     code = "import sys, sloop.systems; sys.exit('scipy.optimize' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_highs_prints_is_discarded_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    """It prints a line for this program, two columns of which differ only in cost."""
+    serves, costs = (0.2, 0.9, 0.9, 0.1, 0.1), (2.9, 3.0, 3.6, 1.2, 1.6)
+    row: Row = (dict(enumerate(serves)), 1.0, float("inf"))
+    os.write(1, b"before\n")
+    found = minimise(costs, [row], integers=5, nodes_max=100, most=(40.0, 1.0, 39.0, 39.0, 40.0))
+    os.write(1, b"after\n")
+    assert found.proven
+    assert capfd.readouterr().out == "before\nafter\n"

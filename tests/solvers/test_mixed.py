@@ -165,9 +165,10 @@ def test_in_an_overload_the_largest_share_is_carried(problem: tuple[list[MixStag
         assert not shares
         return
     mix, share = found
-    assert share == pytest.approx(min(1.0, max(shares)), abs=0.01)
+    assert share == pytest.approx(min(1.0, max(shares)))
     check(mix, stages, pools, share)
-    assert share <= max(shares) + 1e-9
+    assert mix.proven
+    assert price_of(stages, mix.counts, pools) == pytest.approx(least_cost(stages, pools, share))
 
 
 def test_a_rest_is_carried_by_a_small_replica_of_another_kind() -> None:
@@ -175,22 +176,6 @@ def test_a_rest_is_carried_by_a_small_replica_of_another_kind() -> None:
     options = (MixOption(100.0, 1.0, 9), MixOption(20.0, 0.3, 9))
     counts = [cheapest([MixStage(rate_rps, options)], ANY) for rate_rps in (10, 20, 55, 70, 110, 250)]
     assert [mix.counts[0] for mix in counts if mix] == [(0, 1), (0, 1), (0, 3), (1, 0), (1, 1), (2, 3)]
-
-
-def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    """With its presolve, HiGHS prints a line for this program: replicas that are there and further ones differ only in
-    cost."""
-    rates_rps = (0.215, 0.17, 0.923, 0.106, 0.104, 0.051, 0.051, 0.108)
-    costs = (2.6983, 2.4442, 2.984, 1.5242, 1.8892, 1.0, 1.1825, 1.3208)
-    present = {2: 1, 5: 1}
-    options = tuple(
-        MixOption(rate_rps, cost, 40, present.get(index, 0))
-        for index, (rate_rps, cost) in enumerate(zip(rates_rps, costs, strict=True))
-    )
-    found = cheapest([MixStage(1.0, options)], ANY, start=0.2)
-    assert found is not None
-    assert found.counts == ((0, 0, 1, 0, 0, 0, 0, 1),)
-    assert capfd.readouterr() == ("", "")
 
 
 @st.composite

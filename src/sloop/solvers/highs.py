@@ -4,7 +4,9 @@ Branch-and-bound nodes limit the search, never time, so that a program has the s
 optimisers take half a second and 50 MB to import; the first program imports them, or an earlier call of `load`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ctypes import CDLL
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -62,8 +64,7 @@ def minimise(
     without values, proof or a reached limit is solved again without presolve. The status "unbounded" proves nothing,
     because all columns are bounded.
 
-    Without `presolve`, programs of a few dozen columns are solved faster. HiGHS 1.12 also prints to standard output
-    where its presolve merges columns that differ only in cost.
+    Without `presolve`, programs of a few dozen columns are solved faster.
     """
     found = _milp(costs, rows, integers, nodes_max, most, presolve=presolve)
     if presolve and found.x is None and found.status != INFEASIBLE and "limit" not in found.message.lower():
@@ -87,11 +88,32 @@ def _milp(
     columns = [column for coefficients, _, _ in rows for column in coefficients]
     ends = np.cumsum([0, *(len(coefficients) for coefficients, _, _ in rows)])
     matrix = sparse.csr_array((np.array(values, dtype=np.float64), columns, ends), shape=(len(rows), len(costs)))
-    found: OptimizeResult = optimize.milp(
-        np.array(costs, dtype=np.float64),
-        integrality=np.array([1] * integers + [0] * (len(costs) - integers)),
-        bounds=optimize.Bounds(0.0, np.broadcast_to(np.asarray(most, dtype=np.float64), len(costs))),
-        constraints=optimize.LinearConstraint(matrix, [low for _, low, _ in rows], [high for _, _, high in rows]),
-        options={"node_limit": nodes_max, "mip_rel_gap": 0.0, "presolve": presolve},
-    )
+    with _silence():
+        found: OptimizeResult = optimize.milp(
+            np.array(costs, dtype=np.float64),
+            integrality=np.array([1] * integers + [0] * (len(costs) - integers)),
+            bounds=optimize.Bounds(0.0, np.broadcast_to(np.asarray(most, dtype=np.float64), len(costs))),
+            constraints=optimize.LinearConstraint(matrix, [low for _, low, _ in rows], [high for _, _, high in rows]),
+            options={"node_limit": nodes_max, "mip_rel_gap": 0.0, "presolve": presolve},
+        )
     return found
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Discard what C code prints to standard output meanwhile. HiGHS 1.12 does so, whatever its options, where it
+    repairs a solution after rounding, or merges columns that differ only in cost.
+
+    Standard output is the process's: no other thread may print, or solve a program, at the same time.
+    """
+    libc = CDLL(None)
+    libc.fflush(None)
+    kept, nowhere = libc.dup(1), libc.open(b"/dev/null", 1)
+    libc.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        libc.dup2(kept, 1)
+        libc.close(kept)
+        libc.close(nowhere)

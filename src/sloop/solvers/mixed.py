@@ -37,8 +37,6 @@ CUTS_MAX: Final = 4
 TIE: Final = 1e-3
 """On nodes that are paid for as a whole, this part of a replica's cost counts in the program, so that fewer replicas
 are better; it is not in the cost of a mix."""
-SHARE_ERROR: Final = 0.01
-"""How far the share of an overload may be below the largest possible."""
 STEPS_MAX: Final = 2_000
 """The most steps of `_OneStageSearch`, some microseconds each; HiGHS solves what takes longer."""
 SOLUTIONS_KEPT: Final = 1_024
@@ -127,27 +125,23 @@ def cheapest(
 
 
 def largest_share(stages: Sequence[MixStage], pools: Sequence[MixNodes]) -> tuple[Mix, float] | None:
-    """For overload: the largest share of all rates that fits, up to one per cent, and the cheapest mix for it. None if
-    not even one replica of each stage fits. For one stage: the replicas that serve most, exactly.
-
-    It bisects. A program with the share as a column would be exact, but HiGHS then prints to standard output.
-    """
+    """For overload: the largest share of all rates that fits, at most 1, and the cheapest mix for it. None if not even
+    one replica of each stage fits. The mix is `proven` if both are."""
     stages, pools = tuple(stages), tuple(pools)
-    best = _solved(stages, pools, share=0.0)
-    if best is None:
+    bounds = [
+        stage.served_rps([option.most for option in stage.options]) / stage.rate_rps
+        for stage in stages
+        if stage.rate_rps > 0
+    ]
+    bound = min([1.0, *bounds])
+    if bound <= 0.0:
         return None
-    if len(stages) == 1:
-        best = _solved(stages, pools, share=0.0, most_served=True) or best
-        return best, min(1.0, _share(stages, best))
-    low, high = _share(stages, best), 1.0
-    while high - low > SHARE_ERROR:
-        middle = (low + high) / 2
-        mix = _solved(stages, pools, share=middle)
-        if mix is None:
-            high = middle
-        else:
-            best, low = mix, max(middle, _share(stages, mix))
-    return best, min(1.0, _share(stages, best))
+    largest = _solved(stages, pools, share=bound, most_served=True)
+    if largest is None:
+        return None
+    share = min(1.0, _share(stages, largest))
+    mix = _solved(stages, pools, share=share) or largest
+    return replace(mix, proven=mix.proven and largest.proven), share
 
 
 def _share(stages: Sequence[MixStage], mix: Mix) -> float:
@@ -218,10 +212,10 @@ def _solved(
     nodes_max: int = NODES_MAX,
     most_served: bool = False,
 ) -> Mix | None:
-    """The cheapest mix for `share` of all rates, or the one that serves most.
+    """The cheapest mix for `share` of all rates, or one that carries most of this share.
 
     The columns are those of replicas, then for each pool with nodes to rent how many are rented (an integer), and how
-    many of its other nodes are used.
+    many of its other nodes are used; then, if it is to be found, how much of the share is carried.
     """
     if not all(stage.options for stage in stages):
         return None
@@ -231,9 +225,12 @@ def _solved(
         if search.is_complete:
             return _mix(stages, pools, columns, search.best, proven=True) if search.best else None
     rented = {at: len(columns) + place for place, at in enumerate(at for at, pool in enumerate(pools) if pool.rented)}
-    rows = [*_limits(columns, pools, rented), *_loads(columns, stages, share)]
-    node_costs = [0.0 if most_served else pools[at].price for at in rented] * 2
-    costs = [-column.option.rate_rps if most_served else column.cost for column in columns] + node_costs
+    carried = len(columns) + 2 * len(rented) if most_served else None
+    rows = [*_limits(columns, pools, rented), *_loads(columns, stages, share, carried)]
+    node_costs = [pools[at].price for at in rented] * 2
+    costs = [*(column.cost for column in columns), *node_costs]
+    if most_served:
+        costs = [*([0.0] * len(costs)), -1.0]
     unit = min(abs(cost) for cost in costs if cost)  # HiGHS stops within an absolute gap of 1e-6
     found = highs.minimise(
         [cost / unit for cost in costs],
@@ -244,6 +241,7 @@ def _solved(
             *(column.most for column in columns),
             *(pools[at].rented for at in rented),
             *(pools[at].owned for at in rented),
+            *([1.0] if most_served else []),
         ],
         presolve=False,
     )
@@ -366,15 +364,21 @@ def _limits(columns: Sequence[_Column], pools: Sequence[MixNodes], rented: Mappi
             yield takes, -math.inf, pool.owned
 
 
-def _loads(columns: Sequence[_Column], stages: Sequence[MixStage], share: float) -> Iterator[highs.Row]:
-    """For each stage: its replicas carry `share` of its rate, and there is at least one."""
+def _loads(
+    columns: Sequence[_Column], stages: Sequence[MixStage], share: float, carried: int | None = None
+) -> Iterator[highs.Row]:
+    """For each stage: its replicas carry `share` of its rate, or as much of this as column `carried` says, and there is
+    at least one."""
     for number, stage in enumerate(stages):
         own = {at: column.option for at, column in enumerate(columns) if column.stage == number}
         rate_rps = share * stage.rate_rps
-        if rate_rps > 0:
-            yield {at: option.rate_rps / rate_rps for at, option in own.items()}, 1.0, math.inf
-        else:
-            yield dict.fromkeys(own, 1.0), 1.0, math.inf
+        served = {at: option.rate_rps / rate_rps for at, option in own.items()} if rate_rps > 0 else {}
+        if served and carried is None:
+            yield served, 1.0, math.inf
+            continue
+        yield dict.fromkeys(own, 1.0), 1.0, math.inf
+        if served and carried is not None:
+            yield served | {carried: -1.0}, 0.0, math.inf
 
 
 # Deadlines of graphs
