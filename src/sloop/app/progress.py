@@ -1,8 +1,8 @@
 """A request's progress through the graph: which visits are over, and which come next. `app.graph` has the rules.
 
 A request, or each part of it, enters a stage at most once, as soon as all its predecessors are done or known to be
-skipped; `open_visits` falls to 0 exactly when the request is done. The core, the simulator's checkers and the metrics
-all use this class, so that they cannot disagree. Must not depend on time, queues or replicas.
+skipped; `open_visits` falls to 0 exactly when the request is done. The core and the metrics use this class, so that
+they cannot disagree; the simulator's checkers have their own (`sim.walk`). Must not depend on time, queues or replicas.
 """
 
 from collections.abc import Sequence

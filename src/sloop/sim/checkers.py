@@ -9,8 +9,8 @@ replicas. Liveness is checked at the end (`finish`): every request that arrived 
 transfers of weights: who sends them has them, no replica starts before its own are there, nothing in use is evicted,
 and no memory is given out twice. They work on live logs as well as on simulated ones.
 
-Must not import the core, beliefs or truth. State and node capacities are deliberately computed a second time here: a
-checker that shared the core's code would share its mistakes.
+Must not import the core, beliefs or truth. State, node capacities and the walks of requests (`sim.walk`) are
+deliberately computed a second time: a checker that shared the core's code would share its mistakes.
 """
 
 from collections import deque
@@ -42,7 +42,6 @@ from sloop.actions import (
     VersionState,
 )
 from sloop.app.application import Application
-from sloop.app.progress import RequestProgress
 from sloop.events import (
     BatchFailed,
     BatchLost,
@@ -67,6 +66,7 @@ from sloop.events import (
 )
 from sloop.profile.profile import Profile
 from sloop.runlog import EVENTS, Record
+from sloop.sim.walk import Course, Place, Walk
 from sloop.units import NS_PER_S, ROUNDING, to_ms
 from sloop.vocabulary import (
     ALONE,
@@ -116,9 +116,6 @@ BOUND: Final = -1
 STALL_NS_MIN: Final = NS_PER_S
 """A request is dropped from a running batch only if the batch has run for this long."""
 
-Place = tuple[str, int]
-"""A stage, and the part of the request that visits it."""
-
 IsHopeless = Callable[[int, Visit, int, int], bool]
 """The verb of a drop policy; see `sloop.core.protocols.Drop`."""
 
@@ -165,12 +162,12 @@ class Rules:
 class CheckedVersion:
     """An application version while it is deployed."""
 
-    __slots__ = ("graph", "is_hopeless", "key", "name", "only", "order_key", "plan", "provides", "state", "version")
+    __slots__ = ("course", "is_hopeless", "key", "name", "only", "order_key", "plan", "provides", "state", "version")
 
     def __init__(self, rules: Rules, state: VersionState) -> None:
         application = rules.application
         self.key, self.name, self.version = application.key, application.name, application.version
-        self.graph = application.graph
+        self.course = Course(application.graph)
         self.only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
         self.order_key = rules.order.key if rules.order is not None else None
         self.is_hopeless = rules.is_hopeless
@@ -205,12 +202,12 @@ class FailedTries:
 class CheckedRequest:
     """An open request and its position in the graph of its application version."""
 
-    __slots__ = ("deadline_ns", "is_done", "progress", "request", "tries", "version", "waiting")
+    __slots__ = ("deadline_ns", "is_done", "request", "tries", "version", "waiting", "walk")
 
-    def __init__(self, request: Request, version: CheckedVersion, progress: RequestProgress | None) -> None:
+    def __init__(self, request: Request, version: CheckedVersion, walk: Walk | None) -> None:
         self.request = request
         self.version = version
-        self.progress = progress
+        self.walk = walk
         """None in an application of one stage."""
         self.is_done = False
         """Whether it has finished all stages of its route."""
@@ -529,9 +526,9 @@ class CheckerState:
             self.requests[request.id] = entry = CheckedRequest(request, version, None)
             self._queue(entry, only, Visit(request, only[0], now_ns, request.deadline_ns))
             return
-        progress = RequestProgress(version.graph, request)
-        self.requests[request.id] = entry = CheckedRequest(request, version, progress)
-        self._enter(now_ns, progress, entry, progress.begin())
+        walk = Walk(version.course, request)
+        self.requests[request.id] = entry = CheckedRequest(request, version, walk)
+        self._enter(now_ns, walk, entry, walk.begin())
 
     def pass_on(self, now_ns: int, replica: CheckedReplica, event: Finished) -> list[CheckedRequest]:
         """A batch has finished: queue its requests along their edges. Returns the requests that have finished."""
@@ -541,12 +538,12 @@ class CheckerState:
         for (entry, visit), counts in event.continuing(visits):
             if entry.request.id not in requests:
                 continue
-            progress = entry.progress
-            if progress is not None:
-                self._enter(now_ns, progress, entry, progress.finish(visit.stage, visit.part, counts))
-                if progress.open_visits:
+            walk = entry.walk
+            if walk is not None:
+                self._enter(now_ns, walk, entry, walk.finish(visit.stage, visit.part, counts))
+                if walk.open_visits:
                     continue
-                entry.deadline_ns = progress.deadline_ns(ended=True)
+                entry.deadline_ns = walk.deadline_ns(ended=True)
             entry.is_done = True
             done.append(entry)
         return done
@@ -622,8 +619,8 @@ class CheckerState:
                 del replica.pipeline.members[id]
                 self.dissolve(replica.pipeline)
 
-    def _enter(self, now_ns: int, progress: RequestProgress, entry: CheckedRequest, entered: Iterable[Place]) -> None:
-        deadline_ns = progress.deadline_ns()
+    def _enter(self, now_ns: int, walk: Walk, entry: CheckedRequest, entered: Iterable[Place]) -> None:
+        deadline_ns = walk.deadline_ns()
         for stage, part in entered:
             self._queue(entry, (stage, part), Visit(entry.request, stage, now_ns, deadline_ns, 0, part))
 
@@ -1046,7 +1043,7 @@ class Checkers:
         if entry.tries is not None and entry.tries.may_fail:
             return True
         has_fault = isinstance(self._event, Finished) and bool(self._event.faults)
-        return has_fault or (entry.progress is not None and bool(entry.progress.fault))
+        return has_fault or (entry.walk is not None and entry.walk.fault)
 
     # Versions and plans
 
