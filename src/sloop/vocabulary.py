@@ -230,7 +230,7 @@ class Plan(Struct, frozen=True):
     """The cluster that a scaling policy wants, and its reason in one line. The core works towards it (law 3).
 
     `saturated` names stages whose demand exceeds the most that the policy can provide (Sponge: one replica on all
-    cores), so that a policy that combines several can use another one for these stages.
+    cores). `sloop plan` says so where the replicas of the plan look sufficient.
     """
 
     stages: tuple[StagePlan, ...]
@@ -238,7 +238,8 @@ class Plan(Struct, frozen=True):
     feasible: bool = True
     saturated: tuple[str, ...] = ()
     gave_up: bool = False
-    """Whether a solver stopped at its work limit without a solution, although one may exist."""
+    """Whether a solver stopped at its work limit without a solution, although one may exist. That it begins or ends to
+    do so is logged, also if the replicas stay."""
 
     def same_target(self, other: "Plan | None") -> bool:
         """Whether both plans want the same cluster, whatever their reasons."""
