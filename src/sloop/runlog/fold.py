@@ -264,6 +264,8 @@ class ReplicaRecord(Struct):
     stop."""
     part: Part | None = None
     """The layers that it has, if it has not all."""
+    pipeline: PipelineId | None = None
+    """The pipeline that serves or starts with it, also when it has all layers."""
     has_started: bool = False
     """Whether it has these, and waits for the other parts of its pipeline."""
     has_served: bool = False
@@ -627,7 +629,7 @@ class RunState:
         made = self._add_replica(now_ns, start.replica, start.spec, now_ns)
         if start.part is not None:
             self.pipelines.parts += 1
-            made.part = start.part
+            made.part, made.pipeline = start.part, start.part.pipeline
             self._set_form(made, Form(bounds=start.part.bounds))
             if start.part.pipeline not in self.pipelines.open:
                 self.pipelines.count += 1
@@ -702,22 +704,20 @@ class RunState:
 
     def _first_answer(self, now_ns: int, replica: ReplicaRecord) -> None:
         """A replica has answered a batch: if that has passed a pipeline, count the first one."""
-        number = self._pipeline_of(replica)
+        number = replica.pipeline
         order_ns = self.pipelines.unanswered.pop(number, None) if number is not None else None
         if order_ns is not None:
             self.pipelines.answer_ns.append(now_ns - order_ns)
 
-    def _pipeline_of(self, replica: ReplicaRecord) -> PipelineId | None:
-        return next((number for number, members in self.pipelines.open.items() if replica.id in members), None)
-
     def _dissolve(self, number: PipelineId) -> None:
         self.pipelines.unanswered.pop(number, None)
         for each in self.pipelines.open.pop(number).values():
+            each.pipeline = None
             self._set_form(each, ALONE)
 
     def _break_pipeline(self, now_ns: int, replica: ReplicaRecord) -> None:
         """A replica is gone, or its batch is: its pipeline is lost, and the parts serve when they have all layers."""
-        number = self._pipeline_of(replica)
+        number = replica.pipeline
         if number is None:
             return
         members = list(self.pipelines.open[number].values())
@@ -814,8 +814,7 @@ class RunState:
         replica = self.replicas.pop(id, None)
         if replica is not None:
             self._requeue(now_ns, replica, "worker")
-            if self.pipelines.open:
-                self._break_pipeline(now_ns, replica)
+            self._break_pipeline(now_ns, replica)
         return replica
 
     def decide(self, now_ns: int, decided: Decided) -> None:
