@@ -1,17 +1,19 @@
 """One file, complete, escaped, and fit for a screen reader; a log is all that the page of a run needs."""
 
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from sloop.actions import Decided, VersionState
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.events import Deployed
 from sloop.profile.profile import Profile, Quadratic
-from sloop.report.html import DECISIONS_MAX, Section, log_page, page, run_sections
+from sloop.report.html import DECISIONS_MAX, NotedRecords, Section, log_page, page, run_sections
 from sloop.report.tables import Table
-from sloop.runlog import FileLog, Header, read_log
+from sloop.runlog import FileLog, Header, Record, RecordedLog, read_log
 from sloop.runlog.summary import RouteRow, RunSummary
 from sloop.systems.replay import header_of
 from sloop.systems.setup import set_up
@@ -61,7 +63,7 @@ HEADER = Header(
 def page_of(rows: Rows, title: str = "One", assumed: tuple[str, ...] = ()) -> str:
     summary = RunSummary(GRAPH, start_ns=0).fold(rows)
     row = summary.row(system="static", seed=3, assumed=assumed)
-    return page(title, run_sections(row, summary, rows, HEADER))
+    return page(title, run_sections(row, summary, NotedRecords(rows), HEADER))
 
 
 def test_a_run_on_a_page() -> None:
@@ -114,7 +116,7 @@ def test_a_graph_has_a_row_for_each_stage_and_each_route() -> None:
     row = summary.row(system="x", seed=0)
     stages = tuple(structs.replace(row.stages[0], stage=name) for name in ("cut", "read <it>"))
     route = RouteRow(stages=("cut",), slo_ms=77.0, answered=4, served=3, mean_ms=20.0, p99_ms=90.0)
-    sections = run_sections(structs.replace(row, stages=stages, routes=(route,)), summary, STORY, HEADER)
+    sections = run_sections(structs.replace(row, stages=stages, routes=(route,)), summary, NotedRecords(STORY), HEADER)
     reader = read(page("Graph", sections))
     for text in ("Stages", "Stage by stage", "Routes through the graph", "read <it>", "77"):
         assert text in reader.text
@@ -129,7 +131,16 @@ APPLICATION = Application(
 )
 
 
-def test_a_log_on_disk_as_a_page(tmp_path: Path) -> None:
+def test_a_log_on_disk_as_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once, because it may be long."""
+    readings: list[RecordedLog] = []
+    records_in = RecordedLog.__iter__
+
+    def counted(self: RecordedLog) -> Iterator[tuple[int, Record]]:
+        readings.append(self)
+        return records_in(self)
+
+    monkeypatch.setattr(RecordedLog, "__iter__", counted)
     for origin, title in (("sim", "a simulated run of static"), ("live", "a live run of static")):
         path = tmp_path / f"{origin}.jsonl"
         header = structs.replace(header_of(set_up(APPLICATION), origin=origin, seed=4), date="2026-01-01")
@@ -139,6 +150,7 @@ def test_a_log_on_disk_as_a_page(tmp_path: Path) -> None:
         text = log_page(read_log(path))
         for expected in (title, "cores 2.0", "2026-01-01", "assumed profile (nobody)", "Estimates", "demand doubled"):
             assert expected in text
+    assert len(readings) == 2, "two logs"
 
 
 # Several applications
@@ -160,7 +172,7 @@ def test_several_applications_and_versions_on_a_page() -> None:
         definitions={key: {"system": {"name": "static", "parameters": {"cores": n}}} for n, key in enumerate("ab")},
         cluster=tuple(nodes),
     )
-    text = page("Two", run_sections(summary.row(system="static", seed=3), summary, rows, header))
+    text = page("Two", run_sections(summary.row(system="static", seed=3), summary, NotedRecords(rows), header))
     shown = read(text)
     for heading in ("Summary", "Applications", "Over time", "Hardware", "Versions", "Latency", "Decisions"):
         assert heading in shown.text
@@ -179,6 +191,6 @@ def test_several_applications_and_versions_on_a_page() -> None:
 
 def test_of_many_applications_those_with_the_most_requests_are_drawn() -> None:
     summary = RunSummary([Parts(f"m{n}") for n in range(30)], start_ns=0).fold(told(asks(1, 0, "m9")))
-    text = page("Many", run_sections(summary.row(system="x", seed=0), summary, [], HEADER))
+    text = page("Many", run_sections(summary.row(system="x", seed=0), summary, NotedRecords(), HEADER))
     assert "The 8 applications with the most requests, of 30." in text
     assert ("details", {}) in read(text).tags, "thirty rows are folded"

@@ -1014,26 +1014,42 @@ def _together_text(state: DeploymentState) -> str:
 # Reasons of misses
 
 
-def miss_reasons(records: Iterable[tuple[int, Record]]) -> list[MissReason]:
-    """Why requests were not served in time, by application, the most frequent first."""
-    found: dict[tuple[str, Outcome, tuple[str, ...]], _Reason] = {}
-    names: dict[RequestId, str] = {}
-    """The applications of open requests."""
-    for now_ns, record in records:
+class MissReasons:
+    """Why requests were not served in time, as records come."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, Outcome, tuple[str, ...]], _Reason] = {}
+        self._names: dict[RequestId, str] = {}
+        """The applications of open requests."""
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Add the next record."""
         if isinstance(record, Request):
             if record.application:
-                names[record.id] = record.application
+                self._names[record.id] = record.application
         elif isinstance(record, End):
-            name = names.pop(record.request, "")
+            name = self._names.pop(record.request, "")
             if record.outcome is not Outcome.SERVED:
                 words, numbers = tuple(NUMBER.split(record.why)), NUMBER.findall(record.why)
                 first = _Reason(record.request, to_s(now_ns))
-                found.setdefault((name, record.outcome, words), first).add(numbers)
-    reasons = [
-        MissReason(name, outcome.value, reason.text(words), reason.count, reason.first_request, reason.first_s)
-        for (name, outcome, words), reason in found.items()
-    ]
-    return sorted(reasons, key=lambda reason: (-reason.count, reason.application, reason.outcome, reason.why))
+                self._found.setdefault((name, record.outcome, words), first).add(numbers)
+
+    @property
+    def rows(self) -> list[MissReason]:
+        """By application, the most frequent first."""
+        reasons = [
+            MissReason(name, outcome.value, reason.text(words), reason.count, reason.first_request, reason.first_s)
+            for (name, outcome, words), reason in self._found.items()
+        ]
+        return sorted(reasons, key=lambda reason: (-reason.count, reason.application, reason.outcome, reason.why))
+
+
+def miss_reasons(records: Iterable[tuple[int, Record]]) -> list[MissReason]:
+    """Why requests of a log were not served in time."""
+    found = MissReasons()
+    for now_ns, record in records:
+        found.append(now_ns, record)
+    return found.rows
 
 
 class _Reason:

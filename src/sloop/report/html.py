@@ -6,7 +6,6 @@ live or simulated. It needs only the log, whose header contains the application,
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from msgspec import Struct
 from sloop.actions import Decided, Rollout
 from sloop.errors import MachineError
 from sloop.report import tables
-from sloop.report.explain import miss_reasons, plan_text, rollout_text
+from sloop.report.explain import MissReasons, plan_text, rollout_text
 from sloop.report.plots import (
     APPLICATIONS_MAX,
     Figure,
@@ -58,22 +57,37 @@ def log_page(log: RecordedLog) -> str:
     header = log.header
     start_ns = 0 if header.origin == "sim" else None
     parts, nodes = parts_of(log)
-    records = list(with_beginning(log)) if not log.is_whole else log
-    summary = RunSummary(parts, nodes=nodes, start_ns=start_ns, build=build).fold(records)
+    summary, noted = RunSummary(parts, nodes=nodes, start_ns=start_ns, build=build), NotedRecords()
+    for now_ns, record in with_beginning(log):
+        summary.append(now_ns, record)
+        noted.append(now_ns, record)
     assumed = summary.assumed_starts(header.assumed_starts)
     row = summary.row(system=header.system, seed=header.seed, assumed=assumed)
     title = f"{header.name}: a {_origin(header)} run of {header.system}"
-    sections = run_sections(row, summary, records, header)
+    sections = run_sections(row, summary, noted, header)
     if log.missing:
         sections.insert(0, Section(title="What this log has", text=log.missing))
     return page(title, sections)
 
 
-def run_sections(
-    row: RunRow, summary: RunSummary, records: Iterable[tuple[int, Record]], header: Header
-) -> list[Section]:
-    """All sections about one run, from the outcomes of requests to the provenance of the numbers. Iterates over
-    `records` several times."""
+class NotedRecords:
+    """What a page shows of single records: the first decisions, and why requests were missed."""
+
+    def __init__(self, records: Iterable[tuple[int, Record]] = ()) -> None:
+        self.decisions: list[tuple[int, Decided | Rollout]] = []
+        self.misses = MissReasons()
+        for now_ns, record in records:
+            self.append(now_ns, record)
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Add the next record."""
+        self.misses.append(now_ns, record)
+        if isinstance(record, Decided | Rollout) and len(self.decisions) < DECISIONS_MAX:
+            self.decisions.append((now_ns, record))
+
+
+def run_sections(row: RunRow, summary: RunSummary, noted: NotedRecords, header: Header) -> list[Section]:
+    """All sections about one run, from the outcomes of requests to the provenance of the numbers."""
     deployment = summary.deployment
     sections = [
         _summary(row, summary),
@@ -89,11 +103,11 @@ def run_sections(
     if (worst := tables.worst_seconds(summary.seconds())).rows:
         sections.append(Section(title="Worst seconds", tables=(worst,)))
     several = len(deployment.applications) > 1
-    if reasons := miss_reasons(records):
+    if reasons := noted.misses.rows:
         sections.append(
             Section(title="Why requests were missed", tables=(tables.miss_reasons(reasons, several=several),))
         )
-    return [*sections, _decision_section(records, summary), _provenance(row, header)]
+    return [*sections, _decision_section(noted.decisions, summary), _provenance(row, header)]
 
 
 def _summary(row: RunRow, summary: RunSummary) -> Section:
@@ -231,11 +245,10 @@ def _stage_sections(row: RunRow, summary: RunSummary) -> list[Section]:
     return [Section(title="Stages", text=(text,), tables=(tables.stages(runs), tables.routes(runs)), figures=figures)]
 
 
-def _decision_section(records: Iterable[tuple[int, Record]], summary: RunSummary) -> Section:
-    decided = ((now_ns, record) for now_ns, record in records if isinstance(record, Decided | Rollout))
+def _decision_section(decided: Iterable[tuple[int, Decided | Rollout]], summary: RunSummary) -> Section:
     several = len(summary.deployment.records) > 1
     rows = []
-    for now_ns, record in islice(decided, DECISIONS_MAX):
+    for now_ns, record in decided:
         if isinstance(record, Rollout):
             about, kind, what = record.application, "rollout", rollout_text(record)
         else:
