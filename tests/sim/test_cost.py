@@ -21,7 +21,7 @@ from tests.counting import calls_of, instructions_of
 from tests.sim.scene import WORK_CONSERVING, world
 
 CALLS_A_REQUEST = {"plain": 20, "counted": 24.5, "checked": 39.5}
-INSTRUCTIONS_A_REQUEST = {"plain": 1_165, "counted": 1_515, "checked": 2_000}
+INSTRUCTIONS_A_REQUEST = {"plain": 1_165, "counted": 1_515, "checked": 2_060}
 POLICIES = ("Open.retry_after_ns", "Fifo.key", "Never.is_hopeless", "WorkConserving.decide")
 
 

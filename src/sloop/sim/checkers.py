@@ -13,7 +13,7 @@ Must not import the core, beliefs or truth. State, node capacities and the walks
 deliberately computed a second time: a checker that shared the core's code would share its mistakes.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -687,9 +687,9 @@ class Checkers:
         """Requests that finished their last stage in this step, and must be answered in it."""
         self._started: list[tuple[str, int]] = []
         """Stage and largest key of the batches started in this step."""
-        self.ended: dict[tuple[str, Outcome], tuple[int, int]] = {}
-        """By key of the version and outcome, how many requests have ended, and the sum of their times in ns, from
-        sending to the end; see `CheckerState.counted_at`."""
+        self.ended, self.ended_ns = Counter[tuple[str, Outcome]](), Counter[tuple[str, Outcome]]()
+        """By key of the version and outcome, how many requests have ended, and the sum of their times from sending to
+        the end; see `CheckerState.counted_at`."""
         self._checks = self._checks_by_type()
 
     def _checks_by_type(self) -> dict[type, Callable[[Any], None]]:
@@ -998,7 +998,9 @@ class Checkers:
         outcome = end.outcome
         if self._unassigned is not None and end.request == self._unassigned.id:
             if outcome is REJECTED:
-                self._count(self._state.counted_at(self._unassigned.application), end, self._unassigned)
+                about = self._state.counted_at(self._unassigned.application), outcome
+                self.ended[about] += 1
+                self.ended_ns[about] += self._now_ns - self._unassigned.sent_ns
                 self._unassigned = None
                 return
             self._settle()
@@ -1019,12 +1021,8 @@ class Checkers:
                 self._fail("rejected, but not on arrival, and not by its model")
         else:
             self._check_unanswered(entry, outcome)
-        self._count(entry.version.key, end, entry.request)
-
-    def _count(self, key: str, end: End, request: Request) -> None:
-        """A request has ended."""
-        count, sum_ns = self.ended.get((key, end.outcome), (0, 0))
-        self.ended[key, end.outcome] = count + 1, sum_ns + self._now_ns - request.sent_ns
+        self.ended[entry.version.key, outcome] += 1
+        self.ended_ns[entry.version.key, outcome] += self._now_ns - entry.request.sent_ns
 
     def _check_unanswered(self, entry: CheckedRequest, outcome: Outcome) -> None:
         """A request fails only for a reason of its own, and is dropped from a running batch only if that is stalled."""

@@ -789,23 +789,24 @@ def _compare_figures(world: World, records: Sequence[tuple[int, Record]]) -> Non
     held_ns = {name: record.held_ns for name, record in state.nodes.records.items()}
     if held_ns != checkers.charged_ns:
         _fail(world, f"nodes were held for {held_ns} ns, the checkers say {checkers.charged_ns}")
-    ended = _ended(state)
-    if ended != checkers.ended:
-        _fail(world, f"requests have ended as {ended}, the checkers say {checkers.ended}")
+    found, expected = _ended(state), (checkers.ended, checkers.ended_ns)
+    if found != expected:
+        _fail(world, f"requests have ended as {found}, the checkers say {expected}")
 
 
-def _ended(state: DeploymentState) -> dict[tuple[str, Outcome], tuple[int, int]]:
-    """The fold's figures of requests, as `Checkers.ended`: their number of each second, and their times."""
+def _ended(state: DeploymentState) -> tuple[Counter[tuple[str, Outcome]], Counter[tuple[str, Outcome]]]:
+    """The fold's figures of requests: their number, second by second, and the sum of their times; see
+    `Checkers.ended`."""
     accounts = [(each.key, each.run) for each in state.records]
     if state.unserved is not None:
         accounts.append(("", state.unserved))
-    counts, sums_ns = Counter[tuple[str, Outcome]](), Counter[tuple[str, Outcome]]()
+    ended, ended_ns = Counter[tuple[str, Outcome]](), Counter[tuple[str, Outcome]]()
     for key, account in accounts:
-        all_ns = {Outcome.SERVED: account.served_ns, Outcome.LATE: account.late_ns, **account.missed_ns}
-        for outcome, times_ns in all_ns.items():
-            counts[key, outcome] += sum(getattr(second, outcome.value) for second in account.seconds)
-            sums_ns[key, outcome] += sum(times_ns)
-    return {about: (count, sums_ns[about]) for about, count in counts.items() if count or sums_ns[about]}
+        times_ns = {Outcome.SERVED: account.served_ns, Outcome.LATE: account.late_ns, **account.missed_ns}
+        for outcome, each_ns in times_ns.items():
+            ended[key, outcome] += sum(getattr(second, outcome.value) for second in account.seconds)
+            ended_ns[key, outcome] += sum(each_ns)
+    return ended, ended_ns
 
 
 def _fail(world: World, what: str) -> None:
