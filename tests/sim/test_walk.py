@@ -11,7 +11,7 @@ from sloop.app.graph import Edge, Graph
 from sloop.app.progress import Entered, RequestProgress
 from sloop.sim import Violation, fuzz
 from sloop.sim.fuzz import random_world
-from sloop.sim.walk import Course, Walk
+from sloop.sim.walk import DeclaredStages, Walk
 from sloop.units import ms
 from sloop.vocabulary import Path, Request, RequestId
 from tests.app.test_progress import decide, graphs
@@ -32,7 +32,7 @@ def test_the_checkers_and_the_core_walk_alike(graph: Graph, seed: int, named: bo
     random = Random(seed)
     enters = random.sample(graph.entries, random.randint(1, len(graph.entries))) if named else ()
     request = Request(RequestId(1), ms(10), ms(10), ms(90), tuple(enters))
-    progress, walk = RequestProgress(graph, request), Walk(Course(graph), request)
+    progress, walk = RequestProgress(graph, request), Walk(DeclaredStages(graph), request)
     under_way, begun = progress.begin(), walk.begin()
     while True:
         assert sorted(begun) == sorted(under_way)

@@ -66,7 +66,7 @@ from sloop.events import (
 )
 from sloop.profile.profile import Profile
 from sloop.runlog import EVENTS, Record
-from sloop.sim.walk import Course, Place, Walk
+from sloop.sim.walk import DeclaredStages, Place, Walk
 from sloop.units import NS_PER_S, ROUNDING, to_ms
 from sloop.vocabulary import (
     ALONE,
@@ -162,12 +162,12 @@ class Rules:
 class CheckedVersion:
     """An application version while it is deployed."""
 
-    __slots__ = ("course", "is_hopeless", "key", "name", "only", "order_key", "plan", "provides", "state", "version")
+    __slots__ = ("declared", "is_hopeless", "key", "name", "only", "order_key", "plan", "provides", "state", "version")
 
     def __init__(self, rules: Rules, state: VersionState) -> None:
         application = rules.application
         self.key, self.name, self.version = application.key, application.name, application.version
-        self.course = Course(application.graph)
+        self.declared = DeclaredStages(application.graph)
         self.only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
         self.order_key = rules.order.key if rules.order is not None else None
         self.is_hopeless = rules.is_hopeless
@@ -526,7 +526,7 @@ class CheckerState:
             self.requests[request.id] = entry = CheckedRequest(request, version, None)
             self._queue(entry, only, Visit(request, only[0], now_ns, request.deadline_ns))
             return
-        walk = Walk(version.course, request)
+        walk = Walk(version.declared, request)
         self.requests[request.id] = entry = CheckedRequest(request, version, walk)
         self._enter(now_ns, walk, entry, walk.begin())
 

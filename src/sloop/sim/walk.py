@@ -13,7 +13,7 @@ Place = tuple[str, int]
 """A stage, and the part of the request that visits it."""
 
 
-class Course:
+class DeclaredStages:
     """The stages of an application version, as declared, and what follows which."""
 
     def __init__(self, graph: Graph) -> None:
@@ -43,11 +43,11 @@ class Course:
 class Walk:
     """The walk of one request: `begin`, then `finish` for each visit, return the visits that may begin then."""
 
-    __slots__ = ("_course", "_decided", "_enters", "_sent", "fault", "open_visits", "request", "visited")
+    __slots__ = ("_decided", "_declared", "_enters", "_sent", "fault", "open_visits", "request", "visited")
 
-    def __init__(self, course: Course, request: Request) -> None:
-        self._course, self.request = course, request
-        entries = [name for name, stage in course.stages.items() if stage.entry or not stage.after]
+    def __init__(self, declared: DeclaredStages, request: Request) -> None:
+        self._declared, self.request = declared, request
+        entries = [name for name, stage in declared.stages.items() if stage.entry or not stage.after]
         named = [name for name in entries if declared_name(name) in request.enters]
         self._enters = frozenset(named if request.enters else entries)
         self._sent: dict[tuple[str, str], dict[int, int]] = {}
@@ -61,16 +61,16 @@ class Walk:
 
     def begin(self) -> list[Place]:
         """The request arrives."""
-        stages = self._course.stages.values()
+        stages = self._declared.stages.values()
         return self._decide([(stage.name, 0) for stage in stages if stage.entry or not stage.after])
 
     def finish(self, stage: str, part: int, counts: Sequence[int] = ()) -> list[Place]:
         """A visit has sent so many items to each stage that follows; one if nothing is said. With too many it goes
         no further."""
-        targets = self._course.targets[stage]
+        targets = self._declared.targets[stage]
         counts = counts or (1,) * len(targets)
         for target, count in zip(targets, counts, strict=True):
-            each = self._course.stages[target].each
+            each = self._declared.stages[target].each
             self.fault = self.fault or count > (1 if each is None else each.most)
         if self.fault:
             return []
@@ -79,13 +79,15 @@ class Walk:
 
     def deadline_ns(self, *, ended: bool = False) -> int:
         """The loosest deadline of the declared paths that it may still be on, or is on if it has `ended`."""
-        course, request = self._course, self.request
-        if all(path.slo_ns == course.slo_ns for path in course.paths):
+        declared, request = self._declared, self.request
+        if all(path.slo_ns == declared.slo_ns for path in declared.paths):
             return request.deadline_ns
-        open = [path for path in course.paths if path.stages[0] in self._enters and self.visited.issubset(path.stages)]
+        open = [
+            path for path in declared.paths if path.stages[0] in self._enters and self.visited.issubset(path.stages)
+        ]
         taken = [path for path in open if ended and self.visited.issuperset(path.stages)]
-        slo_ns = max((path.slo_ns for path in taken or open), default=course.slo_ns)
-        return request.sent_ns + request.slo_ns * slo_ns // course.slo_ns
+        slo_ns = max((path.slo_ns for path in taken or open), default=declared.slo_ns)
+        return request.sent_ns + request.slo_ns * slo_ns // declared.slo_ns
 
     def _decide(self, places: list[Place]) -> list[Place]:
         """Which of these visits begin, and which after those among them that are skipped: a visit that gets nothing
@@ -100,7 +102,7 @@ class Walk:
             if came:
                 entered.append(place)
             else:
-                places += self._tell(*place, (0,) * len(self._course.targets[place[0]]))
+                places += self._tell(*place, (0,) * len(self._declared.targets[place[0]]))
         self.open_visits += len(entered)
         self.visited.update(stage for stage, _ in entered)
         return entered
@@ -108,28 +110,28 @@ class Walk:
     def _tell(self, stage: str, part: int, counts: Sequence[int]) -> list[Place]:
         """A visit has sent so many items along its edges; returns the visits that this may decide."""
         places: list[Place] = []
-        for target, count in zip(self._course.targets[stage], counts, strict=True):
+        for target, count in zip(self._declared.targets[stage], counts, strict=True):
             self._sent.setdefault((stage, target), {})[part] = count
             places += self._places(target, part, count)
         return places
 
     def _places(self, target: str, part: int, count: int) -> Iterable[Place]:
         """The visits at, or after, a stage that what was sent to it may decide."""
-        course = self._course
-        if course.stages[target].each is not None:
-            return [(target, each) for each in range(count)] or [(join, 0) for join in course.joins[target]]
-        return [(target, 0 if course.stages[target].join else part)]
+        declared = self._declared
+        if declared.stages[target].each is not None:
+            return [(target, each) for each in range(count)] or [(join, 0) for join in declared.joins[target]]
+        return [(target, 0 if declared.stages[target].join else part)]
 
     def _came(self, name: str, part: int) -> int | None:
         """How many items came for a visit; None as long as more may come."""
-        course, stage = self._course, self._course.stages[name]
+        declared, stage = self._declared, self._declared.stages[name]
         came = int(name in self._enters)
         for source in stage.after:
-            sent, scope = self._sent.get((source, name), {}), course.scopes[source]
+            sent, scope = self._sent.get((source, name), {}), declared.scopes[source]
             if stage.each is not None:
                 came += part < sent[0]
             elif stage.join and scope:
-                parts = self._sent.get((course.stages[scope].after[0], scope), {}).get(0)
+                parts = self._sent.get((declared.stages[scope].after[0], scope), {}).get(0)
                 if parts is None or len(sent) < parts:
                     return None
                 came += sum(sent.values())
