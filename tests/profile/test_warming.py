@@ -34,6 +34,9 @@ def test_otherwise_only_the_largest_is_and_if_it_is_short() -> None:
     passes = Passes(0.001, 0.0)
     assert passes.warm_up((1, 2, 4, 8)) == ()
     assert passes.ran == [2, 2, 2, 8]
+    spare = Passes(0.001, 0.0)
+    warm_up(spare.run, (1, 2, 4, 8), for_memory=False, clock_s=lambda: spare.now_s)
+    assert spare.ran == [2, 2, 2]
     slow = Passes(LARGEST_S_MAX / 7, 0.0)
     assert slow.warm_up((1, 2, 4, 8)) == ()
     assert slow.ran == [2, 2, 2]

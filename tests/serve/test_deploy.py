@@ -395,8 +395,8 @@ def test_what_does_not_fit_is_refused_and_what_serves_goes_on(thread: LoopThread
     broken.write_bytes(b"no model")
     raises = python_model(tmp_path / "raises.py", opens="raise RuntimeError('no weights')")
     dies = python_model(tmp_path / "dies.py", opens="import os; os._exit(3)")
-    wrong = python_model(tmp_path / "wrong.py")
-    wrong.write_text(wrong.read_text().replace("return ", "return 1,"))
+    faulty = python_model(tmp_path / "wrong.py")
+    faulty.write_text(faulty.read_text().replace("return ", "return 1,"))
     unmeasured = [{"name": "s0", "variants": [{"name": "v", "model": str(mlp)}]}]
     cores = {"name": "static", "replicas": 1, "cores": 4000}
     refusals: list[tuple[dict[str, object], str]] = [
@@ -407,7 +407,7 @@ def test_what_does_not_fit_is_refused_and_what_serves_goes_on(thread: LoopThread
         (named("demo", broken), "broken.onnx"),
         (named("demo", raises), "no weights"),
         (named("demo", dies), "the process that examined"),
-        (named("demo", wrong), r"wrong\.py: 'run' returns 2 arrays; 1 are declared"),
+        (named("demo", faulty), r"wrong\.py: 'run' returns 2 arrays; 1 are declared"),
         (named("demo", mlp, system="ipa"), "declares the system 'ipa', not 'static'"),
         (named("demo", mlp, system=cores), "which no node could hold"),
         (named("demo", mlp, slo_ms=-1), "slo_ms"),

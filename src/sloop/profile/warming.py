@@ -128,14 +128,18 @@ def _is_certain(error: BaseException) -> bool:
 
 
 def warm_up(
-    run: Callable[[int], object], batches: Sequence[int], *, clock_s: Callable[[], float] = time.monotonic
+    run: Callable[[int], object],
+    batches: Sequence[int],
+    *,
+    for_memory: bool = True,
+    clock_s: Callable[[], float] = time.monotonic,
 ) -> tuple[int, ...]:
     """Run batches beyond the smallest, which has been run. `batches` are sizes in ascending order. Returns those that
     there was no time for.
 
     The second size is run three times. If the first of these takes much longer than the others, the model does
     something once for each size: then every size up to the largest is run, those in `batches` first, for at most
-    `WARM_S_MAX`. If not, only the largest, for its memory, and only if that takes less than `LARGEST_S_MAX`.
+    `WARM_S_MAX`. If not, only the largest, `for_memory`, and only if that takes less than `LARGEST_S_MAX`.
     """
     if len(batches) < 2:
         return ()
@@ -150,7 +154,7 @@ def warm_up(
     first_s = spent_s(probe)
     later_s = min(spent_s(probe), spent_s(probe))
     if first_s <= max(DEARER * later_s, later_s + DEARER_S):
-        if largest > probe and later_s * largest / probe <= LARGEST_S_MAX:
+        if for_memory and largest > probe and later_s * largest / probe <= LARGEST_S_MAX:
             run(largest)
         return ()
     left = [*batches[2:], *(rows for rows in range(batches[0], largest) if rows not in batches)]

@@ -222,7 +222,8 @@ class FileRuntime:
             )  # the note is told before workers start
             made = batch_maker(session.signature, shapes, session.example) if is_known else None
             if made is not None:
-                warm_batches(session.run, made, batches, self._path)
+                # Sessions for other numbers of threads may never be used: they take no memory for the largest batch.
+                warm_batches(session.run, made, batches, self._path, for_memory=not self._warm)
         except BaseException:
             with self._lock:
                 self._sessions.pop(loaded, None)
@@ -254,7 +255,7 @@ class FileRuntime:
 
         def warm(run: Callable[[Mapping[str, Array]], object]) -> None:
             if made is not None:
-                warm_batches(run, made, self._expected.batches, self._path)
+                warm_batches(run, made, self._expected.batches, self._path, for_memory=False)
 
         if session.prune(outputs, warm) and made is not None:
             session.shrink(made(session.signature.fixed_batch or 1))
@@ -287,11 +288,13 @@ def warm_batches(
     made: Callable[[int], Mapping[str, Array]],
     batches: Sequence[int],
     path: Path,
+    *,
+    for_memory: bool = True,
 ) -> None:
     """Run the batches beyond the smallest (`sloop.profile.warming.warm_up`). One that fails ends that, because it may
     be too large. InputError if what the model returns is wrong for certain."""
     try:
-        cold = warm_up(lambda rows: run(made(rows)), batches)
+        cold = warm_up(lambda rows: run(made(rows)), batches, for_memory=for_memory)
     except WrongOutputsError as error:
         if error.is_certain:
             raise InputError(said_by(error), where=line_in(path, error), help="correct the file") from error
