@@ -11,6 +11,7 @@ each fact is compared with them. ONNX Runtime first simplifies the graph: it fol
 constants, and replaces functions by their nodes. The rules are in `sloop.profile.batch_rules`.
 """
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from sloop.text import listed
 
 RANDOM: Final = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 """Operators whose results are new each time."""
+NO_TENSORS: Final = re.compile("^(?!Reverse).*Sequence|Optional")
+"""Operators whose inputs or outputs are no tensors."""
 VALUES_MAX: Final = 64
 """Tensors of up to so many elements may be shapes, axes or bounds: their values are kept."""
 SHAPE: Final = "sloop/shape/"
@@ -67,7 +70,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers that follow from the shapes of tensors; `mask` says which of them from the number of rows."""
+    """Numbers that follow from the shapes of tensors; `mask` says which of them are multiples of the number of rows,
+    the same multiples for each number; the others do not depend on it."""
 
     mask: NDArray[np.bool_]
 
@@ -124,17 +128,23 @@ class Node:
         """An attribute that is a list of numbers; None if absent."""
         return next((list(given.ints) for given in self.proto.attribute if given.name == name), None)
 
+    def floats(self, name: str) -> list[float] | None:
+        """An attribute that is a list of floating-point numbers; None if absent."""
+        return next((list(given.floats) for given in self.proto.attribute if given.name == name), None)
+
     def text(self, name: str, default: str) -> str:
         """An attribute that is a text."""
         return next((given.s.decode() for given in self.proto.attribute if given.name == name), default)
 
+    def inner(self) -> Iterator[Any]:
+        """Its inner graphs."""
+        for attribute in self.proto.attribute:
+            yield from [attribute.g] if attribute.HasField("g") else []
+            yield from attribute.graphs
+
     def captured(self) -> set[str]:
         """The tensors that its inner graphs read from the graph around them."""
-        found: set[str] = set()
-        for attribute in self.proto.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                found |= _read_outside(inner)
-        return found
+        return {name for inner in self.inner() for name in _read_outside(inner)}
 
 
 def _read_outside(graph: Any) -> set[str]:  # noqa: ANN401  # a message
@@ -189,12 +199,13 @@ class OpenGraph:
                 del graph.input[place]
         opsets = {each.domain: each.version for each in model.opset_import}
         self.nodes = _needed([Node(proto, opsets.get(proto.domain, 1)) for proto in graph.node], self.outputs)
-        if unlike := sorted({node.op for node in self.nodes if "Sequence" in node.op or "Optional" in node.op}):
+        if unlike := sorted({node.op for node in self.nodes if NO_TENSORS.search(node.op)}):
             raise RowsMeet(f"has values that are no tensors ({listed(unlike)})")
         self.weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         self._made = [name for node in self.nodes for name in node.proto.output if name]
         small = [name for name, shape in self.weights.items() if prod(shape) <= VALUES_MAX]
         self._constant = [*small, *_constant(self.nodes, set(self.ports))]
+        self.measured = _measured(self.nodes)
         return model
 
     def run(self, rows: int, feed: Mapping[str, Array]) -> Pass:
@@ -246,6 +257,15 @@ def _constant(nodes: Sequence[Node], inputs: set[str]) -> Iterator[str]:
             yield from made
 
 
+def _measured(nodes: Sequence[Node]) -> set[str]:
+    """The tensors that follow from shapes."""
+    found: set[str] = set()
+    for node in nodes:
+        if node.op in ("Shape", "Size") or found.intersection((*node.inputs, *node.captured())):
+            found.update(node.proto.output)
+    return found - {""}
+
+
 # The walk
 
 
@@ -254,6 +274,7 @@ class Walk:
 
     def __init__(self, graph: OpenGraph, passes: Sequence[Pass], rules: "Rules") -> None:
         self._graph, self.passes, self._rules = graph, passes, rules
+        self.measured = graph.measured
         self._facts: dict[str, Fact] = {name: Rows(0) for name in graph.ports}
 
     def obstacle(self) -> str:
@@ -286,9 +307,9 @@ class Walk:
         return [each.shapes[name] for each in self.passes]
 
     def value(self, name: str) -> list[Any]:
-        """The elements of a tensor that is the same in all passes; `RowsMeet` if they are not known, or differ."""
+        """The elements of a tensor that is the same for inputs of all sizes; `RowsMeet` if they are not known."""
         found = self.values(name)
-        if any(other != found[0] for other in found):
+        if name in self.measured or any(other != found[0] for other in found):
             raise RowsMeet(f"depends on {name!r}, which follows from the sizes of the inputs")
         return found[0]
 
@@ -301,11 +322,14 @@ class Walk:
     def _add(self, node: Node) -> None:
         names = [name for name in (*node.inputs, *node.captured()) if name]
         facts = [self.fact(name) for name in names]
-        if node.op in RANDOM:
+        inner = {proto.op_type for each in node.inner() for proto in _nodes_of(each)}
+        if RANDOM.intersection((node.op, *inner)):
             raise RowsMeet("draws random numbers")
+        if node.op == "Dropout" and node.input(2) and any(self.value(node.input(2))):
+            raise RowsMeet("draws random numbers (training mode)")
         if all(isinstance(fact, Fixed) for fact in facts):
             return
-        if node.captured() or any(given.HasField("g") for given in node.proto.attribute):
+        if any(node.inner()):
             raise RowsMeet("has inner graphs that read rows")
         has_rows = any(isinstance(fact, Rows) for fact in facts)
         rule = (self._rules.of_rows if has_rows else self._rules.of_sizes).get(node.op)
@@ -320,12 +344,14 @@ class Walk:
             self._facts[name] = FIXED if isinstance(fact, Sizes) and not fact.mask.any() else fact
 
     def _check(self, name: str, fact: Fact) -> None:
-        """`RowsMeet` if the shapes in the passes contradict the fact."""
+        """`RowsMeet` if the shapes, or the values of sizes, in the passes contradict the fact."""
         shapes = self.shapes(name)
         if len({len(shape) for shape in shapes}) > 1:
             raise RowsMeet("makes a tensor whose rank depends on the number of rows")
         if isinstance(fact, Rows):
             self.entries(name, fact.axis)
+        if isinstance(fact, Sizes) and fact.mask.any():
+            self._check_sizes(name, fact.mask)
         axes = [fact.axis] if isinstance(fact, Rows) else []
         if any(self.growing_axes(name, *pair) != axes for pair in self.pairs()):
             raise RowsMeet("makes a tensor whose size depends on more than the number of rows")
@@ -356,6 +382,15 @@ class Walk:
             if one.shapes[name][axis] * other.rows != other.shapes[name][axis] * one.rows:
                 raise RowsMeet("makes a tensor whose size is no multiple of the number of rows")
         return found
+
+    def _check_sizes(self, name: str, mask: NDArray[np.bool_]) -> None:
+        """`RowsMeet` if these numbers are no whole multiples of the number of rows, the same for each number."""
+        for one, other in [*((each, each) for each in self.passes), *self.pairs()]:
+            if name not in one.values or name not in other.values:
+                raise RowsMeet("computes with the number of rows")
+            times = one.values[name][mask] / one.rows
+            if np.any((times < 1) | (times % 1 != 0) | (times != other.values[name][mask] / other.rows)):
+                raise RowsMeet("computes with the number of rows")
 
     # What rules ask
 
@@ -411,14 +446,8 @@ class Rules(NamedTuple):
     """Operators that never keep rows apart, and why."""
 
 
-def draws_random_numbers(path: Path) -> bool:
-    """Whether an ONNX model has operators whose results are new each time."""
-    return bool(RANDOM.intersection(_operators(read_onnx(path).graph)))
-
-
-def _operators(graph: Any) -> Iterator[str]:  # noqa: ANN401
+def _nodes_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401
     for proto in graph.node:
-        yield proto.op_type
-        for attribute in proto.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _operators(inner)
+        yield proto
+        for inner in Node(proto, 0).inner():
+            yield from _nodes_of(inner)

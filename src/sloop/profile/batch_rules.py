@@ -22,6 +22,10 @@ from sloop.tensor import Signature
 
 FEEDS_MIN: Final = 2
 """Passes with different numbers of rows that a proof needs."""
+EXACT: Final = (1, 6, 7, 11)
+"""The element types that hold the number of each row: floats, 32-bit and 64-bit integers."""
+END_MIN: Final = 2**31 - 1
+"""Slices to this place or a later one take everything."""
 
 
 def _axis(node: Node, name: str, default: int, rank: int) -> int:
@@ -33,7 +37,12 @@ def elementwise(walk: Walk, node: Node) -> Fact:
     """Inputs that are broadcast to one shape."""
     names = [name for name in node.inputs if name]
     facts = [walk.fact(name) for name in names]
-    if len(names) == 1 and isinstance(facts[0], Rows) and node.op in ("Identity", "Cast"):
+    if (
+        len(names) == 1
+        and node.op in ("Identity", "Cast")
+        and isinstance(facts[0], Rows)
+        and node.number("to", EXACT[0]) in EXACT
+    ):
         return facts[0]
     return Rows(walk.same_axis(names))
 
@@ -46,12 +55,23 @@ def first_input(walk: Walk, node: Node) -> Fact:
     return Rows(0)
 
 
-def all_first(walk: Walk, node: Node) -> Fact:
-    """Operators with the batch as first axis of every input that depends on rows; others are constant."""
-    for name in filter(None, node.inputs):
-        if not isinstance(walk.fact(name), Fixed) and (walk.rows_of(name).axis or set(walk.entries(name, 0)) != {1}):
-            raise RowsMeet(f"takes the rows of {name!r} for another dimension than the batch")
-    return Rows(0)
+def all_first(*constant: int) -> Rule:
+    """Operators with the batch as first axis of every input that depends on rows, except weights and tables."""
+
+    def rule(walk: Walk, node: Node) -> Fact:
+        walk.only_fixed(node, *(place for place in range(len(node.inputs)) if place not in constant))
+        for name in filter(None, node.inputs):
+            fact = walk.fact(name)
+            if not isinstance(fact, Fixed) and (walk.rows_of(name).axis or set(walk.entries(name, 0)) != {1}):
+                raise RowsMeet(f"takes the rows of {name!r} for another dimension than the batch")
+        return Rows(0)
+
+    return rule
+
+
+def rotate(walk: Walk, node: Node) -> Fact | list[Fact]:
+    """RotaryEmbedding; the positions of a row point into a constant table."""
+    return all_first(*((1, 2) if node.input(3) else ()))(walk, node)
 
 
 def table(walk: Walk, node: Node) -> Fact:
@@ -93,7 +113,8 @@ def along(what: str, default: int = -1, *, coerced_before: int = 0) -> Rule:
     def rule(walk: Walk, node: Node) -> Fact:
         walk.only_fixed(node, 0)
         name = node.input(0)
-        rank, is_coerced = walk.rank(name), node.opset < coerced_before and not node.proto.domain
+        rank = walk.rank(name)
+        is_coerced = node.number("opset", coerced_before if node.proto.domain else node.opset) < coerced_before
         axis = _axis(node, "axis", 1 if is_coerced else default, rank)
         axes = set(range(axis, rank)) if is_coerced else {axis}
         return _without(axes, True, walk.rows_of(name), what)
@@ -114,6 +135,8 @@ def from_axis(walk: Walk, node: Node) -> Fact:
 def mean_variance(walk: Walk, node: Node) -> Fact:
     """MeanVarianceNormalization."""
     rank = walk.rank(node.input(0))
+    if node.opset < 9:
+        raise RowsMeet("is not known to keep rows apart")
     axes = {axis % rank for axis in node.numbers("axes") or [0, 2, 3]}
     return _without(axes, True, walk.rows_of(node.input(0)), "normalises over the rows")
 
@@ -128,6 +151,7 @@ def cumulate(walk: Walk, node: Node) -> Fact:
 def fourier(walk: Walk, node: Node) -> Fact:
     """DFT, whose axis is an input or, before opset 20, an attribute."""
     name = node.input(0)
+    walk.only_fixed(node, 0)
     axis = walk.value(node.input(2))[0] if node.input(2) else node.number("axis", 1 if node.opset < 20 else -2)
     return _without({axis % walk.rank(name)}, True, walk.rows_of(name), "transforms over the rows")
 
@@ -141,8 +165,6 @@ def batch_normalise(walk: Walk, node: Node) -> Fact:
 
 def dropout(walk: Walk, node: Node) -> Fact:
     """Dropout, which does nothing unless it trains."""
-    if node.input(2) and any(walk.value(node.input(2))):
-        raise RowsMeet("draws random numbers (training mode)")
     return walk.rows_of(node.input(0))
 
 
@@ -154,6 +176,8 @@ def reshape(walk: Walk, node: Node) -> Fact:
     """
     name, rows = node.input(0), walk.fact(node.input(0))
     walk.no_rows(node.inputs[1:])
+    if node.op == "Squeeze" and node.numbers("axes") is None and not node.input(1):
+        raise RowsMeet("drops the axis of the rows if there is one row")
     if not isinstance(rows, Rows) or rows.locates:
         rows = walk.rows_of(name)
     found: set[int] | None = None
@@ -242,12 +266,29 @@ def slice_(walk: Walk, node: Node) -> Fact:
     axes = node.numbers("axes") or (walk.value(node.input(3)) if node.input(3) else list(range(count)))
     steps = walk.value(node.input(4)) if node.input(4) else [1] * count
     at = [axis % walk.rank(name) for axis in axes]
-    if rows.axis in at:
-        place = at.index(rows.axis)
-        is_whole = walk.entries(name, rows.axis) == walk.entries(node.proto.output[0], rows.axis)
-        if not is_whole or any(each[place] for each in starts) or steps[place] != 1:
+    by_rows = _mask(walk, node.input(2))
+    for place, axis in enumerate(at):
+        if axis == rows.axis and not (
+            starts[0][place] == 0
+            and node.input(1) not in walk.measured
+            and steps[place] == 1
+            and _is_behind(walk, node, place, name, axis)
+        ):
             raise RowsMeet("takes some of the rows, or takes them in another order")
+        if axis != rows.axis and by_rows.size and by_rows[place]:
+            raise RowsMeet("takes as many of them as there are rows")
     return rows
+
+
+def _is_behind(walk: Walk, node: Node, place: int, name: str, axis: int) -> bool:
+    """Whether a slice along an axis that counts rows ends behind the last one, whatever their number."""
+    given, ends = node.numbers("ends"), node.input(2)
+    if given is None and isinstance(walk.fact(ends), Sizes):
+        at = zip(walk.passes, walk.entries(name, axis), strict=True)
+        return bool(_mask(walk, ends)[place]) and all(
+            each.values[ends].ravel()[place] >= entries * each.rows for each, entries in at
+        )
+    return bool((walk.value(ends) if given is None else given)[place] >= END_MIN)
 
 
 def pad(walk: Walk, node: Node) -> Fact:
@@ -272,13 +313,17 @@ def resize(walk: Walk, node: Node) -> Fact:
     walk.no_rows(node.inputs[1:])
     if node.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         raise RowsMeet("crops along all axes")
+    if node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise RowsMeet("resizes the rows")
+    if node.text("mode", "nearest") != "nearest" and (walk.rank(name) < 4 or rows.axis > 1):
+        raise RowsMeet("interpolates over the rows")  # with a weight of 0, but infinity times 0 is no number
     if walk.entries(name, rows.axis) != walk.entries(node.proto.output[0], rows.axis):
         raise RowsMeet("resizes the rows")
     scales = node.input(2) if node.op == "Resize" and node.opset > 10 else node.input(1)
     axes = node.numbers("axes") or list(range(walk.rank(name)))
     for each in walk.passes:
-        known = each.values.get(scales, np.empty(0))
-        if known.size and rows.axis in axes and known.ravel()[axes.index(rows.axis)] != 1:
+        known = node.floats("scales") or each.values.get(scales, np.empty(0)).ravel().tolist()
+        if known and rows.axis in axes and known[axes.index(rows.axis)] != 1:
             raise RowsMeet("resizes the rows")
     return rows
 
@@ -360,9 +405,15 @@ def gather_elements(walk: Walk, node: Node) -> Fact:
     """GatherElements and ScatterElements: tensors of equal rank, all with rows along the same axis."""
     axes = {walk.rows_of(name).axis for name in node.inputs}
     axis = _axis(node, "axis", 0, walk.rank(node.input(0)))
-    if len(axes) > 1 or axis in axes:
+    (rows_axis, *others) = axes
+    if others or axis == rows_axis or not _is_aligned(walk, node.inputs, rows_axis):
         raise RowsMeet("selects rows")
-    return Rows(axes.pop())
+    return Rows(rows_axis)
+
+
+def _is_aligned(walk: Walk, names: Sequence[str], axis: int) -> bool:
+    """Whether each row has equally many entries in all these tensors."""
+    return all(walk.entries(name, axis) == walk.entries(names[0], axis) for name in names)
 
 
 def gather_nd(walk: Walk, node: Node) -> Fact:
@@ -375,7 +426,8 @@ def gather_nd(walk: Walk, node: Node) -> Fact:
     rows = walk.rows_of(indices)
     if isinstance(walk.fact(data), Fixed) and not node.number("batch_dims", 0) and rows.axis < walk.rank(indices) - 1:
         return Rows(rows.axis)
-    if node.number("batch_dims", 0) < 1 or rows.axis or walk.rows_of(data).axis:
+    is_apart = node.number("batch_dims", 0) > 0 and not rows.axis and not walk.rows_of(data).axis
+    if not is_apart or not _is_aligned(walk, [data, indices], 0):
         raise RowsMeet("selects rows")
     return Rows(0)
 
@@ -409,7 +461,7 @@ def reverse_sequence(walk: Walk, node: Node) -> Fact:
     rows, lengths = walk.rows_of(node.input(0)), walk.fact(node.input(1))
     if rows.axis != node.number("batch_axis", 1) or rows.axis == node.number("time_axis", 0):
         raise RowsMeet("reverses the rows")
-    if isinstance(lengths, Rows) and lengths.axis:
+    if not isinstance(lengths, Fixed) and walk.rows_of(node.input(1)).axis:
         raise RowsMeet("reverses the rows")
     return rows
 
@@ -496,7 +548,7 @@ def constant_of_shape(walk: Walk, node: Node) -> Fact:
 
 def _mask(walk: Walk, name: str) -> NDArray[np.bool_]:
     fact = walk.fact(name)
-    return fact.mask if isinstance(fact, Sizes) else np.zeros(walk.shapes(name)[0], bool)
+    return fact.mask if isinstance(fact, Sizes) else np.zeros(walk.shapes(name)[0] if name else 0, bool)
 
 
 def size_elementwise(walk: Walk, node: Node) -> Fact:
@@ -505,17 +557,37 @@ def size_elementwise(walk: Walk, node: Node) -> Fact:
     return Sizes(np.logical_or.reduce(np.broadcast_arrays(*masks)))
 
 
+def size_divide(walk: Walk, node: Node) -> Fact:
+    """Division without a rest, whatever the number of rows."""
+    walk.only_fixed(node, 0)
+    names = [*node.inputs, node.proto.output[0]]
+    for each in walk.passes:
+        if any(name not in each.values for name in names):
+            raise RowsMeet("computes with the number of rows")
+        of, by, made = (each.values[name].astype(np.float64) for name in names)
+        if (made * by != of)[np.broadcast_to(_mask(walk, names[0]), made.shape)].any():
+            raise RowsMeet("divides the number of rows")
+    return size_elementwise(walk, node)
+
+
+def size_where(walk: Walk, node: Node) -> Fact:
+    """One of two sizes, by a condition that does not depend on the number of rows."""
+    walk.only_fixed(node, 1, 2)
+    return size_elementwise(walk, node)
+
+
 def size_equal(walk: Walk, node: Node) -> Fact:
     """Whether a size is -1, which exporters ask before they expand: it never is. Others could decide something by the
     number of rows."""
     fixed = [name for name in node.inputs if isinstance(walk.fact(name), Fixed)]
     if len(fixed) != 1 or any(size >= 0 for size in walk.value(fixed[0])):
         raise RowsMeet("compares the number of rows")
-    return size_elementwise(walk, node)
+    return FIXED
 
 
 def size_reshape(walk: Walk, node: Node) -> Fact:
     """The same sizes in another shape."""
+    walk.only_fixed(node, 0)
     return Sizes(_mask(walk, node.input(0)).reshape(walk.shapes(node.proto.output[0])[0]))
 
 
@@ -528,12 +600,19 @@ def size_gather(walk: Walk, node: Node) -> Fact:
 
 def size_slice(walk: Walk, node: Node) -> Fact:
     """A range of the sizes."""
+    _only_vector(walk, node)
     bounds = [node.numbers("starts"), node.numbers("ends")]
     starts, ends = (
         given if given is not None else walk.value(node.input(place)) for place, given in enumerate(bounds, 1)
     )
     step = walk.value(node.input(4))[0] if node.input(4) else 1
     return Sizes(_mask(walk, node.input(0))[starts[0] : ends[0] : step])
+
+
+def _only_vector(walk: Walk, node: Node) -> None:
+    walk.only_fixed(node, 0)
+    if walk.rank(node.input(0)) != 1:
+        raise RowsMeet("computes with the number of rows")
 
 
 def size_concatenate(walk: Walk, node: Node) -> Fact:
@@ -543,6 +622,7 @@ def size_concatenate(walk: Walk, node: Node) -> Fact:
 
 def size_split(walk: Walk, node: Node) -> Fact | list[Fact]:
     """Sizes in several parts."""
+    _only_vector(walk, node)
     names = [name for name in node.proto.output if name]
     ends = np.cumsum([walk.shapes(name)[0][0] for name in names])[:-1]
     return [Sizes(mask) for mask in np.split(_mask(walk, node.input(0)), ends)]
@@ -550,14 +630,15 @@ def size_split(walk: Walk, node: Node) -> Fact | list[Fact]:
 
 def size_product(walk: Walk, node: Node) -> Fact:
     """The product or sum of sizes."""
+    walk.only_fixed(node, 0)
     return Sizes(np.full(walk.shapes(node.proto.output[0])[0], _mask(walk, node.input(0)).any()))
 
 
 def count_up(walk: Walk, node: Node) -> Fact:
     """Range from 0 up to the number of rows: the number of each row."""
-    start, limit, step = (walk.passes[0].values.get(node.input(place)) for place in range(3))
+    walk.only_fixed(node, 1)
     has_all = all(each.shapes[node.proto.output[0]] == (each.rows,) for each in walk.passes)
-    if not has_all or start is None or step is None or limit is None or start.item() != 0 or step.item() != 1:
+    if not has_all or walk.value(node.input(0)) != [0] or walk.value(node.input(2)) != [1]:
         raise RowsMeet("computes with the number of rows")
     return Rows(0, counts_up=True)
 
@@ -587,10 +668,16 @@ FIRST_AXIS: Final = _words("""
     GroupNormalization LRN LpPool DepthToSpace SpaceToDepth QLinearConv STFT Col2Im com.microsoft.QLinearAveragePool
     com.microsoft.QLinearGlobalAveragePool com.microsoft.FusedConv com.microsoft.GroupNorm
 """)
-ALL_FIRST: Final = _words("""
-    GridSample DeformConv Attention RotaryEmbedding com.microsoft.Attention com.microsoft.MultiHeadAttention
-    com.microsoft.QAttention com.microsoft.EmbedLayerNormalization com.microsoft.QEmbedLayerNormalization
-""")
+ALL_FIRST: Final[Mapping[str, tuple[int, ...]]] = {
+    "GridSample": (),
+    "Attention": (),
+    "DeformConv": (1, 3),
+    "com.microsoft.Attention": (1, 2),
+    "com.microsoft.MultiHeadAttention": (3, 8, 9),
+    "com.microsoft.QAttention": (1, 2, 3, 4, 6, 7),
+    "com.microsoft.EmbedLayerNormalization": (2, 3, 4, 5, 6),
+}
+"""With the places of the inputs that must be constant."""
 TABLES: Final = _words("""
     TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor LinearClassifier LinearRegressor SVMClassifier
     SVMRegressor Scaler Normalizer Imputer TfIdfVectorizer
@@ -610,7 +697,8 @@ ROW_RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys([f"Reduce{kind}" for kind in REDUCTIONS], reduce),
     **dict.fromkeys(FIRST_AXIS, first_input),
-    **dict.fromkeys(ALL_FIRST, all_first),
+    **{name: all_first(*constant) for name, constant in ALL_FIRST.items()},
+    "RotaryEmbedding": rotate,
     **dict.fromkeys(TABLES, table),
     **dict.fromkeys(("ArgMax", "ArgMin"), best),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), along("normalises over the rows", coerced_before=13)),
@@ -638,7 +726,7 @@ ROW_RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul"), quantised(0, 3)),
     **dict.fromkeys(("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu"), quantised(0)),
     "com.microsoft.QLinearConcat": quantised_concatenate,
-    "com.microsoft.QLinearSoftmax": along("normalises over the rows"),
+    "com.microsoft.QLinearSoftmax": along("normalises over the rows", coerced_before=13),
     "com.microsoft.MatMulNBits": from_axis,
     "QLinearMatMul": product(0, 3),
     "MeanVarianceNormalization": mean_variance,
@@ -664,7 +752,9 @@ ROW_RULES: Final[Mapping[str, Rule]] = {
     "Size": size_of,
 }
 SIZE_RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Cast", "Identity", "Where"), size_elementwise),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Cast", "Identity"), size_elementwise),
+    "Div": size_divide,
+    "Where": size_where,
     **dict.fromkeys(("Unsqueeze", "Squeeze", "Reshape"), size_reshape),
     **dict.fromkeys(("ReduceProd", "ReduceSum"), size_product),
     **dict.fromkeys(("Expand", "Tile"), repeat_fixed),

@@ -58,8 +58,8 @@ FLOATS: Final = {"FP16", "FP32", "FP64", "BF16"}
 NOISE_PART_MAX: Final = 0.02
 """The most of its largest value by which a row of a Python model may change from rounding: where nothing is proven, a
 row that changes more says nothing."""
-SMALL: Final = (8, 3)
-"""The largest sizes of open dimensions that are tried where usual ones are refused."""
+SMALL: Final = (8, 4, 3, 2, 1)
+"""The largest sizes of open dimensions that are tried too: a length that is a multiple of 8 proves little."""
 LOAD_S_MAX: Final = 2.0
 """A Python model that was made in less time is made a second time, to see whether it keeps state."""
 
