@@ -244,7 +244,7 @@ def test_an_aspect_ratio_could_be_kept_by_resizing_the_rows(tmp_path: Path) -> N
 
 
 def test_positions_do_not_point_into_other_rows(tmp_path: Path) -> None:
-    text = """g (float[N, 1, 2, 4] x, float[N, 2] c, int64[N, 2] p) => (float[N, 1, 2, 4] y)
+    text = """g (float[N, 1, 1, 4] x, float[N, 2] c, int64[N, 1] p) => (float[N, 1, 1, 4] y)
         { y = RotaryEmbedding(x, c, c, p) }"""
     assert examine(graph(tmp_path, text, 23)).obstacle.startswith("RotaryEmbedding 'y' has an input 'c'")
 
