@@ -24,6 +24,7 @@ from msgspec import Struct, structs
 from sloop.actions import Rollout, VersionState
 from sloop.app.application import Application, Deployment, Stage, Variant
 from sloop.app.document import read_name
+from sloop.app.graph import declared_name
 from sloop.app.hardware import foreign_profiles
 from sloop.app.load import load_application, with_deadline
 from sloop.core import Core
@@ -57,7 +58,7 @@ from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import NAMES_MAX
 from sloop.serve.edges import Edges
 from sloop.serve.insight import Insight
-from sloop.serve.messages import CutBlock, OfferModel
+from sloop.serve.messages import CutBlock, OfferModel, VariantJoining
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
 from sloop.serve.protocols import Backend, CutModel, ModelState, Servable
@@ -305,7 +306,12 @@ def served_version(application: Application, models: Models, rows: int) -> Serve
     signatures = {key: model.signature for key, model in models.items()}
     wiring = wire(application.graph, signatures, rows_max=rows, where=application.file)
     labels = labels_of(application, wiring, models)
-    return ServedVersion(application.key, application.name, application.version, application.slo_ns, wiring, labels)
+    joining = {
+        (stage, variant): VariantJoining(declared_name(stage), variant, model.obstacle, model.evidence)
+        for (stage, variant), model in models.items()
+    }
+    named = (application.key, application.name, application.version)
+    return ServedVersion(*named, application.slo_ns, wiring, labels, joining)
 
 
 def labels_of(application: Application, wiring: Wiring, models: Models) -> dict[str, tuple[str, ...]]:
@@ -425,6 +431,7 @@ def offer_of(application: Application, versions: Sequence[ServedVersion], servin
         dict(versions[0].labels),
         tuple(serving),
         {served.version: served.wiring.answer for served in versions},
+        tuple(versions[0].joining.values()),
     )
 
 

@@ -66,7 +66,7 @@ from sloop.events import (
 from sloop.runlog import Record, Recorder
 from sloop.serve.blocks import Block
 from sloop.serve.dataflow import APPLICATION, GivenBlocks, Need, Wiring
-from sloop.serve.messages import RequestEnded, Run
+from sloop.serve.messages import RequestEnded, Run, VariantJoining
 from sloop.serve.protocols import Backend, EdgeClient, PlannerInterface
 from sloop.shared_memory import Address
 from sloop.text import numbered
@@ -102,6 +102,7 @@ class ServedVersion:
         "answer_needs",
         "answered_rows",
         "application",
+        "joining",
         "key",
         "labels",
         "needs",
@@ -118,11 +119,14 @@ class ServedVersion:
         slo_ns: int,
         wiring: Wiring,
         labels: Mapping[str, tuple[str, ...]] = {},
+        joining: Mapping[tuple[str, str], VariantJoining] = {},
     ) -> None:
         self.key, self.application, self.version = key, application, version
         self.slo_ns, self.wiring = slo_ns, wiring
         self.labels = labels
         """By output, the names of its classes."""
+        self.joining = dict(joining)
+        """By stage and variant, whether requests may share a forward pass."""
         self.needs = {stage: wiring.of(stage).inputs.needs for stage in wiring.inputs}
         """By stage, the blocks that its batches read."""
         self._needed: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
@@ -389,6 +393,11 @@ class Driver:
         """The rows of the requests that a version has served, in time or late; 0 for one that has ended."""
         served = self._served.get((application, version))
         return 0 if served is None else served.answered_rows
+
+    def joining(self, application: str, version: str) -> Iterable[VariantJoining]:
+        """Whether requests for a version may share a forward pass, for each variant of each stage."""
+        served = self._served.get((application, version))
+        return () if served is None else served.joining.values()
 
     def versions(self, application: str) -> list[ServedVersion]:
         """All versions of an application that have not ended."""

@@ -362,6 +362,18 @@ class Page(Struct, frozen=True, array_like=True, tag=3, gc=False):
     body: bytes
 
 
+class VariantJoining(Struct, frozen=True, array_like=True):
+    """Whether requests for one variant of a stage may share a forward pass."""
+
+    stage: str
+    """As the application's file calls it."""
+    variant: str
+    obstacle: str
+    """Why they may not; empty if they may."""
+    evidence: str
+    """Why they may; empty if they may not."""
+
+
 class OfferModel(Struct, frozen=True, array_like=True, tag=4):
     """A model that edges offer. It replaces the one of this name, if there is one."""
 
@@ -375,6 +387,8 @@ class OfferModel(Struct, frozen=True, array_like=True, tag=4):
     """The versions that serve requests, the one with most of them first."""
     answers: dict[str, Assembly]
     """By version, how its answers are assembled; of every version that has requests."""
+    joining: tuple[VariantJoining, ...] = ()
+    """Of the version that serves most requests."""
 
 
 class WithdrawModel(Struct, frozen=True, array_like=True, tag=5):

@@ -28,7 +28,7 @@ from sloop.app.graph import declared_name
 from sloop.runlog.cost import MICROCORES
 from sloop.runlog.fold import Build, DeploymentState, Kept, VersionParts, VersionRecord
 from sloop.serve.driver import TURN_BOUNDS_NS, Turns
-from sloop.serve.messages import EdgeCounts
+from sloop.serve.messages import EdgeCounts, VariantJoining
 from sloop.serve.protocols import SpareProcesses
 from sloop.units import NS_PER_S, to_s
 from sloop.vocabulary import Life, Node, Outcome
@@ -189,8 +189,8 @@ class Texts(dict[bytes, list[bytes]]):
 class Metrics:
     """The Prometheus metrics of a server: of its run `state`, to which every record must be appended, and of its edges,
     whose `counts` the event log does not have. `turns` says for how long its loop was held, `lost` how many records or
-    lines its logs have lost, by log, `edges` how many edges serve, by where, `edges_lost` how many have died, and
-    `spares` which workers wait for a model, by machine.
+    lines its logs have lost, by log, `edges` how many edges serve, by where, `edges_lost` how many have died,
+    `spares` which workers wait for a model, by machine, and `joining` whether requests for a version share passes.
 
     `parts`, `nodes` and `build` are those of `DeploymentState`. Nobody reads the seconds of a server's run.
     """
@@ -205,6 +205,7 @@ class Metrics:
         edges: Callable[[], dict[str, int]] = dict,
         edges_lost: Callable[[], int] = int,
         spares: Callable[[], Mapping[str, SpareProcesses]] = dict,
+        joining: Callable[[str, str], Iterable[VariantJoining]] = lambda model, version: (),
         nodes: Iterable[Node] = (),
         build: Build | None = None,
     ) -> None:
@@ -217,7 +218,7 @@ class Metrics:
         )
         self._counts, self._counted = counts, EdgeCounts()
         self._turns, self._lost, self._edges, self._edges_lost = turns, lost, edges, edges_lost
-        self._spares = spares
+        self._spares, self._joining = spares, joining
         self._records_max = RECORDS_MAX
         """With more versions than this, those that have ended are forgotten before the next scrape."""
         self._rows: dict[VersionRecord, VersionRows] = {}
@@ -379,6 +380,7 @@ class Metrics:
         yield self._completions.family(model)
         yield from self._replica_families(present.values())
         yield from self._form_families(present.values())
+        yield self._joining_family(present.values())
         decided = CounterMetricFamily(
             "sloop_decisions", 'Decisions, by kind; about no single model with model="".', labels=(*MODEL, "kind")
         )
@@ -504,6 +506,16 @@ class Metrics:
             parts.add_metric(rows.version, rows.run.pipelines.parts)
             lost.add_metric(rows.version, rows.run.pipelines.lost)
         yield from (forms, parts, lost)
+
+    def _joining_family(self, present: Iterable[VersionRows]) -> Metric:
+        joins = GaugeMetricFamily(
+            "sloop_joins_rows", "1 if requests may share a forward pass, else 0; and why.", labels=(*VARIANT, "why")
+        )
+        for rows in present:
+            for each in self._joining(*rows.version):
+                why = each.obstacle or each.evidence
+                joins.add_metric((*rows.version, each.stage, each.variant, why), float(not each.obstacle))
+        return joins
 
     def _limit_families(self, model: str) -> Iterator[Metric]:
         held = GaugeMetricFamily(

@@ -303,6 +303,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             edges=lambda: edges.serving(),  # noqa: PLW0108  # likewise
             edges_lost=lambda: edges.deaths,
             spares=lambda: backend.spare_processes(),  # noqa: PLW0108  # likewise
+            joining=lambda model, version: driver.joining(model, version),  # noqa: PLW0108  # likewise
             nodes=deployment.cluster,
             build=build,
         )

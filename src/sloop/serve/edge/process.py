@@ -214,7 +214,8 @@ class EdgeServer:
     def _offer(self, record: OfferModel) -> None:
         self.sink.offer(record)
         validator = InputValidator(record.signature)
-        self.service.add(Model(record.name, record.slo_ns, validator, record.limits, record.labels, record.versions))
+        described = (record.limits, record.labels, record.versions, record.joining)
+        self.service.add(Model(record.name, record.slo_ns, validator, *described))
 
     def _withdraw(self, record: WithdrawModel) -> None:
         self.service.remove(record.name)

@@ -29,6 +29,7 @@ from sloop.errors import InputError
 from sloop.serve.edge.bodies import INFER, MODELS, BodyMemory
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
+from sloop.serve.messages import VariantJoining
 from sloop.serve.protocols import Pages, Readiness, RequestSink
 from sloop.text import counted, listed, quoted
 
@@ -177,6 +178,8 @@ class Model:
     """By output, the names of its classes in the order of their indices; outputs without names are left out."""
     versions: Sequence[str] = ("1",)
     """The versions that serve requests, the one with most of them first."""
+    joining: Sequence[VariantJoining] = ()
+    """Whether requests may share a forward pass, for each variant of each stage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -142,9 +142,14 @@ def changed_not(answer: bytes) -> Refusal:
 
 def configuration(model: Model, bounds: Mapping[str, int]) -> dict[str, Any]:
     """The model's configuration as far as clients use it. The number of rows is not among the `dims` if the model has
-    a `max_batch_size`. `bounds` are what a request may have at most."""
+    a `max_batch_size`. `bounds` are what a request may have at most. The parameter `joins_rows`, or one for each stage
+    and variant, says whether requests share forward passes, and why."""
     signature = model.validator.signature
     has_rows = signature.has_rows
+    parameters = {name: str(most) for name, most in bounds.items()}
+    for each in model.joining:
+        of = "" if len(model.joining) == 1 else f":{each.stage}:{each.variant}"
+        parameters[f"joins_rows{of}"] = f"no: {each.obstacle}" if each.obstacle else f"yes: {each.evidence}"
 
     def described(port: Port) -> dict[str, Any]:
         return {
@@ -160,5 +165,5 @@ def configuration(model: Model, bounds: Mapping[str, int]) -> dict[str, Any]:
         "max_batch_size": signature.rows_max if has_rows else 0,
         "input": [*map(described, signature.inputs), *({**described(p), "optional": True} for p in signature.optional)],
         "output": list(map(described, signature.outputs)),
-        "parameters": {name: {"string_value": str(most)} for name, most in bounds.items()},
+        "parameters": {name: {"string_value": value} for name, value in parameters.items()},
     }
