@@ -31,7 +31,7 @@ from sloop.serve.journal import Journal
 from sloop.serve.messages import BatchDone, FromEdge, RequestEnded, Run, Submit, ToEdge
 from sloop.serve.metrics import Metrics
 from sloop.serve.planner import PlannerProcess
-from sloop.serve.protocols import BackendListener, Servable, SpareProcesses
+from sloop.serve.protocols import BackendListener, OnDifference, Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, pack_head
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
@@ -112,11 +112,15 @@ class Echo:
 
     def __init__(self, *, framed: bool = False) -> None:
         self._reporter: BackendListener | None = None
+        self.on_difference: OnDifference = lambda replica, stage, variant, why: None
         self._framed = framed
         self._done = msgspec.msgpack.Decoder(BatchDone).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._reports: dict[int, bytes] = {}
         """What a worker reports of so many visits."""
+
+    def run_alone(self, stage: str, variant: str, why: str) -> None:
+        """Nothing here joins requests."""
 
     def attach(self, listener: BackendListener) -> None:
         self._reporter = listener

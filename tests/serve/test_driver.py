@@ -55,7 +55,7 @@ from sloop.serve.driver import (
     Turns,
 )
 from sloop.serve.messages import RequestEnded, Run
-from sloop.serve.protocols import BackendListener, EdgeClient, Servable, SpareProcesses
+from sloop.serve.protocols import BackendListener, EdgeClient, OnDifference, Servable, SpareProcesses
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature
 from sloop.units import FOREVER_NS, ms, s
@@ -113,6 +113,10 @@ class Notes:
         self.orders: list[tuple[object, ...]] = []
         self.runs: list[Run] = []
         self.listener: BackendListener | None = None
+        self.on_difference: OnDifference = lambda replica, stage, variant, why: None
+
+    def run_alone(self, stage: str, variant: str, why: str) -> None:
+        self.orders.append(("run_alone", stage, variant, why))
 
     def attach(self, listener: BackendListener) -> None:
         self.listener = listener

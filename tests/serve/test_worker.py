@@ -48,6 +48,7 @@ class Server:
         wiring: StageWiring | None = None,
         is_batchable: bool = True,
         batch_max: int = 0,
+        verify_first: int = 0,
         arena: HeldArena | None = None,
     ) -> None:
         self.sock, theirs = socket_pair()
@@ -67,6 +68,7 @@ class Server:
             *(wiring or alone("only", signature), signature, is_batchable, model),
             holders={0: os.getpid()},
             batch_max=batch_max,
+            verify_first=verify_first,
         )
         self.channel.send(FrameKind.SETUP, payload=[encode(setup)])
         self.thread = threading.Thread(target=work)

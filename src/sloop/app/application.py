@@ -182,6 +182,9 @@ class Application:
     rest_after_s: float = 0.0
     """After how many seconds without a request it gives up its replicas; 0: never."""
     limits: Limits = Limits()
+    verify: float | None = None
+    """The share of the requests that share a forward pass that is run again, alone, to compare; None: only the first
+    ones, 0: none."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """By output, the absolute path of the file with the names of its classes, one a line."""
     file: str = ""

@@ -44,6 +44,7 @@ APPLICATION_KEYS: Final = (
     "cluster",
     "estimates",
     "labels",
+    "verify",
     *SHARED_KEYS,
 )
 EDGES_MAX: Final = 64
@@ -385,6 +386,7 @@ def read_application(
         weight=fields["weight"].number(above=0, most=1e6) if "weight" in fields else 1.0,
         rest_after_s=fields["rest_after_s"].number(least=0, most=1e9) if "rest_after_s" in fields else 0.0,
         limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
+        verify=fields["verify"].number(least=0, most=1) if "verify" in fields else None,
         labels=_labels(fields["labels"], folder) if "labels" in fields else {},
         file=document.file,
         path=document.path,

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
+from sloop.profile.batch_axis import draws_random_numbers
 from sloop.profile.joining import TOLERANCES, obstacle_in_ports, obstacle_to_joining, read_sample
 from sloop.profile.model import (
     OnnxSession,
@@ -107,6 +108,8 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
     """Why requests can share a forward pass; empty if they cannot."""
     fault: RefusedModel | None = None
     """Why no worker will be ready with it; None if one row shows no reason (`sloop.profile.warming`)."""
+    is_random: bool = False
+    """Whether its graph draws random numbers, so that no request has the same outputs twice."""
 
     @property
     def joining(self) -> Joining | None:
@@ -222,6 +225,7 @@ def examine_here(
         prepared.changes,
         "" if obstacle or fault else DECLARED if declared.joins_rows else AUTHOR if is_python(path) else GRAPH,
         fault,
+        bool(declared.joins_rows) and path.suffix == ".onnx" and draws_random_numbers(prepared.file),
     )
 
 

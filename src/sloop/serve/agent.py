@@ -174,6 +174,13 @@ class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """A `ModelFailure`, encoded."""
 
 
+class WorkerDiffers(Struct, frozen=True, array_like=True, tag=11):
+    """A request that shared a forward pass of a worker got something else than alone."""
+
+    replica: ReplicaId
+    why: str
+
+
 class BatchPassed(Struct, frozen=True, array_like=True, tag=9, gc=False):
     """A part of a model has run its layers on a batch, which the next part takes."""
 
@@ -216,6 +223,7 @@ FromAgent = (
     | AgentReport
     | BatchFinished
     | BatchRaised
+    | WorkerDiffers
     | BatchPassed
     | PartUnreached
     | WorkersKept
@@ -540,6 +548,7 @@ class AgentSession:
         self._backend.on_spares = self._tell_spares
         self._backend.on_passed = self._on_passed
         self._backend.attach(self)
+        self._backend.on_difference = self._on_difference
         self._connect(setup)
         self._acts: dict[type, Callable[[Any], None]] = {
             LearnStages: self._learn,
@@ -1154,6 +1163,11 @@ class AgentSession:
         else:
             self._send(BatchRaised(batch, worker.replica, failure.encode()))
             self._run_next(worker)
+
+    def _on_difference(self, replica: ReplicaId, _stage: str, _variant: str, why: str) -> None:
+        worker = self._workers[replica]
+        if worker.replica is not None:
+            self._send(WorkerDiffers(worker.replica, why))
 
 
 def _discard(cache: WeightsCache, source: ModelSource, ended: Task[None]) -> None:

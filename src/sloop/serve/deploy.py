@@ -93,6 +93,8 @@ ROWS_MAX: Final = 1024
 core for an ordinary model: more in one request delays all others, and hardly meets a deadline."""
 NICE: Final = 19
 LABELS_BYTES_MAX: Final = 2**20
+VERIFY_FIRST: Final = 100
+"""How many of the first requests that share a forward pass are run again, alone, in each worker."""
 APPLICATION_FILE: Final = ".yaml"
 TRITON_STATES: Final = {
     "": "UNLOADING",
@@ -141,7 +143,15 @@ def servables_of(
             profiles = application.profiles_of(variant)
             with private_copy(Path(variant.model), folder / COPIES) as copy:
                 _check_profiles(variant, profiles, copy)
-                made = _servable(copy, variant, profiles, in_blocks=in_blocks, in_parts=in_parts, must_run=must_run)
+                made = _servable(
+                    copy,
+                    variant,
+                    profiles,
+                    application.verify,
+                    in_blocks=in_blocks,
+                    in_parts=in_parts,
+                    must_run=must_run,
+                )
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
             found[stage.name, variant.name] = structs.replace(made, weights=tuple(weights))
     return found
@@ -162,6 +172,7 @@ def _servable(
     copy: ModelCopy,
     variant: Variant,
     profiles: Mapping[str, Profile],
+    verify: float | None,
     *,
     in_blocks: bool,
     in_parts: bool,
@@ -172,6 +183,7 @@ def _servable(
     known = examine(copy.path, shapes, folder=copy.folder, declared=declared_of(variant, copy))
     if must_run and known.fault is not None:
         raise known.fault.error
+    first, share = _verified(variant, verify, known)
     cut = None
     if in_blocks or in_parts:
         cut = cut_of(known, profiles, shapes or {}, copy.folder, for_shadows=in_blocks)
@@ -192,7 +204,17 @@ def _servable(
         evidence=known.evidence,
         batches=known.batches_alone or sizes_to_warm(_sizes_in(profiles.values())),
         shapes=shapes or {},
+        verify_first=first,
+        verify_share=share,
     )
+
+
+def _verified(variant: Variant, verify: float | None, known: ExaminedModel) -> tuple[int, float]:
+    """How many of the first requests that share a forward pass are run again, and which share of the others: none of a
+    model that draws random numbers, and unless it is asked for, none of one whose user says that rows may be joined."""
+    if known.obstacle or verify == 0 or (verify is None and variant.joins_rows) or known.is_random:
+        return 0, 0.0
+    return VERIFY_FIRST, verify or 0.0
 
 
 def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
@@ -579,7 +601,7 @@ class Deployer:
         self._ended: dict[str, Rollout] = {}
         """By application, the end of the version that ended last."""
         self._changed = asyncio.Event()
-        driver.on_rollout = self._on_rollout
+        driver.on_rollout, driver.on_joining_ended = self._on_rollout, self._offer
         self._deploying = asyncio.Lock()
 
     @contextlib.contextmanager
@@ -757,6 +779,10 @@ class Deployer:
             key = version_key(name, version)
             del self._applications[key]
             self._files.drop(key)
+        self._offer(name)
+
+    def _offer(self, name: str) -> None:
+        """Let the edges know what has changed of an application."""
         served = self._driver.served(name)
         if served is not None and name in self._edges.models:
             others = [other for other in self._driver.versions(name) if other is not served]

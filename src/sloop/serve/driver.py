@@ -338,8 +338,11 @@ class Driver:
         self.crashed = asyncio.Event()
         """Set when the core has failed."""
         self.on_rollout: Callable[[Rollout], None] = lambda _: None
+        self.on_joining_ended: Callable[[str], None] = lambda _: None
+        """Called with the name of an application of which requests share no passes of a variant any more."""
         """Called for every `Rollout`, after the driver has followed it."""
         backend.attach(self)
+        backend.on_difference = self._on_difference
         planner.attach(self.on_event)
         for served in versions:
             self.add(served)
@@ -515,6 +518,18 @@ class Driver:
             else:
                 self._failures.note(time.monotonic(), running.action, failure)
         self.on_event(BatchFailed(batch, replica, failure.summary, failure.detail, failure.is_refusal))
+
+    def _on_difference(self, replica: ReplicaId, stage: str, variant: str, why: str) -> None:
+        """Let requests for this variant share no forward pass any more, and say so."""
+        served = self._by_stage.get(stage)
+        known = served.joining.get((stage, variant)) if served is not None else None
+        if served is None or known is None or known.obstacle:
+            return
+        served.joining[stage, variant] = structs.replace(known, obstacle=why, evidence="")
+        what = "version %s of %r: replica %d of stage %r: %s; from now on each request runs alone"
+        _log.error(what, served.version, served.application, replica, known.stage, why)
+        self._backend.run_alone(stage, variant, why)
+        self.on_joining_ended(served.application)
 
     def on_event(self, event: Event) -> None:
         """Queue an event for the core until this turn of the event loop ends or `TOGETHER_MAX` events are queued."""

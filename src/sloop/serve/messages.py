@@ -125,6 +125,10 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """The sizes of batches that it is to run before it is ready, ascending."""
     shapes: dict[str, tuple[int, ...]] = {}
     """One row's shape of inputs with open dimensions, as the model's profile was measured."""
+    verify_first: int = 0
+    """Of the requests that share a forward pass, how many are run again, alone, while the worker idles."""
+    verify_share: float = 0.0
+    """The share of the following ones that are."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True):

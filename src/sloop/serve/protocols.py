@@ -178,6 +178,9 @@ class Servable(Struct, frozen=True):
 
     evidence: str = ""
     """Why requests can share a forward pass."""
+    verify_first: int = 0
+    verify_share: float = 0.0
+    """Which requests that share a forward pass are run again, alone (`sloop.serve.verify`)."""
 
     @property
     def checked(self) -> str:
@@ -225,12 +228,19 @@ class BackendListener(Protocol):
         ...
 
 
+OnDifference = Callable[[ReplicaId, str, str, str], None]
+"""Called when a request that shared a forward pass of a replica got something else than alone: the replica, its stage
+and variant, and what differs."""
+
+
 class Backend(Protocol):
     """Acquires nodes, and starts, runs, resizes and stops replicas on them. It takes no decisions and reports each
     order's result exactly once.
 
     A backend may report from inside a call.
     """
+
+    on_difference: OnDifference
 
     def attach(self, listener: BackendListener) -> None:
         """Set the receiver of reports. Called once, before any other method."""
@@ -249,6 +259,10 @@ class Backend(Protocol):
     ) -> None:
         """Know the models, by stage and variant, and the stages of one more application version. Each worker prepares
         to run on 1 to `threads_prepared` threads."""
+        ...
+
+    def run_alone(self, stage: str, variant: str, why: str) -> None:
+        """From now on, requests for a variant share no forward pass."""
         ...
 
     def start(

@@ -106,6 +106,10 @@ class FrameKind(IntEnum):
     after it started, by their positions."""
     COMPLETED = 30
     """From a worker that has started with a part: it has all layers."""
+    DIFFERS = 31
+    """From a worker: a request that shared a forward pass got something else than alone; the payload says what."""
+    ALONE = 32
+    """To a worker: from the next batch on, requests share no forward pass."""
 
 
 class Frame(Struct, frozen=True, gc=False):

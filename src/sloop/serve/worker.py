@@ -24,6 +24,7 @@ other layers in the background (`sloop.serve.pipelines`).
 import contextlib
 import os
 import queue
+import select
 import socket
 import sys
 import threading
@@ -65,6 +66,7 @@ from sloop.serve.runtimes import (
 )
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
+from sloop.serve.verify import Verification
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
 from sloop.tensor import ARRAY_TYPES, MISSING, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of
@@ -74,6 +76,8 @@ T = TypeVar("T")
 STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """The steps of a cold start. The `subject` of a STEP frame is an index into this tuple."""
 
+IDLE_S: Final = 0.02
+"""A worker that has got nothing for so long is idle: requests that shared a pass may be run again."""
 MILLIONTHS: Final = 1_000_000
 OTHER_LAYERS: Final = 0
 """What the thread that prepares thread counts is told so that it completes the model first."""
@@ -271,12 +275,31 @@ class Worker:
             for threads in range(1, self._setup.prepared + 1):
                 self._wanted.put(threads)
         self._channel.send(FrameKind.READY)
-        while (frame := self._channel.receive()) is not None and frame.kind is not FrameKind.STOP:
+        while (frame := self._next(runtime)) is not None and frame.kind is not FrameKind.STOP:
             self._follow(runtime, frame)
+
+    def _next(self, runtime: Runtime) -> Frame | None:
+        """The next frame. While none comes, requests that shared a pass are run again, one at a time."""
+        while self._verification.is_waiting and not select.select([self._channel], [], [], IDLE_S)[0]:
+            try:
+                why = self._verification.check(lambda given: runtime.run(given, self._threads)[0])
+            except Exception as error:
+                why = f"a request that shared a forward pass fails alone: {failure_of(error).detail}"
+            self._replied_ns = time.monotonic_ns()
+            if why:
+                self._run_alone()
+                self._channel.send(FrameKind.DIFFERS, payload=[why.encode()])
+        return self._channel.receive()
+
+    def _run_alone(self) -> None:
+        """From the next batch on, requests share no forward pass."""
+        self._setup: StageSetup = structs.replace(self._setup, is_batchable=False)
+        self._verification = Verification(self._setup.signature.outputs, 0, 0.0)
 
     def _opened(self, setup: StageSetup) -> Runtime:
         """The loaded model."""
         self._setup = setup
+        self._verification = Verification(setup.signature.outputs, setup.verify_first, setup.verify_share)
         self._assembler, self._reader = Assembler(setup.wiring.inputs), BlockReader(setup.holders)
         self._threads = setup.threads
         self._counting = next((n for n, port in enumerate(setup.signature.inputs) if port.counts_rows), None)
@@ -316,6 +339,8 @@ class Worker:
             self._free(FREED.decode(frame.payload))
         elif frame.kind is FrameKind.RESIZE:
             self._resize(frame)
+        elif frame.kind is FrameKind.ALONE:
+            self._run_alone()
         elif frame.kind is FrameKind.PAIR and isinstance(runtime, CutRuntime):
             self._pair(runtime, frame)
         elif frame.kind in (FrameKind.ENTER, FrameKind.PASS) and isinstance(runtime, PartRuntime):
@@ -414,6 +439,9 @@ class Worker:
                 [partial(runtime.run, given, self._threads, own) for given, own in zip(arrays, needed, strict=True)]
             )
             rows = list(map(self._rows, visits))
+            for members, given, own, (outputs, _) in zip(passes, arrays, needed, results, strict=True):
+                if len(members) > 1 and not own:
+                    self._verification.note([rows[index] for index in members], given, outputs)
             found = self._distributed(rows, passes, [outputs for outputs, _ in results])
             return FrameKind.DONE, self._stored(order, places, rows, found, faults)
 

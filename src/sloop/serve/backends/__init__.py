@@ -9,7 +9,7 @@ from msgspec import structs
 from sloop.errors import MachineError
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import encode
-from sloop.serve.protocols import CutModel, Servable
+from sloop.serve.protocols import CutModel, OnDifference, Servable
 from sloop.vocabulary import ReplicaSpec
 
 
@@ -22,6 +22,7 @@ class KnownStages:
     ) -> None:
         self._servables, self._wirings = dict(servables), dict(wirings)
         self._threads_prepared = threads_prepared
+        self.on_difference: OnDifference = lambda replica, stage, variant, why: None
 
     def servable(self, stage: str, variant: str) -> Servable | None:
         """The model of a variant; None if it is not known."""
@@ -59,6 +60,12 @@ class KnownStages:
         self._servables |= servables
         self._wirings |= wirings
         self._threads_prepared = max(self._threads_prepared, threads_prepared)
+
+    def run_alone(self, stage: str, variant: str, why: str) -> None:
+        """See `Backend.run_alone`."""
+        if (stage, variant) in self._servables:
+            lone = structs.replace(self._servables[stage, variant], obstacle=why)
+            self.learn({(stage, variant): lone}, {}, threads_prepared=0)
 
     def forget(self, stages: Iterable[str]) -> None:
         ended = frozenset(stages)

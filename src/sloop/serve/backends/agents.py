@@ -82,6 +82,7 @@ from sloop.serve.agent import (
     StopShadow,
     StopWorker,
     WeightsReport,
+    WorkerDiffers,
     WorkersKept,
 )
 from sloop.serve.backends import KnownStages
@@ -407,6 +408,7 @@ class AgentBackend(KnownStages):
             BatchPassed: self._on_passed,
             PartUnreached: self._on_unreached,
             BatchRaised: self._on_raised,
+            WorkerDiffers: self._on_differs,
             SparesReport: self._on_spares,
             WeightsReport: self._on_weights,
         }
@@ -1110,6 +1112,10 @@ class AgentBackend(KnownStages):
         if placed is not None and self._listener is not None:
             failure = ModelFailure.decode(record.failure[:TEXT_CHARS_MAX])
             self._listener.on_failed(record.batch, placed.replica, failure)
+
+    def _on_differs(self, agent: _ConnectedAgent, record: WorkerDiffers) -> None:
+        placed = self._on_node(agent, record.replica)
+        self.on_difference(placed.replica, placed.spec.stage, placed.spec.variant, record.why[:TEXT_CHARS_MAX])
 
     def _ended(
         self, agent: _ConnectedAgent, batch: BatchId, replica: ReplicaId, *, is_done: bool = False

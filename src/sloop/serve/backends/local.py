@@ -131,6 +131,8 @@ class _Replica:
         """Blocks in its arena of which it is told at the end of this turn of the event loop."""
         self.timer: TimerHandle | None = None
         self.is_ready = self.is_stopping = self.is_dying = False
+        self.is_joining = False
+        """Whether requests may share its forward passes."""
         self.is_busy = self.is_humble = self.is_waiting = False
         """Of a spare one: whether a thread starts or prepares its process, whether that begins with the lowest
         priority, and whether it can be taken."""
@@ -228,6 +230,21 @@ class LocalBackend(KnownStages):
         """Called when the workers that wait have become more or fewer."""
         self._emptied = asyncio.Event()
         self._done, self._passed = decoder(BatchDone), decoder(PassedBatch)
+
+    def learn(
+        self,
+        servables: Mapping[tuple[str, str], Servable],
+        wirings: Mapping[str, StageWiring],
+        *,
+        threads_prepared: int,
+    ) -> None:
+        super().learn(servables, wirings, threads_prepared=threads_prepared)
+        for replica in self._replicas.values():
+            spec = replica.spec
+            lone = spec is not None and servables.get((spec.stage, spec.variant))
+            if lone and lone.obstacle and replica.is_joining and replica.link is not None:
+                replica.is_joining = False
+                replica.link.send(FrameKind.ALONE)
 
     def attach(self, listener: BackendListener) -> None:
         self._listener = listener
@@ -504,7 +521,10 @@ class LocalBackend(KnownStages):
             digest=servable.checked,
             batches=servable.batches_on(spec.slot.hardware),
             shapes=dict(servable.shapes),
+            verify_first=servable.verify_first,
+            verify_share=servable.verify_share,
         )
+        replica.is_joining = batchable
         replica.cores = cores
         self._actuator.confine(replica.process.pid, max(replica.pool_cores or cores, START_CORES_MIN))
         replica.link.send(FrameKind.SETUP, payload=[encode(setup)])
@@ -709,12 +729,19 @@ class LocalBackend(KnownStages):
                     self._on_waiting(replica)
                 case FrameKind.STEP if 0 <= frame.subject < len(STEPS):
                     self._on_step(replica, STEPS[frame.subject])
-                case FrameKind.REFUSED:
-                    replica.error, replica.has_gpu_failed = _text(frame), frame.subject == 1
+                case FrameKind.REFUSED | FrameKind.DIFFERS:
+                    self._on_reason(replica, frame)
                 case _:
                     raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
         except ProtocolError as error:
             self._give_up(replica, str(error))
+
+    def _on_reason(self, replica: _Replica, frame: Frame) -> None:
+        """A worker says why it ends, or what differs for requests that share its forward passes."""
+        if frame.kind is FrameKind.REFUSED:
+            replica.error, replica.has_gpu_failed = _text(frame), frame.subject == 1
+        elif replica.spec is not None:
+            self.on_difference(replica.id, replica.spec.stage, replica.spec.variant, _text(frame))
 
     def _on_step(self, replica: _Replica, step: str) -> None:
         if replica in self._spares:
