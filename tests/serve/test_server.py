@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -240,7 +241,7 @@ def test_statistics_count_rows_requests_and_batches(running: Running) -> None:
         client.close()
 
 
-def infer_body(rows: int) -> object:
+def infer_body(rows: int) -> dict[str, Any]:
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [rows, 4], "data": [0.5] * (4 * rows)}]}
 
 
@@ -627,3 +628,52 @@ def test_a_log_that_cannot_be_written_keeps_no_server_from_taking_the_place_of_o
     nodes.write(["local-0"])
     assert open_journal(setup, tmp_path, LogLimits(), observed) is None
     assert "serves without a log" in caplog.text
+
+
+MIXING = """
+class Model:
+    inputs = {"x": ("FP32", (-1, 4))}; outputs = {"y": ("FP32", (-1, 4))}
+    def __init__(self, threads): pass
+    def run(self, x):
+        import time; time.sleep(0.05)
+        return x - x.min()
+"""
+
+
+def test_a_difference_that_real_requests_show_ends_joining(
+    thread: LoopThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its user says that rows may be joined, and wants a share of the requests to be run again."""
+    (tmp_path / "mixing.py").write_text(MIXING)
+    described: dict[str, Any] = {**document(tmp_path / "mixing.py"), "verify": 1}
+    described["stages"][0]["variants"][0]["joins_rows"] = True
+    running = Running(thread, tmp_path / "state", described)
+    running.wait_until_ready()
+
+    def joining() -> str:
+        config = json.loads(running.ask("GET", "/v2/models/demo/config")[1])
+        return str(config["parameters"]["joins_rows"]["string_value"])
+
+    assert joining() == "yes: its user says so (`joins_rows: true`)"
+    assert "sloop_joins_rows{" in str(running.ask("GET", "/metrics")[1])
+
+    def send(value: float) -> list[float]:
+        body = infer_body(1)
+        body["inputs"][0]["data"] = [value, value, value, value + 1]
+        status, text = running.ask("POST", "/v2/models/demo/infer", body)
+        assert status == 200, text
+        found: list[float] = json.loads(text)["outputs"][0]["data"]
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(send, [0, 10, 20, 30, 40, 50, 60, 70]))
+    assert [10, 10, 10, 11] in answers, "requests were joined, as declared"
+    for _ in range(100):
+        if joining().startswith("no: output 'y' of a request beside"):
+            break
+        time.sleep(0.05)
+    assert "differs from that of it alone" in joining()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(send, range(0, 80, 10))) == [[0, 0, 0, 1]] * 8
+    running.close()
+    assert "from now on each request runs alone" in caplog.text

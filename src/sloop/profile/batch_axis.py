@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from sloop.onnx_file import read_onnx
 from sloop.profile.model import ONNX_BFLOAT16, Array, onnx_runtime
+from sloop.profile.onnx_cut import RANDOM
 from sloop.tensor import Signature
 from sloop.text import listed
 
-RANDOM: Final = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
-"""Operators whose results are new each time."""
 NO_TENSORS: Final = re.compile("^(?!Reverse).*Sequence|Optional")
 """Operators whose inputs or outputs are no tensors."""
 VALUES_MAX: Final = 64
@@ -444,6 +443,11 @@ class Rules(NamedTuple):
     """For nodes that read sizes, and no rows."""
     ends: Mapping[str, str]
     """Operators that never keep rows apart, and why."""
+
+
+def draws_random_numbers(path: Path) -> bool:
+    """Whether an ONNX model has operators whose results are new each time."""
+    return any(proto.op_type in RANDOM for proto in _nodes_of(read_onnx(path).graph))
 
 
 def _nodes_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401
