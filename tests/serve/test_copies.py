@@ -449,6 +449,10 @@ def files(tmp_path: Path) -> Iterator[VersionFiles]:
     made.close()
 
 
+def looked_twice(files: VersionFiles) -> list[str]:
+    return [*files.changes(), *files.changes()]
+
+
 Change = Callable[[Path], object]
 
 
@@ -476,18 +480,19 @@ def test_a_change_is_said_once(tmp_path: Path, files: VersionFiles, change: Chan
     files.add("key", "version 1 of 'm'", {str(copy.path): copy.files})
     assert files.changes() == []
     os.utime(model, (1, 1))
-    assert files.changes() == [], "it was only touched"
+    assert looked_twice(files) == [], "it was only touched"
     change(model)
+    assert files.changes() == [], "it may still be written"
     (line,) = files.changes()
     assert what in line
     assert "version 1 of 'm' goes on with what was examined" in line
     assert "`sloop deploy`" in line
-    assert files.changes() == []
+    assert looked_twice(files) == []
     adding(model, 1, data=("m.data",))
-    assert files.changes() == [], "it is as it was examined again"
+    assert looked_twice(files) == [], "it is as it was examined again"
     files.drop("key")
     change(model)
-    assert files.changes() == []
+    assert looked_twice(files) == []
 
 
 def test_a_link_that_is_switched_is_a_change(tmp_path: Path, files: VersionFiles) -> None:
@@ -501,9 +506,25 @@ def test_a_link_that_is_switched_is_a_change(tmp_path: Path, files: VersionFiles
     (tmp_path / "new").symlink_to("..2")
     (tmp_path / "new").rename(tmp_path / "..data")
     shutil.rmtree(tmp_path / "..1")
-    (line,) = files.changes()
+    (line,) = looked_twice(files)
     assert line.startswith(f"{tmp_path / 'm.onnx'} has changed")
     assert said(copy.path) == 1
+
+
+def test_a_file_without_a_copy_is_told_to_stop_starts(tmp_path: Path, files: VersionFiles, full: None) -> None:
+    model = adding(tmp_path / "m.onnx", 1)
+    copy = take(model, tmp_path / "store")
+    files.add("key", "version 1 of 'm'", {str(copy.path): copy.files})
+    model.unlink()
+    (line,) = looked_twice(files)
+    assert "it has no copy, so no worker that starts now can open it" in line
+
+
+def test_a_long_name_has_a_copy(tmp_path: Path) -> None:
+    model = adding(tmp_path / f"{'é' * 124}.onnx", 3)
+    copy = take(model, tmp_path / "store")
+    assert copy.path.name == model.name
+    assert said(copy.path) == 3
 
 
 def test_versions_keep_their_copies(tmp_path: Path, files: VersionFiles) -> None:

@@ -57,7 +57,7 @@ def check(
     apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals, slo_ms: float | None
 ) -> CommandOutput:
     """Validate the applications in APP..., run each of their models on one or two rows, and show their plan. No server
-    is started, nothing is measured, and nothing is written.
+    is started, nothing is measured, and nothing stays on the disk.
 
     Exit code 1 if a file has a mistake, a model fails for every request, or the plan is not feasible.
     """

@@ -31,7 +31,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Self
 
 import msgspec
 from msgspec import Struct
@@ -57,7 +57,8 @@ FICLONE: Final = 0x40049409
 MARGIN_BYTES: Final = 64 << 20
 """A copy leaves this much room on its disk, or as much as its own size if that is less."""
 CHUNK_BYTES: Final = 1 << 20
-NAME_CHARS_MAX: Final = 100
+NAME_BYTES_MAX: Final = 100
+"""Of the name of a model in that of its entry."""
 DIGITS: Final = 16
 """Hexadecimal digits of a digest in the name of an entry; its files are compared with all of them."""
 LEFT_S: Final = 3600
@@ -271,7 +272,8 @@ def take(model: Path, folder: Path, expected: str = "") -> ModelCopy:
 
 
 def _entry(folder: Path, model: Path, known: str) -> Path:
-    return folder.absolute() / f"{model.name[:NAME_CHARS_MAX]}-{known[:DIGITS]}"
+    name = os.fsencode(model.name)[:NAME_BYTES_MAX].decode(errors="ignore")
+    return folder.absolute() / f"{name}-{known[:DIGITS]}"
 
 
 def _unreadable(model: Path, error: OSError) -> InputError:
@@ -453,7 +455,7 @@ class VersionFiles:
         self._pins.add(key, map(Path, models))
         with self._lock:
             watched = {
-                each.path: _Watched(each, each.state, each.sha256, is_opened=model == files[0].path)
+                each.path: _Watched.of(each, is_opened=model == files[0].path)
                 for model, files in models.items()
                 for each in files
             }
@@ -514,25 +516,33 @@ class _Watched:
     """A file of a user, as it was when it was last looked at."""
 
     examined: ExaminedFile
-    state: str
-    sha256: str
     is_opened: bool
     """Whether workers open it themselves, because it has no copy."""
+    known: str
+    """Its state when its content was last read."""
+    sha256: str
+    """Of that content."""
+    seen: str
+    """Its state at the last look."""
+
+    @classmethod
+    def of(cls, examined: ExaminedFile, *, is_opened: bool) -> Self:
+        """The file as it was examined."""
+        return cls(examined, is_opened, examined.state, examined.sha256, examined.state)
 
     def change(self) -> str | None:
-        """What has become of it since the last call; None if it is as it was then, or as it was examined."""
+        """What has become of it since the last call; None if it is as it was then, or as it was examined. A file that
+        has changed is read when its state is the same at two calls: it may be large, and be written for a while."""
         path = Path(self.examined.path)
-        state = _state(path)
-        if state == self.state:
+        before, self.seen = self.seen, _state(path)
+        if self.seen == self.known or self.seen != before:
             return None
         try:
-            known = digest(path)
+            found = digest(path)
         except OSError:
-            known = ""
-        if _state(path) != state:
-            return None  # it is being written: the next call will tell
-        before, self.state, self.sha256 = self.sha256, state, known
-        if known in (before, self.examined.sha256):
+            found = ""
+        was, self.known, self.sha256 = self.sha256, self.seen, found
+        if found in (was, self.examined.sha256):
             return None
-        what = "has changed" if known else "is gone, or cannot be read"
+        what = "has changed" if found else "is gone, or cannot be read"
         return f"{what}; it has no copy, so no worker that starts now can open it" if self.is_opened else what
