@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.actions import Action, Decided, End, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application
@@ -86,6 +87,16 @@ def test_a_failed_batch_is_halved_until_the_bad_request_is_alone() -> None:
     assert outcomes == dict.fromkeys((1, 2, 3, 4, 5, 7, 8), Outcome.SERVED) | {6: Outcome.FAILED}
     assert ends(scene.actions)[6] == (Outcome.FAILED, "boom")
     assert [size for size, _, _ in scene.beliefs["only", "a", ""].observed] == [4, 2, 1], "only finished batches"
+
+
+def test_a_request_that_its_model_refuses_is_rejected_and_its_neighbours_are_served() -> None:
+    scene = warm()
+    batch = together(scene, 2)
+    (batch, *_) = batches(scene.act(1, structs.replace(failed(batch), is_refusal=True)))
+    assert batch.requests == (1,)
+    (batch,) = batches(scene.act(2, structs.replace(failed(batch), is_refusal=True)))
+    scene.act(3, done(batch))
+    assert ends(scene.actions) == {1: (Outcome.REJECTED, "boom"), 2: (Outcome.SERVED, "")}
 
 
 def test_halves_run_on_idle_replicas_side_by_side() -> None:

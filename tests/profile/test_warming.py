@@ -42,6 +42,20 @@ def test_otherwise_only_the_largest_is_and_if_it_is_short() -> None:
     assert slow.ran == [2, 2, 2]
 
 
+def test_sizes_that_cost_something_once_in_classes_are_found_by_the_largest() -> None:
+    passes = Passes(0.001, 0.0)
+    known: set[int] = set()
+
+    def run(rows: int) -> None:
+        size_class = (rows - 1) // 4
+        passes.once_s = 0.4 * (size_class > 0 and size_class not in known)
+        known.add(size_class)
+        passes.run(rows)
+
+    assert warm_up(run, (1, 2, 4, 8), clock_s=lambda: passes.now_s) == ()
+    assert set(passes.ran) == set(range(2, 9))
+
+
 def test_warming_has_a_bound_and_names_the_sizes_left() -> None:
     passes = Passes(0.0, 2.0)
     assert passes.warm_up((1, 2, 4, 8, 16)) == (5, 6, 7, 9, 10, 11, 12, 13, 14, 15)

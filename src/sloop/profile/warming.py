@@ -139,7 +139,8 @@ def warm_up(
 
     The second size is run three times. If the first of these takes much longer than the others, the model does
     something once for each size: then every size up to the largest is run, those in `batches` first, for at most
-    `WARM_S_MAX`. If not, only the largest, `for_memory`, and only if that takes less than `LARGEST_S_MAX`.
+    `WARM_S_MAX`. If not, only the largest, `for_memory`, and only if that should take less than `LARGEST_S_MAX`; if it
+    takes much longer, sizes cost something after all.
     """
     if len(batches) < 2:
         return ()
@@ -153,9 +154,11 @@ def warm_up(
     probe, largest = batches[1], batches[-1]
     first_s = spent_s(probe)
     later_s = min(spent_s(probe), spent_s(probe))
-    if first_s <= max(DEARER * later_s, later_s + DEARER_S):
-        if for_memory and largest > probe and later_s * largest / probe <= LARGEST_S_MAX:
-            run(largest)
+    costs_once, expected_s = _is_dearer(first_s, later_s), later_s * largest / probe
+    if not costs_once and for_memory and largest > probe and expected_s <= LARGEST_S_MAX:
+        first_s = spent_s(largest)
+        costs_once = _is_dearer(first_s, expected_s)
+    if not costs_once:
         return ()
     left = [*batches[2:], *(rows for rows in range(batches[0], largest) if rows not in batches)]
     for place, rows in enumerate(left):
@@ -163,6 +166,10 @@ def warm_up(
             return tuple(left[place:])
         run(rows)
     return ()
+
+
+def _is_dearer(first_s: float, later_s: float) -> bool:
+    return first_s > max(DEARER * later_s, later_s + DEARER_S)
 
 
 def sizes_to_warm(measured: Iterable[int]) -> tuple[int, ...]:
