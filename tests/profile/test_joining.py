@@ -78,6 +78,24 @@ APART = {
     "a branch on a constant": """g (float[N, 3] x) => (float[N, 3] y) <bool yes = {1}> {
         y = If(yes)<then_branch = t () => (float[N, 3] a) { a = Relu(x) },
                     else_branch = e () => (float[N, 3] b) { m = ReduceMax<keepdims = 0>(x)  b = Sub(x, m) }> }""",
+    "steps before rows, merged for a dense layer": """g (float[N, L, 2] x) => (float[N, L, 2] y)
+        <float[2, 2] w = {1, 2, 3, 4}, int64[2] flat = {-1, 2}, float[2] b = {1, 2}> {
+        t = Transpose<perm = [1, 0, 2]>(x)  s = Shape(t)  f = Reshape(t, flat)  m = Gemm(f, w, b)  n = Add(m, b)
+        back = Reshape(n, s)  y = Transpose<perm = [1, 0, 2]>(back) }""",
+    "a column that is replaced": """g (float[N, 3] x) => (float[N, 3] y) <int64[1, 1] at = {1}, int64[1] zero = {0},
+        int64[1] one = {1}> {
+        c = Slice(x, zero, one, one)  e = Exp(c)  u = Transpose(e)  t = Transpose(x)  r = ScatterND(t, at, u)
+        y = Transpose(r) }""",
+    "the name of the best class": """g (float[N, 3] x) => (int64[N] y) <int64[1, 3] names = {7, 8, 9},
+        int64[1] flat = {-1}> {
+        a = ArgMax<axis = 1, keepdims = 0>(x)  n = ai.onnx.ml.ArrayFeatureExtractor(names, a)
+        y = Reshape(n, flat) }""",
+    "codes of texts": """g (string[N, 1] x) => (float[N, 1, 2] y)
+        { y = ai.onnx.ml.OneHotEncoder<cats_strings = ["a", "b"]>(x) }""",
+    "a quantised dense layer": """g (float[N, 2] x) => (float[N, 2] y) <float s = {0.1}, uint8 z = {0},
+        uint8[2, 2] w = {1, 2, 3, 4}> {
+        q = QuantizeLinear(x, s, z)  m = com.microsoft.QGemm(q, s, z, w, s, z, , s, z)
+        y = DequantizeLinear(m, s, z) }""",
     "what mixes rows, but is not used": """g (float[N, 3] x) => (float[N, 3] y)
         { m = ReduceMax<axes = [0]>(x)  unused = Sub(x, m)  y = Relu(x) }""",
     "a function of the file's own": """g (float[N, 3] x) => (float[N, 3] y) { y = own.twice(x) }
@@ -141,6 +159,12 @@ MEET = {
         3] b) { b = Relu(x) }> }""",
     "MaxPool 'p' returns places that count through all rows": """g (float[N, 1, 4] x) => (int64[N, 1, 2] y)
         { p, y = MaxPool<kernel_shape = [2], strides = [2]>(x) }""",
+    "Softmax 's' reads rows that were merged with an axis in front of them": """g (float[N, 4, 2] x) => (float[N, 4,
+        2] y) <int64[2] flat = {-1, 2}, int64[3] back = {4, -1, 2}> {
+        t = Transpose<perm = [1, 0, 2]>(x)  f = Reshape(t, flat)  s = Softmax<axis = 0>(f)  b = Reshape(s, back)
+        y = Transpose<perm = [1, 0, 2]>(b) }""",
+    "ScatterND 'r' writes to some of the rows": """g (float[N, 3] x) => (float[N, 3] y)
+        <int64[1, 1] at = {0}, float[1, 3] u = {1, 2, 3}> { r = ScatterND(x, at, u)  y = Relu(r) }""",
     "Concat 'c' joins rows of different places": """g (float[N, 3] x) => (float[M, 3] y)
         { c = Concat<axis = 0>(x, x)  y = Relu(c) }""",
     "Add 'y' computes with the place of a row in the batch": """g (float[N, 3] x) => (float[N,

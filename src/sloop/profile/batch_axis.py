@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.onnx_file import read_onnx
-from sloop.profile.model import ONNX_BFLOAT16, Array, onnx_runtime
+from sloop.profile.model import ONNX_BFLOAT16, Array, decoded, onnx_runtime
 from sloop.profile.onnx_cut import RANDOM
 from sloop.tensor import Signature
 from sloop.text import listed
@@ -54,17 +54,19 @@ class Rows:
     """A tensor whose `axis` counts the rows, in their order, each with equally many entries that lie together.
 
     If `counts_up`, its entries are the numbers of the rows, from 0. If `locates`, its last axis has indices into a
-    tensor of rows, the first of which is the row's own number.
+    tensor of rows, the first of which is the row's own number. If there are `groups`, so many in each pass, the axis
+    has entries of all rows in each group, as where steps and rows were merged.
     """
 
     axis: int
     counts_up: bool = False
     locates: bool = False
+    groups: tuple[int, ...] = ()
 
     @property
     def is_plain(self) -> bool:
-        """Whether an entry depends on the row alone, not on its place in the batch."""
-        return not (self.counts_up or self.locates)
+        """Whether an entry depends on the row alone, not on its place in the batch, and lies with the row's others."""
+        return not (self.counts_up or self.locates or self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,23 +211,33 @@ class OpenGraph:
 
     def run(self, rows: int, feed: Mapping[str, Array]) -> Pass:
         """Raises what ONNX Runtime raises for inputs that the model refuses."""
-        make = onnx_runtime().OrtValue
-        given = {
-            name: make.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(value), ONNX_BFLOAT16)
-            if self.ports[name].datatype == "BF16"
-            else make.ortvalue_from_numpy(np.ascontiguousarray(value))
-            for name, value in feed.items()
-        }
-        made = self._session.run_with_ort_values([port.name for port in self._session.get_outputs()], given)
+        names = [port.name for port in self._session.get_outputs()]
+        if any(port.datatype == "BYTES" for port in self.ports.values()):  # texts are passed as NumPy arrays only
+            texts = {name: decoded(name, value) for name, value in feed.items() if value.dtype == object}
+            made = self._session.run(names, {**feed, **texts})
+        else:
+            make = onnx_runtime().OrtValue
+            given = {
+                name: make.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(value), ONNX_BFLOAT16)
+                if self.ports[name].datatype == "BF16"
+                else make.ortvalue_from_numpy(np.ascontiguousarray(value))
+                for name, value in feed.items()
+            }
+            found = self._session.run_with_ort_values(names, given)
+            made = [value.numpy() if _is_read(value) else None for value in found]
         count = len(self._made)
-        shapes = {name: tuple(shape.numpy().tolist()) for name, shape in zip(self._made, made[:count], strict=True)}
+        shapes = {name: tuple(shape.tolist()) for name, shape in zip(self._made, made[:count], strict=True)}
         values = {
-            name: value.numpy()
+            name: value
             for name, value in zip(self._constant, made[count:], strict=True)
-            if value.element_type() in READ and prod(value.shape()) <= VALUES_MAX
+            if value is not None and value.dtype != object and value.size <= VALUES_MAX
         }
         sent = {name: np.shape(value) for name, value in feed.items()}
         return Pass(rows, {name: shape[1:] for name, shape in sent.items()}, {**self.weights, **sent, **shapes}, values)
+
+
+def _is_read(value: Any) -> bool:  # noqa: ANN401  # a class without types
+    return value.element_type() in READ and prod(value.shape()) <= VALUES_MAX
 
 
 def _options(ort: Any, level: Any) -> Any:  # noqa: ANN401
@@ -399,11 +411,13 @@ class Walk:
             if name and isinstance(self.fact(name), Rows):
                 raise RowsMeet(f"has a shape or place {name!r} that depends on the values of rows")
 
-    def rows_of(self, name: str, what: str = "") -> Rows:
-        """The fact of a tensor that must have rows. `RowsMeet` otherwise."""
+    def rows_of(self, name: str, what: str = "", *, grouped: bool = False) -> Rows:
+        """The fact of a tensor that must have rows, perhaps in groups. `RowsMeet` otherwise."""
         fact = self.fact(name)
-        if isinstance(fact, Rows) and fact.is_plain:
+        if isinstance(fact, Rows) and (fact.is_plain or (fact.groups and grouped)):
             return fact
+        if isinstance(fact, Rows) and fact.groups:
+            raise RowsMeet("reads rows that were merged with an axis in front of them")
         if isinstance(fact, Rows):
             raise RowsMeet("computes with the place of a row in the batch")
         if isinstance(fact, Sizes):

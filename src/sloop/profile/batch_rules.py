@@ -44,6 +44,10 @@ def elementwise(walk: Walk, node: Node) -> Fact:
         and node.number("to", EXACT[0]) in EXACT
     ):
         return facts[0]
+    (name, *others) = (name for name, fact in zip(names, facts, strict=True) if not isinstance(fact, Fixed))
+    if not others:
+        rows = walk.rows_of(name, grouped=True)
+        return Rows(max(map(walk.rank, names)) - walk.rank(name) + rows.axis, groups=rows.groups)
     return Rows(walk.same_axis(names))
 
 
@@ -171,8 +175,8 @@ def dropout(walk: Walk, node: Node) -> Fact:
 def reshape(walk: Walk, node: Node) -> Fact:
     """Operators that change the shape and keep the elements in their order.
 
-    The rows are again along one axis if as many elements as before lie in front of it, and its size is a multiple of
-    the number of rows.
+    The rows are again along one axis if as many elements as before lie in front of it, or in front of each row in
+    groups of it, and its size is a multiple of the number of rows in all groups.
     """
     name, rows = node.input(0), walk.fact(node.input(0))
     walk.no_rows(node.inputs[1:])
@@ -180,17 +184,19 @@ def reshape(walk: Walk, node: Node) -> Fact:
         raise RowsMeet("drops the axis of the rows if there is one row")
     if not isinstance(rows, Rows) or rows.locates:
         rows = walk.rows_of(name)
-    found: set[int] | None = None
-    for each in walk.passes:
+    found: dict[int, list[int]] = {axis: [] for axis in range(walk.rank(node.proto.output[0]))}
+    for place, each in enumerate(walk.passes):
         before, after = each.shapes[name], each.shapes[node.proto.output[0]]
-        lead = prod(before[: rows.axis])
-        fits = {
-            axis for axis, size in enumerate(after) if prod(after[:axis]) == lead and size and size % each.rows == 0
-        }
-        found = fits if found is None else found & fits
-    if not found:
+        lead = prod(before[: rows.axis]) * (rows.groups[place] if rows.groups else 1)
+        for axis, size in enumerate(after):
+            times, rest = divmod(lead, prod(after[:axis]) or lead + 1)
+            if times and not rest and size and size % (times * each.rows) == 0:
+                found[axis].append(times)
+    fits = [(groups, axis) for axis, groups in found.items() if len(groups) == len(walk.passes)]
+    if not fits or (rows.counts_up and max(min(fits)[0]) > 1):
         raise RowsMeet("mixes rows when it changes the shape")
-    return Rows(min(found), rows.counts_up)
+    groups, axis = min(fits)
+    return Rows(axis, rows.counts_up, groups=tuple(groups) if max(groups) > 1 else ())
 
 
 def transpose(walk: Walk, node: Node) -> Fact:
@@ -205,7 +211,7 @@ def expand(walk: Walk, node: Node) -> Fact:
     name, output = node.input(0), node.proto.output[0]
     walk.no_rows(node.inputs[1:])
     rows = walk.fact(name)
-    if isinstance(rows, Rows) and not rows.locates:
+    if isinstance(rows, Rows) and not rows.locates and not rows.groups:
         axis = walk.rank(output) - walk.rank(name) + rows.axis
         if walk.entries(name, rows.axis) != walk.entries(output, axis):
             raise RowsMeet("repeats the rows")
@@ -359,11 +365,23 @@ def product(left: int, right: int) -> Rule:
 def gemm(walk: Walk, node: Node) -> Fact:
     """Gemm: a matrix product of two matrices, plus a third one that is broadcast."""
     left, right, added = node.input(0), node.input(1), node.input(2)
-    if not isinstance(walk.fact(right), Fixed) or walk.rows_of(left).axis != node.number("transA", 0):
+    rows = walk.rows_of(left, grouped=True)
+    if not isinstance(walk.fact(right), Fixed) or rows.axis != node.number("transA", 0):
         raise RowsMeet("multiplies over the rows")
-    if added and not isinstance(walk.fact(added), Fixed) and walk.rank(added) - walk.rows_of(added).axis != 2:
+    if isinstance(walk.fact(added), Fixed):
+        return Rows(0, groups=rows.groups)
+    if walk.rank(added) - walk.rows_of(added).axis != 2 or rows.groups:
         raise RowsMeet("adds rows along another axis")
     return Rows(0)
+
+
+def quantised_gemm(walk: Walk, node: Node) -> Fact:
+    """QGemm: matrices, each with a constant scale and zero point."""
+    walk.only_fixed(node, 0)
+    rows = walk.rows_of(node.input(0), grouped=True)
+    if rows.axis != node.number("transA", 0):
+        raise RowsMeet("multiplies over the rows")
+    return Rows(0, groups=rows.groups)
 
 
 def einsum(walk: Walk, node: Node) -> Fact:
@@ -432,6 +450,16 @@ def gather_nd(walk: Walk, node: Node) -> Fact:
     return Rows(0)
 
 
+def scatter_nd(walk: Walk, node: Node) -> Fact:
+    """ScatterND to constant places of each row, along axes in front of that of the rows."""
+    data, indices, updates = (node.input(place) for place in range(3))
+    walk.only_fixed(node, 0, 2)
+    axis, depth = walk.rows_of(data).axis, walk.shapes(indices)[0][-1]
+    if axis < depth or walk.rows_of(updates).axis != walk.rank(indices) - 1 + axis - depth:
+        raise RowsMeet("writes to some of the rows")
+    return Rows(axis)
+
+
 def one_hot(walk: Walk, node: Node) -> Fact:
     """OneHot, which adds an axis."""
     walk.only_fixed(node, 0)
@@ -483,7 +511,7 @@ def recurrent(walk: Walk, node: Node) -> Fact | list[Fact]:
 def quantise(walk: Walk, node: Node) -> Fact:
     """QuantizeLinear and DequantizeLinear with constant scales."""
     walk.only_fixed(node, 0)
-    return walk.rows_of(node.input(0))
+    return walk.rows_of(node.input(0), grouped=True)
 
 
 def max_pool(walk: Walk, node: Node) -> Fact:
@@ -499,9 +527,13 @@ def add_outer(walk: Walk, node: Node) -> Fact:
 
 
 def extract(walk: Walk, node: Node) -> Fact:
-    """ArrayFeatureExtractor, along the last axis."""
+    """ArrayFeatureExtractor, along the last axis: other entries of each row, or an entry of a table for each row."""
+    name, places = node.input(0), node.input(1)
+    if isinstance(walk.fact(name), Fixed):
+        if any(prod(shape[: walk.rows_of(places).axis]) != 1 for shape in walk.shapes(places)):
+            raise RowsMeet("mixes rows when it changes the shape")
+        return Rows(walk.rank(node.proto.output[0]) - 1)
     walk.only_fixed(node, 0)
-    name = node.input(0)
     return _without({walk.rank(name) - 1}, True, walk.rows_of(name), "selects rows")
 
 
@@ -725,6 +757,7 @@ ROW_RULES: Final[Mapping[str, Rule]] = {
     ),
     **dict.fromkeys(("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul"), quantised(0, 3)),
     **dict.fromkeys(("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu"), quantised(0)),
+    "com.microsoft.QGemm": quantised_gemm,
     "com.microsoft.QLinearConcat": quantised_concatenate,
     "com.microsoft.QLinearSoftmax": along("normalises over the rows", coerced_before=13),
     "com.microsoft.MatMulNBits": from_axis,
@@ -741,6 +774,7 @@ ROW_RULES: Final[Mapping[str, Rule]] = {
     "Einsum": einsum,
     "Gather": gather,
     "GatherND": gather_nd,
+    "ScatterND": scatter_nd,
     "OneHot": one_hot,
     "Trilu": triangle,
     "Compress": compress,

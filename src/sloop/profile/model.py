@@ -406,7 +406,7 @@ class OnnxSession:
     def _given(self, feed: Mapping[str, Array]) -> Mapping[str, Any]:
         """What ONNX Runtime takes for text and BF16."""
         if self._texts:
-            feed = {**feed, **{name: _decoded(name, feed[name]) for name in self._texts if name in feed}}
+            feed = {**feed, **{name: decoded(name, feed[name]) for name in self._texts if name in feed}}
         if self._bfloats:  # which ONNX Runtime does not take as NumPy arrays
             make = onnx_runtime().OrtValue.ortvalue_from_numpy_with_onnx_type
             given = [name for name in self._bfloats if name in feed]
@@ -434,7 +434,7 @@ class TextError(ValueError):
     """Text that a model is to run on is not UTF-8."""
 
 
-def _decoded(name: str, array: Array) -> Array:
+def decoded(name: str, array: Array) -> Array:
     """BYTES as text, which is what ONNX Runtime takes."""
     found = np.empty(array.size, dtype=object)
     try:
