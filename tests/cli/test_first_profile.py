@@ -19,7 +19,7 @@ from sloop.cli import main
 from sloop.cli import serve as module
 from sloop.cli.command import with_open_sizes
 from sloop.errors import InputError, MachineError
-from sloop.profile.examine import examine
+from sloop.profile.examine import UNDECLARED, examine
 from sloop.profile.measure import first_profile, kept_profile
 from sloop.profile.profile import FirstProfile, Joining, Profile, digest, load_profile, path_beside, save_profile
 from sloop.profile.published import RESNET_T
@@ -244,11 +244,12 @@ def test_two_models_are_two_applications(model: Path) -> None:
 def test_each_model_gets_the_shapes_of_its_own_inputs(tmp_path: Path, model: Path) -> None:
     path = open_model(tmp_path / "m.onnx")
     shapes: dict[str, tuple[int, ...]] = {"a": (5, 2), "b": (5, 2), "x": (4,)}
-    assert module._divided(shapes, [path, model], tmp_path) == {
+    assert module._divided(shapes, {path: UNDECLARED, model: UNDECLARED}, tmp_path) == {
         path: {"a": (5, 2), "b": (5, 2)},
         model: {"x": (4,)},
     }
-    assert module._divided(shapes, [path], tmp_path) == {path: shapes}, "an only model refuses what it does not have"
+    alone = module._divided(shapes, {path: UNDECLARED}, tmp_path)
+    assert alone == {path: shapes}, "an only model refuses what it does not have"
     result = run("serve", path, model, "--shape", "c=1")
     assert result.exit_code == 2
     assert "no model has an input of that name" in result.stderr

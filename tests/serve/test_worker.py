@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper, save
 
+from sloop.profile import operators
 from sloop.profile.model import NOTHING, OnnxSession, read_signature
 from sloop.serve.blocks import BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Assembly, Decision, Need, Source, StageWiring, wire
@@ -49,6 +50,7 @@ class Server:
         is_batchable: bool = True,
         batch_max: int = 0,
         verify_first: int = 0,
+        operators: tuple[str, ...] = (),
         arena: HeldArena | None = None,
     ) -> None:
         self.sock, theirs = socket_pair()
@@ -69,6 +71,7 @@ class Server:
             holders={0: os.getpid()},
             batch_max=batch_max,
             verify_first=verify_first,
+            operators=operators,
         )
         self.channel.send(FrameKind.SETUP, payload=[encode(setup)])
         self.thread = threading.Thread(target=work)
@@ -126,6 +129,25 @@ def test_visits_of_a_batch_are_answered_as_onnx_runtime_would(mlp: Path) -> None
     server.channel.send(FrameKind.STOP)
     server.thread.join(10)
     assert not server.thread.is_alive()
+    server.end()
+    assert server.error is None
+
+
+def test_a_worker_loads_the_libraries_of_operators_that_its_model_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(operators.MODULE, reason="onnxruntime-extensions is not installed here")
+    monkeypatch.setattr(operators, "_in_use", {})
+    x, y = (helper.make_tensor_value_info(name, TensorProto.STRING, ["n"]) for name in "xy")
+    node = helper.make_node("StringUpper", ["x"], ["y"], domain="ai.onnx.contrib")
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1)]
+    graph = helper.make_graph([node], "upper", [x], [y])
+    save(helper.make_model(graph, opset_imports=domains, ir_version=9), tmp_path / "m.onnx")
+    signature = Signature((Port("x", "BYTES", (-1,)),), (Port("y", "BYTES", (-1,)),))
+    server = Server(str(tmp_path / "m.onnx"), signature, operators=(operators.EXTENSIONS,))
+    server.until_ready()
+    ((answer,),) = tensors_in(server.run(run_of([[Tensor("BYTES", (1,), join_strings(["abc"]))]])).blocks)
+    assert bytes(answer.data) == join_strings(["ABC"])
     server.end()
     assert server.error is None
 

@@ -39,6 +39,8 @@ class Variant:
     """Whether requests may share a forward pass; None: the model is examined."""
     batch: bool = True
     """False if no first dimension of the model counts rows: each request is one unit."""
+    operators: tuple[str, ...] = ()
+    """Of an ONNX model: libraries of operators (`sloop.profile.operators`), absolute paths or names of packages."""
 
     def on(self, hardware: str) -> Profile | None:
         """Its profile on a kind of hardware; None if it has none there."""

@@ -17,6 +17,7 @@ from sloop.app.hardware import Kinds, accelerators_of, known_kinds
 from sloop.errors import InputError
 from sloop.options import Value, keys_of, limited, nearest, placed, read_options
 from sloop.profile.interference import Slowdown
+from sloop.profile.operators import EXTENSIONS
 from sloop.profile.profile import (
     Amdahl,
     Cells,
@@ -38,7 +39,7 @@ from sloop.vocabulary import Path
 
 EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
 TIMEOUT_KEY: Final = "response_timeout_s"
-VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows", "batch")
+VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows", "batch", "operators")
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
 STAGES_MAX, FAN_OUT_MAX, BATCH_MAX = 100, 100_000, 65_536
 SLO_MS_MAX, CORES_MAX, LATENCY_MS_MAX = 1e9, 1e6, 1e12
@@ -128,7 +129,18 @@ def _variant(value: Value, name: str, folder: FilePath, kinds: Kinds) -> Variant
     batch = fields["batch"].boolean() if "batch" in fields else True
     if joins_rows and not batch:
         fields["joins_rows"].fail("a model without a batch has no rows to join", "leave out 'joins_rows' or 'batch'")
-    return Variant(name, str(model) if model else None, accuracy, profile, profiles, files, joins_rows, batch)
+    operators = _operators(fields["operators"], folder) if "operators" in fields else ()
+    path = str(model) if model else None
+    return Variant(name, path, accuracy, profile, profiles, files, joins_rows, batch, operators)
+
+
+def _operators(value: Value, folder: FilePath) -> tuple[str, ...]:
+    """Libraries of operators: one, or a list."""
+    given = value.elements() if isinstance(value.content, list) else [value]
+    return tuple(
+        EXTENSIONS if each.text() == EXTENSIONS else str(existing_file(each, folder, "library of operators"))
+        for each in given
+    )
 
 
 def _model(value: Value, folder: FilePath) -> FilePath:

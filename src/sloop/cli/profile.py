@@ -37,6 +37,8 @@ from sloop.profile.fit import Percentile
 from sloop.profile.kernels import Wanted
 from sloop.profile.measure import BATCHES, PASSES, SECONDS, batch_sweep, default_cores, measure
 from sloop.profile.model import is_python
+from sloop.profile.operators import EXTENSIONS
+from sloop.profile.operators import use as use_operators
 from sloop.profile.passes import speed_range
 from sloop.profile.profile import FLOOR_MS, Joining, Pass, Profile, Sample, load_profile, path_beside, save_profile
 from sloop.profile.sharing import TOGETHER
@@ -209,6 +211,13 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
     is_flag=True,
     help="No first dimension of MODEL counts rows: each request is one unit. In the application file: `batch: false`.",
 )
+@click.option(
+    "--operators",
+    multiple=True,
+    metavar="LIBRARY",
+    help=f"A library with operators that ONNX Runtime lacks: {EXTENSIONS}, or the path of a shared library. In the "
+    "application file: `operators:` of the stage.",
+)
 def profile(  # one parameter for each option
     model: Path | None,
     from_log: Path | None,
@@ -237,6 +246,7 @@ def profile(  # one parameter for each option
     sample: Path | None,
     joins_rows: bool | None,
     no_batch: bool,
+    operators: tuple[str, ...],
 ) -> CommandOutput:
     """Measure the latency of MODEL on this machine, for each batch size on each core count, and fit the measurements.
 
@@ -257,7 +267,7 @@ def profile(  # one parameter for each option
     path, on = out or path_beside(model, hardware or ""), place_on(device, shares or ())
     check_replaced(model, path, on)
     with private_copy(model) as own:
-        known, rows = examined(own, dict(shapes), Declared(joins_rows, not no_batch, str(sample or "")))
+        known, rows = examined(own, dict(shapes), _declared(joins_rows, no_batch, sample, operators))
         _check_batches(model, known, batches)
         if sharing:
             wanted = SharingOptions(batches, together or TOGETHER, beside, passes, seconds, plot, on)
@@ -265,8 +275,7 @@ def profile(  # one parameter for each option
         if layers:
             timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
             return profile_layers(own, known, rows, timing, chosen, path)
-        used = cores or (default_cores() if on is None else (1.0,))
-        sweep = _Sweep(batches, used, passes, seconds, percentile, alone, on, batch=not no_batch)
+        sweep = _Sweep(batches, _cores(cores, on), passes, seconds, percentile, alone, on, batch=not no_batch)
         made, service = _measured(own, known, rows, sweep)
         if hardware is not None:
             made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
@@ -279,6 +288,15 @@ def profile(  # one parameter for each option
             value |= found.value
             parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), seconds)]
         return CommandOutput(value, parts)
+
+
+def _cores(given: tuple[float, ...] | None, on: GpuPlace | None) -> tuple[float, ...]:
+    return given or (default_cores() if on is None else (1.0,))
+
+
+def _declared(joins_rows: bool | None, no_batch: bool, sample: Path | None, operators: tuple[str, ...]) -> Declared:
+    use_operators(operators)  # in what is measured too
+    return Declared(joins_rows, not no_batch, str(sample or ""), operators=operators)
 
 
 def _add_shares(

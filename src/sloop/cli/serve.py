@@ -32,8 +32,9 @@ from sloop.cli.command import (
 )
 from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.errors import InputError
-from sloop.profile.examine import examine
+from sloop.profile.examine import Declared, examine
 from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
+from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.copies import ModelCopy, private_copy
@@ -450,33 +451,42 @@ def first_profiles(
     measured = [model for model in missing if model not in found]
     if shapes and not measured:
         click.echo("--shape has no effect: every model has a profile", err=True)
-    for model, own in _divided(shapes, measured, folder).items():
-        found[model] = _measured(model, folder, own)
+    declared = {
+        model: Declared(variant.joins_rows, variant.batch, operators=variant.operators)
+        for application in deployment.applications
+        for stage in application.stages
+        for variant in stage.variants
+        if variant.model is not None and (model := Path(variant.model)) in measured
+    }
+    use_operators(name for each in declared.values() for name in each.operators)
+    for model, own in _divided(shapes, declared, folder).items():
+        found[model] = _measured(model, folder, own, declared[model])
     return found
 
 
-def _divided(shapes: Shapes, models: Sequence[Path], folder: Path) -> dict[Path, Shapes]:
+def _divided(shapes: Shapes, models: Mapping[Path, Declared], folder: Path) -> dict[Path, Shapes]:
     """The shapes of each model's own inputs; wrong use for an input that none of several models has."""
     if not shapes or len(models) < 2:
         return dict.fromkeys(models, shapes)
     inputs: dict[Path, set[str]] = {}
-    for model in models:
+    for model, declared in models.items():
         with private_copy(model, folder / COPIES) as own:
-            inputs[model] = {port.name for port in examine(own.path, folder=own.folder).signature.inputs}
+            known = examine(own.path, folder=own.folder, declared=declared)
+            inputs[model] = {port.name for port in known.signature.inputs}
     for name in shapes:
         if not any(name in names for names in inputs.values()):
             raise click.UsageError(f"--shape {name}=…: no model has an input of that name.")
     return {model: {name: row for name, row in shapes.items() if name in names} for model, names in inputs.items()}
 
 
-def _measured(model: Path, folder: Path, shapes: Shapes) -> FirstProfile:
+def _measured(model: Path, folder: Path, shapes: Shapes, declared: Declared) -> FirstProfile:
     with private_copy(model, folder / COPIES) as own:
-        return _measured_copy(own, folder, shapes)
+        return _measured_copy(own, folder, shapes, declared)
 
 
-def _measured_copy(own: ModelCopy, folder: Path, shapes: Shapes) -> FirstProfile:
+def _measured_copy(own: ModelCopy, folder: Path, shapes: Shapes, declared: Declared) -> FirstProfile:
     model = own.original
-    known, rows = examined(own, dict(shapes))
+    known, rows = examined(own, dict(shapes), declared)
     click.echo(f"{model.name} has no profile: measuring it for at most about {BRIEF_S:g} s", err=True)
     with progress(f"measuring {model.name}", total=1.0) as advance:
 

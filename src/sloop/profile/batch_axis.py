@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.onnx_file import read_onnx
+from sloop.profile import operators
 from sloop.profile.model import ONNX_BFLOAT16, Array, decoded, onnx_runtime
 from sloop.profile.onnx_cut import RANDOM
 from sloop.tensor import Signature
@@ -242,6 +243,7 @@ def _is_read(value: Any) -> bool:  # noqa: ANN401  # a class without types
 
 def _options(ort: Any, level: Any) -> Any:  # noqa: ANN401
     options = ort.SessionOptions()
+    operators.add_to(options)
     options.log_severity_level = 4
     options.graph_optimization_level = level
     return options

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
+from sloop.profile import operators
 from sloop.profile.batch_axis import draws_random_numbers
 from sloop.profile.joining import TOLERANCES, obstacle_in_ports, obstacle_to_joining, read_sample
 from sloop.profile.model import (
@@ -139,16 +140,19 @@ class Declared(Struct, frozen=True):
     """A file with real inputs (`read_sample`); empty for none."""
     known: Joining | None = None
     """What an earlier examination of the same bytes has found."""
+    operators: tuple[str, ...] = ()
+    """Libraries of operators that it needs (`sloop.profile.operators`)."""
 
 
 UNDECLARED: Final = Declared()
 
 
 class Order(Struct, frozen=True):
-    """What the process that examines a Python model is told."""
+    """What the process is told that examines a model which brings code of its own."""
 
     shapes: dict[str, tuple[int, ...]]
     declared: Declared
+    folder: str = ""
 
 
 def examine(
@@ -164,9 +168,9 @@ def examine(
     `folder` is where a changed copy is written, by default beside the model. InputError for an unusable file,
     MachineError if the examining process dies, or if a copy cannot be written.
     """
-    if not is_python(path):
+    if not is_python(path) and not declared.operators:
         return examine_here(path, shapes or {}, folder, declared)
-    order = msgspec.json.encode(Order(dict(shapes or {}), declared)).decode()
+    order = msgspec.json.encode(Order(dict(shapes or {}), declared, str(folder or ""))).decode()
     command = [sys.executable, "-P", "-m", __name__, str(path), order]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=EXAMINE_S_MAX, check=False)
@@ -444,13 +448,15 @@ def _check_opened(path: Path, opened: Path, batch: int, shapes: Mapping[str, tup
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Entry point of the process that examines a Python model; see the module docstring."""
+    """Entry point of the process that examines a model with code of its own; see the module docstring."""
     path, order = arguments
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)
         try:
             asked = msgspec.json.decode(order, type=Order)
-            found: ExaminedModel | RefusedModel = examine_here(Path(path), asked.shapes, None, asked.declared)
+            operators.use(asked.declared.operators)
+            folder = Path(asked.folder) if asked.folder else None
+            found: ExaminedModel | RefusedModel = examine_here(Path(path), asked.shapes, folder, asked.declared)
         except InputError as error:
             found = RefusedModel.of(error)
         out.write(msgspec.json.encode(found))

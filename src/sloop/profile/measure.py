@@ -32,6 +32,7 @@ from msgspec import Struct, structs
 from sloop.cuda import GpuPlace, MpsDaemon
 from sloop.errors import InputError, MachineError
 from sloop.machine import hardware_name, usable_cpus
+from sloop.profile import operators
 from sloop.profile.examine import ExaminedModel, RefusedModel
 from sloop.profile.fit import Percentile, fit_all
 from sloop.profile.passes import in_service_samples
@@ -198,7 +199,7 @@ def order_of(
 ) -> TimingOrder:
     """What a process is to measure on so many cores, and on a GPU if there is one."""
     device = on.device if on is not None else None
-    return TimingOrder(str(file), ceil(cores), cores, tuple(batches), dict(shapes), device)
+    return TimingOrder(str(file), ceil(cores), cores, tuple(batches), dict(shapes), device, operators.in_use())
 
 
 def _on_gpu(profile: Profile, on: GpuPlace, reports: Sequence[LoadReport]) -> Profile:
@@ -250,7 +251,7 @@ def measure_briefly(
             if begun and perf_counter_ns() + 2 * BRIEF_RUNS_MIN * all_cores * begun[0].p50_ms * NS_PER_MS > end_ns:
                 break
             measured = tuple(sample.batch for sample in begun) or sizes
-            order = TimingOrder(str(file or model_path), ceil(count), count, measured, shapes or {})
+            order = order_of(file or model_path, count, measured, shapes or {})
             cells = measure_on(
                 order, BRIEF_CELL_S, limit, runs_min=BRIEF_RUNS_MIN, load=load, enough=enough, silence_s=BRIEF_SILENCE_S
             )

@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from sloop.cuda import CudaDevice, failure_on
 from sloop.errors import InputError, MachineError
 from sloop.onnx_file import has_external_weights, keep_outputs, read_onnx
+from sloop.profile import operators
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
 from sloop.text import counted
 from sloop.user_code import WrongOutputsError, module_in, raise_user_error, user_path
@@ -348,7 +349,8 @@ class OnnxSession:
             for place, name in enumerate(given.shape)
             if isinstance(name, str)
         }
-        self.software = f"ONNX Runtime {onnx_runtime().__version__}{', CUDA' if device is not None else ''}"
+        with_cuda = ", CUDA" if device is not None else ""
+        self.software = f"ONNX Runtime {onnx_runtime().__version__}{with_cuda}{operators.software()}"
         self._file, self._threads = (path if opened is None else None), threads
         """The file, if it is known to be what the session was opened from."""
         self._names = [port.name for port in self.signature.outputs]
@@ -498,6 +500,7 @@ def _options(threads: int) -> Any:  # noqa: ANN401
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
+    operators.add_to(options)
     return options
 
 
@@ -565,6 +568,7 @@ def inferred_types(content: bytes, path: Path) -> dict[str, tuple[str, tuple[int
     ONNX Runtime cannot load it."""
     ort = onnx_runtime()
     options = ort.SessionOptions()
+    operators.add_to(options)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     try:
@@ -618,7 +622,10 @@ def _unusable(path: Path, message: str) -> InputError:
         what, help_text = "not an ONNX model, or truncated", "export it again"
     elif "NOT_IMPLEMENTED" in message or "No Op registered" in message or "is not a registered function" in message:
         what = f"an operator that ONNX Runtime {onnx_runtime().__version__} does not have: {reason}"
-        help_text = "export it with another opset, or replace the operator"
+        help_text = (
+            "export it with another opset, replace the operator, or name the library that has it: `operators:` of the "
+            f"stage, --operators of `sloop profile`; for example {operators.EXTENSIONS}"
+        )
     else:
         what, help_text = f"ONNX Runtime cannot load it: {reason}", "check it with `python -m onnx.checker FILE`"
     return InputError(what, where=str(path), help=help_text)

@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from sloop.cuda import CudaDevice, used_bytes
 from sloop.errors import InputError, SloopError
+from sloop.profile import operators
 from sloop.profile.examine import RefusedModel
 from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, onnx_runtime, open_model
 from sloop.profile.warming import remedy, sizes_to_warm, warm_up
@@ -52,6 +53,8 @@ class TimingOrder(Struct, frozen=True):
     shapes: dict[str, tuple[int, ...]]
     device: CudaDevice | None = None
     """The GPU that the process was started with, if any."""
+    operators: tuple[str, ...] = ()
+    """Libraries of operators that the model needs."""
 
 
 class BatchReady(Struct, frozen=True, tag="batch_ready"):
@@ -119,6 +122,7 @@ def run_all(
     device = order.device
     before_bytes = resident_bytes() if before_bytes is None else before_bytes
     before_on_device = used_bytes(device.uuid) if device is not None else 0
+    operators.use(order.operators)
     start_ns = perf_counter_ns()
     session = open_model(path, order.threads, device=device)
     weights_ms = (perf_counter_ns() - start_ns) / NS_PER_MS

@@ -206,6 +206,7 @@ def _servable(
         shapes=shapes or {},
         verify_first=first,
         verify_share=share,
+        operators=variant.operators,
     )
 
 
@@ -226,7 +227,8 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
 
 def declared_of(variant: Variant, copy: ModelCopy) -> Declared:
     """What the user says of a model, and what its profiles know."""
-    return Declared(variant.joins_rows, variant.batch, known=_examined_before(variant, copy.model_digest))
+    known = _examined_before(variant, copy.model_digest)
+    return Declared(variant.joins_rows, variant.batch, known=known, operators=variant.operators)
 
 
 def _examined_before(variant: Variant, model_digest: str) -> Joining | None:

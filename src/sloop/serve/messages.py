@@ -129,6 +129,8 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """Of the requests that share a forward pass, how many are run again, alone, while the worker idles."""
     verify_share: float = 0.0
     """The share of the following ones that are."""
+    operators: tuple[str, ...] = ()
+    """Libraries of operators that the model needs."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True):

@@ -165,6 +165,8 @@ class Servable(Struct, frozen=True):
     """What a replica may allocate on its GPU, by kind of hardware, as its profiles say."""
     batch_max: Mapping[str, int] = {}
     """The most rows of one forward pass, by kind of hardware, as its profiles say; no bound where there is none."""
+    operators: tuple[str, ...] = ()
+    """Libraries of operators that it needs (`sloop.profile.operators`)."""
     original: str = ""
     """The file that the user has named."""
     digest: str = ""

@@ -39,6 +39,7 @@ from msgspec import Struct, structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import SloopError
+from sloop.profile import operators
 from sloop.profile.model import NOTHING, fault_of_inputs, is_python
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Decision, RequestTensors
@@ -306,6 +307,7 @@ class Worker:
         set_name(f"sloop {setup.wiring.stage}")
         prepare_runtimes(setup.model)  # they count as part of the process, which a spare worker saves
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
+        operators.use(setup.operators)
         runtime: Runtime
         expected = Expected(setup.batches, setup.shapes)
         try:

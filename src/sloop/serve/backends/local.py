@@ -518,6 +518,7 @@ class LocalBackend(KnownStages):
             layers=replica.part.layers if replica.part is not None else None,
             device=replica.device,
             batch_max=servable.batch_max.get(spec.slot.hardware, 0),
+            operators=servable.operators,
             digest=servable.checked,
             batches=servable.batches_on(spec.slot.hardware),
             shapes=dict(servable.shapes),
