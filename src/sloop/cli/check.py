@@ -24,10 +24,10 @@ from sloop.cli.command import (
 )
 from sloop.cli.plan import CODE_NOTE, RATE_HELP, RATE_MAX, apps_argument, arrivals_option, plan_display
 from sloop.errors import InputError, MachineError
-from sloop.profile.examine import ExaminedModel, examine
+from sloop.profile.examine import ExaminedModel, examine, joining_text
 from sloop.report.tables import Table
 from sloop.serve.copies import private_copy
-from sloop.serve.deploy import declared_of
+from sloop.serve.deploy import declared_of, with_lone_requests
 from sloop.systems.planning import Arrivals, explain_plan
 from sloop.systems.setup import set_up
 from sloop.text import counted, listed, number
@@ -65,6 +65,12 @@ def check(
     setup = set_up(deployment, must_fit=False)
     given = rates_by_name(rates)
     models = examined_models(deployment.applications)
+
+    def runs_alone(application: Application, stage: Stage, variant: Variant) -> bool:
+        tried = models.get((application.name, stage.name, variant.name))
+        return tried is not None and tried.known is not None and bool(tried.known.obstacle)
+
+    setup = with_lone_requests(setup, runs_alone, must_fit=False)
     with progress("planning", total=1.0) as advance:
         plan = explain_plan(setup, {"": RATE_RPS} | given, arrivals, clock=time.perf_counter_ns, progress=advance)
     described = [_described(each, models) for each in deployment.applications]
@@ -81,6 +87,10 @@ def check(
         parts.append(f"planned for {RATE_RPS:g} requests/s{of}, the default of `sloop check` (--rate sets another)")
     parts += [*plan_display(plan), *notes, *code_notes(deployment)]
     parts += dict.fromkeys(note for model in models.values() for note in model.notes)
+    for (application, stage, variant), tried in models.items():
+        if tried.known is not None:
+            of = f"{application}/{stage}/{variant}"
+            parts.append(f"{of}: {joining_text(tried.known.obstacle, tried.known.evidence)}")
     faults = dict.fromkeys(model.fault for model in models.values() if model.fault)
     parts += faults
     return CommandOutput(value, parts, exit_code=0 if plan.feasible and not faults else 1)
@@ -153,7 +163,7 @@ def _described(application: Application, models: Mapping[tuple[str, str, str], T
                         "model": v.model,
                         "profile": v.profile and v.profile.origin,
                         "profiles": {kind: found.origin for kind, found in application.profiles_of(v).items()},
-                        "fault": tried.fault if (tried := models.get((application.name, stage.name, v.name))) else "",
+                        **_tried_values(models.get((application.name, stage.name, v.name))),
                     }
                     for v in stage.variants
                 ],
@@ -161,6 +171,14 @@ def _described(application: Application, models: Mapping[tuple[str, str, str], T
             for stage in application.order
         ],
     }
+
+
+def _tried_values(tried: TriedModel | None) -> Mapping[str, Any]:
+    """What `--json` says of a model that was examined."""
+    joining = None
+    if tried is not None and (known := tried.known) is not None:
+        joining = {"joined": not known.obstacle, "why": known.obstacle or known.evidence}
+    return {"fault": tried.fault if tried is not None else "", "joins_rows": joining}
 
 
 def _graph(application: Application) -> RenderableType:

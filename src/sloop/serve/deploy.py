@@ -237,24 +237,27 @@ def _examined_before(variant: Variant, model_digest: str) -> Joining | None:
     return next((found for file in files if (found := joining_in(Path(file), model_digest)) is not None), None)
 
 
-def with_lone_requests(setup: Setup, models: Models) -> Setup:
+def runs_alone(models: Models) -> Callable[[Application, Stage, Variant], bool]:
+    """Whether requests for a variant cannot share a forward pass."""
+    return lambda _, stage, variant: bool(models[stage.name, variant.name].obstacle)
+
+
+def with_lone_requests(
+    setup: Setup, runs_alone: Callable[[Application, Stage, Variant], bool], *, must_fit: bool = True
+) -> Setup:
     """The setup in which no plan joins requests that cannot share a forward pass: profiles may have larger batches."""
 
-    def served(stage: Stage, variant: Variant) -> Variant:
-        return variant.with_batch_of_one() if models[stage.name, variant.name].obstacle else variant
+    def served(application: Application, stage: Stage) -> Stage:
+        own = [v.with_batch_of_one() if runs_alone(application, stage, v) else v for v in stage.variants]
+        return replace(stage, variants=tuple(own))
 
     applications = tuple(
-        replace(
-            each,
-            stages=tuple(
-                replace(stage, variants=tuple(served(stage, own) for own in stage.variants)) for stage in each.stages
-            ),
-        )
+        replace(each, stages=tuple(served(each, stage) for stage in each.stages))
         for each in setup.deployment.applications
     )
     if applications == setup.deployment.applications:
         return setup
-    return set_up(replace(setup.deployment, applications=applications))
+    return set_up(replace(setup.deployment, applications=applications), must_fit=must_fit)
 
 
 def cut_of(
@@ -516,7 +519,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     check_live(setup)
     blocks, parts = needs_blocks(setup), starts_parts(setup)
     models = servables_of(joined, Path(order.folder), in_blocks=blocks, in_parts=parts, must_run=True)
-    (setup,) = with_lone_requests(whole, models).applications
+    (setup,) = with_lone_requests(whole, runs_alone(models)).applications
     check_weights(setup, models)
     rows = rows_of(joined, deployment)
     served_version(joined, models, rows)

@@ -42,6 +42,7 @@ from sloop.serve.deploy import (
     needs_blocks,
     offer_of,
     rows_of,
+    runs_alone,
     servables_of,
     served_version,
     starts_parts,
@@ -231,7 +232,7 @@ def serve(
     """
     setup = set_up(declared, choice)
     models = models_of(setup, settings.folder_of(setup.deployment))
-    setup = with_lone_requests(setup, models)
+    setup = with_lone_requests(setup, runs_alone(models))
 
     async def main() -> None:
         stop_requested, is_starting = asyncio.Event(), True
