@@ -147,7 +147,7 @@ class Declared(Struct, frozen=True):
 UNDECLARED: Final = Declared()
 
 
-class Order(Struct, frozen=True):
+class ExamineOrder(Struct, frozen=True):
     """What the process is told that examines a model which brings code of its own."""
 
     shapes: dict[str, tuple[int, ...]]
@@ -170,7 +170,7 @@ def examine(
     """
     if not is_python(path) and not declared.operators:
         return examine_here(path, shapes or {}, folder, declared)
-    order = msgspec.json.encode(Order(dict(shapes or {}), declared, str(folder or ""))).decode()
+    order = msgspec.json.encode(ExamineOrder(dict(shapes or {}), declared, str(folder or ""))).decode()
     command = [sys.executable, "-P", "-m", __name__, str(path), order]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=EXAMINE_S_MAX, check=False)
@@ -453,7 +453,7 @@ def main(arguments: Sequence[str]) -> None:
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)
         try:
-            asked = msgspec.json.decode(order, type=Order)
+            asked = msgspec.json.decode(order, type=ExamineOrder)
             operators.use(asked.declared.operators)
             folder = Path(asked.folder) if asked.folder else None
             found: ExaminedModel | RefusedModel = examine_here(Path(path), asked.shapes, folder, asked.declared)

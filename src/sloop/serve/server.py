@@ -336,8 +336,6 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
         stack.enter_context(deployer.keeping(models))
         insight.repository = repository = ModelRepository(deployer, settings.repository)
-        if not (keys.is_required or is_loopback(settings.host)):
-            _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
         stack.push_async_callback(edges.close)
         driver.wait()
         await edges.start()
@@ -520,6 +518,8 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
     for each in setup.applications:
         check_nodes(each, has_agents=settings.nodes is not None)
     check_repository(settings.repository, keys)
+    if not (keys.is_required or is_loopback(settings.host)):
+        _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
     if settings.http.tls is not None:
         settings.http.tls.context()
     if settings.access_log:
