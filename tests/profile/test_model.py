@@ -114,7 +114,9 @@ def test_inputs_without_rows_keep_their_whole_shape() -> None:
     with pytest.raises(InputError, match=r"input 'edges' has open dimensions \(2, \?\)"):
         input_shapes(signature, 3, {}, names, where="m")
     assert input_shapes(signature, 3, {"edges": (7,)}, names, where="m") == shapes, "its first size is known"
-    assert not synthesise(signature, shapes)["edges"].any(), "0 is an index of any row"
+    made = synthesise(signature, shapes)
+    assert not made["edges"].any(), "0 is an index of any row"
+    assert made["sr"] == 16_000, "a sample rate"
 
 
 def test_a_shape_may_have_the_batch_if_it_is_that_of_the_batch() -> None:

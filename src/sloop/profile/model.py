@@ -254,6 +254,9 @@ PROPOSALS: Final = (
 )
 """Usual sizes by the name of a dimension: the lengths that BERT models, ImageNet models and speech models are exported,
 trained or measured with; of a batch that is not the first dimension, one row."""
+SAMPLE_RATE: Final = re.compile(r"^(sr|fs|(sample|sampling|frame)_?rate)$")
+SAMPLE_RATE_HZ: Final = 16_000
+"""Models of speech choose a network by the sample rate that is sent with the sound."""
 PROPOSAL_OF_IMAGES: Final = 224
 PROPOSAL_OF_IDS: Final = 128
 PROPOSAL_OF_OTHERS: Final = 16
@@ -307,7 +310,7 @@ def synthesise(
     signature: Signature, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0
 ) -> dict[str, NDArray[np.generic]]:
     """Random inputs of these shapes: floats uniform in [0, 1), other types 0 or 1, which are valid indices of a
-    table; 0 alone for inputs without rows, which may be indices of rows."""
+    table; 0 alone for inputs without rows, which may be indices of rows, and a usual rate for a sample rate."""
     generator = np.random.default_rng(seed)
     made: dict[str, NDArray[np.generic]] = {}
     for port in signature.inputs:
@@ -318,8 +321,11 @@ def synthesise(
             made[port.name] = bfloats_of(generator.random(shape, np.float32))
         elif port.datatype.startswith("FP"):
             made[port.name] = generator.random(shape).astype(NUMPY_TYPES[port.datatype])
+        elif port.has_rows:
+            made[port.name] = generator.integers(0, 2, shape).astype(NUMPY_TYPES[port.datatype])
         else:
-            made[port.name] = generator.integers(0, 1 + port.has_rows, shape).astype(NUMPY_TYPES[port.datatype])
+            value = SAMPLE_RATE_HZ if SAMPLE_RATE.search(port.name.lower()) else 0
+            made[port.name] = np.full(shape, value, NUMPY_TYPES[port.datatype])
     return made
 
 

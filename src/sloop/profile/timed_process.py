@@ -137,7 +137,7 @@ def run_all(
             outputs = session.run(inputs)
         except (Exception, SystemExit) as error:  # exceptions of frameworks share no base class
             what = f"a batch of {batch} fails: {said_by(error)}"
-            help = remedy(session, path) if is_python(path) else "measure smaller batches"
+            help = "measure smaller batches" if batch > 1 and not is_python(path) else remedy(session, path)
             raise InputError(what, where=line_in(path, error), help=help) from error
         if not first_batch_ms:
             _warm_up(session, order, path)

@@ -106,7 +106,7 @@ def try_on_one_row(
 def remedy(session: Session, path: Path) -> str:
     """What to do about a model that fails on inputs that sloop has made."""
     if not is_python(path):
-        return "check its inputs, and its declared shapes"
+        return "give other sizes (--shape), or write a `profile` of it into the application file"
     if _has_texts(session):
         return "it has text inputs, for which sloop writes only 'a', and no `example(rows)`: write one"
     return "correct the file, or give it an `example(rows)`"
