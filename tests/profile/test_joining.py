@@ -26,6 +26,8 @@ def graph(folder: Path, text: str, opset: int = 17) -> Path:
 
 
 APART = {
+    "all rows, as some exporters take them": """g (float[N, 3] x) => (float[N, 2] y)
+        <int64[2] s = {0, 1}, int64[2] e = {1000000000, 1000000000}, int64[2] a = {0, 1}> { y = Slice(x, s, e, a) }""",
     "dense": """g (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}, float[2] b = {1, 2}>
         { y = Gemm(x, w, b) }""",
     "softmax over features": "g (float[N, 3] x) => (float[N, 3] y) { y = Softmax<axis = -1>(x) }",
