@@ -362,6 +362,27 @@ def test_a_copy_leaves_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert take(model, tmp_path / "store").path != model
 
 
+def test_copies_that_nobody_uses_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were taken since the process began are about to be used."""
+    store = tmp_path / "store"
+    old, used, new = (take(adding(tmp_path / f"{name}.onnx", 3), store) for name in ("old", "used", "new"))
+    for copy in (old, used):
+        os.utime(copy.folder.parent / USED, (1, 1))
+    for copy in (old, new):
+        copy.close()
+    copying = copies._copy
+
+    def needs_room(given: Any, made: Any) -> None:
+        if old.path.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copying(given, made)
+
+    monkeypatch.setattr(copies, "_copy", needs_room)
+    more = take(adding(tmp_path / "more.onnx", 3), store)
+    assert more.path != tmp_path / "more.onnx"
+    assert [copy.path.exists() for copy in (old, used, new, more)] == [False, True, True, True]
+
+
 def test_weights_outside_of_the_folder_cannot_be_copied(tmp_path: Path) -> None:
     model = adding(tmp_path / "user" / "m.onnx", 3, data=("../weights.bin",))
     copy = take(model, tmp_path / "store")

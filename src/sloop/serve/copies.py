@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, Self
 
@@ -63,6 +64,8 @@ DIGITS: Final = 16
 """Hexadecimal digits of a digest in the name of an entry; its files are compared with all of them."""
 LEFT_S: Final = 3600
 """What is no entry and was not touched for this long belongs to a process that has died, or to an earlier sloop."""
+BEGAN_S: Final = time.time()
+"""Copies that this process, or one beside it, has taken since then are not deleted to make room."""
 WATCH_S: Final = 3.0
 """How often the user's files are looked at."""
 NICE: Final = 19
@@ -226,6 +229,10 @@ def open_checked(model: Path, threads: int, expected: str, device: CudaDevice | 
 class _NoCopyError(Exception):
     """A copy cannot be made; the text says why."""
 
+    def __init__(self, text: str, *, is_full: bool = False) -> None:
+        super().__init__(text)
+        self.is_full = is_full
+
 
 class _Entry(Struct, frozen=True):
     """What `sources.json` says of an entry."""
@@ -263,6 +270,8 @@ def take(model: Path, folder: Path, expected: str = "") -> ModelCopy:
             if lock is None:
                 lock = _made(entry, found)
         except _NoCopyError as error:
+            if error.is_full and collect(folder, BEGAN_S):
+                continue
             entry = entry.with_name(f"{entry.name}-changed")
             lock, place = _place_without(entry), entry / FILES
             return ModelCopy(original, original, found.digest, found.examined(), place, lock, str(error))
@@ -295,6 +304,7 @@ def _kept(entry: Path, known: str) -> int | None:
         record = msgspec.json.decode((entry / SOURCES).read_bytes(), type=_Entry)
         files = {name: entry / FILES / name for name in record.sums}
         if record.digest == known and all(_digest(file) == record.sums[name] for name, file in files.items()):
+            os.utime(lock)  # it is used now
             return lock
     os.close(lock)
     return None
@@ -327,14 +337,14 @@ def _made(entry: Path, content: _Content) -> int | None:
                     os.close(lock)
                     return kept
                 _remove(entry)  # it is damaged
+            raise OSError(errno.EBUSY, "another process makes it again and again")
         except BaseException:
             os.close(lock)
             raise
-        raise OSError(errno.EBUSY, "another process makes it again and again")
     except OSError as error:
         is_full = error.errno in NO_ROOM
         what = "there is no room for a copy of it in" if is_full else f"it cannot be copied ({error.strerror}) to"
-        raise _NoCopyError(f"{what} {entry.parent}") from error
+        raise _NoCopyError(f"{what} {entry.parent}", is_full=is_full) from error
     finally:
         if part is not None:
             shutil.rmtree(part, ignore_errors=True)
@@ -407,22 +417,29 @@ def _remove(entry: Path) -> None:
             gone.unlink()
 
 
-def collect(folder: Path) -> None:
-    """Delete all copies in a folder that nobody uses, and what dead processes have left there."""
+def collect(folder: Path, before_s: float = inf) -> bool:
+    """Delete all copies in a folder that nobody uses and that were last taken before a time, and what dead processes
+    have left there; returns whether there was something."""
     try:
         entries = list(folder.iterdir())
     except OSError:
-        return
+        return False
+    has_found = False
     for entry in entries:
         try:
-            lock = locked_file(entry / USED, exclusive=True, make=False)
-            is_left = lock is None and not (entry / USED).exists() and time.time() - entry.stat().st_mtime > LEFT_S
+            is_entry = (entry / USED).exists()
+            changed_s = (entry / USED if is_entry else entry).stat().st_mtime
+            if changed_s >= (before_s if is_entry else time.time() - LEFT_S):
+                continue
+            lock = locked_file(entry / USED, exclusive=True, make=False) if is_entry else None
         except OSError:
             continue
-        if lock is not None or is_left:
+        if lock is not None or not is_entry:
             _remove(entry)
+            has_found = True
         if lock is not None:
             os.close(lock)
+    return has_found
 
 
 # The files of versions
