@@ -33,7 +33,7 @@ from sloop.events import (
     ShadowReady,
     ShadowStopped,
 )
-from sloop.profile.examine import examine
+from sloop.profile.examine import Declared, examine
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, save_profile
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.dataflow import wire
@@ -314,7 +314,7 @@ def test_a_boundary_where_rows_cannot_be_divided_is_refused(tmp_path: Path) -> N
     layers = layers_of(1.0, ("more", "y"))
     profile = Profile(latency_ms=layers.latency_ms, max_batch=ROWS_MAX, max_cores=2, layers=layers)
     with pytest.raises(InputError, match="cannot be divided"):
-        cut_of(examine(path), {"": profile}, {}, tmp_path)
+        cut_of(examine(path, declared=Declared(joins_rows=True)), {"": profile}, {}, tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -36,7 +36,7 @@ from sloop.profile.examine import Declared, ExaminedModel, joining_text
 from sloop.profile.fit import Percentile
 from sloop.profile.kernels import Wanted
 from sloop.profile.measure import BATCHES, PASSES, SECONDS, batch_sweep, default_cores, measure
-from sloop.profile.model import is_python
+from sloop.profile.model import input_shapes, is_python
 from sloop.profile.operators import EXTENSIONS
 from sloop.profile.operators import use as use_operators
 from sloop.profile.passes import speed_range
@@ -381,7 +381,9 @@ def _measured(
     if not batches:
         batches = batch_sweep(Path(known.file), cores=max(sweep.cores), shapes=rows, limit=confined, on=sweep.on)
     model = own.original
-    service = _ServicePasses(model, rows, sweep.passes, {"joins_rows": not known.obstacle, "batch": sweep.batch})
+    shapes = input_shapes(known.signature, 1, rows, where=str(model)) if rows else {}
+    sent = {name: shapes[name] for name in rows}
+    service = _ServicePasses(model, sent, sweep.passes, {"joins_rows": not known.obstacle, "batch": sweep.batch})
     total = sweep.passes * len(batches) * len(sweep.cores)
     with progress(f"measuring {model.name}", total=total) as advance:
         done_now = 0

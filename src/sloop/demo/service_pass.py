@@ -43,8 +43,8 @@ def service_pass(
 ) -> Pass | None:
     """Serve the model on each core count of `samples` for some seconds; None if no cell ran often enough.
 
-    `samples` of the pass before determine the request rate; `shapes` gives one row's shape for inputs with open
-    dimensions, `keys` what its stage declares (`joins_rows`, `batch`). MachineError if the server does not start or
+    `samples` of the pass before determine the request rate; `shapes` has the shapes of the inputs of a
+    request of one row, of those with open dimensions, `keys` what its stage declares (`joins_rows`, `batch`). MachineError if the server does not start or
     answers no request.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -87,8 +87,8 @@ def _serve(
     (folder / "counts.txt").write_text("".join(f"{count}\n" for count in counts))
     trace = trace_from({"file": "counts.txt", "spread": "poisson"}, seed=seed, duration_s=len(counts), folder=folder)
     with serving(folder / "app.yaml", folder / "state") as where:
-        rows = {name: (1, *sizes) for name, sizes in shapes.items()}
-        plan = LoadPlan(url=where.http, model=where.application, arrivals=trace, slo_ms=SLO_MS, shapes=rows)
+        own = dict(shapes)
+        plan = LoadPlan(url=where.http, model=where.application, arrivals=trace, slo_ms=SLO_MS, shapes=own)
         result = run_load(plan)
     if not result.ok:
         what = f"the server answered none of {result.sent} requests to {model.name!r}"
