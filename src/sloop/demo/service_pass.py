@@ -43,9 +43,9 @@ def service_pass(
 ) -> Pass | None:
     """Serve the model on each core count of `samples` for some seconds; None if no cell ran often enough.
 
-    `samples` of the pass before determine the request rate; `shapes` has the shapes of the inputs of a
-    request of one row, of those with open dimensions, `keys` what its stage declares (`joins_rows`, `batch`). MachineError if the server does not start or
-    answers no request.
+    `samples` of the pass before determine the request rate; `shapes` has the shapes that inputs with open dimensions
+    have in a request of one row, `keys` what its stage declares (`joins_rows`, `batch`). MachineError if the server
+    does not start or answers no request.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     found: list[Sample] = []

@@ -25,8 +25,8 @@ FEEDS_MIN: Final = 2
 EXACT: Final = (1, 6, 7, 11)
 """The element types that hold the number of each row: floats, 32-bit and 64-bit integers."""
 END_MIN: Final = 10**6
-"""Slices to this place or a later one take everything: no forward pass has so many rows. Exporters write 2³¹ − 1, 2⁶³ − 1
-or 10⁹."""
+"""Slices to this place or a later one take everything: no forward pass has so many rows. Exporters write 2³¹ − 1,
+2⁶³ − 1 or 10⁹."""
 
 
 def _axis(node: Node, name: str, default: int, rank: int) -> int:
