@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloop.profile.model import NOTHING
 from sloop.serve.messages import Run
 from sloop.serve.transport import FrameKind
 from sloop.serve.verify import SAMPLES_MAX, Verification
@@ -51,6 +52,17 @@ def test_a_neighbours_influence_is_found() -> None:
     verification = Verification([PORT], first=100, share=0)
     shared(verification, mixing)
     assert verification.check(mixing) == ("output 'y' of a request beside 3 other rows differs from that of it alone")
+
+
+@pytest.mark.parametrize(("second", "differs"), [(mixing, True), (apart, False)])
+def test_only_outputs_that_were_computed_are_compared(second: Any, *, differs: bool) -> None:
+    verification = Verification([PORT, Port("z", "FP32", (-1, 2))], first=100, share=0)
+    verification.note([1, 2, 1], [ROWS], [NOTHING, *second([ROWS])])
+
+    def both(given: Sequence[Array]) -> list[Array]:
+        return [*mixing(given), *second(given)]
+
+    assert bool(verification.check(both)) == differs
 
 
 def test_the_first_requests_and_then_a_share_are_verified() -> None:

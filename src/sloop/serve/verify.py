@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from sloop.profile.joining import is_same
+from sloop.profile.model import NOTHING
 from sloop.tensor import Port
 
 SAMPLES_MAX: Final = 8
@@ -50,7 +51,8 @@ class Verification:
         return bool(self._samples)
 
     def note(self, rows: Sequence[int], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """A pass was shared by requests of so many rows each. All arrays have the rows of all of them."""
+        """A pass was shared by requests of so many rows each. All arrays have the rows of all of them, except `NOTHING`
+        in place of outputs that none of them needs."""
         start = 0
         for own in rows:
             self._due += self._share
@@ -61,11 +63,11 @@ class Verification:
     def _keep(
         self, inputs: Sequence[Array], outputs: Sequence[Array], start: int, rows: int, rows_of_pass: int
     ) -> None:
-        own = [array[start : start + rows] for array in (*inputs, *outputs)]
+        own = [array if array is NOTHING else array[start : start + rows] for array in (*inputs, *outputs)]
         size = sum(array.nbytes for array in own)
         if len(self._samples) >= SAMPLES_MAX or self._bytes + size > SAMPLES_BYTES_MAX:
             return
-        copies = [array.copy() for array in own]
+        copies = [array if array is NOTHING else array.copy() for array in own]
         self._samples.append(_Sample(copies[: len(inputs)], copies[len(inputs) :], start, rows, rows_of_pass))
         self._bytes += size
         self._left = max(0, self._left - 1)
@@ -78,7 +80,9 @@ class Verification:
         self._bytes -= sum(array.nbytes for array in (*sample.inputs, *sample.outputs))
         alone = [np.asarray(output) for output in run(sample.inputs)]
         differing = [
-            place for place, port in enumerate(self._ports) if not is_same(alone[place], sample.outputs[place], port)
+            place
+            for place, port in enumerate(self._ports)
+            if sample.outputs[place] is not NOTHING and not is_same(alone[place], sample.outputs[place], port)
         ]
         if not differing:
             return ""

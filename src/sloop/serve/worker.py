@@ -441,8 +441,8 @@ class Worker:
                 [partial(runtime.run, given, self._threads, own) for given, own in zip(arrays, needed, strict=True)]
             )
             rows = list(map(self._rows, visits))
-            for members, given, own, (outputs, _) in zip(passes, arrays, needed, results, strict=True):
-                if len(members) > 1 and not own:
+            for members, given, (outputs, _) in zip(passes, arrays, results, strict=True):
+                if len(members) > 1:
                     self._verification.note([rows[index] for index in members], given, outputs)
             found = self._distributed(rows, passes, [outputs for outputs, _ in results])
             return FrameKind.DONE, self._stored(order, places, rows, found, faults)
