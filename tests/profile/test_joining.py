@@ -315,6 +315,7 @@ def test_a_length_that_divides_by_chance_proves_nothing(tmp_path: Path) -> None:
     text = """g (float[N, L] x) => (float[M, 64] y) <int64[2] blocks = {-1, 64}> { p = Reshape(x, blocks)
         y = Relu(p) }"""
     assert examine(graph(tmp_path, text), {"x": (64,)}).obstacle.startswith("Reshape 'p' mixes rows")
+    assert examine(graph(tmp_path, text), {"x": (256,)}).obstacle.startswith("Reshape 'p' mixes rows")
 
 
 def test_what_cannot_be_tried_runs_alone(tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ class OpenGraph:
                 graph.output.add(name=name)
             ort = onnx_runtime()
             options = _options(ort, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # a shape is read at once, and its tensor freed
+            options.enable_cpu_mem_arena = False
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
             content = model.SerializeToString()
             self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])

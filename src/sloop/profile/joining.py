@@ -58,8 +58,8 @@ FLOATS: Final = {"FP16", "FP32", "FP64", "BF16"}
 NOISE_PART_MAX: Final = 0.02
 """The most of its largest value by which a row of a Python model may change from rounding: where nothing is proven, a
 row that changes more says nothing."""
-SMALL: Final = (8, 4, 3, 2, 1)
-"""The largest sizes of open dimensions that are tried too: a length that is a multiple of 8 proves little."""
+SMALL: Final = 3
+"""The largest size of open dimensions that is tried last; the others are halves, quarters and so on."""
 LOAD_S_MAX: Final = 2.0
 """A Python model that was made in less time is made a second time, to see whether it keeps state."""
 
@@ -291,12 +291,16 @@ class _Trials:
 
 
 def _row_sizes(session: Session, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """The row shapes to try: as given or usual ones, then smaller ones of dimensions that are open."""
+    """The row shapes to try: as given or usual ones, then smaller ones of dimensions that are open. Two rows share a
+    block that is cut out of all rows where one has half as many entries."""
     signature, dimensions = session.signature, open_dimensions(session)
     usual = row_shapes(signature, dimensions, [each.proposal for each in dimensions]) | dict(shapes)
     seen = []
     full = [usual[name][place] for name, place in (each.ports[0] for each in dimensions)]
-    for sizes in (full, [-(-size // 2) for size in full], *([min(size, most) for size in full] for most in SMALL)):
+    halved = [full]
+    while any(size > 1 for size in halved[-1]):
+        halved.append([-(-size // 2) for size in halved[-1]])
+    for sizes in (*halved, [min(size, SMALL) for size in full]):
         made = usual | row_shapes(signature, dimensions, sizes)
         if made not in seen:
             seen.append(made)
