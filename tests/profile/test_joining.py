@@ -286,6 +286,16 @@ def test_softmax_before_opset_13_normalises_over_all_axes_from_its_own(tmp_path:
     assert examine(graph(tmp_path, text % 0, 11)).obstacle == "Softmax 'y' normalises over the rows"
 
 
+def test_the_standard_operators_have_two_domains(tmp_path: Path) -> None:
+    text = """g (float[N, 2] x) => (float[N, 4] y) <float[2] s = {1.00001, 2}, float[0] none = {}>
+        { y = Resize(x, none, s) }"""
+    for domain in ("", "ai.onnx"):
+        model = parser.parse_model(HEAD % 13 + text)
+        model.opset_import[0].domain = model.graph.node[0].domain = domain
+        onnx.save(model, str(tmp_path / "m.onnx"))
+        assert examine(tmp_path / "m.onnx").obstacle == "Resize 'y' resizes the rows"
+
+
 def test_an_operator_without_a_rule_ends_the_proof(tmp_path: Path) -> None:
     text = """g (float[N, 3, 3] x) => (float[N] y) { y = Det(x) }"""
     assert examine(graph(tmp_path, text)).obstacle == "Det 'y' is not known to keep rows apart"

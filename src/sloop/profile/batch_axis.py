@@ -31,6 +31,8 @@ from sloop.text import listed
 
 NO_TENSORS: Final = re.compile("^(?!Reverse).*Sequence|Optional")
 """Operators whose inputs or outputs are no tensors."""
+STANDARD: Final = "ai.onnx"
+"""Another name of the domain of the standard operators, which usually has none."""
 VALUES_MAX: Final = 64
 """Tensors of up to so many elements may be shapes, axes or bounds: their values are kept."""
 SHAPE: Final = "sloop/shape/"
@@ -201,8 +203,9 @@ class OpenGraph:
         for place in reversed(range(len(graph.input))):
             if graph.input[place].name not in self.ports:
                 del graph.input[place]
-        opsets = {each.domain: each.version for each in model.opset_import}
-        self.nodes = _needed([Node(proto, opsets.get(proto.domain, 1)) for proto in graph.node], self.outputs)
+        opsets = {each.domain.removeprefix(STANDARD): each.version for each in model.opset_import}
+        nodes = [Node(proto, opsets.get(proto.domain.removeprefix(STANDARD), 1)) for proto in graph.node]
+        self.nodes = _needed(nodes, self.outputs)
         if unlike := sorted({node.op for node in self.nodes if NO_TENSORS.search(node.op)}):
             raise RowsMeet(f"has values that are no tensors ({listed(unlike)})")
         self.weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}

@@ -119,7 +119,7 @@ def along(what: str, default: int = -1, *, coerced_before: int = 0) -> Rule:
         walk.only_fixed(node, 0)
         name = node.input(0)
         rank = walk.rank(name)
-        is_coerced = node.number("opset", coerced_before if node.proto.domain else node.opset) < coerced_before
+        is_coerced = node.number("opset", coerced_before if "." in node.op else node.opset) < coerced_before
         axis = _axis(node, "axis", 1 if is_coerced else default, rank)
         axes = set(range(axis, rank)) if is_coerced else {axis}
         return _without(axes, True, walk.rows_of(name), what)
@@ -328,6 +328,8 @@ def resize(walk: Walk, node: Node) -> Fact:
         raise RowsMeet("resizes the rows")
     scales = node.input(2) if node.op == "Resize" and node.opset > 10 else node.input(1)
     axes = node.numbers("axes") or list(range(walk.rank(name)))
+    if scales in walk.measured and rows.axis in axes:
+        raise RowsMeet("resizes the rows")
     for each in walk.passes:
         known = node.floats("scales") or each.values.get(scales, np.empty(0)).ravel().tolist()
         if known and rows.axis in axes and known[axes.index(rows.axis)] != 1:
