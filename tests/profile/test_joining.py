@@ -269,6 +269,13 @@ def test_an_aspect_ratio_could_be_kept_by_resizing_the_rows(tmp_path: Path) -> N
     assert examine(graph(tmp_path, text, 18)).obstacle == "Resize 'y' resizes the rows"
 
 
+def test_scales_of_blocks_are_no_scales_of_rows(tmp_path: Path) -> None:
+    text = """g (int8[N, 4] x) => (float[N, 4] y) <float[1, 4] s = {1, 2, 3, 4}>
+        { y = DequantizeLinear<axis = 0, block_size = 1000>(x, s) }"""
+    found = examine(graph(tmp_path, text, 21)).obstacle
+    assert found == "DequantizeLinear 'y' has scales for so many rows only"
+
+
 def test_positions_do_not_point_into_other_rows(tmp_path: Path) -> None:
     text = """g (float[N, 1, 1, 4] x, float[N, 2] c, int64[N, 1] p) => (float[N, 1, 1, 4] y)
         { y = RotaryEmbedding(x, c, c, p) }"""

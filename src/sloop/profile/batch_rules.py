@@ -512,9 +512,12 @@ def recurrent(walk: Walk, node: Node) -> Fact | list[Fact]:
 
 
 def quantise(walk: Walk, node: Node) -> Fact:
-    """QuantizeLinear and DequantizeLinear with constant scales."""
+    """QuantizeLinear and DequantizeLinear with constant scales, but not for blocks of rows."""
     walk.only_fixed(node, 0)
-    return walk.rows_of(node.input(0), grouped=True)
+    rows = walk.rows_of(node.input(0), grouped=True)
+    if node.number("block_size", 0) and _axis(node, "axis", 1, walk.rank(node.input(0))) == rows.axis:
+        raise RowsMeet("has scales for so many rows only")
+    return rows
 
 
 def max_pool(walk: Walk, node: Node) -> Fact:
