@@ -6,8 +6,8 @@ each operator says which fact its outputs have, or raises `RowsMeet`: operators 
 the rows, or whose output rows are data, end the proof, and so do operators without a rule. So what is proven holds for
 all values of the inputs; trials with some values (`sloop.profile.joining`) could only refute it.
 
-Where a rule depends on sizes, as for Reshape, it looks at those of real passes with two numbers of rows (`Pass`), and
-each fact is compared with them. ONNX Runtime first simplifies the graph: it folds constants, and thereby branches on
+Where a rule depends on sizes, as for Reshape, it looks at those of real passes with two numbers of rows
+(`GraphPass`), and each fact is compared with them. ONNX Runtime first simplifies the graph: it folds constants, and thereby branches on
 constants, and replaces functions by their nodes. The rules are in `sloop.profile.batch_rules`.
 """
 
@@ -85,7 +85,7 @@ FIXED: Final = Fixed()
 
 
 @dataclass(slots=True)
-class Pass:
+class GraphPass:
     """A forward pass of the whole graph with so many `rows`: the shape of every tensor, and the values of small ones.
 
     `row_shapes` are those of the inputs, without the rows."""
@@ -97,7 +97,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OperatorNode:
     """A node of the graph."""
 
     proto: Any
@@ -156,7 +156,7 @@ def _read_outside(graph: Any) -> set[str]:  # noqa: ANN401  # a message
     made |= {name for proto in graph.node for name in proto.output}
     read = {name for proto in graph.node for name in proto.input} | {port.name for port in graph.output}
     for proto in graph.node:
-        read |= Node(proto, 0).captured()
+        read |= OperatorNode(proto, 0).captured()
     return read - made - {""}
 
 
@@ -204,7 +204,7 @@ class OpenGraph:
             if graph.input[place].name not in self.ports:
                 del graph.input[place]
         opsets = {each.domain.removeprefix(STANDARD): each.version for each in model.opset_import}
-        nodes = [Node(proto, opsets.get(proto.domain.removeprefix(STANDARD), 1)) for proto in graph.node]
+        nodes = [OperatorNode(proto, opsets.get(proto.domain.removeprefix(STANDARD), 1)) for proto in graph.node]
         self.nodes = _needed(nodes, self.outputs)
         if unlike := sorted({node.op for node in self.nodes if NO_TENSORS.search(node.op)}):
             raise RowsMeet(f"has values that are no tensors ({listed(unlike)})")
@@ -215,7 +215,7 @@ class OpenGraph:
         self.measured = _measured(self.nodes)
         return model
 
-    def run(self, rows: int, feed: Mapping[str, Array]) -> Pass:
+    def run(self, rows: int, feed: Mapping[str, Array]) -> GraphPass:
         """Raises what ONNX Runtime raises for inputs that the model refuses."""
         names = [port.name for port in self._session.get_outputs()]
         if any(port.datatype == "BYTES" for port in self.ports.values()):  # texts are passed as NumPy arrays only
@@ -239,7 +239,9 @@ class OpenGraph:
             if value is not None and value.dtype != object and value.size <= VALUES_MAX
         }
         sent = {name: np.shape(value) for name, value in feed.items()}
-        return Pass(rows, {name: shape[1:] for name, shape in sent.items()}, {**self.weights, **sent, **shapes}, values)
+        return GraphPass(
+            rows, {name: shape[1:] for name, shape in sent.items()}, {**self.weights, **sent, **shapes}, values
+        )
 
 
 def _is_read(value: Any) -> bool:  # noqa: ANN401  # a class without types
@@ -254,7 +256,7 @@ def _options(ort: Any, level: Any) -> Any:  # noqa: ANN401
     return options
 
 
-def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
+def _needed(nodes: Sequence[OperatorNode], outputs: Sequence[str]) -> list[OperatorNode]:
     """The nodes that the outputs depend on, in their order."""
     wanted, found = set(outputs), []
     for node in reversed(nodes):
@@ -264,7 +266,7 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
     return found[::-1]
 
 
-def _constant(nodes: Sequence[Node], inputs: set[str]) -> Iterator[str]:
+def _constant(nodes: Sequence[OperatorNode], inputs: set[str]) -> Iterator[str]:
     """The tensors that follow from weights and shapes, not from the values of inputs."""
     data = set(inputs)
     for node in nodes:
@@ -275,7 +277,7 @@ def _constant(nodes: Sequence[Node], inputs: set[str]) -> Iterator[str]:
             yield from made
 
 
-def _measured(nodes: Sequence[Node]) -> set[str]:
+def _measured(nodes: Sequence[OperatorNode]) -> set[str]:
     """The tensors that follow from shapes."""
     found: set[str] = set()
     for node in nodes:
@@ -287,10 +289,10 @@ def _measured(nodes: Sequence[Node]) -> set[str]:
 # The walk
 
 
-class Walk:
+class RowWalk:
     """The facts of a graph's tensors, from its inputs on."""
 
-    def __init__(self, graph: OpenGraph, passes: Sequence[Pass], rules: "Rules") -> None:
+    def __init__(self, graph: OpenGraph, passes: Sequence[GraphPass], rules: "OperatorRules") -> None:
         self._graph, self.passes, self._rules = graph, passes, rules
         self.measured = graph.measured
         self._facts: dict[str, Fact] = {name: Rows(0) for name in graph.ports}
@@ -337,7 +339,7 @@ class Walk:
             raise RowsMeet(f"depends on the values of {name!r}, which are not constant")
         return [each.values[name].ravel().tolist() for each in self.passes]
 
-    def _add(self, node: Node) -> None:
+    def _add(self, node: OperatorNode) -> None:
         names = [name for name in (*node.inputs, *node.captured()) if name]
         facts = [self.fact(name) for name in names]
         inner = {proto.op_type for each in node.inner() for proto in _nodes_of(each)}
@@ -374,7 +376,7 @@ class Walk:
         if any(self.growing_axes(name, *pair) != axes for pair in self.pairs()):
             raise RowsMeet("makes a tensor whose size depends on more than the number of rows")
 
-    def pairs(self) -> list[tuple[Pass, Pass]]:
+    def pairs(self) -> list[tuple[GraphPass, GraphPass]]:
         """Passes that differ in nothing but the number of rows."""
         return [
             (one, other)
@@ -383,7 +385,7 @@ class Walk:
             if one.row_shapes == other.row_shapes
         ]
 
-    def growing_axes(self, name: str, one: Pass, other: Pass) -> list[int]:
+    def growing_axes(self, name: str, one: GraphPass, other: GraphPass) -> list[int]:
         """The axes of a tensor whose size differs between two passes."""
         sizes = zip(one.shapes[name], other.shapes[name], strict=True)
         return [axis for axis, (first, second) in enumerate(sizes) if first != second]
@@ -431,7 +433,7 @@ class Walk:
             raise RowsMeet("computes with the number of rows")
         raise RowsMeet(what or "mixes rows with a tensor that has none")
 
-    def only_fixed(self, node: Node, *but: int) -> None:
+    def only_fixed(self, node: OperatorNode, *but: int) -> None:
         """`RowsMeet` if another input than those at these places depends on rows."""
         for place, name in enumerate(node.inputs):
             if place not in but and name and not isinstance(self.fact(name), Fixed):
@@ -451,11 +453,11 @@ class Walk:
         return axes.pop()
 
 
-Rule = Callable[[Walk, Node], Fact | list[Fact]]
+Rule = Callable[[RowWalk, OperatorNode], Fact | list[Fact]]
 """What an operator makes: one fact for all outputs, or one for each. Raises `RowsMeet`."""
 
 
-class Rules(NamedTuple):
+class OperatorRules(NamedTuple):
     """The rules of all operators."""
 
     of_rows: Mapping[str, Rule]
@@ -474,5 +476,5 @@ def draws_random_numbers(path: Path) -> bool:
 def _nodes_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401
     for proto in graph.node:
         yield proto
-        for inner in Node(proto, 0).inner():
+        for inner in OperatorNode(proto, 0).inner():
             yield from _nodes_of(inner)

@@ -16,7 +16,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.profile.batch_axis import FIXED, Fact, Fixed, Node, OpenGraph, Rows, RowsMeet, Rule, Rules, Sizes, Walk
+from sloop.profile.batch_axis import (
+    FIXED,
+    Fact,
+    Fixed,
+    OpenGraph,
+    OperatorNode,
+    OperatorRules,
+    Rows,
+    RowsMeet,
+    RowWalk,
+    Rule,
+    Sizes,
+)
 from sloop.profile.model import Array
 from sloop.tensor import Signature
 
@@ -29,12 +41,12 @@ END_MIN: Final = 10**6
 2⁶³ − 1 or 10⁹."""
 
 
-def _axis(node: Node, name: str, default: int, rank: int) -> int:
+def _axis(node: OperatorNode, name: str, default: int, rank: int) -> int:
     axis = node.number(name, default)
     return axis + rank if axis < 0 else axis
 
 
-def elementwise(walk: Walk, node: Node) -> Fact:
+def elementwise(walk: RowWalk, node: OperatorNode) -> Fact:
     """Inputs that are broadcast to one shape."""
     names = [name for name in node.inputs if name]
     facts = [walk.fact(name) for name in names]
@@ -52,7 +64,7 @@ def elementwise(walk: Walk, node: Node) -> Fact:
     return Rows(walk.same_axis(names))
 
 
-def first_input(walk: Walk, node: Node) -> Fact:
+def first_input(walk: RowWalk, node: OperatorNode) -> Fact:
     """Operators with the batch as first axis of their first input, and constants as other inputs."""
     walk.only_fixed(node, 0)
     if walk.rows_of(node.input(0)).axis:
@@ -63,7 +75,7 @@ def first_input(walk: Walk, node: Node) -> Fact:
 def all_first(*constant: int) -> Rule:
     """Operators with the batch as first axis of every input that depends on rows, except weights and tables."""
 
-    def rule(walk: Walk, node: Node) -> Fact:
+    def rule(walk: RowWalk, node: OperatorNode) -> Fact:
         walk.only_fixed(node, *(place for place in range(len(node.inputs)) if place not in constant))
         for name in filter(None, node.inputs):
             fact = walk.fact(name)
@@ -74,12 +86,12 @@ def all_first(*constant: int) -> Rule:
     return rule
 
 
-def rotate(walk: Walk, node: Node) -> Fact | list[Fact]:
+def rotate(walk: RowWalk, node: OperatorNode) -> Fact | list[Fact]:
     """RotaryEmbedding; the positions of a row point into a constant table."""
     return all_first(*((1, 2) if node.input(3) else ()))(walk, node)
 
 
-def table(walk: Walk, node: Node) -> Fact:
+def table(walk: RowWalk, node: OperatorNode) -> Fact:
     """Operators of classical models, whose input is a table with a row for each row."""
     name = node.input(0)
     if walk.rank(name) != 2:
@@ -93,7 +105,7 @@ def _without(axes: set[int], keeps: bool, rows: Rows, what: str) -> Rows:
     return rows if keeps else Rows(rows.axis - sum(axis < rows.axis for axis in axes))
 
 
-def reduce(walk: Walk, node: Node) -> Fact:
+def reduce(walk: RowWalk, node: OperatorNode) -> Fact:
     """Reductions over axes, given as attribute or as second input."""
     rows, rank = walk.rows_of(node.input(0)), walk.rank(node.input(0))
     axes = node.numbers("axes")
@@ -105,7 +117,7 @@ def reduce(walk: Walk, node: Node) -> Fact:
     return _without(found, bool(node.number("keepdims", 1)), rows, "reduces over the rows")
 
 
-def best(walk: Walk, node: Node) -> Fact:
+def best(walk: RowWalk, node: OperatorNode) -> Fact:
     """ArgMax and ArgMin."""
     name = node.input(0)
     axis = _axis(node, "axis", 0, walk.rank(name))
@@ -115,7 +127,7 @@ def best(walk: Walk, node: Node) -> Fact:
 def along(what: str, default: int = -1, *, coerced_before: int = 0) -> Rule:
     """Operators that work along one axis, and before an opset over all axes from that one on."""
 
-    def rule(walk: Walk, node: Node) -> Fact:
+    def rule(walk: RowWalk, node: OperatorNode) -> Fact:
         walk.only_fixed(node, 0)
         name = node.input(0)
         rank = walk.rank(name)
@@ -127,7 +139,7 @@ def along(what: str, default: int = -1, *, coerced_before: int = 0) -> Rule:
     return rule
 
 
-def from_axis(walk: Walk, node: Node) -> Fact:
+def from_axis(walk: RowWalk, node: OperatorNode) -> Fact:
     """Normalisations over all axes from one on; further inputs are constant or added to the first."""
     name = node.input(0)
     rank = walk.rank(name)
@@ -137,7 +149,7 @@ def from_axis(walk: Walk, node: Node) -> Fact:
     return _without(set(range(axis, rank)), True, Rows(at), "normalises over the rows")
 
 
-def mean_variance(walk: Walk, node: Node) -> Fact:
+def mean_variance(walk: RowWalk, node: OperatorNode) -> Fact:
     """MeanVarianceNormalization."""
     rank = walk.rank(node.input(0))
     if node.opset < 9:
@@ -146,14 +158,14 @@ def mean_variance(walk: Walk, node: Node) -> Fact:
     return _without(axes, True, walk.rows_of(node.input(0)), "normalises over the rows")
 
 
-def cumulate(walk: Walk, node: Node) -> Fact:
+def cumulate(walk: RowWalk, node: OperatorNode) -> Fact:
     """CumSum, whose axis is an input."""
     name = node.input(0)
     axis = walk.value(node.input(1))[0] % walk.rank(name)
     return _without({axis}, True, walk.rows_of(name), "adds up over the rows")
 
 
-def fourier(walk: Walk, node: Node) -> Fact:
+def fourier(walk: RowWalk, node: OperatorNode) -> Fact:
     """DFT, whose axis is an input or, before opset 20, an attribute."""
     name = node.input(0)
     walk.only_fixed(node, 0)
@@ -161,19 +173,19 @@ def fourier(walk: Walk, node: Node) -> Fact:
     return _without({axis % walk.rank(name)}, True, walk.rows_of(name), "transforms over the rows")
 
 
-def batch_normalise(walk: Walk, node: Node) -> Fact:
+def batch_normalise(walk: RowWalk, node: OperatorNode) -> Fact:
     """BatchNormalization with constant statistics."""
     if node.number("training_mode", 0) or len([name for name in node.proto.output if name]) > 1:
         raise RowsMeet("normalises over the rows (training mode)")
     return first_input(walk, node)
 
 
-def dropout(walk: Walk, node: Node) -> Fact:
+def dropout(walk: RowWalk, node: OperatorNode) -> Fact:
     """Dropout, which does nothing unless it trains."""
     return walk.rows_of(node.input(0))
 
 
-def reshape(walk: Walk, node: Node) -> Fact:
+def reshape(walk: RowWalk, node: OperatorNode) -> Fact:
     """Operators that change the shape and keep the elements in their order.
 
     The rows are again along one axis if as many elements as before lie in front of it, or in front of each row in
@@ -200,14 +212,14 @@ def reshape(walk: Walk, node: Node) -> Fact:
     return Rows(axis, rows.counts_up, groups=tuple(groups) if max(groups) > 1 else ())
 
 
-def transpose(walk: Walk, node: Node) -> Fact:
+def transpose(walk: RowWalk, node: OperatorNode) -> Fact:
     """Transpose; without an order it reverses the axes."""
     name, rows = node.input(0), walk.rows_of(node.input(0))
     order = node.numbers("perm") or list(reversed(range(walk.rank(name))))
     return Rows(order.index(rows.axis))
 
 
-def expand(walk: Walk, node: Node) -> Fact:
+def expand(walk: RowWalk, node: OperatorNode) -> Fact:
     """Expand and Tile: rows stay what they are, and what is fixed is repeated for each row."""
     name, output = node.input(0), node.proto.output[0]
     walk.no_rows(node.inputs[1:])
@@ -220,7 +232,7 @@ def expand(walk: Walk, node: Node) -> Fact:
     return _repeated(walk, name, output)
 
 
-def _repeated(walk: Walk, name: str, output: str) -> Fact:
+def _repeated(walk: RowWalk, name: str, output: str) -> Fact:
     """The fact of an output that has a fixed tensor, or one element, once for each row."""
     axes = {axis for pair in walk.pairs() for axis in walk.growing_axes(output, *pair)}
     if not axes:
@@ -235,7 +247,7 @@ def _repeated(walk: Walk, name: str, output: str) -> Fact:
     return Rows(axis)
 
 
-def concatenate(walk: Walk, node: Node) -> Fact:
+def concatenate(walk: RowWalk, node: OperatorNode) -> Fact:
     """Concat; of row numbers and indices it makes places in a tensor of rows."""
     names = node.inputs
     axis = _axis(node, "axis", 1, walk.rank(names[0]))
@@ -256,14 +268,14 @@ def concatenate(walk: Walk, node: Node) -> Fact:
     return Rows(first.axis)
 
 
-def split(walk: Walk, node: Node) -> Fact:
+def split(walk: RowWalk, node: OperatorNode) -> Fact:
     """Split along an axis."""
     name = node.input(0)
     walk.only_fixed(node, 0)
     return _without({_axis(node, "axis", 0, walk.rank(name))}, True, walk.rows_of(name), "splits the rows")
 
 
-def slice_(walk: Walk, node: Node) -> Fact:
+def slice_(walk: RowWalk, node: OperatorNode) -> Fact:
     """Slice; along the rows it may only take all of them."""
     name, rows = node.input(0), walk.rows_of(node.input(0))
     walk.no_rows(node.inputs[1:])
@@ -287,7 +299,7 @@ def slice_(walk: Walk, node: Node) -> Fact:
     return rows
 
 
-def _is_behind(walk: Walk, node: Node, place: int, name: str, axis: int) -> bool:
+def _is_behind(walk: RowWalk, node: OperatorNode, place: int, name: str, axis: int) -> bool:
     """Whether a slice along an axis that counts rows ends behind the last one, whatever their number."""
     given, ends = node.numbers("ends"), node.input(2)
     if given is None and isinstance(walk.fact(ends), Sizes):
@@ -298,7 +310,7 @@ def _is_behind(walk: Walk, node: Node, place: int, name: str, axis: int) -> bool
     return bool((walk.value(ends) if given is None else given)[place] >= END_MIN)
 
 
-def pad(walk: Walk, node: Node) -> Fact:
+def pad(walk: RowWalk, node: OperatorNode) -> Fact:
     """Pad; not along the rows."""
     name, rows = node.input(0), walk.rows_of(node.input(0))
     rank = walk.rank(name)
@@ -314,7 +326,7 @@ def pad(walk: Walk, node: Node) -> Fact:
     return rows
 
 
-def resize(walk: Walk, node: Node) -> Fact:
+def resize(walk: RowWalk, node: OperatorNode) -> Fact:
     """Resize and Upsample; not along the rows."""
     name, rows = node.input(0), walk.rows_of(node.input(0))
     walk.no_rows(node.inputs[1:])
@@ -341,7 +353,7 @@ def product(left: int, right: int) -> Rule:
     """Matrix products of the inputs at two places: rows are in the leading axes of both, or in one dimension of the
     result from one of them. FusedMatMul may transpose the last two axes of its inputs."""
 
-    def rule(walk: Walk, node: Node) -> Fact:
+    def rule(walk: RowWalk, node: OperatorNode) -> Fact:
         walk.only_fixed(node, left, right)
         if node.number("transBatchA", 0) or node.number("transBatchB", 0):
             raise RowsMeet("is not known to keep rows apart")
@@ -365,7 +377,7 @@ def product(left: int, right: int) -> Rule:
     return rule
 
 
-def gemm(walk: Walk, node: Node) -> Fact:
+def gemm(walk: RowWalk, node: OperatorNode) -> Fact:
     """Gemm: a matrix product of two matrices, plus a third one that is broadcast."""
     left, right, added = node.input(0), node.input(1), node.input(2)
     rows = walk.rows_of(left, grouped=True)
@@ -378,7 +390,7 @@ def gemm(walk: Walk, node: Node) -> Fact:
     return Rows(0)
 
 
-def quantised_gemm(walk: Walk, node: Node) -> Fact:
+def quantised_gemm(walk: RowWalk, node: OperatorNode) -> Fact:
     """QGemm: matrices, each with a constant scale and zero point."""
     walk.only_fixed(node, 0)
     rows = walk.rows_of(node.input(0), grouped=True)
@@ -387,7 +399,7 @@ def quantised_gemm(walk: Walk, node: Node) -> Fact:
     return Rows(0, groups=rows.groups)
 
 
-def einsum(walk: Walk, node: Node) -> Fact:
+def einsum(walk: RowWalk, node: OperatorNode) -> Fact:
     """Einsum: the letter of the rows is in every term with rows, in no other, and in the result."""
     equation = node.text("equation", "").replace(" ", "")
     given, arrow, made = equation.partition("->")
@@ -408,7 +420,7 @@ def einsum(walk: Walk, node: Node) -> Fact:
     return Rows(made.index(letter))
 
 
-def gather(walk: Walk, node: Node) -> Fact:
+def gather(walk: RowWalk, node: OperatorNode) -> Fact:
     """Gather: other entries of each row, or entries of a table for each row."""
     data, indices = node.input(0), node.input(1)
     axis = _axis(node, "axis", 0, walk.rank(data))
@@ -422,7 +434,7 @@ def gather(walk: Walk, node: Node) -> Fact:
     return Rows(rows.axis if rows.axis < axis else rows.axis - 1 + walk.rank(indices))
 
 
-def gather_elements(walk: Walk, node: Node) -> Fact:
+def gather_elements(walk: RowWalk, node: OperatorNode) -> Fact:
     """GatherElements and ScatterElements: tensors of equal rank, all with rows along the same axis."""
     axes = {walk.rows_of(name).axis for name in node.inputs}
     axis = _axis(node, "axis", 0, walk.rank(node.input(0)))
@@ -432,12 +444,12 @@ def gather_elements(walk: Walk, node: Node) -> Fact:
     return Rows(rows_axis)
 
 
-def _is_aligned(walk: Walk, names: Sequence[str], axis: int) -> bool:
+def _is_aligned(walk: RowWalk, names: Sequence[str], axis: int) -> bool:
     """Whether each row has equally many entries in all these tensors."""
     return all(walk.entries(name, axis) == walk.entries(names[0], axis) for name in names)
 
 
-def gather_nd(walk: Walk, node: Node) -> Fact:
+def gather_nd(walk: RowWalk, node: OperatorNode) -> Fact:
     """GatherND: with leading batch axes, from a table, or from a row's own place."""
     data, indices, places = node.input(0), node.input(1), walk.fact(node.input(1))
     if isinstance(places, Rows) and places.locates and not node.number("batch_dims", 0):
@@ -453,7 +465,7 @@ def gather_nd(walk: Walk, node: Node) -> Fact:
     return Rows(0)
 
 
-def scatter_nd(walk: Walk, node: Node) -> Fact:
+def scatter_nd(walk: RowWalk, node: OperatorNode) -> Fact:
     """ScatterND to constant places of each row, along axes in front of that of the rows."""
     data, indices, updates = (node.input(place) for place in range(3))
     walk.only_fixed(node, 0, 2)
@@ -463,7 +475,7 @@ def scatter_nd(walk: Walk, node: Node) -> Fact:
     return Rows(axis)
 
 
-def one_hot(walk: Walk, node: Node) -> Fact:
+def one_hot(walk: RowWalk, node: OperatorNode) -> Fact:
     """OneHot, which adds an axis."""
     walk.only_fixed(node, 0)
     rows = walk.rows_of(node.input(0))
@@ -471,14 +483,14 @@ def one_hot(walk: Walk, node: Node) -> Fact:
     return Rows(rows.axis if rows.axis < axis else rows.axis + 1)
 
 
-def triangle(walk: Walk, node: Node) -> Fact:
+def triangle(walk: RowWalk, node: OperatorNode) -> Fact:
     """Trilu, over the last two axes."""
     walk.only_fixed(node, 0)
     rank = walk.rank(node.input(0))
     return _without({rank - 1, rank - 2}, True, walk.rows_of(node.input(0)), "treats rows by their place")
 
 
-def compress(walk: Walk, node: Node) -> Fact:
+def compress(walk: RowWalk, node: OperatorNode) -> Fact:
     """Compress with a constant condition along another axis."""
     name = node.input(0)
     walk.only_fixed(node, 0)
@@ -487,7 +499,7 @@ def compress(walk: Walk, node: Node) -> Fact:
     return _without({_axis(node, "axis", 0, walk.rank(name))}, True, walk.rows_of(name), "selects rows")
 
 
-def reverse_sequence(walk: Walk, node: Node) -> Fact:
+def reverse_sequence(walk: RowWalk, node: OperatorNode) -> Fact:
     """ReverseSequence over time, with lengths for each row."""
     rows, lengths = walk.rows_of(node.input(0)), walk.fact(node.input(1))
     if rows.axis != node.number("batch_axis", 1) or rows.axis == node.number("time_axis", 0):
@@ -497,7 +509,7 @@ def reverse_sequence(walk: Walk, node: Node) -> Fact:
     return rows
 
 
-def recurrent(walk: Walk, node: Node) -> Fact | list[Fact]:
+def recurrent(walk: RowWalk, node: OperatorNode) -> Fact | list[Fact]:
     """LSTM, GRU and RNN: inputs [time, batch, …] or, with another layout, [batch, time, …]."""
     is_first = bool(node.number("layout", 0))
     batch = 0 if is_first else 1
@@ -511,7 +523,7 @@ def recurrent(walk: Walk, node: Node) -> Fact | list[Fact]:
     return [fact for fact, name in zip(made, node.proto.output, strict=False) if name]
 
 
-def quantise(walk: Walk, node: Node) -> Fact:
+def quantise(walk: RowWalk, node: OperatorNode) -> Fact:
     """QuantizeLinear and DequantizeLinear with constant scales, but not for blocks of rows."""
     walk.only_fixed(node, 0)
     rows = walk.rows_of(node.input(0), grouped=True)
@@ -520,19 +532,19 @@ def quantise(walk: Walk, node: Node) -> Fact:
     return rows
 
 
-def max_pool(walk: Walk, node: Node) -> Fact:
+def max_pool(walk: RowWalk, node: OperatorNode) -> Fact:
     """MaxPool; its indices count through all rows."""
     if len([name for name in node.proto.output if name]) > 1:
         raise RowsMeet("returns places that count through all rows")
     return first_input(walk, node)
 
 
-def add_outer(walk: Walk, node: Node) -> Fact:
+def add_outer(walk: RowWalk, node: OperatorNode) -> Fact:
     """Operators that encode each element in a new last axis."""
     return walk.rows_of(node.input(0))
 
 
-def extract(walk: Walk, node: Node) -> Fact:
+def extract(walk: RowWalk, node: OperatorNode) -> Fact:
     """ArrayFeatureExtractor, along the last axis: other entries of each row, or an entry of a table for each row."""
     name, places = node.input(0), node.input(1)
     if isinstance(walk.fact(name), Fixed):
@@ -546,14 +558,14 @@ def extract(walk: Walk, node: Node) -> Fact:
 def quantised(*places: int) -> Rule:
     """Quantised elementwise operators: the tensors at these places are broadcast, scales and zero points constant."""
 
-    def rule(walk: Walk, node: Node) -> Fact:
+    def rule(walk: RowWalk, node: OperatorNode) -> Fact:
         walk.only_fixed(node, *places)
         return Rows(walk.same_axis([node.input(place) for place in places]))
 
     return rule
 
 
-def quantised_concatenate(walk: Walk, node: Node) -> Fact:
+def quantised_concatenate(walk: RowWalk, node: OperatorNode) -> Fact:
     """QLinearConcat: scale, zero point, then triples of a tensor and its scale and zero point."""
     places = range(2, len(node.inputs), 3)
     walk.only_fixed(node, *places)
@@ -562,7 +574,7 @@ def quantised_concatenate(walk: Walk, node: Node) -> Fact:
     return _without({axis}, True, Rows(walk.same_axis(names)), "joins rows of different places")
 
 
-def shape_of(walk: Walk, node: Node) -> Fact:
+def shape_of(walk: RowWalk, node: OperatorNode) -> Fact:
     """Shape: one of the sizes is that of the rows."""
     name, fact = node.input(0), walk.fact(node.input(0))
     assert isinstance(fact, Rows)
@@ -571,31 +583,31 @@ def shape_of(walk: Walk, node: Node) -> Fact:
     return Sizes(mask[node.number("start", 0) : node.number("end", len(mask))])
 
 
-def size_of(walk: Walk, node: Node) -> Fact:
+def size_of(walk: RowWalk, node: OperatorNode) -> Fact:
     """Size: the number of all elements."""
     return Sizes(np.ones((), bool))
 
 
-def constant_of_shape(walk: Walk, node: Node) -> Fact:
+def constant_of_shape(walk: RowWalk, node: OperatorNode) -> Fact:
     """ConstantOfShape: one value everywhere."""
     return _repeated(walk, "", node.proto.output[0])
 
 
-# Rules for sizes
+# OperatorRules for sizes
 
 
-def _mask(walk: Walk, name: str) -> NDArray[np.bool_]:
+def _mask(walk: RowWalk, name: str) -> NDArray[np.bool_]:
     fact = walk.fact(name)
     return fact.mask if isinstance(fact, Sizes) else np.zeros(walk.shapes(name)[0] if name else 0, bool)
 
 
-def size_elementwise(walk: Walk, node: Node) -> Fact:
+def size_elementwise(walk: RowWalk, node: OperatorNode) -> Fact:
     """Arithmetic of sizes."""
     masks = [_mask(walk, name) for name in node.inputs]
     return Sizes(np.logical_or.reduce(np.broadcast_arrays(*masks)))
 
 
-def size_divide(walk: Walk, node: Node) -> Fact:
+def size_divide(walk: RowWalk, node: OperatorNode) -> Fact:
     """Division without a rest, whatever the number of rows."""
     walk.only_fixed(node, 0)
     names = [*node.inputs, node.proto.output[0]]
@@ -608,13 +620,13 @@ def size_divide(walk: Walk, node: Node) -> Fact:
     return size_elementwise(walk, node)
 
 
-def size_where(walk: Walk, node: Node) -> Fact:
+def size_where(walk: RowWalk, node: OperatorNode) -> Fact:
     """One of two sizes, by a condition that does not depend on the number of rows."""
     walk.only_fixed(node, 1, 2)
     return size_elementwise(walk, node)
 
 
-def size_equal(walk: Walk, node: Node) -> Fact:
+def size_equal(walk: RowWalk, node: OperatorNode) -> Fact:
     """Whether a size is -1, which exporters ask before they expand: it never is. Others could decide something by the
     number of rows."""
     fixed = [name for name in node.inputs if isinstance(walk.fact(name), Fixed)]
@@ -623,20 +635,20 @@ def size_equal(walk: Walk, node: Node) -> Fact:
     return FIXED
 
 
-def size_reshape(walk: Walk, node: Node) -> Fact:
+def size_reshape(walk: RowWalk, node: OperatorNode) -> Fact:
     """The same sizes in another shape."""
     walk.only_fixed(node, 0)
     return Sizes(_mask(walk, node.input(0)).reshape(walk.shapes(node.proto.output[0])[0]))
 
 
-def size_gather(walk: Walk, node: Node) -> Fact:
+def size_gather(walk: RowWalk, node: OperatorNode) -> Fact:
     """Some of the sizes."""
     mask = _mask(walk, node.input(0))
     indices = np.array(walk.value(node.input(1)), np.int64).reshape(walk.shapes(node.input(1))[0])
     return Sizes(np.asarray(mask.take(indices, axis=node.number("axis", 0))))
 
 
-def size_slice(walk: Walk, node: Node) -> Fact:
+def size_slice(walk: RowWalk, node: OperatorNode) -> Fact:
     """A range of the sizes."""
     _only_vector(walk, node)
     bounds = [node.numbers("starts"), node.numbers("ends")]
@@ -647,18 +659,18 @@ def size_slice(walk: Walk, node: Node) -> Fact:
     return Sizes(_mask(walk, node.input(0))[starts[0] : ends[0] : step])
 
 
-def _only_vector(walk: Walk, node: Node) -> None:
+def _only_vector(walk: RowWalk, node: OperatorNode) -> None:
     walk.only_fixed(node, 0)
     if walk.rank(node.input(0)) != 1:
         raise RowsMeet("computes with the number of rows")
 
 
-def size_concatenate(walk: Walk, node: Node) -> Fact:
+def size_concatenate(walk: RowWalk, node: OperatorNode) -> Fact:
     """Sizes one after the other."""
     return Sizes(np.concatenate([_mask(walk, name) for name in node.inputs], axis=node.number("axis", 0)))
 
 
-def size_split(walk: Walk, node: Node) -> Fact | list[Fact]:
+def size_split(walk: RowWalk, node: OperatorNode) -> Fact | list[Fact]:
     """Sizes in several parts."""
     _only_vector(walk, node)
     names = [name for name in node.proto.output if name]
@@ -666,13 +678,13 @@ def size_split(walk: Walk, node: Node) -> Fact | list[Fact]:
     return [Sizes(mask) for mask in np.split(_mask(walk, node.input(0)), ends)]
 
 
-def size_product(walk: Walk, node: Node) -> Fact:
+def size_product(walk: RowWalk, node: OperatorNode) -> Fact:
     """The product or sum of sizes."""
     walk.only_fixed(node, 0)
     return Sizes(np.full(walk.shapes(node.proto.output[0])[0], _mask(walk, node.input(0)).any()))
 
 
-def count_up(walk: Walk, node: Node) -> Fact:
+def count_up(walk: RowWalk, node: OperatorNode) -> Fact:
     """Range from 0 up to the number of rows: the number of each row."""
     walk.only_fixed(node, 1)
     has_all = all(each.shapes[node.proto.output[0]] == (each.rows,) for each in walk.passes)
@@ -681,7 +693,7 @@ def count_up(walk: Walk, node: Node) -> Fact:
     return Rows(0, counts_up=True)
 
 
-def repeat_fixed(walk: Walk, node: Node) -> Fact:
+def repeat_fixed(walk: RowWalk, node: OperatorNode) -> Fact:
     """Expand and Tile of a fixed tensor to a size that depends on the number of rows."""
     if not isinstance(walk.fact(node.input(0)), Fixed):
         raise RowsMeet("computes with the number of rows")
@@ -825,4 +837,4 @@ def obstacle_in_graph(path: Path, signature: Signature, feeds: Sequence[tuple[in
         except Exception:  # exceptions of ONNX Runtime share no base class
             if len(passes) < FEEDS_MIN:
                 raise
-    return Walk(graph, passes, Rules(ROW_RULES, SIZE_RULES, ENDS)).obstacle()
+    return RowWalk(graph, passes, OperatorRules(ROW_RULES, SIZE_RULES, ENDS)).obstacle()

@@ -135,7 +135,7 @@ def read_sample(path: Path, signature: Signature) -> Feed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Row:
+class _TrialRow:
     """A row that ran alone: its inputs and outputs."""
 
     feed: Feed
@@ -151,13 +151,13 @@ class _Trials:
         self._session, self._path, self._samples = session, path, samples
         self._is_proven = not is_python(path)
         self._sizes = list(_row_sizes(session, shapes))
-        self._noise: dict[tuple[_Row, int], list[Sequence[Array]]] = {}
+        self._noise: dict[tuple[_TrialRow, int], list[Sequence[Array]]] = {}
 
     def obstacle(self, *, sees_state: bool) -> str:
         if self._is_proven and (why := self._obstacle_in_graph()):
             return why
         until_s = time.monotonic() + TRIAL_S_MAX
-        first: list[_Row] = []
+        first: list[_TrialRow] = []
         for sizes in self._sizes:
             began_s = time.monotonic()
             try:
@@ -195,15 +195,15 @@ class _Trials:
             for rows in PASSES_ROWS:
                 yield rows, synthesise(signature, input_shapes(signature, rows, sizes, where=str(self._path)))
 
-    def _alone(self, sizes: Mapping[str, tuple[int, ...]], until_s: float) -> list[_Row]:
+    def _alone(self, sizes: Mapping[str, tuple[int, ...]], until_s: float) -> list[_TrialRow]:
         """The rows that the model does not refuse; no more than run in a third of the time that is left."""
-        found: list[_Row] = []
+        found: list[_TrialRow] = []
         enough_s = time.monotonic() + (until_s - time.monotonic()) / 3
         for feed in self._feeds(sizes):
             if time.monotonic() > enough_s and len(found) > 1:
                 break
             try:
-                found.append(_Row(feed, self._session.run(feed)))
+                found.append(_TrialRow(feed, self._session.run(feed)))
             except WrongOutputsError as error:
                 raise _Differs(f"one row alone fails: {error}") from error
             except (Exception, SystemExit):  # the author's code, or inputs that are invalid for this model
@@ -224,7 +224,7 @@ class _Trials:
             for row in range(min(rows, len(SCALES))):
                 yield {port.name: given[port.name][row : row + 1] for port in signature.inputs}
 
-    def _compare(self, batch: Sequence[_Row]) -> None:
+    def _compare(self, batch: Sequence[_TrialRow]) -> None:
         """Raises `_Differs` if a row beside the others gets something else than alone."""
         names = [port.name for port in self._session.signature.inputs]
         try:
@@ -241,7 +241,7 @@ class _Trials:
                     beside = f"output {port.name!r} of a row beside {len(batch) - 1} others"
                     raise _Differs(f"{beside} differs from that of the row alone")
 
-    def _state(self, rows: Sequence[_Row]) -> str:
+    def _state(self, rows: Sequence[_TrialRow]) -> str:
         """Why rows of a Python model may meet from one call to the next: a new model gives other outputs for them in
         another order."""
         until_s = time.monotonic() + TRIAL_S_MAX
@@ -258,7 +258,7 @@ class _Trials:
             return f"a row fails after others: {failure_of(error).detail}"
         return ""
 
-    def _is_same(self, port: Port, row: _Row, place: int, beside: Array, rows: int) -> bool:
+    def _is_same(self, port: Port, row: _TrialRow, place: int, beside: Array, rows: int) -> bool:
         """Whether the output at this place is as alone, within rounding and within the row's own noise."""
         alone = np.asarray(row.outputs[place])
         if alone.shape != beside.shape:
@@ -276,7 +276,7 @@ class _Trials:
             noise = max([float(np.nanmax(np.abs(each - alone), initial=0.0)) for each in changed], default=0.0)
         return _equals(alone, beside, port, NOISE_TIMES * noise, inf if self._is_proven else NOISE_PART_MAX)
 
-    def _noisy(self, row: _Row, rows: int) -> list[Sequence[Array]]:
+    def _noisy(self, row: _TrialRow, rows: int) -> list[Sequence[Array]]:
         """The outputs of a row whose inputs have changed by about as much as rounding changes them. Where the graph has
         proven that rows are independent, also those beside copies of itself: kernels add in another order there."""
         found = self._noise.get((row, rows))
@@ -330,9 +330,9 @@ def made_row(signature: Signature, shapes: Mapping[str, tuple[int, ...]], place:
     return made
 
 
-def _batches(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
+def _batches(rows: Sequence[_TrialRow]) -> Iterator[Sequence[_TrialRow]]:
     """Rows together, in both orders, in pairs, and many at once; rows in one batch have equal shapes."""
-    by_shape: dict[tuple[Any, ...], list[_Row]] = {}
+    by_shape: dict[tuple[Any, ...], list[_TrialRow]] = {}
     for row in rows:
         by_shape.setdefault(tuple([value.shape for value in row.feed.values()]), []).append(row)
     for same in by_shape.values():
