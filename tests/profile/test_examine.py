@@ -62,6 +62,12 @@ def test_what_an_examination_has_found_is_not_examined_again(tmp_path: Path) -> 
     assert examine(path).joining == Joining("")
     known = Joining("it was found before")
     assert examine(path, declared=Declared(known=known)).obstacle == "it was found before"
+    stage = tmp_path / "m.py"
+    stage.write_text(
+        "class Model:\n    inputs = {'x': ('FP32', (-1, 2))}; outputs = {'y': ('FP32', (-1, 2))}; joins_rows = True\n"
+        "    def __init__(self, threads): pass\n    def run(self, x): return x - x.min()\n"
+    )
+    assert examine(stage, declared=Declared(known=Joining(""))).obstacle, "what it imports may have changed"
 
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -7,8 +7,8 @@ the rows, or whose output rows are data, end the proof, and so do operators with
 all values of the inputs; trials with some values (`sloop.profile.joining`) could only refute it.
 
 Where a rule depends on sizes, as for Reshape, it looks at those of real passes with two numbers of rows
-(`GraphPass`), and each fact is compared with them. ONNX Runtime first simplifies the graph: it folds constants, and thereby branches on
-constants, and replaces functions by their nodes. The rules are in `sloop.profile.batch_rules`.
+(`GraphPass`), and each fact is compared with them. ONNX Runtime first simplifies the graph: it folds constants, and
+thereby branches on constants, and replaces functions by their nodes. The rules are in `sloop.profile.batch_rules`.
 """
 
 import re

@@ -253,7 +253,8 @@ def _obstacle(
             help = "leave `joins_rows` out, or export the model with an open batch"
             raise InputError(what, where=str(path), help=help)
         return ""
-    if declared.known is not None:
+    # What a Python file imports may have changed: it is tried again, unless it was refuted.
+    if declared.known is not None and (declared.known.obstacle or not is_python(path)):
         return declared.known.obstacle
     samples = read_sample(Path(declared.sample), session.signature) if declared.sample else None
     return obstacle_to_joining(session, file, shapes, samples, load_s=load_s)
