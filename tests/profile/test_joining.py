@@ -333,6 +333,8 @@ def test_a_length_that_divides_by_chance_proves_nothing(tmp_path: Path) -> None:
         y = Relu(p) }"""
     assert examine(graph(tmp_path, text), {"x": (64,)}).obstacle.startswith("Reshape 'p' mixes rows")
     assert examine(graph(tmp_path, text), {"x": (256,)}).obstacle.startswith("Reshape 'p' mixes rows")
+    text = text.replace(", 64", ", 7")
+    assert examine(graph(tmp_path, text), {"x": (56,)}).obstacle.startswith("Reshape 'p' mixes rows")
 
 
 def test_what_cannot_be_tried_runs_alone(tmp_path: Path) -> None:

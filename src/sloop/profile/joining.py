@@ -35,6 +35,8 @@ from sloop.user_code import WrongOutputsError, failure_of
 
 PASSES_ROWS: Final = (2, 3)
 """The numbers of rows with which the whole graph is run."""
+SMALL_ROWS: Final = 5 * 7
+"""The number of rows for the smallest sizes too: their entries fill blocks of 5 or 7, which lengths of 56 hide."""
 TRIAL_S_MAX: Final = 3.0
 """Once trials have taken so long, no further batch is tried."""
 REPEATS: Final = 4
@@ -191,8 +193,9 @@ class _Trials:
 
     def _graph_feeds(self, place: int) -> Iterator[tuple[int, Feed]]:
         signature = self._session.signature
-        for sizes in self._sizes[place:]:
-            for rows in PASSES_ROWS:
+        for number, sizes in enumerate(self._sizes[place:], place):
+            is_small = 0 < number >= len(self._sizes) - 2
+            for rows in (*PASSES_ROWS, SMALL_ROWS) if is_small else PASSES_ROWS:
                 yield rows, synthesise(signature, input_shapes(signature, rows, sizes, where=str(self._path)))
 
     def _alone(self, sizes: Mapping[str, tuple[int, ...]], until_s: float) -> list[_TrialRow]:
