@@ -23,7 +23,8 @@ from sloop.profile.examine import examine
 began_s = time.perf_counter()
 known = examine(Path(sys.argv[1]), folder=Path(sys.argv[2]))
 spent_s = time.perf_counter() - began_s
-print(spent_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, known.obstacle or known.evidence, sep="\\t")
+(peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(spent_s, int(peak) / 1024, known.obstacle or known.evidence, sep="\\t")
 """
 """What runs in each process: prints seconds, the largest resident memory in MiB, and what was found."""
 
