@@ -117,11 +117,11 @@ MEET = {
         { a = ArgMax<axis = 0>(x)  f = Cast<to = 1>(a)  y = Add(x, f) }""",
     "DynamicQuantizeLinear 'q' has one scale for all rows": """g (float[N, 3] x) => (float[N, 3] y)
         { q, s, z = DynamicQuantizeLinear(x)  y = DequantizeLinear(q, s, z) }""",
-    "NonZero 'n' returns as many rows as the data decide": """g (float[N, 3] x) => (int64[M, 2] y)
+    "NonZero 'n' returns a number of rows that depends on the data": """g (float[N, 3] x) => (int64[M, 2] y)
         { n = NonZero(x)  y = Transpose(n) }""",
-    "Unique 'u' returns as many rows as the data decide": """g (float[N, 1] x) => (float[N, 1] y) {
+    "Unique 'u' returns a number of rows that depends on the data": """g (float[N, 1] x) => (float[N, 1] y) {
         u = Unique(x)  s = Shape(u)  f = Cast<to = 1>(s)  y = Mul(x, f) }""",
-    "NonMaxSuppression 'y' returns as many rows as the data decide": """g (float[N, 2, 4] b, float[N, 1, 2] s)
+    "NonMaxSuppression 'y' returns a number of rows that depends on the data": """g (float[N, 2, 4] b, float[N, 1, 2] s)
         => (int64[M, 3] y) { y = NonMaxSuppression(b, s) }""",
     "MatMul 'y' multiplies each row with all others": """g (float[N, 3] x) => (float[N, M] y)
         { t = Transpose(x)  y = MatMul(x, t) }""",
@@ -135,7 +135,7 @@ MEET = {
         { r = Slice(x, s, e, a, p)  y = Relu(r) }""",
     "Reshape 'r'": """g (float[N, 4] x) => (float[N, 4] y) <int64[2] pairs = {4, -1}, int64[2] back = {-1, 4}>
         { r = Reshape(x, pairs)  s = Softmax<axis = 0>(r)  y = Reshape(s, back) }""",
-    "LSTM 'h' takes the rows for steps of a sequence": """g (float[N, 1, 1] x) => (float[N, 1, 2] y)
+    "LSTM 'h' uses the rows as steps of a sequence": """g (float[N, 1, 1] x) => (float[N, 1, 2] y)
         <float[1, 8, 1] w = {1, 2, 3, 4, 5, 6, 7, 8}, float[1, 8, 2] r = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
         1, 1}, int64[1] at = {1}> {
         h, , = LSTM<hidden_size = 2>(x, w, r)  y = Squeeze(h, at) }""",
@@ -159,7 +159,7 @@ MEET = {
         m = ReduceMax<keepdims = 0>(x)  big = Greater(m, limit)
         y = If(big)<then_branch = t () => (float[N, 3] a) { a = Neg(x) }, else_branch = e () => (float[N,
         3] b) { b = Relu(x) }> }""",
-    "MaxPool 'p' returns places that count through all rows": """g (float[N, 1, 4] x) => (int64[N, 1, 2] y)
+    "MaxPool 'p' returns indices that count through the whole batch": """g (float[N, 1, 4] x) => (int64[N, 1, 2] y)
         { p, y = MaxPool<kernel_shape = [2], strides = [2]>(x) }""",
     "Softmax 's' reads rows that were merged with an axis in front of them": """g (float[N, 4, 2] x) => (float[N, 4,
         2] y) <int64[2] flat = {-1, 2}, int64[3] back = {4, -1, 2}> {
@@ -167,7 +167,7 @@ MEET = {
         y = Transpose<perm = [1, 0, 2]>(b) }""",
     "ScatterND 'r' writes to some of the rows": """g (float[N, 3] x) => (float[N, 3] y)
         <int64[1, 1] at = {0}, float[1, 3] u = {1, 2, 3}> { r = ScatterND(x, at, u)  y = Relu(r) }""",
-    "Concat 'c' joins rows of different places": """g (float[N, 3] x) => (float[M, 3] y)
+    "Concat 'c' concatenates along the rows, or rows of different axes": """g (float[N, 3] x) => (float[M, 3] y)
         { c = Concat<axis = 0>(x, x)  y = Relu(c) }""",
     "Add 'y' computes with the place of a row in the batch": """g (float[N, 3] x) => (float[N,
         3] y) <int64 zero = {0}, int64 one = {1}, int64[1] at = {0}, int64[1] three = {3}> {
@@ -196,7 +196,7 @@ HIDDEN = {
         int64[2] flip = {1, 0}, float many = {1000}> {
         s = Shape(x)  f = Gather(s, flip)  u = Unsqueeze(f, zero)  a, k = Split<axis = 1>(u)  e = Cast<to = 1>(k)
         d = Greater(e, many)  i = Cast<to = 1>(d)  y = Add(x, i) }""",
-    "Slice 'c' takes as many of them as there are rows": """g (float[N, 2] x) => (float[N, 1] y)
+    "Slice 'c' takes as many entries as there are rows": """g (float[N, 2] x) => (float[N, 1] y)
         <int64[1] zero = {0}, int64[1] one = {1}> {
         s = Shape(x)  n = Slice(s, zero, one)  c = Slice(x, zero, n, one)  y = ReduceSum(c, one) }""",
     "Slice 'c' takes some of the rows": """g (float[N, 3] x) => (float[M, 3] y) <int64[1] zero = {0},
@@ -233,7 +233,7 @@ HIDDEN = {
     "Reshape 'p' mixes rows when it changes the shape": """g (float[N, L] x) => (float[N, L] y)
         <int64[2] blocks = {-1, 8}, float many = {20000}> {
         b = Sub(x, many)  h = Relu(b)  p = Reshape(h, blocks)  q = Softmax(p)  s = Shape(x)  y = Reshape(q, s) }""",
-    "CumSum 'y' depends on 'a', which follows from the sizes": """g (float[N, L] x) => (float[N, L] y)
+    "CumSum 'y' depends on 'a', which is computed from the sizes": """g (float[N, L] x) => (float[N, L] y)
         <int64 one = {1}, int64 many = {1000}> {
         s = Shape(x)  l = Gather(s, one)  d = Div(l, many)  a = Sub(one, d)  y = CumSum(x, a) }""",
     "Dropout 'd' draws random numbers (training mode)": """g (float[N, 3] x) => (float[N, 3] y)
@@ -273,7 +273,7 @@ def test_scales_of_blocks_are_no_scales_of_rows(tmp_path: Path) -> None:
     text = """g (int8[N, 4] x) => (float[N, 4] y) <float[1, 4] s = {1, 2, 3, 4}>
         { y = DequantizeLinear<axis = 0, block_size = 1000>(x, s) }"""
     found = examine(graph(tmp_path, text, 21)).obstacle
-    assert found == "DequantizeLinear 'y' has scales for so many rows only"
+    assert found == "DequantizeLinear 'y' has scales for a fixed number of rows"
 
 
 def test_positions_do_not_point_into_other_rows(tmp_path: Path) -> None:

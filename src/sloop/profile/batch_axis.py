@@ -30,13 +30,13 @@ from sloop.tensor import Signature
 from sloop.text import listed
 
 NO_TENSORS: Final = re.compile("^(?!Reverse).*Sequence|Optional")
-"""Operators whose inputs or outputs are no tensors."""
+"""Operators with inputs or outputs that are not tensors."""
 STANDARD: Final = "ai.onnx"
 """Another name of the domain of the standard operators, which usually has none."""
 VALUES_MAX: Final = 64
 """Tensors of up to so many elements may be shapes, axes or bounds: their values are kept."""
 SHAPE: Final = "sloop/shape/"
-"""How the names of tensors begin that are the shape of another."""
+"""Prefix of the names of the outputs that return the shape of a tensor."""
 READ: Final = {1, 6, 7, 9, 11}
 """The element types whose values may matter: floats, 32-bit and 64-bit integers, booleans."""
 WEIGHT_BYTES_MIN: Final = "1024"
@@ -54,11 +54,11 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A tensor whose `axis` counts the rows, in their order, each with equally many entries that lie together.
+    """A tensor whose `axis` counts the rows in their order. Each row has equally many entries, one after another.
 
-    If `counts_up`, its entries are the numbers of the rows, from 0. If `locates`, its last axis has indices into a
-    tensor of rows, the first of which is the row's own number. If there are `groups`, so many in each pass, the axis
-    has entries of all rows in each group, as where steps and rows were merged.
+    `counts_up`: its entries are the numbers of the rows, from 0. `locates`: its last axis has indices into a tensor of
+    rows, and the first index is the row's own number. `groups`: the axis consists of groups, each with entries of all
+    rows, as after a merge of steps and rows; the numbers are those of groups in each pass.
     """
 
     axis: int
@@ -74,8 +74,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers that follow from the shapes of tensors; `mask` says which of them are multiples of the number of rows,
-    the same multiples for each number; the others do not depend on it."""
+    """Numbers that are computed from the shapes of tensors. Those in `mask` are the number of rows times a factor that
+    does not depend on it; the others do not depend on it at all."""
 
     mask: NDArray[np.bool_]
 
@@ -86,9 +86,8 @@ FIXED: Final = Fixed()
 
 @dataclass(slots=True)
 class GraphPass:
-    """A forward pass of the whole graph with so many `rows`: the shape of every tensor, and the values of small ones.
-
-    `row_shapes` are those of the inputs, without the rows."""
+    """A forward pass of the whole graph with this number of `rows`: the shape of every tensor, and the values of small
+    ones. `row_shapes` are the shapes of the inputs without their first dimension."""
 
     rows: int
     row_shapes: Mapping[str, tuple[int, ...]]
@@ -111,7 +110,7 @@ class OperatorNode:
 
     @property
     def called(self) -> str:
-        """How people find it: its operator and its name."""
+        """Its operator and its name, for messages."""
         name = self.proto.name or next(filter(None, self.proto.output), "")
         return f"{self.op} {name!r}" if name else self.op
 
@@ -141,13 +140,13 @@ class OperatorNode:
         return next((given.s.decode() for given in self.proto.attribute if given.name == name), default)
 
     def inner(self) -> Iterator[Any]:
-        """Its inner graphs."""
+        """Its subgraphs, such as the branches of If."""
         for attribute in self.proto.attribute:
             yield from [attribute.g] if attribute.HasField("g") else []
             yield from attribute.graphs
 
     def captured(self) -> set[str]:
-        """The tensors that its inner graphs read from the graph around them."""
+        """The tensors that its subgraphs read from the graph around them."""
         return {name for inner in self.inner() for name in _read_outside(inner)}
 
 
@@ -175,7 +174,7 @@ class OpenGraph:
             model = self._simplified(path, Path(folder))
             graph = model.graph
             del graph.output[:]
-            for place, name in enumerate(self._made):  # tensors that are returned themselves would stay in memory
+            for place, name in enumerate(self._made):  # returning the tensors themselves would keep them in memory
                 graph.node.add(op_type="Shape", input=[name], output=[f"{SHAPE}{place}"])
                 graph.output.add(name=f"{SHAPE}{place}")
             for name in self._constant:
@@ -207,7 +206,7 @@ class OpenGraph:
         nodes = [OperatorNode(proto, opsets.get(proto.domain.removeprefix(STANDARD), 1)) for proto in graph.node]
         self.nodes = _needed(nodes, self.outputs)
         if unlike := sorted({node.op for node in self.nodes if NO_TENSORS.search(node.op)}):
-            raise RowsMeet(f"has values that are no tensors ({listed(unlike)})")
+            raise RowsMeet(f"has values that are not tensors ({listed(unlike)})")
         self.weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         self._made = [name for node in self.nodes for name in node.proto.output if name]
         small = [name for name, shape in self.weights.items() if prod(shape) <= VALUES_MAX]
@@ -267,7 +266,7 @@ def _needed(nodes: Sequence[OperatorNode], outputs: Sequence[str]) -> list[Opera
 
 
 def _constant(nodes: Sequence[OperatorNode], inputs: set[str]) -> Iterator[str]:
-    """The tensors that follow from weights and shapes, not from the values of inputs."""
+    """The tensors that are computed from weights and shapes, not from the values of inputs."""
     data = set(inputs)
     for node in nodes:
         made = [name for name in node.proto.output if name]
@@ -278,7 +277,7 @@ def _constant(nodes: Sequence[OperatorNode], inputs: set[str]) -> Iterator[str]:
 
 
 def _measured(nodes: Sequence[OperatorNode]) -> set[str]:
-    """The tensors that follow from shapes."""
+    """The tensors that are computed from shapes."""
     found: set[str] = set()
     for node in nodes:
         if node.op in ("Shape", "Size") or found.intersection((*node.inputs, *node.captured())):
@@ -307,7 +306,7 @@ class RowWalk:
         for name in self._graph.outputs:
             fact = self.fact(name)
             if not isinstance(fact, Rows) or fact.axis or not fact.is_plain:
-                return f"output {name!r} has no row for each row of the inputs"
+                return f"output {name!r} does not have a row for each row of the inputs"
             if any(each.shapes[name][0] != each.rows for each in self.passes):
                 return f"output {name!r} has several rows for each row of the inputs"
         return ""
@@ -330,7 +329,7 @@ class RowWalk:
         """The elements of a tensor that is the same for inputs of all sizes; `RowsMeet` if they are not known."""
         found = self.values(name)
         if name in self.measured or any(other != found[0] for other in found):
-            raise RowsMeet(f"depends on {name!r}, which follows from the sizes of the inputs")
+            raise RowsMeet(f"depends on {name!r}, which is computed from the sizes of the inputs")
         return found[0]
 
     def values(self, name: str) -> list[list[Any]]:
@@ -350,7 +349,7 @@ class RowWalk:
         if all(isinstance(fact, Fixed) for fact in facts):
             return
         if any(node.inner()):
-            raise RowsMeet("has inner graphs that read rows")
+            raise RowsMeet("has subgraphs that read rows")
         has_rows = any(isinstance(fact, Rows) for fact in facts)
         rule = (self._rules.of_rows if has_rows else self._rules.of_sizes).get(node.op)
         if rule is None:

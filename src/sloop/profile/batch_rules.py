@@ -35,7 +35,7 @@ from sloop.tensor import Signature
 FEEDS_MIN: Final = 2
 """Passes with different numbers of rows that a proof needs."""
 EXACT: Final = (1, 6, 7, 11)
-"""The element types that hold the number of each row: floats, 32-bit and 64-bit integers."""
+"""The element types that hold the number of a row without rounding it: floats, 32-bit and 64-bit integers."""
 END_MIN: Final = 10**6
 """Slices to this place or a later one take everything: no forward pass has so many rows. Exporters write 2³¹ − 1,
 2⁶³ − 1 or 10⁹."""
@@ -68,7 +68,7 @@ def first_input(walk: RowWalk, node: OperatorNode) -> Fact:
     """Operators with the batch as first axis of their first input, and constants as other inputs."""
     walk.only_fixed(node, 0)
     if walk.rows_of(node.input(0)).axis:
-        raise RowsMeet(f"takes the rows of {node.input(0)!r} for another dimension than the batch")
+        raise RowsMeet(f"uses the rows of {node.input(0)!r} as another dimension than the batch")
     return Rows(0)
 
 
@@ -80,7 +80,7 @@ def all_first(*constant: int) -> Rule:
         for name in filter(None, node.inputs):
             fact = walk.fact(name)
             if not isinstance(fact, Fixed) and (walk.rows_of(name).axis or set(walk.entries(name, 0)) != {1}):
-                raise RowsMeet(f"takes the rows of {name!r} for another dimension than the batch")
+                raise RowsMeet(f"uses the rows of {name!r} as another dimension than the batch")
         return Rows(0)
 
     return rule
@@ -92,10 +92,10 @@ def rotate(walk: RowWalk, node: OperatorNode) -> Fact | list[Fact]:
 
 
 def table(walk: RowWalk, node: OperatorNode) -> Fact:
-    """Operators of classical models, whose input is a table with a row for each row."""
+    """Operators of ai.onnx.ml whose input has two dimensions, rows and features."""
     name = node.input(0)
     if walk.rank(name) != 2:
-        raise RowsMeet("has an input that is no table of rows")
+        raise RowsMeet("has an input without exactly two dimensions")
     return first_input(walk, node)
 
 
@@ -125,7 +125,7 @@ def best(walk: RowWalk, node: OperatorNode) -> Fact:
 
 
 def along(what: str, default: int = -1, *, coerced_before: int = 0) -> Rule:
-    """Operators that work along one axis, and before an opset over all axes from that one on."""
+    """Operators that work along one axis; before opset `coerced_before`, along that axis and all later ones."""
 
     def rule(walk: RowWalk, node: OperatorNode) -> Fact:
         walk.only_fixed(node, 0)
@@ -188,8 +188,8 @@ def dropout(walk: RowWalk, node: OperatorNode) -> Fact:
 def reshape(walk: RowWalk, node: OperatorNode) -> Fact:
     """Operators that change the shape and keep the elements in their order.
 
-    The rows are again along one axis if as many elements as before lie in front of it, or in front of each row in
-    groups of it, and its size is a multiple of the number of rows in all groups.
+    In the input, `lead` elements lie in front of the axis of the rows. An axis of the output counts the rows, in
+    groups, if the axes in front of it have lead / groups elements, and its size is a multiple of groups × rows.
     """
     name, rows = node.input(0), walk.fact(node.input(0))
     walk.no_rows(node.inputs[1:])
@@ -233,7 +233,7 @@ def expand(walk: RowWalk, node: OperatorNode) -> Fact:
 
 
 def _repeated(walk: RowWalk, name: str, output: str) -> Fact:
-    """The fact of an output that has a fixed tensor, or one element, once for each row."""
+    """The fact of an output that repeats a fixed tensor, or one value, for each row."""
     axes = {axis for pair in walk.pairs() for axis in walk.growing_axes(output, *pair)}
     if not axes:
         return FIXED
@@ -253,11 +253,11 @@ def concatenate(walk: RowWalk, node: OperatorNode) -> Fact:
     axis = _axis(node, "axis", 1, walk.rank(names[0]))
     facts = [walk.fact(name) for name in names]
     if any(not isinstance(fact, Rows) for fact in facts):
-        raise RowsMeet("joins rows with a tensor that has none")
+        raise RowsMeet("concatenates rows with a tensor that has none")
     rows = [fact for fact in facts if isinstance(fact, Rows)]
     axes = {each.axis for each in rows}
     if len(axes) > 1 or axis in axes:
-        raise RowsMeet("joins rows of different places")
+        raise RowsMeet("concatenates along the rows, or rows of different axes")
     first, *others = rows
     if first.counts_up and axis == walk.rank(names[0]) - 1 and all(each.is_plain for each in others):
         if any(shape[axis] != 1 for shape in walk.shapes(names[0])):
@@ -295,7 +295,7 @@ def slice_(walk: RowWalk, node: OperatorNode) -> Fact:
         ):
             raise RowsMeet("takes some of the rows, or takes them in another order")
         if axis != rows.axis and by_rows.size and by_rows[place]:
-            raise RowsMeet("takes as many of them as there are rows")
+            raise RowsMeet("takes as many entries as there are rows")
     return rows
 
 
@@ -421,7 +421,7 @@ def einsum(walk: RowWalk, node: OperatorNode) -> Fact:
 
 
 def gather(walk: RowWalk, node: OperatorNode) -> Fact:
-    """Gather: other entries of each row, or entries of a table for each row."""
+    """Gather: the same entries of each row, or, with indices that have rows, entries of a constant table."""
     data, indices = node.input(0), node.input(1)
     axis = _axis(node, "axis", 0, walk.rank(data))
     if isinstance(walk.fact(data), Fixed):
@@ -450,7 +450,7 @@ def _is_aligned(walk: RowWalk, names: Sequence[str], axis: int) -> bool:
 
 
 def gather_nd(walk: RowWalk, node: OperatorNode) -> Fact:
-    """GatherND: with leading batch axes, from a table, or from a row's own place."""
+    """GatherND: with batch dimensions, from a constant table, or with indices that begin with the row's own number."""
     data, indices, places = node.input(0), node.input(1), walk.fact(node.input(1))
     if isinstance(places, Rows) and places.locates and not node.number("batch_dims", 0):
         if walk.rows_of(data).axis or set(walk.entries(data, 0)) != {1} or places.axis == walk.rank(indices) - 1:
@@ -466,7 +466,7 @@ def gather_nd(walk: RowWalk, node: OperatorNode) -> Fact:
 
 
 def scatter_nd(walk: RowWalk, node: OperatorNode) -> Fact:
-    """ScatterND to constant places of each row, along axes in front of that of the rows."""
+    """ScatterND to the same constant places of each row; the indices are along axes in front of that of the rows."""
     data, indices, updates = (node.input(place) for place in range(3))
     walk.only_fixed(node, 0, 2)
     axis, depth = walk.rows_of(data).axis, walk.shapes(indices)[0][-1]
@@ -487,7 +487,7 @@ def triangle(walk: RowWalk, node: OperatorNode) -> Fact:
     """Trilu, over the last two axes."""
     walk.only_fixed(node, 0)
     rank = walk.rank(node.input(0))
-    return _without({rank - 1, rank - 2}, True, walk.rows_of(node.input(0)), "treats rows by their place")
+    return _without({rank - 1, rank - 2}, True, walk.rows_of(node.input(0)), "depends on a row's place in the batch")
 
 
 def compress(walk: RowWalk, node: OperatorNode) -> Fact:
@@ -517,7 +517,7 @@ def recurrent(walk: RowWalk, node: OperatorNode) -> Fact | list[Fact]:
     for place, axis in ((0, batch), (4, 0), (5, batch), (6, batch)):
         name = node.input(place)
         if name and not isinstance(walk.fact(name), Fixed) and walk.rows_of(name).axis != axis:
-            raise RowsMeet("takes the rows for steps of a sequence")
+            raise RowsMeet("uses the rows as steps of a sequence")
     walk.rows_of(node.input(0))
     made: list[Fact] = [Rows(0 if is_first else 2), Rows(batch), Rows(batch)]
     return [fact for fact, name in zip(made, node.proto.output, strict=False) if name]
@@ -528,14 +528,14 @@ def quantise(walk: RowWalk, node: OperatorNode) -> Fact:
     walk.only_fixed(node, 0)
     rows = walk.rows_of(node.input(0), grouped=True)
     if node.number("block_size", 0) and _axis(node, "axis", 1, walk.rank(node.input(0))) == rows.axis:
-        raise RowsMeet("has scales for so many rows only")
+        raise RowsMeet("has scales for a fixed number of rows")
     return rows
 
 
 def max_pool(walk: RowWalk, node: OperatorNode) -> Fact:
     """MaxPool; its indices count through all rows."""
     if len([name for name in node.proto.output if name]) > 1:
-        raise RowsMeet("returns places that count through all rows")
+        raise RowsMeet("returns indices that count through the whole batch")
     return first_input(walk, node)
 
 
@@ -545,7 +545,8 @@ def add_outer(walk: RowWalk, node: OperatorNode) -> Fact:
 
 
 def extract(walk: RowWalk, node: OperatorNode) -> Fact:
-    """ArrayFeatureExtractor, along the last axis: other entries of each row, or an entry of a table for each row."""
+    """ArrayFeatureExtractor, along the last axis: the same entries of each row, or an entry of a constant
+    table for each row."""
     name, places = node.input(0), node.input(1)
     if isinstance(walk.fact(name), Fixed):
         if any(prod(shape[: walk.rows_of(places).axis]) != 1 for shape in walk.shapes(places)):
@@ -571,7 +572,7 @@ def quantised_concatenate(walk: RowWalk, node: OperatorNode) -> Fact:
     walk.only_fixed(node, *places)
     names = [node.input(place) for place in places]
     axis = _axis(node, "axis", 1, walk.rank(names[0]))
-    return _without({axis}, True, Rows(walk.same_axis(names)), "joins rows of different places")
+    return _without({axis}, True, Rows(walk.same_axis(names)), "concatenates along the rows, or rows of different axes")
 
 
 def shape_of(walk: RowWalk, node: OperatorNode) -> Fact:
@@ -608,7 +609,7 @@ def size_elementwise(walk: RowWalk, node: OperatorNode) -> Fact:
 
 
 def size_divide(walk: RowWalk, node: OperatorNode) -> Fact:
-    """Division without a rest, whatever the number of rows."""
+    """Division without a remainder, whatever the number of rows."""
     walk.only_fixed(node, 0)
     names = [*node.inputs, node.proto.output[0]]
     for each in walk.passes:
@@ -627,8 +628,8 @@ def size_where(walk: RowWalk, node: OperatorNode) -> Fact:
 
 
 def size_equal(walk: RowWalk, node: OperatorNode) -> Fact:
-    """Whether a size is -1, which exporters ask before they expand: it never is. Others could decide something by the
-    number of rows."""
+    """Comparison with a negative number: exporters ask whether a size is -1 before they expand, and it never is. Other
+    comparisons could make a decision depend on the number of rows."""
     fixed = [name for name in node.inputs if isinstance(walk.fact(name), Fixed)]
     if len(fixed) != 1 or any(size >= 0 for size in walk.value(fixed[0])):
         raise RowsMeet("compares the number of rows")
@@ -733,14 +734,14 @@ TABLES: Final = _words("""
     SVMRegressor Scaler Normalizer Imputer TfIdfVectorizer
 """)
 ONE_SCALE: Final = "has one scale for all rows"
-DATA_ROWS: Final = "returns as many rows as the data decide"
+DATA_ROWS: Final = "returns a number of rows that depends on the data"
 ENDS: Final[Mapping[str, str]] = {
     "DynamicQuantizeLinear": ONE_SCALE,
     "com.microsoft.DynamicQuantizeMatMul": ONE_SCALE,
     "com.microsoft.DynamicQuantizeLSTM": ONE_SCALE,
     **dict.fromkeys(("NonMaxSuppression", "NonZero", "Unique"), DATA_ROWS),
-    "StringSplit": "pads all rows to the longest",
-    "EyeLike": "treats rows by their place",
+    "StringSplit": "pads all rows to the length of the longest",
+    "EyeLike": "depends on a row's place in the batch",
 }
 """Operators that never keep rows apart, and why."""
 ROW_RULES: Final[Mapping[str, Rule]] = {

@@ -1,10 +1,10 @@
 """Decides whether requests may share a forward pass: only if each row of a batch provably gets the outputs that it gets
 alone.
 
-Of an ONNX model the graph decides (`sloop.profile.batch_axis`), of a Python model its author (`joins_rows = True`).
+For an ONNX model the graph decides (`sloop.profile.batch_axis`), for a Python model its author (`joins_rows = True`).
 Then trials try to refute it: rows of very different scale, extreme values, zeros, equal rows, texts and open dimensions
-of different lengths, and real samples if there are any, each alone and beside others. What an examiner cannot prove
-runs alone, and a user can decide either way in the application file.
+of different lengths, and real samples if there are any, each alone and beside others. If nothing is proven, each
+request runs alone. A user can overrule either answer in the application file.
 """
 
 import time
@@ -36,34 +36,36 @@ from sloop.user_code import WrongOutputsError, failure_of
 PASSES_ROWS: Final = (2, 3)
 """The numbers of rows with which the whole graph is run."""
 SMALL_ROWS: Final = 5 * 7
-"""The number of rows for the smallest sizes too: their entries fill blocks of 5 or 7, which lengths of 56 hide."""
+"""A further number of rows, for the smallest sizes. A graph that reshapes the entries of all rows into blocks of 5 or 7
+then runs, although a single row fills no block: this shows that rows share blocks."""
 TRIAL_S_MAX: Final = 3.0
-"""Once trials have taken so long, no further batch is tried."""
+"""Seconds after which no further batch is tried."""
 REPEATS: Final = 4
-"""How often the rows are in the largest batch: some code behaves differently beyond some number of rows."""
+"""How often each row is in the largest batch: some code behaves differently beyond some number of rows."""
 REPEATED_BYTES_MAX: Final = 2**25
-"""Inputs of that batch; the memory that a model takes for larger ones is better spent on serving."""
+"""The most bytes of inputs in that batch; a model could take memory for larger ones that serving needs."""
 TOLERANCES: Final = {"f2": 1e-2, "f4": 1e-3, "f8": 1e-3}
 """Allowed difference by NumPy type, relative to the largest value of the row's own output: kernels for a larger batch
-add in another order. Integers must be equal."""
+add in another order. Integers must be equal, except those of a proven graph."""
 NOISE: Final = {"f2": 2e-3, "f4": 1e-6, "f8": 1e-12}
-"""Relative change of an input by NumPy type that shows how much a row's output changes from rounding alone."""
+"""Relative change of the inputs by NumPy type, about as large as rounding: it shows how much a row's output changes
+from rounding alone."""
 NOISE_TIMES: Final = 4.0
-"""How many times that change the row may differ beside others."""
+"""A row's output beside others may differ by this many times that change."""
 SCALES: Final = (1.0, 1.0, 1e4, 0.0, 1e-4, -30.0, 1.0)
 """What the random inputs of each row are multiplied by."""
 TEXTS: Final = (b"a", b"seven words are longer than one word", b"", b"42", "Zürich, 東京".encode(), b"a b", b"a")
 INTEGERS: Final = (1, 1, 0, 1, 100, 7, 1)
-"""The largest integer of each row; a model may refuse those that are no valid indices."""
+"""The largest integer of each row. A model may refuse integers that are not valid indices for it."""
 
 FLOATS: Final = {"FP16", "FP32", "FP64", "BF16"}
 NOISE_PART_MAX: Final = 0.02
-"""The most of its largest value by which a row of a Python model may change from rounding: where nothing is proven, a
-row that changes more says nothing."""
+"""The largest difference, relative to the largest value of the output, that is excused as rounding for a Python model.
+A larger one may come from other rows, because nothing is proven."""
 SMALL: Final = 3
-"""The largest size of open dimensions that is tried last; the others are halves, quarters and so on."""
+"""The open dimensions of the last trial have at most this size; those before are halves, quarters and so on."""
 LOAD_S_MAX: Final = 2.0
-"""A Python model that was made in less time is made a second time, to see whether it keeps state."""
+"""If a Python model loads in less time, it is loaded a second time, to see whether it keeps state."""
 
 Feed = Mapping[str, Array]
 
@@ -79,8 +81,7 @@ def obstacle_to_joining(
     """Why requests for this model cannot share a forward pass; empty if it is proven that they can.
 
     `shapes` gives the shape of one row of inputs with further open dimensions; without it, usual sizes are tried.
-    `samples` has real rows by input, in which the first dimension counts the rows. `load_s` is how long the model took
-    to be made.
+    `samples` has real inputs by name; their first dimension counts rows. `load_s` is how long the model took to load.
     """
     if without := obstacle_in_ports(session.signature):
         return without
@@ -96,7 +97,7 @@ def obstacle_to_joining(
 
 
 class _Differs(Exception):
-    """What a trial has refuted."""
+    """A trial has refuted that rows can be joined; the text says why."""
 
 
 def obstacle_in_ports(signature: Signature) -> str:
@@ -174,7 +175,7 @@ class _Trials:
         return "" if self._is_proven or not sees_state else self._state(first)
 
     def _obstacle_in_graph(self) -> str:
-        """Why the graph does not keep rows apart. The first row shapes that the model takes are kept."""
+        """Why the graph does not keep rows apart; empty if it does. Row shapes that the model refuses are dropped."""
         reason = ""
         for place in range(len(self._sizes)):
             try:
@@ -188,7 +189,7 @@ class _Trials:
             signature, sizes = self._session.signature, self._sizes[-1]
             self._session.run(synthesise(signature, input_shapes(signature, 1, sizes, where=str(self._path))))
         except Exception:
-            return f"it refuses inputs that were made up, so nothing could be tried: {reason}"
+            return f"it fails on the inputs that sloop made, so nothing could be tried: {reason}"
         return f"several rows at once fail: {reason}"
 
     def _graph_feeds(self, place: int) -> Iterator[tuple[int, Feed]]:
@@ -199,7 +200,7 @@ class _Trials:
                 yield rows, synthesise(signature, input_shapes(signature, rows, sizes, where=str(self._path)))
 
     def _alone(self, sizes: Mapping[str, tuple[int, ...]], until_s: float) -> list[_TrialRow]:
-        """The rows that the model does not refuse; no more than run in a third of the time that is left."""
+        """The rows that the model does not refuse. It stops after a third of the time that is left."""
         found: list[_TrialRow] = []
         enough_s = time.monotonic() + (until_s - time.monotonic()) / 3
         for feed in self._feeds(sizes):
@@ -228,7 +229,7 @@ class _Trials:
                 yield {port.name: given[port.name][row : row + 1] for port in signature.inputs}
 
     def _compare(self, batch: Sequence[_TrialRow]) -> None:
-        """Raises `_Differs` if a row beside the others gets something else than alone."""
+        """Raises `_Differs` if a row gets other outputs beside the others than alone."""
         names = [port.name for port in self._session.signature.inputs]
         try:
             together = self._session.run({name: np.concatenate([row.feed[name] for row in batch]) for name in names})
@@ -245,8 +246,8 @@ class _Trials:
                     raise _Differs(f"{beside} differs from that of the row alone")
 
     def _state(self, rows: Sequence[_TrialRow]) -> str:
-        """Why rows of a Python model may meet from one call to the next: a new model gives other outputs for them in
-        another order."""
+        """Why outputs of a Python model may depend on earlier calls: a second model gives other outputs for the same
+        rows in another order. Empty if it does not."""
         until_s = time.monotonic() + TRIAL_S_MAX
         fresh = open_model(self._path, 1)
         try:
@@ -262,7 +263,7 @@ class _Trials:
         return ""
 
     def _is_same(self, port: Port, row: _TrialRow, place: int, beside: Array, rows: int) -> bool:
-        """Whether the output at this place is as alone, within rounding and within the row's own noise."""
+        """Whether this output of a row, `beside` others, is as alone, within rounding and the row's own noise."""
         alone = np.asarray(row.outputs[place])
         if alone.shape != beside.shape:
             return False
@@ -294,8 +295,8 @@ class _Trials:
 
 
 def _row_sizes(session: Session, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """The row shapes to try: as given or usual ones, then smaller ones of dimensions that are open. Two rows share a
-    block that is cut out of all rows where one has half as many entries."""
+    """The row shapes to try: given or usual sizes, then halves, quarters and so on of the open dimensions. A model that
+    reshapes the entries of all rows into blocks mixes rows only if a row does not fill its blocks."""
     signature, dimensions = session.signature, open_dimensions(session)
     usual = row_shapes(signature, dimensions, [each.proposal for each in dimensions]) | dict(shapes)
     seen = []
