@@ -16,11 +16,12 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 import numpy as np
@@ -53,6 +54,8 @@ from sloop.text import listed
 
 EXAMINE_S_MAX: Final = 300.0
 """Limit for importing a Python file, creating its model and running two rows."""
+PRINTED_BYTES_MAX: Final = 8192
+"""Of what it prints meanwhile."""
 ROWS_TRIED: Final = 2
 BATCHES_TRIED: Final = 3
 """Batches of the original model that are joined to test the model whose batch dimension was opened."""
@@ -172,21 +175,39 @@ def examine(
         return examine_here(path, shapes or {}, folder, declared)
     order = msgspec.json.encode(ExamineOrder(dict(shapes or {}), declared, str(folder or ""))).decode()
     command = [sys.executable, "-P", "-m", __name__, str(path), order]
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=EXAMINE_S_MAX, check=False)
-    except subprocess.TimeoutExpired as error:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        relay = threading.Thread(target=_relay, args=(process.stderr,), daemon=True)
+        relay.start()
+        timer = threading.Timer(EXAMINE_S_MAX, process.kill)
+        timer.start()
+        answer = process.stdout.read()
+        process.wait()
+        is_late = not timer.is_alive()
+        timer.cancel()
+        relay.join()
+    if is_late:
         what = f"importing and running it took more than {EXAMINE_S_MAX:g} s"
-        raise InputError(
-            what, where=str(path), help="do less when the file is imported and 'Model' is created"
-        ) from error
+        raise InputError(what, where=str(path), help="do less when the file is imported and 'Model' is created")
     try:
-        found = msgspec.json.decode(done.stdout, type=ExaminedModel | RefusedModel)
+        found = msgspec.json.decode(answer, type=ExaminedModel | RefusedModel)
     except msgspec.DecodeError as error:
-        what = f"the process that examined {str(path)!r} ended with exit status {done.returncode}"
+        what = f"the process that examined {str(path)!r} ended with exit status {process.returncode}"
         raise MachineError(what, help="see its messages above; it may have run out of memory") from error
     if isinstance(found, RefusedModel):
         raise found.error
     return found
+
+
+def _relay(stderr: IO[bytes]) -> None:
+    """Print the first of what the author's code prints, and drop the rest: nobody may read our own stderr."""
+    left = PRINTED_BYTES_MAX
+    while part := os.read(stderr.fileno(), PRINTED_BYTES_MAX):
+        if left:
+            sys.stderr.write(part[:left].decode(errors="replace"))
+            sys.stderr.flush()
+            left = max(0, left - len(part))
 
 
 def examine_here(
