@@ -53,8 +53,8 @@ class Tensor(Struct, frozen=True, gc=False):
 
 
 MISSING: Final = Tensor("NONE", (), b"")
-"""Stands in blocks for an output that nobody has asked for, and for an optional input that is not given. No tensor of a
-client or a model has this datatype."""
+"""Stands in a block for an output that is not needed, or an optional input that is not given. No tensor of a client or
+a model has this datatype."""
 
 
 class Port(Struct, frozen=True):
@@ -69,7 +69,7 @@ class Port(Struct, frozen=True):
 
     @property
     def counts_rows(self) -> bool:
-        """Whether the first dimension counts rows, of which there may be any number."""
+        """Whether the first dimension counts rows, and is open."""
         return self.has_rows and self.shape[:1] == (-1,)
 
 
@@ -82,14 +82,14 @@ class Signature(Struct, frozen=True):
     rows_max: int = 1
     """The most rows that one request to an application may have, where inputs count rows."""
     optional: tuple[Port, ...] = ()
-    """Inputs that have a value of their own if a request does not give them. They belong to the request as a whole."""
+    """Inputs with a default value, which a request need not give. They belong to the request as a whole."""
 
     @classmethod
     def of(cls, inputs: Sequence[Port], outputs: Sequence[Port], optional: Sequence[Port] = ()) -> "Signature":
-        """The signature of a model whose ports do not say yet which of them have rows.
+        """The signature of a model, in which `has_rows` of each port is worked out from the first dimensions.
 
-        If the first dimension of an input is open, it counts rows, and inputs whose first dimension is fixed have none.
-        If all are fixed to one size, that size is the batch; if they differ, the model has no batch.
+        If those of some inputs are open, they count rows, and the other inputs have none. If all are fixed to one size,
+        that size is the batch. If all are fixed and differ, the model has no batch.
         """
         sizes = {port.shape[0] for port in inputs if port.shape}
         batch = -1 if -1 in sizes else sizes.pop() if len(sizes) == 1 else None
@@ -207,5 +207,5 @@ def bfloats_of(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def described(ports: Sequence[Port]) -> str:
-    """Ports as people read them: `x FP32[-1, 3], y INT64[-1]`."""
+    """Ports for messages: `x FP32[-1, 3], y INT64[-1]`."""
     return ", ".join(f"{port.name} {port.datatype}{list(port.shape)}" for port in ports)

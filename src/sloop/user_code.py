@@ -5,10 +5,11 @@ the import path, as for `python FILE`. What a model raises while it serves becom
 
 A file that has changed is executed again, also if only a module beside it has changed: a running server must not serve
 a new version with old code. Python keeps imported modules, so those that files of users have imported from their own
-folders are forgotten first. What was executed before keeps the modules that it has.
+folders are forgotten first. Code that was executed before keeps the modules that it has.
 
-A file may have a private copy, with copies of the modules beside it (`sloop.serve.copies`). Then the copies are what is
-executed, at any time, but they are told that they lie where the user's files do: there they find their data.
+A file may have a private copy, with copies of the modules beside it (`sloop.serve.copies`). Then the copies are
+executed, whatever happens to the user's files. Their `__file__` still names the user's files, so that code finds its
+data beside it.
 """
 
 import ast
@@ -33,13 +34,13 @@ from sloop.errors import InputError, Refused
 
 _FOLDERS: Final = {str(Path(__file__).resolve().parent), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib"))}
 LIBRARIES: Final = (*(f"{folder}{os.sep}" for folder in sorted(_FOLDERS)), "<")
-"""How the names of files begin that no user wrote; `<` is that of what is no file."""
+"""Prefixes of the names of files that no user wrote; `<` is that of code without a file."""
 FRAMES_MAX: Final = 40
 MESSAGE_CHARS_MAX: Final = 300
 TRACE_CHARS_MAX: Final = 8_000
 """Bounds of what is kept of an exception: one request must not fill the server's log."""
 REFUSED: Final = "refused"
-"""How an encoded `ModelFailure` begins that is a refusal."""
+"""The first line of an encoded `ModelFailure` that is a refusal."""
 
 PYTHON: Final = ".py"
 SOURCES: Final = "sources.json"
@@ -57,8 +58,8 @@ _imported: Final[dict[str, tuple[Path, bytes]]] = {}
 
 
 def module_in(path: Path) -> ModuleType:
-    """The module in a file, which is executed by the first call, and again after it or a module beside it has changed.
-    InputError if that fails."""
+    """The module in a file. The first call executes the file; later ones do so again if it or a module beside it has
+    changed. InputError if that fails."""
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -100,12 +101,12 @@ def _forget_changed(folder: Path) -> None:
         for name, (file, _) in own.items():
             sys.modules.pop(name, None)
             del _imported[name]
-            with contextlib.suppress(OSError):  # it would be taken if size and second of change are the same
+            with contextlib.suppress(OSError):  # Python would use it if size and second of change are the same
                 os.unlink(importlib.util.cache_from_source(str(file)))
 
 
 def _note_imports(folder: Path, before: frozenset[str]) -> None:
-    """Keep in mind which modules have been imported from a folder since there were those `before`."""
+    """Remember which modules were imported from a folder, except those that were imported `before`."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name not in before and file and not file.startswith(LIBRARIES) and folder in Path(file).resolve().parents:
@@ -152,19 +153,19 @@ def user_path(path: Path) -> Path:
 
 
 def _sources(path: Path) -> dict[str, Path]:
-    """The user's files by the names of their copies, if this is a private copy of a Python file; otherwise nothing."""
+    """If this is a private copy of a Python file, the user's files by the names of their copies; otherwise empty."""
     if path.suffix != PYTHON:
         return {}
     try:
         known = json.loads((path.parent.parent / SOURCES).read_bytes())["paths"]
-    except (OSError, ValueError, TypeError, KeyError):  # none, or somebody else's
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or it is another program's
         return {}
     return {name: Path(file) for name, file in known.items()}
 
 
 def modules_beside(path: Path) -> dict[str, Path]:
-    """The modules beside a Python file that it imports, and those beside it that they import: by their paths relative
-    to its folder. Imports are found in the text, wherever they stand; nothing is executed."""
+    """The modules beside a Python file that it imports, directly or through other modules beside it, by their paths
+    relative to its folder. Imports are found in the source, also within functions; nothing is executed."""
     folders = folders_of(path)
     found: dict[str, Path] = {}
     unread: list[tuple[Path, str]] = [(path, "")]
@@ -184,7 +185,7 @@ def modules_beside(path: Path) -> dict[str, Path]:
 
 
 def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
-    """The dotted names of all modules that a text of this package may import, and of the packages that they are in."""
+    """The dotted names of all modules that source code in this package may import, and of the packages around them."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -225,7 +226,7 @@ class _CopyFinder(importlib.abc.MetaPathFinder):
 
 
 class _CopyLoader(importlib.machinery.SourceFileLoader):
-    """Loads a module from its private copy, as if it were the file of the user."""
+    """Loads a module from its private copy, under the path of the user's file."""
 
     def __init__(self, name: str, copy: Path, original: Path) -> None:
         super().__init__(name, str(original))
@@ -272,8 +273,8 @@ def line_in(path: Path, error: BaseException) -> str:
 
 
 class WrongOutputsError(ValueError):
-    """A model returned something else than it declares. `is_certain`: it would for every input; otherwise perhaps only
-    because of the sizes of these."""
+    """A model returned other outputs than it declares. `is_certain`: it would do so for every input; otherwise, perhaps
+    only for inputs of these sizes."""
 
     def __init__(self, what: str, *, is_certain: bool = True) -> None:
         super().__init__(what)

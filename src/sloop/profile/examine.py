@@ -4,8 +4,8 @@ Joining requests along the first dimension is correct only if each row of a batc
 open first dimension does not imply that: it may be a sequence length, or a softmax may run across the rows.
 `sloop.profile.joining` decides, unless the user does (`Declared`).
 
-Of an ONNX file whose batch was fixed when it was exported, or whose outputs are lists of mappings (ZipMap), a changed
-copy is opened instead, if it gives the same results (`prepare`).
+If the batch of an ONNX file was fixed when it was exported, or its outputs are lists of mappings (ZipMap), a changed
+copy is opened instead, provided that it gives the same results (`prepare`).
 
 Python models are examined in a separate process, `python -m sloop.profile.examine MODEL ORDER`, which prints one line
 of JSON: the caller never imports the author's code and its libraries. Anything that code prints goes to stderr.
@@ -53,18 +53,18 @@ from sloop.tensor import Signature, floats_of
 from sloop.text import listed
 
 EXAMINE_S_MAX: Final = 300.0
-"""Limit for importing a Python file, creating its model and running two rows."""
+"""Limit for examining a model in a process of its own: importing its code, creating it, and all trials."""
 PRINTED_BYTES_MAX: Final = 8192
 """Of what it prints meanwhile."""
 ROWS_TRIED: Final = 2
 BATCHES_TRIED: Final = 3
 """Batches of the original model that are joined to test the model whose batch dimension was opened."""
 SAME_PART_MIN: Final = 0.9
-"""The least part of an output of integers that must be the same: near a tie, rounding decides."""
+"""The fraction of an output of integers that must be equal: near a tie, rounding decides."""
 MAPS, OPEN = "maps", "open"
 """What is changed in a copy: its ZipMaps are replaced, or the batch is opened."""
 COPIES: Final = 2
-"""The version of the code that changes copies; raise it when it makes them otherwise."""
+"""The version of the code that changes copies; raise it when the code makes other copies."""
 CLASSES_MAX: Final = 20
 """The most classes that a note lists."""
 GRAPH: Final = "its graph keeps rows apart, and trials agree"
@@ -103,7 +103,7 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
     labels: dict[str, tuple[str, ...]] = {}  # msgspec copies the empty dict for each
     """The classes of the columns of an output, where the model says them."""
     notes: tuple[str, ...] = ()
-    """What a user should know of it."""
+    """What a user should know about it."""
     dimensions: tuple[OpenDimension, ...] = ()
     """The open dimensions besides the batch whose sizes must be known to run it; none if it has an example."""
     changes: tuple[str, ...] = ()
@@ -111,13 +111,13 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
     evidence: str = ""
     """Why requests can share a forward pass; empty if they cannot."""
     fault: RefusedModel | None = None
-    """Why no worker will be ready with it; None if one row shows no reason (`sloop.profile.warming`)."""
+    """Why it would fail for every request; None if one row has not shown that (`sloop.profile.warming`)."""
     is_random: bool = False
     """Whether its graph draws random numbers, so that no request has the same outputs twice."""
 
     @property
     def joining(self) -> Joining | None:
-        """What its profile keeps of this; None for what a user declares, which is not true of the model's bytes."""
+        """What its profile keeps of this; None for what a user declares, because it is not found in the model."""
         is_found = self.evidence in (GRAPH, AUTHOR) or (self.obstacle and not self.obstacle.startswith(USER_SAYS))
         return Joining(self.obstacle) if is_found else None
 
@@ -133,7 +133,7 @@ def joining_text(obstacle: str, evidence: str) -> str:
 
 
 class Declared(Struct, frozen=True):
-    """What a user says of a model."""
+    """What a user says about a model."""
 
     joins_rows: bool | None = None
     """Whether requests may share a forward pass; None: it is examined."""
@@ -151,7 +151,7 @@ UNDECLARED: Final = Declared()
 
 
 class ExamineOrder(Struct, frozen=True):
-    """What the process is told that examines a model which brings code of its own."""
+    """The order to the process that examines a model with code of its own."""
 
     shapes: dict[str, tuple[int, ...]]
     declared: Declared
@@ -165,7 +165,7 @@ def examine(
     folder: Path | None = None,
     declared: Declared = UNDECLARED,
 ) -> ExaminedModel:
-    """What is to be known of a model before it runs.
+    """Find out what must be known about a model before it runs.
 
     `shapes` gives one row's shape for inputs with further open dimensions; without it, usual sizes are tried.
     `folder` is where a changed copy is written, by default beside the model. InputError for an unusable file,
@@ -328,10 +328,10 @@ def prepare(
 ) -> PreparedModel:
     """The file to open for an ONNX model.
 
-    A copy is written beside the model, or in `folder`, if the model has ZipMaps, or a fixed batch that can be opened:
-    its results stay the same, and `obstacle_of` a session of the copy is empty. A copy that is used because its user
-    says so (`is_forced`) is kept apart. InputError for an unusable file, MachineError if a copy is needed and cannot be
-    written.
+    A copy is written beside the model, or in `folder`, if the model has ZipMaps, or a fixed batch that can be opened.
+    It can be opened if the results stay the same and `obstacle_of` a session of the copy is empty. A copy with a batch
+    that is open because the user says so (`is_forced`) has a name of its own. InputError for an unusable file,
+    MachineError if a copy is needed and cannot be written.
     """
     labels: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []

@@ -1,8 +1,8 @@
-"""Operators that ONNX Runtime does not have, and the libraries that do.
+"""Libraries of operators that ONNX Runtime does not have.
 
-A library is loaded into a process, and from then on it belongs to every session that the process opens. Processes are
-told by name which ones they need: workers and processes that measure or examine a model of a user, and never the
-server's own process, into which no native code of a user is loaded.
+A process names the libraries that it needs (`use`); from then on they are in every session that it opens. Such
+processes are workers, and those that measure or examine a user's model, but never the server's own: it loads no native
+code of a user.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ _in_use: dict[str, None] = {}
 
 
 def use(operators: Iterable[str]) -> None:
-    """Every session that this process opens from now on has these operators: `EXTENSIONS`, or paths of libraries."""
+    """Add these libraries to every session that this process opens from now on: `EXTENSIONS`, or paths."""
     _in_use.update(dict.fromkeys(operators))
 
 
 def in_use() -> tuple[str, ...]:
-    """What the sessions of this process have, in the order of `use`."""
+    """The libraries in use in this process, in the order of `use`."""
     return tuple(_in_use)
 
 
@@ -49,7 +49,7 @@ def library_of(name: str) -> str:
 
 
 def add_to(options: Any) -> None:  # noqa: ANN401  # ONNX Runtime's SessionOptions have no types
-    """Give a session the operators in use. InputError for a library that is missing, or that cannot be loaded."""
+    """Add the libraries in use to the options of a session. InputError if one is missing or cannot be loaded."""
     for name in _in_use:
         path = library_of(name)
         try:

@@ -1,8 +1,8 @@
-"""What a model is run on before it serves: placeholders, or its own example; and what their failure means.
+"""Runs a model before it serves, on placeholders or on its own example, and says what a failure means.
 
-`sloop check` and each worker, before it is ready, run a model on one row. What fails there for certain would fail for
-every request: outputs that are not those that are declared, a missing module, a name that does not exist. What fails on
-sizes or texts that were guessed need not.
+`sloop check` and each worker, before it is ready, run a model on one row. Some failures are *certain*: they would
+happen for every request, such as outputs that differ from the declared ones, a missing module, or a name that does not
+exist. Other failures may be due to sizes or texts that were guessed.
 
 A worker then runs the batches that it will get, so that no request pays for what a model does once for each size
 (`warm_up`).
@@ -33,18 +33,18 @@ from sloop.user_code import LIBRARIES, WrongOutputsError, failure_of, line_in, s
 WARM_S_MAX: Final = 10.0
 """How long a worker may run batches of one session beyond the first one before it is ready."""
 LARGEST_S_MAX: Final = 0.2
-"""How long the largest batch may take if its size costs nothing once: its memory, at most, would be found later."""
+"""If sizes cost nothing once, the largest batch is run only if it should take less: it merely allocates memory."""
 DEARER: Final = 2.0
 DEARER_S: Final = 0.02
-"""A first pass takes so many times as long as later ones, and so much longer, if the model does something once for its
-size."""
+"""The model does something once for a size if the first pass with it takes more than `DEARER` times as long as later
+ones, and at least `DEARER_S` longer."""
 
 
 def placeholders(
     signature: Signature, rows: int, shapes: Mapping[str, tuple[int, ...]], guessed: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Array] | None:
-    """A batch of equal rows, random as those that a profile is measured with. `shapes` gives one row's shape for inputs
-    with open dimensions, `guessed` for those that it lacks. None if a size is in neither."""
+    """A batch of equal random rows, as those that a profile is measured with. `shapes` gives the shape of one row for
+    inputs with open dimensions, `guessed` for inputs that are not in `shapes`. None if a size is in neither."""
     found: dict[str, tuple[int, ...]] = {}
     for port in signature.inputs:
         size = shapes.get(port.name, guessed.get(port.name, port.shape[1:]))
@@ -64,7 +64,7 @@ def guessed_rows(session: Session) -> dict[str, tuple[int, ...]]:
     """One row's shape with usual sizes, for inputs with open dimensions."""
     dimensions = open_dimensions(session)
     found = row_shapes(session.signature, dimensions, [each.proposal for each in dimensions])
-    for port in session.signature.inputs:  # sizes that are those of the batch
+    for port in session.signature.inputs:  # their open sizes are those of the batch
         if not port.has_rows and -1 in port.shape:
             found[port.name] = tuple(1 if size < 0 else size for size in found.get(port.name, port.shape))
     return found
@@ -73,10 +73,10 @@ def guessed_rows(session: Session) -> dict[str, tuple[int, ...]]:
 def try_on_one_row(
     session: Session, shapes: Mapping[str, tuple[int, ...]], path: Path, rows: int = 1
 ) -> tuple[bool, str]:
-    """Run a model on the smallest batch, of `rows` rows. Returns whether its sizes are known and it succeeds, so that
-    larger batches can be tried, and a note for users about a failure that may be due to the inputs.
+    """Run a model on the smallest batch, of `rows` rows. Returns whether larger batches can be run too (the sizes are
+    known, and the model has not failed), and a note for users about a failure that may be due to the inputs.
 
-    InputError if the model fails for certain, or on its own example or known sizes.
+    InputError for a certain failure (see above), and for one on the model's own example or on known sizes.
     """
     example = None if shapes else session.example(rows)
     feed, is_known = example, True
@@ -117,7 +117,7 @@ def _has_texts(session: Session) -> bool:
 
 
 def _is_certain(error: BaseException) -> bool:
-    """Whether a stage would raise this for every request, whatever it holds."""
+    """Whether a stage would raise this for every request, whatever its inputs."""
     if isinstance(error, WrongOutputsError):
         return error.is_certain
     if isinstance(error, AttributeError):
@@ -134,13 +134,13 @@ def warm_up(
     for_memory: bool = True,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> tuple[int, ...]:
-    """Run batches beyond the smallest, which has been run. `batches` are sizes in ascending order. Returns those that
-    there was no time for.
+    """Run batches beyond the smallest, which has been run. `batches` are sizes in ascending order. Returns the sizes
+    that there was no time for.
 
-    The second size is run three times. If the first of these takes much longer than the others, the model does
+    The second size is run three times. If the first of these passes takes much longer than the others, the model does
     something once for each size: then every size up to the largest is run, those in `batches` first, for at most
-    `WARM_S_MAX`. If not, only the largest, `for_memory`, and only if that should take less than `LARGEST_S_MAX`; if it
-    takes much longer, sizes cost something after all.
+    `WARM_S_MAX`. Otherwise, with `for_memory`, the largest is run if that should take less than `LARGEST_S_MAX`; if it
+    takes much longer than expected, every size is run after all.
     """
     if len(batches) < 2:
         return ()
@@ -183,7 +183,7 @@ def batch_maker(
     shapes: Mapping[str, tuple[int, ...]],
     example: Callable[[int], Mapping[str, Array] | None] = lambda rows: None,
 ) -> Callable[[int], Mapping[str, Array]] | None:
-    """Makes batches of known sizes, as `try_on_one_row` does; None if sizes are unknown."""
+    """A function that makes batches of known sizes, as `try_on_one_row` does; None if sizes are unknown."""
 
     def made(rows: int) -> Mapping[str, Array]:
         found = (None if shapes else example(rows)) or placeholders(signature, rows, shapes, {})

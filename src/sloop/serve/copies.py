@@ -1,21 +1,21 @@
-"""Private copies of model files: a version serves the bytes that were examined, whatever becomes of the user's files.
+"""Private copies of model files: a version serves the bytes that were examined, whatever happens to the user's files.
 
-A user's file may be overwritten, replaced or deleted while workers serve it, and workers open it again and again: each
-replica, and each thread count of a replica. So whoever examines a model copies its files first (`take`), weights in
-other files and modules beside a Python file included, and all workers of this machine open the copy. On file systems
-with reflinks a copy takes no space. It is never a hard link: `cp` writes into the same inode.
+A user may overwrite, replace or delete a file while it is served, and workers open it many times: for each replica, and
+for each thread count of a replica. So whoever examines a model first copies its files (`take`), also weights in other
+files and modules beside a Python file, and all workers of this machine open the copy. On file systems with reflinks a
+copy takes no space. It is never a hard link, because `cp` overwrites the inode that both names share.
 
 **The folder** of copies, in a state folder or in the cache of models, has an entry for each content:
 
     NAME-DIGEST/files/         the files, named as in the model's own folder; changed copies and blocks are beside them
     NAME-DIGEST/used           each user of the entry holds a shared lock on it; the kernel releases those of the dead
     NAME-DIGEST/sources.json   where the files were, for Python files (`sloop.user_code`), and their digests
-    NAME-DIGEST-changed/       of a model that could not be copied: only the changed copies
+    NAME-DIGEST-changed/       only the changed copies, of a model whose files could not be copied
     NAME-DIGEST.RANDOM.part/   an entry that is being made
 
-Where no copy can be made, because there is no room, the file itself is opened, and each open checks first that it has
-the bytes that were examined: they are read into memory, with the weights in other files, because mapped ones could
-still change.
+If no copy can be made, for example for lack of room, workers open the user's file itself, and check first that it has
+the bytes that were examined. They read it into memory, with the weights in other files, because files that are mapped
+could still change.
 """
 
 import contextlib
@@ -52,20 +52,20 @@ IN_CACHE: Final = "copies"
 ONNX: Final = ".onnx"
 ENDING, GONE = ".part", ".gone"
 TRIES: Final = 3
-"""How often a model is copied that changes meanwhile."""
+"""How often copying is tried if the model changes meanwhile."""
 FICLONE: Final = 0x40049409
 """Linux's request to make a file share the blocks of another one."""
 MARGIN_BYTES: Final = 64 << 20
 """A copy leaves this much room on its disk, or as much as its own size if that is less."""
 CHUNK_BYTES: Final = 1 << 20
 NAME_BYTES_MAX: Final = 100
-"""Of the name of a model in that of its entry."""
+"""The most bytes of a model's name in the name of its entry."""
 DIGITS: Final = 16
-"""Hexadecimal digits of a digest in the name of an entry; its files are compared with all of them."""
+"""Hexadecimal digits of the digest in the name of an entry. Files are compared by all digits."""
 LEFT_S: Final = 3600
-"""What is no entry and was not touched for this long belongs to a process that has died, or to an earlier sloop."""
+"""What is no entry and was not touched for this long is left from a process that has died, or an earlier sloop."""
 BEGAN_S: Final = time.time()
-"""Copies that this process, or one beside it, has taken since then are not deleted to make room."""
+"""Copies that were taken since then, by this process or another, are not deleted to make room."""
 WATCH_S: Final = 3.0
 """How often the user's files are looked at."""
 NICE: Final = 19
@@ -83,9 +83,9 @@ class ModelCopy:
     original: Path
     """What the user has named."""
     digest: str
-    """Of the content of all its files; of an ONNX model it is that in its profile (`digest_of_model`)."""
+    """The digest of all its files. For an ONNX model it is the one in its profile (`digest_of_model`)."""
     files: tuple[ExaminedFile, ...]
-    """Those of the user; none if they are sloop's own."""
+    """The user's files that it was made from; empty for files of sloop's own caches."""
     folder: Path
     """Where changed copies and blocks of it are written."""
     lock: int = -1
@@ -95,7 +95,7 @@ class ModelCopy:
 
     @property
     def model_digest(self) -> str:
-        """As profiles have it: that of a Python file is of this file alone."""
+        """The digest that profiles have; for a Python model it is that of its own file alone."""
         return digest(self.path) if is_python(self.path) else self.digest
 
     @contextlib.contextmanager
@@ -112,7 +112,7 @@ class ModelCopy:
             check_digest(self.path, self.digest)
 
     def compare(self, expected: str) -> None:
-        """InputError if it has not the content that was examined elsewhere."""
+        """InputError if its content is not what was examined elsewhere."""
         _compare(self.original, self.digest, expected)
 
     def close(self) -> None:
@@ -132,8 +132,8 @@ def _renamed(error: SloopError, copy: Path, original: Path) -> SloopError:
 
 @contextlib.contextmanager
 def private_copy(model: Path, folder: Path | None = None) -> Iterator[ModelCopy]:
-    """A copy of a model while the block runs, in which it is examined or measured; in `folder`, where others find it
-    again, or for this block alone. Errors as for `take`, and from within the block as for `ModelCopy.examined`."""
+    """A copy of a model that exists while the block runs, to be examined or measured. With `folder` it stays there, for
+    others to use. Errors as for `take`, and from within the block as for `ModelCopy.examined`."""
     place = folder or usual_folder() / IN_CACHE
     copy = take(model, place)
     try:
@@ -150,8 +150,8 @@ def private_copy(model: Path, folder: Path | None = None) -> Iterator[ModelCopy]
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """The files of a model by name, its own first, each with its state and then its digest; a file that is not there
-    has neither."""
+    """The files of a model, its own first, with their states and their digests, by name; both are empty for a file that
+    is not there."""
 
     files: Mapping[str, Path]
     states: Mapping[str, str]
@@ -159,7 +159,7 @@ class _Content:
     digest: str
 
     def examined(self) -> tuple[ExaminedFile, ...]:
-        """For the record."""
+        """The files, to be compared with later."""
         return tuple(ExaminedFile(str(file), self.states[name], self.sums[name]) for name, file in self.files.items())
 
 
@@ -187,7 +187,7 @@ def _state(file: Path) -> str:
 
 
 def check_digest(model: Path, expected: str) -> None:
-    """InputError if a model, which has no private copy, has not the content that was examined."""
+    """InputError if the content of a model without a private copy is not what was examined."""
     try:
         found = _content_of(model).digest
     except OSError:
@@ -199,12 +199,12 @@ def _compare(model: Path, found: str, expected: str) -> None:
     if found != expected:
         now = f"has the digest {found[:DIGITS]}…" if found else "cannot be read"
         what = f"it {now}, and what was examined had {expected[:DIGITS]}…: it has changed since"
-        fix = "take it with `sloop deploy`, or put back what was there; with room for a copy it would not matter"
+        fix = "deploy it with `sloop deploy`, or restore the file; with disk space for a copy this would not happen"
         raise InputError(what, where=str(model), help=fix)
 
 
 def open_checked(model: Path, threads: int, expected: str, device: CudaDevice | None = None) -> Session:
-    """Open a user's own file, as `open_model` does. InputError if it has not the content that was examined.
+    """Open a user's own file, as `open_model` does. InputError if its content is not what was examined.
 
     All of an ONNX model is read into memory, checked and opened there.
     """
@@ -244,11 +244,11 @@ class _Entry(Struct, frozen=True):
 
 
 def take(model: Path, folder: Path, expected: str = "") -> ModelCopy:
-    """The files of a model, copied into `folder` unless they are there already, or are sloop's own. A copy with the
-    `expected` digest is taken whatever has become of the files.
+    """Copy the files of a model into `folder`, unless the copy is there already or they are in a cache of sloop's own.
+    A copy with the `expected` digest is used whatever has happened to the user's files.
 
-    Where they cannot be copied the files themselves are returned. InputError if they cannot be read, or change while
-    they are copied.
+    If they cannot be copied, the result names the user's own file. InputError if they cannot be read, or change each
+    time that they are copied.
     """
     original = model.absolute()
     if expected and (lock := _kept(_entry(folder, original, expected), expected)) is not None:
@@ -293,10 +293,10 @@ def _unreadable(model: Path, error: OSError) -> InputError:
 
 
 def _kept(entry: Path, known: str) -> int | None:
-    """A lock on the entry with the content of this digest; None if there is none, or if it has been damaged."""
+    """A lock on the entry with the content of this digest; None if it is missing or damaged."""
     try:
         lock = locked_file(entry / USED, exclusive=False, make=False)
-    except OSError:  # to make one will fail, and say why
+    except OSError:  # making one will fail too, and say why
         lock = None
     if lock is None:
         return None
@@ -315,7 +315,7 @@ def _digest(file: Path) -> str:
 
 
 def _made(entry: Path, content: _Content) -> int | None:
-    """A lock on the entry, which is made; None if the files have changed meanwhile. _NoCopyError if they cannot be
+    """Make the entry, and return a lock on it; None if the files have changed meanwhile. _NoCopyError if they cannot be
     copied."""
     part = None
     try:
@@ -351,7 +351,7 @@ def _made(entry: Path, content: _Content) -> int | None:
 
 
 def _fill(part: Path, content: _Content) -> bool:
-    """Copy the files; whether the copies have the digests that are known. _NoCopyError if they cannot be copied."""
+    """Copy the files. Returns whether the copies have the expected digests. _NoCopyError if they cannot be copied."""
     for name, file in content.files.items():
         if not content.sums[name]:
             continue  # whoever opens the model will say that it is missing
@@ -377,7 +377,7 @@ def _fill(part: Path, content: _Content) -> bool:
 
 
 def _copy(given: BinaryIO, made: BinaryIO) -> None:
-    """Copy a file, if possible without taking space. OSError (ENOSPC) also if too little room would be left."""
+    """Copy a file, as a reflink if possible. OSError (ENOSPC) also if too little room would be left."""
     with contextlib.suppress(OSError):  # another file system, or one without reflinks
         fcntl.ioctl(made.fileno(), FICLONE, given.fileno())
         return
@@ -418,8 +418,8 @@ def _remove(entry: Path) -> None:
 
 
 def collect(folder: Path, before_s: float = inf) -> bool:
-    """Delete all copies in a folder that nobody uses and that were last taken before a time, and what dead processes
-    have left there; returns whether there was something."""
+    """Delete the copies in a folder that nobody uses and that were last taken before `before_s` (Unix time), and what
+    dead processes have left there. Returns whether anything was deleted."""
     try:
         entries = list(folder.iterdir())
     except OSError:
@@ -447,7 +447,7 @@ def collect(folder: Path, before_s: float = inf) -> bool:
 
 class VersionFiles:
     """Keeps the copies that the versions of a server use, deletes others, and watches the users' files, in a thread of
-    its own: a file system may not answer."""
+    its own, because a file system may hang."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -467,8 +467,8 @@ class VersionFiles:
         self._thread.start()
 
     def add(self, key: str, called: str, models: Mapping[str, tuple[ExaminedFile, ...]]) -> None:
-        """A version uses these models: by the file that is opened, what it was made from. It is `called` so in
-        warnings."""
+        """A version uses these models: for each file that is opened, the user's files that it was made from. Warnings
+        name the version as `called`."""
         self._pins.add(key, map(Path, models))
         with self._lock:
             watched = {
@@ -487,7 +487,7 @@ class VersionFiles:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """A version is checked within the block, and added at its end: nothing is deleted meanwhile."""
+        """Delete nothing while the block checks a version, which is added at its end."""
         self._checks += 1
         try:
             yield
@@ -501,7 +501,7 @@ class VersionFiles:
         self._pins.close()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # on Linux it is a thread's own; to digest takes a core
+        with contextlib.suppress(OSError, AttributeError):  # on Linux of this thread alone; hashing takes a core
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             with contextlib.suppress(Exception):
@@ -514,7 +514,7 @@ class VersionFiles:
                 _log.warning("%s", line)
 
     def changes(self) -> list[str]:
-        """What is to be said of files that have changed since the last call. Reads those files again."""
+        """A warning for each file that has changed since the last call. Reads these files again."""
         with self._lock:
             watched = [(called, each) for called, files in self._watched.values() for each in files.values()]
         changed: dict[tuple[str, str], list[str]] = {}
@@ -522,8 +522,8 @@ class VersionFiles:
             if (now := each.change()) is not None:
                 changed.setdefault((each.examined.path, now), []).append(called)
         return [
-            f"{path} {now}; {listed(versions)} {'goes' if len(versions) == 1 else 'go'} on with what was examined, "
-            "and `sloop deploy` takes the change"
+            f"{path} {now}; {listed(versions)} {'goes' if len(versions) == 1 else 'go'} on with what was examined; "
+            "to serve the change, run `sloop deploy`"
             for (path, now), versions in changed.items()
         ]
 
@@ -540,7 +540,7 @@ class _Watched:
     sha256: str
     """Of that content."""
     seen: str
-    """Its state at the last look."""
+    """Its state at the last call of `change`."""
 
     @classmethod
     def of(cls, examined: ExaminedFile, *, is_opened: bool) -> Self:
@@ -548,8 +548,8 @@ class _Watched:
         return cls(examined, is_opened, examined.state, examined.sha256, examined.state)
 
     def change(self) -> str | None:
-        """What has become of it since the last call; None if it is as it was then, or as it was examined. A file that
-        has changed is read when its state is the same at two calls: it may be large, and be written for a while."""
+        """How it has changed since the last call; None if its content is as it was then, or as it was examined. A
+        changed file is read only when two calls have found the same state: writing a large file takes a while."""
         path = Path(self.examined.path)
         before, self.seen = self.seen, _state(path)
         if self.seen == self.known or self.seen != before:

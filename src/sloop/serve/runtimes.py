@@ -40,7 +40,7 @@ THREAD_COUNTS_MAX: Final = 4
 """How many thread counts a runtime keeps sessions for: in some frameworks each session holds a copy of the weights."""
 
 SUBSETS_MAX: Final = 2
-"""For how many choices of outputs a runtime keeps sessions that compute nothing else."""
+"""For how many sets of outputs a runtime keeps sessions that compute nothing else."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,17 +56,16 @@ class Runtime(Protocol):
         ...
 
     def warm(self, threads: int) -> None:
-        """Run the batches that are to come on placeholder inputs. InputError if the model fails for certain."""
+        """Run the expected batches on placeholder inputs. InputError if the model would fail for every request."""
         ...
 
     def prune(self, outputs: Places) -> None:
-        """Passes that need only the outputs at these places will be frequent: prepare not to compute others."""
+        """Prepare to compute only the outputs at these places: passes that need no others will be frequent."""
         ...
 
     def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
-        """Run one forward pass. Returns the outputs in the model's order and the number of threads it ran on. In place
-        of outputs that are not needed, those whose places are not in `outputs`, there may be `NOTHING`; () stands
-        for all.
+        """Run one forward pass. Returns the outputs in the model's order and the number of threads it ran on. `outputs`
+        are the places of the outputs that are needed, () stands for all; others may be `NOTHING`.
 
         `inputs` are in the model's order; those of optional inputs may follow, `NOTHING` for one that is not given. The
         caller reuses their memory after it has sent the outputs. The pass runs on `threads` threads if a session for
@@ -77,12 +76,12 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The batches that a runtime will get, as far as they are known before."""
+    """What is known beforehand of the batches that a runtime will get."""
 
     batches: tuple[int, ...] = (1,)
     """Their rows, ascending (`sloop.profile.warming.sizes_to_warm`)."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """One row's shape of inputs with open dimensions, as its profile was measured; empty if that is unknown."""
+    """For inputs with open dimensions, the shape of one row that the profile was measured with; empty if unknown."""
 
 
 NOTHING_KNOWN: Final = Expected()
@@ -110,7 +109,7 @@ def prepare_runtimes(model: str = "") -> None:
     """Load the libraries of a model, or of most models before one is asked for."""
     if model.startswith("fake:") or is_python(Path(model)) or is_compiled(Path(model)):
         return
-    with contextlib.suppress(Exception):  # who needs it is told what is wrong with it
+    with contextlib.suppress(Exception):  # whoever opens a model gets the error
         onnx_runtime()
 
 
@@ -182,8 +181,8 @@ class FileRuntime:
         expected: Expected = NOTHING_KNOWN,
         optional: Sequence[str] = (),
     ) -> None:
-        """With `examined`, the file must offer these inputs and outputs; with `digest`, it is a user's own file, which
-        must have this content each time it is opened. The arrays of `optional` inputs may follow the others."""
+        """With `examined`, the file must have these inputs and outputs. With `digest`, it is a user's own file, which
+        must have this content each time it is opened. Arrays of the `optional` inputs may follow the others."""
         self._path, self._expected, self._examined, self._digest = Path(path), expected, examined, digest
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._warm: set[int] = set()
@@ -210,16 +209,15 @@ class FileRuntime:
         return True
 
     def warm(self, threads: int) -> None:
-        """See `Runtime`. Inputs are the model's own example, or random in the shapes of its profile; if neither is
-        there and dimensions are open, one row of usual sizes, which the model may refuse."""
+        """See `Runtime`. Inputs are random, in the shapes of the profile; without these, the model's own example.
+        Without both, one row of usual sizes is run if dimensions are open; the model may refuse it."""
         session, loaded = self.session(threads, is_warming=True)
         batches, shapes = self._expected.batches, self._expected.shapes
         if session.signature.fixed_batch is not None:
             batches = (session.signature.fixed_batch,)
         try:
-            is_known, _ = try_on_one_row(
-                session, shapes, self._path, batches[0]
-            )  # the note is told before workers start
+            # The note was shown when the model was examined.
+            is_known, _ = try_on_one_row(session, shapes, self._path, batches[0])
             made = batch_maker(session.signature, shapes, session.example) if is_known else None
             if made is not None:
                 # Sessions for other numbers of threads may never be used: they take no memory for the largest batch.
@@ -239,7 +237,7 @@ class FileRuntime:
                 self._warm.add(threads)
 
     def prune(self, outputs: Places) -> None:
-        """Open sessions for these outputs alone, where that is worth it. The first `SUBSETS_MAX` choices have some."""
+        """Open sessions for these outputs alone, where that saves work, for the first `SUBSETS_MAX` sets of outputs."""
         if outputs not in self._subsets and len(self._subsets) < SUBSETS_MAX:
             self._subsets.append(outputs)
             with self._lock:
@@ -248,7 +246,8 @@ class FileRuntime:
                 self._prune(session, outputs)
 
     def _prune(self, session: Session, outputs: Places) -> None:
-        """Open a session beside this one, and warm it; this one gives back the memory that it may not need again."""
+        """Open a session for these outputs beside this one, and warm it. This one gives back memory of large
+        batches."""
         if not isinstance(session, OnnxSession):
             return
         made = batch_maker(session.signature, self._expected.shapes)
@@ -291,8 +290,8 @@ def warm_batches(
     *,
     for_memory: bool = True,
 ) -> None:
-    """Run the batches beyond the smallest (`sloop.profile.warming.warm_up`). One that fails ends that, because it may
-    be too large. InputError if what the model returns is wrong for certain."""
+    """Run the batches beyond the smallest (`sloop.profile.warming.warm_up`). If one fails, which may be too large, no
+    more are run. InputError if the model would return wrong outputs for every request."""
     try:
         cold = warm_up(lambda rows: run(made(rows)), batches, for_memory=for_memory)
     except WrongOutputsError as error:
@@ -305,7 +304,7 @@ def warm_batches(
     else:
         if cold:
             these = f"{counted(len(cold), 'size')} from {min(cold)} to {max(cold)} rows"
-            say(f"{path.name} was warmed for {WARM_S_MAX:g} s; batches of {these} still take longer at first")
+            say(f"{path.name} was warmed for {WARM_S_MAX:g} s; the first batch of {these} will still take longer")
 
 
 @functools.cache
@@ -361,14 +360,14 @@ class CudaRuntime(FileRuntime):
 
 
 def check_offer(model: Path, offered: Signature, examined: Signature) -> None:
-    """InputError if an opened model has other inputs or outputs than those that were examined. Sizes that only one of
-    them knows do not matter: ONNX Runtime infers more of them when it optimises a graph."""
+    """InputError if an opened model has other inputs or outputs than those that were examined. A size that is open in
+    only one of them does not matter: ONNX Runtime infers more sizes when it optimises a graph."""
     for kind in ("inputs", "outputs", "optional"):
         there, known = getattr(offered, kind), getattr(examined, kind)
         if len(there) != len(known) or not all(map(_fits, there, known)):
             named = "optional inputs" if kind == "optional" else kind
             what = f"its {named} are {described(there)}; those that were examined are {described(known)}"
-            raise InputError(what, where=str(model), help="the file has changed: take it with `sloop deploy`")
+            raise InputError(what, where=str(model), help="the file has changed: deploy it with `sloop deploy`")
 
 
 def _fits(there: Port, known: Port) -> bool:

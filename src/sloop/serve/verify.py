@@ -1,9 +1,10 @@
 """Runs requests that shared a forward pass again, alone, while their worker has nothing else to do.
 
-Examinations prove that rows are independent (`sloop.profile.joining`), or an author says so. This looks at real
-requests: it keeps copies of the inputs and outputs of some of them, and compares when the worker idles. A difference
-that is larger than the type's tolerance, and that the request does not show beside copies of itself either, comes from
-its neighbours.
+Rows are independent because an examination has proven it (`sloop.profile.joining`), or because an author says so. This
+module checks it with real requests: it keeps copies of the inputs and outputs of some of them, and compares while the
+worker is idle. Suppose that an output differs from that of the request alone by more than the tolerance of its type.
+If it differs as much from that of the request beside copies of itself, the difference comes from the neighbours, not
+from rounding.
 """
 
 from collections import deque
@@ -19,7 +20,7 @@ from sloop.tensor import Port
 
 SAMPLES_MAX: Final = 8
 SAMPLES_BYTES_MAX: Final = 2**24
-"""Bounds of what waits to be compared; further requests are left out."""
+"""The most requests, and bytes, that wait to be compared; further requests are not compared."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Run = Callable[[Sequence[Array]], Sequence[Array]]
@@ -27,7 +28,8 @@ Run = Callable[[Sequence[Array]], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A request that shared a pass: its inputs and outputs, and where its rows lay among how many."""
+    """A request that shared a pass: its inputs and outputs, the first of its rows and their number, and all rows of the
+    pass."""
 
     inputs: Sequence[Array]
     outputs: Sequence[Array]
@@ -51,8 +53,8 @@ class Verification:
         return bool(self._samples)
 
     def note(self, rows: Sequence[int], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """A pass was shared by requests of so many rows each. All arrays have the rows of all of them, except `NOTHING`
-        in place of outputs that none of them needs."""
+        """Several requests have shared a pass. `rows` is the number of rows of each; arrays have the rows of all of
+        them, one request after the other, or are `NOTHING` for outputs that none of them needs."""
         start = 0
         for own in rows:
             self._due += self._share
@@ -74,8 +76,8 @@ class Verification:
         self._due = max(0.0, self._due - 1)
 
     def check(self, run: Run) -> str:
-        """Compare the request that waits longest. Returns what differs; empty if nothing does. Raises what the model
-        raises."""
+        """Run the request that waits longest again, and compare. Returns what differs; empty if nothing does. Raises
+        what the model raises."""
         sample = self._samples.popleft()
         self._bytes -= sum(array.nbytes for array in (*sample.inputs, *sample.outputs))
         alone = [np.asarray(output) for output in run(sample.inputs)]
@@ -86,7 +88,7 @@ class Verification:
         ]
         if not differing:
             return ""
-        # The same kernels run on as many rows, so that what is left comes from the values of its neighbours.
+        # As many rows take the same kernels, so a difference that remains comes from the values of the neighbours.
         copies = -(-sample.rows_of_pass // sample.rows)
         beside = run([np.concatenate([array] * copies)[: sample.rows_of_pass] for array in sample.inputs])
         for place in differing:

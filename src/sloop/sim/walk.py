@@ -1,7 +1,8 @@
 """How a request walks through the graph of its application, for the checkers.
 
-The rules are those of `app.graph`, worked out a second time, from the declarations of the stages alone: `app.progress`,
-which core and fold share, counts what is still to come, and this remembers what was sent.
+The rules are those of `app.graph`, implemented a second time from the declarations of the stages alone, so that
+checkers do not share mistakes with `app.progress`, which core and fold use. `app.progress` counts the items that are
+still to come; this module remembers the items that were sent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ Place = tuple[str, int]
 
 
 class DeclaredStages:
-    """The stages of an application version, as declared, and what follows which."""
+    """The stages of an application version, as declared, and which stage follows which."""
 
     def __init__(self, graph: Graph) -> None:
         self.stages = graph.stages
@@ -23,7 +24,8 @@ class DeclaredStages:
             name: tuple(other.name for other in self.stages.values() if name in other.after) for name in self.stages
         }
         self.scopes: dict[str, str] = {}
-        """Per stage, the one that splits a request into the parts for which it runs; "" if it runs for the request."""
+        """Per stage, the stage that splits a request into the parts for which it runs; "" if it runs once per
+        request."""
         for name, stage in self.stages.items():
             split = name if stage.each is not None else ""
             self.scopes[name] = split or ("" if stage.join or not stage.after else self.scopes[stage.after[0]])
@@ -37,11 +39,11 @@ class DeclaredStages:
             for scope in self.scopes.values()
             if scope
         }
-        """Per stage that splits requests, where their parts meet."""
+        """Per stage that splits requests, the stages that join the parts again."""
 
 
 class Walk:
-    """The walk of one request: `begin`, then `finish` for each visit, return the visits that may begin then."""
+    """The walk of one request. `begin`, and `finish` for each visit, return the visits that may begin then."""
 
     __slots__ = ("_decided", "_declared", "_enters", "_sent", "fault", "open_visits", "request", "visited")
 
@@ -51,13 +53,13 @@ class Walk:
         named = [name for name in entries if declared_name(name) in request.enters]
         self._enters = frozenset(named if request.enters else entries)
         self._sent: dict[tuple[str, str], dict[int, int]] = {}
-        """Per edge, how many items each part has sent along it; none if its visit was skipped."""
+        """Per edge, how many items each part has sent along it; 0 if its visit was skipped."""
         self._decided: set[Place] = set()
         """The visits that have been entered or skipped."""
         self.visited: set[str] = set()
         self.open_visits = 0
         self.fault = False
-        """Whether a visit has sent more items along an edge than that takes."""
+        """Whether a visit has sent more items along an edge than the edge allows."""
 
     def begin(self) -> list[Place]:
         """The request arrives."""
@@ -65,8 +67,8 @@ class Walk:
         return self._decide([(stage.name, 0) for stage in stages if stage.entry or not stage.after])
 
     def finish(self, stage: str, part: int, counts: Sequence[int] = ()) -> list[Place]:
-        """A visit has sent so many items to each stage that follows; one if nothing is said. With too many it goes
-        no further."""
+        """A visit ends. `counts` are the items that it has sent to each stage that follows, one each if empty. If they
+        are too many, the request goes no further."""
         targets = self._declared.targets[stage]
         counts = counts or (1,) * len(targets)
         for target, count in zip(targets, counts, strict=True):
@@ -78,7 +80,7 @@ class Walk:
         return self._decide(self._tell(stage, part, counts))
 
     def deadline_ns(self, *, ended: bool = False) -> int:
-        """The loosest deadline of the declared paths that it may still be on, or is on if it has `ended`."""
+        """The latest deadline of the declared paths that the request may still take, or has taken if it has `ended`."""
         declared, request = self._declared, self.request
         if all(path.slo_ns == declared.slo_ns for path in declared.paths):
             return request.deadline_ns
@@ -90,8 +92,8 @@ class Walk:
         return request.sent_ns + request.slo_ns * slo_ns // declared.slo_ns
 
     def _decide(self, places: list[Place]) -> list[Place]:
-        """Which of these visits begin, and which after those among them that are skipped: a visit that gets nothing
-        sends nothing."""
+        """The visits that begin: those of `places` that get items, and those that begin because others of them are
+        skipped. A visit that gets no items is skipped, and sends none."""
         entered: list[Place] = []
         while places:
             place = places.pop()
@@ -108,7 +110,7 @@ class Walk:
         return entered
 
     def _tell(self, stage: str, part: int, counts: Sequence[int]) -> list[Place]:
-        """A visit has sent so many items along its edges; returns the visits that this may decide."""
+        """A visit has sent these numbers of items along its edges. Returns the visits that this may decide."""
         places: list[Place] = []
         for target, count in zip(self._declared.targets[stage], counts, strict=True):
             self._sent.setdefault((stage, target), {})[part] = count
@@ -116,14 +118,14 @@ class Walk:
         return places
 
     def _places(self, target: str, part: int, count: int) -> Iterable[Place]:
-        """The visits at, or after, a stage that what was sent to it may decide."""
+        """The visits at or after `target` that `count` items sent to it may decide."""
         declared = self._declared
         if declared.stages[target].each is not None:
             return [(target, each) for each in range(count)] or [(join, 0) for join in declared.joins[target]]
         return [(target, 0 if declared.stages[target].join else part)]
 
     def _came(self, name: str, part: int) -> int | None:
-        """How many items came for a visit; None as long as more may come."""
+        """How many items came for a visit; None while more may come."""
         declared, stage = self._declared, self._declared.stages[name]
         came = int(name in self._enters)
         for source in stage.after:

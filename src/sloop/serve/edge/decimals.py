@@ -1,12 +1,15 @@
 """Floats of 16 and 32 bits in their shortest form: the decimal number with the fewest digits that reads back as the
 same value of the type.
 
-As a 64-bit float, the FP32 number 0.1 is 0.10000000149011612, and JSON would have all these digits. The 64-bit float
-nearest to a decimal of up to 15 digits is written as that decimal, so it is enough to find that float. NumPy finds the
-shortest form of one number in a third of a microsecond. For many numbers it is ten times as fast to try, for all at
-once, the nearest decimal of each number of digits that the type may need: the first one that becomes the same value
-again is the shortest. Every decimal of `digits_min` digits is a value of its own in the type, so the nearest of so many
-digits is also the nearest shorter one, if a shorter one will do.
+As a 64-bit float, the FP32 number 0.1 is 0.10000000149011612, and JSON would have all these digits. JSON encoders write
+a 64-bit float as the shortest decimal that reads back as it. So it is enough to find the 64-bit float nearest to the
+shortest decimal of the FP32 number: that has at most 9 digits, and decimals of up to 15 digits are read back exactly.
+
+NumPy finds the shortest decimal of one number in a third of a microsecond. For many numbers it is ten times as fast to
+round all of them at once to `digits_min` digits, then to one digit more, and so on: the first decimal that reads back
+as the same value is the shortest. Fewer digits than `digits_min` need not be tried: any two decimals of `digits_min`
+digits are different values of the type. So if a shorter decimal reads back as the value, rounding to `digits_min`
+digits gives that decimal too, with zeros at its end.
 """
 
 from collections.abc import Callable
@@ -21,25 +24,25 @@ from sloop.tensor import bfloats_of, floats_of
 Floats = NDArray[np.float64]
 
 FEW_BYTES: Final = 400
-"""The numbers in so few bytes are better written one by one: looking at all at once takes 30 µs, or 0.1 µs for each."""
+"""Numbers in at most this many bytes are written one by one: all at once take at least 30 µs."""
 EXACT_POWER: Final = 22
-"""The largest power of ten that a 64-bit float holds: quotients and products with it are rounded once."""
+"""The largest power of ten that is exact as a 64-bit float: a quotient or product with it is rounded only once."""
 POWERS: Final = np.array([float(10**power) for power in range(EXACT_POWER + 1)])
 
 
 class Kind(Struct, frozen=True):
-    """A type of floats."""
+    """A floating-point type."""
 
     digits_min: int
-    """Decimals of so many digits all differ as values of the type."""
+    """Different decimals of this many digits are different values of the type."""
     digits_max: int
-    """So many digits tell all values of the type apart."""
+    """This many digits suffice for every value of the type."""
     least: float
-    """The smallest normal number: those below it have fewer digits."""
+    """The smallest normal number: smaller ones have less precision."""
     read: Callable[[memoryview], NDArray[Any]]
-    """Raw data as floats that NumPy has."""
+    """Converts raw data to floats of a NumPy type."""
     rounded: Callable[[Floats], NDArray[Any]]
-    """What 64-bit floats become as values of the type."""
+    """Rounds 64-bit floats to values of the type."""
     is_numpy: bool = True
     """Whether NumPy knows the shortest form of a single number."""
 
