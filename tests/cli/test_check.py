@@ -64,6 +64,7 @@ def test_a_stage_that_fails_for_every_request_is_named(tmp_path: Path, run: str,
     answer = json.loads(result.stdout)
     assert says in answer["stages"][0]["variants"][0]["fault"]
     assert answer["plan"]["feasible"], "the plan is shown all the same"
+    assert answer["stages"][0]["variants"][0]["joins_rows"] is None, "it was not found out"
 
 
 @pytest.mark.parametrize(

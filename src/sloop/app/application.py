@@ -162,8 +162,8 @@ class Limits:
     bytes: int = limited(0, least=0)
     """Bodies of open requests, in bytes."""
     rows: int = limited(0, least=0, most=ROWS_MOST)
-    """Of one request. In a deployment, of the requests to each application that sets no limit of its own; 0 there is
-    `ROWS_MAX`."""
+    """The most rows of one request; in a deployment, for each application that sets no limit of its own. 0 stands for
+    `ROWS_MAX` of `sloop.serve.deploy`."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class Application:
     """After how many seconds without a request it gives up its replicas; 0: never."""
     limits: Limits = Limits()
     verify: float | None = None
-    """The share of the requests that share a forward pass that is run again, alone, to compare; None: only the first
-    ones, 0: none."""
+    """Of the requests that shared a forward pass, the fraction that is run again, alone, to compare. None: only the
+    first ones; 0: none."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """By output, the absolute path of the file with the names of its classes, one a line."""
     file: str = ""

@@ -56,10 +56,10 @@ sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
 def check(
     apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals, slo_ms: float | None
 ) -> CommandOutput:
-    """Validate the applications in APP..., run each of their models on one or two rows, and show their plan. No server
-    is started, nothing is measured, and nothing stays on the disk.
+    """Validate the applications in APP..., run each of their models on a few rows, and show their plan. No server is
+    started, nothing is measured, and no file is kept.
 
-    Exit code 1 if a file has a mistake, a model fails for every request, or the plan is not feasible.
+    Exit code 1 if a file has a mistake, a model would fail for every request, or the plan is not feasible.
     """
     deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
     setup = set_up(deployment, must_fit=False)
@@ -88,7 +88,7 @@ def check(
     parts += [*plan_display(plan), *notes, *code_notes(deployment)]
     parts += dict.fromkeys(note for model in models.values() for note in model.notes)
     for (application, stage, variant), tried in models.items():
-        if tried.known is not None:
+        if tried.known is not None and not tried.fault:
             of = f"{application}/{stage}/{variant}"
             parts.append(f"{of}: {joining_text(tried.known.obstacle, tried.known.evidence)}")
     faults = dict.fromkeys(model.fault for model in models.values() if model.fault)
@@ -98,10 +98,10 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class TriedModel:
-    """What became of a model that was examined."""
+    """The result of examining a model."""
 
     known: ExaminedModel | None
-    """None if it could not be."""
+    """None if it could not be examined."""
     fault: str = ""
     """Why it cannot be served."""
     notes: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ def _described(application: Application, models: Mapping[tuple[str, str, str], T
 def _tried_values(tried: TriedModel | None) -> Mapping[str, Any]:
     """What `--json` says of a model that was examined."""
     joining = None
-    if tried is not None and (known := tried.known) is not None:
+    if tried is not None and (known := tried.known) is not None and not tried.fault:
         joining = {"joined": not known.obstacle, "why": known.obstacle or known.evidence}
     return {"fault": tried.fault if tried is not None else "", "joins_rows": joining}
 

@@ -196,15 +196,15 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
 @click.option(
     "--sample",
     type=FILE,
-    help="Real inputs, with which it is also tried whether requests can share a forward pass: a NumPy file, .npz with "
-    "an array for each input, or .npy for one input.",
+    help="Real inputs for the trials whether requests can share a forward pass: a NumPy file, .npz with an array for "
+    "each input, or .npy for a model with one input.",
 )
 @click.option(
     "--joins-rows/--runs-alone",
     "joins_rows",
     default=None,
-    help="Measure MODEL as if requests could share a forward pass, or could not [default: it is examined]. Write the "
-    "same into the application file: `joins_rows: true` or `false`.",
+    help="Requests for MODEL can share a forward pass, or cannot [default: sloop examines MODEL]. Write the same into "
+    "the application file: `joins_rows: true` or `false`.",
 )
 @click.option(
     "--no-batch",

@@ -55,7 +55,7 @@ from sloop.text import listed
 EXAMINE_S_MAX: Final = 300.0
 """Limit for examining a model in a process of its own: importing its code, creating it, and all trials."""
 PRINTED_BYTES_MAX: Final = 8192
-"""Of what it prints meanwhile."""
+"""The most bytes that are shown of what the examined code prints."""
 ROWS_TRIED: Final = 2
 BATCHES_TRIED: Final = 3
 """Batches of the original model that are joined to test the model whose batch dimension was opened."""

@@ -76,18 +76,18 @@ CUDA_EXTRA: Final = "pip install 'sloop-serve[cuda]'"
 CUDA_ALONE: Final = "pip uninstall -y onnxruntime onnxruntime-gpu, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
 """Both packages have the same files, so whichever was installed last is the one that is imported."""
 REASON_CHARS_MAX: Final = 160
-"""Of what ONNX Runtime says, for a client."""
+"""The most characters of a message of ONNX Runtime that a client gets."""
 CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs likewise, __init__(self, threads), run'
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Places = tuple[int, ...]
 RunFeed = Callable[[Mapping[str, Array]], object]
 NOTHING: Final[Array] = np.empty(0, np.bool_)
-"""What `Session.run` may return in place of an output that nobody needs; what a runtime gets in place of an optional
-input that is not given."""
+"""What `Session.run` may return for an output that is not needed, and what a runtime gets for an optional input that is
+not given."""
 OPTIONAL_MAX: Final = 16
-"""Of a model with more inputs that have a value of their own, these are its weights, which some exporters list among
-the inputs; they are not offered."""
+"""The most optional inputs of a model. If there are more, they are its weights, which some exporters list among the
+inputs, and are not offered."""
 
 
 class Session(Protocol):
@@ -194,12 +194,12 @@ def input_shapes(
 
 
 def batch_names(signature: Signature, names: Mapping[tuple[str, int], str]) -> frozenset[str]:
-    """What the dimension is called that counts rows."""
+    """The names of the dimensions that count rows."""
     return frozenset(name for port in signature.inputs if port.counts_rows and (name := names.get((port.name, 0))))
 
 
 def _tied(port: Port, batch: int, batches: frozenset[str], names: Mapping[tuple[str, int], str]) -> tuple[int, ...]:
-    """The dimensions of an input, with the size of the batch where they are called like it."""
+    """The dimensions of an input; those with the name of the batch dimension have the size of the batch."""
     return tuple(
         batch if size < 0 and names.get((port.name, place)) in batches else size
         for place, size in enumerate(port.shape)
@@ -256,13 +256,14 @@ PROPOSALS: Final = (
 trained or measured with; of a batch that is not the first dimension, one row."""
 SAMPLE_RATE: Final = re.compile(r"^(sr|fs|(sample|sampling|frame)_?rate)$")
 SAMPLE_RATE_HZ: Final = 16_000
-"""Models of speech choose a network by the sample rate that is sent with the sound."""
+"""Speech models take the sample rate as an input, and fail for an unusual one."""
 PROPOSAL_OF_IMAGES: Final = 224
 PROPOSAL_OF_IDS: Final = 128
 PROPOSAL_OF_OTHERS: Final = 16
 PROPOSAL_WITHOUT_ROWS: Final = 1
-"""The sizes of dimensions whose names say nothing: of inputs with four dimensions, of integers, of others, and of those
-without rows, such as a state, where it may be that of the batch, which is then measured with one row."""
+"""The sizes of dimensions whose names say nothing: of inputs with four dimensions, of integers, of others, and of
+inputs without rows, such as a state. There the dimension may be that of the batch, which has one row when it is
+measured."""
 
 
 def open_dimensions(session: Session, signature: Signature | None = None) -> tuple[OpenDimension, ...]:
@@ -373,12 +374,12 @@ class OnnxSession:
         """None: an ONNX file contains no example."""
 
     def prune(self, outputs: Places, warm: Callable[[RunFeed], None] = lambda run: None) -> bool:
-        """Compute only these outputs from now on where no others are needed; returns whether that saves anything.
-        `warm` is called before with what runs the new session.
+        """From now on, compute only these outputs in passes that need no others. Returns whether that saves anything.
+        `warm` is called first, with the function that runs the new session.
 
         ONNX Runtime computes all of a graph, whatever is fetched (1.32: `only_execute_path_to_fetches` has no effect on
         the CPU). So a session of the part of the graph that is needed is opened beside the first one, and holds its
-        own copy of the weights: models with more than `PRUNED_BYTES_MAX` there are left as they are.
+        own copy of the weights. That is not done for files of more than `PRUNED_BYTES_MAX`.
         """
         if self._file is None or self._file.stat().st_size > PRUNED_BYTES_MAX:
             return False
@@ -394,7 +395,7 @@ class OnnxSession:
         return True
 
     def shrink(self, feed: Mapping[str, Array]) -> None:
-        """Run a small batch, then give back the memory that larger ones have left behind."""
+        """Run a small batch, and give back the memory that larger ones took."""
         options = onnx_runtime().RunOptions()
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         if not self._bfloats and not self._returns_bfloats:
@@ -412,7 +413,7 @@ class OnnxSession:
         return found
 
     def _given(self, feed: Mapping[str, Array]) -> Mapping[str, Any]:
-        """What ONNX Runtime takes for text and BF16."""
+        """The feed with text and BF16 as ONNX Runtime takes them."""
         if self._texts:
             feed = {**feed, **{name: decoded(name, feed[name]) for name in self._texts if name in feed}}
         if self._bfloats:  # which ONNX Runtime does not take as NumPy arrays
@@ -439,7 +440,7 @@ class OnnxSession:
 
 
 class TextError(ValueError):
-    """Text that a model is to run on is not UTF-8."""
+    """An input text is not UTF-8."""
 
 
 def decoded(name: str, array: Array) -> Array:
@@ -602,11 +603,11 @@ BY_MACHINE: Final = re.compile(r"alloc|memory|cuda|cudnn|cublas|NOT_IMPLEMENTED|
 
 
 def fault_of_inputs(error: BaseException) -> str:
-    """Why an ONNX model failed on inputs that it cannot take, in one line for the client; empty if they are not to
-    blame, or if that is not certain.
+    """Why an ONNX model cannot run on its inputs, in one line for the client; empty if the inputs are not, or not
+    certainly, the cause.
 
-    A node says so by a value that it has no place for (an index out of range), or by sizes that do not fit each other.
-    Too little memory, a GPU that fails and whatever else a node says is no fault of the inputs.
+    They are if a node reports a value out of range, such as an index, or sizes that do not fit each other. They are not
+    if it reports a lack of memory, a GPU that fails, or anything else.
     """
     if isinstance(error, TextError):
         return str(error)
@@ -726,7 +727,8 @@ class PythonSession:
         return f" ({self._path.name}:{code.co_firstlineno})" if is_here else f" ({self._path.name})"
 
     def _awaited(self, made: Any) -> Any:  # noqa: ANN401  # the author's
-        """What a method returns, which may be a coroutine. The event loop is the same for all, but runs only here."""
+        """The result of a method, which may be a coroutine. All coroutines run on one event loop, which runs only
+        here."""
         if isinstance(made, np.ndarray) or not inspect.isawaitable(made):
             return made
         if self._loop is None:
@@ -834,7 +836,7 @@ def _declared_array(array: Any, port: Port, method: str) -> Array:  # noqa: ANN4
 
 
 def _check_rows(outputs: Sequence[Array], ports: Sequence[Port], rows: int) -> None:
-    """WrongOutputsError if an output has not as many rows as the inputs."""
+    """WrongOutputsError if an output does not have as many rows as the inputs."""
     for port, array in zip(ports, outputs, strict=True):
         if len(array) != rows:
             found = f"{counted(len(array), 'row')} of {port.name!r} for {counted(rows, 'row')} of input"
@@ -846,12 +848,12 @@ def _numpy_name(port: Port) -> str:
 
 
 def _converted(port: Port, name: str) -> str:
-    """How an author makes an array for an output."""
+    """The expression with which an author makes the array of an output."""
     return f"np.asarray({name}, {_numpy_name(port)})"
 
 
 def _remedy(made: Any, port: Port) -> str:  # noqa: ANN401
-    """What to do about a result that is no array."""
+    """What to do about a result that is not an array."""
     if made is None:
         return "it needs a `return`"
     if inspect.isgenerator(made) or inspect.isasyncgen(made):

@@ -629,8 +629,8 @@ def size_of_model(path: Path) -> int:
 
 
 def files_of_weights(path: Path) -> dict[str, Path]:
-    """The other files of an ONNX model, in which its weights lie, by the names that it has for them: beside the path
-    or, if that is a link and there is no such file, beside the file that it leads to. A file need not be there."""
+    """The other files with weights of an ONNX model, by the names that the model gives them. They are beside the path;
+    if the path is a link and no such file is there, beside the file that it leads to. A file may be missing."""
     from sloop.onnx_file import external_files  # noqa: PLC0415  # it needs protobuf
 
     try:
@@ -641,7 +641,7 @@ def files_of_weights(path: Path) -> dict[str, Path]:
 
 
 def beside(path: Path, name: str) -> Path:
-    """The file that a model calls so; see `files_of_weights`."""
+    """The file that a model calls `name`; see `files_of_weights`."""
     named, behind = path.parent / name, path.resolve().parent / name
     return behind if behind.exists() and not named.exists() else named
 
@@ -652,8 +652,8 @@ def is_of(profile: Profile, model_path: Path) -> bool:
 
 
 def save_profile(profile: Profile, path: Path, joining: Joining | None = None) -> None:
-    """Write the profile, and what an examination of its model has found; by default what the file says of the same
-    model is kept. MachineError if the file cannot be written."""
+    """Write the profile, and what an examination of its model has found. Without `joining`, what the file says about
+    the same model is kept. MachineError if the file cannot be written."""
     joining = joining or joining_in(path, profile.model_digest)
     pretty = msgspec.json.format(msgspec.json.encode(_File(VERSION, profile, joining)), indent=1)
     raw = NUMBERS.sub(lambda found: b" ".join(found[0].split()), pretty)  # one line for each list of numbers
@@ -673,8 +673,8 @@ def load_profile(path: Path) -> Profile:
 
 
 def joining_in(path: Path, model_digest: str) -> Joining | None:
-    """What the file of a profile says of requests for the model with this digest; None if nothing, or if another
-    version of the examiner has found it."""
+    """What the file of a profile says about joining requests for the model with this digest; None if it says nothing,
+    or if another version of the examiner wrote it."""
     try:
         file = _read(path)
     except InputError:

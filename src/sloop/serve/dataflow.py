@@ -142,8 +142,9 @@ class Wiring:
         return StageWiring(stage, assembly, decisions, needed, self.optional.get(stage, ()))
 
     def needed(self, stage: str, answers: Iterable[int]) -> tuple[int, ...]:
-        """The places of the outputs of a stage that later stages need, or these outputs of the application; () for all.
-        A stage runs also if nobody needs any: then the first one is computed."""
+        """The places of a stage's outputs that later stages need, or that become outputs of the application at the
+        places `answers`; () for all. If none is needed, the first one is computed, because the stage runs
+        nevertheless."""
         if stage not in self.widths:
             return ()
         asked = [self.outputs[place] for place in answers if place < len(self.outputs)]
@@ -220,8 +221,8 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
 
 
 def _optional(stages: Mapping[str, Signature], given: Sequence[Port]) -> dict[str, list[Port]]:
-    """The optional inputs of stages, which clients may give by name. Left out are those with the name of another
-    tensor of the client."""
+    """The optional inputs of stages, which clients may give by name. Those with the name of another tensor of the
+    client are left out."""
     taken = {port.name: None for port in given}
     found: dict[str, list[Port]] = {}
     known: dict[str, Port | None] = {**taken}

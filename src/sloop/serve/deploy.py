@@ -89,12 +89,12 @@ WAIT_S_MAX: Final = 600.0
 STATUS_S: Final = 0.2
 """How often to look whether a version is ready; states of rollouts are noticed at once."""
 ROWS_MAX: Final = 1024
-"""The most rows of one request, unless a file says otherwise. They are 64 forward passes of 16 rows each, seconds on a
-core for an ordinary model: more in one request delays all others, and hardly meets a deadline."""
+"""The most rows of one request, unless a file says otherwise. They are 64 forward passes of 16 rows each, which take
+an ordinary model seconds on a core: a larger request would delay all others, and hardly meet its own deadline."""
 NICE: Final = 19
 LABELS_BYTES_MAX: Final = 2**20
 VERIFY_FIRST: Final = 100
-"""How many of the first requests that share a forward pass are run again, alone, in each worker."""
+"""How many of the first requests that share a forward pass each worker runs again, alone."""
 APPLICATION_FILE: Final = ".yaml"
 TRITON_STATES: Final = {
     "": "UNLOADING",
@@ -128,7 +128,7 @@ def servables_of(
     so that its replicas can have shadows, or `in_parts`, so that they can start as parts of one model. Raises
     `InputError` for a variant without a model, or one that cannot be cut.
 
-    What is examined, and will be opened, are private copies of the files in the state folder `folder`.
+    The files are copied into the state folder `folder`; these private copies are examined, and opened later.
     """
     found: dict[tuple[str, str], Servable] = {}
     called = weights_of(application)
@@ -158,8 +158,8 @@ def servables_of(
 
 
 def _check_profiles(variant: Variant, profiles: Mapping[str, Profile], copy: ModelCopy) -> None:
-    """InputError if a profile beside the model is of other bytes than those that are served: they have changed since
-    the application was read."""
+    """InputError if a profile beside the model is of other bytes than those that are served: the model has changed
+    since the application was read."""
     for hardware, profile in profiles.items():
         file = path_beside(copy.original, hardware if hardware in variant.profiles else "")
         if variant.file_on(hardware) == str(file) and profile.model_digest not in ("", copy.model_digest):
@@ -211,8 +211,8 @@ def _servable(
 
 
 def _verified(variant: Variant, verify: float | None, known: ExaminedModel) -> tuple[int, float]:
-    """How many of the first requests that share a forward pass are run again, and which share of the others: none of a
-    model that draws random numbers, and unless it is asked for, none of one whose user says that rows may be joined."""
+    """How many of the first requests that share a forward pass are run again, and which share of the others. Both are 0
+    for a model that draws random numbers, and, without `verify`, if the user says that rows may be joined."""
     if known.obstacle or verify == 0 or (verify is None and variant.joins_rows) or known.is_random:
         return 0, 0.0
     return VERIFY_FIRST, verify or 0.0
@@ -226,13 +226,14 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
 
 
 def declared_of(variant: Variant, copy: ModelCopy) -> Declared:
-    """What the user says of a model, and what its profiles know."""
+    """What the user says about a model, and what its profiles know."""
     known = _examined_before(variant, copy.model_digest)
     return Declared(variant.joins_rows, variant.batch, known=known, operators=variant.operators)
 
 
 def _examined_before(variant: Variant, model_digest: str) -> Joining | None:
-    """What one of the variant's profiles says of requests for the model with this digest."""
+    """What one of the variant's profiles says about joining requests for the model with this digest; None if none
+    does."""
     files = variant.files.values()
     return next((found for file in files if (found := joining_in(Path(file), model_digest)) is not None), None)
 
@@ -245,7 +246,8 @@ def runs_alone(models: Models) -> Callable[[Application, Stage, Variant], bool]:
 def with_lone_requests(
     setup: Setup, runs_alone: Callable[[Application, Stage, Variant], bool], *, must_fit: bool = True
 ) -> Setup:
-    """The setup in which no plan joins requests that cannot share a forward pass: profiles may have larger batches."""
+    """The setup with a largest batch of 1 for variants whose requests cannot share a forward pass: their profiles may
+    have larger batches."""
 
     def served(application: Application, stage: Stage) -> Stage:
         own = [v.with_batch_of_one() if runs_alone(application, stage, v) else v for v in stage.variants]

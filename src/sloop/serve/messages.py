@@ -118,17 +118,17 @@ class StageSetup(Struct, frozen=True, array_like=True):
     device: CudaDevice | None = None
     """The GPU that the worker was started with, if any (`sloop.cuda.environment_on`)."""
     batch_max: int = 0
-    """If requests may share a forward pass, the most rows that one has: larger requests are divided. 0: no bound."""
+    """The most rows of a forward pass, if requests may share one; larger requests are divided. 0: no bound."""
     digest: str = ""
-    """If the model is a user's own file, which may change: its digest, which is compared each time it is opened."""
+    """The digest to compare each time that the model is opened, if it is a user's own file, which may change."""
     batches: tuple[int, ...] = (1,)
     """The sizes of batches that it is to run before it is ready, ascending."""
     shapes: dict[str, tuple[int, ...]] = {}
-    """One row's shape of inputs with open dimensions, as the model's profile was measured."""
+    """For inputs with open dimensions, the shape of one row that the profile was measured with."""
     verify_first: int = 0
-    """Of the requests that share a forward pass, how many are run again, alone, while the worker idles."""
+    """How many of the first requests that share a forward pass are run again, alone, while the worker is idle."""
     verify_share: float = 0.0
-    """The share of the following ones that are."""
+    """The share of the later ones that are run again."""
     operators: tuple[str, ...] = ()
     """Libraries of operators that the model needs."""
 
@@ -189,9 +189,9 @@ class PassedBatch(Struct, frozen=True, array_like=True, gc=False):
     visits: int
     """Of the whole batch."""
     places: list[int]
-    """The positions in the batch of the visits that run; that of a divided one once for each of its pieces."""
+    """The positions in the batch of the visits that run; a divided visit has its position once for each piece."""
     rows: list[int]
-    """Of each of these visits or pieces."""
+    """The number of rows of each of these visits or pieces."""
     passes: list[list[int]]
     """Those of each forward pass, by their index in `places`."""
     tensors: list[Block]

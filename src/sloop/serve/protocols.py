@@ -135,7 +135,7 @@ class ExaminedFile(Struct, frozen=True, array_like=True):
 
     path: str
     state: str
-    """Changes when the file does (`sloop.serve.copies`); its digest then says whether its content has changed."""
+    """Size, times and inode: it changes when the file is written. The digest then says whether its content differs."""
     sha256: str
     """Empty if there was no such file."""
 
@@ -152,7 +152,7 @@ class Servable(Struct, frozen=True):
     labels: Mapping[str, tuple[str, ...]] = {}  # msgspec creates a new dict for each instance
     """The classes of the columns of an output, where the model says them."""
     notes: tuple[str, ...] = ()
-    """What a user should know of this model before it serves."""
+    """What a user should know about this model before it serves."""
     source: str = ""
     """The URL that the variant's file was fetched from, with its checksum; empty if it was not."""
     weights: tuple[ModelWeights, ...] = ()
@@ -170,23 +170,23 @@ class Servable(Struct, frozen=True):
     original: str = ""
     """The file that the user has named."""
     digest: str = ""
-    """Of the content of its files (`sloop.serve.copies`): what was examined is what is opened."""
+    """The digest of all its files (`sloop.serve.copies`), as they were examined; what is opened has the same."""
     files: tuple[ExaminedFile, ...] = ()
-    """Those that the user may change."""
+    """The user's files that it was made from."""
     batches: tuple[int, ...] = (1,)
     """The sizes of batches that a worker is to run before it is ready, ascending."""
     shapes: Mapping[str, tuple[int, ...]] = {}
-    """One row's shape of inputs with open dimensions, as its profile was measured; empty if that is unknown."""
-
+    """For inputs with open dimensions, the shape of one row that the profile was measured with; empty if unknown."""
     evidence: str = ""
     """Why requests can share a forward pass."""
     verify_first: int = 0
     verify_share: float = 0.0
-    """Which requests that share a forward pass are run again, alone (`sloop.serve.verify`)."""
+    """How many of the first requests that share a forward pass are run again, alone, and which share of the others
+    (`sloop.serve.verify`)."""
 
     @property
     def checked(self) -> str:
-        """The digest that each open compares, if the user's own file is opened; otherwise empty."""
+        """The digest to compare each time that the user's own file is opened; empty if a copy is opened."""
         return self.digest if self.model == self.original and not self.source else ""
 
     def batches_on(self, hardware: str) -> tuple[int, ...]:

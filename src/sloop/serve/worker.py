@@ -78,7 +78,7 @@ STEPS: Final = ("spawning", "fetching", "loading", "warming")
 """The steps of a cold start. The `subject` of a STEP frame is an index into this tuple."""
 
 IDLE_S: Final = 0.02
-"""A worker that has got nothing for so long is idle: requests that shared a pass may be run again."""
+"""A worker that has received nothing for so long is idle: it may run requests that shared a pass again."""
 MILLIONTHS: Final = 1_000_000
 OTHER_LAYERS: Final = 0
 """What the thread that prepares thread counts is told so that it completes the model first."""
@@ -91,8 +91,8 @@ DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 def group(
     visits: Sequence[Sequence[Tensor]], *, batchable: bool, rows_max: int = 0, inputs: int | None = None
 ) -> list[list[int]]:
-    """The visits of each forward pass, by their positions: those with equal rows share one of at most `rows_max` rows;
-    0 stands for no bound.
+    """The visits of each forward pass, by their positions. Visits whose rows have the same types and shapes share
+    passes of at most `rows_max` rows; 0 stands for no bound.
 
     Each visit gives its tensors in the model's input order, all with the same number of rows. If the model is not
     `batchable`, each visit has a pass of its own, and so has one with more tensors than the model has `inputs`: it

@@ -161,8 +161,8 @@ class InputValidator:
             raise bad("shape", f"{quoted(list(shape))} for input {name!r}", f"send at most {ELEMENTS_MAX} elements")
 
     def complete(self, tensors: Mapping[str, Tensor], field: str = "inputs") -> Mapping[str, Tensor]:
-        """Return `tensors` if no input is missing and those that have rows have the same number, at most `rows_max`;
-        `MISSING` is added for optional inputs."""
+        """Return `tensors`, with `MISSING` for optional inputs that are not given. Raise a 400 if another input is
+        missing, or if inputs differ in their number of rows, or have more than `rows_max`."""
         if len(tensors) != len(self.ports):
             missing = [name for name in self.ports if name not in tensors]
             needed = [name for name in missing if name in self.required]
