@@ -35,5 +35,5 @@ class MachineError(SloopError):
 
 
 class Refused(Exception):  # authors of stages write `raise Refused("…")`
-    """A stage's `run` raises it for a request whose inputs it does not take: the client gets the text as an error 400
-    (gRPC: INVALID_ARGUMENT). It is not counted as a failure of the model."""
+    """A stage's `run` raises it to refuse a request. The client gets the text and status 400 (gRPC: INVALID_ARGUMENT).
+    It does not count as a failure of the model."""

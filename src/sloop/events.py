@@ -60,7 +60,7 @@ class BatchFailed(Struct, frozen=True, gc=False, tag="batch_failed", omit_defaul
     detail: str = ""
     """The exception with its text and line, for the log."""
     is_refusal: bool = False
-    """Whether what a client sent is to blame. A request that was alone is rejected then, not failed."""
+    """Whether the model refused what a client sent. A request that ran alone is then rejected, not failed."""
 
 
 class ReplicaProgressed(Struct, frozen=True, gc=False, tag="replica_progressed"):

@@ -225,8 +225,8 @@ def _graphs(graph: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def keep_outputs(model: Any, names: Collection[str]) -> bool:  # noqa: ANN401
-    """Remove the other outputs, and the nodes and weights that only they need. Returns whether there were such
-    nodes."""
+    """Keep only the outputs with these names, and the nodes and weights that they need. Returns whether any node was
+    removed."""
     graph = model.graph
     makers = {name: place for place, node in enumerate(graph.node) for name in node.output}
     kept: set[int] = set()
@@ -253,7 +253,8 @@ def keep_outputs(model: Any, names: Collection[str]) -> bool:  # noqa: ANN401
 
 
 def _read_by(node: Any) -> Iterator[str]:  # noqa: ANN401
-    """The names that a node reads; those that graphs within it read may be theirs or of the graphs around them."""
+    """The names that a node reads, and all that its subgraphs read: these may be of the subgraphs or of the graph
+    around them."""
     yield from node.input
     for attribute in node.attribute:
         for outer in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):

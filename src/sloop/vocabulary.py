@@ -238,8 +238,8 @@ class Plan(Struct, frozen=True):
     feasible: bool = True
     saturated: tuple[str, ...] = ()
     gave_up: bool = False
-    """Whether a solver stopped at its work limit without a solution, although one may exist. That it begins or ends to
-    do so is logged, also if the replicas stay."""
+    """Whether a solver stopped at its work limit without a solution, although one may exist. The log has each
+    change of this, also if the replicas stay."""
 
     def same_target(self, other: "Plan | None") -> bool:
         """Whether both plans want the same cluster, whatever their reasons."""

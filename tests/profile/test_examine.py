@@ -41,11 +41,11 @@ def test_a_user_decides_either_way(tmp_path: Path) -> None:
     mixing = helper.make_node("Softmax", ["x"], ["y"], axis=0)
     path = model(tmp_path, [mixing], [X], ("y", FLOAT, ["n", 4]))
     joined = examine(path, declared=Declared(joins_rows=True))
-    assert (joined.obstacle, joined.evidence) == ("", "its user says so (`joins_rows: true`)")
+    assert (joined.obstacle, joined.evidence) == ("", "the user says so (`joins_rows: true`)")
     apart = model(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [X], ("y", FLOAT, ["n", 4]))
-    assert examine(apart, declared=Declared(joins_rows=False)).obstacle == "its user says so (`joins_rows: false`)"
+    assert examine(apart, declared=Declared(joins_rows=False)).obstacle == "the user says so (`joins_rows: false`)"
     whole = examine(apart, declared=Declared(batch=False))
-    assert whole.obstacle == "its user says that it has no batch (`batch: false`)"
+    assert whole.obstacle == "the user says that it has no batch (`batch: false`)"
     assert not any(port.has_rows for port in (*whole.signature.inputs, *whole.signature.outputs))
     assert [each.joining for each in (joined, whole)] == [None, None], "true of the user's file, not of the model"
 

@@ -654,7 +654,7 @@ def test_a_difference_that_real_requests_show_ends_joining(
         config = json.loads(running.ask("GET", "/v2/models/demo/config")[1])
         return str(config["parameters"]["joins_rows"]["string_value"])
 
-    assert joining() == "yes: its user says so (`joins_rows: true`)"
+    assert joining() == "yes: the user says so (`joins_rows: true`)"
     assert "sloop_joins_rows{" in str(running.ask("GET", "/metrics")[1])
 
     def send(value: float) -> list[float]:
@@ -672,7 +672,7 @@ def test_a_difference_that_real_requests_show_ends_joining(
         if joining().startswith("no: output 'y' of a request beside"):
             break
         time.sleep(0.05)
-    assert "differs from that of it alone" in joining()
+    assert "differs from its output alone" in joining()
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(send, range(0, 80, 10))) == [[0, 0, 0, 1]] * 8
     running.close()

@@ -51,7 +51,7 @@ def test_rows_that_never_meet_differ_in_nothing(model: Any) -> None:
 def test_a_neighbours_influence_is_found() -> None:
     verification = Verification([PORT], first=100, share=0)
     shared(verification, mixing)
-    assert verification.check(mixing) == ("output 'y' of a request beside 3 other rows differs from that of it alone")
+    assert verification.check(mixing) == ("output 'y' of a request beside 3 other rows differs from its output alone")
 
 
 @pytest.mark.parametrize(("second", "differs"), [(mixing, True), (apart, False)])
@@ -115,7 +115,7 @@ def test_a_worker_that_finds_a_difference_says_so_and_joins_no_more(tmp_path: Pa
     server.run(order())
     frame = server.receive()
     assert frame.kind is FrameKind.DIFFERS
-    assert b"differs from that of it alone" in bytes(frame.payload)
+    assert b"differs from its output alone" in bytes(frame.payload)
     done = server.run(order())
     assert done.blocks[0] == server.run(run_of([[values(ROWS[:1])]])).blocks[0], "as alone"
     server.end()

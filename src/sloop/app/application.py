@@ -47,7 +47,7 @@ class Variant:
         return self.profiles.get(hardware, self.profile)
 
     def with_batch_of_one(self) -> "Variant":
-        """The variant where each request runs alone, whatever batches its profiles were measured with."""
+        """The variant with a largest batch of 1, whatever batches its profiles were measured with."""
         profile = self.profile and structs.replace(self.profile, max_batch=1)
         profiles = {hardware: structs.replace(each, max_batch=1) for hardware, each in self.profiles.items()}
         return replace(self, profile=profile, profiles=profiles)

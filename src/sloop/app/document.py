@@ -74,12 +74,12 @@ def parse_yaml(text: str, file: str = "<text>") -> Value:
 
 
 def existing_file(value: Value, folder: Path, noun: str = "file") -> Path:
-    """The absolute path of the existing file that `value` names; a relative path starts at `folder`. If it is a link it
-    stays one: other files belong to that name, such as weights and profiles beside it, and it may be switched."""
+    """The absolute path of the existing file that `value` names; a relative path starts at `folder`. A link is not
+    resolved: weights and profiles are beside the link, and it may be switched."""
     text = value.text()
     try:
         path = (folder / text).absolute()
-        plain = Path(os.path.normpath(path))  # without `..`, unless that leads back from a link to a folder
+        plain = Path(os.path.normpath(path))  # `..` after a link to a folder leads elsewhere: then it stays
         path = plain if plain.resolve() == path.resolve() else path
         found = path.is_file()
     except (OSError, ValueError, RuntimeError):  # not a valid file name

@@ -150,8 +150,8 @@ class ControlledApplication:
     plan: Plan | None = None
     progress: PlanProgress = PlanProgress.WAITING
     reported: dict[tuple[str, ReplicaId | None, bool], Shortage] = field(default_factory=dict)
-    """The shortages that were last written to the log: of a stage's new replicas, and of each of its replicas, of cores
-    and of a shadow. They may all last at once, and alternate."""
+    """The shortages that are in the log already: of new replicas of a stage, and of cores or a shadow for each of its
+    replicas. Several may last at once, and be reported by turns."""
     woken_ns: int = -WAKE_NS_MIN
     share: float = 1.0
     """Fraction of the application's requests to plan for."""
@@ -173,13 +173,14 @@ class ControlledApplication:
     """Until when no replica that is ready is stopped or shrunk, because some were adopted; 0: no such time."""
 
     def is_new(self, stage: str, shortage: Shortage) -> bool:
-        """Whether the log does not have this shortage yet; from now on it has."""
+        """Whether this shortage is not in the log yet. From now on it counts as logged."""
         about = stage, shortage.replica, shortage.shadow is not None
         before, self.reported[about] = self.reported.get(about), shortage
         return before != shortage
 
     def forget_shortages(self, stage: str, *, of_shadows: bool) -> None:
-        """A stage has room for its replicas and their cores, and perhaps for their shadows."""
+        """A stage has room for its replicas and their cores, and, with `of_shadows`, for shadows: a later shortage is
+        new."""
         over = [about for about in self.reported if about[0] == stage and (of_shadows or not about[2])]
         for about in over:
             del self.reported[about]

@@ -56,7 +56,6 @@ EXAMINE_S_MAX: Final = 300.0
 """Limit for examining a model in a process of its own: importing its code, creating it, and all trials."""
 PRINTED_BYTES_MAX: Final = 8192
 """The most bytes that are shown of what the examined code prints."""
-ROWS_TRIED: Final = 2
 BATCHES_TRIED: Final = 3
 """Batches of the original model that are joined to test the model whose batch dimension was opened."""
 SAME_PART_MIN: Final = 0.9
@@ -69,7 +68,7 @@ CLASSES_MAX: Final = 20
 """The most classes that a note lists."""
 GRAPH: Final = "its graph keeps rows apart, and trials agree"
 AUTHOR: Final = "its author says so (`joins_rows = True`), and trials agree"
-USER_SAYS: Final = "its user says"
+USER_SAYS: Final = "the user says"
 DECLARED: Final = f"{USER_SAYS} so (`joins_rows: true`)"
 """Why requests can share a forward pass."""
 

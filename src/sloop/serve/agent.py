@@ -175,7 +175,7 @@ class BatchRaised(Struct, frozen=True, array_like=True, tag=4, gc=False):
 
 
 class WorkerDiffers(Struct, frozen=True, array_like=True, tag=11):
-    """A request that shared a forward pass of a worker got something else than alone."""
+    """A request that shared a forward pass of a worker got other outputs than alone."""
 
     replica: ReplicaId
     why: str
@@ -458,7 +458,7 @@ class _Worker:
         self.receptions: list[_Reception] = []
         """The transfers that have brought them."""
         self.copy: ModelCopy | None = None
-        """The private copy of its model, if it is not a fetched one."""
+        """The private copy of its model; None if the model was fetched."""
         self.bringing: Task[None] | None = None
         """Fetches its model."""
         self.completing: Task[None] | None = None
@@ -469,7 +469,7 @@ class _Worker:
         """Those blocks."""
 
     def release_models(self) -> None:
-        """Nothing uses its model any more."""
+        """Let its model be deleted from the caches: nothing uses it any more."""
         for cache, model in self.models:
             cache.release(model)
         if self.copy is not None:
@@ -1217,7 +1217,7 @@ def _not_here(model: str) -> str:
 
 
 def _close_copy(taken: "asyncio.Future[ModelCopy]") -> None:
-    """Nobody waits for this copy any more."""
+    """Close a copy that nobody waits for any more."""
     if not taken.cancelled() and taken.exception() is None:
         taken.result().close()
 

@@ -192,7 +192,10 @@ def _servable(
     signature = known.signature if cut is None else structs.replace(known.signature, optional=())
     return Servable(
         *(known.file, signature, known.obstacle, known.labels),
-        notes=(*known.notes, *([f"{name}: {copy.why_not}: it is read and checked each time"] if copy.why_not else [])),
+        notes=(
+            *known.notes,
+            *([f"{name}: {copy.why_not}; your file itself is opened, and checked each time"] if copy.why_not else []),
+        ),
         source=source_of(copy.original),
         cut=cut,
         changes=known.changes,

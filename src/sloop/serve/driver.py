@@ -88,7 +88,7 @@ FAILURES_MAX: Final = 1_000
 LOOK_S: Final = 0.05
 """How often a driver that waits checks for requests whose deadline has passed."""
 NEEDED_MAX: Final = 1_024
-"""For how many choices of outputs it is remembered what stages must compute."""
+"""For how many sets of outputs the driver remembers which outputs of stages they need."""
 FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, BatchLost, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs its batch."""
 
@@ -135,7 +135,7 @@ class ServedVersion:
         """Of the requests that it has served, in time or late."""
 
     def needed(self, stage: str, outputs: tuple[int, ...]) -> tuple[int, ...]:
-        """The places of the outputs of a stage that a request needs that wants these outputs of the application; () for
+        """The places of a stage's outputs that a request needs if it wants these outputs of the application; () for
         all."""
         if not outputs:
             return ()
@@ -339,7 +339,7 @@ class Driver:
         """Set when the core has failed."""
         self.on_rollout: Callable[[Rollout], None] = lambda _: None
         self.on_joining_ended: Callable[[str], None] = lambda _: None
-        """Called with the name of an application of which requests share no passes of a variant any more."""
+        """Called with the name of an application when requests stop sharing passes of one of its variants."""
         """Called for every `Rollout`, after the driver has followed it."""
         backend.attach(self)
         backend.on_difference = self._on_difference
@@ -520,7 +520,7 @@ class Driver:
         self.on_event(BatchFailed(batch, replica, failure.summary, failure.detail, failure.is_refusal))
 
     def _on_difference(self, replica: ReplicaId, stage: str, variant: str, why: str) -> None:
-        """Let requests for this variant share no forward pass any more, and say so."""
+        """A request differed from itself alone: log it, and let requests for this variant run alone from now on."""
         served = self._by_stage.get(stage)
         known = served.joining.get((stage, variant)) if served is not None else None
         if served is None or known is None or known.obstacle:

@@ -99,5 +99,5 @@ class Verification:
                 for start in range(0, sample.rows_of_pass - sample.rows + 1, sample.rows)
             ):
                 others = sample.rows_of_pass - sample.rows
-                return f"output {port.name!r} of a request beside {others} other rows differs from that of it alone"
+                return f"output {port.name!r} of a request beside {others} other rows differs from its output alone"
         return ""

@@ -423,7 +423,7 @@ class CheckedNode:
         return sum(each.size_bytes for each in found if each is not None)
 
     def has_cores(self, cores: float) -> bool:
-        """Whether so many are free, in thousandths, as they are given out."""
+        """Whether this many cores are free, counted in thousandths, as the core reserves them."""
         held = [max(replica.cores, replica.wanted_cores) for replica in self.replicas.values()]
         held += [replica.shadow.shadow.cores for replica in self.replicas.values() if replica.shadow is not None]
         return sum(round(1000 * each) for each in (*held, cores)) <= round(1000 * self.node.cores)
@@ -512,8 +512,8 @@ class CheckerState:
         return self._present.get(name, ())
 
     def counted_at(self, name: str) -> str:
-        """The key of the version at which requests count that no version of an application takes: the only one that
-        has not ended, else the one that was deployed last; "" if there was none."""
+        """The key of the version for which requests are counted that no version of an application accepts: the only one
+        that has not ended, otherwise the one that was deployed last; "" if there is none."""
         present = self.versions_of(name)
         if len(present) == 1:
             return present[0].key

@@ -661,7 +661,7 @@ def _changes(random: Random, applications: Sequence[Application], duration_s: fl
 
 
 def fitting(make: Make, seed: int, system: str) -> World | None:
-    """The world of a seed; None if the system cannot serve its applications. Only here an InputError says so."""
+    """The world of a seed; None if the system cannot serve its applications. An InputError later is a failure."""
     try:
         world = make(seed, system)
         world.check()
@@ -819,8 +819,8 @@ def _command(seed: int, system: str, *options: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Simulate worlds until the time is up. Returns 1 as soon as one breaks an invariant, and if none was played;
-    else 0."""
+    """Simulate worlds until the time is up. Returns 1 as soon as one breaks an invariant, or if none could be
+    simulated; otherwise 0."""
     parser = argparse.ArgumentParser(
         prog="python -m sloop.sim.fuzz", description="Play random worlds under all checkers."
     )

@@ -101,8 +101,8 @@ def _milp(
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Discard what C code prints to standard output meanwhile. HiGHS 1.12 does so, whatever its options, where it
-    repairs a solution after rounding, or merges columns that differ only in cost.
+    """Discard what C code prints to standard output within the block. HiGHS 1.12 prints there, whatever its options,
+    when it repairs a solution after rounding, or merges columns that differ only in cost.
 
     Standard output is the process's: no other thread may print, or solve a program, at the same time.
     """

@@ -125,8 +125,8 @@ def cheapest(
 
 
 def largest_share(stages: Sequence[MixStage], pools: Sequence[MixNodes]) -> tuple[Mix, float] | None:
-    """For overload: the largest share of all rates that fits, at most 1, and the cheapest mix for it. None if not even
-    one replica of each stage fits. The mix is `proven` if both are."""
+    """For an overload: the largest share of all rates that fits, at most 1, and the cheapest mix for it. None if not
+    even one replica of each stage fits. The mix is `proven` if both the share and the mix are proven to be optimal."""
     stages, pools = tuple(stages), tuple(pools)
     bounds = [
         stage.served_rps([option.most for option in stage.options]) / stage.rate_rps
@@ -367,8 +367,8 @@ def _limits(columns: Sequence[_Column], pools: Sequence[MixNodes], rented: Mappi
 def _loads(
     columns: Sequence[_Column], stages: Sequence[MixStage], share: float, carried: int | None = None
 ) -> Iterator[highs.Row]:
-    """For each stage: its replicas carry `share` of its rate, or as much of this as column `carried` says, and there is
-    at least one."""
+    """For each stage: it has at least one replica, and its replicas carry `share` of its rate, or the part of that in
+    column `carried`."""
     for number, stage in enumerate(stages):
         own = {at: column.option for at, column in enumerate(columns) if column.stage == number}
         rate_rps = share * stage.rate_rps

@@ -111,7 +111,7 @@ def _file_errors(path: Path) -> Iterator[None]:
 
 
 def _bounded(file: IO[bytes], where: str, read_bytes: int = 0) -> bytes:
-    """The content of a file, of whose archive so many bytes were read before."""
+    """The content of a file. `read_bytes` is what was read of its archive before; the limit holds for both together."""
     content = file.read(BYTES_MAX - read_bytes + 1)
     if read_bytes + len(content) > BYTES_MAX:
         before = "with the files before it " if read_bytes else ""

@@ -43,7 +43,7 @@ class KnownStages:
             return b""
         if servable.source:  # with its checksum; where a machine keeps it does not matter
             servable = structs.replace(servable, model="", weights=())
-        if servable.digest:  # nor does what the state folder is called, or when the user's files were written
+        if servable.digest:  # nor the name of the state folder, nor the times of the user's files
             servable = structs.replace(servable, model=Path(servable.model).name, files=())
         if servable.cut is not None:
             blocks = [structs.replace(each, file="") if each.source else each for each in servable.cut.blocks]
