@@ -404,6 +404,6 @@ shape_option = click.option(
     type=shape,
     multiple=True,
     metavar="NAME=SIZES",
-    help="Shape of one row of an input with open dimensions "
+    help="Shape of one row of an input with open dimensions, or the whole shape of an input without rows "
     "[default: as in the profile beside the model, or asked for].",
 )
