@@ -100,8 +100,8 @@ NumPy refuses one of astronomic size."""
 
 
 ROWS_FIX: Final = (
-    "send fewer at a time, or raise `limits: {rows: N}` of the application; if the first dimension does not count rows, write "
-    "`batch: false` at its stage"
+    "send fewer at a time, or raise `limits: {rows: N}` of the application; if the first dimension does not count "
+    "rows, write `batch: false` at its stage"
 )
 ONE_ROW_FIX: Final = "send one request for each row: a graph with branches decides about each request as a whole"
 
