@@ -677,3 +677,6 @@ def test_a_difference_that_real_requests_show_ends_joining(
         assert list(pool.map(send, range(0, 80, 10))) == [[0, 0, 0, 1]] * 8
     running.close()
     assert "from now on each request runs alone" in caplog.text
+    del described["stages"][0]["variants"][0]["joins_rows"]
+    (servable,) = models_of(set_up(load_deployment([described])), tmp_path / "state").values()
+    assert "differs from its output alone" in servable.obstacle, "also in later servers"

@@ -10,6 +10,7 @@ copy takes no space. It is never a hard link, because `cp` overwrites the inode 
     NAME-DIGEST/files/         the files, named as in the model's own folder; changed copies and blocks are beside them
     NAME-DIGEST/used           each user of the entry holds a shared lock on it; the kernel releases those of the dead
     NAME-DIGEST/sources.json   where the files were, for Python files (`sloop.user_code`), and their digests
+    NAME-DIGEST/alone          why its requests must not share forward passes, if that was found while it was served
     NAME-DIGEST-changed/       only the changed copies, of a model whose files could not be copied
     NAME-DIGEST.RANDOM.part/   an entry that is being made
 
@@ -49,6 +50,7 @@ from sloop.user_code import SOURCES, modules_beside
 
 IN_CACHE: Final = "copies"
 """The folder of private copies, in a cache of models."""
+ALONE: Final = "alone"
 ONNX: Final = ".onnx"
 ENDING, GONE = ".part", ".gone"
 TRIES: Final = 3
@@ -111,6 +113,17 @@ class ModelCopy:
         if self.why_not:
             check_digest(self.path, self.digest)
 
+    @property
+    def difference(self) -> str:
+        """What differed for requests that shared a forward pass of this model (`note_difference`); empty if nothing
+        did."""
+        if self.lock < 0:
+            return ""
+        try:
+            return (self.folder.parent / ALONE).read_text(errors="replace")
+        except OSError:
+            return ""
+
     def compare(self, expected: str) -> None:
         """InputError if its content is not what was examined elsewhere."""
         _compare(self.original, self.digest, expected)
@@ -119,6 +132,15 @@ class ModelCopy:
         """The entry may be deleted unless others use it."""
         if self.lock >= 0:
             os.close(self.lock)
+
+
+def note_difference(opened: Path, why: str) -> None:
+    """Keep for later servers why requests for a model must not share forward passes. `opened` is what workers open; if
+    that is no copy, or the disk is full, the next server has to find it again."""
+    entry = opened.parent.parent
+    if (entry / USED).exists():
+        with contextlib.suppress(OSError):
+            (entry / ALONE).write_text(why)
 
 
 def _renamed(error: SloopError, copy: Path, original: Path) -> SloopError:

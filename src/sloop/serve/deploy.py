@@ -50,7 +50,7 @@ from sloop.serve.control import (
     Tell,
     VersionStatus,
 )
-from sloop.serve.copies import ModelCopy, VersionFiles, private_copy
+from sloop.serve.copies import ModelCopy, VersionFiles, note_difference, private_copy
 from sloop.serve.cpu_quota import capacity_cores
 from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
@@ -230,7 +230,8 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
 
 def declared_of(variant: Variant, copy: ModelCopy) -> Declared:
     """What the user says about a model, and what its profiles know."""
-    known = _examined_before(variant, copy.model_digest)
+    different = copy.difference
+    known = Joining(different) if different else _examined_before(variant, copy.model_digest)
     return Declared(variant.joins_rows, variant.batch, known=known, operators=variant.operators)
 
 
@@ -611,7 +612,9 @@ class Deployer:
         self._ended: dict[str, Rollout] = {}
         """By application, the end of the version that ended last."""
         self._changed = asyncio.Event()
-        driver.on_rollout, driver.on_joining_ended = self._on_rollout, self._offer
+        self._opened: dict[tuple[str, str], str] = {}
+        """By stage and variant, the file that workers open."""
+        driver.on_rollout, driver.on_joining_ended = self._on_rollout, self._end_joining
         self._deploying = asyncio.Lock()
 
     @contextlib.contextmanager
@@ -629,6 +632,7 @@ class Deployer:
     def _keep(self, application: Application, models: Models) -> None:
         own = [model for (stage, _), model in models.items() if stage in application.by_name]
         called = f"version {application.version} of {application.name!r}"
+        self._opened |= {key: model.model for key, model in models.items() if key[0] in application.by_name}
         self._files.add(application.key, called, {model.model: model.files for model in own})
 
     async def handle(self, order: Order, tell: Tell) -> Done:
@@ -787,8 +791,15 @@ class Deployer:
         self._changed.set()
         if rollout.state is VersionState.RETIRED:
             key = version_key(name, version)
-            del self._applications[key]
+            ended = self._applications.pop(key).by_name
+            self._opened = {own: file for own, file in self._opened.items() if own[0] not in ended}
             self._files.drop(key)
+        self._offer(name)
+
+    def _end_joining(self, name: str, stage: str, variant: str, why: str) -> None:
+        """Requests for this variant share no forward pass any more, also in later versions of these bytes."""
+        if (stage, variant) in self._opened:
+            note_difference(Path(self._opened[stage, variant]), why)
         self._offer(name)
 
     def _offer(self, name: str) -> None:
