@@ -130,7 +130,7 @@ def _execute(path: Path, source: bytes, folders: Sequence[Path]) -> ModuleType:
         # Not by the loader: it takes a cached .pyc for this source if size and second of change are the same.
         with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the command, which may print JSON there
             exec(compile(source, str(path.absolute()), "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:
+    except raised_by_users() as error:
         raise_user_error(error, path, "it cannot be imported")
     finally:
         for folder in folders:
@@ -254,6 +254,12 @@ def _find_copies(folder: Path, kept: Mapping[str, Path]) -> None:
 
 
 # What users' code raises
+
+
+def raised_by_users() -> tuple[type[BaseException], ...]:
+    """What `except` is to name around users' code: everything but Ctrl-C. A panic of a library in Rust is no
+    `Exception`, nor is the cancellation of a coroutine."""
+    return tuple(kind for kind in BaseException.__subclasses__() if kind is not KeyboardInterrupt)
 
 
 def raise_user_error(error: BaseException, path: Path, what: str) -> NoReturn:

@@ -56,6 +56,10 @@ def checked(folder: Path, run: str, size: int = -1) -> Result:
         ("def run(self, x): return np.no_such(x)", "has no attribute 'no_such'"),
         ("def run(self): return 1", "takes 1 positional argument but 2 were given"),
         ("run = __import__('functools').partial(lambda x: None)", "'run' returns 'y' as NoneType"),
+        (
+            "def run(self, x): __import__('os')._exit(3)",
+            "one.py: the process that examined it ended with exit status 3",
+        ),
     ],
 )
 def test_a_stage_that_fails_for_every_request_is_named(tmp_path: Path, run: str, says: str, size: int) -> None:
@@ -63,6 +67,7 @@ def test_a_stage_that_fails_for_every_request_is_named(tmp_path: Path, run: str,
     assert result.exit_code == 1
     answer = json.loads(result.stdout)
     assert says in answer["stages"][0]["variants"][0]["fault"]
+    assert answer["stages"][0]["variants"][0]["joins_rows"] is None
     assert answer["plan"]["feasible"], "the plan is shown all the same"
     assert answer["stages"][0]["variants"][0]["joins_rows"] is None, "it was not found out"
 
@@ -80,6 +85,19 @@ def test_a_stage_that_may_be_right_passes(tmp_path: Path, run: str) -> None:
     result = checked(tmp_path, run)
     assert result.exit_code == 0, result.stdout
     assert json.loads(result.stdout)["stages"][0]["variants"][0]["fault"] == ""
+
+
+def test_a_panic_is_a_failure_like_others(tmp_path: Path) -> None:
+    panic = "def run(self, x): raise type('PanicException', (BaseException,), {})('out of range')"
+    fault = json.loads(checked(tmp_path, panic, 3).stdout)["stages"][0]["variants"][0]["fault"]
+    assert "it fails on random inputs: PanicException: out of range" in fault
+
+
+@pytest.mark.parametrize("size", [-1, 3])
+def test_a_refusal_of_random_inputs_is_told(tmp_path: Path, size: int) -> None:
+    checked(tmp_path, "def run(self, x): raise __import__('sloop').Refused('only cats')", size)
+    text = " ".join(CliRunner().invoke(main, ["check", str(tmp_path / "app.yaml")]).stdout.split())
+    assert "only cats; give it an `example(rows)` that it takes" in text
 
 
 def test_a_failure_on_guessed_sizes_is_told(tmp_path: Path) -> None:

@@ -373,6 +373,7 @@ def stage(
         ("return np.tanh(x) @ np.ones((3, 3), np.float32)", ("FP32", 3), ("FP32", 3)),
         ("return x.argmax(1, keepdims=True)", ("FP32", 3), ("INT64", 1)),
         ("return np.array([[len(t)] for t in x[:, 0]])", ("BYTES", 1), ("INT64", 1)),
+        ("if not x.all(): raise type('PanicException', (BaseException,), {})\nreturn x", ("FP32", 3), ("FP32", 3)),
     ],
 )
 def test_a_stage_that_says_so_is_joined(

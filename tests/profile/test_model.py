@@ -403,9 +403,24 @@ def test_the_reason_comes_out_of_the_other_process(tmp_path: Path) -> None:
         examine(tmp_path / "none.py")
 
 
-def test_a_file_that_kills_the_process_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="ended with exit status 9"):
-        examine(write(tmp_path, "import os\nos._exit(9)"))
+def test_a_file_that_ends_the_process_is_at_fault_unless_it_was_killed(tmp_path: Path) -> None:
+    path = write(tmp_path, "import os\nos._exit(9)")
+    with pytest.raises(InputError, match=f"{path}: the process that examined it ended with exit status 9"):
+        examine(path)
+    with pytest.raises(InputError, match="exit status -11"):
+        examine(write(tmp_path, "import os\nos.kill(os.getpid(), 11)"))
+    with pytest.raises(MachineError, match="exit status -9") as caught:
+        examine(write(tmp_path, "import os\nos.kill(os.getpid(), 9)"))
+    assert "out of memory" in caught.value.help
+
+
+def test_processes_that_a_file_starts_do_not_hold_up_its_examination(tmp_path: Path) -> None:
+    waits = f"while not os.path.exists({str(tmp_path / 'end')!r}): time.sleep(0.01)"
+    text = f"import os, subprocess, sys\nsubprocess.Popen([sys.executable, '-c', \"import os, time\\n{waits}\"])\n"
+    try:
+        assert examine(write(tmp_path, text + one())).fault is None
+    finally:
+        (tmp_path / "end").touch()
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,11 @@ def test_says_which_field_of_a_file_is_wrong(tmp_path: Path) -> None:
 
 
 def test_refuses_places_it_cannot_write_to_or_read_from(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # nothing below it can be deleted either, as on a file system that is read-only
     with pytest.raises(MachineError, match="cannot write"):
         save_profile(RESNET_T, tmp_path / "no" / "p.json")
+    with pytest.raises(MachineError, match="cannot write"):
+        save_profile(RESNET_T, tmp_path / "file" / "p.json")
     with pytest.raises(InputError, match="cannot read"):
         load_profile(tmp_path / "none.json")
 

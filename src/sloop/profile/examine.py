@@ -14,14 +14,15 @@ of JSON: the caller never imports the author's code and its libraries. Anything 
 import contextlib
 import hashlib
 import os
+import selectors
+import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -56,6 +57,8 @@ EXAMINE_S_MAX: Final = 300.0
 """Limit for examining a model in a process of its own: importing its code, creating it, and all trials."""
 PRINTED_BYTES_MAX: Final = 8192
 """The most bytes that are shown of what the examined code prints."""
+ENDED_S: Final = 0.02
+"""How soon its end is noticed if the pipes from it stay open."""
 BATCHES_TRIED: Final = 3
 """Batches of the original model that are joined to test the model whose batch dimension was opened."""
 SAME_PART_MIN: Final = 0.9
@@ -168,45 +171,59 @@ def examine(
 
     `shapes` gives one row's shape for inputs with further open dimensions; without it, usual sizes are tried.
     `folder` is where a changed copy is written, by default beside the model. InputError for an unusable file,
-    MachineError if the examining process dies, or if a copy cannot be written.
+    MachineError if the examining process is killed, or if a copy cannot be written.
     """
     if not is_python(path) and not declared.operators:
         return examine_here(path, shapes or {}, folder, declared)
     order = msgspec.json.encode(ExamineOrder(dict(shapes or {}), declared, str(folder or ""))).decode()
     command = [sys.executable, "-P", "-m", __name__, str(path), order]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        relay = threading.Thread(target=_relay, args=(process.stderr,), daemon=True)
-        relay.start()
-        timer = threading.Timer(EXAMINE_S_MAX, process.kill)
-        timer.start()
-        answer = process.stdout.read()
-        process.wait()
-        is_late = not timer.is_alive()
-        timer.cancel()
-        relay.join()
-    if is_late:
+        try:
+            answer = _answer(process, time.monotonic() + EXAMINE_S_MAX)
+        finally:
+            process.kill()
+    if answer is None:
         what = f"importing and running it took more than {EXAMINE_S_MAX:g} s"
         raise InputError(what, where=str(path), help="do less when the file is imported and 'Model' is created")
     try:
         found = msgspec.json.decode(answer, type=ExaminedModel | RefusedModel)
     except msgspec.DecodeError as error:
-        what = f"the process that examined {str(path)!r} ended with exit status {process.returncode}"
-        raise MachineError(what, help="see its messages above; it may have run out of memory") from error
+        status = process.returncode
+        what = f"the process that examined it ended with exit status {status}"
+        if status == -signal.SIGKILL:
+            help = "see its messages above; it may have run out of memory"
+            raise MachineError(f"{path}: {what}", help=help) from error
+        help = "see its messages above, and correct what ends it (`os._exit`, a crash of native code)"
+        raise InputError(what, where=str(path), help=f"{help}, or give it an `example(rows)`") from error
     if isinstance(found, RefusedModel):
         raise found.error
     return found
 
 
-def _relay(stderr: IO[bytes]) -> None:
-    """Print the first of what the author's code prints, and drop the rest: nobody may read our own stderr."""
-    left = PRINTED_BYTES_MAX
-    while part := os.read(stderr.fileno(), PRINTED_BYTES_MAX):
-        if left:
-            sys.stderr.write(part[:left].decode(errors="replace"))
-            sys.stderr.flush()
-            left = max(0, left - len(part))
+def _answer(process: subprocess.Popen[bytes], until_s: float) -> bytes | None:
+    """What the process has written to stdout when it ends; None if it is late. The first of what the author's code
+    prints is printed, and the rest dropped: nobody may read our own stderr. Both pipes may stay open when the process
+    has ended, because the author's code has started others."""
+    answer, left = b"", PRINTED_BYTES_MAX
+    with selectors.DefaultSelector() as selector:
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            selector.register(pipe, selectors.EVENT_READ)
+        while time.monotonic() < until_s:
+            has_ended = process.poll() is not None
+            ready = selector.select(0 if has_ended else ENDED_S)
+            for key, _ in ready:
+                part = os.read(key.fd, PRINTED_BYTES_MAX)
+                if not part:
+                    selector.unregister(key.fileobj)
+                elif key.fileobj is process.stdout:
+                    answer += part
+                else:
+                    sys.stderr.write(part[:left].decode(errors="replace"))
+                    sys.stderr.flush()
+                    left = max(0, left - len(part))
+            if has_ended and all(key.fileobj is not process.stdout for key, _ in ready):
+                return answer
+    return None
 
 
 def examine_here(

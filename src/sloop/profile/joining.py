@@ -31,7 +31,7 @@ from sloop.profile.model import (
     synthesise,
 )
 from sloop.tensor import ARRAY_TYPES, Port, Signature, bfloats_of, floats_of
-from sloop.user_code import WrongOutputsError, failure_of
+from sloop.user_code import WrongOutputsError, failure_of, raised_by_users
 
 PASSES_ROWS: Final = (2, 3)
 """The numbers of rows with which the whole graph is run."""
@@ -210,7 +210,7 @@ class _Trials:
                 found.append(_TrialRow(feed, self._session.run(feed)))
             except WrongOutputsError as error:
                 raise _Differs(f"one row alone fails: {error}") from error
-            except (Exception, SystemExit):  # the author's code, or inputs that are invalid for this model
+            except raised_by_users():  # the author's code, or inputs that are invalid for this model
                 continue
         return found
 
@@ -233,7 +233,7 @@ class _Trials:
         names = [port.name for port in self._session.signature.inputs]
         try:
             together = self._session.run({name: np.concatenate([row.feed[name] for row in batch]) for name in names})
-        except (Exception, SystemExit) as error:
+        except raised_by_users() as error:
             raise _Differs(f"{len(batch)} rows at once fail: {failure_of(error).detail}") from error
         for place, port in enumerate(self._session.signature.outputs):
             output = np.asarray(together[place])
@@ -258,7 +258,7 @@ class _Trials:
                         return f"output {port.name!r} of a row depends on the calls before it (state or random numbers)"
                 if time.monotonic() > until_s:
                     break
-        except (Exception, SystemExit) as error:
+        except raised_by_users() as error:
             return f"a row fails after others: {failure_of(error).detail}"
         return ""
 

@@ -46,7 +46,7 @@ from sloop.onnx_file import has_external_weights, keep_outputs, read_onnx
 from sloop.profile import operators
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
 from sloop.text import counted
-from sloop.user_code import WrongOutputsError, module_in, raise_user_error, user_path
+from sloop.user_code import WrongOutputsError, module_in, raise_user_error, raised_by_users, user_path
 
 PYTHON: Final = ".py"
 COMPILED: Final = ".innet"
@@ -683,7 +683,7 @@ class PythonSession:
         try:
             self._model = declared(threads)
             self.software = str(getattr(self._model, "software", ""))
-        except (Exception, SystemExit) as error:  # the author's code
+        except raised_by_users() as error:  # the author's code
             raise_user_error(error, path, "its class 'Model' cannot be made")
 
     def example(self, rows: int) -> dict[str, Array] | None:
@@ -692,7 +692,7 @@ class PythonSession:
             return None
         try:
             made = _declared_arrays(self._awaited(self._model.example(rows)), self.signature.inputs, "example")
-        except (Exception, SystemExit) as error:
+        except raised_by_users() as error:
             raise_user_error(error, self._path, "its 'example' fails")
         feed = {port.name: array for port, array in zip(self.signature.inputs, made, strict=True)}
         for port, array in zip(self.signature.inputs, made, strict=True):

@@ -8,6 +8,7 @@ Sources of the forms: quadratic in the batch size at fixed cores, FA2; batch and
 et al., EuroMLSys 2024, equation for l(b, c)); tables follow published grids.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -662,7 +663,8 @@ def save_profile(profile: Profile, path: Path, joining: Joining | None = None) -
         part.write_bytes(raw + b"\n")
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # as on a file system that is read-only
+            part.unlink(missing_ok=True)
         help_text = "give a path in a folder you can write to"
         raise MachineError(f"cannot write the profile {str(path)!r}: {error.strerror}", help=help_text) from error
 

@@ -33,7 +33,7 @@ from sloop.profile.warming import remedy, sizes_to_warm, warm_up
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
 from sloop.tensor import arrays_at, bytes_of, elements_of
 from sloop.units import NS_PER_MS
-from sloop.user_code import failure_of, line_in, said_by
+from sloop.user_code import failure_of, line_in, raised_by_users, said_by
 
 READY: Final = b"ready\n"
 RUN: Final = b"\x01"
@@ -135,7 +135,7 @@ def run_all(
         start_ns = perf_counter_ns()
         try:
             outputs = session.run(inputs)
-        except (Exception, SystemExit) as error:  # exceptions of frameworks share no base class
+        except raised_by_users() as error:  # exceptions of frameworks share no base class
             what = f"a batch of {batch} fails: {said_by(error)}"
             help = "measure smaller batches" if batch > 1 and not is_python(path) else remedy(session, path)
             raise InputError(what, where=line_in(path, error), help=help) from error
@@ -157,7 +157,7 @@ def _warm_up(session: Session, order: TimingOrder, path: Path) -> None:
     """Run what a worker runs beyond its first batch before it is ready: it is part of a start. What fails here fails
     again when it is measured."""
     if session.signature.fixed_batch is None:
-        with contextlib.suppress(Exception, SystemExit):
+        with contextlib.suppress(*raised_by_users()):
             sizes = sizes_to_warm(order.batches)
             warm_up(lambda rows: session.run(feed_for(session, rows, order.shapes, where=str(path))), sizes)
 

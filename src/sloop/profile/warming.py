@@ -28,7 +28,7 @@ from sloop.profile.model import (
     synthesise,
 )
 from sloop.tensor import Port, Signature
-from sloop.user_code import LIBRARIES, WrongOutputsError, failure_of, line_in, said_by
+from sloop.user_code import LIBRARIES, WrongOutputsError, failure_of, line_in, raised_by_users, said_by
 
 WARM_S_MAX: Final = 10.0
 """How long a worker may run batches of one session beyond the first one before it is ready."""
@@ -87,18 +87,21 @@ def try_on_one_row(
         feed = placeholders(session.signature, rows, shapes, guessed_rows(session))
     if feed is None:
         return False, ""
+    sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+    on = "its own example" if example is not None else "the shapes of its profile" if shapes else "random inputs"
     try:
         session.run(feed)
-    except Refused:
-        return False, ""
-    except (Exception, SystemExit) as error:  # the author's code; exceptions of frameworks share no base class
-        on = "its own example" if example is not None else "the shapes of its profile" if shapes else "random inputs"
+    except Refused as error:
+        return (
+            False,
+            f"it refuses {on} ({sizes}): {failure_of(error).summary}; give it an `example(rows)` that it takes",
+        )
+    except raised_by_users() as error:  # the author's code; exceptions of frameworks share no base class
         if example is None and _is_certain(error):
             raise InputError(said_by(error), where=line_in(path, error), help="correct the file") from error
         if is_known and not (example is None and fault_of_inputs(error)):
             what = f"it fails on {on}: {said_by(error)}"
             raise InputError(what, where=line_in(path, error), help=remedy(session, path)) from error
-        sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
         return False, f"it fails on {on} ({sizes}): {failure_of(error).detail}; {remedy(session, path)}"
     return is_known, ""
 

@@ -34,7 +34,7 @@ from sloop.profile.warming import WARM_S_MAX, batch_maker, try_on_one_row, warm_
 from sloop.tensor import Port, Signature, described
 from sloop.text import counted
 from sloop.units import ms
-from sloop.user_code import WrongOutputsError, line_in, said_by
+from sloop.user_code import WrongOutputsError, line_in, raised_by_users, said_by
 
 THREAD_COUNTS_MAX: Final = 4
 """How many thread counts a runtime keeps sessions for: in some frameworks each session holds a copy of the weights."""
@@ -299,7 +299,7 @@ def warm_batches(
             raise InputError(said_by(error), where=line_in(path, error), help="correct the file") from error
     except GpuFailure:
         raise
-    except (Exception, SystemExit) as error:  # the author's code; the batches that fail will say so
+    except raised_by_users() as error:  # the batches that fail will say so
         say(f"{path.name} is not warm for all batches: {said_by(error)}")
     else:
         if cold:

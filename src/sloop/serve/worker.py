@@ -70,7 +70,7 @@ from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolErro
 from sloop.serve.verify import Verification
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
 from sloop.tensor import ARRAY_TYPES, MISSING, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
-from sloop.user_code import ModelFailure, WrongOutputsError, failure_of
+from sloop.user_code import ModelFailure, WrongOutputsError, failure_of, raised_by_users
 
 T = TypeVar("T")
 
@@ -325,7 +325,7 @@ class Worker:
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
-        except (Exception, SystemExit) as error:
+        except raised_by_users() as error:
             self._refuse(error)
             raise
         return runtime
@@ -359,7 +359,7 @@ class Worker:
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         try:
             ShadowWorker(self._channel, setup).serve()
-        except (Exception, SystemExit) as error:
+        except raised_by_users() as error:
             self._refuse(error)
             raise
 
@@ -398,7 +398,7 @@ class Worker:
                     runtime.prune(wanted)
                 elif runtime.load(wanted):
                     runtime.warm(wanted)
-            except Exception as error:  # the replica continues with the sessions it has
+            except raised_by_users() as error:  # the replica continues with the sessions it has
                 what = f"outputs {wanted}" if isinstance(wanted, tuple) else f"{wanted} threads"
                 sys.stderr.write(f"sloop worker {os.getpid()}: cannot prepare {what}: {error}\n")
 
