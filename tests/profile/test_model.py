@@ -584,6 +584,39 @@ def test_sizes_that_do_not_fit_are_the_clients_fault(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("operator", "second", "said"),
+    [
+        ("Div", 0, "Div: Integer division by zero"),
+        ("Mod", 0, "Mod: Integer modulo by zero"),
+        ("GatherElements", 9, "GatherElements: GatherElements op: Out of range value in index tensor"),
+    ],
+)
+def test_values_that_an_operator_cannot_take_are_the_clients_fault(
+    operator: str, second: int, said: str, tmp_path: Path
+) -> None:
+    node = onnx.helper.make_node(operator, ["a", "b"], ["y"])
+    session = graph(tmp_path, [node], [("a", 7, ["n"]), ("b", 7, ["n"])], ("y", 7, ["n"]), [])
+    assert refusal_of(session, a=[4], b=[second]) == f"the model cannot run on these inputs: {said}"
+
+
+@pytest.mark.parametrize("kind", [1, 7])
+def test_text_that_is_no_number_is_the_clients_fault(kind: int, tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Cast", ["s"], ["y"], to=kind)
+    session = graph(tmp_path, [node], [("s", 8, ["n"])], ("y", kind, ["n"]), [])
+    said = refusal_of(session, s=np.array([b"four"], object))
+    assert said == "the model cannot run on these inputs: Cast: invalid number in a text"
+
+
+def test_a_model_that_refuses_the_values_that_were_made_up_is_served(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Div", ["a", "b"], ["y"])
+    graph(tmp_path, [node], [("a", 7, ["n", 2]), ("b", 7, ["n", 2])], ("y", 7, ["n", 2]), [])
+    found = examine(tmp_path / "m.onnx")
+    assert found.fault is None
+    assert "Integer division by zero" in found.notes[0]
+    assert "nothing could be tried" in found.obstacle
+
+
 def test_text_that_is_not_utf8_is_the_clients_fault(save: Save) -> None:
     session = OnnxSession(save(operator="Identity", shape=("n",), kind=onnx.TensorProto.STRING), 1)
     assert refusal_of(session, x=np.array([b"\xff"], object)) == "input 'x' is not UTF-8 text (invalid start byte)"

@@ -585,20 +585,31 @@ def inferred_types(content: bytes, path: Path) -> dict[str, tuple[str, tuple[int
     return {made.name: (made.type, tuple(made.shape)) for made in session.get_outputs()}
 
 
+PLACE: Final = re.compile(
+    r"(?:\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : )?"
+    r"(?:/\S+\.(?:cc|h):\d+ "
+    r"(?:(?:[\w:<>*&, ]+ )??[\w:<>~]+\([^)]*\)(?: const)?(?:::<lambda[^>]*>)?(?: \[with [^]]*\])? ?)?"
+    r"|\b\w+\.(?:cc|h):\d+ (?:operator\(\)|\w+) )"
+)
+"""A place in ONNX Runtime's source, with the function: its whole signature, or its name alone."""
+
+
 def runtime_reason(error: Exception | str, chars_max: int = 160) -> str:
     """What ONNX Runtime says of an error, without the places in its own source, in one line."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", first)
-    reason = re.sub(r"/\S+\.(?:cc|h):\d+ (?:[\w:<>]+\([^)]*\)(?: const)?(?:::<lambda[^>]*>)? ?)?", "", reason)
-    return reason[:chars_max]
+    return PLACE.sub("", reason)[:chars_max]
 
 
 NODE: Final = re.compile(r"Non-zero status code returned while running (\w+) node\. ?Name: ?'[^']*' ?Status Message: ")
 BY_INPUTS: Final = re.compile(
-    r"out of (?:data )?bounds|out of range|within the inclusive range|reshape|broadcast|dimension|mismatch|"
+    r"out of (?:data )?bounds|out of range|within the inclusive range|reshape|broadcast|dimension|mismatch|by zero|"
+    r"(?:must|should) be|invalid|"
     r"\b(?:shape|dims?|rank|axis|axes|size|sizes|length)\b",
     re.IGNORECASE,
 )
+NO_NUMBER: Final = re.compile(r"sto(?:[dfil]|ll|ul|ull)\.?")
+"""What a cast of text says: the function of C++ that could not read a number."""
 BY_MACHINE: Final = re.compile(r"alloc|memory|cuda|cudnn|cublas|NOT_IMPLEMENTED|not implemented", re.IGNORECASE)
 
 
@@ -616,6 +627,8 @@ def fault_of_inputs(error: BaseException) -> str:
     reason = runtime_reason(" ".join(str(error).partition("Please fix")[0].split()), 3 * REASON_CHARS_MAX)
     node = NODE.search(reason)
     said = reason[node.end() :] if node is not None else reason
+    if NO_NUMBER.fullmatch(said):
+        said = "invalid number in a text"
     is_refused = type(error).__name__ == "InvalidArgument" or (node is not None and BY_INPUTS.search(said))
     if not is_refused or BY_MACHINE.search(str(error)):
         return ""
