@@ -224,6 +224,13 @@ def test_errors_name_the_users_file_and_line(tmp_path: Path) -> None:
         open_model(copy.path, 1)
     assert caught.value.where == str(broken)
     assert str(tmp_path / "store") not in str(caught.value)
+    incomplete = adding(tmp_path / "incomplete.onnx", 1, data=("w.bin",))
+    (tmp_path / "w.bin").unlink()
+    with (
+        pytest.raises(InputError, match=str(tmp_path / "w.bin")),
+        private_copy(incomplete, tmp_path / "store") as copy,
+    ):
+        open_model(copy.path, 1)
     with pytest.raises(InputError, match="there is no such file"):
         take(tmp_path / "none.onnx", tmp_path / "store")
 

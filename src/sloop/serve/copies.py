@@ -144,8 +144,9 @@ def note_difference(opened: Path, why: str) -> None:
 
 
 def _renamed(error: SloopError, copy: Path, original: Path) -> SloopError:
-    """The error with the name of the user's file."""
-    what, help_text = (text.replace(str(copy), str(original)) for text in (error.what, error.help))
+    """The error with the names of the user's files: the model, and those beside it."""
+    folders = f"{copy.parent}{os.sep}", f"{original.absolute().parent}{os.sep}"
+    what, help_text = (text.replace(str(copy), str(original)).replace(*folders) for text in (error.what, error.help))
     if not isinstance(error, InputError):
         return MachineError(what, help=help_text)
     where = error.where.replace(str(copy), str(original))
