@@ -219,6 +219,17 @@ def test_a_fixed_batch_is_opened_in_a_copy_beside_the_model(tmp_path: Path) -> N
     np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-6)
 
 
+def test_a_whole_shape_opens_a_batch_of_one_but_names_a_request_of_several_rows(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    one = examine(_save(tmp_path / "one.onnx", [node], [1, 3, "w"], [1, 3, "w"], {}), {"x": (1, 3, 5)})
+    assert (one.obstacle, one.signature.inputs[0].shape) == ("", (-1, 3, -1))
+    image = _save(tmp_path / "image.onnx", [node], [3, "h", "w"], [3, "h", "w"], {})
+    whole = examine(image, {"x": (3, 4, 5)})
+    assert whole.obstacle == "its batch is fixed to 3: the shape that is given for input 'x' has all its 3 rows"
+    assert examine(image, {"x": (4, 5)}).obstacle == ""
+    assert str(tmp_path) not in examine(image).obstacle, "clients read it"
+
+
 def test_the_copy_of_an_earlier_model_is_not_used(tmp_path: Path) -> None:
     def saved(weight: float) -> Path:
         node = helper.make_node("Mul", ["x", "w"], ["y"])

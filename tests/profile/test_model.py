@@ -540,6 +540,32 @@ def test_random_texts_that_fail_while_they_are_measured_ask_for_an_example_too(t
     assert "a batch of 1 fails: JSONDecodeError" in refused.value.what
 
 
+# Requests that are one unit
+
+
+@pytest.mark.parametrize("given", [(5, 2), (3, 5, 2)])
+def test_a_batch_of_one_has_all_rows_of_a_fixed_first_dimension(given: tuple[int, ...]) -> None:
+    signature = Signature.of([Port("x", "FP32", (3, -1, 2))], [])
+    assert input_shapes(signature, 1, {"x": given}, where="m") == {"x": (3, 5, 2)}
+    with pytest.raises(InputError, match="fixed to 3; a batch of 2"):
+        input_shapes(signature, 2, {"x": given}, where="m")
+
+
+def test_a_shape_may_begin_with_one_row() -> None:
+    signature = Signature.of([Port("x", "FP32", (-1, 3, -1))], [])
+    assert input_shapes(signature, 4, {"x": (1, 3, 5)}, where="m") == {"x": (4, 3, 5)}
+
+
+@pytest.mark.live
+def test_a_model_whose_first_dimension_is_closed_is_measured_with_one_request(save: Save, tmp_path: Path) -> None:
+    profile = measure(save(shape=(3, 2)), batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True)
+    assert [sample.batch for sample in profile.samples] == [1]
+    text = one('{"x": ("FP32", (4, 2))}', "return x[:, 0]", "def example(self, rows): return np.ones((rows, 2), 'f4')")
+    text = "import numpy as np\n" + text.replace('{"y": ("FP32", (-1,))}', '{"y": ("FP32", (4,))}')
+    profile = measure(write(tmp_path, text), batches=(1,), cores=(1,), seconds=0.01, passes=1, alone=True)
+    assert [sample.batch for sample in profile.samples] == [1]
+
+
 # What ONNX Runtime says of inputs
 
 

@@ -406,7 +406,12 @@ def _with_open_batch(
     *,
     is_forced: bool,
 ) -> Path:
-    """A copy whose batch is open. InputError if its results would differ, or if its rows may meet."""
+    """A copy whose batch is open. InputError if its results would differ, if its rows may meet, or if the user's shape
+    of one request has all rows."""
+    for port in read_signature(path).inputs:
+        if batch > 1 and len(shapes.get(port.name, ())) == len(port.shape):
+            what = f"the shape that is given for input {port.name!r} has all its {batch} rows"
+            raise InputError(what, where=str(path), help="give the shape of one row")
     model = read_onnx(path)
     open_batch(model, batch)
 
@@ -472,7 +477,7 @@ def _check_opened(path: Path, opened: Path, batch: int, shapes: Mapping[str, tup
         inputs = synthesise(signature, input_shapes(signature, BATCHES_TRIED * batch, shapes, where=str(path)))
         together = after.run(inputs)
     except Exception as error:  # whatever ONNX Runtime raises, the graph still contains the old batch
-        reason = error.what if isinstance(error, SloopError) else runtime_reason(error)
+        reason = error.what.removeprefix(f"{path}: ") if isinstance(error, SloopError) else runtime_reason(error)
         raise InputError(f"its batch cannot be opened: {reason}", where=str(path), help=remedy) from error
     slices = [slice(start, start + batch) for start in range(0, BATCHES_TRIED * batch, batch)]
     alone = [

@@ -298,7 +298,9 @@ def _row_sizes(session: Session, shapes: Mapping[str, tuple[int, ...]]) -> Itera
     """The row shapes to try: given or usual sizes, then halves, quarters and so on of the open dimensions. A model that
     reshapes the entries of all rows into blocks mixes rows only if a row does not fill its blocks."""
     signature, dimensions = session.signature, open_dimensions(session)
-    usual = row_shapes(signature, dimensions, [each.proposal for each in dimensions]) | dict(shapes)
+    ranks = {port.name: len(port.shape) for port in signature.inputs}
+    rows = {name: shape[1:] if len(shape) == ranks.get(name) else shape for name, shape in shapes.items()}
+    usual = row_shapes(signature, dimensions, [each.proposal for each in dimensions]) | rows
     seen = []
     full = [usual[name][place] for name, place in (each.ports[0] for each in dimensions)]
     halved = [full]

@@ -150,7 +150,8 @@ def feed_for(session: Session, batch: int, shapes: Mapping[str, tuple[int, ...]]
 
     InputError if the model fixes another batch size, or the size of an open dimension is unknown.
     """
-    example = None if shapes else session.example(batch)
+    rows = session.signature.fixed_batch or 1 if batch == 1 else batch
+    example = None if shapes else session.example(rows)
     if example is not None:
         return dict(example)
     sizes = input_shapes(session.signature, batch, shapes, session.dimension_names, where=where)
@@ -178,7 +179,7 @@ def input_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shape of each input for a batch. `shapes` maps input names to one row's shape, without the batch dimension,
     and to the whole shape of an input without rows. `names` are those of open dimensions (`Session.dimension_names`):
-    one that is called like the batch has its size.
+    one that is called like the batch has its size. A batch of 1 is one request: all rows of a fixed first dimension.
 
     InputError if the model fixes another batch size, or an open dimension is missing from `shapes`.
     """
@@ -209,8 +210,10 @@ def _tied(port: Port, batch: int, batches: frozenset[str], names: Mapping[tuple[
 def _input_shape(
     port: Port, sizes: tuple[int, ...], batch: int, row: tuple[int, ...] | None, where: str
 ) -> tuple[int, ...]:
-    first = (batch,) if port.has_rows and port.shape else ()
-    if first and port.shape[0] not in (-1, batch):
+    first: tuple[int, ...] = (batch,) if port.has_rows and port.shape else ()
+    if first and batch == 1 and port.shape[0] > 0:
+        first = port.shape[:1]  # one request
+    elif first and port.shape[0] not in (-1, batch):
         raise InputError(
             f"the batch of input {port.name!r} is fixed to {port.shape[0]}; a batch of {batch} was requested",
             where=where,
@@ -224,8 +227,10 @@ def _input_shape(
         raise InputError(f"input {port.name!r} has open dimensions ({declared})", where=where, help=help_text)
     if row is None:
         return (*first, *rest)
-    if first and len(row) == len(port.shape) and (batch == 1 or row[0] == batch):
+    if first and len(row) == len(port.shape) and (batch == 1 or row[0] == batch) and port.shape[0] in (-1, row[0]):
         first, row = (row[0],), row[1:]  # the whole shape, of an input that may count no rows
+    elif first and len(row) == len(port.shape) and row[0] == 1:
+        row = row[1:]
     elif not first and port.shape[0] > 0 and len(row) == len(rest) - 1:
         row = (port.shape[0], *row)
     if len(row) != len(rest) or any(want not in (-1, size) or size < 1 for want, size in zip(rest, row, strict=True)):

@@ -126,7 +126,9 @@ def run_all(
     start_ns = perf_counter_ns()
     session = open_model(path, order.threads, device=device)
     weights_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
-    if order.shapes or session.example(1) is None:  # refuse an impossible batch before any is measured
+    if (
+        order.shapes or session.example(session.signature.fixed_batch or 1) is None
+    ):  # refuse an impossible batch before any is measured
         for batch in order.batches:
             input_shapes(session.signature, batch, order.shapes, session.dimension_names, where=str(path))
     first_batch_ms = 0.0

@@ -48,7 +48,7 @@ def placeholders(
     found: dict[str, tuple[int, ...]] = {}
     for port in signature.inputs:
         size = shapes.get(port.name, guessed.get(port.name, port.shape[1:]))
-        first = port.shape[:1] if port.has_rows or len(size) < len(port.shape) else ()
+        first = port.shape[:1] if len(size) < len(port.shape) else ()  # a size may be that of the whole input
         found[port.name] = tuple(1 if each < 0 else each for each in first) + size
         if -1 in found[port.name]:
             return None
