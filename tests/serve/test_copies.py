@@ -703,6 +703,23 @@ def test_deploying_takes_the_change_and_the_version_before_keeps_its_own(thread:
 
 
 @pytest.mark.live
+def test_a_server_says_that_a_file_has_changed_since_an_earlier_run(
+    thread: LoopThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tmp_path / "m.onnx"
+    for value, is_new in ((1, False), (1, False), (2, True), (2, False)):
+        adding(model, value)
+        caplog.clear()
+        with serving(thread, tmp_path / "state", model) as running:
+            assert ("m.onnx has changed since an earlier run of this server" in caplog.text) == is_new
+            assert answer_of(running) == ("1", value)
+            for _ in range(500):
+                if len(list((tmp_path / "state" / COPIES).iterdir())) == 1:
+                    break
+                time.sleep(0.02)
+
+
+@pytest.mark.live
 def test_without_room_a_changed_file_starts_no_worker(
     thread: LoopThread, tmp_path: Path, full: None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -134,6 +134,24 @@ class ModelCopy:
             os.close(self.lock)
 
 
+def has_changed(copy: ModelCopy) -> bool:
+    """Whether the folder of this copy has one of the same file with another content that nobody uses: an earlier run of
+    the server has served that."""
+    if copy.lock < 0:
+        return False
+    store, name = copy.folder.parent.parent, copy.original.name
+    for entry in store.glob("*/" + SOURCES):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            known = msgspec.json.decode(entry.read_bytes(), type=_Entry)
+            if known.paths.get(name) != str(copy.original) or known.digest == copy.digest:
+                continue
+            lock = locked_file(entry.with_name(USED), exclusive=True, make=False)
+            if lock is not None:
+                os.close(lock)
+                return True
+    return False
+
+
 def note_difference(opened: Path, why: str) -> None:
     """Keep for later servers why requests for a model must not share forward passes. `opened` is what workers open; if
     that is no copy, or the disk is full, the next server has to find it again."""

@@ -50,7 +50,7 @@ from sloop.serve.control import (
     Tell,
     VersionStatus,
 )
-from sloop.serve.copies import ModelCopy, VersionFiles, note_difference, private_copy
+from sloop.serve.copies import ModelCopy, VersionFiles, has_changed, note_difference, private_copy
 from sloop.serve.cpu_quota import capacity_cores
 from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
@@ -195,6 +195,7 @@ def _servable(
         notes=(
             *known.notes,
             *([f"{name}: {copy.why_not}; your file itself is opened, and checked each time"] if copy.why_not else []),
+            *([f"{name} has changed since an earlier run of this server"] if has_changed(copy) else []),
         ),
         source=source_of(copy.original),
         cut=cut,
