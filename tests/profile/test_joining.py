@@ -246,7 +246,7 @@ HIDDEN = {
 def test_rows_that_never_meet_are_joined(name: str, tmp_path: Path) -> None:
     found = examine(graph(tmp_path, APART[name]))
     assert found.obstacle == ""
-    assert found.evidence == "its graph keeps rows apart, and trials agree"
+    assert found.evidence == "its graph keeps rows apart, and no trial disagrees"
 
 
 UNNAMED = ("If", "Transpose")
@@ -380,7 +380,7 @@ def test_a_stage_that_says_so_is_joined(
     lines: str, inputs: tuple[str, int], outputs: tuple[str, int], tmp_path: Path
 ) -> None:
     found = examine(stage(tmp_path, lines, inputs, outputs))
-    assert (found.obstacle, found.evidence) == ("", "its author says so (`joins_rows = True`), and trials agree")
+    assert (found.obstacle, found.evidence) == ("", "its author says so (`joins_rows = True`), and no trial disagrees")
 
 
 @pytest.mark.parametrize(

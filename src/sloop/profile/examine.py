@@ -69,8 +69,8 @@ COPIES: Final = 2
 """The version of the code that changes copies; raise it when the code makes other copies."""
 CLASSES_MAX: Final = 20
 """The most classes that a note lists."""
-GRAPH: Final = "its graph keeps rows apart, and trials agree"
-AUTHOR: Final = "its author says so (`joins_rows = True`), and trials agree"
+GRAPH: Final = "its graph keeps rows apart, and no trial disagrees"
+AUTHOR: Final = "its author says so (`joins_rows = True`), and no trial disagrees"
 USER_SAYS: Final = "the user says"
 DECLARED: Final = f"{USER_SAYS} so (`joins_rows: true`)"
 """Why requests can share a forward pass."""
