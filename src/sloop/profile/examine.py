@@ -32,7 +32,7 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
 from sloop.profile import operators
 from sloop.profile.batch_axis import draws_random_numbers
-from sloop.profile.joining import TOLERANCES, obstacle_in_ports, obstacle_to_joining, read_sample
+from sloop.profile.joining import is_same, obstacle_in_ports, obstacle_to_joining, read_sample
 from sloop.profile.model import (
     OnnxSession,
     OpenDimension,
@@ -50,7 +50,7 @@ from sloop.profile.model import (
 )
 from sloop.profile.profile import Joining, digest_of_model
 from sloop.profile.warming import try_on_one_row
-from sloop.tensor import Signature, floats_of
+from sloop.tensor import Port, Signature
 from sloop.text import listed
 
 EXAMINE_S_MAX: Final = 300.0
@@ -297,24 +297,20 @@ def _obstacle(
     return obstacle_to_joining(session, file, shapes, samples, load_s=load_s)
 
 
-def _same(together: Any, alone: Sequence[Any], datatype: str) -> bool:  # noqa: ANN401  # arrays of any type
+def _same(together: Any, alone: Sequence[Any], port: Port) -> bool:  # noqa: ANN401  # arrays of any type
     """Whether the joined output equals the separate outputs concatenated, within rounding."""
     many, parts = np.asarray(together), [np.asarray(one) for one in alone]
-    if datatype == "BF16":
-        many, parts = floats_of(many), [floats_of(part) for part in parts]
     if not many.ndim or any(part.shape != (len(many) // len(parts), *many.shape[1:]) for part in parts):
         return False
     joined = np.concatenate(parts)
     if many.shape != joined.shape:
         return False
-    tolerance = TOLERANCES["f2"] if datatype == "BF16" else TOLERANCES.get(joined.dtype.str[1:])
-    if tolerance is None:
-        # Rounding decides the last bit of a byte, and which of two equally large elements is the largest.
-        slack = joined.dtype.itemsize == 1 and joined.dtype.kind in "iu"
-        same = np.abs(many.astype(np.int16) - joined.astype(np.int16)) <= 1 if slack else many == joined
-        return bool(np.mean(same) >= SAME_PART_MIN)
-    scale = float(np.abs(np.nan_to_num(joined, posinf=0.0, neginf=0.0)).max(initial=0.0)) or 1.0
-    return bool(np.allclose(many, joined, rtol=0.0, atol=tolerance * scale, equal_nan=True))
+    if joined.dtype.kind == "f" or port.datatype == "BF16":
+        return is_same(joined, many, port)
+    # Rounding decides the last bit of a byte, and which of two equally large elements is the largest.
+    slack = joined.dtype.itemsize == 1 and joined.dtype.kind in "iu"
+    same = np.abs(many.astype(np.int16) - joined.astype(np.int16)) <= 1 if slack else many == joined
+    return bool(np.mean(same) >= SAME_PART_MIN)
 
 
 # Copies of ONNX files, in which the batch is open and ZipMaps are replaced.
@@ -484,7 +480,7 @@ def _check_opened(path: Path, opened: Path, batch: int, shapes: Mapping[str, tup
         before.run({name: value[part] if value.ndim else value for name, value in inputs.items()}) for part in slices
     ]
     for place, port in enumerate(signature.outputs):
-        if not _same(together[place], [outputs[place] for outputs in alone], port.datatype):
+        if not _same(together[place], [outputs[place] for outputs in alone], port):
             what = f"its batch cannot be opened: output {port.name!r} of joined rows differs from that of each alone"
             raise InputError(what, where=str(path), help=remedy)
     return after
