@@ -55,6 +55,8 @@ class Verification:
     def note(self, rows: Sequence[int], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Several requests have shared a pass. `rows` is the number of rows of each; arrays have the rows of all of
         them, one request after the other, or are `NOTHING` for outputs that none of them needs."""
+        if not (self._left or self._share):
+            return
         start = 0
         for own in rows:
             self._due += self._share
