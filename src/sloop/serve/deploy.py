@@ -50,7 +50,7 @@ from sloop.serve.control import (
     Tell,
     VersionStatus,
 )
-from sloop.serve.copies import ModelCopy, VersionFiles, has_changed, note_difference, private_copy
+from sloop.serve.copies import ModelCopy, VersionFiles, has_changed, private_copy
 from sloop.serve.cpu_quota import capacity_cores
 from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
@@ -613,9 +613,7 @@ class Deployer:
         self._ended: dict[str, Rollout] = {}
         """By application, the end of the version that ended last."""
         self._changed = asyncio.Event()
-        self._opened: dict[tuple[str, str], str] = {}
-        """By stage and variant, the file that workers open."""
-        driver.on_rollout, driver.on_joining_ended = self._on_rollout, self._end_joining
+        driver.on_rollout, driver.on_joining_ended = self._on_rollout, self._offer
         self._deploying = asyncio.Lock()
 
     @contextlib.contextmanager
@@ -633,7 +631,6 @@ class Deployer:
     def _keep(self, application: Application, models: Models) -> None:
         own = [model for (stage, _), model in models.items() if stage in application.by_name]
         called = f"version {application.version} of {application.name!r}"
-        self._opened |= {key: model.model for key, model in models.items() if key[0] in application.by_name}
         self._files.add(application.key, called, {model.model: model.files for model in own})
 
     async def handle(self, order: Order, tell: Tell) -> Done:
@@ -792,15 +789,8 @@ class Deployer:
         self._changed.set()
         if rollout.state is VersionState.RETIRED:
             key = version_key(name, version)
-            ended = self._applications.pop(key).by_name
-            self._opened = {own: file for own, file in self._opened.items() if own[0] not in ended}
+            del self._applications[key]
             self._files.drop(key)
-        self._offer(name)
-
-    def _end_joining(self, name: str, stage: str, variant: str, why: str) -> None:
-        """Requests for this variant share no forward pass any more, also in later versions of these bytes."""
-        if (stage, variant) in self._opened:
-            note_difference(Path(self._opened[stage, variant]), why)
         self._offer(name)
 
     def _offer(self, name: str) -> None:

@@ -339,9 +339,8 @@ class Driver:
         """Set when the core has failed."""
         self.on_rollout: Callable[[Rollout], None] = lambda _: None
         """Called for every `Rollout`, after the driver has followed it."""
-        self.on_joining_ended: Callable[[str, str, str, str], None] = lambda *_: None
-        """Called when requests stop sharing passes of a variant: the names of its application, stage and variant, and
-        the reason."""
+        self.on_joining_ended: Callable[[str], None] = lambda _: None
+        """Called with the name of an application when requests stop sharing passes of one of its variants."""
         backend.attach(self)
         backend.on_difference = self._on_difference
         planner.attach(self.on_event)
@@ -530,7 +529,7 @@ class Driver:
         what = "version %s of %r: replica %d of stage %r: %s; from now on each request runs alone"
         _log.error(what, served.version, served.application, replica, known.stage, why)
         self._backend.run_alone(stage, variant, why)
-        self.on_joining_ended(served.application, stage, variant, why)
+        self.on_joining_ended(served.application)
 
     def on_event(self, event: Event) -> None:
         """Queue an event for the core until this turn of the event loop ends or `TOGETHER_MAX` events are queued."""

@@ -264,7 +264,7 @@ class Backend(Protocol):
         ...
 
     def run_alone(self, stage: str, variant: str, why: str) -> None:
-        """From now on, requests for a variant share no forward pass."""
+        """From now on, also in later servers, requests for a variant share no forward pass."""
         ...
 
     def start(

@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec import structs
 
 from sloop.errors import MachineError
+from sloop.serve.copies import note_difference
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.messages import encode
 from sloop.serve.protocols import CutModel, OnDifference, Servable
@@ -65,6 +66,7 @@ class KnownStages:
         """See `Backend.run_alone`."""
         if (stage, variant) in self._servables:
             lone = structs.replace(self._servables[stage, variant], obstacle=why)
+            note_difference(Path(lone.model), why)
             self.learn({(stage, variant): lone}, {}, threads_prepared=0)
 
     def forget(self, stages: Iterable[str]) -> None:
