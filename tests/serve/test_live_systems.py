@@ -41,8 +41,9 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 }
 
 
-SURGES_MAX = 3
-"""What a policy sees of one surge depends on where its periods begin, and on how busy the machine is."""
+SERVERS_MAX = 4
+"""What a policy sees of a surge depends on where its periods begin, and on how busy the machine is. A server that
+answered one surge with other moves has the replicas for the next surge too, so each try needs a fresh one."""
 
 
 def setup_for(system: str) -> Setup:
@@ -80,7 +81,7 @@ def setup_for(system: str) -> Setup:
 
 async def surge(live: Live) -> None:
     """A second of little, two of much, and two of little."""
-    number = len(live.answers)
+    number = 0
     for seconds, rate_rps in ((1.0, 8), (2.0, 60), (2.0, 8)):
         for _ in range(round(seconds * rate_rps)):
             live.ask(text(b"%d" % number))
@@ -90,34 +91,36 @@ async def surge(live: Live) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_surge_loses_nothing(system: str) -> None:
+    for _ in range(SERVERS_MAX):
+        made = uvloop.run(moves_in_a_surge(system))
+        if made[system_moves(system)]:
+            return
+    pytest.fail(f"{SERVERS_MAX} servers met a surge, and none of them made {system}'s move: the last made {made}")
+
+
+async def moves_in_a_surge(system: str) -> Counter[str]:
+    """What became of a fresh server's replicas in a surge that it came through without a loss."""
     setup = setup_for(system)
     models = {
         (stage, name): Servable(f"fake:sleep:{fixed}:{each}", ECHO)
         for stage in STAGES
         for name, (fixed, each) in TIMES.items()
     }
-
-    async def main() -> None:
-        wiring = wire(setup.application.graph, {key: model.signature for key, model in models.items()})
-        async with live_driver(setup, models, wiring) as live:
-            await live.until(ReplicaReady, 2)
-            for _ in range(SURGES_MAX):
-                await surge(live)
-                await live.all_answered()
-                if moved(live)[system_moves(system)]:
-                    break
-            outcomes = check_each_ended_once(live)
-            assert outcomes[Outcome.FAILED] == outcomes[Outcome.DROPPED] == outcomes[Outcome.REJECTED] == 0
-            for number, [ended] in live.answers.items():
-                assert bytes(ended.outputs["x"].data) == b"%d" % number
-            checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
-            for now_ns, record in live.log:
-                checkers.append(now_ns, record)
-            assert moved(live)[system_moves(system)] > 0, moved(live)
-            replayed = replay_log(list(live.log), set_up(setup.application).core())
-            assert replayed.difference is None
-
-    uvloop.run(main())
+    wiring = wire(setup.application.graph, {key: model.signature for key, model in models.items()})
+    async with live_driver(setup, models, wiring) as live:
+        await live.until(ReplicaReady, 2)
+        await surge(live)
+        await live.all_answered()
+        outcomes = check_each_ended_once(live)
+        assert outcomes[Outcome.FAILED] == outcomes[Outcome.DROPPED] == outcomes[Outcome.REJECTED] == 0
+        for number, [ended] in live.answers.items():
+            assert bytes(ended.outputs["x"].data) == b"%d" % number
+        checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
+        for now_ns, record in live.log:
+            checkers.append(now_ns, record)
+        replayed = replay_log(list(live.log), set_up(setup.application).core())
+        assert replayed.difference is None
+        return moved(live)
 
 
 def system_moves(system: str) -> str:
