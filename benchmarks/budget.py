@@ -13,6 +13,7 @@ several workers, and encodes what it tells them; only the sockets are left out.
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -198,7 +199,7 @@ def threads(model: Path, folder: Path, seconds: float) -> tuple[float, list[tupl
             after = spent(pids)
             names = {key: name_of(key, server.pid) for key in after}
         finally:
-            server.terminate()
+            server.send_signal(signal.SIGINT)
             server.wait(20)
     rows: dict[str, tuple[float, float]] = {}
     for key, (user_s, kernel_s) in after.items():

@@ -34,6 +34,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -173,7 +174,7 @@ def serving(hosts: Hosts, folder: Path, app: Path, place: str) -> Iterator[None]
         _until_ready(server)
         yield
     finally:
-        started[0].terminate()
+        started[0].send_signal(signal.SIGINT)
         for process in started:
             process.wait(30)
 
@@ -304,7 +305,7 @@ def served(host: Host, scenario: Path, options: Sequence[str], env: Mapping[str,
             load += ["--slo-ms", str(declared["slo_ms"]), "--seed", str(seed), "--json"]
             seen = json.loads(host.output(load, timeout_s=600))
         finally:
-            server.terminate()
+            server.send_signal(signal.SIGINT)
             server.wait(60)
     log = state / "log"
     counted = count_run(log, first_ns=0, duration_s=round(declared["duration_s"])).row

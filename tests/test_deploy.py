@@ -124,13 +124,18 @@ def served() -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("where", ["systemd", "container", "compose", "kubernetes", "kuberay", "ray"])
-def test_commands_have_options_that_exist(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, *arguments = served()[where]
-    assert name == "serve"
+def parameters_of(words: list[str]) -> dict[str, Any]:
+    """The options of a command, with defaults. Raises UsageError for one that does not exist."""
+    name, *arguments = words
     command = main.get_command(click.Context(main), name)
     assert command is not None
-    parameters = command.make_context(name, arguments).params  # raises UsageError for an option that does not exist
+    return command.make_context(name, arguments).params
+
+
+@pytest.mark.parametrize("where", ["systemd", "container", "compose", "kubernetes", "kuberay", "ray"])
+def test_commands_have_options_that_exist(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served()[where][0] == "serve"
+    parameters = parameters_of(served()[where])
     assert parameters["no_profile"], "a server that measures a profile in production disturbs what it measures"
     assert parameters["host"] == "0.0.0.0"
     assert parameters["state"] is not None
@@ -148,21 +153,15 @@ def joined() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("where", ["systemd", "kuberay"])
 def test_edges_join_with_options_that_exist_and_stop_after_their_drain(where: str) -> None:
-    name, *arguments = joined()[where]
-    assert name == "edge"
-    command = main.get_command(click.Context(main), name)
-    assert command is not None
-    parameters = command.make_context(name, arguments).params
+    parameters = parameters_of(joined()[where])
     assert parameters["host"] == "0.0.0.0"
     assert parameters["api_key_file"] is not None
     if where == "systemd":
         values = {key: value for _, key, value in unit("sloop-edge.service")}
-        assert int(values["TimeoutStopSec"]) >= parameters["drain_s"] + MARGIN_S
+        assert int(values["TimeoutStopSec"]) >= stop_s(parameters)
         assert (values["Restart"], values["StartLimitIntervalSec"]) == ("always", "0"), "it ends without its server"
     else:
-        _, seconds = container_of("edge")["lifecycle"]["preStop"]["exec"]["command"]
-        grace_s = pods()["edge"]["spec"]["terminationGracePeriodSeconds"]
-        assert grace_s >= int(seconds) + parameters["drain_s"] + MARGIN_S
+        assert pods()["edge"]["spec"]["terminationGracePeriodSeconds"] >= pre_stop_s("edge") + stop_s(parameters)
 
 
 def test_edges_of_kubernetes_join_the_head() -> None:
@@ -195,32 +194,44 @@ def test_commands_of_the_page_parse() -> None:
 # Times
 
 
-def drain_s(where: str) -> float:
-    for at, each in enumerate(served()[where]):
-        if each.startswith("--drain-s"):
-            return float(each.partition("=")[2] or served()[where][at + 1])
-    return Settings().drain_s
-
-
 MARGIN_S = 10
 """For the last answers, and the ends of edges and workers."""
 
 
-def test_stops_take_longer_than_the_drain() -> None:
+def stop_s(parameters: dict[str, Any]) -> float:
+    """How long a server or an edge may take from SIGTERM to its end."""
+    return float(parameters["grace_s"] + parameters["drain_s"] + MARGIN_S)
+
+
+def pre_stop_s(pod: str) -> int:
+    """How long Kubernetes waits before it sends SIGTERM to a pod."""
+    _, seconds = container_of(pod)["lifecycle"]["preStop"]["exec"]["command"]
+    return int(seconds)
+
+
+def test_stops_take_longer_than_grace_and_drain() -> None:
+    own_s = {where: stop_s(parameters_of(served()[where])) for where in served()}
     (stop,) = [value for _, key, value in unit() if key == "TimeoutStopSec"]
     compose = documents("compose.yaml")[0]["services"]["sloop"]
-    assert int(stop) >= drain_s("systemd") + MARGIN_S
-    assert int(compose["stop_grace_period"].removesuffix("s")) >= drain_s("compose") + MARGIN_S
+    assert int(stop) >= own_s["systemd"]
+    assert int(compose["stop_grace_period"].removesuffix("s")) >= own_s["compose"]
     for where, pod in (("kubernetes", "kubernetes"), ("kuberay", "head")):
-        _, seconds = container_of(pod)["lifecycle"]["preStop"]["exec"]["command"]
-        grace_s = pods()[pod]["spec"]["terminationGracePeriodSeconds"]
-        assert grace_s >= int(seconds) + drain_s(where) + MARGIN_S
-    _, seconds = container_of("worker")["lifecycle"]["preStop"]["exec"]["command"]
-    assert int(seconds) >= 10 + drain_s("kuberay"), "workers stay until the head has drained"
-    assert pods()["worker"]["spec"]["terminationGracePeriodSeconds"] > int(seconds)
+        assert pods()[pod]["spec"]["terminationGracePeriodSeconds"] >= pre_stop_s(pod) + own_s[where]
+    drained_s = pre_stop_s("head") + own_s["kuberay"] - MARGIN_S
+    assert pre_stop_s("worker") >= drained_s, "workers stay until the head has drained"
+    assert pods()["worker"]["spec"]["terminationGracePeriodSeconds"] > pre_stop_s("worker")
     (options,) = [each["docker"]["run_options"] for each in documents("ray/cluster.yaml")]
     (stop,) = [each.partition("=")[2] for each in options if each.startswith("--stop-timeout")]
-    assert int(stop) >= drain_s("ray") + MARGIN_S
+    assert int(stop) >= own_s["ray"]
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    (container_s,) = re.findall(r"docker stop --time (\d+)", page)
+    assert int(container_s) >= own_s["container"]
+
+
+def test_haproxy_knows_within_the_grace_time_that_a_server_stops() -> None:
+    checks = re.findall(r"inter (\d+)s fall (\d+)", read("haproxy/haproxy.cfg"))
+    assert len(checks) == 2
+    assert all(int(every_s) * int(times) < Settings().grace_s for every_s, times in checks)
 
 
 def test_probes_ask_pages_that_exist() -> None:

@@ -48,7 +48,7 @@ def test_a_model_file_is_measured_and_served(model: Path) -> None:
         said = json.loads(process.stdout.readline())
         with urlopen(f"{said['http']}/v2/models/tiny") as answer:
             assert json.loads(answer.read())["inputs"][0]["name"] == "x"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     kept = path_beside(model)
     assert said["profiles"] == [{"model": str(model), "profile": str(kept)}]

@@ -176,7 +176,7 @@ def test_a_server_fetches_its_models_and_keeps_them(far: Path, store: BadStore) 
         copy = shelf.copy_of(ModelSource.of(f"{store.url}/tiny.onnx"))
         assert copy is not None
         assert shelf._evictable(Path()) == []
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
     (row,) = shelf._evictable(Path())

@@ -29,7 +29,7 @@ from sloop.serve.edge.joining import JoinSettings
 from sloop.serve.edge.process import EdgeSettings
 from sloop.serve.network import NodeTls
 from sloop.serve.processes import spawn
-from sloop.serve.server import Settings
+from sloop.serve.server import GRACE_S, Settings
 from tests.cli.conftest import SERVED
 from tests.serve.edge.test_attacks import make_certificate
 from tests.systems.test_replay import logged
@@ -75,13 +75,18 @@ def test_options_of_connections_reach_the_server(app: Path, tmp_path: Path, monk
     seen: list[Settings] = []
     monkeypatch.setattr(serving, "serve_until_stopped", lambda _, settings, **__: seen.append(settings))
     given = "--head-s 3 --body-s 4 --idle-s 5 --connections 60 --connections-each 7 --answers-bytes 8 --cors-origin x"
-    assert CliRunner().invoke(main, ["serve", str(app), *given.split(), "--json-body-bytes", "9"]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(main, ["serve", str(app), *given.split(), "--json-body-bytes", "9", "--grace-s", "2"])
+        .exit_code
+        == 0
+    )
     limits = seen[0].http
     assert (limits.head_s, limits.body_s, limits.idle_s, limits.connections_max) == (3, 4, 5, 60)
     assert (limits.each_address_max, limits.answers_bytes_max, limits.cors_origin, limits.tls) == (7, 8, "x", None)
-    assert seen[0].json_bytes_max == 9
+    assert (seen[0].json_bytes_max, seen[0].grace_s) == (9, 2)
     assert CliRunner().invoke(main, ["serve", str(app)]).exit_code == 0
-    assert seen[1].http == HttpSettings()
+    assert (seen[1].http, seen[1].grace_s) == (HttpSettings(), GRACE_S)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +166,8 @@ def test_options_of_an_edge_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
             self._on_start = cast(Callable[[], None], on_start)
 
         def reload(self) -> None: ...
+
+        def withdraw(self) -> None: ...
 
         async def serve(self, stop: object) -> None:
             self._on_start()

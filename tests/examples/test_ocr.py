@@ -114,7 +114,7 @@ def test_a_user_serves_it_and_reads_what_was_drawn(tmp_path: Path) -> None:
             ask = [sys.executable, str(FOLDER / "ask.py"), url, "--count", "5", "--seed", "300", "--slo-ms", "20000"]
             said = subprocess.run(ask, capture_output=True, text=True, timeout=60, check=False)
         finally:
-            server.send_signal(signal.SIGTERM)
+            server.send_signal(signal.SIGINT)
     assert said.returncode == 0, said.stderr
     counted = re.search(r"(\d+) of (\d+) words right", said.stdout)
     assert counted is not None, said.stdout

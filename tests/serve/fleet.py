@@ -224,7 +224,7 @@ class Fleet:
         """Ends server and agents."""
         for process in (self.server, *self.agents.values()):
             if process is not None and process.poll() is None:
-                process.terminate()
+                process.send_signal(signal.SIGINT)
         for process in (self.server, *self.agents.values()):
             if process is not None:
                 process.wait(WAIT_S)

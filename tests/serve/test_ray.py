@@ -3,6 +3,7 @@ happens when parts of it die. Figures are printed (`pytest -s`)."""
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -179,7 +180,7 @@ def test_replicas_of_a_killed_node_of_ray_start_elsewhere(served: RayFleet) -> N
 def test_nothing_is_left_in_ray_when_the_server_has_ended(served: RayFleet) -> None:
     assert served.fleet.server is not None
     began_s = time.monotonic()
-    served.fleet.server.terminate()
+    served.fleet.server.send_signal(signal.SIGINT)
     assert served.fleet.server.wait(WAIT_S) == 0, served.fleet.log()
     tell(f"the server ended after {time.monotonic() - began_s:.1f} s")
     until(lambda: [served.seen()[what] for what in ("groups", "actors")] == [[], []], "no groups, no actors")
@@ -190,7 +191,7 @@ def test_an_edge_on_a_node_of_ray_serves_clients_there(served: RayFleet) -> None
     """The server waits for edges if it has a port and a token that others can know."""
     fleet, host = served.fleet, served.hosts[1]
     assert fleet.server is not None
-    fleet.server.terminate()
+    fleet.server.send_signal(signal.SIGINT)
     fleet.server.wait(WAIT_S)
     fleet.start_server([*served.backend(served.ray.address), "--agents-port", "9477", "--token-file", "token"])
     fleet.until_ready(1)
@@ -202,9 +203,9 @@ def test_an_edge_on_a_node_of_ray_serves_clients_there(served: RayFleet) -> None
         load.until_steady(20)
     load.check([200])
     assert fleet.metric("sloop_edges") == 2
-    edge.terminate()
+    edge.send_signal(signal.SIGINT)
     assert edge.wait(WAIT_S) == 0
-    fleet.server.terminate()
+    fleet.server.send_signal(signal.SIGINT)
     fleet.server.wait(WAIT_S)
 
 
@@ -215,7 +216,7 @@ def ended(served: RayFleet, backend: list[str], **others: Any) -> tuple[str, flo
     """What a server says that cannot start, and after how many seconds it has ended."""
     fleet, said = served.fleet, served.fleet.log()
     if fleet.server is not None and fleet.server.poll() is None:
-        fleet.server.terminate()
+        fleet.server.send_signal(signal.SIGINT)
         fleet.server.wait(WAIT_S)
     began_s = time.monotonic()
     server = fleet.start_server(backend, **others)
@@ -228,7 +229,7 @@ def test_a_server_that_is_killed_is_followed_by_one_that_adopts_its_replicas(ser
     fleet, ray = served.fleet, served.ray
     lasting = [*served.backend(ray.address), "--agents-port", "9477", "--token-file", "token"]
     assert fleet.server is not None
-    fleet.server.terminate()
+    fleet.server.send_signal(signal.SIGINT)
     fleet.server.wait(WAIT_S)
     fleet.start_server(lasting, env=ray.env)
     fleet.until_ready(1)
@@ -244,7 +245,7 @@ def test_a_server_that_is_killed_is_followed_by_one_that_adopts_its_replicas(ser
     until(lambda: served.seen()["groups"] == [1], "the reservation of the server that was killed has gone")
     assert workers(served.host_of_replica()) == before
     assert len(served.seen()["actors"]) == 2
-    fleet.server.terminate()
+    fleet.server.send_signal(signal.SIGINT)
     fleet.server.wait(WAIT_S)
 
 
@@ -268,12 +269,12 @@ def test_a_cluster_that_does_not_know_the_token_is_told(started: RayFleet, wrong
 def test_nodes_that_ray_cannot_have_are_told_and_the_server_can_be_stopped(started: RayFleet) -> None:
     fleet, said = started.fleet, len(started.fleet.log())
     if fleet.server is not None and fleet.server.poll() is None:
-        fleet.server.terminate()
+        fleet.server.send_signal(signal.SIGINT)
         fleet.server.wait(WAIT_S)
     server = fleet.start_server(app="huge.yaml")
     until(lambda: "no node of Ray has 64 CPU left for local-0" in fleet.log()[said:], "it is told")
     began_s = time.monotonic()
-    server.terminate()
+    server.send_signal(signal.SIGINT)
     server.wait(WAIT_S)
     tell(f"stopped during its start after {time.monotonic() - began_s:.1f} s: {fleet.log()[said:]}")
     assert server.returncode == 0

@@ -1,5 +1,6 @@
 """The whole server: real models in worker processes behind both protocols, its life from start to SIGTERM."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -39,6 +40,7 @@ from sloop.serve.server import (
     NODES,
     Serving,
     Settings,
+    StopOrders,
     is_loopback,
     locked,
     models_of,
@@ -433,9 +435,94 @@ from pathlib import Path
 from sloop.app.load import load_application, load_deployment
 from sloop.serve.server import Settings, serve
 described, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-settings = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=10)
+settings = Settings(http_port=0, grpc_port=0, state_folder=folder, grace_s=0, drain_s=10)
 serve(load_application(described), settings, on_start=lambda server: print(server.http_port, flush=True))
 """
+
+
+def obeyed(grace_s: float, *signals: signal.Signals, begins: bool = True) -> list[str]:
+    """What a server does that gets these signals, the first as soon as it has started and each other one when the one
+    before has had an effect."""
+    said: list[str] = []
+
+    async def main() -> None:
+        orders, withdrawn = StopOrders(grace_s), asyncio.Event()
+
+        def withdraw() -> None:
+            said.append("withdrawn")
+            withdrawn.set()
+
+        async def run() -> None:
+            if begins:
+                orders.begin(withdraw)
+            os.kill(os.getpid(), signals[0])
+            for number in signals[1:]:
+                await withdrawn.wait()
+                os.kill(os.getpid(), number)
+            await orders.drain_requested.wait()
+            if not begins:
+                await asyncio.Event().wait()  # for agents that never come
+            said.append("drained")
+
+        await orders.obey(run())
+
+    asyncio.run(main())
+    return said
+
+
+LONG_S = 10_000
+TERM, INT = signal.SIGTERM, signal.SIGINT
+
+
+def test_readiness_is_withdrawn_before_the_drain_and_ctrl_c_or_a_second_signal_does_not_wait() -> None:
+    assert obeyed(0.01, TERM) == ["withdrawn", "drained"]
+    assert obeyed(LONG_S, TERM, TERM) == ["withdrawn", "drained"]
+    assert obeyed(LONG_S, TERM, INT) == ["withdrawn", "drained"]
+    assert obeyed(LONG_S, INT) == obeyed(0, TERM) == ["drained"]
+    assert obeyed(LONG_S, TERM, begins=False) == obeyed(LONG_S, INT, begins=False) == []
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_after_sigterm_it_serves_on_as_not_ready(tmp_path: Path, mlp: Path, edges: int) -> None:
+    """On connections that are open and on new ones, until another signal comes or the time has passed."""
+    script = SCRIPT.replace("grace_s=0", f"grace_s={LONG_S}, edges={edges}")
+    script = script.replace("print(server.http_port", "print(server.http_port, server.grpc_port")
+    command = [sys.executable, "-c", script, json.dumps(document(mlp)), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        port, grpc_port = map(int, process.stdout.readline().split())
+        wait_until_ready(port)
+        client = stack.enter_context(grpc_client.InferenceServerClient(f"127.0.0.1:{grpc_port}"))
+        assert client.is_server_ready()
+        kept = stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)))
+
+        def status(path: str, body: object = None, *, on: http.client.HTTPConnection | None = None) -> int:
+            connection = on or http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            answer.read()
+            if on is None:
+                connection.close()
+            return answer.status
+
+        assert status("/v2/health/live", on=kept) == 200
+        process.send_signal(signal.SIGTERM)
+        while status("/v2/health/ready") == 200:
+            time.sleep(0.01)
+        assert status("/v2/models/demo/ready") == status("/v2/health/ready", on=kept) == 503
+        assert [client.is_server_ready(), client.is_model_ready("demo"), client.is_server_live()] == [
+            False,
+            False,
+            True,
+        ]
+        paths = "/v2/health/live", "/v2/models/demo", "/metrics"
+        for connection in (kept, None, kept):
+            assert {status(path, on=connection) for path in paths} == {200}
+            assert status("/v2/models/demo/infer", infer_body(2), on=connection) == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, "long before the time has passed"
+    assert_replays(tmp_path)
 
 
 def test_sigterm_ends_whatever_clients_do(tmp_path: Path, mlp: Path) -> None:

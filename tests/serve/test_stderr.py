@@ -231,7 +231,7 @@ def test_a_server_whose_stderr_nobody_reads_goes_on(tmp_path: Path, edges: str) 
             url = json.loads(server.stdout.readline())["http"]
             answers = [infer(url, -1.0 if number % 2 else 1.0) for number in range(40)]  # 640 KiB: a pipe takes 64
             assert answers == 20 * [200, 500]
-            server.send_signal(signal.SIGTERM)
+            server.send_signal(signal.SIGINT)
             assert server.wait(60) == 0
         finally:
             server.kill()

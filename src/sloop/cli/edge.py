@@ -17,6 +17,7 @@ from sloop.cli.command import FILE, CommandOutput, Number, command, print_output
 from sloop.cli.serve import (
     connection_options,
     connections_of,
+    grace_option,
     key_options,
     listening_options,
     warn_of_visible_key,
@@ -29,7 +30,7 @@ from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
 from sloop.serve.edge.service import Keys
 from sloop.serve.network import read_token
 from sloop.serve.processes import return_large_memory
-from sloop.serve.server import is_loopback
+from sloop.serve.server import StopOrders, is_loopback
 from sloop.serve.stderr import never_waiting
 
 EXAMPLE = """
@@ -70,8 +71,9 @@ def join_options(command: Callable[..., None]) -> Callable[..., None]:
             type=Number(min=0),
             default=30.0,
             show_default=True,
-            help="After SIGTERM, open requests have so many seconds to finish before they fail.",
+            help="Open requests have so many seconds to finish before they fail, after --grace-s.",
         ),
+        grace_option,
     )
     for option in reversed(options):
         command = option(command)
@@ -125,7 +127,7 @@ def edge(
     context, scheme = click.get_current_context(), "http" if settings.http.tls is None else "https"
 
     async def main() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        orders = StopOrders(others["grace_s"])
         with closing(listen(host, http_port)) as web, closing(listen(host, grpc_port)) as grpc:
             places = [f"{host}:{sock.getsockname()[1]}" for sock in (web, grpc)]
 
@@ -135,10 +137,9 @@ def edge(
                     print_output(CommandOutput(found, [f"serving at {found['http']} and grpc://{found['grpc']}"]))
 
             made = JoiningEdge(given, settings, (web, grpc), on_start)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, stop.set)
-            loop.add_signal_handler(signal.SIGHUP, made.reload)
-            await made.serve(stop)
+            orders.begin(made.withdraw)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, made.reload)
+            await orders.obey(made.serve(orders.drain_requested))
 
     raise_descriptor_limit()
     return_large_memory()

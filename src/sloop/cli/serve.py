@@ -44,7 +44,7 @@ from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.journal import LogLimits
-from sloop.serve.server import Serving, Settings
+from sloop.serve.server import GRACE_S, Serving, Settings
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
@@ -166,6 +166,16 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+grace_option = click.option(
+    "--grace-s",
+    type=Number(min=0),
+    default=GRACE_S,
+    show_default=True,
+    help="Seconds to go on serving after SIGTERM, as not ready, until load balancers have noticed. Ctrl-C, or a second "
+    "signal, skips them.",
+)
 
 
 def connections_of(given: Mapping[str, Any]) -> HttpSettings:
@@ -353,12 +363,13 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     type=FOLDER,
     help="Let clients with a key load and unload the files NAME.yaml of this folder (Triton's model repository).",
 )
+@grace_option
 @click.option(
     "--drain-s",
     type=Number(min=0),
     default=30.0,
     show_default=True,
-    help="Seconds to finish open requests after SIGTERM before they fail.",
+    help="Seconds to finish open requests before they fail, after --grace-s.",
 )
 @spares_option
 @never_waiting()
@@ -415,6 +426,7 @@ def serve(
         spans=SpanSettings(otlp, otlp_ratio) if otlp else None,
         log=None if log == "off" else LogLimits(log_bytes, 3600 * log_age_h, log_sample),
         repository=repository,
+        grace_s=others["grace_s"],
         drain_s=drain_s,
         spare_workers=others["spare_workers"],
     )

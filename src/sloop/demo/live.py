@@ -87,7 +87,7 @@ def serving(app: Path, state: Path) -> Iterator[ServerReport]:
     try:
         yield _listening(process, stderr)
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:

@@ -78,6 +78,7 @@ class Insight:
         self._edges = edges
         self.repository: Repository | None = None
         """What loads and ends models as clients order."""
+        self._is_leaving = False
         self._scrapes: list[Callable[[bytes], None]] = []
         """Who waits for the metrics."""
 
@@ -137,6 +138,10 @@ class Insight:
 
     # Readiness
 
+    def withdraw(self) -> None:
+        """Say from now on that the server is not ready, for it was told to stop: load balancers must not choose it."""
+        self._is_leaving = True
+
     def readiness(self, model: str, version: str = "") -> Readiness | None:
         """The state of a model, which is that of the version with most of its requests, or of one of its versions. None
         for a version that neither serves nor starts."""
@@ -172,7 +177,7 @@ class Insight:
     @property
     def _outage(self) -> str:
         """Why no model can serve."""
-        return self._failure() or ("the server is shutting down" if self._run.draining else "")
+        return self._failure() or ("the server is shutting down" if self._is_leaving or self._run.draining else "")
 
     def _readiness(self, record: VersionRecord) -> Readiness:
         run = record.run

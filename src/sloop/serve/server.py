@@ -1,8 +1,9 @@
 """`sloop serve`: starts core, driver and backend in one process and one event loop, and with them edges, planner and
 workers, and stops them again.
 
-A port, state folder or model that is not available is reported before anything starts. SIGTERM and SIGINT drain the
-server within a bounded time and stop all workers. Everything that was started is stopped on every way out.
+A port, state folder or model that is not available is reported before anything starts. SIGTERM leaves load balancers a
+moment to see that the server is not ready any more; then, or on SIGINT, it drains within a bounded time and stops all
+workers. Everything that was started is stopped on every way out.
 """
 
 import asyncio
@@ -14,13 +15,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 from msgspec import structs
@@ -119,11 +120,15 @@ def unusable(folder: Path, error: OSError) -> MachineError:
     return MachineError(f"{folder}: the state folder cannot be used: {error.strerror}", help=fix)
 
 
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 FLUSH_S: Final = 1.0
 SWITCH_S: Final = 0.0005
 """How long a thread, such as the one that writes the log, may keep the interpreter from the event loop. Python's
 default is 5 ms."""
 ALL_REQUESTS_MAX: Final = 16_384
+GRACE_S: Final = 3.0
+"""HAProxy, as configured in `deploy/`, notices within 2 s that a server is not ready. Kubernetes takes an ending pod
+out of its Services whether it is ready or not, which usually reaches all nodes within a second."""
 CORES_MIN: Final = 2
 """With fewer cores, an edge of its own would only wait for the process that decides."""
 
@@ -160,8 +165,10 @@ class Settings:
     """Where OpenTelemetry spans of requests are sent; None for nowhere."""
     repository: Path | None = None
     """The folder whose application files clients may load; None if they may not load or end models."""
+    grace_s: float = GRACE_S
+    """How long the server goes on serving after SIGTERM, as one that is not ready."""
     drain_s: float = 30.0
-    """How long the server finishes open requests after SIGTERM."""
+    """How long it finishes open requests after that."""
 
     spare_workers: int = 0
     """How many workers may be started ahead, to be there when a replica is needed."""
@@ -224,8 +231,9 @@ def serve(
     choice: SystemChoice | None = None,
     on_start: Callable[[Serving], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `on_start` is called when the ports are open. A server whose core has
-    failed ends at once, so that whoever supervises it can start another.
+    """Serve until SIGTERM or SIGINT, then drain; after SIGTERM, first serve for `grace_s` more. `on_start` is called
+    when the ports are open. A server whose core has failed ends at once, so that whoever supervises it can start
+    another.
 
     Raises `InputError` for an application that cannot be served, and `MachineError` for what the machine does not
     allow.
@@ -235,18 +243,16 @@ def serve(
     setup = with_lone_requests(setup, runs_alone(models))
 
     async def main() -> None:
-        stop_requested, is_starting = asyncio.Event(), True
-        loop = asyncio.get_running_loop()
+        orders = StopOrders(settings.grace_s)
 
         async def run() -> None:
-            nonlocal is_starting
             async with serving(setup, models, settings) as server:
-                is_starting = False
-                loop.add_signal_handler(signal.SIGHUP, server.edges.reload)
+                orders.begin(server.insight.withdraw)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.edges.reload)
                 on_start(server)
                 watching = asyncio.create_task(server.driver.crashed.wait())
-                watching.add_done_callback(lambda _: stop_requested.set())
-                await stop_requested.wait()
+                watching.add_done_callback(lambda _: orders.drain_requested.set())
+                await orders.drain_requested.wait()
                 watching.cancel()
                 has_failed, backend = server.driver.crash is not None, server.backend
                 if has_failed and isinstance(backend, AgentBackend) and await backend.leave():
@@ -255,28 +261,64 @@ def serve(
                 what = f"the core has failed: {server.driver.crash!r}"
                 raise MachineError(what, help="a bug of sloop: report the traceback above, with the event log")
 
-        def stop(number: int) -> None:
-            what = "stopping before the start is over" if is_starting else "draining"
-            _log.warning("%s; a second signal stops the server at once", what)
-            loop.remove_signal_handler(number)
-            stop_requested.set()
-            if is_starting:  # it may wait for other machines
-                running.cancel()
-
-        running = asyncio.create_task(run())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop, number)
-        try:
-            await running
-        except asyncio.CancelledError:
-            if not (is_starting and stop_requested.is_set()):
-                raise
+        await orders.obey(run())
 
     sys.setswitchinterval(SWITCH_S)
     return_large_memory()
     gc.freeze()
     gc.set_threshold(GARBAGE_MIN, *gc.get_threshold()[1:])
     uvloop.run(main())
+
+
+class StopOrders:
+    """What signals ask of a server or an edge. SIGTERM: withdraw readiness, and drain when `grace_s` have passed.
+    SIGINT, or a second signal before that: drain now. A further one ends the process. Create it in the running event
+    loop."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._loop = asyncio.get_running_loop()
+        self._withdraw: Callable[[], None] | None = None
+        """Withdraws readiness; None until there is something to withdraw."""
+        self._running: asyncio.Task[None] | None = None
+        self._is_leaving = False
+        self.drain_requested = asyncio.Event()
+
+    def begin(self, withdraw: Callable[[], None]) -> None:
+        """It has started: from now on, it goes on for a while when it is told to stop."""
+        self._withdraw = withdraw
+
+    async def obey(self, run: Coroutine[Any, Any, None]) -> None:
+        """Run it until it ends; before it has started, any signal cancels it."""
+        self._running = asyncio.create_task(run)
+        for number in SIGNALS:
+            self._loop.add_signal_handler(number, self._stop, number)
+        try:
+            await self._running
+        except asyncio.CancelledError:
+            if self._withdraw is not None or not self.drain_requested.is_set():
+                raise
+
+    def _stop(self, number: int) -> None:
+        if self._withdraw is None:
+            self._drain("stopping before the start is over")
+            assert self._running is not None
+            self._running.cancel()  # it may wait for other machines
+        elif number == signal.SIGTERM and self._grace_s and not self._is_leaving:
+            _log.warning("serving for %g s more (--grace-s), as not ready; a second signal skips that", self._grace_s)
+            self._is_leaving = True
+            self._withdraw()
+            self._loop.call_later(self._grace_s, self._drain)
+        else:
+            self._drain()
+
+    def _drain(self, what: str = "draining") -> None:
+        if self.drain_requested.is_set():
+            return
+        _log.warning("%s; a further signal stops it at once", what)
+        for number in SIGNALS:
+            self._loop.remove_signal_handler(number)
+        self.drain_requested.set()
 
 
 @asynccontextmanager

@@ -622,6 +622,25 @@ def test_an_edge_that_is_told_to_stop_finishes_what_it_has() -> None:
     play(scene)
 
 
+def test_an_edge_that_is_to_stop_soon_serves_on_as_not_ready() -> None:
+    async def scene() -> None:
+        async with center() as here:
+            here.edges.offer(LONG)
+            async with joined(here) as edge:
+                edge.edge.withdraw()
+                for path in ("/v2/health/ready", "/v2/models/demo/ready"):
+                    status, text = await edge.ask(path=path)
+                    assert (status, b"this edge stops" in text) == (503, True)
+                assert (await edge.ask(path="/v2/health/live"))[0] == 200
+                asked = asyncio.create_task(edge.ask(body_of("x")))
+                await until(lambda: len(here.decider.submitted) == 1)
+                assert isinstance(ANSWER, bytes)
+                here.decider.end(RequestId(1), [ANSWER])
+                assert (await asked)[0] == 200
+
+    play(scene)
+
+
 def test_an_edge_that_does_not_finish_in_time_refuses_what_is_left() -> None:
     async def scene() -> None:
         async with center() as here:

@@ -77,6 +77,7 @@ from sloop.units import NS_PER_S
 from sloop.vocabulary import Outcome
 
 AWAY: Final = "the deciding process is away"
+STOPS: Final = "this edge stops"
 LOOK_S: Final = 0.05
 """How often an edge without a deciding process checks for requests whose deadline has passed."""
 DOUBT_S: Final = 3 * BEAT_S
@@ -120,6 +121,8 @@ class FarSink(EdgeSink):
         self._former: dict[int, float] = {}
         """By offset, until when (`loop.time`) a block may be read on orders of a connection that has ended."""
         self._looking: TimerHandle | None = None
+        self.leaving_why = ""
+        """Why this edge is not ready, although there is a deciding process."""
         self.ended_alone = 0
         """Requests that ended here because there was no deciding process."""
 
@@ -187,7 +190,7 @@ class FarSink(EdgeSink):
             if self._records is None and cancelled is not None:
                 self._drop(cancelled.block)
         elif isinstance(record, Ask):
-            if self._records is None:
+            if self._records is None or (self.leaving_why and isinstance(record.question, AskReady | AskModels)):
                 self._answer(record)
                 return
             self._asked[record.number] = record
@@ -208,12 +211,13 @@ class FarSink(EdgeSink):
 
     def _answer(self, record: Ask) -> None:
         """Answer a question without the deciding process. Raises a 503 if that is not possible."""
-        question = record.question
+        question, why = record.question, self.leaving_why or AWAY
         if isinstance(question, AskReady):
-            body = AWAY.encode()
+            body = why.encode()
         elif isinstance(question, AskModels):
             names = [question.model] if question.model else list(self._offered)
-            body = msgspec.json.encode({name: Readiness(ModelState.STARTING, AWAY) for name in names})
+            state = ModelState.STOPPING if self.leaving_why else ModelState.STARTING
+            body = msgspec.json.encode({name: Readiness(state, why) for name in names})
         else:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, AWAY, "try again in 1 s", retry_after_s=1)
         self.on_page(Page(record.number, body))
@@ -367,6 +371,10 @@ class JoiningEdge:
             if self._records is not None:
                 self._leave(self._records)
 
+    def withdraw(self) -> None:
+        """Say from now on that this edge is not ready, for it was told to stop."""
+        self._sink.leaving_why = STOPS
+
     def reload(self) -> None:
         """Read keys and certificates of clients again (SIGHUP)."""
         if self._server is not None:
@@ -378,7 +386,7 @@ class JoiningEdge:
             return
         draining = self._loop.create_task(self._server.drain(self._given.drain_s))
         await asyncio.wait((draining, serving), return_when=asyncio.FIRST_COMPLETED)
-        self._sink.end_all("this edge stops")
+        self._sink.end_all(STOPS)
         await draining
 
     def _leave(self, records: RecordLink) -> None:
