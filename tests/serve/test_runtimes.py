@@ -13,6 +13,7 @@ import pytest
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, Resized
 from sloop.profile.examine import examine
+from sloop.profile.threads import VARIABLES
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import THREAD_COUNTS_MAX, Expected, FakeRuntime, FileRuntime, open_runtime, prepare_runtimes
@@ -264,3 +265,43 @@ def test_a_stage_may_refuse_sizes_that_were_guessed(tmp_path: Path, raises: str)
     runtime.load(1)
     runtime.warm(1)
     assert runtime.run([np.zeros((1, 7), np.float32)], 1)[0][0].shape == (1, 1)
+
+
+THREADS = """
+import os
+
+import numpy as np
+from threadpoolctl import threadpool_info
+
+class Model:
+    inputs = {"x": ("FP32", (1, 1))}
+    outputs = {"threads": ("INT64", (2,))}
+
+    def __init__(self, threads): pass
+
+    def run(self, x):
+        pools = [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+        return np.array([max(pools), int(os.environ["OMP_NUM_THREADS"])])
+"""
+
+
+def test_blas_in_a_worker_follows_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "threads.py"
+    path.write_text(THREADS, encoding="utf-8")
+    row = [Tensor("FP32", (1, 1), bytes(4))]
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, SPEC)
+        await ear.hear(ReplicaReady)
+        for number, cores in enumerate((1, 2, 1), 1):
+            if number > 1:
+                backend.resize(A, cores)
+                await ear.hear(Resized, count=number - 1)
+            backend.run(BatchId(number), A, run_of([row]))
+            await ear.hear(Finished, count=number)
+            found = np.frombuffer(ear.outputs[BatchId(number)][0][0].data, np.int64)
+            assert found.tolist() == [cores, cores]
+
+    play(scene, {"text": Servable(str(path), examine(path, {}).signature)})

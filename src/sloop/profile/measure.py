@@ -52,6 +52,7 @@ from sloop.profile.profile import (
     size_of_model,
 )
 from sloop.profile.service_load import ServiceLoad, service_load
+from sloop.profile.threads import before_cores_are_known
 from sloop.profile.timed_process import (
     LAST,
     READY,
@@ -562,8 +563,8 @@ class Timing:
 
 
 def environment(on: GpuPlace | None = None) -> dict[str, str]:
-    """Of a measured process: BLAS threads, which numpy would start, would use the measured cores. With its GPU."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(on.variables if on else {})}
+    """Of a measured process, with its GPU."""
+    return {**os.environ, **before_cores_are_known(os.environ), **(on.variables if on else {})}
 
 
 def next_line(process: "subprocess.Popen[bytes]", silence_s: float) -> bytes:

@@ -29,6 +29,7 @@ from sloop.errors import InputError, SloopError
 from sloop.profile import operators
 from sloop.profile.examine import RefusedModel
 from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, onnx_runtime, open_model
+from sloop.profile.threads import follow_cores
 from sloop.profile.warming import remedy, sizes_to_warm, warm_up
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
 from sloop.tensor import arrays_at, bytes_of, elements_of
@@ -124,6 +125,8 @@ def run_all(
     before_on_device = used_bytes(device.uuid) if device is not None else 0
     operators.use(order.operators)
     start_ns = perf_counter_ns()
+    if is_python(path):
+        follow_cores(order.threads)
     session = open_model(path, order.threads, device=device)
     weights_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
     if (

@@ -19,10 +19,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from sloop.profile.threads import before_cores_are_known
 from sloop.serve.stderr import pipe_of_child
 
-ONE_THREAD: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Limits NumPy's thread pools, which would compete with models for cores."""
 SECRETS: Final = ("SLOOP_API_KEY",)
 """Variables that no child inherits: workers, planner and checks run models and systems, which may be anybody's code."""
 PR_SET_PDEATHSIG: Final = 1
@@ -66,7 +65,7 @@ def spawn(
             stdin=stdin,
             stdout=stdout if stdout is not None else output or 2,
             stderr=output,
-            env=without_secrets(os.environ) | ONE_THREAD | dict(environment or {}),
+            env=without_secrets(os.environ) | before_cores_are_known(os.environ) | dict(environment or {}),
             pass_fds=fds,
             start_new_session=True,
         )

@@ -41,6 +41,7 @@ from sloop.cuda import GpuFailure
 from sloop.errors import SloopError
 from sloop.profile import operators
 from sloop.profile.model import NOTHING, fault_of_inputs, is_python
+from sloop.profile.threads import follow_cores
 from sloop.serve.blocks import Block, BlockReader, write_block
 from sloop.serve.dataflow import APPLICATION, Assembler, Decision, RequestTensors
 from sloop.serve.messages import (
@@ -308,6 +309,8 @@ class Worker:
         prepare_runtimes(setup.model)  # they count as part of the process, which a spare worker saves
         self._channel.send(FrameKind.STEP, STEPS.index("loading"))
         operators.use(setup.operators)
+        if is_python(Path(setup.model)):
+            follow_cores(self._threads)
         runtime: Runtime
         expected = Expected(setup.batches, setup.shapes)
         try:
@@ -421,6 +424,8 @@ class Worker:
             what = f"{frame.subject} threads and a duty cycle of {frame.value} millionths"
             raise ProtocolError(f"a resize requests {what}")
         self._threads, self._duty = frame.subject, frame.value / MILLIONTHS
+        if is_python(Path(self._setup.model)):
+            follow_cores(self._threads)
         self._wanted.put(frame.subject)
         self._channel.send(FrameKind.RESIZED, frame.subject)
 
