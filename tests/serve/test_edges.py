@@ -262,6 +262,32 @@ def test_an_edge_that_dies_under_load_loses_its_connections_and_nothing_else(ser
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("edges", [1, 2])
+def test_an_edge_that_hangs_is_replaced_and_what_waits_is_served(
+    tmp_path: Path, edges: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if it were stopped for ever: the kernel lets connections wait at its sockets, and its successor takes them."""
+    running = Running(tmp_path / "state", edges=edges)
+    try:
+        running.until_ready()
+        hung = running.pids()[0]
+        os.kill(hung, signal.SIGSTOP)
+        outcomes = [running.ask(body_of(b"abcd")) for _ in range(6)]  # with 20 s of time for each
+        assert outcomes == [200] * 6
+        if edges > 1:  # the kernel may have given all connections to the other one
+            until_s = time.monotonic() + 20
+            while hung in running.pids():
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+        assert running.running.edges.deaths == 1
+        assert hung not in running.pids()
+        (said,) = [line for line in caplog.messages if "has died" in line]
+        assert said.startswith("edge 0 has died (it has hung: no sign of life for ")
+        assert "; it is stopped by a signal); " in said
+    finally:
+        running.stop()
+
+
 def test_the_log_of_a_server_whose_edge_died_replays_with_one_end_for_each_request(tmp_path: Path) -> None:
     running = Running(tmp_path / "state")
     try:

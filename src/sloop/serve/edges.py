@@ -8,7 +8,8 @@ whoever wakes first. The deciding process keeps all of them open: connections th
 successor instead of being reset.
 
 An edge that dies loses its connections and nothing else: its requests are cancelled, its blocks are freed when no batch
-reads them, and another one starts, at once if the last one lived for a while and later each time if it did not.
+reads them, and another one starts, at once if the last one lived for a while and later each time if it did not. One
+that hangs (`sloop.serve.pulse`) is killed, because the kernel would go on giving it its part of the connections.
 
 Edges on other machines (`sloop.serve.edge.joining`) come by themselves, over the network. The same records flow, but
 their blocks stay where they are, their clocks are others, and what they say is believed only if it can be true. When
@@ -63,6 +64,7 @@ from sloop.serve.messages import (
 from sloop.serve.network import FETCH_S_MAX, RECORDS_BYTES_MAX, SILENT_S, ArenaHolder, HolderTable, NetworkLink, machine
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import Pages
+from sloop.serve.pulse import LOOK_S, Silence, main_thread
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.text import counted
@@ -73,6 +75,7 @@ START_S_MAX: Final = 60.0
 """Seconds in which the edges must accept connections when the server starts."""
 CLOSE_S_MAX: Final = LAST_READ_S + LEAVE_S + 1.5
 """Seconds after which an edge that was told to end is killed."""
+NEVER_READY: Final = f"it has hung: it did not accept connections within {START_S_MAX:g} s"
 PAUSE_S: Final = 0.1
 """Before an edge is replaced that has died soon after its start; twice as long after each further one."""
 PAUSE_S_MAX: Final = 5.0
@@ -132,12 +135,14 @@ class EdgePort:
         self.requests: dict[int, RequestId] = {}
         self._answered: set[Address] = set()
         """Blocks of answers that the edge has not released."""
-        self._is_lost = False
+        self._is_lost = self.has_pulsed = False
+        """`has_pulsed`: whether it has said that it lives since that was last looked at."""
         self._acts: dict[type, Callable[[Any], None]] = {
             Submit: self._submit,
             Cancel: self._cancel,
             Release: self._release,
             Ask: self._ask,
+            EdgeClock: self._pulse,
         }
 
     @property
@@ -215,6 +220,9 @@ class EdgePort:
             raise ProtocolError(f"{record.block} was not handed to this edge")
         self._answered.remove(record.block)
         self._arenas.free(record.block)
+
+    def _pulse(self, _record: EdgeClock) -> None:
+        self.has_pulsed = True
 
     def _ask(self, record: Ask) -> None:
         def answer(body: bytes) -> None:
@@ -403,6 +411,7 @@ class EdgeSlot:
         self.deaths = 0
         """Of edges that died soon after their start, one after another."""
         self.counts = EdgeCounts()
+        self.silence = Silence()
 
     @property
     def pid(self) -> int | None:
@@ -571,6 +580,8 @@ class Edges:
         """Start all; returns when they accept connections. Raises `MachineError` if one does not."""
         for slot in self.slots:
             self._start(slot)
+        if not self._is_within:
+            self._look_later()
         try:
             async with asyncio.timeout(START_S_MAX):
                 while not all(slot.is_ready for slot in self.slots):
@@ -710,6 +721,7 @@ class Edges:
         with suppress(OSError), process.stdin:  # it has died already: the link says so
             process.stdin.write(settings.encode())
         slot.process, slot.link, slot.port, slot.counts = process, link, port, EdgeCounts()
+        slot.silence.end()
 
     def _on_record(self, slot: EdgeSlot, port: EdgePort, record: FromEdge) -> None:
         if type(record) is EdgeCounts:
@@ -720,17 +732,44 @@ class Edges:
         else:
             port.on_record(record)
 
+    def _look_later(self) -> None:
+        self._loop.call_later(LOOK_S, self._look, self._loop.time())
+
+    def _look(self, last_s: float) -> None:
+        """Kill the edges that hang; each then ends as one that has died."""
+        if self._is_closing:
+            return
+        self._look_later()
+        now_s = self._loop.time()
+        for slot in self.slots:
+            port, process, link = slot.port, slot.process, slot.link
+            if port is None or process is None or link is None:
+                continue
+            why = ""
+            if not slot.is_ready:
+                why = NEVER_READY if now_s - slot.started_s > START_S_MAX else ""
+            elif port.has_pulsed:
+                port.has_pulsed = False
+                slot.silence.end()
+            else:
+                why = slot.silence.grow(now_s - last_s, main_thread(process.pid))
+            if why:
+                link.close()
+                self._on_end(slot, why)
+
     def _on_end(self, slot: EdgeSlot, why: str) -> None:
         """The socket of an edge has closed."""
         port, slot.port, slot.link = slot.port, None, None
         slot.is_ready = False
         assert port is not None
-        lost = len(port.requests)
+        lost = counted(len(port.requests), "request")
+        if slot.counts.connections:
+            lost += f" and {counted(slot.counts.connections, 'connection')}"
         port.lose()
         self._past, slot.counts = self._past.plus(slot.counts.ended()), EdgeCounts()
         self._reap(slot, why, lost, checks=0)
 
-    def _reap(self, slot: EdgeSlot, why: str, lost: int, checks: int) -> None:
+    def _reap(self, slot: EdgeSlot, why: str, lost: str, checks: int) -> None:
         """Wait for the end of a process, which has time to exit by itself if it has closed its socket."""
         process = slot.process
         assert process is not None
@@ -742,7 +781,7 @@ class Edges:
         slot.process = None
         if not self._is_closing:
             self.deaths += 1
-            _log.error("edge %d has died (%s); %s lost", slot.number, _ending(why, process), counted(lost, "request"))
+            _log.error("edge %d has died (%s); %s lost", slot.number, _ending(why, process), lost)
             self._replace(slot)
         self._changed.set()
 

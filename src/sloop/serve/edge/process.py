@@ -32,6 +32,7 @@ from sloop.serve.edge.sink import EdgeSink
 from sloop.serve.messages import (
     CloseEdge,
     DrainEdge,
+    EdgeClock,
     EdgeCounts,
     EdgeReady,
     Free,
@@ -46,6 +47,7 @@ from sloop.serve.messages import (
 )
 from sloop.serve.network import NodeTls
 from sloop.serve.processes import begin, return_large_memory
+from sloop.serve.pulse import PULSE_S
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Arena
@@ -243,6 +245,7 @@ class EdgeProcess:
         self._server.start(web, grpc)
         self._link.send(EdgeReady())
         self._count()
+        self._pulse()
         await self._ended.wait()
         await self._server.close()
         self._link.send(self._server.counts())
@@ -255,6 +258,10 @@ class EdgeProcess:
     def _on_end(self, why: str) -> None:
         """The deciding process has gone: nothing can be answered any more."""
         os._exit(1)
+
+    def _pulse(self) -> None:
+        self._link.send(EdgeClock(time.monotonic_ns()))
+        self._loop.call_later(PULSE_S, self._pulse)
 
     def _count(self) -> None:
         self._link.send(self._server.counts())
