@@ -722,7 +722,6 @@ class AgentSession:
         self, worker: _Worker, servable: Servable, record: StartWorker, reception: _Reception | None
     ) -> None:
         """Fetch the model of a worker, or its part of the model, then start the worker."""
-        spec = worker.spec
         self.on_event(ReplicaProgressed(worker.number, "fetching"))
         try:
             cache = await self._cache_with(record.transfer, reception)
@@ -740,6 +739,7 @@ class AgentSession:
             self.on_event(ReplicaLost(worker.number, _why(error, f"the model of replica {worker.number}")))
             return
         worker.bringing, worker.servable = None, own
+        spec = worker.spec  # as it is now: it may have been resized meanwhile
         self._backend.learn({(spec.stage, spec.variant): own}, {}, threads_prepared=0)
         self._backend.start(worker.number, spec, None, record.part)
 
@@ -939,7 +939,11 @@ class AgentSession:
 
     def _resize(self, record: ResizeWorker) -> None:
         worker = self._replicas.get(record.replica)
-        if worker is not None:  # else its end has been reported
+        if worker is None:
+            return  # its end has been reported
+        if worker.bringing is not None:  # it starts with these cores, when its model is there
+            self.on_event(Resized(worker.number, record.cores))
+        else:
             self._backend.resize(worker.number, record.cores)
 
     def _adopt(self, record: AdoptWorker) -> None:

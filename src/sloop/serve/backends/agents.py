@@ -289,7 +289,7 @@ class _PlacedReplica(Struct):
     is_ordered: bool = False
     """Whether its agent was ordered to start it; until then it waits for its reservation."""
     cores_wanted: float | None = None
-    """Cores that it will get when they are reserved."""
+    """Cores that it will get when they are reserved; before its start is ordered, those that were ordered last."""
     has_shrunk: bool = False
     """Whether it was ordered to use fewer cores than are reserved."""
     batch: BatchId | None = None
@@ -706,6 +706,11 @@ class AgentBackend(KnownStages):
         placed = self._replicas.get(replica)
         if placed is None:
             return  # its loss has been reported
+        if placed.cores_wanted is not None:  # this order overtakes the one before
+            self._report(Resized(replica, placed.spec.cores))
+        if not placed.is_ordered:
+            placed.cores_wanted = cores
+            return
         if cores <= placed.spec.cores:
             placed.spec, placed.cores_wanted, placed.has_shrunk = placed.spec.with_cores(cores), None, True
             placed.agent.records.send(ResizeWorker(replica, cores))
@@ -772,6 +777,9 @@ class AgentBackend(KnownStages):
             placed.is_ordered = True
             peers = self._peers_of(placed)
             placed.agent.records.send(StartWorker(replica, placed.spec, peers, placed.transfer, placed.part))
+            wanted, placed.cores_wanted = placed.cores_wanted, None
+            if wanted is not None:
+                self.resize(replica, wanted)
 
     def _peers_of(self, placed: _PlacedReplica) -> list[Endpoint]:
         """The agents from which a replica's agent may get its model: those that were ordered to fetch it before, the

@@ -148,7 +148,7 @@ class RayNodes:
         self._joined: asyncio.Future[str] = self._loop.create_future()
         self._wanted: dict[str, Node] = {}
         self._where: tuple[Endpoint, bytes] = (("", 0), b"")
-        self._waiting: dict[ReplicaId, tuple[dict[str, float], Callable[[str], None]]] = {}
+        self._waiting: dict[ReplicaId, list[tuple[dict[str, float], Callable[[str], None]]]] = {}
         self._held: dict[ReplicaId, Reserve] = {}
         self._is_away = False
         """Whether the cluster cannot be joined again, as was told."""
@@ -190,7 +190,7 @@ class RayNodes:
         """See `NodeProvider`."""
         assert spec.node is not None
         order = self._held[replica] = Reserve(replica, spec.node, resources_of(spec))
-        self._waiting[replica] = order.resources, then
+        self._waiting.setdefault(replica, []).append((order.resources, then))
         self._send(order)
 
     def shrunk(self, replica: ReplicaId, spec: ReplicaSpec) -> None:
@@ -246,9 +246,10 @@ class RayNodes:
                 _log.error("Ray cannot be joined again: %s; trying every few seconds", record.what)
                 self._is_away = True
         else:
-            resources, then = self._waiting.get(record.replica, ({}, None))
-            if then is not None and resources == record.resources:
-                del self._waiting[record.replica]
+            waiting = self._waiting.get(record.replica, [])
+            place = next((at for at, (asked, _) in enumerate(waiting) if asked == record.resources), -1)
+            answered, waiting[: place + 1] = waiting[: place + 1], []
+            for _, then in answered:  # those before this one were asked of a process that has ended
                 then(record.why)
 
     def _on_end(self, why: str) -> None:

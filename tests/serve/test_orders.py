@@ -1,0 +1,283 @@
+"""Each order gets one answer, whichever backend has it and however far its replica is: one test of the backend of this
+machine, of agents, and of the simulated cluster, which must not answer what the real ones do not."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, Protocol, cast
+
+import pytest
+import uvloop
+
+from sloop.actions import ResizeReplica, StartReplica, StopReplica
+from sloop.events import Event, ReplicaProgressed, ReplicaReady, ReplicaStopped, Resized
+from sloop.serve import agent as module
+from sloop.serve.agent import Agent
+from sloop.serve.backends.agents import AgentBackend, JoiningNodes
+from sloop.serve.backends.local import LocalBackend
+from sloop.serve.backends.ray import RayNodes, Reserve, Reserved
+from sloop.serve.cpu_quota import detect
+from sloop.serve.protocols import Servable
+from sloop.shared_memory import Arenas
+from sloop.sim.schedules import HOME
+from sloop.units import s
+from sloop.vocabulary import Node, ReplicaId, ReplicaSpec, Slot
+from tests.serve.rig import wirings_of
+from tests.serve.test_local_backend import BYTES, Ear
+from tests.serve.test_network import HOST, TOKEN, until
+from tests.sim.test_agents import STAGE, cluster, events_of
+
+pytestmark = pytest.mark.live
+A: Final = ReplicaId(0)
+MODEL: Final = "fake:sleep:0:0"
+MOMENTS: Final = ("ordered", "reserved", "spawned", "ready")
+"""While its cores are being reserved, while its model is being fetched, while its process starts, while it serves."""
+
+
+class Rig(Protocol):
+    """A backend with one replica, and what it has answered."""
+
+    events: list[Event]
+
+    def start(self, cores: float) -> None: ...
+
+    def resize(self, cores: float) -> None: ...
+
+    def stop(self) -> None: ...
+
+    async def reach(self, moment: str) -> None:
+        """Let its start go on until then."""
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way."""
+
+
+class Held:
+    """Something that a test holds up."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.is_over = False
+
+    def do(self, work: Callable[[], None]) -> None:
+        if self.is_over:
+            work()
+        else:
+            self.waiting.append(work)
+
+    def go_on(self) -> None:
+        self.is_over = True
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+class HeldNodes(JoiningNodes):
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    def reserve(self, replica: ReplicaId, spec: ReplicaSpec, then: Callable[[str], None]) -> None:
+        self._held.do(lambda: then(""))
+
+
+class HeldCache:
+    """As much of a `WeightsCache` as an agent uses. A model comes into it when a test wants."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self.models = SimpleNamespace(models=list)
+
+    async def fetch(self, *_: object, **__: object) -> Path:
+        came = asyncio.Event()
+        self._held.do(came.set)
+        await came.wait()
+        return Path(MODEL)
+
+    def release(self, *_: object) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class RealRig:
+    def __init__(self, backend: LocalBackend | AgentBackend, reserving: Held, fetching: Held) -> None:
+        self._backend, self._reserving, self._fetching = backend, reserving, fetching
+        self._ear = Ear()
+        self.events = self._ear.events
+        backend.attach(self._ear)
+
+    def start(self, cores: float) -> None:
+        self._backend.start(A, ReplicaSpec("stage", "echo", Slot(cores), "one"))
+
+    def resize(self, cores: float) -> None:
+        self._backend.resize(A, cores)
+
+    def stop(self) -> None:
+        self._backend.stop(A)
+
+    async def reach(self, moment: str) -> None:
+        if moment == "reserved":
+            self._reserving.go_on()
+            if isinstance(self._backend, AgentBackend):
+                await self._ear.hear(ReplicaProgressed)
+        elif moment == "spawned":
+            self._fetching.go_on()
+            await until(lambda: ReplicaProgressed(A, "spawning") in self.events)
+        elif moment == "ready":
+            await self._ear.hear(ReplicaReady)
+
+    async def settle(self) -> None:
+        for held in (self._reserving, self._fetching):
+            held.go_on()
+        await self._ear.hear(ReplicaReady, ReplicaStopped)
+        await asyncio.sleep(0.1)  # an answer that is one too many has come by then
+
+
+@asynccontextmanager
+async def here() -> AsyncIterator[Rig]:
+    servables = {("stage", "echo"): Servable(MODEL, BYTES)}
+    node = Node("one", "local", 1, 1 << 30)
+    backend = LocalBackend(servables, wirings_of(servables), detect().actuator, nodes=[node])
+    try:
+        yield RealRig(backend, Held(), Held())
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def elsewhere() -> AsyncIterator[Rig]:
+    servables = {("stage", "echo"): Servable("/not/here", BYTES, source="http://store/m.bin")}
+    reserving, fetching, arenas = Held(), Held(), Arenas()
+    backend = AgentBackend(
+        *(servables, wirings_of(servables), HeldNodes(reserving)),
+        arenas=arenas,
+        nodes=[Node("one", "local", 1, 1 << 30, on_demand=True)],
+        endpoint=(HOST, 0),
+        pid=os.getpid(),
+        token=TOKEN,
+    )
+    rig = RealRig(backend, reserving, fetching)
+    await backend.open()
+    agent = Agent((HOST, backend.port), "one", TOKEN, make_cache=lambda: cast(Any, HeldCache(fetching)))
+    serving = asyncio.create_task(agent.serve())
+    await until(lambda: backend._has_joined("one"))
+    try:
+        yield rig
+    finally:
+        await backend.close()
+        await asyncio.wait_for(serving, 20)
+        arenas.close()
+
+
+class SimulatedRig:
+    def __init__(self) -> None:
+        self._cluster, self._now_ns = cluster(), s(0.5)
+        self.events: list[Event] = []
+
+    def start(self, cores: float) -> None:
+        spec = ReplicaSpec(STAGE.name, STAGE.variants[0].name, Slot(cores, "cpu"), HOME.name)
+        self._cluster.obey(self._now_ns, StartReplica(A, spec))
+
+    def resize(self, cores: float) -> None:
+        self._cluster.obey(self._now_ns, ResizeReplica(A, cores))
+
+    def stop(self) -> None:
+        self._cluster.obey(self._now_ns, StopReplica(A, "the test says so"))
+
+    async def reach(self, moment: str) -> None:
+        if moment == "ready":
+            self._let_pass(9.5)
+
+    async def settle(self) -> None:
+        self._let_pass(9.5)
+
+    def _let_pass(self, seconds: float) -> None:
+        self._now_ns += s(seconds)
+        self.events += [event for _, event in events_of(self._cluster, self._now_ns / s(1))]
+
+
+@asynccontextmanager
+async def simulated() -> AsyncIterator[Rig]:
+    yield SimulatedRig()
+
+
+Made = Callable[[], AbstractAsyncContextManager[Rig]]
+
+
+@pytest.fixture(params=[here, elsewhere, simulated], ids=lambda made: made.__name__)
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Made:
+    monkeypatch.setattr(module, "machine", lambda: "another machine")
+    found: Made = request.param
+    return found
+
+
+ORDERS: Final[Sequence[dict[str, Sequence[float]]]] = (
+    *({moment: (0.5,)} for moment in MOMENTS),
+    *({moment: (0.5, 1.0, 0.25)} for moment in MOMENTS),
+    {moment: (0.25 * at, 0.25 * (5 - at)) for at, moment in enumerate(MOMENTS, 1)},
+)
+
+
+@pytest.mark.parametrize("orders", ORDERS, ids="-".join)
+def test_each_resize_is_answered_once_and_the_last_one_counts(made: Made, orders: dict[str, Sequence[float]]) -> None:
+    async def scene() -> None:
+        async with made() as rig:
+            rig.start(0.75)
+            for moment in MOMENTS:
+                await rig.reach(moment)
+                for cores in orders.get(moment, ()):
+                    rig.resize(cores)
+                await asyncio.sleep(0.05)  # so that orders arrive before the replica's start goes on
+            await rig.settle()
+            answers = [each.cores for each in rig.events if isinstance(each, Resized)]
+            wanted = [cores for moment in MOMENTS for cores in orders.get(moment, ())]
+            assert len(answers) == len(wanted)
+            assert answers[-1] == wanted[-1]
+
+    uvloop.run(scene())
+
+
+@pytest.mark.parametrize("at", MOMENTS)
+def test_a_replica_that_stops_answers_no_resize_afterwards(made: Made, at: str) -> None:
+    async def scene() -> None:
+        async with made() as rig:
+            rig.start(0.75)
+            for moment in MOMENTS[: MOMENTS.index(at) + 1]:
+                await rig.reach(moment)
+            rig.resize(0.5)
+            rig.stop()
+            await rig.settle()
+            kinds = [type(each) for each in rig.events if isinstance(each, Resized | ReplicaStopped)]
+            assert kinds.count(ReplicaStopped) == 1
+            assert kinds.count(Resized) <= 1, "its end answers the order too"
+            assert kinds[-1] is ReplicaStopped
+
+    uvloop.run(scene())
+
+
+def test_ray_answers_each_reservation_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the process that speaks with it has ended in between: the next one is asked for the last one only."""
+
+    async def scene() -> None:
+        nodes, asked, answers = RayNodes(""), list[Reserve](), list[tuple[float, str]]()
+        monkeypatch.setattr(nodes, "_send", asked.append)
+
+        def reserve(cores: float) -> None:
+            spec = ReplicaSpec("stage", "echo", Slot(cores), "one")
+            nodes.reserve(A, spec, lambda why: answers.append((cores, why)))
+
+        def answer(order: Reserve, why: str = "") -> None:
+            nodes._on_record(Reserved(order.replica, order.resources, why))
+
+        reserve(1)
+        reserve(2)
+        reserve(3)
+        answer(asked[0])
+        assert answers == [(1, "")]
+        answer(asked[2], "no room")
+        assert answers == [(1, ""), (2, "no room"), (3, "no room")]
+        answer(asked[2])
+        assert len(answers) == 3
+
+    uvloop.run(scene())
