@@ -87,7 +87,7 @@ async def run(folder: Path, setup: Setup, given: Namespace) -> tuple[LoadResult,
     """Serve in this process, send the load from another."""
     settings = Settings(http_port=0, grpc_port=0, state_folder=folder / "state")
     async with serving(setup, servables_of(setup.application, folder / "state"), settings) as server:
-        while server.insight.unready():  # noqa: ASYNC110
+        while server.insight.server_readiness().why:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         plan = LoadPlan(
             url=f"http://{server.host}:{server.http_port}",

@@ -8,10 +8,21 @@ import pytest
 
 from sloop.actions import Decided, End, StartBatch
 from sloop.core.protocols import Policies
-from sloop.events import WOKE, Deployed, Draining, Event, Finished, Promoted, Removed, ReplicaReady, ReplicaStopped
+from sloop.events import (
+    WOKE,
+    Deployed,
+    Draining,
+    Event,
+    Finished,
+    Promoted,
+    Removed,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+)
 from sloop.serve.insight import Insight
 from sloop.serve.metrics import Metrics
-from sloop.serve.protocols import ModelState, Readiness
+from sloop.serve.protocols import ModelState, Readiness, ServerReadiness
 from sloop.systems.system import System
 from sloop.units import GIB, ms, s
 from sloop.vocabulary import BatchId, Canary, Device, Node, Outcome, Plan, ReplicaId, RequestId
@@ -28,14 +39,14 @@ class Observed:
         nodes = [view.node for view in core.state.ledger.views()]
         self.metrics = Metrics(parts, nodes=nodes, build=core._build)
         self.run = self.metrics.state
-        self.failure = ""
+        self.failure, self.now_ns = "", s(2)
         policies: Policies = parts[0].policies
         self.insight = Insight(
             core,
             self.metrics,
             deployment="scene",
             system=System("static", "baseline", "", policies),
-            clock=lambda: s(2),
+            clock=lambda: self.now_ns,
             answered_rows=lambda model, version: 17,
             failure=lambda: self.failure,
         )
@@ -68,25 +79,25 @@ def of_one(plan: Plan | None = None) -> Observed:
 
 def test_says_what_keeps_it_from_being_ready() -> None:
     server = of_one(plan_of(count=1))
-    assert server.insight.unready() == "there is no plan yet"
+    assert server.insight.server_readiness().why == "there is no plan yet"
     server.act(0, WOKE)
-    assert server.insight.unready() == "no replica of stage 'only' is ready (1 starting)"
+    assert server.insight.server_readiness().why == "no replica of stage 'only' is ready (1 starting)"
     server.act(0, ReplicaReady(ReplicaId(0)))
-    assert server.insight.unready() == ""
+    assert server.insight.server_readiness().why == ""
     server.act(1, Draining())
-    assert server.insight.unready() == "the server is shutting down"
+    assert server.insight.server_readiness().why == "the server is shutting down"
     server.failure = "the core failed: KeyError(1)"
-    assert server.insight.unready() == "the core failed: KeyError(1)"
+    assert server.insight.server_readiness().why == "the core failed: KeyError(1)"
     assert server.insight.readiness("") == Readiness(ModelState.STOPPING, "the core failed: KeyError(1)")
 
 
 def test_a_plan_for_no_replicas_rests_until_requests_wait() -> None:
     server = of_one(plan_of(count=0))
     server.act(0, WOKE)
-    assert server.insight.unready() == ""
+    assert server.insight.server_readiness().why == ""
     assert server.states("") == [ModelState.RESTING]
     server.act(1, request(1, at_ms=1))
-    assert server.insight.unready() == "no replicas are planned: the test says so"
+    assert server.insight.server_readiness().why == "no replicas are planned: the test says so"
     assert server.states("") == [ModelState.WAITING]
 
 
@@ -95,16 +106,86 @@ def test_the_server_is_ready_if_every_model_is_ready_or_rests() -> None:
     server.act(0, WOKE)
     server.act(0, ReplicaReady(ReplicaId(0)))
     assert server.states("busy", "resting", "slow") == [ModelState.READY, ModelState.RESTING, ModelState.STARTING]
-    assert server.insight.unready() == "model 'slow': no replica of stage 'only' is ready (1 starting)"
+    assert server.insight.server_readiness().why == "model 'slow': no replica of stage 'only' is ready (1 starting)"
     server.act(1, ReplicaReady(ReplicaId(1)))
-    assert server.insight.unready() == ""
+    assert server.insight.server_readiness() == ServerReadiness()
+
+
+def lose(server: Observed, model: str, at_ms: float, error: str = "it exited with 3") -> None:
+    """The newest replica of a model dies."""
+    id = max(id for id, replica in server.core.state.replicas.items() if replica.stage.name == f"{model}/only")
+    server.act(at_ms, ReplicaLost(id, error))
+    server.now_ns = ms(at_ms)
+
+
+def test_a_model_that_cannot_start_does_not_hold_back_the_others() -> None:
+    server = Observed(Deployment({"good": 1, "bad": 1}))
+    server.act(0, WOKE)
+    server.act(0, ReplicaReady(ReplicaId(0)))
+    assert server.insight.server_readiness().why, "it may yet be ready"
+    lose(server, "bad", 1)
+    why = "no replica of stage 'only' can start: it exited with 3; another attempt runs"
+    assert server.insight.server_readiness() == ServerReadiness(models={"bad": Readiness(ModelState.FAILING, why)})
+    lose(server, "bad", 2)
+    why = "no replica of stage 'only' can start: it exited with 3; next attempt in 1 s"
+    assert server.insight.readiness("bad") == Readiness(ModelState.FAILING, why)
+    assert server.states("good") == [ModelState.READY]
+    server.act(2_000, WOKE)
+    server.make_ready(2_000)
+    assert server.insight.server_readiness() == ServerReadiness()
+
+
+def test_a_model_that_dies_later_or_comes_later_does_not_hide_the_others() -> None:
+    server = Observed(Deployment({"good": 1, "bad": 1}))
+    server.act(0, WOKE)
+    server.make_ready(0)
+    assert server.insight.server_readiness() == ServerReadiness()
+    lose(server, "bad", 1, "it was killed")
+    ready = server.insight.server_readiness()
+    assert (ready.why, list(ready.models)) == ("", ["bad"])
+    assert "is ready: it was killed; another attempt runs" in ready.models["bad"].why
+    server.act(2, Deployed("new", "1", {}))
+    server.act(1_000, WOKE)
+    assert list(server.insight.server_readiness().models) == ["bad", "new"]
+    assert server.insight.server_readiness().why == ""
+    lose(server, "good", 1_001)
+    assert server.insight.server_readiness().why.startswith("model 'good': no replica"), "nothing answers"
+
+
+def test_a_start_that_does_not_end_is_not_waited_for() -> None:
+    server = Observed(Deployment({"good": 1, "slow": 1}))
+    server.act(0, WOKE)
+    server.act(0, ReplicaReady(ReplicaId(0)))
+    for now_s, is_ready in ((14, False), (16, True)):  # 5 s are usual
+        server.now_ns = s(now_s)
+        assert (server.insight.server_readiness().why == "") is is_ready
+    assert server.insight.readiness("slow") == Readiness(
+        ModelState.FAILING, "no replica of stage 'only' is ready (1 starting for 16 s, where 5 s are usual)"
+    )
+
+
+def test_a_model_without_room_says_so() -> None:
+    server = of_one(plan_of(count=1, cores=8))
+    server.act(0, WOKE)
+    why = "no replica of stage 'only' can start: no node has room for a replica of a with 8 cores"
+    assert server.insight.readiness("") == Readiness(ModelState.FAILING, why)
+    assert server.insight.server_readiness().why == why, "nothing answers"
+
+
+def test_a_model_that_was_refused_at_the_start_is_told() -> None:
+    server = of_one(plan_of(count=1))
+    server.act(0, WOKE)
+    server.insight.refused = {"bad": Readiness(ModelState.FAILING, "it cannot be read")}
+    assert server.insight.server_readiness().why.startswith("model '': no replica")
+    server.make_ready(0)
+    assert server.insight.server_readiness() == ServerReadiness(models=dict(server.insight.refused))
 
 
 def test_several_models_that_are_not_ready_are_counted() -> None:
     server = Observed(Deployment({"a": 1, "b": 1, "c": 1}))
     server.act(0, WOKE)
     why = "model 'a': no replica of stage 'only' is ready (1 starting) (and 2 more models)"
-    assert server.insight.unready() == why
+    assert server.insight.server_readiness().why == why
 
 
 def test_a_model_without_cores_waits_for_them() -> None:
@@ -123,7 +204,7 @@ def test_a_model_rests_when_its_requests_stop() -> None:
     for second in range(1, 7):
         server.act(1000 * second, request(second, at_ms=1000 * second, application="a"))
     assert server.states("a", "b") == [ModelState.READY, ModelState.RESTING]
-    assert server.insight.unready() == ""
+    assert server.insight.server_readiness().why == ""
 
 
 # Versions
@@ -161,7 +242,7 @@ def test_a_removed_model_has_no_versions() -> None:
     server.act(1, Removed("a"))
     assert server.insight.versions("a") == []
     assert server.insight.readiness("a") is None
-    assert server.insight.unready() == ""
+    assert server.insight.server_readiness().why == ""
 
 
 # Pages

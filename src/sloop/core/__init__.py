@@ -13,13 +13,14 @@ from itertools import count
 from typing import Any, cast
 
 from sloop.actions import Action, Assigned, End, Rollout, VersionState
+from sloop.app.graph import declared_name
 from sloop.core.binding import EarlyDataPath
 from sloop.core.control import ControlledApplication, ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.planner import Planner
 from sloop.core.rollout import Rollouts, Version
-from sloop.core.state import ApplicationParts, ApplicationState, Beliefs, Replica, StageState, State
+from sloop.core.state import ApplicationParts, ApplicationState, Beliefs, Replica, ServiceGap, StageState, State
 from sloop.core.views import PlanInput, StageView
 from sloop.events import (
     BatchFailed,
@@ -199,6 +200,16 @@ class Core:
     def control_of(self, key: str) -> ControlledApplication:
         """The control state of an application version."""
         return self._control.of(key)
+
+    def service_gap(self, now_ns: int, key: str, stage: str) -> ServiceGap | None:
+        """Why no replica of a stage of an application version serves now; None if one does, or it has ended."""
+        application = self.state.applications.get(key)
+        if application is None:
+            return None
+        found, shortage = application.stages[stage].service_gap(now_ns), self._control.of(key).shortage_of(stage)
+        if found is not None and shortage and not application.stages[stage].pool.replicas:
+            return ServiceGap(f"no replica of stage {declared_name(stage)!r} can start: {shortage}", is_known=True)
+        return found
 
     @property
     def compared_requests(self) -> Collection[RequestId]:

@@ -178,6 +178,11 @@ class ControlledApplication:
         before, self.reported[about] = self.reported.get(about), shortage
         return before != shortage
 
+    def shortage_of(self, stage: str) -> str:
+        """Why there is no room for a new replica of a stage, as it is in the log; empty if there is."""
+        found = self.reported.get((stage, None, False))
+        return found.why if found is not None else ""
+
     def forget_shortages(self, stage: str, *, of_shadows: bool) -> None:
         """A stage has room for its replicas and their cores, and, with `of_shadows`, for shadows: a later shortage is
         new."""

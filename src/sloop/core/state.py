@@ -11,6 +11,7 @@ Nothing here depends on whether the driver is a live server or the simulator. In
     LayerPipeline         replicas that start as parts of a model, and serve together until each has all of it
     ReplicaPool      a stage's replicas: which are idle, how much they can serve together
     RestartBackoff   how soon a lost replica is replaced
+    ServiceGap           why no replica of a stage serves
     TimeEstimates    a stage's time estimates for admission and drop policies
     StageState       one stage: all of the above
     ApplicationState one version of an application: its stages and open requests
@@ -28,7 +29,7 @@ from typing import ClassVar, overload
 from msgspec import Struct, structs
 
 from sloop.actions import Action
-from sloop.app.graph import Graph
+from sloop.app.graph import Graph, declared_name
 from sloop.app.progress import RequestProgress
 from sloop.core.graph_estimates import EdgeHistory, LeastTimes, VisitRates, remaining_times
 from sloop.core.ledger import Ledger, millicores
@@ -37,6 +38,7 @@ from sloop.core.protocols import Order, Policies
 from sloop.core.views import Belief, BeliefKey, ReplicaView, Site, StageView, StartCosts
 from sloop.core.weights import WeightRegistry
 from sloop.profile.interference import DeviceDemand
+from sloop.text import number
 from sloop.units import FOREVER_NS, NS_PER_S, s
 from sloop.vocabulary import (
     ALONE,
@@ -70,6 +72,10 @@ DeviceKey = tuple[str, str]
 RateKey = tuple[str, Slot, Form, DeviceKey | None]
 """A variant, a slot and a form: replicas that are equal in them are equally fast. And their device, if the plan has
 another limit or rate for equal replicas elsewhere; otherwise None."""
+
+SLOW_FACTOR = 3
+SLOW_NS_MIN = s(10)
+"""A start that takes three times as long as believed, and at least ten seconds, is one that may never end."""
 
 STALL_FACTOR = 20
 STALL_NS_MIN = s(1)
@@ -956,6 +962,14 @@ class RestartBackoff:
         self.losses = self.charged = self.found_out = 0
 
 
+class ServiceGap(Struct, frozen=True):
+    """No replica of a stage serves."""
+
+    why: str
+    is_known: bool
+    """Whether something is wrong: not while the first replicas start as usual."""
+
+
 @dataclass(slots=True, eq=False)
 class TimeEstimates:
     """A stage's time estimates for admission and drop policies, updated at every control tick."""
@@ -1085,6 +1099,26 @@ class StageState:
     def not_before_ns(self) -> int:
         """When a lost replica may be replaced."""
         return max(self.backoff.not_before_ns, self.start_backoff.not_before_ns)
+
+    def service_gap(self, now_ns: int) -> ServiceGap | None:
+        """Why no replica serves now; None if one does."""
+        lives = [replica.life for replica in self.pool.replicas.values()]
+        if Life.READY in lives:
+            return None
+        name, starting = declared_name(self.name), lives.count(Life.STARTING)
+        if not self.backoff.losses and not self.start_backoff.charged:
+            begun_ns = min((each.since_ns for each in self.pool.replicas.values()), default=now_ns)
+            waited_ns, usual_ns = now_ns - begun_ns, self.times.startup_ns
+            why, is_late = f"no replica of stage {name!r} is ready ({starting} starting", False
+            if starting and waited_ns > max(SLOW_NS_MIN, SLOW_FACTOR * usual_ns):
+                is_late = True
+                why += f" for {waited_ns // NS_PER_S} s, where {number(usual_ns / NS_PER_S)} s are usual"
+            return ServiceGap(f"{why})", is_known=is_late)
+        wait_ns = self.not_before_ns - now_ns
+        then = f"next attempt in {max(1, round(wait_ns / NS_PER_S))} s" if wait_ns > 0 else "next attempt at once"
+        then = "another attempt runs" if starting else then
+        can = "can start" if self.start_backoff.charged else "is ready"
+        return ServiceGap(f"no replica of stage {name!r} {can}: {self.backoff.error}; {then}", is_known=True)
 
     def preferred(self, now_ns: int, sites: Sequence[Site]) -> Sequence[Site]:
         """These sites without the avoided nodes, unless there is no other."""

@@ -101,6 +101,7 @@ TRITON_STATES: Final = {
     ModelState.READY: "READY",
     ModelState.RESTING: "READY",
     ModelState.STARTING: "LOADING",
+    ModelState.FAILING: "UNAVAILABLE",
     ModelState.WAITING: "UNAVAILABLE",
     ModelState.STOPPING: "UNLOADING",
 }

@@ -30,14 +30,18 @@ from sloop.serve.messages import (
     Question,
 )
 from sloop.serve.metrics import Metrics, Total, VersionRows
-from sloop.serve.protocols import ModelState, Readiness
+from sloop.serve.protocols import ModelState, Readiness, ServerReadiness
 from sloop.systems.system import System
 from sloop.text import counted
 from sloop.units import NS_PER_MS, NS_PER_S, to_ms, to_s
-from sloop.vocabulary import Life, Outcome, Plan
+from sloop.vocabulary import Outcome, Plan
 
 TRAFFIC_NS: Final = 10 * NS_PER_S
 """Rates and utilisation are means over this time: long enough to read, short enough to see a burst."""
+
+
+SICK_STATES: Final = (ModelState.FAILING, ModelState.WAITING)
+"""Of models for which a server that starts does not wait."""
 
 
 class Repository(Protocol):
@@ -79,6 +83,10 @@ class Insight:
         self.repository: Repository | None = None
         """What loads and ends models as clients order."""
         self._is_leaving = False
+        self.refused: dict[str, Readiness] = {}
+        """By name, the models that the server was to serve from its start, and could not load."""
+        self._was_ready = False
+        """Whether the server has been ready."""
         self._scrapes: list[Callable[[bytes], None]] = []
         """Who waits for the metrics."""
 
@@ -114,7 +122,7 @@ class Insight:
         found = b""
         match question:
             case AskReady():
-                found = self.unready().encode()
+                found = msgspec.json.encode(self.server_readiness())
             case AskModels(model, version):
                 names = [model] if model else self._names
                 states = {name: self.readiness(name, version) for name in names}
@@ -155,19 +163,25 @@ class Insight:
                 return self._readiness(self._run.versions[each.application.key])
         return None
 
-    def unready(self) -> str:
-        """Why the server is not ready; empty if every model is ready or rests."""
+    def server_readiness(self) -> ServerReadiness:
+        """Whether the server can serve what it has. It is ready if any model answers requests; before it was ready for
+        the first time, only when each other model is known to be sick, and not just starting. So a model that cannot
+        start, dies in a loop or is deployed later never takes the others out of a load balancer."""
         if self._outage:
-            return self._outage
-        names = self._names
-        found = {name: readiness for name in names if (readiness := self.readiness(name)) and readiness.why}
-        if not found:
-            return ""
-        name, first = next(iter(found.items()))
-        if len(names) == 1:
-            return first.why
-        more = f" (and {counted(len(found) - 1, 'more model')})" if len(found) > 1 else ""
-        return f"model {name!r}: {first.why}{more}"
+            return ServerReadiness(self._outage)
+        found = {name: readiness for name in self._names if (readiness := self.readiness(name))} | self.refused
+        missing = {name: readiness for name, readiness in found.items() if readiness.why}
+        unclear = missing
+        if len(missing) < len(found):
+            is_starting = not self._was_ready
+            unclear = {name: each for name, each in missing.items() if is_starting and each.state not in SICK_STATES}
+        if not unclear:
+            self._was_ready = True
+            return ServerReadiness(models=missing)
+        name, first = next(iter(unclear.items()))
+        more = f" (and {counted(len(unclear) - 1, 'more model')})" if len(unclear) > 1 else ""
+        why = first.why if len(found) == 1 else f"model {name!r}: {first.why}{more}"
+        return ServerReadiness(why, missing)
 
     @property
     def _names(self) -> Sequence[str]:
@@ -191,11 +205,9 @@ class Insight:
                 return Readiness(ModelState.RESTING)
             return Readiness(ModelState.WAITING, f"no replicas are planned: {run.plan.why}")
         for stage in planned:
-            lives = [replica.life for replica in run.replicas.values() if replica.spec.stage == stage]
-            if Life.READY not in lives:
-                starting = f"{lives.count(Life.STARTING)} starting"
-                why = f"no replica of stage {declared_name(stage)!r} is ready ({starting})"
-                return Readiness(ModelState.STARTING, why)
+            gap = self._core.service_gap(self._clock(), record.key, stage)
+            if gap is not None:
+                return Readiness(ModelState.FAILING if gap.is_known else ModelState.STARTING, gap.why)
         return Readiness(ModelState.READY)
 
     # Pages

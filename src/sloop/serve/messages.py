@@ -24,7 +24,7 @@ encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class AskReady(Struct, frozen=True, array_like=True, tag=1):
-    """Why is the server not ready? The answer is text, empty if every model is ready or rests."""
+    """Is the server ready? The answer is JSON, a `ServerReadiness`."""
 
 
 class AskModels(Struct, frozen=True, array_like=True, tag=2):

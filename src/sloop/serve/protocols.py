@@ -89,6 +89,8 @@ class ModelState(StrEnum):
     """It has no replicas because it had no requests; the next request starts one."""
     STARTING = "starting"
     """It has no ready replica at some stage."""
+    FAILING = "failing"
+    """The same, because replicas do not start or do not last; the server goes on trying."""
     WAITING = "waiting"
     """It needs replicas but gets none, because other models need all cores."""
     STOPPING = "stopping"
@@ -106,6 +108,15 @@ class Readiness(Struct, frozen=True):
     def is_ready(self) -> bool:
         """Whether the model serves, or would after a start."""
         return not self.why
+
+
+class ServerReadiness(Struct, frozen=True, omit_defaults=True):
+    """Whether the server is ready for requests: it serves what can be served, as far as that is known."""
+
+    why: str = ""
+    """Why it is not; empty if it is."""
+    models: dict[str, Readiness] = {}
+    """By name, the models that do not answer requests."""
 
 
 class Pages(Protocol):

@@ -31,7 +31,7 @@ from sloop.serve.messages import (
     ChangeModel,
     Question,
 )
-from sloop.serve.protocols import ModelState, Readiness, RequestResult
+from sloop.serve.protocols import ModelState, Readiness, RequestResult, ServerReadiness
 from sloop.tensor import Port, Signature, Tensor
 from sloop.vocabulary import Outcome, RequestId
 
@@ -166,7 +166,7 @@ class Gateway:
     def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
         match question:
             case AskReady():
-                then(self.why_unready.encode())
+                then(msgspec.json.encode(ServerReadiness(self.why_unready, self.states)))
             case AskModels(model, version):
                 then(msgspec.json.encode(self._readiness(model, version)))
             case AskMetrics():

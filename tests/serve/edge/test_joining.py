@@ -46,7 +46,7 @@ from sloop.serve.messages import (
     Submit,
 )
 from sloop.serve.network import FETCH_S_MAX, BlockClient, BlockLost, NodeListener
-from sloop.serve.protocols import RequestResult
+from sloop.serve.protocols import RequestResult, ServerReadiness
 from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Address, Arena, ArenaReader, Arenas
 from sloop.tensor import Port, Signature, Tensor
@@ -375,7 +375,7 @@ def test_questions_without_a_deciding_process(scene: Scene) -> None:
     scene.sink.ask(ChangeModel("demo", is_loaded=True), pages["load"].append)
     scene.sink.on_page(Page(next(each.number for each in first.came if isinstance(each, Ask)), b"all"))
     scene.lose()
-    assert pages == {"metrics": [b"all"], "ready": [AWAY.encode()], "load": []}
+    assert pages == {"metrics": [b"all"], "ready": [msgspec.json.encode(ServerReadiness(AWAY))], "load": []}
     states: list[bytes] = []
     scene.sink.ask(AskModels(), states.append)
     scene.sink.ask(AskModels("demo"), states.append)

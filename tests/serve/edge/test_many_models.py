@@ -131,7 +131,7 @@ def test_all_models_rest(many: Resting) -> None:
     readiness = many.insight.readiness("model-007")
     assert readiness is not None
     assert readiness.state is ModelState.RESTING
-    assert many.insight.unready() == ""
+    assert many.insight.server_readiness().why == ""
     assert many.get("/v2/models").count(b'"resting"') == MODELS
 
 

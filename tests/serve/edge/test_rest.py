@@ -321,6 +321,12 @@ def test_is_live_while_it_is_not_ready(ask: Ask, gateway: Gateway) -> None:
         assert "no replica of 'classify' is ready" in answered.error
 
 
+def test_the_server_is_ready_without_a_sick_model_and_names_it(ask: Ask, gateway: Gateway) -> None:
+    gateway.states["demo"] = Readiness(ModelState.FAILING, "no replica can start")
+    told = {"ready": True, "not_ready": {"demo": {"state": "failing", "why": "no replica can start"}}}
+    assert ask("GET", "/v2/health/ready").json == told
+
+
 def test_a_resting_model_is_ready_and_says_so(ask: Ask, gateway: Gateway) -> None:
     gateway.states["demo"] = Readiness(ModelState.RESTING)
     assert ask("GET", "/v2/models/demo/ready").json == {"name": "demo", "ready": True, "state": "resting"}
@@ -573,6 +579,11 @@ def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread, headers: dic
             assert "x-api-key: KEY" in answered.error
     connection.request("GET", "/v2/health/live")
     assert Answered(connection.getresponse()).status == 200
+    gateway.states["demo"] = Readiness(ModelState.FAILING, "ValueError: what the model has raised")
+    connection.request("GET", "/v2/health/ready", headers=headers)
+    told = Answered(connection.getresponse())
+    assert (told.status, told.json["not_ready"]["demo"]["state"]) == (200, "failing")
+    assert ("ValueError" in str(told.json)) is (status == 200), "strangers are not told what models raise"
     for method, body in (("GET", b"x" * 100), ("POST", b"x" * 100), ("POST", b"")):
         connection.request(method, "/v2/health/live", body, headers=headers)
         known = 200 if method == "GET" else 405

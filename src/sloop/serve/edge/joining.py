@@ -69,7 +69,7 @@ from sloop.serve.network import (
     connect,
     machine,
 )
-from sloop.serve.protocols import ModelState, Readiness
+from sloop.serve.protocols import ModelState, Readiness, ServerReadiness
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.shared_memory import Address, Arena, ArenaReader, Arenas, readable
 from sloop.text import counted
@@ -213,7 +213,7 @@ class FarSink(EdgeSink):
         """Answer a question without the deciding process. Raises a 503 if that is not possible."""
         question, why = record.question, self.leaving_why or AWAY
         if isinstance(question, AskReady):
-            body = why.encode()
+            body = msgspec.json.encode(ServerReadiness(why))
         elif isinstance(question, AskModels):
             names = [question.model] if question.model else list(self._offered)
             state = ModelState.STOPPING if self.leaving_why else ModelState.STARTING

@@ -112,7 +112,7 @@ def describe(service: InferenceService) -> Steps[list[bytes]]:
     paths: Schema = {
         "/v2": get("Server metadata", having(name="string", version="string", extensions="array")),
         "/v2/health/live": get("Whether the server runs", having(live="boolean"), needs_key=False),
-        "/v2/health/ready": get("Whether every model would infer", having(ready="boolean"), 503, needs_key=False),
+        "/v2/health/ready": get("Whether what can be served is served", having(ready="boolean"), 503, needs_key=False),
         "/v1/models": get("The names of the models, as KServe's V1 has it", having(models="array")),
         "/v2/models": get("The models with their versions and states", having(models="array")),
         "/v2/models/stats": get("What all models took, as Triton has it", having(model_stats="array")),

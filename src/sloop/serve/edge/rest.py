@@ -32,7 +32,7 @@ from sloop.serve.edge.lists import REST_BYTES_MAX
 from sloop.serve.edge.openapi import describe
 from sloop.serve.edge.parameters import ELAPSED, OF_BUDGET, SLO, TIMEOUT, budget_ns
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
-from sloop.serve.edge.service import InferenceService, Model, readiness_of
+from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
 from sloop.serve.edge.steps import LARGE_BYTES, Steps, do_in_steps, within
 from sloop.serve.edge.triton import changed_not, check_change, classified, configuration
 from sloop.serve.messages import (
@@ -310,7 +310,27 @@ class Rest:
         self.service.pages.ask(question, answer)
 
     def _ready(self, exchange: Exchange) -> None:
-        self._ask(exchange, AskReady(), lambda why: say_ready(exchange, why.decode()))
+        """Whether the server is ready, and which models are not. Why they are not is told only to who may use them: it
+        may quote what a model has raised."""
+
+        def answer(found: bytes) -> None:
+            server, is_known = server_readiness_of(found), self._has_key(exchange)
+            models = {
+                name: {"state": each.state} | ({"why": each.why} if is_known else {})
+                for name, each in server.models.items()
+            }
+            why = server.why if is_known or not models else "no model answers, or some are starting"
+            say_ready(exchange, why if server.why else "", **({"not_ready": models} if models else {}))
+
+        self._ask(exchange, AskReady(), answer)
+
+    def _has_key(self, exchange: Exchange) -> bool:
+        headers = exchange.headers
+        try:
+            self.service.authorise(headers.get("authorization"), headers.get("x-api-key"))
+        except Refusal:
+            return False
+        return True
 
     def _model_ready(self, exchange: Exchange, model: Model, version: str) -> None:
         def answer(found: bytes) -> None:

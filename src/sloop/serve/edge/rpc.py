@@ -40,7 +40,7 @@ from sloop.serve.edge.parameters import (
     check_count,
 )
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
-from sloop.serve.edge.service import InferenceService, Model
+from sloop.serve.edge.service import InferenceService, Model, server_readiness_of
 from sloop.serve.edge.steps import Steps, within
 from sloop.serve.edge.triton import DATA_TYPES, changed_not, check_change, classified, configuration
 from sloop.serve.messages import AskIndex, AskModels, AskReady, AskStatistics, ChangeModel, Question
@@ -412,7 +412,7 @@ class Rpc:
 
     def _ServerReady(self, _request: object, call: Call) -> None:
         ready = message_class("ServerReadyResponse")
-        self.service.pages.ask(AskReady(), lambda why: reply(call, ready(ready=not why)))
+        self.service.pages.ask(AskReady(), lambda answer: reply(call, ready(ready=not server_readiness_of(answer).why)))
 
     def _ModelReady(self, request: Any, call: Call) -> None:  # noqa: ANN401
         model = self.service.model(request.name)

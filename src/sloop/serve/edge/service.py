@@ -30,7 +30,7 @@ from sloop.serve.edge.bodies import INFER, MODELS, BodyMemory
 from sloop.serve.edge.inputs import InputValidator
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.messages import VariantJoining
-from sloop.serve.protocols import Pages, Readiness, RequestSink
+from sloop.serve.protocols import Pages, Readiness, RequestSink, ServerReadiness
 from sloop.text import counted, listed, quoted
 
 SERVER: Final = "sloop"
@@ -264,6 +264,12 @@ class InferenceService:
             )
 
 
+def server_readiness_of(answer: bytes) -> ServerReadiness:
+    """The answer to `AskReady`."""
+    return _SERVER_READINESS.decode(answer)
+
+
+_SERVER_READINESS: Final = msgspec.json.Decoder(ServerReadiness)
 _READINESS: Final = msgspec.json.Decoder(dict[str, Readiness])
 
 
