@@ -39,6 +39,8 @@ from sloop.serve.control import (
     send,
 )
 from sloop.serve.deploy import ENDED_KEPT, Deployer, check_live, check_weights, servables_of
+from sloop.serve.edge.service import Keys
+from sloop.serve.server import check_repository
 from sloop.serve.stores import ModelSource
 from sloop.serve.weights import WeightsCache
 from sloop.systems.setup import set_up, weights_of
@@ -538,9 +540,11 @@ def test_clients_load_and_unload_models(thread: LoopThread, tmp_path: Path) -> N
     for name in ("words", "wrong"):
         described = named("words", model)
         (repository / f"{name}.yaml").write_text(yaml.safe_dump(described))
-    settings = {"api_key": "secret", "repository": repository}
+    keys = tmp_path / "keys"
+    keys.write_text("phone other\nboss secret admin\n")
+    settings = {"api_key_file": keys, "repository": repository}
     running = Running(thread, tmp_path / "state", named("demo", model), settings=settings)
-    key = {"x-api-key": "secret"}
+    key, other = {"x-api-key": "secret"}, {"x-api-key": "other"}
 
     def ask(path: str, method: str = "POST", body: object = None) -> Any:
         status, text = running.ask(method, path, body, key)
@@ -555,7 +559,10 @@ def test_clients_load_and_unload_models(thread: LoopThread, tmp_path: Path) -> N
         assert "model_repository" in ask("/v2", "GET")[1]["extensions"]
         assert index() == {"demo": "READY", "words": "UNAVAILABLE", "wrong": "UNAVAILABLE"}
         assert running.ask("POST", "/v2/repository/models/words/load")[0] == 401
+        assert running.ask("POST", "/v2/repository/models/words/load", headers=other)[0] == 403
         assert ask("/v2/repository/models/words/load") == (200, {})
+        assert running.ask("POST", "/v2/repository/models/words/unload", headers=other)[0] == 403
+        assert running.ask("POST", "/v2/models/words/infer", infer_body(1), other)[0] == 200
         assert index(ready=True) == {"demo": "READY", "words": "READY"}
         assert running.ask("POST", "/v2/models/words/infer", infer_body(1), key)[0] == 200
         for path, status, error in (
@@ -581,6 +588,17 @@ def test_without_a_repository_clients_only_see_models(thread: LoopThread, tmp_pa
             status, text = running.ask("POST", f"/v2/repository/models/demo/{verb}")
             assert (status, b"start it with --repository DIR" in text) == (403, True)
         assert "model_repository" not in json.loads(running.ask("GET", "/v2")[1])["extensions"]
+
+
+def test_a_repository_that_no_key_may_use_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    for text, warnings in (("phone other admin\n", 0), ("phone other\nsecret\n", 1)):
+        file.write_text(text)
+        file.chmod(0o600)
+        check_repository(tmp_path, Keys("given", file))
+        assert len(caplog.records) == warnings
+    told = caplog.records[0].getMessage()
+    assert told.startswith("no client can load or unload models of --repository: no key has the role admin; write NAME")
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def key_options(note: str = "") -> Callable[[Callable[..., None]], Callable[...,
             "--api-key-file",
             type=FILE,
             metavar="FILE",
-            help="Accept only requests with a key of this file: one per line, as KEY or NAME KEY. It is read again "
-            f"when it changes, and on SIGHUP.{note}",
+            help="Accept only requests with a key of this file: one per line, as KEY, NAME KEY or NAME KEY admin. "
+            f"It is read again when it changes, and on SIGHUP.{note}",
         ),
     )
 
@@ -361,7 +361,8 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 @click.option(
     "--repository",
     type=FOLDER,
-    help="Let clients with a key load and unload the files NAME.yaml of this folder (Triton's model repository).",
+    help="Let clients whose key has the role admin load and unload the files NAME.yaml of this folder (Triton's model "
+    "repository).",
 )
 @grace_option
 @click.option(

@@ -903,7 +903,7 @@ class ModelRepository:
         """See `sloop.serve.protocols.ChangeModel`."""
         try:
             if self._folder is None:
-                fix = "start it with --repository DIR and a key for clients, or use `sloop deploy`"
+                fix = "start it with --repository DIR and a key with the role admin, or use `sloop deploy`"
                 raise Refusal(403, "clients may not load or end models of this server", fix)
             if len(self._open) >= ORDERS_MAX:
                 raise Refusal(503, f"{len(self._open)} orders are carried out", "try again later", retry_after_s=10)

@@ -611,10 +611,10 @@ class Metrics:
             ("sloop_key_requests", "Requests accepted, by the name of their API key.", "key", counts.keys, ()),
             (
                 "sloop_key_refused",
-                "Requests without an API key or with a wrong one.",
+                "Requests without an API key, with a wrong one, or with one that may not load or unload models (role).",
                 "reason",
                 counts.keys_refused,
-                ("missing", "wrong"),
+                ("missing", "wrong", "role"),
             ),
             (
                 "sloop_log_lost",

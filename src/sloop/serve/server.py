@@ -58,7 +58,7 @@ from sloop.serve.edge.bodies import ALL_BYTES_MAX, JSON_BYTES_MAX
 from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.listener import raise_descriptor_limit
 from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
-from sloop.serve.edge.service import Keys
+from sloop.serve.edge.service import ADMIN, Keys
 from sloop.serve.edges import Edges, Ports, open_ports
 from sloop.serve.gpus import AssignedGpus, opened_gpus
 from sloop.serve.insight import Insight
@@ -509,14 +509,17 @@ def check_cores(deployment: Deployment) -> None:
 
 
 def check_repository(folder: Path | None, keys: Keys) -> None:
-    """InputError for a model repository that cannot be used."""
+    """InputError for a model repository that cannot be used; warn if clients cannot use it."""
     if folder is None:
         return
     if not folder.is_dir():
         raise InputError("the model repository is no folder", where=str(folder), help="name one with --repository")
     if not keys.is_required:
         what = "whoever may load models may run code as the server's user, so clients need a key"
-        raise InputError(what, where="--repository", help="give one with --api-key-file")
+        raise InputError(what, where="--repository", help=f"give a file with a line NAME KEY {ADMIN} by --api-key-file")
+    if not keys.has_admin:
+        what = "no client can load or unload models of --repository: no key has the role"
+        _log.warning("%s %s; write NAME KEY %s into the file of --api-key-file", what, ADMIN, ADMIN)
 
 
 def open_journal(setup: Setup, folder: Path, limits: LogLimits | None, observed: Observed) -> Journal | None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -198,10 +199,11 @@ def make_service(
     *,
     bodies: BodyMemory | None = None,
     api_key: str = "",
+    api_key_file: Path | None = None,
     limits: Limits = Limits(),  # noqa: B008  # frozen
 ) -> InferenceService:
     """The service of one fake application."""
-    service = InferenceService(gateway.driver, gateway, bodies or BodyMemory(100_000), Keys(api_key))
+    service = InferenceService(gateway.driver, gateway, bodies or BodyMemory(100_000), Keys(api_key, api_key_file))
     service.add(Model("demo", 200_000_000, InputValidator(SIGNATURE), limits))
     return service
 

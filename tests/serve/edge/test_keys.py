@@ -41,17 +41,32 @@ def test_a_changed_file_holds_at_once_and_a_wrong_one_changes_nothing(
     file.write_text("robot-1 renewed\n")
     assert keys.accepts("renewed")
     assert not keys.accepts("first")
-    for wrong in ("", "one two three\n", "ä\n"):
+    for wrong in ("", "one two three\n", "one admin\n", "ä\n"):
         file.write_text(wrong)
         assert keys.accepts("renewed"), wrong
         assert keys.accepts("renewed")  # reported once
     file.unlink()
     assert keys.accepts("renewed")
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 4
+    assert len(errors) == 5
     assert all(error.startswith("the keys stay as they were: ") for error in errors)
     file.write_text("last\n")
     assert keys.accepts("last")
+
+
+def test_only_a_key_with_the_role_may_change_models_and_it_can_lose_it(file: Path) -> None:
+    assert not Keys("given", file).has_admin, "a file of earlier versions holds, and its keys only infer"
+    file.write_text("robot-1 first\nboss second admin\nthird\n")
+    keys = Keys("given", file)
+    assert keys.has_admin
+    assert [key for key in ("given", "first", "second", "third") if keys.accepts(key) and keys.administers(key)] == [
+        "second"
+    ]
+    assert keys.accepted == {"": 2, "robot-1": 1, "boss": 1}
+    assert keys.refused == {"role": 3}
+    file.write_text("boss second\n")
+    assert keys.accepts("second")
+    assert not keys.administers("second")
 
 
 def test_a_reload_reads_the_file_at_once(tmp_path: Path) -> None:
@@ -70,7 +85,10 @@ def test_a_reload_reads_the_file_at_once(tmp_path: Path) -> None:
     [
         (b"", ": no key in it"),
         (b"# nothing\n", ": no key in it"),
-        (b"a b secret\n", ":1: 3 words"),
+        (b"a secret b\n", ":1: the third word is not the role 'admin'"),
+        (b"a secret Admin\n", ":1: the third word is not the role 'admin'"),
+        (b"a secret admin admin\n", ":1: 4 words"),
+        (b"secret admin\n", ":1: 'admin' is a role, and cannot be a key"),
         (b"\nsecret\nn secret\n", ":3: this key stands in the file twice"),
         (b"na/me secret\n", ":1: the name of a key has"),
         (b"s\xe4cret\n", ":1: the key cannot be sent"),

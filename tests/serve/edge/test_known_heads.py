@@ -226,7 +226,7 @@ def test_keys_are_checked_and_counted_each_time(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(sent(server, [right, wrong, right, wrong, right]))
     assert (service.keys.accepted[""], service.keys.refused["wrong"]) == (3, 2)
     assert len(server.known_heads) == 1, "only the accepted one"
-    monkeypatch.setattr(service.keys, "_names", {})
+    monkeypatch.setattr(service.keys, "_known", {})
     assert b" 401 " in asyncio.run(sent(server, [right])), "the key does not hold any more"
 
 

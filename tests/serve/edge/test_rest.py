@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -551,6 +552,30 @@ def test_a_client_that_goes_away_is_cancelled(gateway: Gateway, loop_thread: Loo
     connection.close()
     loop_thread.call(asyncio.wait_for(gateway.driver.gone.wait(), 5))
     assert gateway.driver.cancelled == [1]
+
+
+def test_a_key_without_the_role_of_an_administrator_changes_no_models(loop_thread: LoopThread, tmp_path: Path) -> None:
+    gateway, keys = Gateway(FakeDriver()), tmp_path / "keys"
+    keys.write_text("phone other\nboss secret admin\n")
+    listener = web_server(make_service(gateway, api_key_file=keys), requests_max=8)
+    connection = http.client.HTTPConnection("127.0.0.1", loop_thread.serve(listener), timeout=10)
+
+    def ask(path: str, key: str, method: str = "POST") -> Answered:
+        connection.request(method, path, headers={"x-api-key": key} if key else {})
+        return Answered(connection.getresponse())
+
+    changes = [f"/v2/repository/models/other/{verb}" for verb in ("load", "unload")]
+    for path in (*changes, *changes, changes[0].replace("rep", "%72ep"), f"{changes[0]}?x=1"):
+        refused = ask(path, "other")
+        assert (refused.status, "help: use one with the role admin" in refused.error) == (403, True)
+        assert ask(path, "").status == 401
+        assert not gateway.changes
+    assert [ask(path, "secret").status for path in changes] == [200, 200]
+    assert gateway.changes == [("other", True), ("other", False)]
+    for path in ("/metrics", "/v2/sloop/state", "/v2/sloop/decisions", "/v2/models/demo"):
+        assert ask(path, "other", "GET").status == 200
+    assert ask("/v2/repository/index", "other").status == 200
+    connection.close()
 
 
 @pytest.mark.parametrize(

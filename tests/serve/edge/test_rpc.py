@@ -323,6 +323,28 @@ def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
     loop_thread.call(rpc.close(0.5))
 
 
+def test_a_key_without_the_role_of_an_administrator_changes_no_models(loop_thread: LoopThread, tmp_path: Path) -> None:
+    gateway, keys = Gateway(FakeDriver()), tmp_path / "keys"
+    keys.write_text("phone other\nboss secret admin\n")
+    rpc = Rpc(make_service(gateway, api_key_file=keys), requests_max=8)
+    stub = Stub(loop_thread.serve(rpc))
+    for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
+        order = message_class(f"{method}Request")(model_name="other")
+        refused = stub.refused(method, order, metadata=(("x-api-key", "other"),))
+        assert refused.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert (refused.details() or "").startswith("this API key may not load or unload models; help: ")
+        assert stub.refused(method, order).code() is grpc.StatusCode.UNAUTHENTICATED
+        assert not gateway.changes
+    for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
+        order = message_class(f"{method}Request")(model_name="other")
+        stub.call(method, order, metadata=(("authorization", "Bearer secret"),))
+    assert gateway.changes == [("other", True), ("other", False)]
+    index = message_class("RepositoryIndexRequest")()
+    assert stub.call("RepositoryIndex", index, metadata=(("x-api-key", "other"),))[0].models
+    stub.channel.close()
+    loop_thread.call(rpc.close(0.5))
+
+
 def test_without_a_key_a_message_is_neither_received_nor_parsed(loop_thread: LoopThread) -> None:
     service = make_service(Gateway(FakeDriver()), api_key="secret", bodies=BodyMemory(40_000_000))
     rpc = Rpc(service, requests_max=8)

@@ -92,7 +92,7 @@ EXAMPLE_ELEMENTS_MAX: Final = 64
 REASONS: Final = {
     400: "The request is wrong; the error names the field.",
     401: "The API key is missing or wrong.",
-    403: "Clients may not load or unload models of this server.",
+    403: "The key may not load or unload models, or no client of this server may.",
     404: "No such path, model or version.",
     405: "The path does not know this method.",
     408: "The request was sent too slowly.",

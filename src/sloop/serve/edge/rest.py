@@ -137,13 +137,15 @@ class Rest:
         """The same for KServe's V1 protocol."""
 
     def authorise(self, exchange: Exchange) -> None:
-        """Raise a 401 if a request, whose body need not be here yet, lacks a key that it needs."""
+        """Raise a 401 if a request, whose body need not be here yet, lacks a key that it needs, and a 403 if its key
+        may not do this."""
         if not self.service.keys.is_required:
             return
         headers = exchange.headers
         is_probe = exchange.path.startswith("/v2/health/") and exchange.method in ("GET", "HEAD")
         if not is_probe or exchange.left_bytes or "transfer-encoding" in headers:
-            self.service.authorise(headers.get("authorization"), headers.get("x-api-key"))
+            is_change = exchange.path.startswith(REPOSITORY_MODELS)
+            self.service.authorise(headers.get("authorization"), headers.get("x-api-key"), as_admin=is_change)
 
     def deadline_ns(self, path: str) -> int | None:
         """The deadline of requests to a path, unless they have their own; None if it is not one for inference."""

@@ -321,6 +321,8 @@ TYPED_BYTES_MAX: Final = 8 * 2**20
 """The most that the typed contents of one input may have: JSON's bound."""
 INFER: Final = "ModelInfer"
 KEYLESS: Final = frozenset({"ServerLive", "ServerReady"})
+CHANGES: Final = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
+"""Methods that need a key of an administrator."""
 EMPTY: Final = frozenset({"ServerLive", "ServerReady", "ServerMetadata"})
 """Methods whose request has no fields, so that it is not parsed."""
 MET: Final[Field] = ("x-slo-met", "true")
@@ -372,7 +374,8 @@ class Rpc:
         service = self.service
         method, _ = self._methods.get(call.path, ("", None))
         if service.keys.is_required and method not in KEYLESS:
-            service.authorise(call.metadata.get("authorization"), call.metadata.get("x-api-key"))
+            given = call.metadata.get("authorization"), call.metadata.get("x-api-key")
+            service.authorise(*given, as_admin=method in CHANGES)
         if not method:
             what = f"unknown method {quoted(call.path)}"
             raise Refusal(501, what, f"call /{SERVICE}/METHOD with one of {', '.join(METHODS)}")

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from itertools import takewhile
 from pathlib import Path
 from secrets import token_bytes
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -49,15 +49,28 @@ KEY_CHECK_S: Final = 1.0
 _log: Final = logging.getLogger("sloop.keys")
 
 
+ADMIN: Final = "admin"
+"""The role of keys whose holders may load and end models. A key without a role only reads and infers."""
+
+
+class ClientKey(NamedTuple):
+    """What a server knows of a key, but for the key itself."""
+
+    name: str
+    """Empty for a key without one."""
+    is_admin: bool = False
+
+
 class Keys:
     """The API keys of a server: one given at its start, and those of a file, which is read again when it changes.
 
-    Each line of the file is `KEY` or `NAME KEY`; several keys may have one name. Requests are counted by name.
+    Each line of the file is `KEY`, `NAME KEY`, or `NAME KEY admin`; several keys may have one name. Requests are
+    counted by name. The key given at the start has no role: it is easier to see for others than a file.
     Raises `InputError` for a key or file that cannot be used; a file that becomes wrong later changes nothing, and is
     reported in the log.
     """
 
-    __slots__ = ("_file", "_given", "_names", "_next_look_s", "_secret", "_stamp", "accepted", "is_required", "refused")
+    __slots__ = ("_file", "_given", "_known", "_next_look_s", "_secret", "_stamp", "accepted", "is_required", "refused")
 
     def __init__(self, key: str = "", file: Path | None = None) -> None:
         self._file, self._next_look_s = file, 0.0
@@ -67,13 +80,18 @@ class Keys:
         self.accepted: Counter[str] = Counter()
         """Requests by the name of their key, which is empty for a key without one."""
         self.refused: Counter[str] = Counter()
-        """Requests without a key (`missing`) or with another one (`wrong`)."""
-        self._given = {self._digest(checked_key(key, "the API key")): ""} if key else {}
-        self._names = self._given
-        """By the digest of the key, its name."""
+        """Requests without a key (`missing`), with another one (`wrong`), or with one that may not do this (`role`)."""
+        self._given = {self._digest(checked_key(key, "the API key")): ClientKey("")} if key else {}
+        self._known = self._given
+        """By the digest of the key."""
         if file is not None:
             self._stamp = self._stamp_now(file)
-            self._names = self._given | self._read(file)
+            self._known = self._given | self._read(file)
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether there is a key whose holder may load and end models."""
+        return any(key.is_admin for key in self._known.values())
 
     def accepts(self, key: str) -> bool:
         """Whether a client may come in with this key."""
@@ -81,12 +99,19 @@ class Keys:
             self._look(self._file)
         # A look-up by a digest with a secret takes as long for a key that is nearly right as for any other, and no
         # longer where there are many keys. Comparing with each in turn would need `compare_digest`, and all of them.
-        name = self._names.get(self._digest(key))
-        if name is None:
+        found = self._known.get(self._digest(key))
+        if found is None:
             self.refused["wrong" if key else "missing"] += 1
             return False
-        self.accepted[name] += 1
+        self.accepted[found.name] += 1
         return True
+
+    def administers(self, key: str) -> bool:
+        """Whether the holder of this key, which was accepted, may load and end models."""
+        if self._known[self._digest(key)].is_admin:
+            return True
+        self.refused["role"] += 1
+        return False
 
     def reload(self) -> None:
         """Read the key file again, whether it has changed or not (SIGHUP)."""
@@ -104,8 +129,8 @@ class Keys:
         try:
             self._stamp = self._stamp_now(file)
             if self._stamp != before:
-                self._names = self._given | self._read(file)
-                _log.info("%s: read again, %s", file, counted(len(self._names), "key"))
+                self._known = self._given | self._read(file)
+                _log.info("%s: read again, %s", file, counted(len(self._known), "key"))
         except InputError as error:
             if before is not None or self._stamp is not None:  # a missing file is reported once
                 _log.error("the keys stay as they were: %s; %s", error.args[0], error.help)
@@ -118,8 +143,8 @@ class Keys:
             raise unreadable(file, error) from error
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _read(self, file: Path) -> dict[bytes, str]:
-        """The names of the keys in the file, by digest."""
+    def _read(self, file: Path) -> dict[bytes, ClientKey]:
+        """The keys in the file, by digest."""
         try:
             with file.open("rb") as opened:
                 mode = os.fstat(opened.fileno()).st_mode
@@ -130,25 +155,29 @@ class Keys:
             raise InputError(f"more than {KEY_FILE_BYTES_MAX} bytes", where=str(file), help="one key per line")
         if mode & 0o077:
             _log.warning("%s: others than its owner can read or change the keys; chmod 600 it", file)
-        names: dict[bytes, str] = {}
+        found: dict[bytes, ClientKey] = {}
         for place, line in enumerate(raw.decode("utf-8", "replace").splitlines(), 1):
             words = line.split()
             if not words or line.lstrip().startswith("#"):
                 continue
             where = f"{file}:{place}"
-            if len(words) > 2:
-                raise InputError(f"{len(words)} words", where=where, help="write KEY, or NAME KEY")
-            name = words[0] if len(words) == 2 else ""
+            fix = f"write KEY, NAME KEY, or NAME KEY {ADMIN}"
+            if len(words) > 3 or words[2:] not in ([], [ADMIN]):
+                what = f"{len(words)} words" if len(words) > 3 else f"the third word is not the role {ADMIN!r}"
+                raise InputError(what, where=where, help=fix)
+            if words[1:] == [ADMIN]:  # else the secret would be taken for a name, and shown in metrics
+                raise InputError(f"{ADMIN!r} is a role, and cannot be a key", where=where, help=fix)
+            name = words[0] if len(words) > 1 else ""
             if not re.fullmatch(r"[A-Za-z0-9_.-]{0,64}", name):
                 what = "the name of a key has characters other than letters, digits, '_', '.' and '-', or over 64"
                 raise InputError(what, where=where, help="write NAME KEY, such as: robot-1 dGhpcyBp")
-            digest = self._digest(checked_key(words[-1], "the key", where))
-            if digest in names:
+            digest = self._digest(checked_key(words[min(1, len(words) - 1)], "the key", where))
+            if digest in found:
                 raise InputError("this key stands in the file twice", where=where, help="remove one of the lines")
-            names[digest] = name
-        if not names:
+            found[digest] = ClientKey(name, is_admin=len(words) > 2)
+        if not found:
             raise InputError("no key in it", where=str(file), help="write one key per line, as KEY or NAME KEY")
-        return names
+        return found
 
 
 def checked_key(key: str, what: str, where: str = "") -> str:
@@ -249,8 +278,9 @@ class InferenceService:
         fix = f"omit the version, or use {noun} {listed([repr(each) for each in served], 'or')}"
         return Refusal(HTTPStatus.NOT_FOUND, what, fix)
 
-    def authorise(self, authorization: str | None, api_key: str | None) -> None:
-        """Raise a 401 unless the request has an API key of this server, as a bearer token or as `x-api-key`."""
+    def authorise(self, authorization: str | None, api_key: str | None, *, as_admin: bool = False) -> None:
+        """Raise a 401 unless the request has an API key of this server, as a bearer token or as `x-api-key`; and a 403
+        if it would load or end a model (`as_admin`) with a key that may not do so."""
         if not self.keys.is_required:
             return
         given = api_key or ""
@@ -262,6 +292,10 @@ class InferenceService:
                 "the API key is wrong" if given else "this server requires an API key",
                 "send the header 'authorization: Bearer KEY' or 'x-api-key: KEY'",
             )
+        if as_admin and not self.keys.administers(given):
+            what = "this API key may not load or unload models"
+            fix = f"use one with the role {ADMIN}, which the server's key file has as NAME KEY {ADMIN}"
+            raise Refusal(HTTPStatus.FORBIDDEN, what, fix)
 
 
 def server_readiness_of(answer: bytes) -> ServerReadiness:
