@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import IO, Any, Final, Self, TypeVar
 
 from sloop.errors import MachineError
-from sloop.serve.cpu_quota import PREFIX, own_group, remove_tree
+from sloop.machine import own_group
+from sloop.serve.cpu_quota import PREFIX, remove_tree
 
 T = TypeVar("T")
 Stream = int | IO[Any] | None

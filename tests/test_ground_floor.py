@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sloop import units
 from sloop.events import Finished
-from sloop.machine import hardware_name, processor, usable_cpus
+from sloop.machine import usable_cpus
 from sloop.streams import stream
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature
 from sloop.text import chain, counted, in_ms, in_s, listed, number, numbered, quoted, shortened
@@ -150,11 +150,6 @@ def test_a_new_consumer_never_shifts_an_old_one() -> None:
 def test_without_affinity_all_cpus_are_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert usable_cpus() == tuple(range(os.cpu_count() or 1))
-
-
-def test_a_measurement_names_the_processor_and_its_cores() -> None:
-    assert processor()
-    assert hardware_name() == f"{processor()}, {len(usable_cpus())} cores"
 
 
 def test_every_numpy_type_is_little_endian_and_as_long_as_it_says() -> None:

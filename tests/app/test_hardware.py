@@ -82,8 +82,7 @@ def test_a_node_of_a_kind() -> None:
 
 
 def test_this_machine() -> None:
-    assert local() is local()
-    assert local().cores >= 1
+    assert local().cores > 0
     assert local().usd_per_h == 0
 
 

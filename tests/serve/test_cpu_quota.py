@@ -6,27 +6,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
 
 import pytest
 
 from sloop.errors import InputError, MachineError
-from sloop.machine import quota
+from sloop.machine import own_group, quota
 from sloop.serve import cpu_quota as module
 from sloop.serve.cpu_quota import (
     Affinity,
     Cgroups,
     Detected,
     Grant,
-    capacity_cores,
     confined,
     detect,
     open_v1,
     open_v2,
-    own_group,
     prefix,
-    quota_above,
     remove_stale,
 )
 
@@ -46,10 +42,6 @@ def test_this_machine_has_an_actuator() -> None:
     found = detect()
     found.actuator.close()
     assert found.why
-
-
-def test_capacity_is_no_more_than_the_cpus_we_may_run_on() -> None:
-    assert 0 < capacity_cores() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(0.1, 1), (1.0, 1), (1.0 + 1e-12, 1), (1.25, 2), (2.0, 2), (7.5, 8)])
@@ -223,13 +215,6 @@ def test_a_prepared_process_is_in_its_group_before_it_has_a_quota(tmp_path: Path
 def test_a_refusal_names_the_group_and_the_fix(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"(?s)control group .*/nowhere/7 cannot be set.*help: "):
         Cgroups(tmp_path / "nowhere", 1, 2.0).confine(7, 1)
-
-
-def test_the_tightest_quota_above_counts(proc: Path, tmp_path: Path) -> None:
-    assert quota_above(proc) == inf
-    (tmp_path / "unified" / "app" / "cpu.max").write_text("150000 100000\n")
-    (tmp_path / "unified" / "cpu.max").write_text("max 100000\n")
-    assert quota_above(proc) == 1.5
 
 
 def test_trees_of_dead_servers_are_removed_but_not_those_of_other_containers(tmp_path: Path) -> None:

@@ -37,12 +37,13 @@ from sloop.innet.compiled import CompiledNetwork, save
 from sloop.innet.mapper import Fabric
 from sloop.innet.quantiser import quantise
 from sloop.innet.training import Architecture
+from sloop.machine import capacity
 from sloop.profile.model import open_model, read_signature
 from sloop.serve import processes
 from sloop.serve.backends import local as module
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.blocks import Block
-from sloop.serve.cpu_quota import Affinity, Cgroups, CpuActuator, Grant, capacity_cores, detect
+from sloop.serve.cpu_quota import Affinity, Cgroups, CpuActuator, Grant, detect
 from sloop.serve.messages import Run
 from sloop.serve.protocols import Servable, SpareProcesses
 from sloop.serve.transport import FrameKind, ProcessLink
@@ -818,7 +819,7 @@ def group_of(pid: int) -> str:
 
 def test_a_replica_without_a_cap_has_all_cores_of_its_node_and_a_resize_is_a_reservation() -> None:
     actuator = detect().actuator
-    cores = capacity_cores()
+    cores = capacity().cores
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         own = structs.replace(spec(cores=0.25), slot=Slot(0.25, is_capped=False))

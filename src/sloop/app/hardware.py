@@ -9,12 +9,10 @@ sheets; the machine of Flashpoint's evaluation (San Juan, thesis, Waterloo 2023,
 nodes was not published for any of them; it is assumed (specification of Paldia, section 5.6).
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,9 +20,9 @@ from msgspec import structs
 
 from sloop.app.application import Application
 from sloop.app.document import check_unique, existing_file, read_name, read_yaml
-from sloop.machine import processor, usable_cpus
+from sloop.machine import capacity, processor
 from sloop.options import OutOfRange, Value, limited, read_options
-from sloop.text import listed
+from sloop.text import counted, listed
 from sloop.units import GIB
 from sloop.vocabulary import Device, Node
 
@@ -188,15 +186,24 @@ KINDS: dict[str, HardwareKind] = {
 }
 """Kinds to rent by name, without `local` and `custom`. That of Flashpoint was printed without a price."""
 
+EDGE_CORES: Final = 2
+"""With fewer, an edge of its own would only wait for the process that decides: both, and the replicas, share cores."""
 
-@cache
+
 def local() -> HardwareKind:
-    """The local machine: the cores that this process may use, all memory, no price."""
-    try:
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # no sysconf on this system
-        memory_bytes = ANY_BYTES
-    return HardwareKind(LOCAL, float(len(usable_cpus())), memory_bytes, source="this machine")
+    """The local machine: the cores and the memory that this process may use, no price."""
+    here = capacity()
+    memory_bytes = ANY_BYTES if here.memory_bytes is None else here.memory_bytes
+    source = f"this machine, limited to {here.limits}" if here.limits else "this machine"
+    return HardwareKind(LOCAL, here.cores, memory_bytes, source=source)
+
+
+def local_limit(nodes: Iterable[Node], what: str) -> str:
+    """How a control group limits the `cores` or the `memory` of this machine, and where, if one of the nodes is this
+    machine; otherwise empty."""
+    if what not in ("cores", "memory") or all(node.hardware != LOCAL for node in nodes):
+        return ""
+    return capacity().cores_limit if what == "cores" else capacity().memory_limit
 
 
 def known_kinds() -> tuple[str, ...]:
@@ -241,29 +248,41 @@ def shared_profiles(application: Application) -> tuple[str, ...]:
 
 
 def foreign_profiles(application: Application) -> tuple[str, ...]:
-    """A warning for each variant whose profile was measured on another processor than this machine has.
+    """A warning for each variant whose profile was measured on another machine than this one, where that matters:
+    on another processor, or where the server's own processes had other cores than the model's.
 
     Latencies of one processor are wrong for another; those of an accelerator are its own. Only clusters with `local`
     nodes are checked, because a cloud may use different processors for one instance type.
     """
     if not any(node.hardware == LOCAL for node in application.cluster):
         return ()
-    here = processor()
-    return tuple(
-        f"{stage.name}/{variant.name}: its profile is of {there}, this machine has {here}; "
-        f"measure it here with `sloop profile {variant.model or 'MODEL'}`"
-        for stage in application.stages
-        for variant in stage.variants
-        if (profile := variant.on(LOCAL)) is not None
-        and not profile.accelerator
-        and (there := _processor_of(profile.hardware)) not in ("", here)
-    )
+    here, cores, found = processor(), capacity().cores, list[str]()
+    for stage in application.stages:
+        for variant in stage.variants:
+            profile = variant.on(LOCAL)
+            if profile is None or profile.accelerator:
+                continue
+            there, cores_there = _machine_of(profile.hardware)
+            if there not in ("", here):
+                differs = f"its profile is of {there}, this machine has {here}"
+            elif cores < min(EDGE_CORES, cores_there):
+                differs = (
+                    f"its profile was measured on {counted(cores_there, 'core')}, this machine has {cores:g}, "
+                    "which the server's own processes need as well"
+                )
+            else:
+                continue
+            what = f"measure it here with `sloop profile {variant.model or 'MODEL'}`"
+            found.append(f"{stage.name}/{variant.name}: {differs}; {what}")
+    return tuple(found)
 
 
-def _processor_of(hardware: str) -> str:
-    """The name of the processor in `sloop.machine.hardware_name`, without the number of cores, and without the kind of
-    node that `sloop profile --hardware` puts before it."""
-    return re.sub(r"^[\w.-]+: |, \d+ cores$", "", hardware)
+def _machine_of(hardware: str) -> tuple[str, float]:
+    """The name of the processor in `sloop.machine.hardware_name`, without the kind of node that `sloop profile
+    --hardware` puts before it, and the number of cores; 0 if it has none."""
+    name, _, cores = re.sub(r"^[\w.-]+: ", "", hardware).rpartition(", ")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) cores", cores)
+    return (name, float(match[1])) if match else (re.sub(r"^[\w.-]+: ", "", hardware), 0.0)
 
 
 # The cluster of an application or a deployment, as a user declares it.
@@ -420,7 +439,8 @@ def _hardware(fields: Mapping[str, Value], group: _NodeGroup, kinds: Mapping[str
                 "a custom group's name is its kind, which `profiles` can name; choose another",
             )
         return HardwareKind(group.name or CUSTOM, 1.0, ANY_BYTES)
-    return value.entry({kind: KINDS.get(kind, local()) for kind in known_kinds()} | dict(kinds), "hardware")
+    custom = HardwareKind(CUSTOM, 1.0, ANY_BYTES)  # stands for those that are handled above
+    return value.entry(dict.fromkeys(known_kinds(), custom) | KINDS | dict(kinds), "hardware")
 
 
 def _devices(value: Value) -> tuple[Device, ...]:

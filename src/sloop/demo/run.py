@@ -124,12 +124,13 @@ class DemoSettings(Struct, frozen=True):
 
 
 def choose_cores(machine_cores: float, *, fractions: bool) -> tuple[float, ...]:
-    """Core counts to measure and to choose from: quarters if the machine can limit to fractions, else whole cores."""
+    """Core counts to measure and to choose from: quarters if the machine can limit to fractions, else whole cores; a
+    machine of less than that is used whole."""
     most = min(machine_cores, MACHINE_CORES_MAX)
     if not fractions:
-        return tuple(float(count) for count in range(1, max(1, math.floor(most)) + 1))
+        return tuple(float(count) for count in range(1, math.floor(most) + 1)) or (most,)
     places = max(1, math.floor((most - LOADER_CORES) / STEP_CORES))
-    return tuple(STEP_CORES * place for place in range(1, places + 1))
+    return tuple(min(most, STEP_CORES * place) for place in range(1, places + 1))
 
 
 def settings_for(profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int) -> DemoSettings:

@@ -31,7 +31,7 @@ from msgspec import Struct, structs
 
 from sloop.cuda import GpuPlace, MpsDaemon
 from sloop.errors import InputError, MachineError
-from sloop.machine import hardware_name, usable_cpus
+from sloop.machine import capacity, hardware_name, usable_cpus
 from sloop.profile import operators
 from sloop.profile.examine import ExaminedModel, RefusedModel
 from sloop.profile.fit import Percentile, fit_all
@@ -117,22 +117,23 @@ class CellRuns(NamedTuple):
 
 
 def default_cores() -> tuple[float, ...]:
-    """1, 2, 4, … up to all cores of this machine."""
-    count = len(usable_cpus())
-    return (*(float(1 << power) for power in range(count.bit_length()) if 1 << power < count), float(count))
+    """1, 2, 4, … up to all cores of this machine, which may be a fraction."""
+    cores = capacity().cores
+    return (*(float(1 << power) for power in range(ceil(cores).bit_length()) if 1 << power < cores), cores)
 
 
 @contextlib.contextmanager
 def by_affinity(pid: int, cores: float) -> Iterator[None]:
-    """Confine a process to whole cores. InputError for fractions; MachineError if the system cannot."""
-    if cores != int(cores):
+    """Confine a process to whole cores, or to all that there are, to which the machine itself limits it. InputError for
+    other fractions; MachineError if the system cannot."""
+    if cores != int(cores) and cores != capacity().cores:
         raise InputError(
             f"{cores:g} cores need a CPU quota", help="measure whole cores, or run as a user who may set one"
         )
     if not hasattr(os, "sched_setaffinity"):
         raise MachineError("this system cannot confine a process to cores", help="measure on Linux")
     try:
-        os.sched_setaffinity(pid, usable_cpus()[: int(cores)])
+        os.sched_setaffinity(pid, usable_cpus()[: ceil(cores)])
     except OSError as error:
         what = f"cannot confine process {pid} to {cores:g} cores: {error.strerror}"
         raise MachineError(what, help="measure as the user who runs the process") from error
@@ -246,7 +247,7 @@ def measure_briefly(
 
     all_cores = default_cores()[-1]
     with service_load() as load:
-        for count in dict.fromkeys((all_cores, 1.0)):
+        for count in dict.fromkeys((all_cores, min(1.0, all_cores))):
             begun = [sample for sample in samples if sample.cores == all_cores]
             # One core takes at most `all_cores` times as long.
             if begun and perf_counter_ns() + 2 * BRIEF_RUNS_MIN * all_cores * begun[0].p50_ms * NS_PER_MS > end_ns:
@@ -319,12 +320,14 @@ def checked_batches(batches: Sequence[int]) -> tuple[int, ...]:
 
 
 def checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
-    available = len(usable_cpus())
+    machine = capacity()
+    available = machine.cores
     if not cores or min(cores) <= 0:
         raise InputError(f"cores are {list(cores)}; each must be positive", help="for example --cores 1,2")
     if max(cores) > available:
-        what = f"{max(cores):g} cores are requested; this process may use {available}"
-        raise InputError(what, help=f"measure up to {available}, or on a larger machine")
+        limits = f" ({machine.cores_limit})" if machine.cores_limit else ""
+        what = f"{max(cores):g} cores are requested; this process may use {available:g}{limits}"
+        raise InputError(what, help=f"measure up to {available:g}, or on a larger machine")
     return tuple(sorted({float(count) for count in cores}))
 
 

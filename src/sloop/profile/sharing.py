@@ -25,6 +25,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter_ns
@@ -36,7 +37,7 @@ from msgspec import Struct, structs
 
 from sloop.cuda import GpuPlace
 from sloop.errors import InputError, MachineError
-from sloop.machine import hardware_name, usable_cpus
+from sloop.machine import capacity, hardware_name
 from sloop.profile.examine import RefusedModel
 from sloop.profile.fit import SHARING_FORMS, SharingForm, SlowdownFit, fit_sharing, held_out_error
 from sloop.profile.measure import PASSES, SILENCE_S, next_line, order_of, process_died, timed_process
@@ -147,7 +148,7 @@ def measure_sharing(
     if together < 2:
         what = f"{together} workers are to run together"
         raise InputError(f"{what}; a slowdown needs at least 2", help="for example --together 6")
-    threads = len(usable_cpus()) if on is None else 1
+    threads = ceil(capacity().cores) if on is None else 1
     found: list[dict[int, float]] = []
     alone_ns: list[float] = []
     pairs: list[tuple[float, float]] = []
@@ -190,7 +191,7 @@ def fit_all_laws(found: SharingTimes, source: str, on: GpuPlace | None = None) -
     error is the best, except the table, which repeats its points. The law is for replicas without caps on as many cores
     as this process may use, or on a GPU."""
     software = ", ".join(filter(None, (found.software, f"Python {platform.python_version()}", platform.system())))
-    date, cores = datetime.now(UTC).date().isoformat(), float(len(usable_cpus())) if on is None else 0.0
+    date, cores = datetime.now(UTC).date().isoformat(), capacity().cores if on is None else 0.0
     hardware = hardware_name() if on is None else on.hardware
     fits: dict[SharingForm, SlowdownFit] = {}
     for form in SHARING_FORMS:

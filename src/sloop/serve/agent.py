@@ -60,11 +60,12 @@ from sloop.events import (
     ShadowReady,
     ShadowStopped,
 )
+from sloop.machine import capacity
 from sloop.serve.backends import KnownStages
 from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.blocks import ARENA_BYTES, Block
 from sloop.serve.copies import IN_CACHE, ModelCopy, collect, take
-from sloop.serve.cpu_quota import capacity_cores, detect
+from sloop.serve.cpu_quota import detect
 from sloop.serve.dataflow import GivenBlocks, StageWiring, addresses_in
 from sloop.serve.messages import PassedBatch, Run
 from sloop.serve.network import (
@@ -1340,7 +1341,7 @@ class Agent:
             link.keep_alive()
             where = (host, listener.port)
             before, kept = ("", {}) if self._workers is None else (self._workers.server, self._workers.kept())
-            who = self._name, __version__, os.getpid(), machine(), where, capacity_cores()
+            who = self._name, __version__, os.getpid(), machine(), where, capacity().cores
             records.send(AgentHello(*who, before, kept, self._models()))
             return str(await ended)
         finally:

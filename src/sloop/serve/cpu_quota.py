@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sloop.errors import MachineError
-from sloop.machine import PERIOD_US, quota, usable_cpus
+from sloop.machine import PERIOD_US, PROC, capacity, own_group, quota, read_cores, usable_cpus
 from sloop.profile.measure import by_affinity
 
 
@@ -46,8 +46,9 @@ class Affinity:
     duty cycle of 0.75. On systems without affinity (other than Linux) the duty cycle is the only limit.
     """
 
-    def __init__(self, cpus: Sequence[int], proc: Path = Path("/proc")) -> None:
+    def __init__(self, cpus: Sequence[int], proc: Path = PROC, capacity_cores: float = inf) -> None:
         self._cpus, self._proc = tuple(cpus), proc
+        self.capacity_cores = capacity_cores
         self._held: dict[int, tuple[set[int], float]] = {}
 
     def prepare(self, pid: int) -> None:
@@ -60,7 +61,7 @@ class Affinity:
 
     def resize(self, pid: int, cores: float) -> Grant:
         """Change the number of CPUs, keeping the current ones as far as possible."""
-        possible = min(cores, float(len(self._cpus)))
+        possible = min(cores, self.capacity_cores, float(len(self._cpus)))
         count = max(1, ceil(possible - 1e-9))
         mine, _ = self._held.pop(pid)
         uses = {cpu: sum(cpu in held for held, _ in self._held.values()) for cpu in self._cpus}
@@ -110,7 +111,7 @@ class Cgroups:
 
     def __init__(self, folder: Path, version: int, capacity_cores: float) -> None:
         self.folder = folder
-        self._version, self._capacity_cores = version, capacity_cores
+        self._version, self.capacity_cores = version, capacity_cores
         self._prepared: set[int] = set()
         self._pools: dict[int, Path] = {}
 
@@ -181,7 +182,7 @@ class Cgroups:
         return self.folder / str(pid)
 
     def _write(self, group: Path, cores: float) -> Grant:
-        time_us, period_us = quota(min(cores, self._capacity_cores))
+        time_us, period_us = quota(min(cores, self.capacity_cores))
         if self._version == 2:
             (group / "cpu.max").write_text(f"{time_us} {period_us}")
         else:
@@ -190,15 +191,6 @@ class Cgroups:
                 (group / "cpu.cfs_period_us").write_text(str(period_us))
             (group / "cpu.cfs_quota_us").write_text(str(time_us))
         return Grant(time_us / period_us)
-
-
-def read_cores(group: Path, version: int) -> float:
-    """A group's quota in cores; infinite if it has none."""
-    if version == 2:
-        time, period = (group / "cpu.max").read_text().split()
-        return inf if time == "max" else int(time) / int(period)
-    time = (group / "cpu.cfs_quota_us").read_text()
-    return inf if int(time) < 0 else int(time) / int((group / "cpu.cfs_period_us").read_text())
 
 
 def open_v2(proc: Path) -> Cgroups:
@@ -224,7 +216,7 @@ def open_v2(proc: Path) -> Cgroups:
     except OSError:
         Cgroups(folder, 2, inf).close()
         raise
-    return Cgroups(folder, 2, float(len(usable_cpus())))
+    return Cgroups(folder, 2, capacity(proc).cores)
 
 
 def open_v1(proc: Path) -> Cgroups:
@@ -238,7 +230,7 @@ def open_v1(proc: Path) -> Cgroups:
     except OSError:
         remove_tree(folder)
         raise
-    return Cgroups(folder, 1, float(len(usable_cpus())))
+    return Cgroups(folder, 1, capacity(proc).cores)
 
 
 def move_all(group: Path, into: Path) -> None:
@@ -249,40 +241,6 @@ def move_all(group: Path, into: Path) -> None:
         except OSError as error:
             if error.errno != errno.ESRCH:  # it has ended meanwhile
                 raise
-
-
-def own_group(proc: Path, version: int) -> Path:
-    """The folder of the server's own control group. Raises `OSError` if there is none of that version.
-
-    Sources: cgroups(7), "/proc files"; proc_pid_mountinfo(5) for the fields root (3), mount point (4), type, options.
-    """
-    for line in (proc / "self" / "mountinfo").read_text().splitlines():
-        mount, _, rest = line.partition(" - ")
-        root, mounted_at = mount.split()[3:5]
-        kind, _, options = rest.split(" ")[:3]
-        if version == 2 and kind == "cgroup2":
-            controller = ""
-        elif version == 1 and kind == "cgroup" and "cpu" in options.split(","):
-            controller = "cpu"
-        else:
-            continue
-        inside = Path(_membership(proc, controller))
-        below = inside.relative_to(root) if inside.is_relative_to(root) else inside.relative_to("/")
-        for folder in (Path(mounted_at) / below, Path(mounted_at)):
-            if folder.is_dir():
-                return folder
-    raise OSError(errno.ENOENT, "not mounted")
-
-
-def quota_above(proc: Path) -> float:
-    """The smallest quota, in cores, of the server's own group and its ancestors; infinite if there is none."""
-    tightest = inf
-    for version in (1, 2):
-        with contextlib.suppress(OSError, ValueError):
-            group = own_group(proc, version)
-            for folder in (group, *group.parents):
-                tightest = min(tightest, read_cores(folder, version))
-    return tightest
 
 
 def prefix(proc: Path) -> str:
@@ -328,14 +286,6 @@ def _probe(folder: Path, file: str, text: str) -> None:
         remove_tree(group)
 
 
-def _membership(proc: Path, controller: str) -> str:
-    for line in (proc / "self" / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return path
-    raise OSError(errno.ENOENT, "the server belongs to no such group")
-
-
 def _refused(group: Path, error: OSError) -> MachineError:
     return MachineError(
         f"control group {group} cannot be set: {error.strerror}",
@@ -369,11 +319,14 @@ def confined(pid: int, cores: float) -> Iterator[None]:
             actuator.close()
 
 
-__all__ = ["CpuActuator", "Detected", "Grant", "capacity_cores", "detect"]
+__all__ = ["CpuActuator", "Detected", "Grant", "detect"]
 
 
 class CpuActuator(Protocol):
     """Limits processes, identified by their pid, to a number of cores, which may be a fraction."""
+
+    capacity_cores: float
+    """What the machine has: no process gets more. It may change."""
 
     def prepare(self, pid: int) -> None:
         """Do what takes long and does not depend on the cores, for a process that will be confined later. Any thread
@@ -413,7 +366,7 @@ class Detected:
     why: str
 
 
-def detect(proc: Path = Path("/proc")) -> Detected:
+def detect(proc: Path = PROC) -> Detected:
     """Try control groups version 2, then version 1, then affinity; the reason names each failure."""
     refusals = []
     for name, open_groups in (("cgroup v2", open_v2), ("cgroup v1", open_v1)):
@@ -423,10 +376,5 @@ def detect(proc: Path = Path("/proc")) -> Detected:
             refusals.append(f"{name}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else ""))
         else:
             return Detected(groups, "; ".join([f"{name}: quota in {groups.folder}", *refusals]))
-    affinity = Affinity(usable_cpus())
+    affinity = Affinity(usable_cpus(), capacity_cores=capacity(proc).cores)
     return Detected(affinity, "; ".join(["affinity, fractions by sleeping between batches", *refusals]))
-
-
-def capacity_cores(proc: Path = Path("/proc")) -> float:
-    """The cores that the server and its workers may use together: the CPUs of its affinity mask, or a smaller quota."""
-    return min(float(len(usable_cpus())), quota_above(proc))

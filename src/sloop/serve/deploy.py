@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from sloop.core.planner import plans_beside
 from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import Deployed, Planned, Promoted, Removed
+from sloop.machine import capacity
 from sloop.options import Value
 from sloop.profile.examine import Declared, ExaminedModel, examine, joining_text
 from sloop.profile.layers import kept_pieces
@@ -51,7 +53,6 @@ from sloop.serve.control import (
     VersionStatus,
 )
 from sloop.serve.copies import ModelCopy, VersionFiles, has_changed, private_copy
-from sloop.serve.cpu_quota import capacity_cores
 from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.refusal import Refusal
@@ -453,7 +454,7 @@ def check_weights(setup: ApplicationSetup, models: Models) -> None:
 
 def threads_of(beliefs: EstimateMap) -> int:
     """The largest thread count that a replica can be resized to."""
-    return round(min(capacity_cores(), max(belief.cores_max for belief in beliefs.values())))
+    return ceil(min(capacity().cores, max(belief.cores_max for belief in beliefs.values())))
 
 
 def offer_of(application: Application, versions: Sequence[ServedVersion], serving: Sequence[str]) -> OfferModel:

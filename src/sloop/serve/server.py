@@ -27,13 +27,15 @@ import uvloop
 from msgspec import structs
 
 from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.app.hardware import EDGE_CORES
 from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError
+from sloop.machine import capacity
 from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
-from sloop.serve.cpu_quota import capacity_cores, detect
+from sloop.serve.cpu_quota import detect
 from sloop.serve.deploy import (
     Deployer,
     ModelRepository,
@@ -129,8 +131,6 @@ ALL_REQUESTS_MAX: Final = 16_384
 GRACE_S: Final = 3.0
 """HAProxy, as configured in `deploy/`, notices within 2 s that a server is not ready. Kubernetes takes an ending pod
 out of its Services whether it is ready or not, which usually reaches all nodes within a second."""
-CORES_MIN: Final = 2
-"""With fewer cores, an edge of its own would only wait for the process that decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Settings:
         for given in (self.edges, deployment.edges):
             if given is not None:
                 return given
-        return 1 if capacity_cores() >= CORES_MIN else 0
+        return 1 if capacity().cores >= EDGE_CORES else 0
 
     def edge(self, deployment: Deployment) -> EdgeSettings:
         """What all edges together may hold, and how they speak with clients."""
@@ -500,10 +500,11 @@ def planner_of(setup: Setup) -> PlannerProcess:
 
 def check_cores(deployment: Deployment) -> None:
     """Raise `MachineError` if the deployment's cluster has more cores than this machine."""
-    claimed, there = sum(node.cores for node in deployment.cluster), capacity_cores()
-    if claimed > there:
+    claimed, machine = sum(node.cores for node in deployment.cluster), capacity()
+    if claimed > machine.cores:
+        limits = f" ({machine.cores_limit})" if machine.cores_limit else ""
         raise MachineError(
-            f"the cluster has {claimed:g} cores, this machine {there:g}",
+            f"the cluster has {claimed:g} cores, this machine {machine.cores:g}{limits}",
             help="serve it with `cluster: {nodes: [{hardware: local, count: 1}]}`; other clusters can be simulated",
         )
 

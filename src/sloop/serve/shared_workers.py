@@ -20,7 +20,7 @@ import uvloop
 
 from sloop.errors import InputError, MachineError
 from sloop.events import Event, Finished, ReplicaLost, ReplicaReady
-from sloop.machine import usable_cpus
+from sloop.machine import capacity
 from sloop.profile.examine import ExaminedModel
 from sloop.profile.model import input_shapes, is_python, onnx_runtime, synthesise
 from sloop.profile.sharing import RUNS_MIN
@@ -58,7 +58,7 @@ class SharedWorkers:
         servables = {("stage", "model"): Servable(known.file, known.signature, known.obstacle)}
         sources = tuple((Source(APPLICATION, place),) for place in range(len(known.signature.inputs)))
         wiring = StageWiring("stage", Assembly(sources, (Need(APPLICATION, "whole"),)))
-        cores = float(len(usable_cpus()))
+        cores = capacity().cores
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._failure: ModelFailure | None = None

@@ -64,11 +64,12 @@ from sloop.events import (
     ShadowStopped,
     Transferred,
 )
+from sloop.machine import capacity
 from sloop.profile.profile import START_CORES_MIN
 from sloop.serve.backends import KnownStages
 from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
 from sloop.serve.blocks import ARENA_BYTES
-from sloop.serve.cpu_quota import CpuActuator, Grant, capacity_cores
+from sloop.serve.cpu_quota import CpuActuator, Grant
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.gpus import AssignedGpus
 from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
@@ -501,7 +502,7 @@ class LocalBackend(KnownStages):
         servable, cores = self._servables[spec.stage, spec.variant], spec.cores
         if not spec.slot.is_capped and not spec.slot.accelerator:
             node = self._nodes.get(spec.node or "")
-            replica.pool_cores = capacity_cores() if node is None else min(node.cores, capacity_cores())
+            replica.pool_cores = capacity().cores if node is None else min(node.cores, capacity().cores)
         batchable = not servable.obstacle and servable.signature.has_rows
         # What another process starts here has the model's blocks only, from which all replicas load it.
         is_cut = replica.part is not None or (
@@ -1061,7 +1062,7 @@ class LocalBackend(KnownStages):
 
 def usual_spares_max() -> int:
     """The default for the most spare workers: one for each core."""
-    return max(1, int(capacity_cores()))
+    return max(1, int(capacity().cores))
 
 
 def most_together(starts: Iterable[float], now_s: float) -> int:

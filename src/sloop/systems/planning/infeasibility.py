@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec import structs
 
+from sloop.app.hardware import local_limit
 from sloop.core.views import Belief
 from sloop.systems.planning.placement import PlanShortfall, Room
 from sloop.systems.planning.prediction import PathPrediction, PlanPrediction, StagePrediction
@@ -94,7 +95,13 @@ def shortfalls_of(setup: ApplicationSetup, prediction: PlanPrediction, room: Roo
         found += beyond_cluster([prediction], nodes)
     if any(each.kind in ("cores", "memory", "device") for each in (*found, *room.shortfalls)):
         found += unused_kinds(prediction, nodes)
-    return [structs.replace(each, application=application) for each in (*found, *room.shortfalls)]
+    found, named = [*found, *room.shortfalls], set[str]()
+    for index, each in enumerate(found):
+        limit = local_limit(nodes, each.kind)
+        if limit and limit not in named:
+            named.add(limit)
+            found[index] = structs.replace(each, why=f"{each.why}; this machine is limited to {limit}")
+    return [structs.replace(each, application=application) for each in found]
 
 
 def _too_slow(setup: ApplicationSetup, prediction: PlanPrediction) -> Iterator[PlanShortfall]:
