@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 
 from sloop.errors import InputError
+from sloop.serve.edge import handshakes, steps, tcp
 from sloop.serve.edge import http as module
 from sloop.serve.edge import listener as listening
-from sloop.serve.edge import steps
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.exchange import Exchange
 from sloop.serve.edge.http import HttpServer, HttpSettings
@@ -34,9 +34,11 @@ from sloop.serve.edge.intake import TOO_OLD, Intake
 from sloop.serve.edge.listener import (
     Listener,
     ServerConnection,
+    Strangers,
     Tls,
     default_connections,
     listen,
+    network_of,
     raise_descriptor_limit,
 )
 from sloop.serve.edge.refusal import Refusal
@@ -470,6 +472,94 @@ def test_half_sent_requests_make_room_too(edges: Callable[..., Edge]) -> None:
     assert edge.server.listener.made_room >= 40
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"POST /v2/mo", id="slow heads"),
+        pytest.param(b"", id="silence"),
+        pytest.param(LIVE, id="what needs no key"),
+        pytest.param(post(BODY, b"x-api-key: wrong"), id="wrong keys"),
+        pytest.param(HEAD + b"content-length: 1048576\r\n\r\n", id="announced bodies"),
+    ],
+)
+def test_strangers_make_room_before_idle_customers(edges: Callable[..., Edge], sent: bytes) -> None:
+    """However late they have come, and however far their requests are."""
+    edge = edges(HttpSettings(connections_max=20, each_address_max=20))
+    with many(edge, 5, AUTHORISED) as customers:
+        received = [wire.makefile("rb") for wire in customers]
+        assert [one_answer(each).status for each in received] == [200] * 5
+        with many(edge, 60, sent):
+            edge.until(lambda: edge.server.listener.made_room >= 40)
+            for wire, each in zip(customers, received, strict=True):
+                wire.sendall(AUTHORISED)
+                assert one_answer(each).status == 200
+        assert len(edge.server.listener.connections) <= 20
+
+
+def test_a_half_sent_request_of_a_customer_makes_room_before_idle_ones(edges: Callable[..., Edge]) -> None:
+    """Who has a key, and sends its requests slowly, does not drive out others either."""
+    edge = edges(HttpSettings(connections_max=10, each_address_max=10))
+    with many(edge, 5, AUTHORISED) as customers:
+        received = [wire.makefile("rb") for wire in customers]
+        assert [one_answer(each).status for each in received] == [200] * 5
+        with many(edge, 30, HEAD + KEY + b"\r\ncontent-length: 100000\r\n\r\n{"):
+            edge.until(lambda: edge.server.listener.made_room >= 25)
+            for wire, each in zip(customers, received, strict=True):
+                wire.sendall(AUTHORISED)
+                assert one_answer(each).status == 200
+
+
+def test_who_comes_with_many_makes_room_for_its_own(thread: LoopThread) -> None:
+    """A network that has an equal share of the strangers, or more, drives out none of another."""
+    strangers = Strangers()
+
+    def stranger(network: str) -> ServerConnection:
+        made = ServerConnection(listener)
+        made.network = network
+        strangers.add(made)
+        return made
+
+    listener = thread.look(lambda: Listener(lambda: ServerConnection(listener)))
+    alone, first, second, _ = (stranger(network) for network in ("b", "a", "a", "a"))
+    assert strangers.least("a") is first
+    assert strangers.least("b") is strangers.least("c") is alone, "the oldest of all"
+    strangers.add(first)
+    assert strangers.least("a") is second, "the server waits anew for the first"
+    strangers.discard(alone)
+    assert strangers.least("c") is strangers.oldest("a") is second
+    assert strangers.oldest("b") is None
+    assert len(strangers) == 3
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::7", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+    ],
+)
+def test_of_ipv6_64_bits_count(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_the_first_byte_of_a_further_head_begins_its_time(edges: Callable[..., Edge]) -> None:
+    """Also if it came before the answer to the request before had left."""
+    edge = edges(HttpSettings(head_s=0.2, idle_s=60.0))
+    edge.gateway.driver.respond = lambda _: None
+    with many(edge, 1, AUTHORISED + b"P") as (wire,):
+        edge.until(lambda: len(edge.gateway.driver.seen) == 1)
+        (connection,) = edge.server.listener.connections
+        assert isinstance(connection, module.HttpConnection)
+        edge.look(lambda: connection._answering.reply(200, b"{}"))  # type: ignore[union-attr]
+        received = wire.makefile("rb")
+        assert one_answer(received).status == 200
+        assert edge.look(lambda: connection in edge.server.heads_due)
+        assert one_answer(received).status == 408
+
+
 def test_busy_connections_are_never_closed_for_new_ones(
     edges: Callable[..., Edge], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -484,23 +574,31 @@ def test_busy_connections_are_never_closed_for_new_ones(
 
 
 def test_one_address_cannot_take_all(thread: LoopThread) -> None:
-    class Silent(ServerConnection):
-        """Never idle."""
+    class Busy(ServerConnection):
+        """Authorised, and never idle."""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.note_authorised()
 
     made: list[Listener] = []
 
     def factory() -> ServerConnection:
-        return Silent(made[0])
+        return Busy(made[0])
 
     async def scenario() -> tuple[int, bytes]:
         made.append(Listener(factory, connections_max=10, each_address_max=4))
         sock = listen("127.0.0.1", 0)
         made[0].start(sock)
-        near = [await open_from("127.0.0.1", sock) for _ in range(6)]
+        near = []
+        for number in range(6):
+            near.append(await open_from("127.0.0.1", sock))
+            while len(made[0].connections) + made[0].refused["address"] <= number or made[0].strangers:  # noqa: ASYNC110
+                await asyncio.sleep(0)
         far = await open_from("127.0.0.2", sock)
-        while made[0].by_address["127.0.0.2"] == 0 or made[0].refused["address"] < 2:  # noqa: ASYNC110
+        while made[0].by_network["127.0.0.2"] == 0 or made[0].refused["address"] < 2:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        found = made[0].by_address["127.0.0.1"], await near[-1][0].read(1)
+        found = made[0].by_network["127.0.0.1"], await near[-1][0].read(1)
         for _, writer in (*near, far):
             writer.close()
         await made[0].close(1)
@@ -510,7 +608,7 @@ def test_one_address_cannot_take_all(thread: LoopThread) -> None:
         return await asyncio.open_connection(*sock.getsockname(), local_addr=(address, 0))
 
     assert thread.call(scenario()) == (4, b"")
-    assert made[0].by_address == {}
+    assert made[0].by_network == {}
 
 
 def test_without_descriptors_accepting_pauses_and_says_so(
@@ -885,7 +983,7 @@ def test_what_has_just_come_has_not_waited_for_a_tick_of_the_kernel() -> None:
             with socket.create_connection(server.getsockname()) as client:
                 client.sendall(b"x")
                 with server.accept()[0] as accepted:
-                    waits.add(listening.waited_in_kernel_ns(accepted) <= time.monotonic_ns() - begun_ns)
+                    waits.add(tcp.waited_in_kernel_ns(accepted) <= time.monotonic_ns() - begun_ns)
         assert waits == {True}
 
 
@@ -937,9 +1035,10 @@ class Slow:
         else:
             exchange.reply(200, b"{}")
 
-    def authorise(self, exchange: Exchange) -> None:
+    def authorise(self, exchange: Exchange) -> bool:
         if exchange.path == "/unknown":
             raise Refusal(401, "no")
+        return True
 
     async def round(self, port: int) -> None:
         """One connection whose last request is left by the client."""
@@ -1068,24 +1167,155 @@ def test_tls_and_mutual_tls(edges: Callable[..., Edge], certificates: Path) -> N
     mutual.until(lambda: not mutual.server.listener.connections)
 
 
-def test_silent_handshakes_make_room_for_others(
-    edges: Callable[..., Edge], certificates: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The connections whose handshakes were begun."""
+    found: list[Any] = []
+    begin = listening.Listener._open
+
+    def count(listener: Listener, sock: socket.socket, connection: ServerConnection) -> Any:
+        found.append(connection)
+        return begin(listener, sock, connection)
+
+    monkeypatch.setattr(listening.Listener, "_open", count)
+    return found
+
+
+@pytest.fixture
+def hello() -> bytes:
+    """The first message of a client."""
+    sent = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    return sent.read()
+
+
+@pytest.mark.parametrize("end", [0, 1, 10, -1], ids=["nothing", "a byte", "some", "nearly all"])
+def test_a_handshake_begins_when_the_first_message_is_here(
+    edges: Callable[..., Edge],
+    certificates: Path,
+    begun: list[Any],
+    hello: bytes,
+    end: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKES_MAX", 8)
-    monkeypatch.setattr(listening, "CROWDED_HANDSHAKE_S", 0.3)
-    accepting, accept = [0], listening.Listener._accept
+    """Until then a client has no place among the handshakes, and takes no time."""
+    monkeypatch.setattr(handshakes, "HANDSHAKES_MAX", 1)
+    looks, look = [0], handshakes.Handshakes._look
 
-    def count(listener: listening.Listener) -> None:
-        accepting[0] += 1
-        accept(listener)
+    def count(shakes: handshakes.Handshakes, connection: Any) -> None:
+        looks[0] += 1
+        look(shakes, connection)
 
-    monkeypatch.setattr(listening.Listener, "_accept", count)
+    monkeypatch.setattr(handshakes.Handshakes, "_look", count)
     edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
-    with many(edge, 12, b""):
-        assert ask_securely(edge, certificates) == 200, "long before the end of the others"
-        assert edge.server.listener.made_room >= 5
-        assert accepting[0] < 100, "it pauses while it is full"
+    sent = hello[:end]
+    with many(edge, 12, sent) as wires:
+        assert ask_securely(edge, certificates) == 200
+        assert len(begun) == 1
+        assert looks[0] <= 12 * 2 + 4, "it is not looked at again and again"
+        wires[0].sendall(hello[len(sent) :])
+        edge.until(lambda: len(begun) == 2)
     edge.until(lambda: not edge.server.listener.connections)
+
+
+def test_silent_clients_make_room_for_handshakes(edges: Callable[..., Edge], certificates: Path) -> None:
+    tls = Tls(certificates / "server.pem", certificates / "server.key")
+    edge = edges(HttpSettings(connections_max=8, each_address_max=8, tls=tls))
+    with many(edge, 20, b"") as wires:
+        assert ask_securely(edge, certificates) == 200
+        assert wires[0].recv(10) == b""
+        assert len(edge.server.listener.connections) <= 8
+
+
+def test_handshakes_that_stop_make_room_for_others(
+    edges: Callable[..., Edge], certificates: Path, begun: list[Any], hello: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshakes, "HANDSHAKES_MAX", 4)
+    monkeypatch.setattr(handshakes, "CROWDED_HANDSHAKE_S", 0.05)
+    edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    with many(edge, 8, hello):
+        edge.until(lambda: len(begun) == 8)
+        assert ask_securely(edge, certificates) == 200, "long before the end of the others"
+        assert edge.server.listener.handshakes.given_up == 5
+    edge.until(lambda: not edge.server.listener.connections)
+
+
+def test_who_has_left_gets_no_handshake(
+    edges: Callable[..., Edge], certificates: Path, begun: list[Any], hello: bytes
+) -> None:
+    edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
+    for sent in (b"", hello[:100], hello):
+        with edge.connect() as wire:
+            edge.until(lambda: len(edge.server.listener.connections) == 1)
+            edge.look(lambda sent=sent, wire=wire: (wire.sendall(sent), wire.shutdown(socket.SHUT_WR)))  # type: ignore[misc]
+            edge.until(lambda: not edge.server.listener.connections)
+    assert not begun
+    assert not edge.server.idle
+
+
+class Clock:
+    """The CPU time of a thread."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def thread_time_ns(self) -> int:
+        return self.now_ns
+
+
+def test_under_overload_handshakes_get_their_share_and_networks_take_turns(
+    thread: LoopThread, hello: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, order = Clock(), []
+    monkeypatch.setattr(handshakes, "time", clock)
+
+    class Client:
+        def __init__(self, name: str) -> None:
+            self.name, self.network = name, name[0]
+
+        def abort(self) -> None:
+            raise AssertionError
+
+    async def scenario() -> None:
+        async def begin(sock: socket.socket, client: Client) -> None:
+            order.append(client.name)
+            sock.close()
+
+        shakes = handshakes.Handshakes(begin, lambda _: None, cost_ns=1000)
+        shakes.is_overloaded = lambda: True
+        with ExitStack() as stack:
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for name in ("a1", "a2", "a3", "b1"):
+                wire = stack.enter_context(socket.create_connection(server.getsockname()))
+                wire.sendall(hello)
+                sock = server.accept()[0]
+                sock.setblocking(False)
+                shakes.add(sock, Client(name))
+            await until(lambda: sum(map(len, shakes._ready.values())) == 4)
+            for number in range(1, 5):
+                await asyncio.sleep(0.05)
+                assert len(order) == number - 1, "no time for more"
+                clock.now_ns += 10_010
+                await until(lambda number=number: len(order) == number)  # type: ignore[misc]
+
+    async def until(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not holds():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    thread.call(scenario())
+    assert order == ["a3", "b1", "a2", "a1"], "and of each network the newest comes first"
+
+
+def test_what_a_handshake_costs_is_measured(certificates: Path) -> None:
+    files = Tls(certificates / "server.pem", certificates / "server.key")
+    assert handshakes.measured_ns(files.context("h2")) > 0
+    assert handshakes.measured_ns(Tls(files.cert, files.key, certificates / "authority.pem").context("h2")) > 0
+    listener = Listener(lambda: ServerConnection(listener), tls=files)
+    assert listener.handshakes.cost_ns > listening.OPENING_NS
 
 
 def test_a_large_body_and_a_large_answer_over_tls(thread: LoopThread, certificates: Path) -> None:
@@ -1107,9 +1337,9 @@ def test_a_large_body_and_a_large_answer_over_tls(thread: LoopThread, certificat
 def test_a_handshake_that_never_comes_has_an_end(
     edges: Callable[..., Edge], certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.2)
     edge = edges(HttpSettings(tls=Tls(certificates / "server.pem", certificates / "server.key")))
-    with many(edge, listening.HANDSHAKES_MAX + 6, b"\x16\x03\x01"):
+    with many(edge, 2 * handshakes.SWEPT_AT_ONCE + 6, b"\x16\x03\x01"):
         assert ask_securely(edge, certificates) == 200
         edge.until(lambda: not edge.server.listener.connections)
 

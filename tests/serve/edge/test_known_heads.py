@@ -278,9 +278,10 @@ def test_what_waits_under_overload_need_not_be_parsed_either(monkeypatch: pytest
 def test_a_refusal_of_a_known_head_leaves_the_connection_open() -> None:
     allowed = [True]
 
-    def authorise(_: Exchange) -> None:
+    def authorise(_: Exchange) -> bool:
         if not allowed[0]:
             raise Refusal(401, "no", "ask")
+        return True
 
     server = HttpServer(shown, bodies=BodyMemory(1000), requests_max=8, authorise=authorise)
 

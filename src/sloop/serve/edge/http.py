@@ -45,9 +45,10 @@ from sloop.serve.edge.exchange import (
 )
 from sloop.serve.edge.identity import REQUEST_ID, named
 from sloop.serve.edge.intake import PAGE_DEADLINE_NS, TOO_OLD, Intake, LargeIntake, announced_bytes, is_whole, target_of
-from sloop.serve.edge.listener import Listener, ServerConnection, Tls, client_has_left, waited_in_kernel_ns
+from sloop.serve.edge.listener import Listener, ServerConnection, Tls
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.steps import STEP_NS, Later, Steps, do_in_steps
+from sloop.serve.edge.tcp import client_has_left, waited_in_kernel_ns
 from sloop.text import quoted
 from sloop.units import NS_PER_MS, NS_PER_S
 
@@ -306,7 +307,8 @@ class HttpConnection(ServerConnection):
             if self._broken is not None:
                 raise self._broken
             check_head(exchange, self._url, version)
-            self._server.admit(exchange)
+            if self._server.admit(exchange) and self.is_stranger:
+                self.note_authorised()
             if "expect" in fields and version == "1.1":
                 _check_expectation(exchange)
         except Refusal as refusal:
@@ -485,9 +487,12 @@ class HttpConnection(ServerConnection):
                 return
         if self._is_advancing:
             return
-        if self._ready or self._unread or self._broken is not None or self._incoming is not None or self._fields:
+        is_within_head = self._fields is not None  # of which the first byte may be all that has come
+        if self._ready or self._unread or self._broken is not None or self._incoming is not None or is_within_head:
             self._advance()
-        elif self._wait is None and not self._server.is_draining:  # what `_advance` does in the most frequent case
+        elif self._wait is None and not (
+            self.is_stranger or self._server.is_draining
+        ):  # what `_advance` does in the most frequent case
             self._wait = idle = self._server.idle
             idle[self] = self._server.now_s
         else:
@@ -511,7 +516,8 @@ class HttpConnection(ServerConnection):
     def _take_up_only(self) -> None:
         """Answer the only request that is here: what `_advance` does in the most frequent case."""
         exchange, server = self._ready[0], self._server
-        if exchange.refusal is not None or exchange.held_bytes > LARGE_BYTES or self._wait is not server.idle:
+        is_plain = self._wait is server.idle and not self.is_stranger
+        if exchange.refusal is not None or exchange.held_bytes > LARGE_BYTES or not is_plain:
             self._advance()
             return
         self._ready.clear()
@@ -578,7 +584,8 @@ class HttpConnection(ServerConnection):
             left_bytes=known.body_bytes,
         )
         try:
-            server.admit_known(exchange)
+            if server.admit_known(exchange) and self.is_stranger:
+                self.note_authorised()
             if known.body_bytes:
                 exchange.receive(data[-known.body_bytes :], server.bodies)
         except Refusal as refusal:
@@ -715,6 +722,8 @@ class HttpConnection(ServerConnection):
         self._wait = wait
         if wait is not None:
             wait[self] = self._server.now_s
+        if self.is_stranger:
+            self.listener.note_waiting(self, is_waiting=wait is not None and wait is not self._server.deferred)
 
     def _hold_back(self, data: bytes) -> None:
         """Keep what follows an unanswered request, or discard what follows the last answer."""
@@ -880,7 +889,8 @@ def _bytes_of(part: Buffer) -> int:
 class HttpServer:
     """A listening port. `answer` receives each complete request and must not raise; at most `requests_max` are open.
 
-    `authorise` may raise a `Refusal` when the head of a request has arrived. `deadline_ns` gives the deadline of
+    `authorise` may raise a `Refusal` when the head of a request has arrived, and says whether the client has shown that
+    it may use the server, not only that nothing needs to be shown for this request. `deadline_ns` gives the deadline of
     requests to a path; None for a path that is not for inference.
     """
 
@@ -891,7 +901,7 @@ class HttpServer:
         bodies: BodyMemory,
         requests_max: int,
         settings: HttpSettings = HttpSettings(),
-        authorise: Callable[[Exchange], None] = lambda _: None,
+        authorise: Callable[[Exchange], bool] = lambda _: True,
         deadline_ns: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         self._answer, self._authorise, self._deadline_ns = answer, authorise, deadline_ns
@@ -922,7 +932,7 @@ class HttpServer:
         """Connections by what they wait for, in the order in which they began to; the values say when."""
         self.listener = Listener(
             lambda: HttpConnection(self),
-            idle=(self.lingering, self.idle, self.heads_due, self.bodies_due),
+            idle=(self.lingering, self.heads_due, self.bodies_due, self.idle),
             connections_max=settings.connections_max,
             each_address_max=settings.each_address_max,
             tls=settings.tls,
@@ -986,16 +996,17 @@ class HttpServer:
 
     # What connections ask
 
-    def admit(self, exchange: Exchange) -> None:
-        """Decide on the head whether a request may send its body. Raises a `Refusal` if it may not."""
+    def admit(self, exchange: Exchange) -> bool:
+        """Decide on the head whether a request may send its body, and say whether its client was authorised. Raises a
+        `Refusal` if it may not."""
         headers = exchange.headers
         if self.cors and exchange.method == "OPTIONS" and "access-control-request-method" in headers:
-            return  # browsers send no key with it
+            return False  # browsers send no key with it
         length = headers.get("content-length")
         size = exchange.left_bytes = 0 if length is None else int(length)
-        self._authorise(exchange)
+        is_authorised = self._authorise(exchange)
         if length is None and "transfer-encoding" not in headers:
-            return
+            return is_authorised
         bodies = self.bodies
         limit = exchange.limit_bytes = json_limit(headers, bodies)
         if size > limit:
@@ -1011,12 +1022,14 @@ class HttpServer:
                 what = f"content-encoding: {quoted(coding)} is not supported"
                 raise Refusal(415, what, "send the body as it is, or with gzip or deflate")
             exchange.inflater = zlib.decompressobj(window_bits)
+        return is_authorised
 
-    def admit_known(self, exchange: Exchange) -> None:
+    def admit_known(self, exchange: Exchange) -> bool:
         """Decide the same on a head that has been admitted before, so that its bytes need no further look."""
-        self._authorise(exchange)
+        is_authorised = self._authorise(exchange)
         if self.bodies.quotas and "content-length" in exchange.headers:
             self._reserve(exchange, exchange.left_bytes)
+        return is_authorised
 
     def _reserve(self, exchange: Exchange, size: int) -> None:
         """Let the body of a request count against the quota of its model. Raises a `Refusal` if that has no room."""

@@ -1,8 +1,11 @@
-"""Listening for connections: how many there may be, in all and of each address, and TLS.
+"""Listening for connections: how many there may be, in all and of each network, and TLS.
 
-Each protocol derives its connections from `ServerConnection`. At a bound, the connection that has been idle longest
-makes room for a new one; if none is idle, the new one is closed. Without a free file descriptor, accepting pauses for a
-moment, and the log says so.
+Each protocol derives its connections from `ServerConnection`. A *stranger* is a connection on which no request has been
+authorised yet. At a bound, a stranger that the server waits for makes room for a new connection, however far its
+request has come; without one, the connection that its protocol would miss least; if there is none, the new one is
+closed. Without a free file descriptor, accepting pauses for a moment, and the log says so.
+
+A *network* is what one client can be expected to have for itself: an address of IPv4, or 64 bits of one of IPv6.
 """
 
 import asyncio
@@ -12,7 +15,6 @@ import os
 import resource
 import socket
 import ssl
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +25,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from sloop.errors import InputError, MachineError
-from sloop.units import NS_PER_MS, NS_PER_S
+from sloop.serve.edge.handshakes import HANDSHAKE_S, CpuShare, Handshakes, measured_ns
+from sloop.serve.edge.tcp import waited_in_kernel_ns
 
 BACKLOG: Final = 4096
 """Connections that wait in the kernel; if they are more, clients try again after a second."""
@@ -33,18 +36,13 @@ ACCEPTING_SHARE: Final = 0.1
 """The share of the CPU time for accepting while requests of open connections wait."""
 OPENING_NS: Final = 60_000
 """About what it costs to open an accepted connection, after the turn in which it was accepted."""
-HANDSHAKES_MAX: Final = 256
-"""TLS handshakes at a time. Further connections wait in the kernel."""
-HANDSHAKE_S: Final = 10.0
-CROWDED_HANDSHAKE_S: Final = 1.0
-"""How long a handshake may take while as many as may be go on and further connections wait."""
 PAUSE_S: Final = 0.2
 """How long accepting pauses if no further connection can be accepted."""
 LOG_S: Final = 10.0
 REFRESH_S: Final = 10.0
 """How often certificates are compared with their files."""
 SEARCHED_MAX: Final = 1000
-"""Idle connections that are searched for one of a certain address."""
+"""Idle connections that are searched for one of a certain network."""
 CONNECTIONS_MAX: Final = 16_384
 RESERVED_DESCRIPTORS: Final = 256
 """File descriptors for workers, models, logs and gRPC."""
@@ -122,11 +120,13 @@ def _written_ns(path: Path) -> int:
 class ServerConnection(asyncio.Protocol):
     """One accepted connection. A subclass calls these methods from its own of the same names."""
 
-    __slots__ = ("address", "is_given_up", "listener", "transport", "waited_ns")
+    __slots__ = ("address", "is_given_up", "is_stranger", "listener", "network", "transport", "waited_ns")
 
     def __init__(self, listener: "Listener") -> None:
         self.listener = listener
-        self.address = ""
+        self.address = self.network = ""
+        self.is_stranger = True
+        """Whether no request of it has been authorised yet."""
         self.transport: asyncio.Transport | None = None
         self.is_given_up = False
         """Whether it was closed before it was open, that is, before the end of its handshake."""
@@ -147,13 +147,70 @@ class ServerConnection(asyncio.Protocol):
         self.is_given_up = True
         if self.transport is not None:
             self.transport.abort()
+        else:
+            self.listener.handshakes.drop(self)
+
+    def note_authorised(self) -> None:
+        """A request of this connection has been authorised."""
+        self.is_stranger = False
+        self.listener.strangers.discard(self)
+
+
+class Strangers:
+    """The strangers that the server waits for, in the order in which it began to: all, and those of each network."""
+
+    def __init__(self) -> None:
+        self._all: dict[ServerConnection, None] = {}
+        self._of: dict[str, dict[ServerConnection, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, connection: ServerConnection) -> None:
+        """The server waits for this one from now on."""
+        self.discard(connection)
+        self._all[connection] = self._of.setdefault(connection.network, {})[connection] = None
+
+    def discard(self, connection: ServerConnection) -> None:
+        """It does not, or it is no stranger any more."""
+        if connection in self._all:
+            del self._all[connection]
+            of_network = self._of[connection.network]
+            del of_network[connection]
+            if not of_network:
+                del self._of[connection.network]
+
+    def oldest(self, network: str) -> ServerConnection | None:
+        """Of a network, the one that is waited for longest."""
+        return next(iter(self._of.get(network, ())), None)
+
+    def least(self, network: str) -> ServerConnection | None:
+        """The one that makes room for a connection from this network: its own oldest, if it has an equal share of them
+        or more, so that who comes with many drives out no others; else the oldest of all."""
+        if len(self._of.get(network, ())) * len(self._of) >= len(self._all):
+            return self.oldest(network)
+        return next(iter(self._all))
+
+
+def network_of(address: str) -> str:
+    """The network of a client's address: of IPv6 its first 64 bits, which anybody has for himself, otherwise all."""
+    if ":" not in address:
+        return address
+    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    if packed.startswith(MAPPED):
+        return socket.inet_ntop(socket.AF_INET, packed[len(MAPPED) :])
+    return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8))
+
+
+MAPPED: Final = bytes(10) + b"\xff\xff"
+"""Begins an address of IPv4 on a socket of IPv6."""
 
 
 class Listener:
     """Accepts connections on one socket. `factory` makes the protocol of each.
 
     `idle` lists mappings of connections that wait for their client, each in the order in which they began to wait: at a
-    bound, the first of the first mapping makes room. 0 stands for the default of a bound.
+    bound, and without strangers, the first of the first mapping makes room. 0 stands for the default of a bound.
     """
 
     def __init__(
@@ -172,12 +229,15 @@ class Listener:
         self._tls, self._protocols = tls, protocols
         self._context = tls.context(*protocols) if tls is not None else None
         self._files = tls.changed() if tls is not None else ()
+        cost_ns = 0 if self._context is None else measured_ns(self._context)
+        self.handshakes = Handshakes(self._open, self._end, OPENING_NS + cost_ns)
         self.connections: dict[ServerConnection, None] = {}
-        self.by_address: Counter[str] = Counter()
+        self.strangers = Strangers()
+        self.by_network: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """Connections closed at once, by the bound that they exceeded: `connections`, `address` or `descriptors`."""
         self.made_room = 0
-        """Idle connections that were closed for new ones."""
+        """Connections that were closed for new ones."""
         self.is_behind: Callable[[], bool] = lambda: False
         """Whether requests of those that are here wait."""
         self.is_overloaded: Callable[[], bool] = lambda: False
@@ -185,9 +245,8 @@ class Listener:
         self.refuses: Callable[[socket.socket, int], bool] = lambda _sock, _waited_ns: False
         """Called with a connection whose first bytes have waited so long: True if it was answered with a refusal, and
         need not be opened."""
-        self._accepting_ns, self._allowed_ns = 0, 0.0
-        self._opening: dict[asyncio.Task[None], float] = {}
-        """TLS handshakes, the oldest first, by when they began."""
+        self._accepting = CpuShare(ACCEPTING_SHARE, ACCEPTS_MAX * OPENING_NS)
+        self._opening: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: socket.socket | None = None
         self._emptied: asyncio.Event | None = None
@@ -198,6 +257,7 @@ class Listener:
         """Accept connections on a listening socket, which this object then owns. Call it in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._socket = sock
+        self.handshakes.is_overloaded = self.is_overloaded
         sock.setblocking(False)
         self._resume()
         if self._tls is not None:
@@ -217,8 +277,6 @@ class Listener:
         self.stop()
         assert self._loop is not None, "never started"
         await self._empty(within_s)
-        for opening in self._opening:
-            opening.cancel()
         for connection in list(self.connections):
             connection.abort()
         await self._empty(1.0)  # the event loop reports the end of each
@@ -234,22 +292,25 @@ class Listener:
         """A connection has ended. May be called repeatedly."""
         if connection in self.connections:
             del self.connections[connection]
-            self.by_address[connection.address] -= 1
-            if not self.by_address[connection.address]:
-                del self.by_address[connection.address]
+            self.strangers.discard(connection)
+            self.by_network[connection.network] -= 1
+            if not self.by_network[connection.network]:
+                del self.by_network[connection.network]
             if not self.connections and self._emptied is not None:
                 self._emptied.set()
 
+    def note_waiting(self, connection: ServerConnection, *, is_waiting: bool) -> None:
+        """Whether the server waits for this stranger from now on."""
+        if is_waiting and connection in self.connections:
+            self.strangers.add(connection)
+        else:
+            self.strangers.discard(connection)
+
     def _accept(self) -> None:
         is_behind, is_overloaded = self.is_behind(), self.is_overloaded()
-        begun_ns = time.thread_time_ns()
-        allowed_ns = self._allowed_ns + ACCEPTING_SHARE * (begun_ns - self._accepting_ns)
-        self._accepting_ns, self._allowed_ns = begun_ns, min(allowed_ns, ACCEPTS_MAX * OPENING_NS)
-        for _ in range(ACCEPTS_MAX):
-            if self._socket is None or (is_overloaded and self._allowed_ns <= 0):
-                break
-            if len(self._opening) >= HANDSHAKES_MAX and not self._gives_up_handshake():
-                self._pause()
+        begun_ns, has_time = time.thread_time_ns(), self._accepting.is_left() or not is_overloaded
+        for _ in range(ACCEPTS_MAX if has_time else 0):
+            if self._socket is None:
                 break
             try:
                 sock, address = self._socket.accept()
@@ -267,16 +328,16 @@ class Listener:
                 sock.close()
             else:  # if nobody else waits, as when another edge has died, what waited is served
                 self._admit(sock, str(address[0]), waited_ns if is_behind else 0)
-                self._allowed_ns -= OPENING_NS
-        self._allowed_ns -= time.thread_time_ns() - begun_ns
+                self._accepting.spend(OPENING_NS)
+        self._accepting.spend(time.thread_time_ns() - begun_ns)
 
     def _admit(self, sock: socket.socket, address: str, waited_ns: int) -> None:
         """Open a connection, or close it if there are too many."""
         assert self._loop is not None
-        bound = ""
-        if self.by_address[address] >= self.each_address_max and not self._make_room(address):
+        bound, network = "", network_of(address)
+        if self.by_network[network] >= self.each_address_max and not self._make_room(network, is_own=True):
             bound = "address"
-        elif len(self.connections) >= self.connections_max and not self._make_room():
+        elif len(self.connections) >= self.connections_max and not self._make_room(network):
             bound = "connections"
         if bound:
             self.refused[bound] += 1
@@ -289,13 +350,16 @@ class Listener:
             sock.close()
             return
         connection = self._factory()
-        connection.address, connection.waited_ns = address, waited_ns
+        connection.address, connection.network, connection.waited_ns = address, network, waited_ns
         self.connections[connection] = None
-        self.by_address[address] += 1
-        opening = self._loop.create_task(self._open(sock, connection))
+        self.strangers.add(connection)
+        self.by_network[network] += 1
         if self._context is not None:
-            self._opening[opening] = time.monotonic()
-            opening.add_done_callback(lambda done: self._opening.pop(done, None))
+            self.handshakes.add(sock, connection)
+        else:
+            opening = self._loop.create_task(self._open(sock, connection))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
 
     async def _open(self, sock: socket.socket, connection: ServerConnection) -> None:
         assert self._loop is not None
@@ -305,30 +369,26 @@ class Listener:
                 lambda: connection, sock, ssl=self._context, ssl_handshake_timeout=limit_s
             )
         except (OSError, EOFError):  # ssl.SSLError is an OSError: no handshake, or the client has gone
-            self.forget(connection)
+            self._end(connection)
         except BaseException:
-            self.forget(connection)
+            self._end(connection)
             raise
 
-    def _make_room(self, address: str = "") -> bool:
-        """Close the connection that has waited for its client longest; of this address, if one is given."""
-        for waiting in self._idle:
-            for connection in islice(waiting, SEARCHED_MAX):
-                if not address or connection.address == address:
-                    self.made_room += 1
-                    self.forget(connection)
-                    connection.abort()
-                    return True
-        return False
+    def _end(self, connection: ServerConnection) -> None:
+        """End a connection at once."""
+        self.forget(connection)
+        connection.abort()
 
-    def _gives_up_handshake(self) -> bool:
-        """Give up the oldest handshake, if it has taken long."""
-        opening, began_s = next(iter(self._opening.items()))
-        if time.monotonic() - began_s < CROWDED_HANDSHAKE_S:
+    def _make_room(self, network: str = "", *, is_own: bool = False) -> bool:
+        """Close a connection for a new one from this network; one of the same network if it must be its own."""
+        found = self.strangers.oldest(network) if is_own else self.strangers.least(network)
+        if found is None:
+            idle = (each for waiting in self._idle for each in islice(waiting, SEARCHED_MAX))
+            found = next((each for each in idle if each.network == network or not is_own), None)
+        if found is None:
             return False
-        del self._opening[opening]
-        opening.cancel()
         self.made_room += 1
+        self._end(found)
         return True
 
     def _note_failure(self, error: OSError) -> None:
@@ -378,6 +438,7 @@ class Listener:
         self._files = self._tls.changed()
         try:
             self._context = self._tls.context(*self._protocols)
+            self.handshakes.cost_ns = OPENING_NS + measured_ns(self._context)
             _log.info("%s: the certificate has been read again", self._tls.cert)
         except InputError as error:
             _log.error("the changed certificate cannot be used, the one before stays: %s", error)
@@ -412,32 +473,6 @@ OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX),
 )
 """Of the listening socket; Linux gives them to each accepted one."""
-
-
-def waited_in_kernel_ns(sock: socket.socket) -> int:
-    """How long ago, at least, the last bytes came from a client; 0 if none has. The kernel counts its ticks."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED_BYTES + 8)
-    if not any(info[RECEIVED_BYTES : RECEIVED_BYTES + 8]):  # it tells for how long the connection is open then
-        return 0
-    since_ns = int.from_bytes(info[LAST_RECEIVED : LAST_RECEIVED + 4], sys.byteorder) * NS_PER_MS
-    return max(0, since_ns - TICK_NS)
-
-
-def client_has_left(sock: socket.socket) -> bool:
-    """Whether the client has closed the connection, or at least sends no more."""
-    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED
-
-
-ESTABLISHED: Final = 1
-"""The state of an open connection, `tcpi_state`, the first of `struct tcp_info`."""
-LAST_RECEIVED: Final = 52
-"""Where `tcpi_last_data_recv` stands in Linux's `struct tcp_info`."""
-RECEIVED_BYTES: Final = 128
-"""Where `tcpi_bytes_received` stands there, since Linux 4.1."""
-CLOCK_MONOTONIC_COARSE: Final = 6
-"""Linux's clock that counts ticks, which Python has no name for."""
-TICK_NS: Final = round(time.clock_getres(CLOCK_MONOTONIC_COARSE) * NS_PER_S) if sys.platform == "linux" else 0
-"""What comes just before a tick seems to have waited for all of it: 4 ms with most kernels."""
 
 
 def refused_port(host: str, port: int, error: OSError) -> MachineError:

@@ -136,16 +136,18 @@ class Rest:
         }
         """The same for KServe's V1 protocol."""
 
-    def authorise(self, exchange: Exchange) -> None:
+    def authorise(self, exchange: Exchange) -> bool:
         """Raise a 401 if a request, whose body need not be here yet, lacks a key that it needs, and a 403 if its key
-        may not do this."""
+        may not do this. Returns whether its client may use the server: it has a key, or the server requires none."""
         if not self.service.keys.is_required:
-            return
+            return True
         headers = exchange.headers
         is_probe = exchange.path.startswith("/v2/health/") and exchange.method in ("GET", "HEAD")
         if not is_probe or exchange.left_bytes or "transfer-encoding" in headers:
             is_change = exchange.path.startswith(REPOSITORY_MODELS)
             self.service.authorise(headers.get("authorization"), headers.get("x-api-key"), as_admin=is_change)
+            return True
+        return False
 
     def deadline_ns(self, path: str) -> int | None:
         """The deadline of requests to a path, unless they have their own; None if it is not one for inference."""

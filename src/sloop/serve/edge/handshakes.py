@@ -1,0 +1,229 @@
+"""TLS connections between their acceptance and the end of their handshake.
+
+A handshake costs a hundred times what a connection costs, and a client can demand one for a few hundred bytes. So none
+begins before the client's first message is here, whole: whoever is silent holds a socket, and nothing else. Handshakes
+begin one in a turn of the event loop. The networks of the clients take turns, and of each the newest comes first: those
+that have waited long have mostly given up. Under overload, all together get a share of the CPU time, of which each
+takes what the certificate's key was measured to cost.
+"""
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from sloop.serve.edge.tcp import client_has_left
+
+HANDSHAKES_MAX: Final = 256
+"""Handshakes at a time. Further clients wait for theirs."""
+HANDSHAKE_S: Final = 10.0
+"""How long a client may take for its first message, and then for the rest of the handshake."""
+CROWDED_HANDSHAKE_S: Final = 1.0
+"""How long a handshake may take while as many as may be go on and further clients wait."""
+HANDSHAKES_SHARE: Final = 0.1
+"""The share of the CPU time for handshakes while requests of open connections wait."""
+AGAIN_S: Final = 0.01
+"""When to look again whether a further handshake may begin."""
+SWEEP_S: Final = 0.25
+SWEPT_AT_ONCE: Final = 32
+"""Connections that are ended in one turn, which takes a millisecond."""
+HANDSHAKE: Final = 22
+RECORD_HEAD_BYTES: Final = 5
+RECORD_BYTES_MAX: Final = 2**14 + 256
+"""A record of TLS: the type, which is `HANDSHAKE` for the first one, two bytes of a version, and the length."""
+
+
+class CpuShare:
+    """A share of this thread's CPU time. What was not used is saved up, `saved_ns_max` at most."""
+
+    def __init__(self, share: float, saved_ns_max: int) -> None:
+        self._share, self._saved_ns_max = share, saved_ns_max
+        self._seen_ns, self._left_ns = 0, 0.0
+
+    def is_left(self) -> bool:
+        """Whether some is left now."""
+        now_ns = time.thread_time_ns()
+        self._left_ns = min(self._left_ns + self._share * (now_ns - self._seen_ns), self._saved_ns_max)
+        self._seen_ns = now_ns
+        return self._left_ns > 0
+
+    def spend(self, spent_ns: float) -> None:
+        """Use some; more than is left delays the next use."""
+        self._left_ns -= spent_ns
+
+
+class Accepted(Protocol):
+    """A connection that was accepted. `abort` calls `Handshakes.drop`."""
+
+    network: str
+
+    def abort(self) -> None:
+        """End it."""
+        ...
+
+
+class Handshakes:
+    """`begin` does the handshake on a socket, and returns when it is over. `end` ends a connection before that."""
+
+    def __init__(
+        self,
+        begin: Callable[[socket.socket, Any], Coroutine[Any, Any, None]],
+        end: Callable[[Any], None],
+        cost_ns: int,
+    ) -> None:
+        self._begin_one, self._end = begin, end
+        self.cost_ns = cost_ns
+        """The CPU time that one takes."""
+        self.is_overloaded: Callable[[], bool] = lambda: False
+        self.given_up = 0
+        """Handshakes that took long, ended for others."""
+        self._share = CpuShare(HANDSHAKES_SHARE, cost_ns)
+        self._raw: dict[Accepted, tuple[socket.socket, float]] = {}
+        """Those that have not begun, by when they were accepted, the oldest first."""
+        self._ready: dict[str, dict[Accepted, None]] = {}
+        """By network, those of them whose first message is here. The network whose turn it is comes first."""
+        self._going: dict[Accepted, tuple[asyncio.Task[None], float]] = {}
+        """Handshakes that have begun, and when, the oldest first."""
+        self._next: asyncio.Handle | None = None
+        self._sweeper: asyncio.Handle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def add(self, sock: socket.socket, connection: Accepted) -> None:
+        """Wait for the first message on an accepted socket. To be called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._raw[connection] = sock, self._loop.time()
+        self._loop.add_reader(sock.fileno(), self._look, connection)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def drop(self, connection: Accepted) -> None:
+        """Give up the handshake of a connection that ends, if it has one."""
+        if connection in self._raw:
+            self._take(connection).close()
+        elif connection in self._going:
+            self._going.pop(connection)[0].cancel()
+
+    def _take(self, connection: Accepted) -> socket.socket:
+        """The socket of a connection whose handshake has not begun, which waits no longer."""
+        sock, _ = self._raw.pop(connection)
+        assert self._loop is not None
+        self._loop.remove_reader(sock.fileno())
+        ready = self._ready.get(connection.network, {})
+        ready.pop(connection, None)
+        if not ready:
+            self._ready.pop(connection.network, None)
+        return sock
+
+    def _look(self, connection: Accepted) -> None:
+        """Something has come, or the client has left."""
+        sock, _ = self._raw[connection]
+        assert self._loop is not None
+        missing = 0
+        try:
+            found = sock.recv(RECORD_HEAD_BYTES + RECORD_BYTES_MAX, socket.MSG_PEEK)
+            missing = missing_bytes(found)
+            needed = len(found) + missing
+            if missing and client_has_left(sock):
+                found = b""
+            elif missing and sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) < needed:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, needed)  # from now on it is readable with these
+            else:
+                missing = 0
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            found = b""
+        if not found:
+            self._end(connection)
+        elif not missing:
+            self._loop.remove_reader(sock.fileno())
+            self._ready.setdefault(connection.network, {})[connection] = None
+            self._begin_soon()
+
+    def _begin_soon(self) -> None:
+        if self._next is None and self._ready:
+            assert self._loop is not None
+            self._next = self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Begin the next handshake, if one may."""
+        self._next = None
+        assert self._loop is not None
+        if not self._ready:
+            return
+        if (self.is_overloaded() and not self._share.is_left()) or not self._has_place():
+            self._next = self._loop.call_later(AGAIN_S, self._begin)
+            return
+        network = next(iter(self._ready))
+        connection = next(reversed(self._ready[network]))
+        sock = self._take(connection)
+        if network in self._ready:
+            self._ready[network] = self._ready.pop(network)
+        if client_has_left(sock):
+            sock.close()
+            self._end(connection)
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            self._share.spend(self.cost_ns)
+            going = self._loop.create_task(self._begin_one(sock, connection))
+            self._going[connection] = going, self._loop.time()
+            going.add_done_callback(lambda _: self._going.pop(connection, None))
+        self._begin_soon()
+
+    def _has_place(self) -> bool:
+        """Whether one more may go on, if need be in place of the oldest, if that has taken long."""
+        if len(self._going) < HANDSHAKES_MAX:
+            return True
+        assert self._loop is not None
+        oldest, (_, began_s) = next(iter(self._going.items()))
+        if self._loop.time() - began_s < CROWDED_HANDSHAKE_S:
+            return False
+        self.given_up += 1
+        self._end(oldest)
+        return True
+
+    def _sweep(self) -> None:
+        """End those whose first message has not come in time."""
+        assert self._loop is not None
+        self._sweeper = None
+        since_s, again_s = self._loop.time() - HANDSHAKE_S, SWEEP_S
+        for connection, (_, accepted_s) in list(islice(self._raw.items(), SWEPT_AT_ONCE)):
+            if accepted_s >= since_s:
+                break
+            self._end(connection)
+        else:
+            again_s = AGAIN_S
+        if self._raw:
+            self._sweeper = self._loop.call_later(again_s, self._sweep)
+
+
+def missing_bytes(beginning: bytes) -> int:
+    """How many bytes are missing in the first record of a client. 0 as well if it does not begin like one of TLS, which
+    is then told the client."""
+    if beginning[:1] != bytes((HANDSHAKE,)):
+        return 0
+    if len(beginning) < RECORD_HEAD_BYTES:
+        return RECORD_HEAD_BYTES - len(beginning)
+    size = int.from_bytes(beginning[3:RECORD_HEAD_BYTES], "big")
+    return 0 if size > RECORD_BYTES_MAX else max(0, RECORD_HEAD_BYTES + size - len(beginning))
+
+
+def measured_ns(context: ssl.SSLContext) -> int:
+    """The CPU time for the answer to a client's first message, which is nearly all that a handshake costs a server. It
+    depends on the key of the certificate."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    found = []
+    for _ in range(3):
+        sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
+        with suppress(ssl.SSLWantReadError):
+            client.wrap_bio(received, sent).do_handshake()
+        begun_ns = time.thread_time_ns()
+        with suppress(ssl.SSLWantReadError):
+            context.wrap_bio(sent, received, server_side=True).do_handshake()
+        found.append(time.thread_time_ns() - begun_ns)
+    return min(found)
