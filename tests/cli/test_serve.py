@@ -242,22 +242,27 @@ def test_children_do_not_inherit_the_key(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 MAPPED = """
 import ctypes, sys
-from sloop.serve.processes import return_large_memory
+from sloop.memory import loading, return_large_memory
 class Report(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", *"abcdef")]
 library = ctypes.CDLL(None)
 library.mallinfo2.restype = Report
 if sys.argv[1] == "on":
     return_large_memory()
-bytearray(16 << 20)  # freed at once
-before = library.mallinfo2().hblks
-kept = bytearray(4 << 20)
-print(library.mallinfo2().hblks - before)
+def mapped():
+    bytearray(16 << 20)  # freed at once
+    before = library.mallinfo2().hblks
+    kept = bytearray(4 << 20)
+    return library.mallinfo2().hblks - before
+if sys.argv[1] == "loading":
+    with loading():
+        print(mapped())
+print(mapped())
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
-@pytest.mark.parametrize(("setting", "mapped"), [("off", "0"), ("on", "1")])
+@pytest.mark.parametrize(("setting", "mapped"), [("off", "0"), ("on", "1"), ("loading", "1\n0")])
 def test_large_buffers_go_back_to_the_system(setting: str, mapped: str) -> None:
     command = [sys.executable, "-c", MAPPED, setting]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == mapped

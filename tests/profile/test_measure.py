@@ -145,6 +145,31 @@ def test_the_process_has_its_libraries_before_a_model_is_loaded() -> None:
         assert "onnxruntime" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
+LARGE = """
+import numpy as np
+
+class Model:
+    inputs = {"x": ("FP32", (1, 1))}
+    outputs = {"x": ("FP32", (1, 1))}
+
+    def __init__(self, threads): self.weights = np.ones(10_000_000)  # 80 MB
+
+    def run(self, x): return x
+"""
+
+
+@pytest.mark.live
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is resident")
+@pytest.mark.parametrize(("prepared", "objects"), [(0, 1), (2, 2), (4, 2)])
+def test_memory_counts_the_process_with_all_that_a_worker_keeps(prepared: int, objects: int, tmp_path: Path) -> None:
+    """A worker keeps a large model for two numbers of threads."""
+    (tmp_path / "large.py").write_text(LARGE, encoding="utf-8")
+    order = TimingOrder(str(tmp_path / "large.py"), 1, 1.0, (1,), {}, prepared=prepared)
+    *_, report = measure_on(order, 0.01, by_affinity)
+    assert isinstance(report, LoadReport)
+    assert objects * 80e6 < report.memory_bytes < objects * 80e6 + 80e6
+
+
 @pytest.mark.live
 def test_a_batch_the_model_refuses_is_reported(model: Path) -> None:
     with pytest.raises(InputError, match="a batch of 1 fails"):

@@ -13,10 +13,11 @@ import pytest
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady, Resized
 from sloop.profile.examine import examine
+from sloop.profile.model import THREAD_COUNTS
 from sloop.profile.threads import VARIABLES
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.protocols import Servable
-from sloop.serve.runtimes import THREAD_COUNTS_MAX, Expected, FakeRuntime, FileRuntime, open_runtime, prepare_runtimes
+from sloop.serve.runtimes import Expected, FakeRuntime, FileRuntime, open_runtime, prepare_runtimes
 from sloop.tensor import Tensor
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
 from tests.serve.rig import run_of
@@ -61,9 +62,42 @@ def test_the_nearest_loaded_thread_count_runs_and_few_are_kept(mlp: Path) -> Non
     for threads in (1, 4):
         runtime.load(threads)
     assert [runtime.run([x], threads)[1] for threads in (1, 2, 3, 4, 9)] == [1, 1, 4, 4, 4]
-    for threads in range(5, 5 + THREAD_COUNTS_MAX):
+    for threads in range(5, 5 + THREAD_COUNTS[1]):
         runtime.load(threads)
     assert runtime.run([x], 1)[1] == 5
+
+
+LARGE = """
+import weakref
+import numpy as np
+
+ALIVE = weakref.WeakSet()
+
+class Model:
+    inputs = {"x": ("FP32", (1, 1))}
+    outputs = {"seen": ("INT64", (2,))}
+
+    def __init__(self, threads):
+        ALIVE.add(self)
+        self.seen = np.array([threads, len(ALIVE)])
+        self.weights = np.ones(10_000_000)
+
+    def run(self, x): return self.seen
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is resident")
+def test_a_large_model_is_kept_for_two_thread_counts_and_never_for_more(tmp_path: Path) -> None:
+    path = tmp_path / "large.py"
+    path.write_text(LARGE, encoding="utf-8")
+    runtime = FileRuntime(str(path))
+    seen = []
+    for threads in (1, 2, 3, 2):
+        runtime.load(threads)
+        [made], _ = runtime.run([np.zeros((1, 1), np.float32)], threads)
+        seen.append(made.tolist())
+    assert seen == [[1, 1], [2, 2], [3, 2], [2, 2]]
+    assert runtime.thread_counts == 2
 
 
 pytestmark = pytest.mark.live

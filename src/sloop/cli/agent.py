@@ -11,10 +11,10 @@ import uvloop
 
 from sloop.cli.command import FILE, command
 from sloop.cli.pull import cache_of, models_options
+from sloop.memory import return_large_memory
 from sloop.serve.agent import Agent, serve_until_signal
 from sloop.serve.backends.local import usual_spares_max
 from sloop.serve.network import NodeTls, read_token
-from sloop.serve.processes import return_large_memory
 from sloop.serve.stderr import never_waiting
 from sloop.text import listed
 

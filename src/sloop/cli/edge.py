@@ -22,6 +22,7 @@ from sloop.cli.serve import (
     listening_options,
     warn_of_visible_key,
 )
+from sloop.memory import return_large_memory
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import ALL_BYTES_MAX, JSON_BYTES_MAX
 from sloop.serve.edge.joining import JoiningEdge, JoinSettings
@@ -29,7 +30,6 @@ from sloop.serve.edge.listener import listen, raise_descriptor_limit
 from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
 from sloop.serve.edge.service import Keys
 from sloop.serve.network import read_token
-from sloop.serve.processes import return_large_memory
 from sloop.serve.server import StopOrders, is_loopback
 from sloop.serve.stderr import never_waiting
 

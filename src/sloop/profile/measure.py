@@ -178,7 +178,9 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
         date = datetime.now(UTC).isoformat(timespec="seconds")
         with contextlib.nullcontext() if alone else service_load() as load:
             for count in cores:
-                order = order_of(file or model_path, count, batches, shapes or {}, on)
+                # Once: sessions for other numbers of threads take as much memory in each process.
+                prepared = ceil(count) if count == cores[-1] and not made and on is None else 0
+                order = order_of(file or model_path, count, batches, shapes or {}, on, prepared=prepared)
                 for found in measure_on(order, seconds, limit, runs_min=runs_min, load=load, on=on):
                     if isinstance(found, LoadReport):
                         reports.append(found)
@@ -196,12 +198,19 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     return profile if on is None else _on_gpu(profile, on, reports)
 
 
-def order_of(
-    file: Path, cores: float, batches: Sequence[int], shapes: Mapping[str, tuple[int, ...]], on: GpuPlace | None = None
+def order_of(  # each of them is part of it
+    file: Path,
+    cores: float,
+    batches: Sequence[int],
+    shapes: Mapping[str, tuple[int, ...]],
+    on: GpuPlace | None = None,
+    *,
+    prepared: int = 0,
 ) -> TimingOrder:
     """What a process is to measure on so many cores, and on a GPU if there is one."""
     device = on.device if on is not None else None
-    return TimingOrder(str(file), ceil(cores), cores, tuple(batches), dict(shapes), device, operators.in_use())
+    uses = operators.in_use()
+    return TimingOrder(str(file), ceil(cores), cores, tuple(batches), dict(shapes), device, uses, prepared)
 
 
 def _on_gpu(profile: Profile, on: GpuPlace, reports: Sequence[LoadReport]) -> Profile:
@@ -253,7 +262,8 @@ def measure_briefly(
             if begun and perf_counter_ns() + 2 * BRIEF_RUNS_MIN * all_cores * begun[0].p50_ms * NS_PER_MS > end_ns:
                 break
             measured = tuple(sample.batch for sample in begun) or sizes
-            order = order_of(file or model_path, count, measured, shapes or {})
+            prepared = ceil(count) if count == all_cores else 0
+            order = order_of(file or model_path, count, measured, shapes or {}, prepared=prepared)
             cells = measure_on(
                 order, BRIEF_CELL_S, limit, runs_min=BRIEF_RUNS_MIN, load=load, enough=enough, silence_s=BRIEF_SILENCE_S
             )

@@ -67,6 +67,10 @@ DATATYPES: Final[Mapping[str, str]] = {
     "tensor(string)": "BYTES",
 }
 """ONNX Runtime's type names → those of the Open Inference Protocol v2."""
+THREAD_COUNTS: Final = (2, 4)
+"""For how many numbers of threads a worker keeps sessions of a large and of a small model: each holds the weights."""
+SMALL_BYTES: Final = 64 * 2**20
+"""The most memory of one session of a small model."""
 PRUNED_BYTES_MAX: Final = 32 * 2**20
 """The largest ONNX file of which sessions for some outputs alone are opened: each holds its weights once more."""
 ONNX_BFLOAT16: Final = 16
@@ -140,6 +144,15 @@ def open_model(path: Path, threads: int, *, optimise: bool = True, device: CudaD
     if is_python(path):
         return PythonSession(path, threads)
     return OnnxSession(path, threads, optimise=optimise, device=device)
+
+
+def thread_counts_kept(session_bytes: int) -> int:
+    """For how many numbers of threads a worker keeps sessions of a model, if the first one takes so much memory.
+
+    ONNX Runtime (1.32) lets sessions share neither packed weights nor threads, and a session's number of threads is
+    fixed. With two sessions, one serves while the other is opened.
+    """
+    return THREAD_COUNTS[session_bytes <= SMALL_BYTES]
 
 
 # Inputs for trial runs.

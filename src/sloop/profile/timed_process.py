@@ -13,10 +13,10 @@ size, `LAST` the measurement. Anything the model prints goes to stderr.
 
 import contextlib
 import os
-import resource
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Final
@@ -26,9 +26,19 @@ from msgspec import Struct
 
 from sloop.cuda import CudaDevice, used_bytes
 from sloop.errors import InputError, SloopError
+from sloop.memory import give_back, loading, resident_bytes
 from sloop.profile import operators
 from sloop.profile.examine import RefusedModel
-from sloop.profile.model import Array, Session, feed_for, input_shapes, is_python, onnx_runtime, open_model
+from sloop.profile.model import (
+    Array,
+    Session,
+    feed_for,
+    input_shapes,
+    is_python,
+    onnx_runtime,
+    open_model,
+    thread_counts_kept,
+)
 from sloop.profile.threads import follow_cores
 from sloop.profile.warming import remedy, sizes_to_warm, warm_up
 from sloop.shared_memory import SHARED_BYTES_MIN, SharedMemory, offsets
@@ -56,6 +66,9 @@ class TimingOrder(Struct, frozen=True):
     """The GPU that the process was started with, if any."""
     operators: tuple[str, ...] = ()
     """Libraries of operators that the model needs."""
+    prepared: int = 0
+    """The largest number of threads that a worker may have: it keeps sessions for others too, which count as its
+    memory. 0: they were counted before."""
 
 
 class BatchReady(Struct, frozen=True, tag="batch_ready"):
@@ -73,6 +86,7 @@ class LoadReport(Struct, frozen=True, tag="load_report"):
     weights_ms: float
     first_batch_ms: float
     memory_bytes: int
+    """All resident memory of the process, with sessions for other numbers of threads."""
     software: str = ""
     """Name and version of the library that ran it."""
     device_memory_bytes: int = 0
@@ -88,7 +102,6 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point: wait for the order, run each batch size on demand, report."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    bare_bytes = resident_bytes()
     with contextlib.suppress(Exception):  # a model that needs it says what is wrong with it
         onnx_runtime()
     out.write(READY)
@@ -100,8 +113,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         fd, memory = map(int, arguments)
         shared = SharedMemory(memory) if memory >= 0 else None
-        before_bytes = resident_bytes() if is_python(Path(order.model)) else bare_bytes
-        for message in run_all(order, socket.socket(fileno=fd), shared, before_bytes=before_bytes):
+        for message in run_all(order, socket.socket(fileno=fd), shared):
             out.write(msgspec.json.encode(message) + b"\n")
             out.flush()
     except SloopError as error:
@@ -114,20 +126,19 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def run_all(
-    order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None, *, before_bytes: int | None = None
-) -> Iterator[Message]:
-    """Run each batch size until the parent sends `STOP`, or `LAST`; then report the start-up times. `before_bytes`: the
-    memory of this process without what the model needs, by default the present one."""
+def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None = None) -> Iterator[Message]:
+    """Run each batch size until the parent sends `STOP`, or `LAST`; then report start-up times and memory."""
     path = Path(order.model)
     device = order.device
-    before_bytes = resident_bytes() if before_bytes is None else before_bytes
     before_on_device = used_bytes(device.uuid) if device is not None else 0
     operators.use(order.operators)
     start_ns = perf_counter_ns()
     if is_python(path):
         follow_cores(order.threads)
-    session = open_model(path, order.threads, device=device)
+    before_bytes = resident_bytes()
+    with loading():
+        session = open_model(path, order.threads, device=device)
+    kept = thread_counts_kept(resident_bytes() - before_bytes)
     weights_ms = (perf_counter_ns() - start_ns) / NS_PER_MS
     if (
         order.shapes or session.example(session.signature.fixed_batch or 1) is None
@@ -153,18 +164,34 @@ def run_all(
             sock.sendall(view)
         if run_on_demand(session, inputs, sock, shared) == LAST:
             break
-    memory_bytes = max(0, resident_bytes() - before_bytes)
+    others = [threads for threads in range(order.prepared, 0, -1) if threads != order.threads][: kept - 1]
+    more = [_prepared(order, threads, path) for threads in others]
+    give_back()
+    memory_bytes = resident_bytes()
     on_device = max(0, used_bytes(device.uuid) - before_on_device) if device is not None else 0
     yield LoadReport(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software, on_device)
+    del more
 
 
-def _warm_up(session: Session, order: TimingOrder, path: Path) -> None:
+def _warm_up(session: Session, order: TimingOrder, path: Path, *, for_memory: bool = True) -> None:
     """Run what a worker runs beyond its first batch before it is ready: it is part of a start. What fails here fails
     again when it is measured."""
     if session.signature.fixed_batch is None:
         with contextlib.suppress(*raised_by_users()):
             sizes = sizes_to_warm(order.batches)
-            warm_up(lambda rows: session.run(feed_for(session, rows, order.shapes, where=str(path))), sizes)
+            run = partial(feed_for, session, shapes=order.shapes, where=str(path))
+            warm_up(lambda rows: session.run(run(rows)), sizes, for_memory=for_memory)
+
+
+def _prepared(order: TimingOrder, threads: int, path: Path) -> Session | None:
+    """A session for another number of threads, as a worker opens it for a resize; None if it cannot be opened."""
+    with contextlib.suppress(*raised_by_users()):
+        with loading():
+            session = open_model(path, threads)
+        session.run(feed_for(session, order.batches[0], order.shapes, where=str(path)))
+        _warm_up(session, order, path, for_memory=False)
+        return session
+    return None
 
 
 def run_on_demand(
@@ -207,16 +234,6 @@ def receive_into(sock: socket.socket, view: memoryview) -> None:
         if not count:
             raise ConnectionError("the other end closed")
         view = view[count:]
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process in bytes; its peak on systems without /proc."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):  # no /proc
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ from sloop.events import (
     ShadowStopped,
 )
 from sloop.machine import capacity
+from sloop.memory import return_large_memory
 from sloop.serve.backends import KnownStages
 from sloop.serve.backends.local import LocalBackend, usual_spares_max
 from sloop.serve.blocks import ARENA_BYTES, Block
@@ -83,7 +84,7 @@ from sloop.serve.network import (
     machine,
 )
 from sloop.serve.peers import FileServer, PeerStore, ServedStore
-from sloop.serve.processes import begin, return_large_memory
+from sloop.serve.processes import begin
 from sloop.serve.protocols import CutModel, Servable, SpareProcesses
 from sloop.serve.stderr import log_directly
 from sloop.serve.stores import ModelSource, Store

@@ -28,9 +28,6 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_NAME: Final = 15
 SPARE: Final = "sloop spare"
 """The name of a worker process that does not serve yet."""
-M_TRIM_THRESHOLD: Final = -1
-M_MMAP_THRESHOLD: Final = -3
-LARGE_BYTES: Final = 2**20
 NICE: Final = 19
 SLICE_NS: Final = 100_000
 SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
@@ -85,19 +82,6 @@ def kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def return_large_memory() -> None:
-    """Let large buffers go back to the system when they are freed, in this process and with glibc.
-
-    glibc otherwise takes the first large buffer that is freed as a sign that more will follow, and puts those of up to
-    32 MiB among small objects, where what they leave is lost: 64 MiB after some hundred large messages.
-    """
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-            mallopt(M_TRIM_THRESHOLD, 8 * LARGE_BYTES)
-
-
 def begin(parent: int, fds: Sequence[int]) -> None:
     """The first call of a child: it ends with the server, ignores signals meant for the server, shows what it prints at
     once, and does not pass the inherited file descriptors on to processes of its own."""
@@ -110,16 +94,6 @@ def begin(parent: int, fds: Sequence[int]) -> None:
     for fd in fds:
         if fd >= 0:
             os.set_inheritable(fd, False)
-
-
-def own_memory_bytes(pid: int) -> int:
-    """The memory of a process that it shares with no file and no other process; 0 if it has ended, or if the system
-    does not say."""
-    try:
-        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
-    except (OSError, ValueError):
-        return 0
-    return (resident - shared) * os.sysconf("SC_PAGESIZE")
 
 
 def set_name(name: str) -> None:

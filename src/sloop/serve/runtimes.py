@@ -20,8 +20,10 @@ import numpy as np
 
 from sloop.cuda import CudaDevice, GpuFailure, failure_on
 from sloop.errors import InputError
+from sloop.memory import loading, resident_bytes
 from sloop.profile.model import (
     NOTHING,
+    THREAD_COUNTS,
     OnnxSession,
     Places,
     Session,
@@ -29,15 +31,13 @@ from sloop.profile.model import (
     is_python,
     onnx_runtime,
     open_model,
+    thread_counts_kept,
 )
 from sloop.profile.warming import WARM_S_MAX, batch_maker, try_on_one_row, warm_up
 from sloop.tensor import Port, Signature, described
 from sloop.text import counted
 from sloop.units import ms
 from sloop.user_code import WrongOutputsError, line_in, raised_by_users, said_by
-
-THREAD_COUNTS_MAX: Final = 4
-"""How many thread counts a runtime keeps sessions for: in some frameworks each session holds a copy of the weights."""
 
 SUBSETS_MAX: Final = 2
 """For how many sets of outputs a runtime keeps sessions that compute nothing else."""
@@ -50,6 +50,11 @@ class Runtime(Protocol):
 
     Another thread may call `load` and `warm` while `run` is in progress. Each method raises what the framework raises.
     """
+
+    @property
+    def thread_counts(self) -> int:
+        """For how many numbers of threads it keeps what it has loaded."""
+        ...
 
     def load(self, threads: int) -> bool:
         """Prepare to run on `threads` threads. Returns False if the runtime was already prepared."""
@@ -129,6 +134,11 @@ class FakeRuntime:
     row_ns: int
     fails: bool = False
 
+    @property
+    def thread_counts(self) -> int:
+        """Nothing is loaded."""
+        return THREAD_COUNTS[1]
+
     @classmethod
     def parse(cls, model: str) -> "FakeRuntime":
         """Read a `fake:…` name. Raises `InputError` if it has another format."""
@@ -169,8 +179,8 @@ class FakeRuntime:
 class FileRuntime:
     """A model file on the CPU, with one session for each thread count, because a session's thread count is fixed.
 
-    Profiles are measured with the same sessions (`sloop.profile.model`). At most
-    `THREAD_COUNTS_MAX` are kept; the least recently used is dropped.
+    Profiles are measured with the same sessions (`sloop.profile.model`). As many are kept as a profile counts
+    (`thread_counts_kept`): the least recently used is dropped before another one is opened.
     """
 
     def __init__(
@@ -184,6 +194,7 @@ class FileRuntime:
         """With `examined`, the file must have these inputs and outputs. With `digest`, it is a user's own file, which
         must have this content each time it is opened. Arrays of the `optional` inputs may follow the others."""
         self._path, self._expected, self._examined, self._digest = Path(path), expected, examined, digest
+        self.thread_counts = THREAD_COUNTS[1]
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._warm: set[int] = set()
         """The thread counts whose sessions have been run."""
@@ -197,15 +208,22 @@ class FileRuntime:
         examined."""
         if threads in self._sessions:
             return False
-        session = self._opened(threads)
+        with self._lock:
+            is_first = not self._sessions
+            while len(self._sessions) >= self.thread_counts:
+                dropped = next(iter(self._sessions))
+                del self._sessions[dropped]  # no name may hold it while the other one is opened
+                self._warm.discard(dropped)
+        before_bytes = resident_bytes()
+        with loading():
+            session = self._opened(threads)
+        if is_first:
+            self.thread_counts = min(self.thread_counts, thread_counts_kept(resident_bytes() - before_bytes))
         if self._examined is not None:
             check_offer(self._path, session.signature, self._examined)
         self._names = [*(port.name for port in session.signature.inputs), *self._optional]
         with self._lock:
             self._sessions[threads] = session
-            while len(self._sessions) > THREAD_COUNTS_MAX:
-                dropped, _ = self._sessions.popitem(last=False)
-                self._warm.discard(dropped)
         return True
 
     def warm(self, threads: int) -> None:

@@ -31,6 +31,7 @@ from sloop.app.hardware import EDGE_CORES
 from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError
 from sloop.machine import capacity
+from sloop.memory import return_large_memory
 from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
 from sloop.serve.backends.local import LocalBackend
@@ -68,7 +69,6 @@ from sloop.serve.journal import Journal, LogLimits, Observed
 from sloop.serve.metrics import Metrics
 from sloop.serve.network import HolderTable
 from sloop.serve.planner import Definition, PlannerProcess
-from sloop.serve.processes import return_large_memory
 from sloop.serve.protocols import Backend, Servable
 from sloop.serve.spans import SpanProcess, SpanSettings
 from sloop.serve.stderr import lines_dropped

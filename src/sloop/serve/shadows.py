@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from sloop.profile.model import Places, zeros
+from sloop.profile.model import THREAD_COUNTS, Places, zeros
 from sloop.profile.pairs import runs_of
 from sloop.profile.warming import batch_maker
 from sloop.serve.messages import CutBlock, PairSetup, ShadowSetup, decoder, encode
@@ -149,11 +149,11 @@ class BlockSequence:
 
     def __init__(self, blocks: Mapping[int, CutBlock]) -> None:
         self.blocks = dict(blocks)
-        self._runtimes = {place: FileRuntime(block.file) for place, block in blocks.items()}
+        self._runtimes = {place: _few(FileRuntime(block.file)) for place, block in blocks.items()}
 
     def find(self, files: Mapping[int, str]) -> None:
         """Note that blocks that have yet to be loaded are in these files."""
-        self._runtimes |= {place: FileRuntime(file) for place, file in files.items()}
+        self._runtimes |= {place: _few(FileRuntime(file)) for place, file in files.items()}
 
     def load(self, threads: int, places: Iterable[int] | None = None) -> bool:
         """Open sessions for `threads` threads, of all blocks or of those at these places. Returns False if all were
@@ -192,6 +192,12 @@ class BlockSequence:
             tensors.update(zip((port.name for port in session.signature.outputs), made, strict=True))
             tensors = {name: tensors[name] for name in block.crossing if name in tensors}
         return tensors
+
+
+def _few(block: FileRuntime) -> FileRuntime:
+    """A block with sessions for as many numbers of threads as a large model: together they are one."""
+    block.thread_counts = THREAD_COUNTS[0]
+    return block
 
 
 def has_rows(port: Port) -> bool:
@@ -260,6 +266,11 @@ class CutRuntime:
         self.partner: Partner | None = None
         self.lost: tuple[int, str] | None = None
         """The number of a shadow that was given up since somebody looked, and why."""
+
+    @property
+    def thread_counts(self) -> int:
+        """See `Runtime`."""
+        return THREAD_COUNTS[0]
 
     def load(self, threads: int) -> bool:
         """See `Runtime`."""

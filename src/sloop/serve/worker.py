@@ -39,6 +39,7 @@ from msgspec import Struct, structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import SloopError
+from sloop.memory import give_back
 from sloop.profile import operators
 from sloop.profile.model import NOTHING, fault_of_inputs, is_python
 from sloop.profile.threads import follow_cores
@@ -59,7 +60,6 @@ from sloop.serve.pipelines import PartRuntime
 from sloop.serve.processes import begin, set_name
 from sloop.serve.runtimes import (
     SUBSETS_MAX,
-    THREAD_COUNTS_MAX,
     Array,
     Expected,
     Runtime,
@@ -273,9 +273,7 @@ class Worker:
         if self._setup.wiring.outputs:
             self._choices.add(self._setup.wiring.outputs)
             self._wanted.put(self._setup.wiring.outputs)
-        if self._setup.prepared <= THREAD_COUNTS_MAX:  # more sessions would evict each other before they are used
-            for threads in range(1, self._setup.prepared + 1):
-                self._wanted.put(threads)
+        self._prepare_all(runtime)
         self._channel.send(FrameKind.READY)
         while (frame := self._next(runtime)) is not None and frame.kind is not FrameKind.STOP:
             self._follow(runtime, frame)
@@ -328,6 +326,7 @@ class Worker:
             runtime.load(self._threads)
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
+            give_back()
         except raised_by_users() as error:
             self._refuse(error)
             raise
@@ -401,9 +400,16 @@ class Worker:
                     runtime.prune(wanted)
                 elif runtime.load(wanted):
                     runtime.warm(wanted)
+                give_back()
             except raised_by_users() as error:  # the replica continues with the sessions it has
                 what = f"outputs {wanted}" if isinstance(wanted, tuple) else f"{wanted} threads"
                 sys.stderr.write(f"sloop worker {os.getpid()}: cannot prepare {what}: {error}\n")
+
+    def _prepare_all(self, runtime: Runtime) -> None:
+        """Have sessions opened for all numbers of threads, unless they would evict each other before they are used."""
+        if self._setup.prepared <= runtime.thread_counts:
+            for threads in range(1, self._setup.prepared + 1):
+                self._wanted.put(threads)
 
     def _complete(self, runtime: Runtime) -> None:
         """In the background, load the layers that the worker does not have. A worker that fails to ends, because the
@@ -416,8 +422,7 @@ class Worker:
             with contextlib.suppress(OSError):  # the server has closed the socket
                 self._refuse(error)
             os._exit(1)
-        for threads in range(1, self._setup.prepared + 1 if self._setup.prepared <= THREAD_COUNTS_MAX else 0):
-            self._wanted.put(threads)
+        self._prepare_all(runtime)
 
     def _resize(self, frame: Frame) -> None:
         if not (0 < frame.subject <= 4096 and 0 < frame.value <= MILLIONTHS):

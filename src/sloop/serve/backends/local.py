@@ -65,6 +65,7 @@ from sloop.events import (
     Transferred,
 )
 from sloop.machine import capacity
+from sloop.memory import own_bytes
 from sloop.profile.profile import START_CORES_MIN
 from sloop.serve.backends import KnownStages
 from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
@@ -73,7 +74,7 @@ from sloop.serve.cpu_quota import CpuActuator, Grant
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.gpus import AssignedGpus
 from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
-from sloop.serve.processes import kill, own_memory_bytes, spawn
+from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
 from sloop.serve.transport import (
     CLOSED,
@@ -272,7 +273,7 @@ class LocalBackend(KnownStages):
     def spare_processes(self) -> dict[str, SpareProcesses]:
         """See `sloop.serve.protocols.Backend`. All nodes are this machine, which is therefore named `local`."""
         pids = self.spares()
-        return {"local": SpareProcesses(len(pids), sum(map(own_memory_bytes, pids)))}
+        return {"local": SpareProcesses(len(pids), sum(map(own_bytes, pids)))}
 
     def acquire(self, node: str) -> None:
         self._report(NodeReady(self._nodes[node]))

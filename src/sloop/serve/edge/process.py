@@ -21,6 +21,7 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
+from sloop.memory import return_large_memory
 from sloop.serve.edge.access import AccessLog
 from sloop.serve.edge.bodies import BodyMemory
 from sloop.serve.edge.http import HttpServer, HttpSettings
@@ -46,7 +47,7 @@ from sloop.serve.messages import (
     WithdrawModel,
 )
 from sloop.serve.network import NodeTls
-from sloop.serve.processes import begin, return_large_memory
+from sloop.serve.processes import begin
 from sloop.serve.pulse import PULSE_S
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink

@@ -1,0 +1,84 @@
+"""The memory of a process: how much it takes, what C's allocator keeps of it, and what it may take at most.
+
+Where the system does not say or has no such setting, sizes are 0 and settings have no effect.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+LARGE_BYTES: Final = 2**20
+KEPT_BYTES: Final = 32 * 2**20
+"""The largest buffers that glibc learns to put among small objects, by itself."""
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process in bytes; its peak on systems without /proc."""
+    resident, _ = _sizes("self")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resident or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def own_bytes(pid: int) -> int:
+    """The memory of a process that it shares with no file and no other process; 0 if it has ended, or if the system
+    does not say."""
+    resident, shared = _sizes(str(pid))
+    return resident - shared
+
+
+def _sizes(process: str) -> tuple[int, int]:
+    """Resident memory, and how much of it is shared."""
+    try:
+        _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text(encoding="ascii").split())
+    except (OSError, ValueError):  # no /proc, or the process has ended
+        return 0, 0
+    unit = os.sysconf("SC_PAGE_SIZE")
+    return resident * unit, shared * unit
+
+
+def return_large_memory() -> None:
+    """Let large buffers go back to the system when they are freed, in this process and with glibc.
+
+    glibc otherwise takes the first large buffer that is freed as a sign that more will follow, and puts those of up to
+    32 MiB among small objects, where what they leave is lost: 64 MiB after some hundred large messages.
+    """
+    _set_thresholds(LARGE_BYTES, 8 * LARGE_BYTES)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """While a model is loaded, large buffers go back to the system when they are freed: reading a file of weights takes
+    as much memory as the weights, and much of that would stay with glibc (docs/profiles.md). Afterwards they stay,
+    because a model that needs them for each request would pay for new pages each time."""
+    return_large_memory()
+    try:
+        yield
+    finally:
+        _set_thresholds(KEPT_BYTES, 2 * KEPT_BYTES)
+
+
+def give_back() -> None:
+    """Return what this process has freed to the system, with glibc."""
+    trim = getattr(_library(), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
+    mallopt = getattr(_library(), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, mmap_bytes)
+        mallopt(M_TRIM_THRESHOLD, trim_bytes)
+
+
+@cache
+def _library() -> Any:  # noqa: ANN401
+    return ctypes.CDLL(None) if sys.platform == "linux" else None
