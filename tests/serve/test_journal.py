@@ -109,6 +109,20 @@ def test_a_run_in_segments_is_read_back_whole(tmp_path: Path) -> None:
     assert list(log) == server.records
 
 
+def test_a_segment_ends_when_it_is_to_be_taken_away(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.serve(2)
+    server.journal.flush()
+    assert server.journal.segment == 1
+    server.journal.reopen()
+    server.settle(lambda: server.journal.segment == 2)
+    server.serve(2)
+    server.settle(lambda: True)
+    server.journal.close()
+    assert numbers(tmp_path) == [1, 2], "one more for one order"
+    assert list(read_log(tmp_path)) == server.records
+
+
 def test_compressed_segments_are_read_like_others_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.run_to_segment(4)

@@ -45,6 +45,7 @@ from sloop.serve.server import (
     locked,
     models_of,
     open_journal,
+    reload,
     serve,
     serving,
 )
@@ -297,6 +298,33 @@ def test_segments_of_a_live_server_replay_and_have_the_clients_names(
     assert names[:2] == ["0-0", "0-1"]
     noted = [json.loads(line) for line in (tmp_path / "access.jsonl").read_text().splitlines()]
     assert [row["request_id"] for row in noted if row["path"].endswith("/infer")] == names
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_logs_go_on_in_new_files_when_programs_that_rotate_them_ask(
+    thread: LoopThread, tmp_path: Path, mlp: Path, edges: int
+) -> None:
+    file, moved = tmp_path / "access.jsonl", tmp_path / "moved"
+    running = Running(thread, tmp_path, document(mlp), settings={"access_log": str(file), "edges": edges})
+    journal = running.server.journal
+    assert journal is not None
+    running.wait_until_ready()
+    file.rename(moved)
+    thread.loop.call_soon_threadsafe(reload, running.server)
+    until_s = time.monotonic() + 20
+    while not (file.exists() and journal.segment == 2):
+        assert time.monotonic() < until_s, "neither has begun anew"
+        time.sleep(0.01)
+    for number in range(3):
+        assert running.ask("POST", "/v2/models/demo/infer", infer_body(1), {"x-request-id": f"r{number}"})[0] == 200
+    running.close()
+    noted = [json.loads(line) for path in (moved, file) for line in path.read_text().splitlines()]
+    assert [row["request_id"] for row in noted if row["path"].endswith("/infer")] == ["r0", "r1", "r2"]
+    assert "/infer" not in moved.read_text()
+    first, second = (read_log(segment.path) for segment in segments_in(tmp_path / "log"))
+    assert not any(isinstance(record, Request) for _, record in first)
+    assert sum(isinstance(record, Request) for _, record in second) == 3
+    assert_replays(tmp_path)
 
 
 def test_the_log_on_disk_replays(running: Running) -> None:

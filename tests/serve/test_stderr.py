@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -149,6 +150,42 @@ class Lines:
     def take(self) -> list[str]:
         found, self.written = self.written, []
         return [line.partition(" sloop.")[2].rstrip("\n") for line in found]
+
+
+def test_a_file_that_was_moved_away_gets_a_successor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    file, moved = folder / "server.log", tmp_path / "moved"
+    with file.open("ab") as opened:
+        file.chmod(0o640)
+        writer = StderrWriter(opened.fileno())
+        writer.write(b"one\n")
+        writer.flush()
+        writer.reopen()
+        file.rename(moved)
+        writer.reopen()
+        writer.write(b"two\n")
+        writer.flush()
+        assert (moved.read_bytes(), file.read_bytes()) == (b"one\n", b"two\n")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o640
+        file.rename(moved)
+        folder.rmdir()
+        writer.reopen()
+        writer.write(b"three\n")
+        writer.close()
+    assert moved.read_bytes() == b"two\nthree\n"
+    assert "messages go on in the file before: No such file" in caplog.text
+
+
+def test_a_pipe_has_no_successor(pipe: tuple[Reader, int]) -> None:
+    reader, fd = pipe
+    writer = StderrWriter(fd)
+    writer.reopen()
+    writer.write(b"one\n")
+    reader.begin()
+    writer.close()
+    os.close(fd)
+    assert reader.lines() == [b"one"]
 
 
 def test_lines_of_one_kind_are_bounded_and_counted() -> None:

@@ -31,7 +31,7 @@ from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
 from sloop.serve.edge.service import Keys
 from sloop.serve.network import read_token
 from sloop.serve.server import StopOrders, is_loopback
-from sloop.serve.stderr import never_waiting
+from sloop.serve.stderr import never_waiting, reopen_stderr
 
 EXAMPLE = """
 sloop edge --join 10.0.0.1:9000 --token-file /etc/sloop/token --host 0.0.0.0 --api-key-file /etc/sloop/keys
@@ -137,8 +137,13 @@ def edge(
                     print_output(CommandOutput(found, [f"serving at {found['http']} and grpc://{found['grpc']}"]))
 
             made = JoiningEdge(given, settings, (web, grpc), on_start)
+
+            def reload() -> None:
+                made.reload()
+                reopen_stderr()
+
             orders.begin(made.withdraw)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, made.reload)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
             await orders.obey(made.serve(orders.drain_requested))
 
     raise_descriptor_limit()

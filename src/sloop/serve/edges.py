@@ -487,7 +487,7 @@ class Edges:
             self._tell(WithdrawModel(name))
 
     def reload(self) -> None:
-        """Let all read their keys and certificates again."""
+        """Let all read their keys and certificates again, and open their access logs anew."""
         self._tell(ReloadFiles())
 
     def counts(self) -> EdgeCounts:

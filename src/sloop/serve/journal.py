@@ -137,7 +137,7 @@ class Journal:
         self._sampler = _Sampler(limits.sample) if limits.sample < 1.0 else None
         self._last_ns = 0
         self._begun_s = self._due_s = time.monotonic()
-        self._is_asking = False
+        self._is_asking = self._is_cut_wanted = False
         self._archiver: subprocess.Popen[bytes] | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -174,8 +174,13 @@ class Journal:
             return
         limits, now_s = self._limits, time.monotonic()
         is_old = limits.segment_age_s > 0 and now_s - self._begun_s >= limits.segment_age_s
-        if writer.has_room_again or (not writer.loss and (writer.size >= limits.segment_bytes or is_old)):
+        is_due = is_old or self._is_cut_wanted or writer.size >= limits.segment_bytes
+        if writer.has_room_again or (not writer.loss and is_due):
             self._begin_segment(now_s)
+
+    def reopen(self) -> None:
+        """Begin a new segment at the next flush: the present one is then complete for whoever takes log files away."""
+        self._is_cut_wanted = True
 
     def close(self) -> None:
         """Write buffered records and end. May be called repeatedly."""
@@ -252,7 +257,7 @@ class Journal:
         writer = self._writer
         assert writer is not None
         self._send()
-        self._begun_s = time.monotonic()
+        self._begun_s, self._is_cut_wanted = time.monotonic(), False
         at_ns = self._last_ns + 1
         header = structs.replace(
             self._header,

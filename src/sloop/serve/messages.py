@@ -416,7 +416,7 @@ class CloseEdge(Struct, frozen=True, array_like=True, tag=7):
 
 
 class ReloadFiles(Struct, frozen=True, array_like=True, tag=8):
-    """Read keys and certificates again."""
+    """Read keys and certificates again, and open the access log anew."""
 
 
 class Holders(Struct, frozen=True, array_like=True, tag=9):

@@ -71,7 +71,7 @@ from sloop.serve.network import HolderTable
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.protocols import Backend, Servable
 from sloop.serve.spans import SpanProcess, SpanSettings
-from sloop.serve.stderr import lines_dropped
+from sloop.serve.stderr import lines_dropped, reopen_stderr
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
 from sloop.systems.setup import ApplicationSetup, Setup, build, definition_of, set_up
@@ -248,7 +248,7 @@ def serve(
         async def run() -> None:
             async with serving(setup, models, settings) as server:
                 orders.begin(server.insight.withdraw)
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.edges.reload)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, server)
                 on_start(server)
                 watching = asyncio.create_task(server.driver.crashed.wait())
                 watching.add_done_callback(lambda _: orders.drain_requested.set())
@@ -268,6 +268,14 @@ def serve(
     gc.freeze()
     gc.set_threshold(GARBAGE_MIN, *gc.get_threshold()[1:])
     uvloop.run(main())
+
+
+def reload(server: Serving) -> None:
+    """What SIGHUP asks for: keys and certificates are read again, and logs go on in new files."""
+    server.edges.reload()
+    if server.journal is not None:
+        server.journal.reopen()
+    reopen_stderr()
 
 
 class StopOrders:

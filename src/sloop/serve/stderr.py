@@ -14,11 +14,13 @@ import logging
 import os
 import select
 import selectors
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Final
 
 LOG_FORMAT: Final = "%(asctime)s %(name)s %(levelname)s %(message)s"
@@ -38,6 +40,7 @@ KINDS_MAX: Final = 256
 DROPPED: Final = "%d lines were dropped here, because they were not read fast enough"
 
 Write = Callable[[bytes], None]
+_log: Final = logging.getLogger("sloop.stderr")
 
 
 class StderrWriter:
@@ -45,6 +48,7 @@ class StderrWriter:
 
     def __init__(self, fd: int = 2) -> None:
         self._fd = fd
+        self._file = _file_of(fd)
         self.dropped = 0
         """Lines that were dropped, in all."""
         self._waiting: deque[bytes | int] = deque()
@@ -84,6 +88,24 @@ class StderrWriter:
                 threading.Thread(target=self._relay_for_ever, args=(children,), name="output", daemon=True).start()
             self._children.register(reading, selectors.EVENT_READ, bytearray())
         return writing
+
+    def reopen(self) -> None:
+        """If the descriptor is that of a file which was moved away, write to a new one of its name: programs that
+        rotate logs ask for that. If it cannot be opened, go on with the one before."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            found, own = self._file.stat(), os.fstat(self._fd)
+            if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+                return
+        try:
+            mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
+            opened = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+        except OSError as error:
+            _log.error("%s: messages go on in the file before: %s", self._file, error.strerror)
+            return
+        os.dup2(opened, self._fd)
+        os.close(opened)
 
     def flush(self, within_s: float = FLUSH_S_MAX) -> None:
         """Wait until all that processes have printed is written, but no longer than `within_s`."""
@@ -268,9 +290,23 @@ def pipe_of_child() -> int | None:
     return _writers[-1].pipe() if _writers else None
 
 
+def reopen_stderr() -> None:
+    """See `StderrWriter.reopen`, for this process."""
+    for writer in _writers:
+        writer.reopen()
+
+
 def lines_dropped() -> int:
     """Lines that this process has not passed on to stderr."""
     return sum(writer.dropped for writer in _writers)
+
+
+def _file_of(fd: int) -> Path | None:
+    """The file to which a descriptor writes; None if that is a pipe or a terminal."""
+    try:
+        return Path(f"/proc/self/fd/{fd}").readlink() if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
 
 
 def _write_now(lines: bytes) -> None:

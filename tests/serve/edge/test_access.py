@@ -113,6 +113,61 @@ def test_no_more_lines_wait_than_allowed(tmp_path: Path, monkeypatch: pytest.Mon
     assert [row.get("dropped") for row in lines_in(tmp_path / "access.jsonl")] == [3, None, None]
 
 
+def paths_in(file: Path) -> list[str]:
+    return [row.get("path", "dropped") for row in lines_in(file)]
+
+
+def test_it_goes_on_in_a_new_file_when_the_present_one_was_moved_or_emptied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, moved = tmp_path / "logs" / "access.jsonl", tmp_path / "moved"
+
+    async def main() -> None:
+        file.parent.mkdir()
+        log = AccessLog(str(file))
+        add(log, "/waits")
+        file.rename(moved)
+        log.reopen()
+        add(log, "/new")
+        log.reopen()  # nothing was moved
+        assert (paths_in(moved), paths_in(file)) == (["/waits"], ["/new"])
+        os.truncate(file, 0)
+        add(log, "/emptied")
+        log.flush()
+        assert paths_in(file) == ["/emptied"]
+        file.rename(moved)
+        file.parent.rmdir()
+        log.reopen()
+        add(log, "/nowhere")
+        log.close()
+        assert paths_in(moved) == ["/emptied", "/nowhere"]
+
+    asyncio.run(main())
+    assert "goes on in the file before: No such file" in caplog.text
+
+
+def test_no_line_is_divided_between_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk may take a part of a line."""
+    file, write = tmp_path / "access.jsonl", os.write
+
+    async def main() -> None:
+        log = AccessLog(str(file))
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) - 100]))
+        add(log, "/one")
+        add(log, "/two")
+        log.flush()
+        assert file.read_bytes().count(b"\n") == 1
+        monkeypatch.setattr(os, "write", lambda fd, data: 0)
+        file.rename(tmp_path / "moved")
+        log.reopen()
+        monkeypatch.undo()
+        add(log, "/three")
+        log.close()
+        assert (paths_in(file), log.dropped) == (["dropped", "/three"], 1)
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this machine")
 def test_a_full_disk_costs_lines_only() -> None:
     async def main() -> None:

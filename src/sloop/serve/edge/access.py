@@ -6,6 +6,7 @@ many. Several processes may append to one file, because each block of lines is o
 """
 
 import asyncio
+import logging
 import os
 import time
 from typing import Final
@@ -21,6 +22,7 @@ LINES_MAX: Final = 20_000
 """Lines that wait to be written; those beyond are dropped."""
 PATH_CHARS_MAX: Final = 512
 STDOUT: Final = "-"
+_log: Final = logging.getLogger("sloop.edge")
 FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -68,10 +70,27 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
         self._encoder = msgspec.json.Encoder()
         try:
-            self._fd = _open_stdout() if path == STDOUT else os.open(path, FLAGS | os.O_CREAT, 0o644)
+            self._fd = self._open()
         except OSError as error:
             what = f"{path}: the access log cannot be written: {error.strerror}"
             raise MachineError(what, help="name a file in a folder that you may write, with --access-log") from error
+
+    def _open(self) -> int:
+        return _open_stdout() if self.path == STDOUT else os.open(self.path, FLAGS | os.O_CREAT, 0o644)
+
+    def reopen(self) -> None:
+        """Write to the file that has the name now, and make one if it was moved away: programs that rotate logs ask for
+        that. If it cannot be opened, go on with the one before."""
+        self.flush()
+        try:
+            former, self._fd = self._fd, self._open()
+        except OSError as error:
+            _log.error("%s: the access log goes on in the file before: %s", self.path, error.strerror)
+            return
+        os.close(former)
+        if self._rest:  # perhaps the end of a line whose beginning is in the file before
+            self._rest = self._rest.partition(b"\n")[2]
+            self._drop(1)
 
     def add(  # noqa: PLR0913  # the fields of a line
         self,

@@ -376,7 +376,7 @@ class JoiningEdge:
         self._sink.leaving_why = STOPS
 
     def reload(self) -> None:
-        """Read keys and certificates of clients again (SIGHUP)."""
+        """Read keys and certificates of clients again, and open the access log anew."""
         if self._server is not None:
             self._acts[ReloadFiles](ReloadFiles())
 

@@ -213,6 +213,8 @@ class EdgeServer:
         self.keys.reload()
         self.web.listener.reload()
         self.rpc.server.listener.reload()
+        if self._access is not None:
+            self._access.reopen()
 
     def _offer(self, record: OfferModel) -> None:
         self.sink.offer(record)
