@@ -4,6 +4,8 @@ The run state behind it has tests of its own, in `tests/runlog`.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 from msgspec import Struct
@@ -345,12 +347,13 @@ def test_growing_replicas_hold_their_cores_from_the_order_on() -> None:
 # Several models
 
 
-def several(*names: str) -> Metrics:
-    """Metrics of models of one stage each, `NAME/only`, to which version 2 can be deployed."""
+def several(*names: str, slo_ms: Mapping[str, float] = MappingProxyType({})) -> Metrics:
+    """Metrics of models of one stage each, `NAME/only`, to which version 2 can be deployed. `slo_ms` has the deadlines
+    of models, and those of deployed versions as NAME@VERSION; 200 ms otherwise."""
 
     def version(name: str, number: str, _: object) -> Version:
-        made = Version(ONE.graph, name, number)
-        graph = Application(name, 200, (Stage(f"{made.key}/only", (Variant("v"),)),), SystemChoice("static")).graph
+        key, stages = Version(ONE.graph, name, number).key, (Variant("v"),)
+        graph = Application(name, slo_ms.get(key, 200), (Stage(f"{key}/only", stages),), SystemChoice("static")).graph
         return Version(graph, name, number)
 
     nodes = [Node("n0", "c5", 4, 100, usd_per_h=1.8), Node("n1", "c5", 4, 100, usd_per_h=1.8, on_demand=True)]
@@ -361,6 +364,68 @@ def served(metrics: Metrics, id: int, model: str, *, at_ms: float, outcome: Outc
     """A request that is served 10 ms later."""
     metrics.state.append(ms(at_ms), request(id, at_ms=at_ms, application=model))
     metrics.state.append(ms(at_ms + 10), End(RequestId(id), outcome))
+
+
+def durations(metrics: Metrics, model: str) -> dict[float, float]:
+    """For each bound, the requests of a model that took at most so many seconds, whatever became of them."""
+    found: dict[float, float] = {}
+    for name, pairs, value in samples(metrics):
+        labels = dict(pairs)
+        if name == "sloop_request_duration_seconds_bucket" and labels["model"] == model:
+            found[float(labels["le"])] = found.get(float(labels["le"]), 0.0) + value
+    return found
+
+
+def test_the_buckets_of_each_model_contain_its_deadline_and_go_to_five_minutes() -> None:
+    metrics = several("quick", "slow", "usual", slo_ms={"quick": 150, "slow": 400_000, "usual": 1000})
+    for id, model, took_ms, outcome in (
+        (1, "quick", 110, Outcome.SERVED),
+        (2, "quick", 150, Outcome.SERVED),
+        (3, "quick", 151, Outcome.LATE),
+        (4, "slow", 399_000, Outcome.SERVED),
+        (5, "slow", 401_000, Outcome.DROPPED),
+        (6, "usual", 10, Outcome.SERVED),
+    ):
+        metrics.state.append(ms(0), request(id, at_ms=0, application=model))
+        metrics.state.append(ms(took_ms), End(RequestId(id), outcome))
+    quick, slow, usual = (durations(metrics, model) for model in ("quick", "slow", "usual"))
+    assert [quick[bound] for bound in (0.1, 0.15, 0.25, float("inf"))] == [0, 2, 3, 3]
+    assert [slow[bound] for bound in (300, 400, float("inf"))] == [0, 1, 2]
+    assert quick.keys() - usual.keys() == {0.15}
+    assert slow.keys() - usual.keys() == {400}
+    assert max(bound for bound in usual if bound != float("inf")) == 300
+    assert len({*map(round, (1e9 * bound for bound in usual if bound < 1e3))}) == len(usual) - 1, "none is there twice"
+
+
+def test_a_version_with_another_deadline_adds_a_bucket_and_no_count_falls() -> None:
+    metrics = several("a", slo_ms={"a": 150, "a@2": 120})
+    state = metrics.state
+
+    def end(id: int, at_ms: float, took_ms: float) -> None:
+        state.append(ms(at_ms), request(id, at_ms=at_ms, application="a"))
+        state.append(ms(at_ms + took_ms), End(RequestId(id), Outcome.SERVED))
+
+    end(1, 0, 110)
+    end(2, 200, 140)
+    before = durations(metrics, "a")
+    assert (before[0.1], before[0.15]) == (0, 2)
+    state.append(ms(1000), Deployed("a", "2", {}))
+    state.append(ms(1000), Rollout("a", "2", VersionState.SERVING, 1.0, "it is ready"))
+    state.append(ms(1000), Rollout("a", "1", VersionState.RETIRED, 0.0, "replaced"))
+    divided = durations(metrics, "a")
+    assert divided == {**before, 0.12: 0}, "which of the two took longer is not known any more"
+    end(3, 2000, 110)
+    end(4, 3000, 140)
+    after = durations(metrics, "a")
+    assert {bound: after[bound] - divided[bound] for bound in (0.1, 0.12, 0.15, 0.25)} == {
+        0.1: 0,
+        0.12: 1,
+        0.15: 2,
+        0.25: 2,
+    }
+    state.append(ms(5000), Rollout("a", "2", VersionState.RETIRED, 0.0, "it was removed"))
+    assert durations(metrics, "a") == {}
+    assert not metrics._durations._own
 
 
 def test_every_family_about_an_application_names_it() -> None:

@@ -33,7 +33,10 @@ from sloop.serve.protocols import SpareProcesses
 from sloop.units import NS_PER_S, to_s
 from sloop.vocabulary import Life, Node, Outcome
 
-SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SECONDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+    *(10.0, 30.0, 60.0, 120.0, 300.0),
+)
 START_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -68,6 +71,13 @@ class Histogram:
         """For each bound, the count of values up to it, as at the last scrape; empty if it has changed since then. Most
         models have no requests between two scrapes."""
 
+    def divide(self, bounds: Sequence[int]) -> None:
+        """Use these bounds, which contain the present ones. What was counted in a bucket that is divided stays in the
+        upper part, so that no count falls, and rates over the time after the division are exact."""
+        counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        counts[[*np.searchsorted(bounds, self.bounds), -1]] = self.counts
+        self.bounds, self.counts, self.cumulated = bounds, counts, []
+
     def observe(self, values: Sequence[int], weights: Sequence[int] | None = None) -> None:
         """Count values, each `weights` times (default: once)."""
         self.cumulated = []
@@ -84,13 +94,29 @@ class Histograms(dict[Labels, Histogram]):
     def __init__(self, name: str, about: str, labels: Labels, bounds: Sequence[float], scale: int = NS_PER_S) -> None:
         super().__init__()
         self.name, self.about, self.labels, self.scale = name, about, labels, scale
-        self._names = [*map(str, bounds), "+Inf"]
-        self._bounds = [round(bound * scale) for bound in bounds]
+        self._names = {round(bound * scale): str(bound) for bound in bounds}
+        """By bound, how it is written."""
+        self._bounds = [*self._names]
+        self._own: dict[Labels, list[int]] = {}
+        """The bounds of models that have further ones."""
         self._of_model: dict[Labels, dict[Labels, Histogram]] = {}
 
     def __missing__(self, labels: Labels) -> Histogram:
-        self[labels] = self._of_model.setdefault(labels[:1], {})[labels] = made = Histogram(self._bounds)
+        model = labels[:1]
+        made = Histogram(self._own.get(model, self._bounds))
+        self[labels] = self._of_model.setdefault(model, {})[labels] = made
         return made
+
+    def add_bounds(self, model: Labels, bounds: Iterable[int]) -> None:
+        """Let the histograms of a model have these bounds too, as long as the model is there."""
+        present = self._own.get(model, self._bounds)
+        wanted = sorted({*present, *bounds})
+        if len(wanted) > len(present):
+            self._own[model] = wanted
+            for bound in wanted:
+                self._names.setdefault(bound, str(bound / self.scale))
+            for histogram in self._of_model.get(model, {}).values():
+                histogram.divide(wanted)
 
     def drain(self, labels: Labels, samples: "array[int]") -> int:
         """Count all samples, and empty their array; returns how many there were."""
@@ -107,14 +133,15 @@ class Histograms(dict[Labels, Histogram]):
             del self[key], own[key]
         if not own:
             self._of_model.pop(labels[:1], None)
+            self._own.pop(labels[:1], None)
 
     def family(self, model: str | None = None) -> Metric:
         """The histograms of a model, as prometheus_client writes them; None: those without a model."""
         family = HistogramMetricFamily(self.name, self.about, labels=self.labels)
         for labels, histogram in self._of_model.get(() if model is None else (model,), {}).items():
             if not histogram.cumulated:
-                counts = np.cumsum(histogram.counts).tolist()
-                histogram.cumulated = list(zip(self._names, counts, strict=True))
+                names = [*map(self._names.__getitem__, histogram.bounds), "+Inf"]
+                histogram.cumulated = list(zip(names, np.cumsum(histogram.counts).tolist(), strict=True))
             family.add_metric(labels, histogram.cumulated, histogram.total / self.scale)
         return family
 
@@ -298,6 +325,11 @@ class Metrics:
         found = self._rows.get(record)
         if found is None:
             found = self._rows[record] = VersionRows(record)
+            # Each model has its own deadlines among its buckets. Those of all models in each would be some 200 more
+            # where 200 models serve; and whoever adds up models gets, at worst, the next lower bucket's count there.
+            graph = record.run.graph
+            deadlines_ns = {graph.slo_ns, *(path.slo_ns for path in graph.declared_paths)} - {0}
+            self._durations.add_bounds(found.model, deadlines_ns)
         return found
 
     def _bound_samples(self, record: VersionRecord) -> None:
