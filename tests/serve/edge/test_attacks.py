@@ -60,7 +60,7 @@ class Edge:
     def __init__(self, thread: LoopThread, settings: HttpSettings, bodies: BodyMemory, requests_max: int) -> None:
         self.gateway = Gateway(FakeDriver())
         self.bodies = bodies
-        service = make_service(self.gateway, bodies=bodies, api_key="secret")
+        self.service = service = make_service(self.gateway, bodies=bodies, api_key="secret")
         self.server = web_server(service, settings=settings, requests_max=requests_max)
         self.thread = thread
         self.gateway.port = thread.serve(self.server)
@@ -160,6 +160,14 @@ def test_many_requests_without_a_key_are_refused_later_and_delay_nobody_else(
             some[0].sendall(AUTHORISED)
             assert one_answer(some[0].makefile("rb")).status == 200, "it is read again"
     assert edge.look(lambda: edge.server.open_requests) == 0
+
+
+def test_a_probe_without_a_key_counts_as_no_refused_one(edges: Callable[..., Edge]) -> None:
+    edge = edges()
+    probe = LIVE.replace(b"/live", b"/ready")
+    assert [answer.status for answer in converse(edge.gateway, probe * 3)] == [200] * 3
+    assert not edge.service.keys.refused
+    assert not edge.service.keys.accepted
 
 
 def test_few_refusals_are_delayed_at_a_time(edges: Callable[..., Edge], monkeypatch: pytest.MonkeyPatch) -> None:

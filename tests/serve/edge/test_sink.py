@@ -14,7 +14,7 @@ from sloop.app.application import Limits
 from sloop.serve.blocks import BlockReader, write_block
 from sloop.serve.dataflow import Assembly, Need, Source
 from sloop.serve.edge.refusal import Refusal
-from sloop.serve.edge.sink import EdgeSink
+from sloop.serve.edge.sink import READY_S, EdgeSink
 from sloop.serve.edge.steps import at_once
 from sloop.serve.messages import (
     Ask,
@@ -167,6 +167,29 @@ def test_questions_are_answered_when_the_answer_comes(scene: Scene) -> None:
     scene.sink.on_page(Page(ask.number, b"soon"))
     scene.sink.on_page(Page(ask.number, b"again"))
     assert pages == [b"soon"]
+
+
+def test_however_many_ask_whether_the_server_is_ready_the_deciding_process_is_asked_once_in_a_while(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 5.0
+    monkeypatch.setattr("sloop.serve.edge.sink.time.monotonic", lambda: now_s)
+    told: list[bytes] = []
+    for _ in range(1000):
+        scene.sink.ask(AskReady(), told.append)
+    (first,) = scene.sent
+    assert isinstance(first, Ask)
+    scene.sink.on_page(Page(first.number, b"not yet"))
+    now_s += 0.9 * READY_S
+    scene.sink.ask(AskReady(), told.append)
+    assert told == [b"not yet"] * 1001
+    assert len(scene.sent) == 1
+    now_s += 0.2 * READY_S
+    scene.sink.ask(AskReady(), told.append)
+    second = scene.sent[1]
+    assert isinstance(second, Ask)
+    scene.sink.on_page(Page(second.number, b"now"))
+    assert told[1001:] == [b"now"]
 
 
 def test_a_request_ends_without_outputs_if_it_failed_or_its_model_was_withdrawn(scene: Scene) -> None:

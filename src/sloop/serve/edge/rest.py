@@ -330,6 +330,8 @@ class Rest:
 
     def _has_key(self, exchange: Exchange) -> bool:
         headers = exchange.headers
+        if self.service.keys.is_required and headers.keys().isdisjoint(("authorization", "x-api-key")):
+            return False  # a probe is not counted as one whose key is missing
         try:
             self.service.authorise(headers.get("authorization"), headers.get("x-api-key"))
         except Refusal:

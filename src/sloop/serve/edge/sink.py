@@ -21,6 +21,7 @@ from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.steps import Steps
 from sloop.serve.messages import (
     Ask,
+    AskReady,
     Cancel,
     Free,
     FromEdge,
@@ -43,6 +44,8 @@ ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
 NOTHING: Final[Mapping[str, Tensor]] = {}
 UNREADABLE: Final = (ProtocolError, ValueError, LookupError)
 """What the answer of an agent can bring that has died, or is broken."""
+READY_S: Final = 0.1
+"""For how long the deciding process is not asked again whether the server is ready: anybody may ask an edge that."""
 
 
 class _Borrowed(weakref.ref["np.ndarray[Any, Any]"]):
@@ -136,6 +139,9 @@ class EdgeSink:
         self._offered: dict[str, OfferedModel] = {}
         self._waiting: dict[int, tuple[OfferedModel, Callable[[RequestResult], None]]] = {}
         self._asking: dict[int, Callable[[bytes], None]] = {}
+        self._ready, self._ready_until_s = b"", float("-inf")
+        """The last answer to `AskReady`, and until when it is good."""
+        self._asking_ready: list[Callable[[bytes], None]] = []
         self._borrowed: dict[tuple[int, int], _Borrowed] = {}
         """By arena and offset, the blocks of answers that have not left."""
         self._copied: set[Address] = set()
@@ -205,7 +211,23 @@ class EdgeSink:
             self._send(Cancel(request))
 
     def ask(self, question: Question, then: Callable[[bytes], None]) -> None:
-        """See `sloop.serve.protocols.Pages`."""
+        """See `sloop.serve.protocols.Pages`. Whether the server is ready is known for `READY_S`, to all who ask."""
+        if not isinstance(question, AskReady):
+            self._ask(question, then)
+        elif time.monotonic() < self._ready_until_s:
+            then(self._ready)
+        else:
+            self._asking_ready.append(then)
+            if len(self._asking_ready) == 1:
+                self._ask(question, self._on_ready)
+
+    def _on_ready(self, found: bytes) -> None:
+        self._ready, self._ready_until_s = found, time.monotonic() + READY_S
+        waiting, self._asking_ready = self._asking_ready, []
+        for then in waiting:
+            then(found)
+
+    def _ask(self, question: Question, then: Callable[[bytes], None]) -> None:
         self._last = number = self._last + 1
         self._asking[number] = then
         try:
