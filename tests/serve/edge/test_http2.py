@@ -6,6 +6,7 @@ import random
 import struct
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
@@ -49,6 +50,7 @@ from sloop.serve.edge.http2 import (
 )
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.steps import Steps
+from tests.counting import calls_of
 
 LIMIT = 2_000_000
 OK = encode(("grpc-status", "0"))
@@ -444,7 +446,7 @@ async def test_calls_that_are_answered_pay_for_what_they_need() -> None:
         (PREFACE + head(2), PROTOCOL_ERROR),
         (PREFACE + head(0), PROTOCOL_ERROR),
         (PREFACE + frame(HEADERS, END_HEADERS, 0, b"\xff"), PROTOCOL_ERROR),  # which is not decoded
-        (PREFACE + frame(HEADERS, END_HEADERS, 1, b"\x20" * 16_000), 0x9),
+        (PREFACE + frame(HEADERS, END_HEADERS, 1, b"\x20" * 8_000), 0x9),
         (PREFACE + head(1) + head(1), PROTOCOL_ERROR),
         (PREFACE + head(1, flags=0) + frame(PING, 0, 0, bytes(8)), PROTOCOL_ERROR),
         (PREFACE + frame(CONTINUATION, END_HEADERS, 1), PROTOCOL_ERROR),
@@ -764,7 +766,7 @@ async def test_calls_without_a_message_make_room_for_others() -> None:
     peer.send(data(5, prefixed(b"m")) + head(7))
     assert list(peer.connection.calls) == [3, 5, 7]
     peer.send(frame(RST_STREAM, 0, 3, bytes(4)) + frame(RST_STREAM, 0, 7, bytes(4)))
-    assert not peer.server.arriving
+    assert peer.server.arriving == 0
     assert peer.server.open_calls == 1
 
 
@@ -785,10 +787,80 @@ async def test_calls_without_a_message_make_room_by_the_connection_that_has_most
         if not other.wire.is_closed:
             other.send(head(number))
     assert other.ended_with() == ENHANCE_YOUR_CALM
-    assert (list(peer.server.arriving), peer.connection.arriving) == ([peer.connection.calls[1]], 1)
+    assert (list(peer.connection.arriving), peer.server.arriving) == ([peer.connection.calls[1]], 1)
     peer.connection.calls[1].allowed = 2**20
     peer.send(data(1, whole[1000:]))
-    assert (peer.handler.messages, peer.connection.arriving) == ([whole[5:]], 0)
+    assert (peer.handler.messages, peer.connection.arriving) == ([whole[5:]], {})
+
+
+@in_loop
+async def test_making_room_costs_the_same_however_many_are_waited_for() -> None:
+    def calls_at(most: int) -> Counter[str]:
+        peer = Peer()
+        peer.server.calls_max = most
+        others = [Peer(server=peer.server) for _ in range(most // 50)]
+        for place in range(most):
+            others[place % len(others)].send(head(2 * place + 1))
+        found = calls_of(lambda: peer.send(head(1)))
+        assert (peer.server.arriving, peer.server.refused["arriving"]) == (most, 1)
+        return found
+
+    assert calls_at(2000) == calls_at(100)
+
+
+@in_loop
+async def test_a_stranger_has_few_calls_until_the_first_has_come_whole() -> None:
+    peer = Peer(Echo(is_slow=True))
+    numbers = iter(range(1, 10_000, 2))
+    peer.send(b"".join(head(next(numbers)) for _ in range(http2.STRANGER_CALLS_MAX)))
+    await peer.settle()
+    assert len(peer.connection.calls) == http2.STRANGER_CALLS_MAX
+    peer.frames()
+    peer.send(head(number := next(numbers)))
+    assert peer.frames() == [(RST_STREAM, 0, number, struct.pack(">L", REFUSED_STREAM))]
+    peer.send(data(1, prefixed(b"m")) + head(number := next(numbers)))
+    assert number in peer.connection.calls
+
+
+@in_loop
+async def test_long_heads_of_strangers_wait_for_their_turn_and_are_bounded() -> None:
+    """Decoding takes long: whoever comes with many connections has one of them heard in a turn, not all at once."""
+    peer, long = Peer(), (("x", "v" * 2000),)
+    peer.send(head(1, more=long))
+    assert not peer.connection.calls
+    assert peer.wire.is_reading_paused
+    await peer.settle()
+    assert list(peer.connection.calls) == [1]
+    others = [Peer(server=peer.server) for _ in range(2)]
+    sizes = http2.STRANGER_HEAD_BYTES_MAX - 500, http2.STRANGER_HEAD_BYTES_MAX
+    for other, size in zip(others, sizes, strict=True):
+        other.send(head(1, more=(("x", "v" * size),)))
+        await other.settle()
+    assert [other.wire.is_closed for other in others] == [False, True]
+    assert others[1].ended_with() == ENHANCE_YOUR_CALM
+    peer.send(data(1, prefixed(b"m")) + head(3, more=(("x", "v" * 12_000),)))
+    assert list(peer.connection.calls) == [3], "it is no stranger any more"
+
+
+@in_loop
+async def test_an_answer_that_is_taken_byte_by_byte_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is unsent takes room from the bodies of all."""
+    now_s = 100.0
+    monkeypatch.setattr("sloop.serve.edge.http2.time.monotonic", lambda: now_s)
+    peer = Peer(Echo(is_slow=True))
+    for number in (1, 3):
+        peer.send(head(number) + data(number, prefixed(b"m")))
+        peer.handler.calls[-1].reply([bytes(1_000_000)], OK)
+    ends_s = now_s + http2.STALL_S_MAX + 2_000_010 / http2.SEND_RATE_BYTES
+    for more_s, is_closed in ((-1, False), (1, True)):
+        now_s = ends_s + more_s
+        peer.connection._credit = http2.CREDIT_MAX
+        peer.send(frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1") + frame(WINDOW_UPDATE, 0, 0, b"\0\0\0\1"))
+        peer.connection.attend(now_s)
+        assert peer.wire.is_closed is is_closed
+    peer.connection.connection_lost(None)
+    assert peer.server.refused == {"stalled": 1}
+    assert peer.bodies.held_bytes == 0
 
 
 @in_loop
@@ -805,7 +877,8 @@ async def test_an_upload_that_makes_room_is_not_paid_for() -> None:
 @in_loop
 async def test_a_connection_has_no_more_calls_than_agreed() -> None:
     peer = Peer(Echo(is_slow=True))
-    for number in range(1, 2 * STREAMS_MAX, 2):
+    peer.send(head(1) + data(1, prefixed(b"m")))
+    for number in range(3, 2 * STREAMS_MAX, 2):
         peer.send(head(number))
     assert peer.server.open_calls == STREAMS_MAX
     peer.frames()
@@ -926,20 +999,26 @@ async def test_many_frames_at_once_leave_others_their_turn(monkeypatch: pytest.M
 async def test_a_long_head_ends_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2, "TURN_NS", -1)
     peer, long = Peer(), (("x", "v" * 2000),)
-    peer.send(b"".join(head(number, more=long) for number in (1, 3, 5)))
-    assert list(peer.connection.calls) == [1]
+    peer.send(head(1) + data(1, prefixed(b"m")))
+    peer.send(b"".join(head(number, more=long) for number in (3, 5, 7)))
+    assert list(peer.connection.calls) == [3]
     await peer.settle()
-    assert list(peer.connection.calls) == [1, 3, 5]
+    assert list(peer.connection.calls) == [3, 5, 7]
 
 
 @in_loop
 async def test_only_long_heads_are_paid_for() -> None:
-    peer, credits = Peer(Echo(is_slow=True)), []
-    for number, size in ((1, 10), (3, 300), (5, 1000), (7, 2000)):
-        before = peer.connection._credit
-        peer.send(head(number, more=(("x", "v" * size),)))
-        credits.append(before - peer.connection._credit)
-    assert credits == [0, 0, 2, 4]
+    """Strangers pay more."""
+    for is_stranger, expected in ((False, [0, 0, 2, 4]), (True, [0, 0, 22, 43])):
+        peer, credits = Peer(Echo(is_slow=True)), []
+        if not is_stranger:
+            peer.send(head(1) + data(1, prefixed(b"m")))
+        for number, size in ((3, 10), (5, 300), (7, 1000), (9, 2000)):
+            before = peer.connection._credit
+            peer.send(head(number, more=(("x", "v" * size),)))
+            await peer.settle()
+            credits.append(before - peer.connection._credit)
+        assert credits == expected
 
 
 @in_loop

@@ -564,6 +564,7 @@ def test_a_wrong_deadline_in_metadata_is_refused(loop_thread: LoopThread, name: 
         message = infer().SerializeToString()
         peer.send(frame(HEADERS, END_HEADERS, 1, encode(*fields, (name, value))))
         peer.send(data(1, prefixed(message)))
+        await peer.settle()
         return peer.answers()[1][1]
 
     answer = loop_thread.call(ask())
@@ -625,6 +626,34 @@ def test_idle_connections_make_room_for_others(loop_thread: LoopThread) -> None:
         stub.channel.close()
     assert rpc.server.listener.made_room >= 21
     assert not rpc.server.listener.refused
+    loop_thread.call(rpc.close(0.5))
+
+
+@pytest.mark.parametrize(("key", "method"), [("", "ServerLive"), ("", "ModelInfer"), ("secret", "ServerLive")])
+def test_unfinished_calls_make_room_before_customers(loop_thread: LoopThread, key: str, method: str) -> None:
+    """Of strangers, and, on a server without keys, of whoever has made a call before."""
+    service = make_service(Gateway(FakeDriver()), api_key=key)
+    rpc = Rpc(service, requests_max=64, connections_max=10, each_address_max=10)
+    listener, port = rpc.server.listener, loop_thread.serve(rpc)
+    fields = ((":method", "POST"), (":path", f"/{SERVICE}/{method}"), ("content-type", "application/grpc"))
+    live = ((":method", "POST"), (":path", f"/{SERVICE}/ServerLive"), ("content-type", "application/grpc"))
+    sent = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, encode(*live)) + data(1, prefixed(b""))
+    sent += frame(HEADERS, END_HEADERS, 3, encode(*fields))
+    metadata = (("x-api-key", key),) if key else ()
+    with contextlib.ExitStack() as stack:
+        customer = Stub(port)
+        assert customer.call("ModelInfer", infer(), metadata=metadata)[0].outputs
+        (first,) = listener.connections
+        for number in range(1, 31):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)).sendall(sent)
+            loop_thread.until(lambda number=number: listener.made_room == max(0, number - 9))  # type: ignore[misc]
+            loop_thread.until(lambda number=number: rpc.server.arriving == min(9, number))  # type: ignore[misc]
+        fresh = Stub(port)
+        assert fresh.call("ModelInfer", infer(), metadata=metadata)[0].outputs
+        assert customer.call("ModelInfer", infer(), metadata=metadata)[0].outputs
+        assert first in listener.connections, "it is the same connection"
+        for stub in (customer, fresh):
+            stub.channel.close()
     loop_thread.call(rpc.close(0.5))
 
 

@@ -54,6 +54,10 @@ WINDOW_MAX: Final = 2**20
 STREAM_WINDOW_MAX: Final = 2**31 - 1
 STREAMS_MAX: Final = 1000
 """Open calls of a connection."""
+STRANGER_CALLS_MAX: Final = 100
+"""The same before one of them that was authorised has come whole."""
+STRANGER_HEAD_BYTES_MAX: Final = 8 * 1024
+"""The longest head until then: decoding so many bytes may take 2 ms."""
 PREFIX_BYTES: Final = 5
 """Before each message: whether it is compressed, and its length."""
 INFLATED_BYTES_MAX: Final = 8 * 2**20
@@ -79,6 +83,8 @@ SEND_S_MAX: Final = 60
 """How long a message may take to arrive."""
 STALL_S_MAX: Final = 60
 """How long a client may leave an answer unread."""
+SEND_RATE_BYTES: Final = 16 * 1024
+"""The bytes of its answers that a client must take in a second, on average, after so long."""
 IDLE_S_MAX: Final = 600
 """How long a connection may be without calls: clients of gRPC keep one open for their next call."""
 SWEEP_S: Final = 1.0
@@ -101,6 +107,8 @@ COSTS: Final = {"reset": 2, "rapid reset": 10, "key": 25, "stream": 10, "message
 """What is paid from the credit of a connection: a new one survives 8 wrong keys, an old one 100 rapid resets."""
 HEAD_BYTES_PER_CREDIT: Final = 512
 """A head pays for its length: decoding so many bytes takes up to 0.1 ms. Most heads are shorter."""
+STRANGER_HEAD_BYTES_PER_CREDIT: Final = 48
+"""What strangers pay for a long head: a new connection has credit for one of the longest."""
 UNSENT_PER_CREDIT: Final = 16
 """A new size of the calls' windows pays for the answers of which it may let a part go: each takes some 5 us."""
 SMALL_BYTES: Final = 64
@@ -148,6 +156,7 @@ class Call:
         "connection",
         "has_ended",
         "hold",
+        "is_authorised",
         "is_held_up",
         "is_open",
         "metadata",
@@ -168,6 +177,8 @@ class Call:
         """Names are in lower case; of a repeated one, the last value. Bytes are shown as Latin-1."""
         self.hold = BodyReservation(connection.server.bodies)
         """The room that the message has taken, and later the unsent part of a large answer."""
+        self.is_authorised = True
+        """Whether its client may use the server, not only make this call. `Methods.begin` says if it may not."""
         self.is_open = True
         """Neither answered nor given up by the client."""
         self.on_gone: Callable[[], None] | None = None
@@ -198,7 +209,7 @@ class Call:
     @property
     def is_without_message(self) -> bool:
         """Whether the client was to send the message and has hardly begun."""
-        return self in self.connection.server.arriving and len(self.received) < SMALL_PART_BYTES
+        return self in self.connection.arriving and len(self.received) < SMALL_PART_BYTES
 
     def age_ns(self) -> int:
         """How long it has waited."""
@@ -319,8 +330,8 @@ class Http2Connection(ServerConnection):
         self.server = server
         self.calls: dict[int, Call] = {}
         """Those whose answer is not sent yet, by number, in order of arrival."""
-        self.arriving = 0
-        """How many of them have not sent their message."""
+        self.arriving: dict[Call, None] = {}
+        """Those of them whose message has not come, the oldest first."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         """The base class's, which is None as soon as the connection is lost."""
@@ -330,7 +341,7 @@ class Http2Connection(ServerConnection):
         self._is_known = False
         """Whether a call has been answered."""
         self._is_greeted = self._is_leaving = self._is_over = self._is_lost = False
-        self._is_paused = self._waits_for_turn = False
+        self._is_paused = self._waits_for_turn = self._has_turn = False
         self._last = self._begun = 0
         """The numbers of the latest call, and of the latest that was not turned away because the server shuts down."""
         self._block: tuple[int, int, bytearray] | None = None
@@ -344,6 +355,10 @@ class Http2Connection(ServerConnection):
         self._credit = CREDIT_AT_FIRST
         self._quiet_since_s = time.monotonic()
         """Since when nothing has been sent to a client that had answers to read, or there have been no calls."""
+        self._sent_by_s = 0.0
+        """When the client should have taken all its answers, if it is as slow as it may be."""
+        self._wait: dict[ServerConnection, float] | None = server.idle
+        """The mapping of the server that this connection is in."""
         server.idle[self] = self._quiet_since_s
 
     # What comes
@@ -361,7 +376,7 @@ class Http2Connection(ServerConnection):
         self._is_lost = True
         for call in list(self.calls.values()):
             self._give_up(call)
-        self.server.idle.pop(self, None)
+        self._wait_for(None)
         self._rest = b""
         super().connection_lost(exc)
 
@@ -387,7 +402,9 @@ class Http2Connection(ServerConnection):
     def _go_on(self) -> None:
         self._waits_for_turn = False
         if not self._is_lost and not self._transport.is_closing():
+            self._has_turn = True
             self._take_turn()
+            self._has_turn = False
             if not self._waits_for_turn and not self._transport.is_closing():
                 self._transport.resume_reading()
 
@@ -410,6 +427,8 @@ class Http2Connection(ServerConnection):
                 after = at + FRAME.size + size
                 if after > end:
                     break
+                if size > LONG_BYTES and self.is_stranger and not self._has_turn and kind in (HEADERS, CONTINUATION):
+                    return False  # else however many strangers come with long heads would all be heard at once
                 payload, at = data[at + FRAME.size : after], after
                 self._handle(kind, flags, number & 0x7FFFFFFF, payload)
                 if self._is_over:
@@ -506,7 +525,13 @@ class Http2Connection(ServerConnection):
             self._take_head(number, first_flags, bytes(block))
 
     def _take_head(self, number: int, flags: int, block: bytes) -> None:
-        self._pay(len(block) // HEAD_BYTES_PER_CREDIT, "long heads")
+        each_bytes = HEAD_BYTES_PER_CREDIT
+        if self.is_stranger and len(block) >= HEAD_BYTES_PER_CREDIT:
+            each_bytes = STRANGER_HEAD_BYTES_PER_CREDIT
+            if len(block) > STRANGER_HEAD_BYTES_MAX:
+                what = f"a head of more than {STRANGER_HEAD_BYTES_MAX} bytes before the first call"
+                raise Fault(ENHANCE_YOUR_CALM, what)
+        self._pay(len(block) // each_bytes, "long heads")
         fields = self._decoder.decode(block)
         call = self.calls.get(number)
         if call is not None:  # trailers
@@ -524,7 +549,7 @@ class Http2Connection(ServerConnection):
 
     def _begin(self, number: int, head: dict[str, str], *, is_whole: bool) -> None:
         server = self.server
-        if len(self.calls) >= STREAMS_MAX:
+        if len(self.calls) >= (STRANGER_CALLS_MAX if self.is_stranger else STREAMS_MAX):
             self._write(frame(RST_STREAM, 0, number, struct.pack(">L", REFUSED_STREAM)))
             self._charge("stream")
             return
@@ -536,8 +561,6 @@ class Http2Connection(ServerConnection):
             return
         call = self.calls[number] = Call(self, number, head, self._call_window)
         server.open_calls += 1
-        if len(self.calls) == 1:
-            server.idle.pop(self, None)
         try:
             call.bytes_max = server.methods.begin(call)
             server.admit(call)
@@ -546,6 +569,7 @@ class Http2Connection(ServerConnection):
             if refusal.status == HTTPStatus.UNAUTHORIZED:
                 self._charge("key")
         else:
+            self.note_waiting()
             if is_whole:
                 self._complete(call)
 
@@ -629,6 +653,9 @@ class Http2Connection(ServerConnection):
         except Refusal as refusal:
             self.server.refuse(call, refusal)
             return
+        self.note_waiting()
+        if self.is_stranger and call.is_authorised:
+            self.note_authorised()
         intake = self.server.intake
         if intake.is_behind(time.monotonic_ns()):
             intake.defer(call, is_page=False)
@@ -722,8 +749,9 @@ class Http2Connection(ServerConnection):
         call.trailers = trailers
         call.queue.append(memoryview(prefix))
         call.queue.extend(memoryview(part).cast("B") for part in message if len(part))
+        self._quiet_since_s = now_s = time.monotonic()
+        self._sent_by_s = (max(now_s, self._sent_by_s) if self._unsent else now_s) + whole / SEND_RATE_BYTES
         self._unsent[number] = call
-        self._quiet_since_s = time.monotonic()
         self._send_more()
 
     def _note(self, call: Call, code: int, size: int) -> None:
@@ -811,8 +839,25 @@ class Http2Connection(ServerConnection):
         self.server.open_calls -= 1
         self.server.arrived(call)
         call.hold.drop()
+        self.note_waiting()
+
+    def note_waiting(self) -> None:
+        """The calls have changed: note whether the server waits for this client, and for what."""
         if not self.calls:
-            self._quiet_since_s = self.server.idle[self] = time.monotonic()
+            self._wait_for(self.server.idle)
+        else:
+            self._wait_for(self.server.due if len(self.arriving) == len(self.calls) else None)
+
+    def _wait_for(self, wait: dict[ServerConnection, float] | None) -> None:
+        if wait is self._wait:
+            return
+        if self._wait is not None:
+            self._wait.pop(self, None)
+        self._wait = wait
+        if wait is not None:
+            wait[self] = now_s = time.monotonic()
+            if not self.calls:
+                self._quiet_since_s = now_s
 
     def _close_if_done(self) -> None:
         if self._is_leaving and not self.calls:
@@ -836,7 +881,7 @@ class Http2Connection(ServerConnection):
         """Once a second: refill the credit, and end what takes too long."""
         self._credit = min(CREDIT_MAX, self._credit + CREDIT_PER_S)
         quiet_s = now_s - self._quiet_since_s
-        if self._unsent and quiet_s > STALL_S_MAX:
+        if self._unsent and (quiet_s > STALL_S_MAX or now_s > self._sent_by_s + STALL_S_MAX):
             self.server.refused["stalled"] += 1
             self._transport.abort()
         elif not self.calls and quiet_s > (IDLE_S_MAX if self._is_known else GREETING_S_MAX):
@@ -860,7 +905,7 @@ class Http2Connection(ServerConnection):
         self._close_if_done()
 
     def abort(self) -> None:
-        self.server.idle.pop(self, None)  # the listener looks there for further ones, in this same turn
+        self._wait_for(None)  # the listener looks there for further ones, in this same turn
         super().abort()
 
     def _fail(self, code: int, why: str) -> None:
@@ -898,9 +943,11 @@ class Http2Server:
         self.intake = intake or Intake(lambda: True)
         self.idle: dict[ServerConnection, float] = {}
         """Connections without calls, by when they began to be."""
+        self.due: dict[ServerConnection, float] = {}
+        """Connections all of whose calls have yet to send their message."""
         self.listener = Listener(
             lambda: Http2Connection(self),
-            idle=(self.idle,),
+            idle=(self.due, self.idle),
             connections_max=connections_max,
             each_address_max=each_address_max,
             tls=tls,
@@ -909,8 +956,10 @@ class Http2Server:
         self.access: AccessLog | None = None
         """Where answers are noted, if somebody wants that."""
         self.open_calls = 0
-        self.arriving: dict[Call, None] = {}
-        """Those of them whose message has not come, the oldest first."""
+        self.arriving = 0
+        """How many of them have not sent their message."""
+        self._crowd: Http2Connection | None = None
+        """The connection that had most of these when the last one was added."""
         self.refused: Counter[str] = Counter()
         """Calls refused here, by the bound that they exceeded."""
         self.closed: Counter[str] = Counter()
@@ -964,7 +1013,7 @@ class Http2Server:
         """Let a call send its message. Raises a 503 if as many as may be are answered now; if as many are waited for,
         the oldest of the connection that has most of them is refused: whoever wants an answer has sent the message by
         then, and calls that nobody means to send must not take the place of others' uploads."""
-        being_answered = self.open_calls - len(self.arriving) - 1
+        being_answered = self.open_calls - self.arriving - 1
         if being_answered >= self.calls_max:
             self.refused["calls"] += 1
             what = f"rejected: the server has {being_answered} open calls, as many as it accepts"
@@ -974,21 +1023,22 @@ class Http2Server:
                 "try again in 1 s; `limits` in the deployment sets `requests`",
                 retry_after_s=1,
             )
-        if len(self.arriving) >= self.calls_max:
+        own = call.connection
+        own.arriving[call] = None
+        self.arriving += 1
+        if self._crowd is None or len(own.arriving) >= len(self._crowd.arriving):
+            self._crowd = own
+        if self.arriving > self.calls_max:
             self.refused["arriving"] += 1
-            what = f"rejected: the server waits for the messages of {len(self.arriving)} calls"
+            what = f"rejected: the server waits for the messages of {self.calls_max} calls"
             slow = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "send the message with the call", retry_after_s=1)
-            crowd = max(self.arriving, key=lambda each: each.connection.arriving)  # of equal ones, the oldest
-            crowd.connection.evict(crowd, slow)
-        if call.is_open:  # its connection may have paid its last credit
-            self.arriving[call] = None
-            call.connection.arriving += 1
+            self._crowd.evict(next(iter(self._crowd.arriving)), slow)
 
     def arrived(self, call: Call) -> None:
         """Wait no longer for the message of a call."""
-        if call in self.arriving:
-            del self.arriving[call]
-            call.connection.arriving -= 1
+        if call in call.connection.arriving:
+            del call.connection.arriving[call]
+            self.arriving -= 1
 
     def too_large(self, call: Call, bytes_max: int) -> Refusal:
         """Count and return the refusal of a message that is longer than `bytes_max`."""

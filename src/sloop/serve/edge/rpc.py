@@ -373,7 +373,8 @@ class Rpc:
         """Check the key of a call whose head has come, and return the size that its message may have."""
         service = self.service
         method, _ = self._methods.get(call.path, ("", None))
-        if service.keys.is_required and method not in KEYLESS:
+        call.is_authorised = not service.keys.is_required or method not in KEYLESS
+        if service.keys.is_required and call.is_authorised:
             given = call.metadata.get("authorization"), call.metadata.get("x-api-key")
             service.authorise(*given, as_admin=method in CHANGES)
         if not method:
