@@ -2,8 +2,8 @@
 
 `SharedMemory` belongs to two processes, of which one writes and the other reads. An `Arena` is written by one process
 and read by many: the writer allocates and frees blocks, whose `Address` is all that others need. All of it is anonymous
-files (memfd), not `multiprocessing.shared_memory`, whose named segments stay behind when a process is killed. Linux
-only: elsewhere all tensors go through sockets. Must not depend on frames, models or processes.
+files (memfd), not `multiprocessing.shared_memory`, whose named segments stay behind when a process is killed. Must not
+depend on frames, models or processes.
 """
 
 import contextlib
@@ -36,9 +36,7 @@ class SharedMemory:
 
     @classmethod
     def make(cls) -> Self | None:
-        """New, empty shared memory; None where the operating system has no memfd."""
-        if not hasattr(os, "memfd_create"):
-            return None
+        """New, empty shared memory; None if the operating system refuses it: too many files, or a sandbox."""
         try:
             return cls(os.memfd_create("sloop"))
         except OSError:
@@ -281,11 +279,9 @@ class Arenas:
         self._others.pop(holder, None)
 
     def make(self, size: int, on_free: Callable[[Address], None]) -> HeldArena | None:
-        """A new arena of at most `size` bytes, which takes no memory before it is written. None where the operating
-        system has no memfd, or no more descriptors."""
+        """A new arena of at most `size` bytes, which takes no memory before it is written. None if the operating
+        system refuses it: too many files, or a sandbox."""
         self._serial += 1
-        if not hasattr(os, "memfd_create"):
-            return None
         try:
             fd = os.memfd_create(_name(self._serial), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError:

@@ -2,10 +2,13 @@
 
 import gzip
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -20,10 +23,13 @@ from sloop.runlog.summary import RunSummary
 from sloop.serve import journal as module
 from sloop.serve.archive import archive, expired
 from sloop.serve.journal import Journal, LogLimits, Observed
+from sloop.serve.server import locked
 from sloop.systems.replay import beginning_of, header_of, replay_log, with_beginning
 from sloop.systems.setup import build, set_up
+from sloop.systems.snapshot import save
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome, Request, RequestId
+from tests.serve.test_local_backend import is_alive
 
 HEADER = Header(origin="live", name="demo", system="static", definitions={})
 DECLARED = {
@@ -228,6 +234,69 @@ def test_state_that_cannot_be_saved_costs_the_snapshot_only(tmp_path: Path, capl
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this machine")
+def forks() -> list[int]:
+    """The process ids of the children that have not become another program."""
+    own = Path("/proc/self/cmdline").read_bytes()
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes() == own]
+
+
+def test_a_next_server_has_folder_and_ports_while_a_snapshot_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What writes it is a fork of the server, which may be killed meanwhile."""
+    may_write = tmp_path / "go"
+
+    def slow(*arguments: Any, **others: Any) -> Any:  # those of `save`
+        while not may_write.exists():
+            time.sleep(0.01)
+        return save(*arguments, **others)
+
+    monkeypatch.setattr(module, "save", slow)
+    with locked(tmp_path / "state"), socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        server = Server(tmp_path / "state" / "log")
+        server.serve(600)
+        server.settle(lambda: len(forks()) == 1)
+        fds = Path(f"/proc/{forks()[0]}/fd")
+        server.settle(lambda: len({os.readlink(each) for each in fds.iterdir()}) == 2)
+    with locked(tmp_path / "state"), socket.create_server(("127.0.0.1", port)):
+        assert server.journal.segment == 1
+    may_write.touch()
+    server.settle(lambda: server.journal.segment == 2)
+    server.journal.close()
+    assert read_log(tmp_path / "state" / "log").is_whole
+    beginning_of(read_log(segments_in(tmp_path / "state" / "log")[-1].path))
+
+
+FORKING: Final = """
+import sys, time
+from pathlib import Path
+from sloop.serve import journal
+from tests.serve.test_journal import Server, forks
+
+journal.save = lambda *_, **__: time.sleep(600)
+server = Server(Path(sys.argv[1]))
+server.serve(600)
+server.settle(lambda: len(forks()) == 1)
+print(*forks(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_writes_a_snapshot_ends_with_the_server(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", FORKING, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        child = int(server.stdout.readline())
+        server.kill()
+    for _ in range(1000):
+        if not is_alive(str(child)):
+            return
+        time.sleep(0.01)
+    raise AssertionError("it writes on")
+
+
 def test_a_full_disk_leaves_a_gap_and_the_log_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -212,15 +212,16 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mad
     return found
 
 
-ORDERS: Final[Sequence[dict[str, Sequence[float]]]] = (
-    *({moment: (0.5,)} for moment in MOMENTS),
-    *({moment: (0.5, 1.0, 0.25)} for moment in MOMENTS),
-    {moment: (0.25 * at, 0.25 * (5 - at)) for at, moment in enumerate(MOMENTS, 1)},
-)
+Orders = dict[str, list[float]]
+ORDERS: Final[Sequence[Orders]] = [
+    *({moment: [0.5]} for moment in MOMENTS),
+    *({moment: [0.5, 1.0, 0.25]} for moment in MOMENTS),
+    {moment: [0.25 * at, 0.25 * (5 - at)] for at, moment in enumerate(MOMENTS, 1)},
+]
 
 
 @pytest.mark.parametrize("orders", ORDERS, ids="-".join)
-def test_each_resize_is_answered_once_and_the_last_one_counts(made: Made, orders: dict[str, Sequence[float]]) -> None:
+def test_each_resize_is_answered_once_and_the_last_one_counts(made: Made, orders: Orders) -> None:
     async def scene() -> None:
         async with made() as rig:
             rig.start(0.75)

@@ -100,7 +100,7 @@ def open_schedule(folder: Path) -> "memoryview[int]":
 
 
 _CLOCK_MONOTONIC: Final = 1
-_NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+_NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _ABSOLUTE: Final = 1
 
 
@@ -182,12 +182,10 @@ class LoopTimer:
 
 def alarm(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Alarm:
     """The most precise alarm of this machine."""
-    if sys.platform == "linux":
-        try:
-            return TimerFd(loop, call)
-        except OSError:
-            pass
-    return LoopTimer(loop, call)
+    try:
+        return TimerFd(loop, call)
+    except OSError:
+        return LoopTimer(loop, call)
 
 
 LEAD_NS = 20 * NS_PER_MS
@@ -394,7 +392,7 @@ NICENESS = -10
 def main(folder: Path) -> None:
     """Entry point of the sending process: set CPUs and priority, then execute the orders in `folder`."""
     orders, _ = read_orders(folder)
-    if orders.cpus and hasattr(os, "sched_setaffinity"):
+    if orders.cpus:
         try:
             os.sched_setaffinity(0, orders.cpus)
         except OSError as error:

@@ -1048,7 +1048,7 @@ class AgentSession:
 
     def _allocated(self, size: int) -> tuple[Address, memoryview]:
         if self._arena is None:
-            raise ArenaFull("this machine has no memfd")
+            raise ArenaFull("this process has no arena: the operating system has refused it")
         return self._arena.allocate(size)
 
     def _end_batch(self, worker: _Worker) -> bool:

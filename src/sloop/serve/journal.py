@@ -44,7 +44,7 @@ from sloop.runlog import (
 )
 from sloop.runlog.fold import DeploymentState
 from sloop.serve.archive import NICE
-from sloop.serve.processes import kill, spawn
+from sloop.serve.processes import close_all_but, die_with, kill, spawn
 from sloop.systems.snapshot import Snapshot, save
 from sloop.units import NS_PER_S
 from sloop.vocabulary import BatchId, Outcome, Request, RequestId
@@ -293,6 +293,7 @@ class Journal:
         if observed is None or not header.has_snapshot:
             return Opening(path, structs.replace(header, has_snapshot=False), 0, -1)
         reading, writing = os.pipe()
+        server = os.getpid()
         try:
             with warnings.catch_warnings():  # the child uses no lock that another thread may hold
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -302,7 +303,7 @@ class Journal:
             os.close(writing)
             raise
         if not child:
-            _write_beginning(path, header, at_ns, observed, planner, writing)
+            _write_beginning(path, header, at_ns, observed, planner, writing, server)
         os.close(writing)
         return Opening(path, header, child, reading)
 
@@ -320,13 +321,16 @@ class Journal:
             _log.warning("old segments of the log are neither compressed nor deleted: %s", error)
 
 
-def _write_beginning(
-    path: Path, header: Header, at_ns: int, observed: Observed, planner: Snapshot | None, report: int
+def _write_beginning(  # what a child knows of its parent
+    path: Path, header: Header, at_ns: int, observed: Observed, planner: Snapshot | None, report: int, server: int
 ) -> None:
-    """The whole life of a child: write header and snapshot, and say through `report` why that failed, if it did."""
+    """The whole life of a child: write header and snapshot, and say through `report` why that failed, if it did. It
+    ends with the server, and keeps none of its files: the next server can lock the state folder and listen."""
     why = ""
     try:
         signal.set_wakeup_fd(-1)  # it is the server's
+        close_all_but(report)
+        die_with(server)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         gc.disable()

@@ -1,6 +1,6 @@
 """Child processes of the server: how they are started and ended, and what each does first.
 
-None outlives the server: on Linux the kernel kills them with it, elsewhere they exit when their socket closes.
+None outlives the server: the kernel kills them with it.
 """
 
 import contextlib
@@ -24,6 +24,8 @@ from sloop.serve.stderr import pipe_of_child
 
 SECRETS: Final = ("SLOOP_API_KEY",)
 """Variables that no child inherits: workers, planner and checks run models and systems, which may be anybody's code."""
+LIBC: Final = ctypes.CDLL(None)
+_prctl: Final = LIBC.prctl  # looked up here, because a forked child must not take the loader's lock
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_NAME: Final = 15
 SPARE: Final = "sloop spare"
@@ -98,17 +100,25 @@ def begin(parent: int, fds: Sequence[int]) -> None:
 
 def set_name(name: str) -> None:
     """Set what `top` and `ps -o comm` show for this process: the first 15 bytes of `name`."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+    _prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def close_all_but(kept: int) -> None:
+    """Close all file descriptors of this process but one; those of standard input, output and error lead to /dev/null.
+    For a child that was forked: what its parent has locked or listens to is not its own."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd != kept:  # the standard ones
+            with contextlib.suppress(OSError):  # of the list itself
+                os.close(fd)
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when the server dies, and exit if it has died already.
-
-    On systems other than Linux the process exits when its socket closes.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Ask the kernel to kill this process when the server dies, and exit if it has died already. To the kernel, the
+    server has died when that *thread* of it has ended which has started this process."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(0)
 
@@ -126,7 +136,7 @@ def set_priority(pid: int, *, humble: bool) -> bool:
     """
     with contextlib.suppress(OSError):
         _autogroup(pid).write_text(str(NICE if humble else 0))
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError):
         policy = os.SCHED_IDLE if humble else os.SCHED_OTHER
         os.sched_setscheduler(pid, policy, os.sched_param(0))
         return True
@@ -143,12 +153,12 @@ def stay_aside() -> None:
     for slices of 0.1 ms, the shortest: Linux (6.12 and newer) lets a process finish its slice, of some 3 ms, before
     another one that has woken may run.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     call = SCHED_SETATTR.get(platform.machine())
-    if sys.platform == "linux" and call is not None:
+    if call is not None:
         attributes = struct.pack("<IIQiIQQQ", 48, os.sched_getscheduler(0), 0, 0, 0, SLICE_NS, 0, 0)
-        ctypes.CDLL(None).syscall(call, 0, attributes, 0)
+        LIBC.syscall(call, 0, attributes, 0)
 
 
 def run_aside(work: Callable[[], object]) -> None:
@@ -156,9 +166,8 @@ def run_aside(work: Callable[[], object]) -> None:
     Threads that it starts keep the low priority."""
 
     def work_aside() -> None:
-        if sys.platform == "linux":  # elsewhere priorities belong to processes
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ASIDE_NICE)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ASIDE_NICE)
         work()
 
     _in_thread(work_aside)

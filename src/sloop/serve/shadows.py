@@ -83,7 +83,7 @@ class RowExchange:
         says nothing."""
         own = SharedMemory.make()
         if own is None:
-            raise PartnerLost("this operating system has no memory that processes share (memfd)")
+            raise PartnerLost("the operating system has refused memory that processes share (memfd)")
         try:
             peer, _, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if peer != process:

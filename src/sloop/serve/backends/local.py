@@ -217,7 +217,8 @@ class LocalBackend(KnownStages):
         self._spare_failures = 0
         """How many have ended, one after the other, before they waited."""
         self._spawner = ThreadPoolExecutor(1, "sloop-spawn")
-        """Starts their processes. On Linux they end with its thread (`sloop.serve.processes.die_with`)."""
+        """Starts their processes, which end with its *thread* (`sloop.serve.processes.die_with`). The thread lives as
+        long as this backend, because a pool of one never ends its thread before `shutdown`."""
         self._starts: deque[float] = deque(maxlen=STARTS_MAX)
         """When replicas were started, the latest last."""
         self._processes: set[_Replica] = set()

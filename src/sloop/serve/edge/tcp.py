@@ -30,5 +30,5 @@ RECEIVED_BYTES: Final = 128
 """Where `tcpi_bytes_received` stands there, since Linux 4.1."""
 CLOCK_MONOTONIC_COARSE: Final = 6
 """Linux's clock that counts ticks, which Python has no name for."""
-TICK_NS: Final = round(time.clock_getres(CLOCK_MONOTONIC_COARSE) * NS_PER_S) if sys.platform == "linux" else 0
+TICK_NS: Final = round(time.clock_getres(CLOCK_MONOTONIC_COARSE) * NS_PER_S)
 """What comes just before a tick seems to have waited for all of it: 4 ms with most kernels."""
