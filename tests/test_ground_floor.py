@@ -14,7 +14,7 @@ from sloop.events import Finished
 from sloop.machine import usable_cpus
 from sloop.streams import stream
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature
-from sloop.text import chain, counted, in_ms, in_s, listed, number, numbered, quoted, shortened
+from sloop.text import chain, counted, host_and_port, in_ms, in_s, listed, number, numbered, quoted, shortened
 from sloop.units import at_least, ms, quantile, rank, round_down, round_up, s
 from sloop.vocabulary import BatchId, Group, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
@@ -93,6 +93,11 @@ def test_numbers_have_four_digits_or_are_whole(value: float, written: str) -> No
 def test_counts_agree_with_their_nouns() -> None:
     assert [counted(n, "core") for n in (0, 0.5, 1, 12)] == ["0 cores", "0.5 cores", "1 core", "12 cores"]
     assert counted(2, "batch", "batches") == "2 batches"
+
+
+def test_addresses_are_written_as_urls_have_them() -> None:
+    hosts = "box", "10.0.0.1", "fd00::1"
+    assert [host_and_port(host, 80) for host in hosts] == ["box:80", "10.0.0.1:80", "[fd00::1]:80"]
 
 
 def test_durations_name_their_unit() -> None:

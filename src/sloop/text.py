@@ -26,6 +26,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def host_and_port(host: str, port: int) -> str:
+    """An address as URLs have it: `10.0.0.1:8000`, and `[::1]:8000` for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def counted(count: float, noun: str, plural: str = "") -> str:
     """A count with its noun: `1 core`, `0.5 cores`, `0 replicas`, `2 batches` (with `plural="batches"`)."""
     return f"{count:g} {noun}" if count == 1 else f"{count:g} {plural or noun + 's'}"

@@ -5,10 +5,13 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import cast
 from urllib.request import urlopen
 
@@ -34,6 +37,10 @@ from tests.cli.conftest import SERVED
 from tests.serve.edge.test_attacks import make_certificate
 from tests.systems.test_replay import logged
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    grpc_client: ModuleType = pytest.importorskip("tritonclient.grpc")
+
 
 @pytest.mark.live
 def test_it_says_where_it_listens_and_leaves_when_told(server: "subprocess.Popen[str]", model: Path) -> None:
@@ -48,6 +55,41 @@ def test_it_says_where_it_listens_and_leaves_when_told(server: "subprocess.Popen
     assert (model.parent / where["log"]).exists()
     (limits,) = [line for line in said.splitlines() if "cores of replicas are limited by" in line]
     assert "cgroup v" in limits or "affinity" in limits
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("host", "edges", "shown"), [("[::1]", "0", "[::1]"), ("::1", "1", "[::1]"), ("::", "2", "[::]")]
+)
+def test_an_address_of_ipv6_is_taken_and_shown_as_urls_have_it(model: Path, host: str, edges: str, shown: str) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    (model.parent / "tiny.yaml").write_text(SERVED)
+    ports = ["--http-port", "0", "--grpc-port", "0", "--json"]
+    command = [sys.executable, "-m", "sloop", "serve", "tiny.yaml", "--host", host, "--edges", edges, *ports]
+    with subprocess.Popen(command, cwd=model.parent, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            where = json.loads(server.stdout.readline())
+            assert where["http"].startswith(f"http://{shown}:")
+            assert where["grpc"].startswith(f"{shown}:")
+            web, grpc = (where[which].replace("[::]", "[::1]") for which in ("http", "grpc"))
+            trace = ["--trace", "{kind: equal, rate: 20}", "--duration-s", "0.5", "--slo-ms", "20000"]
+            result = CliRunner().invoke(main, ["load", web, *trace, "--json"])
+            assert result.exit_code == 0, result.output
+            assert json.loads(result.stdout)["ok"] == 10
+            with grpc_client.InferenceServerClient(grpc) as client:
+                assert client.is_server_live()
+            with urlopen(f"{web}/v2/sloop/state") as answer:
+                (edge, *_) = json.loads(answer.read())["edges"]
+            assert [f"http://{edge['address']}", edge["grpc_address"]] == [where["http"], where["grpc"]]
+            if host == "::":
+                with urlopen(web.replace("[::1]", "127.0.0.1") + "/v2/health/live") as answer:
+                    assert answer.status == 200
+        finally:
+            server.send_signal(signal.SIGINT)
 
 
 @pytest.mark.live
@@ -142,7 +184,8 @@ JOIN = ["--join", "10.0.0.1:9000", "--token-file", "token"]
         ([*JOIN, "--tls-cert", "a.pem"], 1, "--tls-key is missing"),
         ([*JOIN, "--api-key-file", "none"], 1, "the key file cannot be read"),
         ([*JOIN, "--access-log", "none/log"], 1, "none/log"),
-        ([*JOIN, "--host", "192.0.2.1"], 1, "192.0.2.1"),
+        ([*JOIN, "--host", "192.0.2.1"], 1, "cannot listen on 192.0.2.1:0"),
+        ([*JOIN, "--host", "[2001:db8::1]"], 1, "cannot listen on [2001:db8::1]:0"),
     ],
 )
 def test_mistakes_about_an_edge_are_told(
@@ -174,11 +217,11 @@ def test_options_of_an_edge_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(edges, "JoiningEdge", Edge)
     own = ["--http-port", "0", "--grpc-port", "0", "--api-key", "secret", "--head-s", "3", "--drain-s", "4"]
-    result = CliRunner().invoke(main, ["edge", *JOIN, *own, "--agents-host", "10.0.0.9", "--json"])
+    result = CliRunner().invoke(main, ["edge", *JOIN, *own, "--agents-host", "[fd00::9]", "--json"])
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["http"].startswith("http://127.0.0.1:")
     ((given, settings),) = cast(list[tuple[JoinSettings, EdgeSettings]], seen)
-    assert given == JoinSettings(("10.0.0.1", 9000), b"0123456789abcdef", None, "10.0.0.9", 4.0)
+    assert given == JoinSettings(("10.0.0.1", 9000), b"0123456789abcdef", None, "fd00::9", 4.0)
     assert (settings.api_key, settings.http.head_s) == ("secret", 3.0)
 
 

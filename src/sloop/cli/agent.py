@@ -9,7 +9,7 @@ from typing import Any
 import click
 import uvloop
 
-from sloop.cli.command import FILE, command
+from sloop.cli.command import FILE, HOST, command
 from sloop.cli.pull import cache_of, models_options
 from sloop.memory import return_large_memory
 from sloop.serve.agent import Agent, serve_until_signal
@@ -61,7 +61,10 @@ def node_tls_of(given: Mapping[str, Any], prefix: str) -> NodeTls | None:
     "--token-file", required=True, type=FILE, metavar="FILE", help="The token of the deployment, which both must know."
 )
 @click.option(
-    "--host", default="", help="Address of this machine for other agents [default: the one from which it connects]."
+    "--host",
+    type=HOST,
+    default="",
+    help="Address of this machine for other agents [default: the one from which it connects].",
 )
 @click.option("--tls-cert", type=FILE, metavar="FILE", help="Certificate of this machine (PEM), if the server has one.")
 @click.option("--tls-key", type=FILE, metavar="FILE", help="Unencrypted key of the certificate (PEM).")

@@ -194,6 +194,22 @@ def mapping(text: str, where: str) -> dict[str, object]:
     return {key: value.content for key, value in parse_yaml(text, where).mapping().items()}
 
 
+class Host(click.types.StringParamType):
+    """An address or a name, without the brackets that IPv6 addresses have in URLs."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401  # text, or a default
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        text = str(super().convert(value, param, ctx))
+        return text[1:-1] if text.startswith("[") and text.endswith("]") else text
+
+
+HOST: Final = Host()
+
+
 class Number(click.FloatRange):
     """A finite float in a range. Click's type accepts `nan` and `inf`, which are not valid durations or rates."""
 

@@ -13,7 +13,7 @@ import click
 import uvloop
 
 from sloop.cli.agent import endpoint_of, node_tls_of
-from sloop.cli.command import FILE, CommandOutput, Number, command, print_output
+from sloop.cli.command import FILE, HOST, CommandOutput, Number, command, print_output
 from sloop.cli.serve import (
     connection_options,
     connections_of,
@@ -32,6 +32,7 @@ from sloop.serve.edge.service import Keys
 from sloop.serve.network import read_token
 from sloop.serve.server import StopOrders, is_loopback
 from sloop.serve.stderr import never_waiting, reopen_stderr
+from sloop.text import host_and_port
 
 EXAMPLE = """
 sloop edge --join 10.0.0.1:9000 --token-file /etc/sloop/token --host 0.0.0.0 --api-key-file /etc/sloop/keys
@@ -52,6 +53,7 @@ def join_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--agents-host",
+            type=HOST,
             default="",
             metavar="HOST",
             help="Address of this machine at which agents fetch tensors [default: the one from which it connects].",
@@ -129,7 +131,7 @@ def edge(
     async def main() -> None:
         orders = StopOrders(others["grace_s"])
         with closing(listen(host, http_port)) as web, closing(listen(host, grpc_port)) as grpc:
-            places = [f"{host}:{sock.getsockname()[1]}" for sock in (web, grpc)]
+            places = [host_and_port(host, sock.getsockname()[1]) for sock in (web, grpc)]
 
             def on_start() -> None:
                 found = {"http": f"{scheme}://{places[0]}", "grpc": places[1]}

@@ -17,6 +17,7 @@ from sloop.cli.agent import endpoint_of, node_tls_of, spares_option
 from sloop.cli.command import (
     FILE,
     FOLDER,
+    HOST,
     CommandOutput,
     Number,
     Shapes,
@@ -49,7 +50,7 @@ from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
 from sloop.systems import build_system
-from sloop.text import counted, listed, number
+from sloop.text import counted, host_and_port, listed, number
 
 PORT = click.IntRange(0, 65535)
 POSITIVE = Number(min=0, min_open=True)
@@ -68,7 +69,11 @@ def listening_options(command: Callable[..., None]) -> Callable[..., None]:
     """The address and the ports for clients."""
     options = (
         click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all."
+            "--host",
+            type=HOST,
+            default="127.0.0.1",
+            show_default=True,
+            help="Address to listen on; 0.0.0.0 listens on all of IPv4, :: on all.",
         ),
         click.option(
             "--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one."
@@ -531,8 +536,8 @@ def addresses(
     value = {
         "application": deployment.name,
         "applications": names,
-        "http": f"{'https' if is_secure else 'http'}://{server.host}:{server.http_port}",
-        "grpc": f"{server.host}:{server.grpc_port}",
+        "http": f"{'https' if is_secure else 'http'}://{host_and_port(server.host, server.http_port)}",
+        "grpc": host_and_port(server.host, server.grpc_port),
         "state": str(server.folder),
         "log": str(server.journal.path) if server.journal else None,
         "slo_ms": {each.name: each.slo_ms for each in deployment.applications},

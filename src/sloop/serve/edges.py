@@ -67,7 +67,7 @@ from sloop.serve.protocols import Pages
 from sloop.serve.pulse import LOOK_S, Silence, main_thread
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arena, Arenas
-from sloop.text import counted
+from sloop.text import counted, host_and_port
 from sloop.units import NS_PER_S, to_s
 from sloop.vocabulary import Outcome, RequestId
 
@@ -356,7 +356,7 @@ class FarEdge:
         if self.hello is None or self.port is None:
             return None
         name = f"{self.hello.host or self.peer}/{self.hello.pid}"
-        web, grpc = (_place(self.peer, port) for port in self.hello.ports)
+        web, grpc = (host_and_port(self.peer, port) for port in self.hello.ports)
         since_s, count = to_s(self.since_ns - zero_ns), len(self.port.requests)
         return ServingEdge(name, "elsewhere", web, grpc, self.hello.pid, self.is_ready, since_s, count)
 
@@ -420,7 +420,7 @@ class EdgeSlot:
 
     def as_serving(self, zero_ns: int) -> ServingEdge:
         """The edge, for a server that began at `zero_ns`."""
-        web, grpc = (_place(*sock.getsockname()[:2]) for sock in self.ports)
+        web, grpc = (host_and_port(*sock.getsockname()[:2]) for sock in self.ports)
         count = len(self.port.requests) if self.port is not None else 0
         pid = self.pid or (os.getpid() if self.server is not None else 0)
         since_s = to_s(self.since_ns - zero_ns)
@@ -541,7 +541,7 @@ class Edges:
             [self._shared(model) for model in self.models.values()],
         )
         far.records.send(setup)
-        _log.warning("%s has connected; it sends blocks at %s:%d", far.name, *hello.endpoint)
+        _log.warning("%s has connected; it sends blocks at %s", far.name, host_and_port(*hello.endpoint))
         self._share_again()
         self._table.add(ArenaHolder(number, hello.machine, hello.pid, hello.endpoint, is_edge=True))
 
@@ -809,10 +809,6 @@ def edge_within(driver: Driver, pages: Pages, arenas: Arenas, settings: EdgeSett
 
 def _is_same(one: EdgeHello, other: EdgeHello) -> bool:
     return (one.machine, one.pid) == (other.machine, other.pid)
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _share(limit: int, count: int) -> int:

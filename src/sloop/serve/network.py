@@ -49,6 +49,7 @@ from sloop.serve.transport import (
     pack_head,
 )
 from sloop.shared_memory import Address, Buffer
+from sloop.text import host_and_port
 
 MAGIC: Final = b"sloop\x01"
 """With the version of the handshake."""
@@ -438,7 +439,7 @@ class NodeListener:
             sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
-            where, why = f"{endpoint[0]}:{endpoint[1]}", error.strerror or error
+            where, why = host_and_port(*endpoint), error.strerror or error
             fix = "is that an address of this host?"
             if error.errno == errno.EADDRINUSE:
                 fix = "stop the program that listens there, or choose another port"
@@ -525,7 +526,7 @@ async def connect(
 ) -> NetworkLink:
     """A connection to a process of the deployment. Raises `MachineError` if there is none, or if it is a stranger."""
     opened = asyncio.get_running_loop().create_future()
-    where = f"{endpoint[0]}:{endpoint[1]}"
+    where = host_and_port(*endpoint)
 
     def on_open(link: NetworkLink) -> None:
         if not opened.done():

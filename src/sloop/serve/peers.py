@@ -59,6 +59,7 @@ from sloop.serve.stores import (
 )
 from sloop.serve.transport import CLOSED, HEADER, Frame, FrameKind, ProtocolError, pack_head, unpack_head
 from sloop.serve.weights import FILES, MANIFEST, ModelFolder, WeightsCache
+from sloop.text import host_and_port
 
 RANGE_BYTES: Final = 256 << 10
 """Bytes of a file that one request asks for. A peer can send a part on once it has all of it."""
@@ -407,7 +408,7 @@ class PeerStore:
             try:
                 download = self._open(peer, file, watch, start, version)
             except (InterruptedTransferError, MachineError) as error:
-                _log.info("%s is not read from %s:%d: %s", file, *peer, error)
+                _log.info("%s is not read from %s: %s", file, host_and_port(*peer), error)
                 self._peers.remove(peer)
             else:
                 self._read[file.name] = peer

@@ -32,7 +32,7 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsp
 from sloop.app.document import SCHEME
 from sloop.errors import InputError, MachineError
 from sloop.serve.aws import KEY_ID, REGIONS, SECRET, TOKEN, AwsAccount
-from sloop.text import counted, quoted, shortened
+from sloop.text import counted, host_and_port, quoted, shortened
 
 CHUNK_BYTES: Final = 1 << 20
 POLL_S: Final = 0.1
@@ -513,7 +513,7 @@ class HttpStore:
 
     def _connected(self, url: SplitResult, watch: Watch) -> socket.socket:
         host, port = str(url.hostname), url.port or (443 if url.scheme == "https" else 80)
-        place, advice = f"{host}:{port}", "check the URL, and that the store can be reached from this machine"
+        place, advice = host_and_port(host, port), "check the URL, and that the store can be reached from this machine"
         try:
             sock = socket.create_connection((host, port), timeout=watch.patience.connect_s)
         except (socket.gaierror, UnicodeError) as error:

@@ -110,7 +110,7 @@ from sloop.serve.stores import ModelSource
 from sloop.serve.transport import ProtocolError, RecordLink
 from sloop.serve.worker import STEPS
 from sloop.shared_memory import Address, ArenaReader, Arenas
-from sloop.text import counted
+from sloop.text import counted, host_and_port
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import (
     STORE,
@@ -228,7 +228,7 @@ class JoiningNodes:
     async def open(self, nodes: Iterable[Node], join: Endpoint, token: bytes) -> None:
         """See `NodeProvider`."""
         names = ", ".join(node.name for node in nodes)
-        _log.warning("waiting at %s:%d for the agents of %s", *join, names or "no nodes")
+        _log.warning("waiting at %s for the agents of %s", host_and_port(*join), names or "no nodes")
 
     def acquire(self, node: Node, failed: Callable[[str], None]) -> None:
         """See `NodeProvider`."""

@@ -27,6 +27,7 @@ from typing import Final, cast
 from sloop.errors import InputError, MachineError
 from sloop.serve.edge.handshakes import HANDSHAKE_S, CpuShare, Handshakes, measured_ns
 from sloop.serve.edge.tcp import waited_in_kernel_ns
+from sloop.text import host_and_port
 
 BACKLOG: Final = 4096
 """Connections that wait in the kernel; if they are more, clients try again after a second."""
@@ -482,7 +483,7 @@ def refused_port(host: str, port: int, error: OSError) -> MachineError:
             f"port {port} on {host} is in use", help="stop the program that holds it, or choose another port"
         )
     return MachineError(
-        f"cannot listen on {host}:{port}: {error.strerror or error}",
+        f"cannot listen on {host_and_port(host, port)}: {error.strerror or error}",
         help="choose an address of this machine and a port you may open (1024 and above without privileges)",
     )
 
