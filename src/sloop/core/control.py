@@ -27,7 +27,7 @@ from sloop.actions import (
 )
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
-from sloop.core.ledger import Reservation, why_unfit
+from sloop.core.ledger import MILLI, Reservation, millicores, why_unfit
 from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.pipeline import (
     break_up,
@@ -59,8 +59,8 @@ from sloop.events import (
     TransferFailed,
     Transferred,
 )
-from sloop.text import in_s
-from sloop.units import FOREVER_NS, ms, s
+from sloop.text import counted, in_s, listed
+from sloop.units import FOREVER_NS, GIB, ms, s
 from sloop.vocabulary import (
     ALONE,
     Form,
@@ -574,8 +574,16 @@ class ControlPath:
     # Events of nodes
 
     def node_ready(self, now_ns: int, event: NodeReady, out: list[Action]) -> None:
-        """A node can take replicas, and has those that were kept."""
-        self._nodes.ready(event.node, now_ns)
+        """A node can take replicas, and has those that were kept; or a node that has replicas has other capacities than
+        before, and all are planned anew."""
+        before = self._nodes.ready(event.node, now_ns)
+        if before is not None:
+            out.append(Decided("node", f"{changed(before, event.node)}: all applications are planned anew"))
+            self._refit(now_ns, event.node, out)
+            for each in self._applications.values():
+                if not each.is_frozen and not each.is_resting:
+                    each.next_plan_ns = each.active_ns = now_ns
+            self.wake_ns = self._tick_ns = now_ns
         for each in self._applications.values():
             for stage in each.state.all_stages:
                 stage.avoided_ns.pop(event.node.name, None)  # what it lacked may be there now
@@ -583,6 +591,42 @@ class ControlPath:
             self._adopt(now_ns, event.node, kept, out)
         note_files(now_ns, self._state, event.node.name, event.weights)
         self._compare(now_ns, list(self._applications.values()), out)
+
+    def _refit(self, now_ns: int, node: Node, out: list[Action]) -> None:
+        """A node may have less than its replicas have reserved: some stop, the others get fewer cores. Those that stop
+        are started elsewhere, if there is room; the last one of a stage stays, whatever it needs."""
+        ledger = self._state.ledger
+        if self._state.weights.by_node:
+            out += self._state.weights.make_room([node.name])
+        on = [each for each in self._state.replicas.values() if each.node == node.name]
+        staying = [each for each in on if each.life is not Life.DRAINING]
+        for each in [each for each in staying if each.shadow is not None]:
+            if min(ledger.free_millicores(node.name), ledger.free_memory_bytes(node.name)) < 0:
+                self._detach(now_ns, each.stage, [each.id], f"{node.name} has become too small for it", out)
+        held = [ledger.reservations[each.id] for each in on if each not in staying]
+        free_bytes = ledger.free_memory_bytes(node.name) + sum(each.memory_bytes for each in held)
+        free_bytes += sum(ledger.reservations[each.id].shadow_memory_bytes for each in staying if each.is_parting)
+        while free_bytes < 0 and (victim := expendable(staying)) is not None:
+            free_bytes += ledger.reservations[victim.id].memory_bytes
+            self._stop(now_ns, victim.stage, [victim.id], f"{node.name} has too little memory for it now", out)
+            staying = [each for each in staying if each.life is not Life.DRAINING]
+        there = millicores(node.cores)
+        while (wanted := sum(millicores(each.target_cores) for each in staying)) > there:
+            victim = expendable([each for each in staying if not self._resizes(each.stage)])
+            if victim is None:
+                break
+            self._stop(now_ns, victim.stage, [victim.id], f"{node.name} has too few cores for it now", out)
+            staying = [each for each in staying if each.life is not Life.DRAINING]
+        for each in staying if wanted > there else ():
+            cores = max(1, millicores(each.target_cores) * there // wanted) / MILLI
+            ledger.resize(each.id, cores)
+            each.order_cores(cores)
+            out.append(ResizeReplica(each.id, cores))
+
+    def _resizes(self, stage: StageState) -> bool:
+        """Whether replicas of a stage are resized in place, by the plan in force."""
+        plan = self._applications[stage.application.key].plan
+        return plan is None or any(each.in_place for each in plan.stages if each.stage == stage.name)
 
     def _adopt(self, now_ns: int, node: Node, kept: KeptReplica, out: list[Action]) -> None:
         """Take over a replica that an earlier core has started. One that is of no use is told to stop; it has what it
@@ -1039,6 +1083,27 @@ class ControlPath:
             ran = f"its batch has run for {in_s(now_ns - replica.batch.started_ns)}, longer than its response timeout"
             out.append(StopReplica(replica.id, ran))
             self.lost(now_ns, ReplicaLost(replica.id, ran), out)
+
+
+def expendable(replicas: Sequence[Replica]) -> Replica | None:
+    """Which of these replicas is missed the least: the newest of the stage that has the most; None if each is the last
+    one of its stage."""
+    counts = {
+        each.id: sum(other.life is not Life.DRAINING for other in each.stage.pool.replicas.values())
+        for each in replicas
+    }
+    found = [each for each in replicas if counts[each.id] > 1]
+    return max(found, key=lambda each: (counts[each.id], each.id), default=None)
+
+
+def changed(before: Node, after: Node) -> str:
+    """How the capacities of a node have changed, as text."""
+    parts = []
+    if before.cores != after.cores:
+        parts.append(f"{counted(after.cores, 'core')} now, not {before.cores:g}")
+    if before.memory_bytes != after.memory_bytes:
+        parts.append(f"{after.memory_bytes / GIB:.3g} GiB of memory now, not {before.memory_bytes / GIB:.3g}")
+    return f"{after.name} has {listed(parts)}"
 
 
 def own_traffic(application: ApplicationState) -> Traffic:

@@ -257,11 +257,11 @@ class Ledger:
             self._take(reservation, -1)
 
     def resize(self, replica: ReplicaId, cores: float) -> bool:
-        """Change a replica's cores. Returns False, and changes nothing, if the node has too few."""
+        """Change a replica's cores. Returns False, and changes nothing, if the node has too few for more of them."""
         reservation = self.reservations[replica]
         extra = millicores(cores) - reservation.millicores
         free = self._free[reservation.node]
-        if extra > free.millicores:
+        if extra > max(0, free.millicores):
             return False
         self._changed[reservation.node] = None
         reservation.millicores += extra

@@ -99,15 +99,20 @@ class NodePool:
                 out.append(ReleaseNode(name))
                 out.append(Decided("node", f"{name} has been empty for {in_s(now_ns - since_ns)}"))
 
-    def ready(self, node: Node, now_ns: int) -> None:
-        """A node was acquired or repaired, has joined the cluster, or has other capacities than before."""
-        if self._ledger.nodes.get(node.name) == node:
+    def ready(self, node: Node, now_ns: int) -> Node | None:
+        """A node was acquired or repaired, has joined the cluster, or has other capacities than before. Returns what it
+        was if it was ready and has other cores or memory now."""
+        before, state = self._ledger.nodes.get(node.name), self._ledger.states.get(node.name)
+        if before == node:
             self._ledger.set_state(node.name, NodeState.READY)
         else:
             self._ledger.add(node, NodeState.READY)
         self._lost_ns.pop(node.name, None)
         if self._ledger.nodes[node.name].on_demand:
             self._empty_since_ns[node.name] = now_ns
+        if before is None or state is not NodeState.READY:
+            return None
+        return before if (before.cores, before.memory_bytes) != (node.cores, node.memory_bytes) else None
 
     def lose(self, now_ns: int, name: str) -> None:
         """A node has failed, or could not be acquired."""

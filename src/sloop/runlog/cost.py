@@ -211,10 +211,13 @@ class NodeAccount:
             self._count(now_ns, record.node.hardware, 1 if record.is_held else -1)
 
     def ready(self, now_ns: int, node: Node) -> None:
-        """A node is ready; it may have joined the cluster just now."""
+        """A node is ready; it may have joined the cluster just now, or have other capacities than before."""
         if node.name not in self.records:
             self.charge(now_ns)
             self._add(node, NodeRecord(node, NodeState.RELEASED, now_ns))
+        record = self.records[node.name]
+        if (record.node.cores, record.node.memory_bytes) != (node.cores, node.memory_bytes):
+            record.node = node
         self.change(now_ns, node.name, NodeState.READY)
 
     def charge(self, until_ns: int) -> None:
