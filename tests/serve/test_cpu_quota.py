@@ -25,6 +25,7 @@ from sloop.serve.cpu_quota import (
     prefix,
     remove_stale,
 )
+from tests.machines import FakeMachine
 
 
 def test_without_control_groups_affinity_is_taken_and_the_reasons_are_said(tmp_path: Path) -> None:
@@ -322,3 +323,38 @@ def test_processes_of_a_pool_share_one_quota(sleeper_confined: "subprocess.Popen
             time.sleep(0.01)
             actuator.close()
     assert not actuator.folder.exists()
+
+
+def test_version_1_leaves_a_process_on_all_cores_to_the_groups_above(tmp_path: Path) -> None:
+    """With a quota of its own, the kernel would refuse to give the groups above less."""
+    groups = Cgroups(tmp_path, 1, 1.5)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cpu.cfs_period_us").write_text("100000\n")
+    assert groups.confine(7, 2) == Grant(1.5)
+    assert (tmp_path / "7" / "cpu.cfs_quota_us").read_text() == "-1"
+    assert groups.read(7) == 1.5
+    assert groups.resize(7, 0.5) == Grant(0.5)
+    assert (tmp_path / "7" / "cpu.cfs_quota_us").read_text() == "5000"
+
+
+def test_a_quota_beyond_a_limit_that_has_just_shrunk_becomes_that_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeMachine(tmp_path / "machine", monkeypatch).limit("/", cores=1)
+    groups, write = Cgroups(tmp_path, 2, 4.0), Path.write_text
+
+    def kernel(path: Path, text: str) -> int:
+        if path.name == "cpu.max" and text == "20000 10000":
+            raise OSError(errno.EINVAL, "invalid argument")
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", kernel)
+    assert groups.confine(7, 2) == Grant(1)
+
+
+@pytest.mark.parametrize(("capacity_cores", "granted"), [(0.5, Grant(0.5, 0.5)), (1.5, Grant(1.5, 0.75))])
+def test_affinity_grants_no_more_than_the_machine_has(capacity_cores: float, granted: Grant, tmp_path: Path) -> None:
+    actuator = Affinity([0, 1, 2], proc=tmp_path, capacity_cores=capacity_cores)
+    assert actuator.confine(1, 2) == granted
+    actuator.capacity_cores = 2
+    assert actuator.resize(1, 4) == Grant(2)

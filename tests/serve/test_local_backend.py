@@ -174,6 +174,25 @@ def test_a_slot_of_a_fabric_is_a_worker_that_computes_what_the_switches_would(tm
     play(scene, {"sniff": Servable(str(path), open_model(path, 1).signature)})
 
 
+def test_nodes_and_grants_follow_the_machine() -> None:
+    """One that is not rented yet is what the machine is when it is."""
+    smaller = structs.replace(HERE, cores=1, memory_bytes=1 << 29)
+    actuator = Affinity(sorted(os.sched_getaffinity(0)))
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec(cores=2))
+        await ear.hear(ReplicaReady)
+        backend.refit([smaller], 0.5)
+        assert actuator.capacity_cores == 0.5
+        assert not [event for event in ear.events if isinstance(event, NodeReady)]
+        backend.acquire("here")
+        assert ear.events[-1] == NodeReady(smaller)
+        backend.resize(A, 1)
+        assert await ear.hear(Resized) == Resized(A, 0.5)
+
+    play(scene, actuator=actuator)
+
+
 def test_a_local_node_is_always_there() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.acquire("here")

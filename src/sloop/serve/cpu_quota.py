@@ -48,7 +48,7 @@ class Affinity:
 
     def __init__(self, cpus: Sequence[int], proc: Path = PROC, capacity_cores: float = inf) -> None:
         self._cpus, self._proc = tuple(cpus), proc
-        self.capacity_cores = capacity_cores
+        self.capacity_cores = min(capacity_cores, float(len(self._cpus)))
         self._held: dict[int, tuple[set[int], float]] = {}
 
     def prepare(self, pid: int) -> None:
@@ -61,7 +61,7 @@ class Affinity:
 
     def resize(self, pid: int, cores: float) -> Grant:
         """Change the number of CPUs, keeping the current ones as far as possible."""
-        possible = min(cores, self.capacity_cores, float(len(self._cpus)))
+        possible = min(cores, self.capacity_cores)
         count = max(1, ceil(possible - 1e-9))
         mine, _ = self._held.pop(pid)
         uses = {cpu: sum(cpu in held for held, _ in self._held.values()) for cpu in self._cpus}
@@ -162,7 +162,7 @@ class Cgroups:
 
     def read(self, pid: int) -> float:
         """The quota that the kernel reports; of a process in a pool that of the pool."""
-        return read_cores(self._pools.get(pid) or self._group(pid), self._version)
+        return min(self.capacity_cores, read_cores(self._pools.get(pid) or self._group(pid), self._version))
 
     def release(self, pid: int) -> None:
         """Remove the group of a process that has exited; `close` removes groups that are still busy."""
@@ -182,9 +182,22 @@ class Cgroups:
         return self.folder / str(pid)
 
     def _write(self, group: Path, cores: float) -> Grant:
-        time_us, period_us = quota(min(cores, self.capacity_cores))
+        try:
+            return self._write_quota(group, min(cores, self.capacity_cores))
+        except OSError as error:
+            there = capacity().cores
+            if error.errno != errno.EINVAL or there >= min(cores, self.capacity_cores):
+                raise
+            return self._write_quota(group, there)  # a group above has just got less
+
+    def _write_quota(self, group: Path, cores: float) -> Grant:
+        time_us, period_us = quota(cores)
         if self._version == 2:
             (group / "cpu.max").write_text(f"{time_us} {period_us}")
+        elif cores >= self.capacity_cores:
+            # The groups above limit it. With a quota of its own, nobody could give the machine less while it serves:
+            # version 1 refuses a group less than one of those below it has.
+            (group / "cpu.cfs_quota_us").write_text("-1")
         else:
             # Write the period first: with the old, longer one the new quota could be below the kernel's minimum.
             if (group / "cpu.cfs_period_us").read_text().strip() != str(period_us):

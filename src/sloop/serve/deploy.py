@@ -665,7 +665,8 @@ class Deployer:
     async def _check(self, order: Deploy, tell: Tell) -> AcceptedVersion:
         tell(f"checking {order.file}")
         numbers = {name: _next_number(used) for name, used in self._used.items()}
-        described = msgspec.to_builtins(self._deployment, str_keys=True)
+        cluster = tuple(self._core.state.ledger.nodes.values())  # as it is now
+        described = msgspec.to_builtins(replace(self._deployment, cluster=cluster), str_keys=True)
         found = await checked(CheckOrder(order.file, order.version, numbers, described, str(self._folder.absolute())))
         _, _, served = found.served()
         name, version = served.application, served.version

@@ -37,13 +37,15 @@ import subprocess
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.cuda import CudaDevice, is_present
@@ -73,6 +75,7 @@ from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.gpus import AssignedGpus
+from sloop.serve.machine_watch import watch
 from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
@@ -229,6 +232,7 @@ class LocalBackend(KnownStages):
         """If another process passes batches on between parts: called when a part has run its layers on one, with how
         long that took in ns. That process orders with `run_part` and `complete_part`."""
         self._listener: BackendListener | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.on_spares: Callable[[], None] = lambda: None
         """Called when the workers that wait have become more or fewer."""
         self._emptied = asyncio.Event()
@@ -254,7 +258,8 @@ class LocalBackend(KnownStages):
         self._start_spares_later()
 
     async def open(self) -> None:
-        """This machine is there."""
+        """This machine is there; from now on its limits are watched."""
+        self._watching = self._loop.create_task(watch(tuple(self._nodes.values()), self.refit, capacity()))
 
     def pid(self, replica: ReplicaId) -> int | None:
         """The process id of a replica, for monitoring and fault tests."""
@@ -275,6 +280,23 @@ class LocalBackend(KnownStages):
         """See `sloop.serve.protocols.Backend`. All nodes are this machine, which is therefore named `local`."""
         pids = self.spares()
         return {"local": SpareProcesses(len(pids), sum(map(own_bytes, pids)))}
+
+    def refit(self, nodes: Sequence[Node], cores: float) -> None:
+        """This machine, and so its nodes, have other capacities from now on; `cores` are all that it has."""
+        self._actuator.capacity_cores = cores
+        for node in nodes:
+            known = self._nodes[node.name]
+            made = structs.replace(known, cores=node.cores, memory_bytes=node.memory_bytes)
+            if made != known:
+                self._nodes[node.name] = made
+                if not node.on_demand:
+                    self._report(NodeReady(made))
+        for replica in [each for each in self._replicas.values() if each.is_ready and not each.is_dying]:
+            if replica.pool_cores:
+                replica.pool_cores = self._pool_cores(replica)
+                self._join_pool(replica)
+            elif replica.cores >= cores:
+                self._actuate(replica, replica.cores)  # all cores may be written in another way than a part of them
 
     def acquire(self, node: str) -> None:
         self._report(NodeReady(self._nodes[node]))
@@ -417,6 +439,8 @@ class LocalBackend(KnownStages):
     async def close(self) -> None:
         self._listener = None
         self._spares_max = 0
+        if self._watching is not None:
+            self._watching.cancel()
         for replica in list(self._replicas):
             self.stop(replica)
         for spare in list(self._spares):
@@ -484,6 +508,11 @@ class LocalBackend(KnownStages):
             self._give_up(spare, CLOSED)
         return None
 
+    def _pool_cores(self, replica: _Replica) -> float:
+        """The cores that a replica without a cap shares with all others of its node."""
+        node = self._nodes.get(replica.spec.node or "") if replica.spec is not None else None
+        return min(self._actuator.capacity_cores, node.cores if node is not None else inf)
+
     def _start_again(self, failed: _Replica, spec: ReplicaSpec) -> None:
         """A replica has taken a spare worker that does not work: it gets a new process."""
         _log.warning("replica %d starts again, with another process: %s", failed.id, failed.error)
@@ -503,8 +532,7 @@ class LocalBackend(KnownStages):
         assert replica.link is not None
         servable, cores = self._servables[spec.stage, spec.variant], spec.cores
         if not spec.slot.is_capped and not spec.slot.accelerator:
-            node = self._nodes.get(spec.node or "")
-            replica.pool_cores = capacity().cores if node is None else min(node.cores, capacity().cores)
+            replica.pool_cores = self._pool_cores(replica)
         batchable = not servable.obstacle and servable.signature.has_rows
         # What another process starts here has the model's blocks only, from which all replicas load it.
         is_cut = replica.part is not None or (
@@ -698,8 +726,8 @@ class LocalBackend(KnownStages):
             node = self._gpus.lose(spec.node, spec.device)
             if node is not None:
                 _log.error("device %s of %s is gone: %s", spec.device, spec.node, replica.error)
-                self._nodes[node.name] = node
-                self._report(NodeReady(node))
+                self._nodes[node.name] = left = structs.replace(self._nodes[node.name], devices=node.devices)
+                self._report(NodeReady(left))
         self._tell_end(replica)
 
     def _tell_end(self, replica: _Replica) -> None:
