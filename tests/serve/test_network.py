@@ -309,6 +309,36 @@ def test_strangers_make_room_for_others(
     play(scene)
 
 
+def test_strangers_take_a_small_share_of_the_time_and_members_none(
+    play: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch, tls: NodeTls | None
+) -> None:
+    """Without it, garbage at the port of agents takes as much of the deciding process as somebody sends."""
+    monkeypatch.setattr(network, "STRANGERS_MAX", 4)
+    monkeypatch.setattr(network, "STRANGERS_SHARE", 0.0)
+    monkeypatch.setattr(network, "PAUSE_S", 0.01)
+
+    async def scene() -> None:
+        async with place(tls=tls) as here:
+            context = tls.client_context() if tls is not None else None
+            for number in range(1, 11):
+                link = await connect(here.endpoint, TOKEN, Purpose.AGENT, context=context)
+                await until(lambda number=number: len(here.links) == number)  # type: ignore[misc]
+                link.close()
+            assert here.listener.refused == 0
+            visits = [await here.visit() for _ in range(12)]  # by the kernel, where they wait
+            for visit in visits:
+                visit[1].write(bytes(200))
+            await until(lambda: here.listener.refused == 4)
+            await asyncio.sleep(0.05)
+            assert here.listener.refused == 4
+            monkeypatch.setattr(network, "STRANGERS_SHARE", 1.0)
+            await until(lambda: here.listener.refused == 12)
+            for visit in visits:
+                assert await is_closed(visit)
+
+    play(scene)
+
+
 def test_the_listener_ends_with_its_strangers(play: Callable[[Scene], None], tls: NodeTls | None) -> None:
     async def scene() -> None:
         async with place(tls=tls) as here:

@@ -1,7 +1,8 @@
 """Connections between the machines of a deployment: TCP, with both ends proved to know its token, and frames.
 
 Nothing that a stranger sends is parsed: until the other end has proved that it knows the token, it may send a fixed
-number of bytes in a bounded time, of which only a digest is compared. The token itself is never sent, and each proof
+number of bytes in a bounded time, of which only a digest is compared. Strangers are accepted only so often that they
+take a small share of the time; further ones wait in the kernel. The token itself is never sent, and each proof
 holds for one connection. Without TLS what follows can be read, and changed, by whoever is in between.
 
     server → client   MAGIC · nonce
@@ -36,6 +37,7 @@ import msgspec
 from msgspec import Struct
 
 from sloop.errors import InputError, MachineError
+from sloop.serve.edge.handshakes import measured_ns
 from sloop.serve.messages import encode
 from sloop.serve.transport import (
     CLOSED,
@@ -50,6 +52,7 @@ from sloop.serve.transport import (
 )
 from sloop.shared_memory import Address, Buffer
 from sloop.text import host_and_port
+from sloop.units import NS_PER_S
 
 MAGIC: Final = b"sloop\x01"
 """With the version of the handshake."""
@@ -59,6 +62,11 @@ TOKEN_BYTES_MIN: Final = 16
 HANDSHAKE_S_MAX: Final = 5.0
 STRANGERS_MAX: Final = 64
 """Connections that have not proved themselves; the oldest is closed for a further one."""
+STRANGERS_SHARE: Final = 0.03
+"""The share of the time that they may take, who take it from a process that has better to do. Those that prove
+themselves do not count."""
+STRANGER_NS: Final = 100_000
+"""About what one costs, without TLS."""
 BEAT_S: Final = 0.5
 SILENT_S: Final = 2.0
 STALLED_S_MAX: Final = 30.0
@@ -415,6 +423,9 @@ class NodeListener:
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[NetworkLink, asyncio.Task[None]] = {}
         """The oldest first, with what opens them."""
+        self._cost_ns = STRANGER_NS + (0 if context is None else measured_ns(context))
+        self._left_ns, self._seen_s = float(STRANGERS_MAX * self._cost_ns), self._loop.time()
+        """What strangers may take now, and when that was so."""
         self._resuming: asyncio.TimerHandle | None = None
         self._logged_s = float("-inf")
         self._is_closed = False
@@ -465,17 +476,31 @@ class NodeListener:
 
     def _on_readable(self) -> None:
         for _ in range(ACCEPTS_MAX):
+            if not self._has_time():
+                self._pause()
+                return
             try:
                 sock, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no file descriptor is left
                 self._warn(f"cannot accept a connection: {error.strerror}")
-                self._loop.remove_reader(self._socket.fileno())
-                self._resuming = self._loop.call_later(PAUSE_S, self._resume)
+                self._pause()
                 return
+            self._left_ns -= self._cost_ns
             sock.setblocking(False)
             self._on_stranger(sock, str(address[0]))
+
+    def _has_time(self) -> bool:
+        """Whether one more stranger may take its time."""
+        now_s = self._loop.time()
+        more_ns = STRANGERS_SHARE * (now_s - self._seen_s) * NS_PER_S
+        self._left_ns, self._seen_s = min(self._left_ns + more_ns, STRANGERS_MAX * self._cost_ns), now_s
+        return self._left_ns >= self._cost_ns
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._resuming = self._loop.call_later(PAUSE_S, self._resume)
 
     def _on_stranger(self, sock: socket.socket, address: str) -> None:
         if len(self._strangers) >= STRANGERS_MAX:
@@ -512,6 +537,7 @@ class NodeListener:
 
     def _welcome(self, link: NetworkLink) -> None:
         self._strangers.pop(link, None)
+        self._left_ns += self._cost_ns
         link.attach(lambda _: None, lambda _: None)
         self._to_accept(link)
 

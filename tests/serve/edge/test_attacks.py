@@ -1320,10 +1320,10 @@ def test_under_overload_handshakes_get_their_share_and_networks_take_turns(
 
 def test_what_a_handshake_costs_is_measured(certificates: Path) -> None:
     files = Tls(certificates / "server.pem", certificates / "server.key")
-    assert handshakes.measured_ns(files.context("h2")) > 0
-    assert handshakes.measured_ns(Tls(files.cert, files.key, certificates / "authority.pem").context("h2")) > 0
+    for client_ca in (None, certificates / "authority.pem"):
+        assert handshakes.measured_ns(Tls(files.cert, files.key, client_ca).context("h2")) > handshakes.BESIDE_NS
     listener = Listener(lambda: ServerConnection(listener), tls=files)
-    assert listener.handshakes.cost_ns > listening.OPENING_NS
+    assert listener.handshakes.cost_ns > handshakes.BESIDE_NS
 
 
 def test_a_large_body_and_a_large_answer_over_tls(thread: LoopThread, certificates: Path) -> None:

@@ -231,7 +231,7 @@ class Listener:
         self._context = tls.context(*protocols) if tls is not None else None
         self._files = tls.changed() if tls is not None else ()
         cost_ns = 0 if self._context is None else measured_ns(self._context)
-        self.handshakes = Handshakes(self._open, self._end, OPENING_NS + cost_ns)
+        self.handshakes = Handshakes(self._open, self._end, cost_ns)
         self.connections: dict[ServerConnection, None] = {}
         self.strangers = Strangers()
         self.by_network: Counter[str] = Counter()
@@ -439,7 +439,7 @@ class Listener:
         self._files = self._tls.changed()
         try:
             self._context = self._tls.context(*self._protocols)
-            self.handshakes.cost_ns = OPENING_NS + measured_ns(self._context)
+            self.handshakes.cost_ns = measured_ns(self._context)
             _log.info("%s: the certificate has been read again", self._tls.cert)
         except InputError as error:
             _log.error("the changed certificate cannot be used, the one before stays: %s", error)
