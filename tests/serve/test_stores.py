@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -458,13 +459,31 @@ def test_tokens_go_to_their_host_only(store: BadStore, secure: int, certificate:
         read(f"{store.url}/m", reader)
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("Models.Example.org:8443", "https://Models.Example.org:8443/m"),
+        ("models.example.org:8443", "https://MODELS.example.org:8443/m"),
+        ("Models.Example.org", "https://models.example.org:8443/m"),
+        ("models.example.org:443", "https://models.example.org/m"),
+        ("models.example.org", "https://models.example.org:443/m"),
+        ("[FD00::1]:8443", "https://[fd00::1]:8443/m"),
+        ("[fd00::1]", "https://[FD00::1]/m"),
+        ("fd00::1", "https://[fd00::1]:8443/m"),
+    ],
+)
+def test_hosts_with_tokens_may_be_written_in_any_way(tmp_path: Path, host: str, url: str) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{host} secret\nmodels.example.org:9000 other\n")
+    reader = HttpStore(token_file=tokens)
+    assert reader._authorization(urlsplit(url), "") == {"Authorization": "Bearer secret"}
+
+
 def test_tokens_are_not_sent_without_tls(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("store.invalid secret\n")
     with pytest.raises(InputError, match="would be sent without TLS") as raised:
-        HttpStore(token_file=tokens)._authorization(
-            __import__("urllib.parse").parse.urlsplit("http://store.invalid/m"), ""
-        )
+        HttpStore(token_file=tokens)._authorization(urlsplit("http://store.invalid/m"), "")
     assert "secret" not in str(raised.value)
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import ReplicaLost, ReplicaProgressed, ReplicaReady, ReplicaStopped
 from sloop.serve import weights
-from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, LearnStages, StartWorker, StopWorker
+from sloop.serve.agent import AgentReport, AgentSession, AgentSetup, EvictWeights, LearnStages, StartWorker, StopWorker
 from sloop.serve.copies import IN_CACHE, collect
 from sloop.serve.deploy import servables_of
 from sloop.serve.network import BlockClient
@@ -724,21 +725,45 @@ def test_evicted_models_go_when_nobody_uses_them(store: BadStore, folder: Path) 
 
     async def scene(cache: WeightsCache) -> None:
         path = await cache.fetch(source, pin=True)
-        cache.evict(source)
+        await cache.evict(source)
         assert path.exists()
         with cache.pinned(path):  # somebody wants it again
             pass
         cache.release(path)
         assert path.exists()
-        cache.evict(replace(source, sha256=sum_of(OTHER)))
+        await cache.evict(replace(source, sha256=sum_of(OTHER)))
         assert path.exists(), "another version was meant"
         cache.acquire(path)
-        cache.evict(source)
+        await cache.evict(source)
         cache.release(path)
-        assert not left_in(folder)
-        cache.evict(source)
+        await until(lambda: not left_in(folder))
+        await cache.evict(source)
 
     play(folder, scene)
+
+
+def test_what_is_apart_is_of_the_same_budget(store: BadStore, folder: Path) -> None:
+    for name in ("/a.bin", "/b.bin", "/c.bin"):
+        store.files[name] = Served(CONTENT)
+    a, b, c = (ModelSource.of(f"{store.url}/{name}.bin") for name in "abc")
+    budget = 2 * len(CONTENT) + 10
+
+    async def scene(cache: WeightsCache) -> None:
+        one, other = cache.apart(), cache.apart()
+        unused = await cache.fetch(a)
+        for each in (one, other):
+            await each.fetch(b)
+            assert cache.models.used_bytes() <= budget
+        assert not unused.exists(), "it made room"
+        for each in (cache, other, cache.apart()):
+            with pytest.raises(MachineError, match=f"of which {2 * len(CONTENT):,} are in use"):
+                await each.fetch(c)
+        await one.remove()
+        await cache.fetch(c)
+        assert cache.models.used_bytes() == 2 * len(CONTENT)
+        await other.remove()
+
+    play(folder, scene, budget)
 
 
 def test_what_an_interrupted_transfer_has_left_is_discarded(store: BadStore, folder: Path) -> None:
@@ -749,7 +774,7 @@ def test_what_an_interrupted_transfer_has_left_is_discarded(store: BadStore, fol
         with pytest.raises(MachineError):
             await cache.fetch(source)
         assert left_in(folder), "another try may go on there"
-        cache.discard(source)
+        await cache.discard(source)
         assert not left_in(folder)
 
     play(folder, scene)
@@ -1075,6 +1100,61 @@ def test_an_agent_fetches_a_model_once_for_all_its_replicas(store: BadStore, fol
 
     asyncio.run(main())
     assert len(store.asked("/mlp.onnx")) == 1
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Another process deletes files of a cache meanwhile; at most for 10 s, so that what waits for it fails."""
+    lock = os.open(folder / "locks" / "all", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    timer = threading.Timer(10, fcntl.flock, (lock, fcntl.LOCK_UN))
+    timer.start()
+    try:
+        yield
+        assert timer.is_alive(), "the event loop has waited for the other process"
+    finally:
+        timer.cancel()
+        os.close(lock)
+
+
+def test_an_agent_goes_on_while_files_are_deleted(store: BadStore, folder: Path) -> None:
+    content = b"a model"
+    store.files["/m.bin"] = Served(content)
+    url = f"{store.url}/m.bin#sha256={hashlib.sha256(content).hexdigest()}"
+    servables = {("stage", "away"): Servable("/not/here", Signature((), ()), source=url)}
+
+    async def main() -> None:
+        session = HeardSession(folder, servables)
+        model = (await (await session._shared_cache()).fetch(ModelSource.of(url))).parent.parent
+
+        def answers() -> None:
+            session.on_record(StopWorker(ReplicaId(99)))
+            assert session.said[-1] == AgentReport(ReplicaStopped(ReplicaId(99)))
+
+        with held(folder):
+            session.on_record(EvictWeights(url))
+            await asyncio.sleep(0.2)
+            answers()
+            assert model.exists()
+            session.start(0, "away")  # it must not find what is about to go
+            await asyncio.sleep(0.2)
+        await until(lambda: len(store.asked("/m.bin")) == 2)
+        await until(lambda: len(session.events(ReplicaLost)) == 1)  # it is no model that a worker could load
+        session.on_record(EvictWeights(url))
+        await until(lambda: not model.exists())
+        path = await session.made[0].fetch(ModelSource.of(url), pin=True)
+        session.on_record(EvictWeights(url))
+        await asyncio.sleep(0.2)
+        with held(folder):
+            session.made[0].release(path)  # as a worker that ends does
+            await asyncio.sleep(0.2)
+            answers()
+            assert path.exists()
+            HeardSession(folder, {})._make_cache()  # another agent can begin
+        await until(lambda: not path.exists())
+        await session.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_agents_make_the_copy_that_the_server_has_tested(store: BadStore, folder: Path, tmp_path: Path) -> None:

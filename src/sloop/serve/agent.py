@@ -520,7 +520,7 @@ class AgentSession:
         """The caches of weights that are not kept."""
         self._tasks: set[Task[None]] = set()
         """The tasks that receive and remove weights."""
-        self._copying = asyncio.Lock()
+        self._copying, self._making = asyncio.Lock(), asyncio.Lock()
         self._own = setup.holder
         """The number by which workers know this process as a holder of arenas; `_holder` is its present one."""
         self._arenas = Arenas(self._own)
@@ -762,7 +762,7 @@ class AgentSession:
 
     async def _taken(self, original: Path, expected: str) -> ModelCopy:
         """A private copy of a model, in the cache. Copies of which no worker is left are deleted."""
-        folder = self._shared_cache().models.folder / IN_CACHE
+        folder = (await self._shared_cache()).models.folder / IN_CACHE
         async with self._copying:  # the second replica finds the copy of the first one
             taking = self._loop.run_in_executor(None, _take, original, folder, expected)
             try:
@@ -777,7 +777,7 @@ class AgentSession:
         """Wait for a transfer, and return the cache with its weights; without a transfer, the shared cache.
         MachineError if the transfer has failed."""
         if transfer is None:
-            return self._shared_cache()
+            return await self._shared_cache()
         # Fetching from this cache then takes no time.
         why = "nothing was ordered" if reception is None else await asyncio.shield(reception.ended)
         if why:
@@ -830,8 +830,11 @@ class AgentSession:
         async with self._copying:  # the second replica finds the copy of the first one
             return await self._loop.run_in_executor(None, changed_copy, model, changes, folder)
 
-    def _shared_cache(self) -> WeightsCache:
-        self._cache = self._cache or self._make_cache()
+    async def _shared_cache(self) -> WeightsCache:
+        """The cache of this machine, which is made in a thread: what is left there of another process is deleted."""
+        async with self._making:
+            if self._cache is None:
+                self._cache = await self._loop.run_in_executor(None, self._make_cache)
         return self._cache
 
     def _start_shadow(self, record: StartShadow) -> None:
@@ -882,9 +885,9 @@ class AgentSession:
         order, why = made.order, ""
         try:
             made.sources = [(ModelSource.of(source), peers) for source, peers in order.sources.items()]
-            cache = made.cache = self._shared_cache()
+            cache = made.cache = await self._shared_cache()
             if not order.is_kept:
-                cache = made.cache = cache.apart()
+                cache = made.cache = await self._loop.run_in_executor(None, cache.apart)
                 self._apart.append(cache)
             sources = {source: self._nearer(source, peers, is_block=order.are_blocks) for source, peers in made.sources}
             await _all(cache.fetch(source, nearer=nearer) for source, nearer in sources.items())
@@ -892,7 +895,7 @@ class AgentSession:
             why = _why(error, "a model")
             if made.cache is not None and not isinstance(error, InputError):  # else nothing is left
                 for source, _ in made.sources:
-                    made.cache.discard(source)
+                    await made.cache.discard(source)
         if self._receptions.get(order.transfer) is made:
             self._send(WeightsReport(order.transfer, why))
         made.ended.set_result(why)
@@ -916,12 +919,24 @@ class AgentSession:
         made.task.cancel()
         made.ended.set_result("it was given up")
         if made.order.is_kept and made.cache is not None:
-            for source, _ in made.sources:
-                made.task.add_done_callback(partial(_discard, made.cache, source))
+            self._do(self._discard_all(made, made.task))
         self._leave(made)
 
+    async def _discard_all(self, made: _Reception, ended: Task[None]) -> None:
+        """Delete the files of a cancelled transfer."""
+        await asyncio.wait([ended])
+        for source, _ in made.sources:
+            if made.cache is not None:
+                await made.cache.discard(source)
+
     def _evict(self, record: EvictWeights) -> None:
-        self._shared_cache().evict(ModelSource.of(record.source))
+        self._do(self._evict_files(ModelSource.of(record.source)))
+
+    async def _evict_files(self, source: ModelSource) -> None:
+        try:
+            await (await self._shared_cache()).evict(source)
+        except (MachineError, OSError) as error:
+            _log.warning("%s cannot be deleted: %s", source, error)
 
     def _stop(self, record: StopWorker) -> None:
         worker = self._replicas.get(record.replica)
@@ -1176,11 +1191,6 @@ class AgentSession:
             self._send(WorkerDiffers(worker.replica, why))
 
 
-def _discard(cache: WeightsCache, source: ModelSource, ended: Task[None]) -> None:
-    """Delete the files of a cancelled transfer."""
-    cache.discard(source)
-
-
 def _placed(cut: CutModel, files: Mapping[int, str]) -> CutModel:
     """A model in blocks, with these files for some of them."""
     blocks = [structs.replace(each, file=files.get(at, each.file)) for at, each in enumerate(cut.blocks)]
@@ -1343,7 +1353,8 @@ class Agent:
             where = (host, listener.port)
             before, kept = ("", {}) if self._workers is None else (self._workers.server, self._workers.kept())
             who = self._name, __version__, os.getpid(), machine(), where, capacity().cores
-            records.send(AgentHello(*who, before, kept, self._models()))
+            models = await asyncio.get_running_loop().run_in_executor(None, self._models)
+            records.send(AgentHello(*who, before, kept, models))
             return str(await ended)
         finally:
             records.close()

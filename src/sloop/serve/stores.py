@@ -548,7 +548,11 @@ class HttpStore:
             return {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
         if self._token_file is None:
             return {}
-        for name, value in self._tokens().get(url.netloc, self._tokens().get(str(url.hostname), {})).items():
+        host, tokens = url.hostname or "", self._tokens()
+        place = f"[{host}]" if ":" in host else host
+        port = url.port or (443 if url.scheme == "https" else 80)
+        found = tokens.get(f"{place}:{port}") or tokens.get(place) or tokens.get(host) or {}
+        for name, value in found.items():
             if url.scheme != "https" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
                 what = f"the token for {url.hostname} would be sent without TLS"
                 raise InputError(what, where=str(self._token_file), help="use an https: URL")
@@ -556,7 +560,7 @@ class HttpStore:
         return {}
 
     def _tokens(self) -> dict[str, dict[str, str]]:
-        """By host, the header that is sent to it."""
+        """By host in lower case, with a port or without, the header that is sent to it."""
         found: dict[str, dict[str, str]] = {}
         assert self._token_file is not None
         try:

@@ -80,6 +80,7 @@ MODELS_BYTES: Final = 32 << 30
 """The budget of the cache unless another one is given."""
 FILES, USED, ENTRY, STATE, GONE = "files", "used", "entry.json", "state.json", ".gone"
 APART, OWNER = "apart-", "owner"
+APART_NAME: Final = re.compile(f"{APART}.*")
 
 Progress = Callable[[int, int | None], None]
 """Called with the number of bytes received so far, and with that of all files known so far (None: unknown)."""
@@ -162,25 +163,29 @@ class _Evictable(Struct, frozen=True):
 class ModelFolder:
     """The folder of a cache: lists its models, adds models, and deletes models when there is no room.
 
-    Every call reads the folder, so that processes can share it. Calls block while files are deleted.
+    Every call reads the folder, so that processes can share it. Calls block while files are deleted, by this process or
+    by another one. One `within` another folder shares its budget.
     """
 
-    def __init__(self, folder: Path, budget_bytes: int, clock: Clock = time.time_ns) -> None:
+    def __init__(
+        self, folder: Path, budget_bytes: int, clock: Clock = time.time_ns, within: "ModelFolder | None" = None
+    ) -> None:
         self.folder, self.budget_bytes, self._clock = folder.absolute(), budget_bytes, clock
         self._boot = _boot()
+        self._whole = within or self
+        """What the budget is for."""
 
     def prepare(self) -> None:
         """Make the folder, and finish deletions that were interrupted. MachineError if it cannot be made."""
         try:
             (self.folder / "locks").mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._locked():
-                for gone in self.folder.glob(f"*{GONE}"):
-                    shutil.rmtree(gone, ignore_errors=True)
-                for apart in self.folder.glob(f"{APART}*"):
-                    lock = locked_file(apart / OWNER, exclusive=True, make=False)
-                    if lock is not None:  # its owner has died
-                        shutil.rmtree(apart, ignore_errors=True)
-                        os.close(lock)
+            for gone in self.folder.glob(f"*{GONE}"):  # needs no lock: whoever deletes it, too, wants nothing else
+                shutil.rmtree(gone, ignore_errors=True)
+            for apart in self.folder.glob(f"{APART}*"):
+                lock = locked_file(apart / OWNER, exclusive=True, make=False)
+                if lock is not None:  # its owner has died
+                    shutil.rmtree(apart, ignore_errors=True)
+                    os.close(lock)
         except OSError as error:
             what = f"the cache of models cannot be kept in {str(self.folder)!r}: {error.strerror or error}"
             raise MachineError(what, help="give another folder") from error
@@ -189,7 +194,7 @@ class ModelFolder:
 
     def models(self, key: str = "") -> list[CachedModel]:
         """The complete models, those used last first; with `key`, those of one location. Damaged ones are left out."""
-        rows = [row for each in self._folders(ENTRY_NAME, key) if (row := _read_model(each)) is not None]
+        rows = [row for each in _folders(self.folder, ENTRY_NAME, key) if (row := _read_model(each)) is not None]
         return sorted(rows, key=lambda row: (_used_ns(row.folder), row.folder.name), reverse=True)
 
     def copy_of(self, source: ModelSource) -> CachedModel | None:
@@ -198,16 +203,8 @@ class ModelFolder:
         return models[0] if models else None
 
     def used_bytes(self) -> int:
-        """What models and transfers have, or have reserved."""
-        return sum(map(_size_of_entry, self._folders(ENTRY_NAME))) + sum(map(_size_of_part, self._folders(PART_NAME)))
-
-    def _folders(self, pattern: re.Pattern[str], key: str = "") -> list[Path]:
-        try:
-            names = os.listdir(self.folder)
-        except OSError:  # there is no such folder yet
-            return []
-        matches = [match for name in sorted(names) if (match := pattern.fullmatch(name))]
-        return [self.folder / match[0] for match in matches if not key or match["key"] == key]
+        """What models and transfers have, or have reserved, those that are `apart` included."""
+        return sum(map(_used_bytes, (self.folder, *_folders(self.folder, APART_NAME))))
 
     # Use
 
@@ -254,7 +251,7 @@ class ModelFolder:
 
     def parts(self, key: str) -> list[Path]:
         """The folders of the transfers of one location, going on or interrupted."""
-        return self._folders(PART_NAME, key)
+        return _folders(self.folder, PART_NAME, key)
 
     def peek(self, part: Path) -> TransferState:
         """Of a transfer of somebody else."""
@@ -269,8 +266,8 @@ class ModelFolder:
 
         MachineError, without deleting anything, if there cannot be enough room, or if the disk is full.
         """
-        with self._locked():
-            self._make_room(part, size_bytes, what)
+        with self._whole._locked():
+            self._whole._make_room(part, size_bytes, what)
             state.reserved_bytes = size_bytes
             self.save(part, state)
         missing = size_bytes - sum(file.stat().st_size for file in _files_in(part / FILES))
@@ -365,11 +362,11 @@ class ModelFolder:
     def _evictable(self, part: Path) -> list[_Evictable]:
         """The folders that may be deleted: models that nobody uses, and transfers that have ended."""
         rows = []
-        for folder in self._folders(ENTRY_NAME):
+        for folder in _folders(self.folder, ENTRY_NAME):
             lock = locked_file(folder / USED, exclusive=True)
             if lock is not None:
                 rows.append(_Evictable(_used_ns(folder), folder, _size_of_entry(folder), lock))
-        for folder in self._folders(PART_NAME):
+        for folder in _folders(self.folder, PART_NAME):
             match = PART_NAME.fullmatch(folder.name)
             lock = self.lock_of(match["key"]) if match and folder != part else None
             if lock is not None:
@@ -466,6 +463,20 @@ def _read_model(folder: Path) -> CachedModel | None:
     except (OSError, msgspec.DecodeError):
         return None
     return CachedModel(folder, record) if is_whole else None
+
+
+def _folders(folder: Path, pattern: re.Pattern[str], key: str = "") -> list[Path]:
+    """The folders in a cache with such names; with `key`, those of one location."""
+    try:
+        names = os.listdir(folder)
+    except OSError:  # there is no such folder yet
+        return []
+    matches = [match for name in sorted(names) if (match := pattern.fullmatch(name))]
+    return [folder / match[0] for match in matches if not key or match["key"] == key]
+
+
+def _used_bytes(folder: Path) -> int:
+    return sum(map(_size_of_entry, _folders(folder, ENTRY_NAME))) + sum(map(_size_of_part, _folders(folder, PART_NAME)))
 
 
 def _used_ns(folder: Path) -> int:
@@ -873,15 +884,18 @@ class WeightsCache:
         patience: Patience | None = None,
         transfers_max: int = 4,
         clock: Clock = time.time_ns,
+        within: ModelFolder | None = None,
     ) -> None:
-        """MachineError if the folder cannot be made."""
-        self.models = ModelFolder(folder, budget_bytes, clock)
+        """MachineError if the folder cannot be made. `within`: the folder whose budget it shares."""
+        self.models = ModelFolder(folder, budget_bytes, clock, within)
         self.models.prepare()
         self._stores = {**{scheme: make() for scheme, make in STORES.items()}, **(stores or {})}
         self._patience = patience or Patience()
         self._slots = asyncio.Semaphore(transfers_max)
         self._flights: dict[ModelSource, _Flight] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._deletions: dict[asyncio.Task[Any], str] = {}
+        """Those that are under way, with the keys of their locations."""
         self._pins: dict[Path, list[int]] = {}
         self._unwanted: set[Path] = set()
         """Models that are to be deleted when nobody uses them any more."""
@@ -889,36 +903,61 @@ class WeightsCache:
         """A lock on a cache whose models nobody shares."""
 
     def apart(self) -> "WeightsCache":
-        """A new cache within this one, for models that nobody else uses. `remove` deletes it; if this process dies, the
-        next process that uses this folder does. MachineError if it cannot be made."""
+        """A new cache within this one and its budget, for models that nobody else uses. `remove` deletes it; if this
+        process dies, the next process that uses this folder does. Blocks for the disk; MachineError if it cannot be
+        made."""
         try:
             folder = Path(tempfile.mkdtemp(prefix=APART, dir=self.models.folder))
             owner = locked_file(folder / OWNER, exclusive=True)
         except OSError as error:
             raise _disk_full(self.models.folder, error.strerror or str(error)) from error
-        made = WeightsCache(folder, self.models.budget_bytes, stores=self._stores, patience=self._patience)
+        models, patience = self.models, self._patience
+        made = WeightsCache(folder, models.budget_bytes, stores=self._stores, patience=patience, within=models)
         made._owner = owner
         return made
 
     async def remove(self) -> None:
         """Stop all transfers of a cache that is `apart`, and delete it."""
         await self.close()
-        shutil.rmtree(self.models.folder, ignore_errors=True)
+        await self._delete("", partial(shutil.rmtree, self.models.folder, ignore_errors=True))
         if self._owner is not None:
             os.close(self._owner)
             self._owner = None
 
-    def evict(self, source: ModelSource) -> None:
+    async def evict(self, source: ModelSource) -> None:
         """Delete the files of this source; files in use are deleted when nobody uses them any more."""
-        self.discard(source)
-        for model in self.models.models(source.key):
-            if source.sha256 in ("", model.record.files[0].sha256) and not self.models.evict(model.folder):
-                self._unwanted.add(model.folder)
 
-    def discard(self, source: ModelSource) -> None:
+        def work() -> list[Path]:
+            models = self.models.models(source.key)
+            return [
+                model.folder
+                for model in models
+                if source.sha256 in ("", model.record.files[0].sha256) and not self.models.evict(model.folder)
+            ]
+
+        await self.discard(source)
+        for folder in await self._delete(source.key, work):
+            self._unwanted.add(folder)
+            if folder not in self._pins:  # it has been released meanwhile, or another process uses it
+                await self._delete(source.key, partial(self.models.evict, folder))
+
+    async def discard(self, source: ModelSource) -> None:
         """Delete the files of interrupted transfers of this source."""
         if not self.is_fetching(source.key):
-            self.models.discard_all(source.key)
+            await self._delete(source.key, partial(self.models.discard_all, source.key))
+
+    def _delete(self, key: str, work: Callable[[], T]) -> "asyncio.Task[T]":
+        """Delete files of a location in a thread, because a disk may take seconds, and another process may hold the
+        lock for as long. A transfer that begins meanwhile waits: it must not find what is about to go."""
+        loop = asyncio.get_running_loop()
+
+        async def delete() -> T:
+            return await loop.run_in_executor(None, work)
+
+        deleting = loop.create_task(delete())
+        self._deletions[deleting] = key
+        deleting.add_done_callback(self._deletions.pop)
+        return deleting
 
     async def fetch(
         self,
@@ -971,7 +1010,8 @@ class WeightsCache:
         self._pins.setdefault(folder, []).append(lock)
 
     def release(self, path: Path) -> None:
-        """End one `acquire` of the same file, or one `fetch` with `pin`."""
+        """End one `acquire` of the same file, or one `fetch` with `pin`. An evicted model is deleted in the
+        background."""
         folder = self._model_of(path)
         self.models.note_use(folder)
         os.close(self._pins[folder].pop())
@@ -979,7 +1019,8 @@ class WeightsCache:
             del self._pins[folder]
             if folder in self._unwanted:
                 self._unwanted.discard(folder)
-                self.models.evict(folder)
+                match = ENTRY_NAME.fullmatch(folder.name)
+                self._delete(match["key"] if match else "", partial(self.models.evict, folder))
 
     @contextlib.contextmanager
     def pinned(self, path: Path) -> Iterator[None]:
@@ -994,8 +1035,8 @@ class WeightsCache:
         """Stop all transfers, whose callers are cancelled, and release all models."""
         for flight in list(self._flights.values()):
             self._abandon(flight)
-        if self._running:
-            await asyncio.wait(self._running)
+        while running := [*self._running, *self._deletions]:
+            await asyncio.wait(running)
         for locks in self._pins.values():
             for lock in locks:
                 os.close(lock)
@@ -1037,6 +1078,8 @@ class WeightsCache:
 
         transfer = _Transfer(flight.key, self.models, store, flight.watch, report)
         async with self._slots:
+            while deletions := [each for each, key in self._deletions.items() if key == flight.key.key]:
+                await asyncio.wait(deletions)
             if flight.ended.done():
                 return
             name = f"sloop-fetch-{flight.key.name}"
