@@ -101,8 +101,8 @@ class Visit(Struct, gc=False):
     part: int = 0
     """Index of the request's part, if the stage runs once for each part; otherwise 0."""
     group: int = 0
-    """If it is tried again after its batch failed or was lost: the visits with the same number run in one batch, with
-    no others. Otherwise 0."""
+    """If it is tried again after its batch failed or was lost, or although it is hopeless: the visits with the same
+    number run in one batch, with no others. Otherwise 0."""
 
 
 class Slot(Struct, frozen=True, omit_defaults=True):

@@ -397,7 +397,7 @@ def test_a_version_that_retires_is_planned_again_if_a_stage_with_requests_gets_n
 
     def plan(*cores: float) -> Plan:
         stages = zip("ab", cores, strict=True)
-        groups = {name: (Group(ReplicaSpec(name, "a", Slot(each)), 1),) if each else () for name, each in stages}
+        groups = {name: (Group(ReplicaSpec(name, "a", Slot(each), "n0"), 1),) if each else () for name, each in stages}
         return Plan(tuple(StagePlan(name, own, 4) for name, own in groups.items()), why="the test says so")
 
     scene = Scene(plan(*cores), application=graph(a={}, b={"after": ("a",)}), drop=Never())

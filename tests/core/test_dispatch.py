@@ -270,3 +270,45 @@ def test_ends_without_an_answer_name_their_stage() -> None:
     lost.act(13, ReplicaReady(again.replica))
     lost.act(14, ReplicaLost(again.replica, "killed"))
     assert stage_of(lost) == "b"
+
+
+def dropped(actions: Sequence[Action]) -> list[int]:
+    return [each.request for each in actions if isinstance(each, End) and each.outcome is Outcome.DROPPED]
+
+
+def test_an_idle_stage_serves_one_hopeless_request_at_a_time() -> None:
+    """A belief that is too high would otherwise stop it for ever: nothing would run that could correct it."""
+    scene = on(CHAIN)
+    actions = scene.act(5000, request(1, at_ms=5000, slo_ms=1), request(2, at_ms=5000, slo_ms=1))
+    assert started(actions, "a").requests == (1,)
+    assert dropped(actions) == []
+    ended = scene.act(5010, done(started(actions, "a")))
+    assert dropped(ended) == [2], "the stage has just ended something"
+    last = scene.act(5030, done(started(scene.act(5020, done(started(ended, "b"))), "c")))
+    assert [each.outcome for each in last if isinstance(each, End)] == [Outcome.LATE]
+    assert dropped(scene.act(7999, request(3, at_ms=7999, slo_ms=1))) == [3]
+    scene.act(9000, WOKE)
+    assert started(scene.act(9001, request(4, at_ms=9001, slo_ms=1)), "a").requests == (4,)
+
+
+def test_an_idle_stage_serves_the_newest_of_hopeless_requests() -> None:
+    scene = Scene(one_each(CHAIN), application=CHAIN)
+    scene.act(0, WOKE)
+    scene.act(5000, *(request(number, at_ms=5000, slo_ms=1) for number in (1, 2, 3)))
+    actions = scene.act(5000, *(ReplicaReady(ReplicaId(number)) for number in range(3)))
+    assert started(actions, "a").requests == (3,)
+    assert dropped(actions) == [1, 2]
+
+
+def test_an_idle_stage_serves_what_is_in_time_and_no_hopeless_request_beside_it() -> None:
+    scene = Scene(one_each(CHAIN), application=CHAIN)
+    scene.act(0, WOKE)
+    scene.act(5000, request(1, at_ms=5000, slo_ms=100), request(2, at_ms=5000, slo_ms=1))
+    actions = scene.act(5000, *(ReplicaReady(ReplicaId(number)) for number in range(3)))
+    assert started(actions, "a").requests == (1,)
+    assert dropped(scene.actions) == [2]
+
+
+def test_a_strict_drop_policy_lets_no_hopeless_request_through() -> None:
+    scene = on(CHAIN, drop=PredictiveDrop(strict=True))
+    assert dropped(scene.act(5000, request(1, at_ms=5000, slo_ms=1))) == [1]

@@ -10,6 +10,7 @@ from sloop.app.graph import Each
 from sloop.core.graph_estimates import CERTAIN_AFTER
 from sloop.core.state import Queue
 from sloop.events import WOKE, BatchFailed, Cancelled, ReplicaLost, ReplicaReady
+from sloop.policies.drop import PredictiveDrop
 from sloop.units import ms
 from sloop.vocabulary import Outcome, Path, RequestId
 from tests.core.scene import graph, request
@@ -38,7 +39,8 @@ def test_a_request_fans_out_and_its_parts_join() -> None:
 
 
 def test_no_request_is_dropped_for_parts_that_it_may_not_have() -> None:
-    scene = on(graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", mean=1.5)}))
+    application = graph(find={}, read={"after": ("find",), "each": Each("find", "boxes", mean=1.5)})
+    scene = on(application, drop=PredictiveDrop(strict=True))
 
     def answered(id: int, parts: int) -> list[Action]:
         at_ms = 30.0 * id

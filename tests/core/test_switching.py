@@ -239,3 +239,47 @@ def test_any_plan_that_fits_is_reached_on_a_full_node(first: Any, second: Any, r
     wanted = {(g.spec.stage, g.spec.variant, g.spec.cores): g.count for stage in plans[1].stages for g in stage.groups}
     assert kinds_of(scene) == wanted
     assert "shortage" not in notes(scene.actions)
+
+
+SIX = graph(a={}, b={"after": ("a",)}, c={"after": ("b",)}, d={"after": ("c",)}, e={"after": ("d",)}, f={})
+
+
+def packed_sizes(scene: Scene) -> dict[str, tuple[float, bool]]:
+    """By stage, the cores of its only replica, and whether they are a cap."""
+    found = {each.spec.stage: (each.cores, each.spec.slot.is_capped) for each in scene.core.state.replicas.values()}
+    assert len(found) == len(scene.core.state.replicas)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "part"),
+    [((4.0,), 0.666), ((1.0, 1.0), 0.333), ((2.0, 1.0), 0.5), ((0.25, 4.0), 0.666), ((5.9,), 0.983)],
+)
+def test_stages_of_which_not_all_find_room_share_the_cores(nodes: tuple[float, ...], part: float) -> None:
+    each = tuple(StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(1.0)), 2),), batch_max=4) for name in "abcdef")
+    cluster = [Node(f"n{number}", "local", cores, 1000) for number, cores in enumerate(nodes)]
+    scene = Scene(Plan(each, "two of each"), nodes=cluster, application=SIX)
+    scene.warm_up()
+    assert packed_sizes(scene) == dict.fromkeys("abcdef", (part, False))
+    assert f"each reserves at most {part:g} and shares the rest" in str(scene.actions)
+    assert orders(scene.act(1000, WOKE)) == [], "the plan is the same at the next tick"
+
+
+def test_stages_that_all_find_room_keep_cores_of_their_own() -> None:
+    each = tuple(StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(1.0)), 2),), batch_max=4) for name in "abcdef")
+    scene = Scene(Plan(each, "two of each"), nodes=[Node("n0", "local", 6.0, 1000)], application=SIX)
+    scene.warm_up()
+    assert {(each.spec.stage, each.cores, each.spec.slot.is_capped) for each in scene.core.state.replicas.values()} <= {
+        (name, 1.0, True) for name in "abcdef"
+    }
+
+
+def test_stages_leave_shared_cores_once_the_plan_fits() -> None:
+    cores = {"a": 3.0, "b": 3.0}
+    scene = Scene(sizes(3, 3), application=TWO)
+    scene.warm_up()
+    assert packed_sizes(scene) == dict.fromkeys(cores, (2.0, False))
+    scene.script.target = sizes(1, 1)
+    settle(scene, 1000, scene.act(1000, WOKE))
+    settle(scene, 2000, scene.act(2000, WOKE))
+    assert packed_sizes(scene) == dict.fromkeys(cores, (1.0, True))

@@ -52,10 +52,11 @@ def test_a_named_system_keeps_the_scenarios_parameters_where_it_has_some() -> No
 
 
 def test_requests_that_never_end_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    large = PROFILE | {"memory_bytes": 2_000_000_000}
     crowded = {
-        "stages": [{"name": "a", "profile": "ResNet-T"}, {"name": "b", "profile": "ResNet-T", "after": "a"}],
+        "stages": [{"name": "a", "profile": large}, {"name": "b", "profile": large, "after": "a"}],
         "systems": [{"name": "static", "drop": "never"}],
-        "cluster": {"nodes": [{"hardware": "custom", "cores": 1}]},
+        "cluster": {"nodes": [{"hardware": "custom", "cores": 2, "memory_bytes": 3_000_000_000}]},
         "trace": {"kind": "poisson", "rate": 5},
     }
     scenario = load_scenario(SCENARIO | crowded)

@@ -52,6 +52,9 @@ OVERDUE_PARTS = 8
 """A visit that the drop policy keeps after its deadline is checked again when its age has grown by 1/8: soon enough for
 a rule that drops at a multiple of the SLO, and less and less often under a rule that never drops."""
 
+QUIET_NS = s(3)
+"""A stage that has run no batch for this long, and where all that waits is hopeless, serves one of them."""
+
 SERVED: Final = Outcome.SERVED
 READY: Final = Life.READY
 DRAINING: Final = Life.DRAINING
@@ -81,6 +84,7 @@ class DataPath:
         self._route = policies.route
         self._share = policies.share
         self._is_hopeless = policies.drop.is_hopeless
+        self._is_strict = getattr(policies.drop, "strict", True)
         self._batch_ids = batch_ids
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
@@ -251,7 +255,7 @@ class DataPath:
                 if is_hopeless(now_ns, visit, alone_ns, full_ns) or (
                     open_requests is not None and visit.request.id not in open_requests
                 ):
-                    self._prune(now_ns, stage, limit, alone_ns, full_ns, "", out)
+                    self._prune(now_ns, stage, limit, alone_ns, full_ns, "", out, is_idle=True)
                     if not visits:
                         return FOREVER_NS
                     break
@@ -333,16 +337,27 @@ class DataPath:
         queue.sweep_ns = earliest_ns
 
     def _prune(
-        self, now_ns: int, stage: StageState, keep: int, least_ns: int, full_ns: int, why: str, out: list[Action]
+        self,
+        now_ns: int,
+        stage: StageState,
+        keep: int,
+        least_ns: int,
+        full_ns: int,
+        why: str,
+        out: list[Action],
+        *,
+        is_idle: bool = False,
     ) -> None:
         """Scan the queue from its head until `keep` visits stay: drop hopeless visits, and remove visits whose request
-        has already ended. `least_ns` and `full_ns` go to the drop policy."""
+        has already ended. `least_ns` and `full_ns` go to the drop policy. If a replica is idle, one that is hopeless
+        may be tried (`_tried`): then only that one stays, as a group of its own."""
         open_requests, is_hopeless = self._state.open_requests, self._is_hopeless
+        tried = self._tried(now_ns, stage, least_ns, full_ns) if is_idle else None
         removed = list[int]()
         for index, visit in enumerate(stage.queue.visits):
             if open_requests is not None and visit.request.id not in open_requests:
                 removed.append(index)
-            elif is_hopeless(now_ns, visit, least_ns, full_ns):
+            elif visit is not tried and is_hopeless(now_ns, visit, least_ns, full_ns):
                 removed.append(index)
                 self._drop_visit(now_ns, visit, least_ns, why, out)
             else:
@@ -351,6 +366,20 @@ class DataPath:
                     break
         stage.queue.remove(removed)
         stage.monitor.queue(now_ns, -len(removed))
+        if tried is not None:
+            stage.queue.set_apart(tried)
+
+    def _tried(self, now_ns: int, stage: StageState, least_ns: int, full_ns: int) -> Visit | None:
+        """The newest visit, to be served although it is hopeless, if all are, and the stage has had nothing to do for a
+        while: it harms no other, its client gets an answer, and an estimate that is too high is corrected. None
+        otherwise, and under a drop policy that is `strict` or does not go by beliefs."""
+        if self._is_strict or not stage.monitor.is_quiet(now_ns, QUIET_NS):
+            return None
+        open_requests, is_hopeless = self._state.open_requests, self._is_hopeless
+        left = [each for each in stage.queue.visits if open_requests is None or each.request.id in open_requests]
+        if not left or not all(is_hopeless(now_ns, visit, least_ns, full_ns) for visit in left):
+            return None
+        return left[-1]
 
     def _release(self, now_ns: int, replica: Replica) -> RunningBatch:
         """Take the batch off a replica."""
@@ -376,7 +405,7 @@ class DataPath:
             rate, times = idle[0].service_rate, stage.times
             limit = min(replica.batch_max for replica in idle)
             alone_ns, full_ns = rate.least_alone_ns + times.remaining_ns, rate.least_full_ns + times.remaining_full_ns
-            self._prune(now_ns, stage, limit * len(idle), alone_ns, full_ns, "", out)
+            self._prune(now_ns, stage, limit * len(idle), alone_ns, full_ns, "", out, is_idle=True)
             while visits and visits[0].group and idle:
                 self._begin_next(now_ns, stage, idle.popleft(), stage.queue.group_size(limit), out)
             if not visits:

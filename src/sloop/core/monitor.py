@@ -82,6 +82,18 @@ class Monitor:
                 self.buckets[-SLACK_BUCKETS_KEPT - 1].slack_ns = []
             self._open(end_ns)
 
+    def is_quiet(self, now_ns: int, quiet_ns: int) -> bool:
+        """Whether nothing has run for this long; the first bucket of that time counts whole."""
+        begun_ns = self.buckets[0].start_ns if self.buckets else self.now.start_ns
+        if self.running or self._totals(now_ns)[1] != self._closed[1] or begun_ns > now_ns - quiet_ns:
+            return False
+        for bucket in reversed(self.buckets):
+            if bucket.start_ns + self.bucket_ns <= now_ns - quiet_ns:
+                break
+            if bucket.running_ns:
+                return False
+        return True
+
     def absorb(self, now_ns: int, other: "Monitor") -> None:
         """Add what another monitor with equal buckets has measured, and its buckets from before this one began.
 

@@ -116,12 +116,13 @@ class Planner:
     def _plan(self, now_ns: int, key: str, view: ClusterView, scale: Scale) -> Plan | None:
         try:
             plan = scale.plan(now_ns, view)
-            if plan is not None:
-                check(plan, view)
+            if plan is None:
+                return None
+            check(plan, view)
+            return packed(plan, view)
         except FAILURES as error:
             self.failures[key] = error
             return None
-        return plan
 
     def _together(self, given: PlanInput, views: Mapping[str, ClusterView]) -> dict[str, Plan | None]:
         """Plans that together fit the cluster. Every attempt uses a copy of the policy, because a policy may remember
@@ -425,6 +426,77 @@ def trimmed(plan: Plan, limits: Mapping[str, float]) -> Plan:
     made = iter([trim(group, count, size) for group, count, size in zip(groups, counts, sizes, strict=True)])
     stages = tuple(structs.replace(target, groups=tuple(islice(made, len(target.groups)))) for target in plan.stages)
     return plan if stages == plan.stages else structs.replace(plan, stages=stages, feasible=False)
+
+
+def packed(plan: Plan, view: ClusterView) -> Plan:
+    """The plan, or one replica of each stage on shared cores, where the nodes cannot hold one replica of each stage.
+
+    A request needs all stages, so a plan of which only some find room serves nobody. Where the cores of a kind of
+    hardware do not hold one replica of each stage that computes on them, each stage has one there, which reserves an
+    equal part of a node and may use what the others leave idle (`Slot.is_capped`). Accelerators are not shared so, and
+    replicas whose nodes the policy chooses stay there. Stages that all have replicas keep them: what they are to have
+    beyond is a shortage.
+    """
+    if len(view.stages) < 2 or (all(stage.replicas for stage in view.stages) and not _has_shared_cores(view.plan)):
+        return plan
+    kinds = {group.spec.slot.hardware for target in plan.stages for group in target.groups}
+    for hardware in sorted(kinds):
+        plan = _packed_on(plan, hardware, [each.node.cores for each in view.nodes if _is_of(each, hardware)])
+    return plan
+
+
+def _has_shared_cores(plan: Plan | None) -> bool:
+    slots = [group.spec.slot for target in plan.stages for group in target.groups] if plan is not None else []
+    return any(not slot.is_capped and not slot.accelerator for slot in slots)
+
+
+def _packed_on(plan: Plan, hardware: str, node_cores: Sequence[float]) -> Plan:
+    sizes = {target.stage: size for target in plan.stages if (size := _least_cores(target, hardware))}
+    if len(sizes) < 2 or not any(node_cores) or _fit_together(sizes.values(), node_cores):
+        return plan
+    part = _whole(_equal_part(len(sizes), node_cores))
+    stages = [
+        structs.replace(target, groups=(_sharing(target, part),)) if target.stage in sizes else target
+        for target in plan.stages
+    ]
+    why = (
+        f"one replica of each of {len(sizes)} stages needs {counted(math.fsum(sizes.values()), 'core')}, and "
+        f"{counted(math.fsum(node_cores), 'core')} are there, so each reserves at most {part:g} and shares the rest"
+    )
+    return structs.replace(plan, stages=tuple(stages), why=f"{plan.why}; {why}")
+
+
+def _least_cores(target: StagePlan, hardware: str) -> float:
+    """The cores of the stage's smallest replica; 0 if it has none, or one that needs no cores of this kind."""
+    specs = [group.spec for group in target.groups if group.count]
+    if not specs or any(each.slot.hardware != hardware or each.slot.accelerator or each.node for each in specs):
+        return 0.0
+    return min(spec.cores for spec in specs)
+
+
+def _fit_together(sizes: Iterable[float], node_cores: Sequence[float]) -> bool:
+    """Whether replicas of these sizes fit on the empty nodes, the largest placed first on the first node with room."""
+    free = [millicores(cores) for cores in node_cores]
+    for size in sorted(map(millicores, sizes), reverse=True):
+        place = next((index for index, left in enumerate(free) if left >= size), None)
+        if place is None:
+            return False
+        free[place] -= size
+    return True
+
+
+def _equal_part(count: int, node_cores: Sequence[float]) -> float:
+    """The largest equal part of which the nodes hold `count`."""
+    parts = [cores / number for cores in node_cores for number in range(1, count + 1) if cores]
+    return max(part for part in parts if sum(int(cores / part + ROUNDING) for cores in node_cores) >= count)
+
+
+def _sharing(target: StagePlan, part: float) -> Group:
+    """One replica of the stage that reserves at most `part` cores, and computes on what is idle."""
+    group = next(group for group in target.groups if group.count)
+    slot = structs.replace(group.spec.slot, cores=min(part, group.spec.cores), is_capped=False)
+    spec = structs.replace(group.spec, slot=slot, shadow=None)
+    return structs.replace(group, spec=spec, count=1, rate_rps=0.0)
 
 
 def _without_shadows(plan: Plan, kinds: Container[str]) -> Plan:

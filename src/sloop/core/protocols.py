@@ -120,7 +120,11 @@ class Route(Protocol):
 
 class Drop(Protocol):
     """Whether to drop a waiting visit. Called when a batch is formed, starting at the head of the queue, and when a
-    deadline in the queue has passed."""
+    deadline in the queue has passed.
+
+    A policy that goes by believed costs may say `strict = False`. If a stage has run nothing for seconds, and all that
+    waits is hopeless, one visit is then served nevertheless, so that the belief can be corrected.
+    """
 
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
         """`cost_ns` is a believed lower bound of the time to the answer: a batch of one here and at every later stage

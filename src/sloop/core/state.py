@@ -178,6 +178,11 @@ class Queue:
         self._keys[at:at] = [FIRST_KEY] * len(visits)
         self.visits[at:at] = visits
 
+    def set_apart(self, visit: Visit) -> None:
+        """A visit is to run in a batch of its own."""
+        self._groups += 1
+        visit.group = self._groups
+
     def group_size(self, most: int) -> int:
         """How many visits at the head belong to the group of the first one, at most `most`."""
         visits = self.visits

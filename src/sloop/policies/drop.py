@@ -51,6 +51,9 @@ class PredictiveDrop:
     """Factor of the believed cost; below 1 fewer visits are dropped."""
     batch: Literal["alone", "full"] = "alone"
     """The cost to expect of all stages: in batches of one (`alone`), or in the plan's `full` batches."""
+    strict: bool = False
+    """Whether to drop all that waits at a stage that has run nothing for seconds, too. Otherwise one visit is served: a
+    cost that is believed too high would stop the stage for ever, because nothing would run that shows it."""
 
     def __post_init__(self) -> None:
         check_range("trust", self.trust, least=0)

@@ -259,7 +259,7 @@ class SimulatedReplica:
         """What follows when its weights have been fetched; None if it waits for none."""
         self.shadow: SimulatedShadow | None = None
         known = truths.sharing
-        self.sharing = known.of(spec.stage, spec.variant, spec.slot) if known is not None else None
+        self.sharing = known.of(spec) if known is not None else None
         """How its batches disturb others and are disturbed; None if they are not."""
         self.device = spec.node or "", spec.device or ""
         """Where they run."""

@@ -274,6 +274,7 @@ class World:
         """The truth of an application version, for each of its stages."""
         truth, start = self.truth, self.truth.cold_start
         profiles, durations_ns = profiles_of(application), self.recorded.durations_ns
+        node_cores = {node.name: node.cores for node in self.deployment.cluster}
         declared = ServiceTruth() if durations_ns else truth.service
         service = ServiceSampler(
             seed,
@@ -291,7 +292,7 @@ class World:
             resize=ResizeSampler(seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
             faults=FaultSampler(seed, self.faults),
             branches=self._branches(application),
-            sharing=None if durations_ns else SharingTruth(profiles, truth.interference),
+            sharing=None if durations_ns else SharingTruth(profiles, truth.interference, node_cores),
         )
         return {stage.name: truths for stage in application.stages}
 

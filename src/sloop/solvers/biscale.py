@@ -150,6 +150,36 @@ class BiscaleProblem:
         )
         return BiscaleSplit(carried, tuple(extra), carried_rps)
 
+    def enlarged(self, choices: Sequence[BiscaleChoice]) -> tuple[BiscaleChoice, ...]:
+        """The choices on all cores: the idle ones go, unit by unit, where they shorten the longest path most."""
+        made = list(choices)
+        while can := [index for index, own in enumerate(made) if own.replicas + cores_of(made) <= self.cores_total]:
+            gains = {index: self._gain_ms(made, index) for index in can}
+            index = max(can, key=gains.__getitem__)
+            if gains[index] <= (0.0, 0.0):
+                break
+            made[index] = self._with_unit(made, index)
+        return tuple(made)
+
+    def _gain_ms(self, choices: Sequence[BiscaleChoice], index: int) -> tuple[float, float]:
+        """By how much one more unit for a stage shortens the path that exceeds its budget most, and the stage."""
+        own = choices[index]
+        if own.cores >= len(self.stages[index].latency_ms):
+            return 0.0, 0.0
+        larger = list(choices)
+        larger[index] = self._with_unit(choices, index)
+        return self._excess_ms(choices) - self._excess_ms(larger), own.latency_ms - larger[index].latency_ms
+
+    def _with_unit(self, choices: Sequence[BiscaleChoice], index: int) -> BiscaleChoice:
+        own = choices[index]
+        latency_ms = float(self.stages[index].latency_ms[own.cores, own.batch - 1])
+        return replace(own, cores=own.cores + 1, latency_ms=latency_ms)
+
+    def _excess_ms(self, choices: Sequence[BiscaleChoice]) -> float:
+        """By how much the segment with the least slack exceeds its budget."""
+        taken_ms = [choice.latency_ms + choice.wait_ms for choice in choices]
+        return max(sum(taken_ms[at] for at in each.stages) - self.slot_ms * each.slots for each in self.segments)
+
     def carries(self, rate_rps: float, sizes: Sequence[tuple[int, int]]) -> bool:
         """Whether replicas of given sizes, (count, units each) by stage, serve the rate within every budget.
 

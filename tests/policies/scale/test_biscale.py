@@ -351,6 +351,26 @@ def test_a_deadline_that_nothing_keeps_names_stages_and_by_how_much() -> None:
     assert not again.feasible
 
 
+def test_without_a_common_size_stages_have_sizes_of_their_own_on_all_cores() -> None:
+    """Five stages in quarters of two cores: a quarter each is too slow, and half a core each too much. Not published;
+    a server that has cores must answer."""
+    alone_ms = {"page": 215.8, "line": 46.45, "orient": 104.6, "flip": 76.75, "labels": 13.45}
+    forms = {name: Amdahl(taken_ms, 0, 0, 0) for name, taken_ms in alone_ms.items()}
+    paths = (Path(("page", "orient", "labels"), ms(1000)), Path(("line", "flip", "labels"), ms(1000)))
+    scene = Scene(Biscale(unit=0.25, cores_max=8), forms=forms, slo_ms=1000, nodes=(2,), paths=paths)
+    first = scene.step(0)
+    assert first is not None
+    assert first.feasible
+    cores = {target.stage: target.groups[0].spec.cores for target in first.stages}
+    assert [group.count for target in first.stages for group in target.groups] == [1] * 5
+    assert sum(cores.values()) == 2
+    assert cores == {"page": 0.75, "line": 0.25, "orient": 0.5, "flip": 0.25, "labels": 0.25}
+    assert "no common size in time" in first.why
+    scene.ready()
+    scene.step(1, times=5)
+    assert sum(groups[0][0] * groups[0][1] for groups in scene.groups) == 2
+
+
 def test_paths_with_deadlines_of_their_own_and_stages_where_they_meet() -> None:
     forms = dict.fromkeys(("a", "b", "c", "d"), Amdahl(40, 10, 2, 2))
     paths = (Path(("a", "b", "d"), ms(400), 0.5), Path(("a", "c", "d"), ms(300), 0.5))

@@ -60,7 +60,7 @@ def cluster_of(
         ColdStartSampler(1, profiles, start_s=0.0),
         ResizeSampler(1),
         sampler,
-        sharing=SharingTruth(profiles, declared or InterferenceTruth()),
+        sharing=SharingTruth(profiles, declared or InterferenceTruth(), {}),
     )
     made = Cluster(ClusterTruths({"only": truths}, AcquisitionSampler(1, {}), sampler), [GPU])
     for number in range(replicas):
@@ -193,13 +193,33 @@ def test_a_scenario_may_declare_another_truth() -> None:
     assert both_ms(error=0.0) == 64
     assert both_ms(bandwidth=0.9) == pytest.approx(64 * 1.8 * 1.4)
     assert both_ms(law=BandwidthLaw(0.0)) == pytest.approx(64 * 1.2)
-    silent = SharingTruth({KEY: structs.replace(profile(), sharing=None)}, InterferenceTruth(LAW, 0.6))
-    slot = Slot(1.0, "gpu", "M60")
-    truth = silent.of("only", "a", slot)
+    silent = SharingTruth({KEY: structs.replace(profile(), sharing=None)}, InterferenceTruth(LAW, 0.6), {})
+    spec = ReplicaSpec("only", "a", Slot(1.0, "gpu", "M60"))
+    truth = silent.of(spec)
     assert truth is not None
     assert truth.work(8, Slot(1.0), 5).demand.bandwidth == 0.6
-    unknown = SharingTruth({KEY: structs.replace(profile(), sharing=None)}, InterferenceTruth())
-    assert unknown.of("only", "a", slot) is None
+    unknown = SharingTruth({KEY: structs.replace(profile(), sharing=None)}, InterferenceTruth(), {})
+    assert unknown.of(spec) is None
+
+
+def test_replicas_of_which_nothing_is_known_divide_the_cores_that_are_only_reserved() -> None:
+    own = structs.replace(profile(), accelerator="", sharing=None, max_cores=3.0)
+    truth = SharingTruth({KEY: own}, InterferenceTruth(), {"n0": 4.0})
+
+    def factor(neighbours: int, slot: Slot) -> float:
+        found = truth.of(ReplicaSpec("only", "a", slot, "n0"))
+        if found is None:
+            return 0.0
+        work = found.work(1, slot, 10)
+        return work.law.slowdown(work.demand, [work.demand] * neighbours)
+
+    reserved = Slot(0.5, "gpu", is_capped=False)
+    assert [factor(neighbours, reserved) for neighbours in range(4)] == [1.0, 1.5, 2.25, 3.0]
+    assert factor(1, Slot(0.5, "gpu")) == 0.0
+    assert (
+        SharingTruth({KEY: own}, InterferenceTruth(error=0.0), {"n0": 4.0}).of(ReplicaSpec("only", "a", reserved, "n0"))
+        is None
+    )
 
 
 @given(data=st.data())
@@ -323,10 +343,11 @@ def test_replicas_with_cores_of_their_own_are_not_disturbed_by_a_law_that_was_me
     own = structs.replace(profile(), accelerator="")
     assert own.sharing is not None
     own = structs.replace(own, sharing=structs.replace(own.sharing, cores=2.0))
-    truth = SharingTruth({KEY: own}, InterferenceTruth())
-    assert truth.of("only", "a", Slot(1.0, "gpu")) is None
-    assert truth.of("only", "a", Slot(1.0, "gpu", is_capped=False)) is not None
-    assert SharingTruth({KEY: profile()}, InterferenceTruth()).of("only", "a", Slot(1.0, "gpu")) is not None
+    truth = SharingTruth({KEY: own}, InterferenceTruth(), {})
+    capped, reserved = (ReplicaSpec("only", "a", Slot(1.0, "gpu", is_capped=capped)) for capped in (True, False))
+    assert truth.of(capped) is None
+    assert truth.of(reserved) is not None
+    assert SharingTruth({KEY: profile()}, InterferenceTruth(), {}).of(capped) is not None
 
 
 def test_the_true_speed_without_a_cap_is_that_of_all_cores_alone() -> None:

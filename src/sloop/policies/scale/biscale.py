@@ -134,7 +134,10 @@ class BiscaleModel:
         }
         worst = max(excess_ms, key=excess_ms.__getitem__)
         if excess_ms[worst] <= 0:
-            return f"{len(self.stages)} stages do not fit on {counted(self.cores_total, 'core')} of all nodes"
+            there = f"{counted(self.cores_total, 'core')} of all nodes"
+            if len(self.stages) > self.problem.cores_total + ROUNDING:
+                return f"{len(self.stages)} stages of {counted(self.unit, 'core')} do not fit on the {there}"
+            return f"no sizes of {len(self.stages)} stages that fit on the {there} keep the deadlines"
         parts = ", ".join(f"{self.stages[i].name} {quickest_ms[i]:.0f} ms" for i in worst.stages)
         excess = f"{excess_ms[worst]:.0f} ms more than the {slot_ms * worst.slots} ms there are"
         return f"{parts} even alone on all cores: {excess}"
@@ -309,7 +312,7 @@ class Biscale:
         limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
         model, rates = biscale_model(view, limits), self._rates(view)
         if not model.feasible:
-            return _infeasible(model, view.plan)
+            return self._unequal(model, rates, view)
         if view.plan is None:
             return self._first(model, rates.foreseen if view.ingress.buckets else 0.0)
         now = _Decision(model, rates, tuple(stage_replicas(stage, model.unit) for stage in view.stages), view)
@@ -352,6 +355,18 @@ class Biscale:
     def _differ(self, wanted: Sequence[BiscaleChoice], foreseen: Sequence[BiscaleChoice]) -> bool:
         pairs = [(one.replicas, other.replicas) for one, other in zip(wanted, foreseen, strict=True)]
         return any(a != b for a, b in pairs) if self.stable == "equal" else any(a < b for a, b in pairs)
+
+    def _unequal(self, model: BiscaleModel, rates: "_Rates", view: ClusterView) -> Plan:
+        """The plan if no size that all stages have keeps the deadlines: the replicas that there are, or one of each
+        stage, in sizes of their own on all cores. Not in the publication, whose applications all have a common size."""
+        counts = tuple(max(1, len(stage.replicas)) for stage in view.stages)
+        problem = within_node_room(model.problem, view, model.unit)
+        split = _split(problem, rates.foreseen, counts)
+        if split is None:
+            return _infeasible(model, view.plan)
+        plans = model.plans(problem.enlarged(split.choices))
+        why = f"{rates.foreseen:.4g} requests/s, no common size in time → {describe(plans)}"
+        return Plan(plans, why, feasible=split.carried_rps >= rates.foreseen)
 
     def _first(self, model: BiscaleModel, rate_rps: float) -> Plan:
         """Small replicas for the forecast; before the first request, for a rate of 0."""

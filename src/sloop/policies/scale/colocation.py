@@ -174,11 +174,15 @@ class SharedDevices:
         return own[0] if own else None
 
     def slot(self, belief: Belief, pool: DevicePool, share: float) -> Slot:
-        """The slot of a replica. It has at most an equal part of the device's cores for each stage, so that one replica
-        of each stage fits."""
-        cores = min(self.policy.cores or belief.cores_max, belief.cores_max, pool.cores / len(self.stages))
+        """The slot of a replica. It reserves at most an equal part of the device's cores for each stage, so that one
+        replica of each stage fits. Where the device is the cores, and the part is less than the replica can use, it may
+        also use what the others leave idle."""
+        wanted = min(self.policy.cores or belief.cores_max, belief.cores_max)
+        cores = min(wanted, pool.cores / len(self.stages))
         slot = belief.slot(max(0.001, math.floor(1000 * cores + ROUNDING) / 1000))
-        return structs.replace(slot, share=share) if pool.accelerator else slot
+        return (
+            structs.replace(slot, share=share) if pool.accelerator else structs.replace(slot, is_capped=cores == wanted)
+        )
 
     def options(
         self, stage: int, pool: int, metric: Metric, *, must_know: bool = False, reserved: bool = True

@@ -4,21 +4,26 @@ A device is an accelerator, or the cores of a node. A batch brings an amount of 
 and proceeds at the rate 1/S, where S is the slowdown of its model's law among the batches that run (processor sharing;
 PALDIA, specification section 3.4). When one begins or ends, all others are re-timed.
 
-Laws and demands are those of the profiles, unless the scenario declares others (`truth.interference`). A variant whose
-profile says nothing, and for which nothing is declared, neither disturbs nor is disturbed.
+Laws and demands are those of the profiles, unless the scenario declares others (`truth.interference`). Where neither
+says anything, replicas on cores that are only reserved (`Slot.is_capped`) divide the cores of their node in proportion
+to what each computes with while it is alone; all others neither disturb nor are disturbed.
 
 Must not read the policies' beliefs: it has separate profiles.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct, structs
 
 from sloop.app.scenario import InterferenceTruth
-from sloop.profile.interference import DeviceDemand, Interference
+from sloop.profile.interference import DeviceDemand, Interference, ProcessorSharing
 from sloop.profile.profile import DeviceSharing, Profile
 from sloop.runlog.durations import VariantKey
-from sloop.vocabulary import BatchId, Slot
+from sloop.vocabulary import BatchId, ReplicaSpec, Slot
+
+BY_CORES: Final = ProcessorSharing("sm_use")
+"""Of the cores of a node, each batch demands a part."""
 
 
 class BatchWork(Struct):
@@ -108,16 +113,30 @@ class TrueSharing(Struct, frozen=True):
 class SharingTruth:
     """How the variants of an application version share their devices."""
 
-    def __init__(self, profiles: Mapping[VariantKey, Profile], declared: InterferenceTruth) -> None:
+    def __init__(
+        self, profiles: Mapping[VariantKey, Profile], declared: InterferenceTruth, node_cores: Mapping[str, float]
+    ) -> None:
+        """`node_cores` are the cores of each node, by its name."""
         found = {key: _true(profile, declared) for key, profile in profiles.items()}
         self._sharing = {
             key: TrueSharing(key[1], sharing, declared.error) for key, sharing in found.items() if sharing is not None
         }
+        self._unknown = {} if declared.error == 0.0 else {k: each for k, each in profiles.items() if found[k] is None}
+        self._node_cores = node_cores
+        self._error = declared.error
 
-    def of(self, stage: str, variant: str, slot: Slot) -> TrueSharing | None:
-        """That of one variant on one slot; None if it neither disturbs nor is disturbed."""
-        found = self._sharing.get((stage, variant, slot.hardware))
-        return found if found is not None and found.sharing.holds_on(slot) else None
+    def of(self, spec: ReplicaSpec) -> TrueSharing | None:
+        """That of a replica; None if it neither disturbs nor is disturbed."""
+        slot, key = spec.slot, (spec.stage, spec.variant, spec.slot.hardware)
+        found = self._sharing.get(key)
+        if found is not None:
+            return found if found.sharing.holds_on(slot) else None
+        profile, node_cores = self._unknown.get(key), self._node_cores.get(spec.node or "")
+        if profile is None or node_cores is None or slot.is_capped or slot.accelerator:
+            return None
+        part = min(1.0, profile.cores_on(slot) / node_cores)
+        shared = DeviceSharing(law=BY_CORES, full_batch=profile.max_batch, sm_use={1: part})
+        return TrueSharing(spec.variant, shared, self._error)
 
 
 def _true(profile: Profile, declared: InterferenceTruth) -> DeviceSharing | None:
