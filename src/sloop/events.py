@@ -92,6 +92,15 @@ class BatchLost(Struct, frozen=True, gc=False, tag="batch_lost"):
     error: str
 
 
+class BatchSilent(Struct, frozen=True, gc=False, tag="batch_silent"):
+    """The worker that runs a batch has said nothing for `silent_ns` in which it could have: time in which it only
+    waited for a CPU, a disk or memory does not count, nor does time in which the driver itself did not run."""
+
+    batch: BatchId
+    replica: ReplicaId
+    silent_ns: int
+
+
 class ReplicaLost(Struct, frozen=True, gc=False, tag="replica_lost"):
     """A replica died without an order to stop; its batch is lost too."""
 
@@ -246,6 +255,7 @@ Event = (
     | ReplicaReady
     | ReplicaCompleted
     | BatchLost
+    | BatchSilent
     | ReplicaLost
     | ReplicaStopped
     | Resized

@@ -15,6 +15,7 @@ from sloop.app.application import Application
 from sloop.events import (
     WOKE,
     BatchFailed,
+    BatchSilent,
     Cancelled,
     Event,
     Finished,
@@ -364,6 +365,76 @@ def test_a_request_that_is_stuck_twice_fails() -> None:
     scene.act(30_001, restarted(scene.actions))
     wakes(scene, 61_000)
     assert ends(scene.actions)[1][0] is Outcome.FAILED
+
+
+# Workers that hang
+
+
+def served_once(**options: Any) -> Scene:
+    """A scene whose replicas have run a batch each."""
+    scene = warm(drop=Never(), **options)
+    for at, id in enumerate((901, 902, 903)):
+        for batch in batches(scene.act(at * 100, request(id, at_ms=at * 100))):
+            scene.act(at * 100 + 1, done(batch))
+    return scene
+
+
+def silent(batch: StartBatch, silent_s: float) -> BatchSilent:
+    return BatchSilent(batch.batch, batch.replica, s(silent_s))
+
+
+def stops(actions: Sequence[Action]) -> list[StopReplica]:
+    return [action for action in actions if isinstance(action, StopReplica)]
+
+
+def test_a_silent_worker_is_given_up_and_its_requests_run_elsewhere() -> None:
+    scene = served_once(count=2)
+    batch = together(scene, 2, at_ms=1_000)
+    assert stops(scene.act(3_999, silent(batch, 2.9))) == []
+    actions = scene.act(4_100, silent(batch, 3))
+    why = "it hangs: its batch has run for 3.1 s, where 12.0 ms are expected, and nothing holds it up"
+    assert stops(actions) == [StopReplica(batch.replica, why)]
+    assert [each.requests for each in batches(actions)] == [(1,)], "on the other replica"
+    (lost,) = [action for action in actions if isinstance(action, Decided) and action.kind == "lost"]
+    assert lost.why == f"{why}; a replacement starts at once"
+    assert any(isinstance(action, StartReplica) for action in actions)
+
+
+def test_a_silent_worker_has_twenty_times_the_time_that_its_batch_should_take() -> None:
+    scene = served_once(times={"a": 100.0})  # a batch of one takes 1.1 s
+    (batch,) = batches(scene.act(10_000, request(1, at_ms=10_000, slo_ms=1e6)))
+    assert stops(scene.act(31_900, silent(batch, 21.9))) == []
+    assert stops(scene.act(32_000, silent(batch, 22)))
+
+
+def test_a_first_batch_and_a_second_try_have_the_whole_response_timeout() -> None:
+    scene = warm(drop=Never())
+    batch = together(scene, 1)
+    assert stops(scene.act(20_000, silent(batch, 20))) == [], "it may have to compile something"
+    scene = served_once(count=2)
+    batch = together(scene, 1, at_ms=1_000)
+    (again,) = batches(scene.act(5_000, silent(batch, 4)))
+    assert again.replica != batch.replica
+    assert stops(scene.act(25_000, silent(again, 20))) == [], "the request may be slow everywhere"
+    scene.act(26_000, done(again))
+    assert ends(scene.actions)[1][0] is Outcome.LATE
+
+
+def test_a_declared_response_timeout_is_all_that_counts() -> None:
+    scene = served_once()
+    scene.application.stages["only"].response_timeout_ns = s(60)
+    batch = together(scene, 1, at_ms=1_000)
+    assert stops(scene.act(41_000, silent(batch, 40))) == []
+
+
+def test_silence_during_another_batch_or_of_a_replica_that_is_gone_is_ignored() -> None:
+    scene = served_once()
+    batch = together(scene, 1, at_ms=1_000)
+    scene.act(1_005, done(batch))
+    together(scene, 1, at_ms=1_010)
+    assert stops(scene.act(9_000, silent(batch, 8))) == []
+    scene.act(9_001, lost(batch))
+    assert stops(scene.act(9_002, silent(batch, 8))) == []
 
 
 # Any mixture

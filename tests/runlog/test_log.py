@@ -33,6 +33,7 @@ from sloop.events import (
     WOKE,
     BatchFailed,
     BatchLost,
+    BatchSilent,
     Cancelled,
     Deployed,
     Draining,
@@ -153,6 +154,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(ReplicaReady, replica=REPLICA),
     st.builds(ReplicaCompleted, replica=REPLICA),
     st.builds(BatchLost, batch=BATCH, replica=REPLICA, error=WORDS),
+    st.builds(BatchSilent, batch=BATCH, replica=REPLICA, silent_ns=NS),
     st.builds(ReplicaLost, replica=REPLICA, error=WORDS),
     st.builds(ReplicaStopped, replica=REPLICA),
     st.builds(Resized, replica=REPLICA, cores=CORES),
@@ -270,7 +272,7 @@ def test_a_crash_costs_only_what_was_cut(
 
 
 def test_every_kind_of_record_is_known() -> None:
-    assert len(runlog.EVENTS) == 25
+    assert len(runlog.EVENTS) == 26
     assert len(runlog.ACTIONS) == 18
 
 

@@ -11,11 +11,12 @@ import uvloop
 
 from sloop.actions import Decided, End, StartBatch
 from sloop.app.load import load_application
-from sloop.events import ReplicaLost, ReplicaReady
+from sloop.events import BatchSilent, ReplicaLost, ReplicaReady
 from sloop.serve.protocols import RequestResult, Servable
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature
+from sloop.units import s
 from sloop.vocabulary import Outcome
 from tests.serve.test_live import TWO_CORES, Live, check_each_ended_once, serving, text
 
@@ -215,6 +216,28 @@ def test_a_request_in_a_hanging_worker_ends_at_its_deadline_and_those_behind_it_
                 (at_ns, each) for at_ns, each in live.log if isinstance(each, StartBatch) and 1 in each.requests
             ]
             assert ended_ns - began_ns < 5e9, "not after the response timeout, which is 30 s"
+            check_replay(live, setup)
+
+    uvloop.run(main())
+
+
+def test_a_worker_that_stops_later_is_replaced_long_before_the_default_of_the_response_timeout(model: Servable) -> None:
+    setup = setup_of(slo_ms=60_000)
+
+    async def main() -> None:
+        async with serving(setup, model) as live:
+            await live.until(ReplicaReady)
+            for _ in range(2):
+                ask(live, "fine")
+                await live.all_answered()
+            os.kill(live.pids()[0], signal.SIGSTOP)
+            ask(live, "fine", "fine")
+            await live.all_answered()
+            assert check_each_ended_once(live) == {Outcome.SERVED: 4}
+            (note,) = [record.why for _, record in live.log if isinstance(record, Decided) and record.kind == "lost"]
+            assert note.startswith("it hangs: its batch has run for ")
+            silences = [record.silent_ns for _, record in live.log if isinstance(record, BatchSilent)]
+            assert silences[-1] < s(30)
             check_replay(live, setup)
 
     uvloop.run(main())

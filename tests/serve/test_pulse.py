@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sloop.serve.pulse import HUNG_S, LOOK_S, PATIENCE_S, Silence, ThreadState, main_thread
+from sloop.serve.pulse import HUNG_S, LOOK_S, PATIENCE_S, ProcessState, Silence, process_state
 
 S = 10**9
 
@@ -19,7 +19,8 @@ def looks_until_hung(*, state: str, ran: float = 0.0, waited: float = 0.0, since
     silence = Silence()
     for look in range(1000):
         passed_s = look * since_s
-        if silence.grow(since_s, ThreadState(state, round(ran * passed_s * S), round(waited * passed_s * S))):
+        silence.grow(since_s, ProcessState(state, round(ran * passed_s * S), round(waited * passed_s * S)))
+        if silence.why:
             return look + 1
     return 1000
 
@@ -47,7 +48,8 @@ def test_time_in_which_nobody_looked_hardly_counts() -> None:
     """Whoever looks was stopped itself, for a minute each time."""
     silence = Silence()
     for _ in range(4):
-        assert not silence.grow(60.0, ThreadState("S", 0, 0))
+        silence.grow(60.0, ProcessState("S", 0, 0))
+        assert not silence.why
 
 
 def test_a_sign_of_life_ends_the_silence() -> None:
@@ -55,34 +57,38 @@ def test_a_sign_of_life_ends_the_silence() -> None:
     for look in range(100):
         if look % 5 == 0:
             silence.end()
-        assert not silence.grow(LOOK_S, ThreadState("T", 0, 0))
+        silence.grow(LOOK_S, ProcessState("T", 0, 0))
+        assert not silence.why
 
 
 def test_without_the_kernel_all_time_counts() -> None:
     silence = Silence()
-    found = [silence.grow(LOOK_S, None) for _ in range(12)]
-    assert not any(found[:8])
-    assert found[-1].endswith("its state is unknown")
+    for _ in range(8):
+        silence.grow(LOOK_S, None)
+    assert not silence.why
+    for _ in range(4):
+        silence.grow(LOOK_S, None)
+    assert silence.why.endswith("its state is unknown")
 
 
 def test_the_reason_says_for_how_long_and_in_what_state() -> None:
     silence = Silence()
-    while not (why := silence.grow(LOOK_S, ThreadState("T", 0, 0))):
-        pass
-    assert re.fullmatch(r"it has hung: no sign of life for 1\.\d s; it is stopped by a signal", why)
+    for _ in range(11):
+        silence.grow(LOOK_S, ProcessState("T", 0, 0))
+    assert re.fullmatch(r"it has hung: no sign of life for 1\.\d s; it is stopped by a signal", silence.why)
 
 
 def test_the_kernel_says_what_a_thread_does_and_has_done() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        found = main_thread(child.pid)
+        found = process_state(child.pid)
         assert found is not None
         assert found.state in "RSD"
         assert min(found.ran_ns, found.waited_ns) >= 0
     finally:
         child.communicate(b"\n")
-    assert main_thread(child.pid) is None
-    own = main_thread(os.getpid())
+    assert process_state(child.pid) is None
+    own = process_state(os.getpid())
     assert own is not None
     assert own.ran_ns > 0
 
@@ -92,6 +98,11 @@ def test_a_name_with_brackets_and_spaces_is_read(tmp_path: Path) -> None:
     thread.mkdir(parents=True)
     (thread / "stat").write_text("7 (a) R (b) T 1 2 3")
     (thread / "schedstat").write_text("5 6 7\n")
-    assert main_thread(7, tmp_path) == ThreadState("T", 5, 6)
+    assert process_state(7, tmp_path) == ProcessState("T", 5, 6)
+    helper = tmp_path / "7" / "task" / "8"
+    helper.mkdir()
+    (helper / "stat").write_text("8 (c) D 1 2 3")
+    (helper / "schedstat").write_text("10 20 30\n")
+    assert process_state(7, tmp_path) == ProcessState("D", 15, 26), "what any thread does"
     (thread / "schedstat").write_text("")
-    assert main_thread(7, tmp_path) is None
+    assert process_state(7, tmp_path) is None

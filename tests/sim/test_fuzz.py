@@ -104,12 +104,13 @@ def test_every_request_ends_once_whoever_decides(place: int) -> None:
 def test_a_batch_that_nobody_gives_up_is_a_violation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message of its end is lost, and the core does not look for stalled batches."""
+    """The message of its end is lost, and the core looks neither for stalled batches nor at silent workers."""
 
     def look_away(self: ControlPath, now_ns: int, out: list[Action]) -> None:
         self._watch_ns = now_ns + s(1)
 
     monkeypatch.setattr(ControlPath, "_watch_batches", look_away)
+    monkeypatch.setattr(ControlPath, "silent", lambda *_: None)
     with pytest.raises(Violation, match=r"request \d+ still runs in batch \d+"):
         fuzz.play(random_world(3))
     assert fuzz.main(["--first", "3", "--system", "static"]) == 1

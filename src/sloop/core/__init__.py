@@ -25,6 +25,7 @@ from sloop.core.views import PlanInput, StageView
 from sloop.events import (
     BatchFailed,
     BatchLost,
+    BatchSilent,
     Cancelled,
     Deployed,
     Draining,
@@ -114,6 +115,7 @@ class Core:
             ReplicaReady: control.ready,
             ReplicaCompleted: control.completed,
             BatchLost: self._lose_batch,
+            BatchSilent: control.silent,
             ReplicaLost: control.lost,
             ReplicaStopped: control.stopped,
             Resized: control.resized,

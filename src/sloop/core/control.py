@@ -43,6 +43,7 @@ from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, Applic
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Site, StageView, Traffic
 from sloop.events import (
     BatchLost,
+    BatchSilent,
     KeptReplica,
     NodeLost,
     NodeReady,
@@ -59,7 +60,7 @@ from sloop.events import (
     TransferFailed,
     Transferred,
 )
-from sloop.text import counted, in_s, listed
+from sloop.text import counted, in_ms, in_s, listed
 from sloop.units import FOREVER_NS, GIB, ms, s
 from sloop.vocabulary import (
     ALONE,
@@ -1078,11 +1079,27 @@ class ControlPath:
         for id in sorted(stalled):
             self._watch_ns = min(self._watch_ns, self._expire(now_ns, self._state.replicas[id], out))
         for id in sorted(given_up):
-            replica = self._state.replicas[id]
-            assert replica.batch is not None
-            ran = f"its batch has run for {in_s(now_ns - replica.batch.started_ns)}, longer than its response timeout"
-            out.append(StopReplica(replica.id, ran))
-            self.lost(now_ns, ReplicaLost(replica.id, ran), out)
+            found = self._state.replicas[id].batch
+            assert found is not None
+            ran = f"its batch has run for {in_s(now_ns - found.started_ns)}, longer than its response timeout"
+            self._give_up(now_ns, id, ran, out)
+
+    def _give_up(self, now_ns: int, id: ReplicaId, why: str, out: list[Action]) -> None:
+        """Stop a replica whose batch does not finish, and go on as if it were lost."""
+        out.append(StopReplica(id, why))
+        self.lost(now_ns, ReplicaLost(id, why), out)
+
+    def silent(self, now_ns: int, event: BatchSilent, out: list[Action]) -> None:
+        """A worker says nothing while it runs a batch: give its replica up if it hangs. Parts of a pipeline wait for
+        each other, so only the response timeout ends them."""
+        replica = self._state.replicas.get(event.replica)
+        batch = replica.batch if replica is not None else None
+        if replica is None or batch is None or batch.id != event.batch or replica.pipeline is not None:
+            return
+        if replica.stage.hangs(replica, batch, event.silent_ns):
+            ran, cost = in_s(now_ns - batch.started_ns), in_ms(batch.cost_ns)
+            why = f"it hangs: its batch has run for {ran}, where {cost} are expected, and nothing holds it up"
+            self._give_up(now_ns, replica.id, why, out)
 
 
 def expendable(replicas: Sequence[Replica]) -> Replica | None:

@@ -88,6 +88,10 @@ RESPONSE_NS_MIN = s(30)
 and a cold start, so the default waits long enough for a model of some 25 s, whatever its profile says. Gunicorn gives
 its workers as long, TorchServe 120 s."""
 
+SILENT_NS_MIN = s(3)
+"""A replica is given up sooner if its worker has been silent for `STALL_FACTOR` times the believed duration of its
+batch, and for at least this time, although it could have spoken (`BatchSilent`)."""
+
 FIRST_KEY = -(1 << 63)
 """The key of visits that are tried again: before all others, as they were when their first batch began."""
 
@@ -1152,6 +1156,14 @@ class StageState:
         slo_ns = self.application.graph.slo_ns
         default_ns = max(RESPONSE_NS_MIN, slo_ns, STALL_FACTOR * batch.cost_ns)
         return batch.started_ns + (self.response_timeout_ns or default_ns)
+
+    def hangs(self, replica: Replica, batch: RunningBatch, silent_ns: int) -> bool:
+        """Whether a worker that has been silent for so long while it ran a batch hangs. Not in its first batch, which
+        may take far longer than others, nor if the stage declares a response timeout, nor in the second try of a
+        request: the first worker may only have been slow, so this one gets all of the response timeout."""
+        if self.response_timeout_ns or replica.batches < 2 or any(visit.attempts for visit in batch.visits):
+            return False
+        return silent_ns >= max(SILENT_NS_MIN, STALL_FACTOR * batch.cost_ns)
 
     def view(self, slo_ns: int, visits: float) -> StageView:
         """The stage as policies see it: without its draining replicas."""

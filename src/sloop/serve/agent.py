@@ -47,6 +47,7 @@ from msgspec import Struct, structs
 from sloop import __version__
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import (
+    BatchSilent,
     Event,
     Finished,
     KeptReplica,
@@ -113,7 +114,8 @@ MODELS_MAX: Final = 1_000
 
 T = TypeVar("T")
 Reported = (
-    ReplicaProgressed
+    BatchSilent
+    | ReplicaProgressed
     | ReplicaReady
     | ReplicaCompleted
     | ReplicaLost
@@ -1137,10 +1139,10 @@ class AgentSession:
         self._report(worker, event)
 
     def _report(self, worker: _Worker, event: Reported) -> None:
-        """Report an event, or keep it until a deciding process has adopted the worker. Events about shadows are not
-        kept, because an adopted worker has none."""
+        """Report an event, or keep it until a deciding process has adopted the worker. Events about shadows and batches
+        are not kept, because an adopted worker has none."""
         if worker.replica is None:
-            if not isinstance(event, ShadowReady | ShadowLost | ShadowStopped):
+            if not isinstance(event, BatchSilent | ShadowReady | ShadowLost | ShadowStopped):
                 worker.reports.append(event)
         else:
             self._send(AgentReport(structs.replace(event, replica=worker.replica)))

@@ -64,7 +64,7 @@ from sloop.serve.messages import (
 from sloop.serve.network import FETCH_S_MAX, RECORDS_BYTES_MAX, SILENT_S, ArenaHolder, HolderTable, NetworkLink, machine
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import Pages
-from sloop.serve.pulse import LOOK_S, Silence, main_thread
+from sloop.serve.pulse import LOOK_S, Silence, process_state
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.text import counted, host_and_port
@@ -752,7 +752,8 @@ class Edges:
                 port.has_pulsed = False
                 slot.silence.end()
             else:
-                why = slot.silence.grow(now_s - last_s, main_thread(process.pid))
+                slot.silence.grow(now_s - last_s, process_state(process.pid))
+                why = slot.silence.why
             if why:
                 link.close()
                 self._on_end(slot, why)

@@ -25,6 +25,7 @@ COMPUTES: Final = "R"
 """The state, in `/proc/PID/stat`, of a thread that has a CPU or waits for one."""
 WAITS_FOR_MACHINE: Final = "D"
 """Of one that waits for a disk, or for memory that is on one."""
+HELD_UP: Final = (COMPUTES, WAITS_FOR_MACHINE)
 STATES: Final = {
     "T": "it is stopped by a signal",
     "t": "it is stopped by a debugger",
@@ -34,25 +35,30 @@ STATES: Final = {
 }
 
 
-class ThreadState(NamedTuple):
-    """What the kernel says of the main thread of a process."""
+class ProcessState(NamedTuple):
+    """What the kernel says of the threads of a process."""
 
     state: str
+    """`COMPUTES` if any thread does, else `WAITS_FOR_MACHINE` if any does, else that of the main thread."""
     ran_ns: int
-    """How long it has computed since its start."""
+    """How long they have computed since their start."""
     waited_ns: int
-    """How long it was ready to compute, and had no CPU."""
+    """How long they were ready to compute, and had no CPU."""
 
 
-def main_thread(pid: int, proc: Path = PROC) -> ThreadState | None:
-    """The state of a process' main thread; None if the kernel does not say it."""
-    thread = proc / str(pid) / "task" / str(pid)
+def process_state(pid: int, proc: Path = PROC) -> ProcessState | None:
+    """The state of a process; None if the kernel does not say it."""
+    states, ran_ns, waited_ns = dict[str, str](), 0, 0
     try:
-        state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
-        ran_ns, waited_ns, _ = map(int, (thread / "schedstat").read_text().split())
-    except (OSError, ValueError, IndexError):
+        for thread in (proc / str(pid) / "task").iterdir():
+            states[thread.name] = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            ran, waited, _ = map(int, (thread / "schedstat").read_text().split())
+            ran_ns, waited_ns = ran_ns + ran, waited_ns + waited
+        own = states[str(pid)]
+    except (OSError, ValueError, IndexError, KeyError):
         return None
-    return ThreadState(state, ran_ns, waited_ns)
+    held_up = [each for each in HELD_UP if each in states.values()]
+    return ProcessState(held_up[0] if held_up else own, ran_ns, waited_ns)
 
 
 class Silence:
@@ -61,27 +67,30 @@ class Silence:
     def __init__(self) -> None:
         self.counted_s = self.passed_s = 0.0
         """The time in which it could have spoken, and all time."""
-        self._last: ThreadState | None = None
+        self._last: ProcessState | None = None
 
     def end(self) -> None:
         """It has spoken."""
         self.counted_s = self.passed_s = 0.0
         self._last = None
 
-    def grow(self, since_s: float, now: ThreadState | None) -> str:
-        """It has said nothing since the last look, which was `since_s` ago. Returns why it is taken to hang; empty if
-        it is not."""
+    def grow(self, since_s: float, now: ProcessState | None) -> None:
+        """It has said nothing since the last look, which was `since_s` ago."""
         step_s, last, self._last = min(since_s, STEP_S_MAX), self._last, now
         self.passed_s += step_s
         if now is None:
             self.counted_s += step_s
-        elif last is not None:
-            ran_s, waited_s = (now.ran_ns - last.ran_ns) / NS_PER_S, (now.waited_ns - last.waited_ns) / NS_PER_S
-            is_held_up = now.state in (COMPUTES, WAITS_FOR_MACHINE)
-            self.counted_s += min(step_s, ran_s) if is_held_up else max(0.0, step_s - waited_s)
-        elif now.state not in (COMPUTES, WAITS_FOR_MACHINE):
-            self.counted_s += step_s
+            return
+        waited_s = ran_s = 0.0
+        if last is not None:  # threads that have ended are not counted any more
+            ran_s = max(0, now.ran_ns - last.ran_ns) / NS_PER_S
+            waited_s = max(0, now.waited_ns - last.waited_ns) / NS_PER_S
+        self.counted_s += min(step_s, ran_s) if now.state in HELD_UP else max(0.0, step_s - waited_s)
+
+    @property
+    def why(self) -> str:
+        """Why the process is taken to hang; empty if it is not."""
         if self.counted_s < HUNG_S and self.passed_s < PATIENCE_S:
             return ""
-        what = STATES.get(now.state, f"its state is {now.state}") if now is not None else "its state is unknown"
-        return f"it has hung: no sign of life for {self.passed_s:.1f} s; {what}"
+        state = self._last.state if self._last is not None else "unknown"
+        return f"it has hung: no sign of life for {self.passed_s:.1f} s; {STATES.get(state, f'its state is {state}')}"

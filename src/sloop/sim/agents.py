@@ -541,6 +541,7 @@ class RemoteCluster(Cluster):
             return
         self._busy.add(order.replica)
         if order.replica in self._hung:
+            self._fall_silent(now_ns, order.batch, order.replica)
             return
         node, size = self._node_of[order.replica], len(order.requests)
         replica.size = size
@@ -811,6 +812,8 @@ class RemoteCluster(Cluster):
             self._lose(now_ns, id, "the worker process died")
         else:
             self._hung.add(id)
+            if (end := self._replicas[id].batch_end) is not None:
+                self._fall_silent(now_ns, end[2].batch, id)
             self._abandon_batch(now_ns, self._replicas[id])
 
     def _leave_clients(self, now_ns: int, fault: FaultBegins) -> None:

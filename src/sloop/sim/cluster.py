@@ -29,6 +29,7 @@ from sloop.events import (
     WOKE,
     BatchFailed,
     BatchLost,
+    BatchSilent,
     Event,
     Finished,
     NodeLost,
@@ -144,8 +145,19 @@ class DeviceDue(Struct, frozen=True):
 _Within = NodeFailed | Outage | Crashed | ShadowCrashed | TransfersDue | DeviceDue
 """Entries that the core is not told."""
 Happening = Event | _Within
-_OfReplica = ReplicaProgressed | ReplicaReady | ReplicaCompleted | Resized | BatchFailed | ShadowReady | ShadowStopped
+_OfReplica = (
+    BatchSilent
+    | ReplicaProgressed
+    | ReplicaReady
+    | ReplicaCompleted
+    | Resized
+    | BatchFailed
+    | ShadowReady
+    | ShadowStopped
+)
 """Events that count only as long as their replica is there."""
+SILENCES_NS = tuple(map(s, (1, 2, 3, 4, 6, 8, 16)))
+"""For how long a worker has been silent when the core is told so."""
 NO_WEIGHTS = "its weights do not come"
 """Why a replica is lost whose transfer has failed."""
 PendingHappening = tuple[int, int, Happening]
@@ -406,6 +418,11 @@ class Cluster:
             self._leave_device(now_ns, replica)
         return event
 
+    def _fall_silent(self, now_ns: int, batch: BatchId, replica: ReplicaId) -> None:
+        """From now on the worker that runs a batch hangs."""
+        for silent_ns in SILENCES_NS:
+            self._push(now_ns + silent_ns, BatchSilent(batch, replica, silent_ns))
+
     def _happen_within(self, now_ns: int, sequence: int, event: _Within) -> Finished | None:
         """Apply an entry that the core is not told. Returns the end of a batch that it is told instead, or None."""
         if isinstance(event, DeviceDue):
@@ -477,6 +494,7 @@ class Cluster:
             self._push(at_ns, BatchFailed(order.batch, order.replica, "the model raised"))
             return
         if faults.strikes("lost_finished", rates.lost_finished):
+            self._fall_silent(now_ns + service_ns, order.batch, order.replica)
             return
         edge_counts = replica.branches.taken(order) if replica.branches is not None else ()
         finished = Finished(order.batch, order.replica, service_ns, edge_counts)

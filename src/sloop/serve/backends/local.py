@@ -52,6 +52,7 @@ from sloop.cuda import CudaDevice, is_present
 from sloop.errors import MachineError
 from sloop.events import (
     BatchLost,
+    BatchSilent,
     Finished,
     NodeReady,
     NodeReleased,
@@ -79,6 +80,7 @@ from sloop.serve.machine_watch import watch
 from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
+from sloop.serve.pulse import LOOK_S, Silence, process_state
 from sloop.serve.transport import (
     CLOSED,
     Frame,
@@ -89,6 +91,7 @@ from sloop.serve.transport import (
 )
 from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
+from sloop.units import s
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import FABRIC, BatchId, Node, Part, PipelineId, ReplicaId, ReplicaSpec, Shadow, TransferId
 
@@ -146,6 +149,10 @@ class _Replica:
         self.batch: BatchId | None = None
         self.visits = 0
         """Of the batch that runs."""
+        self.looked_at: BatchId | None = None
+        """The batch that ran at the last look."""
+        self.silence = Silence()
+        """Since then."""
         self.cores = 0.0
         """Of its slot."""
         self.pool_cores = 0.0
@@ -236,6 +243,7 @@ class LocalBackend(KnownStages):
         self.on_spares: Callable[[], None] = lambda: None
         """Called when the workers that wait have become more or fewer."""
         self._emptied = asyncio.Event()
+        self._look_timer: TimerHandle | None = None
         self._done, self._passed = decoder(BatchDone), decoder(PassedBatch)
 
     def learn(
@@ -256,6 +264,7 @@ class LocalBackend(KnownStages):
     def attach(self, listener: BackendListener) -> None:
         self._listener = listener
         self._start_spares_later()
+        self._look_later()
 
     async def open(self) -> None:
         """This machine is there; from now on its limits are watched."""
@@ -436,8 +445,28 @@ class LocalBackend(KnownStages):
         if pipeline is None or part is None or not pipeline.takes(part.place, batch, order):
             found.link.send(FrameKind.RUN, batch, time.monotonic_ns(), [encode(order)])
 
+    def _look_later(self) -> None:
+        self._look_timer = self._loop.call_later(LOOK_S, self._look, self._loop.time())
+
+    def _look(self, last_s: float) -> None:
+        """Report the batches whose workers are silent, once for each second: the core knows if that is too long."""
+        self._look_later()
+        since_s = self._loop.time() - last_s
+        for id, replica in list(self._replicas.items()):
+            batch, silence, process = replica.batch, replica.silence, replica.process
+            if batch is None or batch != replica.looked_at:
+                replica.looked_at = batch
+                silence.end()
+            elif process is not None and not replica.is_dying:
+                before_s = int(silence.counted_s)
+                silence.grow(since_s, process_state(process.pid))
+                if int(silence.counted_s) > before_s:
+                    self._report(BatchSilent(batch, id, s(silence.counted_s)))
+
     async def close(self) -> None:
         self._listener = None
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         self._spares_max = 0
         if self._watching is not None:
             self._watching.cancel()
@@ -1073,6 +1102,7 @@ class LocalBackend(KnownStages):
     def _report(
         self,
         event: BatchLost
+        | BatchSilent
         | NodeReady
         | NodeReleased
         | ReplicaCompleted
