@@ -82,3 +82,34 @@ def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
 @cache
 def _library() -> Any:  # noqa: ANN401
     return ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+# A bound
+
+
+def bound_growth(more_bytes: int) -> bool:
+    """Let this process allocate so much more than now, and no more: further allocations fail, as if the machine had no
+    memory. Memory that it shares does not count. Returns whether the system can do that (Linux)."""
+    data_bytes = _data_bytes()
+    if not data_bytes:
+        return False
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = data_bytes + more_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    return True
+
+
+def lift_bound() -> None:
+    """Let this process allocate as much as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _data_bytes() -> int:
+    """What counts against the bound: private memory that can be written, touched or not; 0 if the system does not
+    say."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0

@@ -164,6 +164,9 @@ class Limits:
     rows: int = limited(0, least=0, most=ROWS_MOST)
     """The most rows of one request; in a deployment, for each application that sets no limit of its own. 0 stands for
     `ROWS_MAX` of `sloop.serve.deploy`."""
+    worker_bytes: int = limited(0, least=0)
+    """The memory of one worker; in a deployment, for each application that says nothing. 0: what follows from its
+    profile (`sloop.serve.worker_memory`)."""
 
 
 @dataclass(frozen=True)

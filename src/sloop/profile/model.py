@@ -416,8 +416,12 @@ class OnnxSession:
         """Run a small batch, and give back the memory that larger ones took."""
         options = onnx_runtime().RunOptions()
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        if not self._bfloats and not self._returns_bfloats:
-            self._session.run(self._names[:1], self._given(feed), options)
+        if self._bfloats or self._returns_bfloats:
+            return
+        given = self._given(feed)
+        for session in (self._session, *self._pruned.values()):
+            read = [port.name for port in session.get_inputs()]
+            session.run(None, {name: given[name] for name in read}, options)
 
     def run(self, feed: Mapping[str, Array], outputs: Places = ()) -> list[Array]:
         """One forward pass. TextError for text that is not UTF-8."""

@@ -125,6 +125,7 @@ def servables_of(
     in_blocks: bool = False,
     in_parts: bool = False,
     must_run: bool = False,
+    worker_bytes: int = 0,
 ) -> dict[tuple[str, str], Servable]:
     """The model and signature of every variant, read from its file, and its blocks if it is to be served `in_blocks`,
     so that its replicas can have shadows, or `in_parts`, so that they can start as parts of one model. Raises
@@ -155,7 +156,9 @@ def servables_of(
                     must_run=must_run,
                 )
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
-            found[stage.name, variant.name] = structs.replace(made, weights=tuple(weights))
+            most_bytes = application.limits.worker_bytes or worker_bytes
+            made = structs.replace(made, weights=tuple(weights), worker_bytes=most_bytes)
+            found[stage.name, variant.name] = made
     return found
 
 
@@ -213,6 +216,7 @@ def _servable(
         verify_first=first,
         verify_share=share,
         operators=variant.operators,
+        memory_bytes={kind: each.memory_bytes for kind, each in profiles.items()},
     )
 
 
@@ -527,7 +531,10 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
     (setup,) = whole.applications
     check_live(setup)
     blocks, parts = needs_blocks(setup), starts_parts(setup)
-    models = servables_of(joined, Path(order.folder), in_blocks=blocks, in_parts=parts, must_run=True)
+    most_bytes = deployment.limits.worker_bytes
+    models = servables_of(
+        joined, Path(order.folder), in_blocks=blocks, in_parts=parts, must_run=True, worker_bytes=most_bytes
+    )
     (setup,) = with_lone_requests(whole, runs_alone(models)).applications
     check_weights(setup, models)
     rows = rows_of(joined, deployment)

@@ -131,6 +131,10 @@ class StageSetup(Struct, frozen=True, array_like=True):
     """The share of the later ones that are run again."""
     operators: tuple[str, ...] = ()
     """Libraries of operators that the model needs."""
+    memory_bytes: int = 0
+    """What plans count for the worker; 0: unknown."""
+    worker_bytes: int = 0
+    """What the user says that it may take; 0: nothing is said (`sloop.serve.worker_memory`)."""
 
 
 class ShadowSetup(Struct, frozen=True, array_like=True):

@@ -194,6 +194,10 @@ class Servable(Struct, frozen=True):
     verify_share: float = 0.0
     """How many of the first requests that share a forward pass are run again, alone, and which share of the others
     (`sloop.serve.verify`)."""
+    memory_bytes: Mapping[str, int] = {}
+    """What plans count for a worker, by kind of hardware, as its profiles say."""
+    worker_bytes: int = 0
+    """What the user says that a worker may take; 0: nothing is said."""
 
     @property
     def checked(self) -> str:

@@ -33,7 +33,7 @@ from sloop.profile.model import (
     open_model,
     thread_counts_kept,
 )
-from sloop.profile.warming import WARM_S_MAX, batch_maker, try_on_one_row, warm_up
+from sloop.profile.warming import WARM_S_MAX, batch_maker, guessed_rows, placeholders, try_on_one_row, warm_up
 from sloop.tensor import Port, Signature, described
 from sloop.text import counted
 from sloop.units import ms
@@ -62,6 +62,10 @@ class Runtime(Protocol):
 
     def warm(self, threads: int) -> None:
         """Run the expected batches on placeholder inputs. InputError if the model would fail for every request."""
+        ...
+
+    def give_back(self) -> None:
+        """Give back memory that large batches have taken."""
         ...
 
     def prune(self, outputs: Places) -> None:
@@ -156,6 +160,9 @@ class FakeRuntime:
         return False
 
     def warm(self, threads: int) -> None:
+        """Does nothing."""
+
+    def give_back(self) -> None:
         """Does nothing."""
 
     def prune(self, outputs: Places) -> None:
@@ -274,8 +281,23 @@ class FileRuntime:
             if made is not None:
                 warm_batches(run, made, self._expected.batches, self._path, for_memory=False)
 
-        if session.prune(outputs, warm) and made is not None:
-            session.shrink(made(session.signature.fixed_batch or 1))
+        if session.prune(outputs, warm):
+            self._shrink(session)
+
+    def give_back(self) -> None:
+        """See `Runtime`."""
+        with self._lock:
+            sessions = [self._sessions[threads] for threads in self._warm]
+        for session in sessions:
+            self._shrink(session)
+
+    def _shrink(self, session: Session) -> None:
+        """Run one row, of usual sizes if they are unknown, and give back what larger batches took."""
+        shapes = self._expected.shapes
+        feed = placeholders(session.signature, session.signature.fixed_batch or 1, shapes, guessed_rows(session))
+        if feed is not None and isinstance(session, OnnxSession):
+            with contextlib.suppress(*raised_by_users()):  # sizes were guessed
+                session.shrink(feed)
 
     def run(self, inputs: Sequence[Array], threads: int, outputs: Places = ()) -> tuple[Sequence[Array], int]:
         """Run on the session that `session` chooses."""
@@ -359,6 +381,9 @@ class CudaRuntime(FileRuntime):
         """See `FileRuntime`."""
         if not self._warm:
             super().warm(threads)
+
+    def give_back(self) -> None:
+        """Does nothing: the profile has a bound for the memory of the GPU."""
 
     def prune(self, outputs: Places) -> None:
         """Does nothing: a second copy of weights would need memory of the GPU."""

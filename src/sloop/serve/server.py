@@ -479,8 +479,10 @@ def is_loopback(host: str) -> bool:
 def models_of(setup: Setup, folder: Path) -> dict[tuple[str, str], Servable]:
     """The models of all applications; for `folder` see `servables_of`. InputError for a variant without one."""
     found: dict[tuple[str, str], Servable] = {}
+    most_bytes = setup.deployment.limits.worker_bytes
     for each in setup.applications:
-        found |= servables_of(each.application, folder, in_blocks=needs_blocks(each), in_parts=starts_parts(each))
+        blocks, parts = needs_blocks(each), starts_parts(each)
+        found |= servables_of(each.application, folder, in_blocks=blocks, in_parts=parts, worker_bytes=most_bytes)
     return found
 
 

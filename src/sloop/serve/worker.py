@@ -32,13 +32,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import numpy as np
 from msgspec import Struct, structs
 
 from sloop.cuda import GpuFailure
-from sloop.errors import SloopError
+from sloop.errors import MachineError, SloopError
 from sloop.memory import give_back
 from sloop.profile import operators
 from sloop.profile.model import NOTHING, fault_of_inputs, is_python
@@ -69,6 +69,7 @@ from sloop.serve.runtimes import (
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
 from sloop.serve.verify import Verification
+from sloop.serve.worker_memory import LOOK_S, WorkerMemory, is_out_of_memory
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
 from sloop.tensor import ARRAY_TYPES, MISSING, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of, raised_by_users
@@ -81,8 +82,8 @@ STEPS: Final = ("spawning", "fetching", "loading", "warming")
 IDLE_S: Final = 0.02
 """A worker that has received nothing for so long is idle: it may run requests that shared a pass again."""
 MILLIONTHS: Final = 1_000_000
-OTHER_LAYERS: Final = 0
-"""What the thread that prepares thread counts is told so that it completes the model first."""
+OTHER_LAYERS, GIVE_BACK = 0, -1
+"""What the thread that prepares thread counts is told so that it completes the model, or gives memory back."""
 DATATYPE_OF: Final = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
@@ -242,8 +243,16 @@ def split(tensors: Sequence[Tensor], rows: Sequence[int]) -> list[list[Tensor]]:
 class Worker:
     """Serves one model over one socket until the server sends STOP or closes the socket."""
 
-    def __init__(self, channel: ProcessChannel, arena: Arena | None = None, *, is_spare: bool = False) -> None:
+    def __init__(
+        self,
+        channel: ProcessChannel,
+        arena: Arena | None = None,
+        *,
+        is_spare: bool = False,
+        taken: WorkerMemory | None = None,
+    ) -> None:
         self._channel, self._arena, self._is_spare = channel, arena, is_spare
+        self._taken = taken or WorkerMemory()
         self._threads, self._duty = 1, 1.0
         self._memory = InputMemory()
         self._wanted: queue.SimpleQueue[int | tuple[int, ...]] = queue.SimpleQueue()
@@ -255,6 +264,8 @@ class Worker:
         """The first input whose first dimension is the number of rows."""
         self._replied_ns = 0
         """When the last batch was answered."""
+        self._turns = 0
+        """Raised when a batch begins and when it ends: odd while one runs."""
 
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
@@ -327,6 +338,8 @@ class Worker:
             self._channel.send(FrameKind.STEP, STEPS.index("warming"))
             runtime.warm(self._threads)
             give_back()
+            self._taken.expect(setup.memory_bytes, setup.worker_bytes, has_device=setup.device is not None)
+            self._taken.settle()
         except raised_by_users() as error:
             self._refuse(error)
             raise
@@ -389,21 +402,48 @@ class Worker:
             self._channel.send(FrameKind.PAIRED, frame.subject)
 
     def _prepare(self, runtime: Runtime) -> None:
-        """In the background, open a session for each requested thread count and choice of outputs."""
+        """In the background, open a session for each requested thread count and choice of outputs, and give memory back
+        that is not usual."""
         while True:
-            wanted = self._wanted.get()
+            try:
+                wanted = self._wanted.get(timeout=LOOK_S)
+            except queue.Empty:
+                if self._taken.is_due():
+                    self._give_back(runtime)
+                continue
+            if wanted == GIVE_BACK:
+                self._give_back(runtime)
+                if why := self._taken.stays:
+                    self._end(MachineError(why))
+                continue
             if wanted == OTHER_LAYERS:
                 self._complete(runtime)
                 continue
             try:
-                if isinstance(wanted, tuple):
-                    runtime.prune(wanted)
-                elif runtime.load(wanted):
-                    runtime.warm(wanted)
-                give_back()
+                with self._taken.growing():
+                    if isinstance(wanted, tuple):
+                        runtime.prune(wanted)
+                    elif runtime.load(wanted):
+                        runtime.warm(wanted)
+                    give_back()
             except raised_by_users() as error:  # the replica continues with the sessions it has
                 what = f"outputs {wanted}" if isinstance(wanted, tuple) else f"{wanted} threads"
                 sys.stderr.write(f"sloop worker {os.getpid()}: cannot prepare {what}: {error}\n")
+
+    def _give_back(self, runtime: Runtime) -> None:
+        """Give back what large requests have left, while another thread may run the next one."""
+        turns = self._turns
+        self._memory = InputMemory()  # a batch that runs keeps its own
+        runtime.give_back()
+        give_back()
+        if turns == self._turns and turns % 2 == 0:
+            self._taken.note_kept()
+
+    def _end(self, error: BaseException) -> NoReturn:
+        """End this process in whatever thread, and say why."""
+        with contextlib.suppress(OSError):  # the server has closed the socket
+            self._refuse(error)
+        os._exit(1)
 
     def _prepare_all(self, runtime: Runtime) -> None:
         """Have sessions opened for all numbers of threads, unless they would evict each other before they are used."""
@@ -416,12 +456,11 @@ class Worker:
         other workers of its pipeline wait for it."""
         assert isinstance(runtime, PartRuntime), "a worker with all layers completes them"
         try:
-            runtime.load_others(self._threads)
+            with self._taken.growing():
+                runtime.load_others(self._threads)
             self._channel.send(FrameKind.COMPLETED)
         except BaseException as error:
-            with contextlib.suppress(OSError):  # the server has closed the socket
-                self._refuse(error)
-            os._exit(1)
+            self._end(error)
         self._prepare_all(runtime)
 
     def _resize(self, frame: Frame) -> None:
@@ -461,6 +500,8 @@ class Worker:
 
     def _answer(self, frame: Frame, compute: Callable[[], tuple[FrameKind, Struct]]) -> None:
         """Answer a batch with what `compute` returns, or say why it failed."""
+        is_short_of_memory = False
+        self._turns += 1
         try:
             kind, answer = compute()
         except ArenaFull as error:
@@ -471,14 +512,22 @@ class Worker:
             raise
         except BaseException as error:  # also SystemExit: whatever the model raises fails this batch, not the worker
             self._reply(FrameKind.FAILED, frame, self._failure(error).encode())
+            is_short_of_memory = is_out_of_memory(error)
         else:
             self._reply(kind, frame, encode(answer))
+        self._turns += 1
+        if is_short_of_memory:  # now that the exception holds nothing any longer
+            self._wanted.put(GIVE_BACK)
 
     def _failure(self, error: BaseException) -> ModelFailure:
         """What to say of a failed batch. The inputs of an ONNX model can be to blame only where clients send them: what
         another stage has made of them is no matter of theirs."""
         setup = self._setup
-        if not is_python(Path(setup.model)) and all(need.stage == APPLICATION for need in setup.wiring.inputs.needs):
+        is_from_client = all(need.stage == APPLICATION for need in setup.wiring.inputs.needs)
+        if self._taken.refusal and is_out_of_memory(error):
+            detail = f"{self._taken.refusal}: {failure_of(error).detail}"
+            return ModelFailure(self._taken.refusal, detail, is_refusal=is_from_client)
+        if not is_python(Path(setup.model)) and is_from_client:
             reason = fault_of_inputs(error)
             if reason:
                 return ModelFailure(reason, f"refused: {reason}", is_refusal=True)
@@ -677,7 +726,7 @@ def main(arguments: Sequence[str], *, is_spare: bool = False) -> None:
     arena = Arena(number, memory) if memory >= 0 else None
     try:
         with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):  # the server has closed the socket
-            Worker(ProcessChannel(sock), arena, is_spare=is_spare).serve()
+            Worker(ProcessChannel(sock), arena, is_spare=is_spare, taken=WorkerMemory(is_bound=True)).serve()
     except SloopError:  # the server has been told, and writes it into its log
         sys.stderr.flush()
         os._exit(1)

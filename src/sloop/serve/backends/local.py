@@ -584,6 +584,8 @@ class LocalBackend(KnownStages):
             shapes=dict(servable.shapes),
             verify_first=servable.verify_first,
             verify_share=servable.verify_share,
+            memory_bytes=servable.memory_bytes.get(spec.slot.hardware, 0),
+            worker_bytes=servable.worker_bytes,
         )
         replica.is_joining = batchable
         replica.cores = cores
