@@ -64,7 +64,7 @@ class End(Struct, frozen=True, gc=False, tag="end", omit_defaults=True):
     outcome: Outcome
     why: str = ""
     retry_after_ns: int = 0
-    """For a rejected request: the time until the queue is expected to have room."""
+    """For a rejected request: the time until the queue is expected to have room, or a replica to be ready."""
     stage: str = ""
     """The stage that dropped, rejected or failed the request; empty if no single stage did."""
 
@@ -227,7 +227,8 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
     and will be replaced. `drain`: a replica stops after its batch. `shortage`: no node has room for a planned replica
     or resize. `shadow`: a shadow is lost, or has no room on the node of its replica. `pipeline`: a part of one is lost.
     `provision`: where missing replicas start, and from where their weights come. `node`: a node is acquired,
-    released or lost. `rest`: an application without traffic gives up its replicas. `planner`: no plan could be made."""
+    released or lost. `rest`: an application without traffic gives up its replicas. `waking`: from now on its requests
+    may wait for a start whatever their deadlines, until `awake`. `planner`: no plan could be made."""
     why: str
     stage: str = ""
     replica: ReplicaId | None = None

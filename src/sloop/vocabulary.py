@@ -31,7 +31,8 @@ class Outcome(StrEnum):
     DROPPED = "dropped"
     """Removed from a queue because its deadline could not be met, or because the client disconnected."""
     REJECTED = "rejected"
-    """Refused: by admission control when it arrived, or by a model, because of what the client sent."""
+    """Refused: by admission control when it arrived, by a model, because of what the client sent, or because no replica
+    started while it could wait."""
     FAILED = "failed"
     """Ended by an error."""
 

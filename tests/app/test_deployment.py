@@ -95,7 +95,7 @@ name: all
 applications:
   - a.yaml
   - {file: a.yaml, name: again, weight: 2, rest_after_s: 30, limits: {bytes: 1e6}}
-  - {name: own, slo_ms: 50, stages: [{name: s, profile: ResNet-T}], system: {name: static, cores: 2}}
+  - {name: own, slo_ms: 50, stages: [{name: s, profile: ResNet-T}], system: {name: static, cores: 2}, wake_s: 5}
 system: {name: static, cores: 4}
 cluster: {nodes: [{hardware: c5.4xlarge}]}
 limits: {requests: 100}
@@ -104,6 +104,7 @@ limits: {requests: 100}
     deployment = load_deployment(tmp_path / "all.yaml")
     a, again, own = deployment.applications
     assert (a.weight, a.rest_after_s, a.limits) == (3, 0, Limits(requests=7))
+    assert (a.wake_s, again.wake_s, own.wake_s) == (0, 30, 5), "it is 30 s where an application may rest"
     assert (a.labels, again.labels) == ({"y": str(tmp_path / "names.txt")}, {"y": str(tmp_path / "names.txt")})
     assert (again.name, again.weight, again.rest_after_s, again.limits) == ("again", 2, 30, Limits(bytes=1_000_000))
     assert [each.system.parameters["cores"] for each in deployment.applications] == [4, 4, 2]
@@ -203,6 +204,10 @@ def test_an_application_that_joins_knows_the_kinds_of_the_cluster() -> None:
         ("name: x\napplications: [{file: a.yaml, slo: 1}]", r"2: applications\[0\]\.slo: unknown key 'slo'"),
         ("name: x\napplications: [{file: a.yaml, weight: 0}]", r"2: applications\[0\]\.weight: must be .* above 0"),
         ("name: x\napplications: [{file: a.yaml, rest_after_s: -1}]", r"rest_after_s: must be a number of at least 0"),
+        (
+            "name: x\napplications: [{file: a.yaml, wake_s: 9999}]",
+            r"applications\[0\]\.wake_s: must be a number of at least 0 and at most 3,600",
+        ),
         ("name: x\napplications: [{file: a.yaml, limits: {request: 1}}]", r"limits\.request: .*(.|\n)*'requests'"),
         ("name: x\napplications: [x.yaml]", r"2: applications\[0\]: a deployment cannot list itself"),
         ("name: x\napplications: [y.yaml]", r"applications\[0\]: y\.yaml is a deployment, not an application"),

@@ -265,6 +265,7 @@ class Deployment(Acting):
         period_s: float = 1,
         weights: Mapping[str, float] | None = None,
         rest_after_s: float = 0,
+        wake_s: float = 0,
         release_after_s: float = 60,
         **policies: Any,
     ) -> None:
@@ -273,7 +274,8 @@ class Deployment(Acting):
         self._script = Script(
             obeys=obeys, is_quick=is_quick, period_ns=s(period_s), release_after_ns=s(release_after_s)
         )
-        self._weights, self._rest_after_s, self._policies = weights or {}, rest_after_s, policies
+        self._weights, self._policies = weights or {}, policies
+        self._rest_after_s, self._wake_s = rest_after_s, wake_s
         self.scripts: dict[str, Script] = {}
         for name, each in wanted.items():
             self.wants(**{name: each})
@@ -296,6 +298,7 @@ class Deployment(Acting):
             version=version,
             weight=self._weights.get(name, 1.0),
             rest_after_ns=s(self._rest_after_s),
+            wake_ns=s(self._wake_s),
         )
 
     def _replace_scripts(self) -> None:

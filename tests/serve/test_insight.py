@@ -207,6 +207,23 @@ def test_a_model_rests_when_its_requests_stop() -> None:
     assert server.insight.server_readiness().why == ""
 
 
+def test_a_model_that_wakes_is_ready_unless_it_cannot_start() -> None:
+    server = Observed(Deployment({"a": 1}, rest_after_s=1, wake_s=30))
+    server.act(0, WOKE)
+    assert server.states("a") == [ModelState.STARTING], "a server that starts waits for it"
+    server.make_ready(0)
+    server.act(1000, WOKE)
+    server.act(1500, ReplicaStopped(ReplicaId(0)))
+    assert server.states("a") == [ModelState.RESTING]
+    server.act(2000, request(1, application="a", at_ms=2000, slo_ms=10))
+    assert server.states("a") == [ModelState.WAKING]
+    assert server.insight.server_readiness() == ServerReadiness()
+    lose(server, "a", 2500)
+    assert server.states("a") == [ModelState.FAILING]
+    server.make_ready(3000)
+    assert server.states("a") == [ModelState.READY]
+
+
 # Versions
 
 

@@ -330,9 +330,28 @@ def test_only_newcomers_are_rejected_and_what_a_model_has_refused() -> None:
     with pytest.raises(Violation, match="not on arrival"):
         check([(2, request), (3, ReplicaReady(ReplicaId(0))), (3, end)])
     failed = BatchFailed(BatchId(0), ReplicaId(0), "no cat")
-    with pytest.raises(Violation, match="not on arrival, and not by its model"):
+    with pytest.raises(Violation, match="not on arrival, not by its model"):
         check([(2, request), (3, failed), (3, end)])
     check([(2, request), (3, replace(failed, is_refusal=True)), (3, end)])
+
+
+def test_a_request_that_waits_for_a_start_is_rejected_until_the_application_is_awake() -> None:
+    rules = [Rules(dataclasses.replace(APPLICATION, rest_after_s=1.0, wake_s=1.0), order=Edf())]
+    request, end = Request(RequestId(0), 1, 2, 100), End(RequestId(0), Outcome.REJECTED)
+    woke, awake = (2 * 10**9, WOKE), (2 * 10**9, Decided("awake", "ready", application="chain"))
+    feed(Checkers(rules, APPLICATION.cluster), [(2, request), woke, (2 * 10**9, end)])
+    with pytest.raises(Violation, match="not for lack of a start"):
+        feed(Checkers(rules, APPLICATION.cluster), [(2, request), woke, awake, (2 * 10**9, end)])
+    early = Request(RequestId(1), 1, 3, 90)
+    checkers = Checkers(rules, APPLICATION.cluster)
+    feed(checkers, [(2, request), (3, WOKE), (3, Decided("awake", "ready", application="chain")), (4, early)])
+    assert [checkers._state.requests[RequestId(id)].patient_ns for id in (0, 1)] == [2 + 10**9, 0]
+
+
+def test_requests_wait_for_a_start_only_while_no_replicas_are_planned() -> None:
+    waking = Decided("waking", "no replicas", application="chain")
+    with pytest.raises(Violation, match="are to wait for a start, and replicas are planned"):
+        check([(0, WOKE), (0, Decided("plan", "why", plan=plan_of(1.0))), (0, waking)])
 
 
 def test_a_request_that_neither_waits_nor_runs_is_not_dropped() -> None:

@@ -149,6 +149,9 @@ class Estimates:
     margin: float = limited(1.0, above=0, most=100)
 
 
+WAKE_S: Final = 30.0
+"""Half of the minute after which proxies and clients usually give up, so that they get the 503 that says when to come
+back. Most models start sooner."""
 ROWS_MOST: Final = 2**31 - 1
 """The largest number of rows: that of a dimension in the protocols."""
 
@@ -186,6 +189,9 @@ class Application:
     """Its weight if the applications of a deployment want more cores than there are."""
     rest_after_s: float = 0.0
     """After how many seconds without a request it gives up its replicas; 0: never."""
+    wake_s: float = 0.0
+    """How many seconds a request waits at least while the first replicas start, also after a rest; 0: as long as its
+    deadline and the drop policy allow. Files have `WAKE_S` by default where there is `rest_after_s`."""
     limits: Limits = Limits()
     verify: float | None = None
     """Of the requests that shared a forward pass, the fraction that is run again, alone, to compare. None: only the

@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from sloop.app.application import (
+    WAKE_S,
     Application,
     Deployment,
     Estimates,
@@ -33,7 +34,7 @@ from sloop.vocabulary import Canary, Node
 from sloop.workload.link import link_options
 from sloop.workload.read import trace_options
 
-SHARED_KEYS: Final = ("weight", "rest_after_s", "limits")
+SHARED_KEYS: Final = ("weight", "rest_after_s", "wake_s", "limits")
 """Keys of an application that a deployment may give instead of the application's file."""
 APPLICATION_KEYS: Final = (
     "name",
@@ -53,6 +54,7 @@ DEPLOYMENT_KEYS: Final = ("name", "applications", "system", "cluster", "limits",
 SCENARIO_KEYS: Final = ("trace", "traces", "duration_s", "seed", "truth", "systems", "changes")
 SYSTEM_KEYS: Final = {"system", "systems"}
 APPLICATIONS_MAX, CHANGES_MAX = 1_000, 10_000
+WAKE_S_MAX: Final = 3_600.0
 NAME_CHARS_MAX: Final = 100
 DEFAULT_SYSTEM, DEFAULT_SYSTEM_OF_GRAPHS = "sponge", "biscale"
 SYSTEM_OF_MODELS: Final = SystemChoice("sponge", {"criterion": "steady"})
@@ -374,6 +376,8 @@ def read_application(
     fields = {**own, **(instead or {})}
     slo_ms = fields["slo_ms"].number(above=0, most=SLO_MS_MAX)
     nodes = _joined_cluster(own, cluster)
+    rest_after_s = fields["rest_after_s"].number(least=0, most=1e9) if "rest_after_s" in fields else 0.0
+    wake_s = WAKE_S if rest_after_s else 0.0
     stages = read_stages(fields["stages"], folder, accelerators_in(nodes))
     application = Application(
         name=read_name(fields["name"]),
@@ -384,7 +388,8 @@ def read_application(
         cluster=nodes,
         estimates=read_options(Estimates, fields["estimates"]) if "estimates" in fields else Estimates(),
         weight=fields["weight"].number(above=0, most=1e6) if "weight" in fields else 1.0,
-        rest_after_s=fields["rest_after_s"].number(least=0, most=1e9) if "rest_after_s" in fields else 0.0,
+        rest_after_s=rest_after_s,
+        wake_s=fields["wake_s"].number(least=0, most=WAKE_S_MAX) if "wake_s" in fields else wake_s,
         limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
         verify=fields["verify"].number(least=0, most=1) if "verify" in fields else None,
         labels=_labels(fields["labels"], folder) if "labels" in fields else {},

@@ -148,6 +148,7 @@ def _described(application: Application, models: Mapping[tuple[str, str, str], T
         "slo_ms": application.slo_ms,
         "weight": application.weight,
         "rest_after_s": application.rest_after_s,
+        "wake_s": application.wake_s,
         "limits": asdict(application.limits),
         "stages": [
             {

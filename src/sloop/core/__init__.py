@@ -210,7 +210,8 @@ class Core:
             return None
         found, shortage = application.stages[stage].service_gap(now_ns), self._control.of(key).shortage_of(stage)
         if found is not None and shortage and not application.stages[stage].pool.replicas:
-            return ServiceGap(f"no replica of stage {declared_name(stage)!r} can start: {shortage}", is_known=True)
+            why = f"no replica of stage {declared_name(stage)!r} can start: {shortage}"
+            return ServiceGap(why, is_known=True, wait_ns=found.wait_ns)
         return found
 
     @property

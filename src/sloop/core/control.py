@@ -160,6 +160,8 @@ class ControlledApplication:
     """When it last had requests."""
     is_resting: bool = False
     """Whether it gave up its replicas because it had no requests."""
+    rested_from: Plan | None = None
+    """The plan in force when it last gave them up, if requests may wait for a start."""
     is_frozen: bool = False
     """Whether its plan stays as it is, because it gets no more requests."""
     compared_ns: int = -1
@@ -205,6 +207,34 @@ class ControlledApplication:
         return False
 
     @property
+    def starts_from_rest(self) -> bool:
+        """Whether requests may wait for its first replicas (`ApplicationParts.wake_ns`), and one of them starts or will
+        be tried again. They are not given up for lack of requests: the next client would find nothing again."""
+        if not self.state.is_waking:
+            return False
+        stages = self.state.all_stages
+        return any(each.start_backoff.charged or any(rate.starting for rate in each.pool.rates) for each in stages)
+
+    @property
+    def wakes_without_plan(self) -> bool:
+        """Whether it has woken from a rest, and its policy has not planned since: one that answers to keep the plan
+        means the last one of its own, not that of the rest."""
+        is_empty = self.plan is not None and not any_replica(self.plan)
+        return is_empty and self.rested_from is not None and not self.is_resting
+
+    def look_whether_awake(self, now_ns: int, out: list[Action]) -> None:
+        """If each stage that is to have replicas has a ready one, no further request waits longer than its deadline
+        allows. Without a plan, each stage needs one."""
+        state = self.state
+        if not state.is_waking:
+            return
+        planned = {target.stage for target in self.plan.stages if has_replicas(target)} if self.plan else state.stages
+        if planned and all(any(rate.ready for rate in state.stages[name].pool.rates) for name in planned):
+            state.is_waking, state.has_been_awake = False, True
+            self.active_ns = max(self.active_ns, now_ns)
+            out.append(Decided("awake", "its replicas are ready: no request waits for a start", application=state.key))
+
+    @property
     def keeps_all(self) -> bool:
         """Whether its traffic is still being measured anew, so that it keeps what was adopted."""
         return self.keeps_until_ns > 0 and not self.is_resting and not self.is_frozen
@@ -245,6 +275,7 @@ class ControlledApplication:
         if arrivals or not state.is_idle or self.plan is None:
             self.active_ns = now_ns
             self.is_resting = False
+        self.active_ns = max(self.active_ns, state.expected_ns)  # a client was told to come back then
 
 
 class ControlPath:
@@ -327,6 +358,8 @@ class ControlPath:
         for application in self._applications.values():
             application.state.roll(now_ns)
             application.note_activity(now_ns)
+            if not application.state.woken:
+                application.look_whether_awake(now_ns, out)
         self._nodes.retry_lost(now_ns)
         self._watch_batches(now_ns, out)
         is_asked = self._is_asked(now_ns)
@@ -399,10 +432,12 @@ class ControlPath:
             return application.is_stranded
         if application.is_resting:
             return False
-        if rest_after_ns and quiet_ns >= rest_after_ns:
+        if rest_after_ns and quiet_ns >= rest_after_ns and not application.starts_from_rest:
             application.is_resting = True
             why = f"no request for {in_s(quiet_ns)}: it rests without replicas until the next one"
             out.append(Decided("rest", why, application=state.key))
+            if state.parts.wake_ns:
+                application.rested_from = application.plan
             self._enforce(now_ns, {state.key: no_replicas(state, why)}, out)
             return False
         if quiet_ns <= QUIET_NS + state.parts.policies.scale.period_ns or len(self._applications) == 1:
@@ -564,6 +599,7 @@ class ControlPath:
     def _advance_all(self, now_ns: int, replica: Replica, out: list[Action]) -> None:
         """After a replica has changed: work on its application's plan, and on all that lack room."""
         own = replica.stage.application.key
+        self._applications[own].look_whether_awake(now_ns, out)
         unmet = [
             each
             for key, each in self._applications.items()
@@ -657,7 +693,9 @@ class ControlPath:
         if kept.is_ready:
             state.set_life(now_ns, replica, Life.READY)
             stage.pool.add_idle(replica)
-        self._applications[stage.application.key].keeps_until_ns = now_ns + MEASURE_NS
+        application = self._applications[stage.application.key]
+        application.look_whether_awake(now_ns, out)
+        application.keeps_until_ns = now_ns + MEASURE_NS
 
     def node_lost(self, now_ns: int, event: NodeLost, out: list[Action]) -> None:
         """A node has failed; its replicas are reported separately."""
@@ -750,10 +788,13 @@ class ControlPath:
                 continue  # it has ended, or was frozen, while it was planned
             if view.key in planned.errors:
                 out.append(Decided("planner", f"no new plan: {planned.errors[view.key]}", application=view.key))
-                continue
-            application.planned_share = view.share
+            else:
+                application.planned_share = view.share
             if view.key in planned.plans:
                 plans[view.key] = planned.plans[view.key]
+            elif application.wakes_without_plan:
+                assert application.rested_from is not None
+                plans[view.key] = application.rested_from
         self._enforce(now_ns, plans, out)
 
     def _enforce(self, now_ns: int, plans: Mapping[str, Plan], out: list[Action]) -> None:
@@ -769,9 +810,18 @@ class ControlPath:
             out.append(Decided("plan", plan.why, plan=plan, application=key))
             for target in plan.stages:
                 application.state.stages[target.stage].follow(target)
+            self._note_rest(application, out)
             changed.append(application)
         if changed:
             self._compare(now_ns, changed, out)
+
+    def _note_rest(self, application: ControlledApplication, out: list[Action]) -> None:
+        """A plan is in force. If it has no replicas, and no request waits for any, the next ones will."""
+        state, wake_ns = application.state, application.state.parts.wake_ns
+        if wake_ns and not state.is_waking and state.is_idle and application.plan and not any_replica(application.plan):
+            state.is_waking = True
+            why = f"it has no replicas: requests wait up to {in_s(wake_ns)} for the next ones"
+            out.append(Decided("waking", why, application=state.key))
 
     def _compare(self, now_ns: int, applications: Sequence[ControlledApplication], out: list[Action]) -> None:
         """Compare the cluster with the plans of these applications and order the differences, as far as possible now.
@@ -1135,4 +1185,9 @@ def no_replicas(application: ApplicationState, why: str) -> Plan:
 
 def any_replica(plan: Plan) -> bool:
     """Whether the plan has any replica."""
-    return any(group.count for target in plan.stages for group in target.groups)
+    return any(map(has_replicas, plan.stages))
+
+
+def has_replicas(target: StagePlan) -> bool:
+    """Whether a stage is to have any replica."""
+    return any(group.count for group in target.groups)

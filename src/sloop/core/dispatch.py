@@ -35,7 +35,7 @@ from sloop.core.state import (
 from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
 from sloop.profile.interference import NO_SLOWDOWN
-from sloop.text import in_ms
+from sloop.text import in_ms, in_s
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
 
@@ -61,7 +61,8 @@ DRAINING: Final = Life.DRAINING
 """Looked up here once: to look up a member of an enumeration costs as much as to make an action."""
 
 SHUTDOWN_RETRY_NS = s(1)
-"""The `Retry-After` of a server that shuts down: one second, the smallest value that the header allows."""
+"""The `Retry-After` of a server that shuts down: one second, the smallest value that the header allows, in whole
+seconds."""
 
 
 class DataPath:
@@ -98,12 +99,15 @@ class DataPath:
             names = state.graph.entries_of(request.enters)
             entries = tuple([stage for stage in entries if stage.name in names])
             assert entries, f"request {request.id} begins at {request.enters}, which are no entry stages"
+        patient = state.wait_for_start(request) if state.is_waking else request
         for stage in entries:
             queued = stage.monitor.waiting
             times = stage.times
             drain_ns = times.startup_ns + queued * times.visit_ns
-            retry_ns = self._admit.retry_after_ns(now_ns, request, queued, drain_ns)
+            retry_ns = self._admit.retry_after_ns(now_ns, patient, queued, drain_ns)
             if retry_ns:
+                if state.is_waking:
+                    state.forget_woken(request.id)
                 why = f"{queued} requests wait at {stage.name}, about {in_ms(drain_ns, 0)} of work"
                 out.append(End(request.id, Outcome.REJECTED, why, retry_ns, stage.name))
                 return
@@ -115,9 +119,8 @@ class DataPath:
             state.open_requests[request.id] = progress = RequestProgress(state.graph, request)
             self._enter(now_ns, progress, progress.begin())
             return
-        deadline_ns = request.deadline_ns  # there is only this stage
-        stage.monitor.arrive(now_ns, deadline_ns - now_ns)  # as `_enter` does
-        stage.queue.push(now_ns, Visit(request, stage.name, now_ns, deadline_ns))
+        stage.monitor.arrive(now_ns, request.deadline_ns - now_ns)  # as `_enter` does; there is only this stage
+        stage.queue.push(now_ns, Visit(request, stage.name, now_ns, patient.deadline_ns))
 
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer its requests or pass them on, and make the replica idle."""
@@ -326,6 +329,8 @@ class DataPath:
 
     def sweep(self, now_ns: int, stage: StageState, out: list[Action]) -> None:
         """Drop visits that no replica could serve in time, even while no replica is idle."""
+        if self._state.woken and self._state.is_waking:
+            self._end_patience(now_ns, stage, out)
         queue, times = stage.queue, stage.times
         least_ns, full_ns, why = times.remaining_ns, times.remaining_full_ns, "no replica was free"
         self._prune(now_ns, stage, len(queue.visits), least_ns, full_ns, why, out)
@@ -335,6 +340,16 @@ class DataPath:
         if earliest_ns < FOREVER_NS:
             earliest_ns = max(earliest_ns, now_ns + SWEEP_NS_MIN + SWEEP_NS_PER_VISIT * len(queue.visits))
         queue.sweep_ns = earliest_ns
+
+    def _end_patience(self, now_ns: int, stage: StageState, out: list[Action]) -> None:
+        """Reject the visits that have waited for a start for as long as they may, whatever the drop policy says."""
+        woken, visits = self._state.woken, stage.queue.visits
+        over = [at for at, visit in enumerate(visits) if woken.get(visit.request.id, FOREVER_NS) < now_ns]
+        ended = [visits[at] for at in over]
+        stage.queue.remove(over)
+        stage.monitor.queue(now_ns, -len(over))
+        for visit in ended:
+            self._drop_visit(now_ns, visit, 0, "", out)
 
     def _prune(
         self,
@@ -530,7 +545,9 @@ class DataPath:
             if self._state.open_requests is not None:
                 self._pass_on(now_ns, stage, visit, edge_counts, out)
             elif visit.request.id not in ended:
-                out.append(_answer(now_ns, visit.request.id, visit.deadline_ns))
+                out.append(_answer(now_ns, visit.request.id, visit.request.deadline_ns))
+                if self._state.woken:
+                    self._state.forget_woken(visit.request.id)
 
     def _pass_on(
         self, now_ns: int, stage: StageState, visit: Visit, edge_counts: Sequence[int], out: list[Action]
@@ -554,27 +571,45 @@ class DataPath:
             self._enter(now_ns, progress, entered)
             return
         del open_requests[request.id]
+        if state.woken:
+            state.forget_woken(request.id)
         state.ingress.queue(now_ns, -1)
         out.append(_answer(now_ns, request.id, progress.deadline_ns(ended=True)))
 
     def _enter(self, now_ns: int, progress: RequestProgress, entered: Entered) -> None:
         """Queue a request in a graph, or its parts, at the stages it enters now."""
-        request, stages = progress.request, self._state.stages
+        request, stages, woken = progress.request, self._state.stages, self._state.woken
         deadline_ns = progress.deadline_ns()
+        patient_ns = max(deadline_ns, woken.get(request.id, 0)) if woken else deadline_ns
         for name, part in entered:
             stage = stages[name]
             stage.monitor.arrive(now_ns, deadline_ns - now_ns)
-            stage.queue.push(now_ns, Visit(request, name, now_ns, deadline_ns, 0, part))
+            stage.queue.push(now_ns, Visit(request, name, now_ns, patient_ns, 0, part))
 
     def _drop_visit(self, now_ns: int, visit: Visit, least_ns: int, why: str, out: list[Action]) -> None:
+        """Drop the request of a visit; reject it if no replica has started for it."""
+        state = self._state
+        if state.is_waking and visit.request.id in state.woken:
+            gap = state.longest_gap(now_ns)
+            state.expected_ns = max(state.expected_ns, now_ns + gap.wait_ns + SHUTDOWN_RETRY_NS)
+            why = f"{gap.why}; it has waited for {in_s(now_ns - visit.request.arrived_ns)}"
+            self._end(now_ns, visit.request.id, Outcome.REJECTED, why, out, visit.stage, gap.wait_ns)
+            return
         detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}"
         if least_ns:
             needed = "a batch of one takes" if self._state.open_requests is None else "the least time to the answer is"
             detail = f"{detail}, where {needed} {in_ms(least_ns)}"
         self._end(now_ns, visit.request.id, Outcome.DROPPED, f"{detail}; {why}" if why else detail, out, visit.stage)
 
-    def _end(  # the arguments are those of `End`, in its order
-        self, now_ns: int, request: RequestId, outcome: Outcome, why: str, out: list[Action], stage: str = ""
+    def _end(
+        self,
+        now_ns: int,
+        request: RequestId,
+        outcome: Outcome,
+        why: str,
+        out: list[Action],
+        stage: str = "",
+        retry_after_ns: int = 0,
     ) -> None:
         """End a request that was not served. In a graph it may have ended on another branch: then do nothing."""
         open_requests = self._state.open_requests
@@ -582,7 +617,9 @@ class DataPath:
             if open_requests.pop(request, None) is None:
                 return
             self._state.ingress.queue(now_ns, -1)
-        out.append(End(request, outcome, why, 0, stage))
+        if self._state.woken:
+            self._state.forget_woken(request)
+        out.append(End(request, outcome, why, retry_after_ns, stage))
 
 
 def stops_of(replica: Replica, why: str) -> list[Action]:

@@ -51,6 +51,7 @@ from sloop.vocabulary import (
     PipelineId,
     ReplicaId,
     ReplicaSpec,
+    Request,
     RequestId,
     Shadow,
     Slot,
@@ -128,6 +129,9 @@ class ApplicationParts:
     """Its weight when the cluster has too few cores (`Divide`)."""
     rest_after_ns: int = 0
     """After how long without a request it gives up its replicas; 0: never."""
+    wake_ns: int = 0
+    """How long a request waits, whatever its deadline, while the first replicas start, also after a rest; 0: no longer
+    than its deadline and the drop policy allow."""
     response_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
     """The response timeouts that stages declare; the others have the default (`StageState.response_timeout_ns`)."""
     starts: Mapping[tuple[str, str, str], StartCosts] = field(default_factory=dict)
@@ -977,6 +981,8 @@ class ServiceGap(Struct, frozen=True):
     why: str
     is_known: bool
     """Whether something is wrong: not while the first replicas start as usual."""
+    wait_ns: int
+    """Believed time until one serves; a second if a start takes longer than believed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -1026,7 +1032,8 @@ class StageState:
         so, the data path calls `recover` when a batch finishes."""
         self.finishes_each = False
         """Whether the end of a batch needs more than an answer to each of its requests: in a graph, on a device that is
-        shared, or if `is_disturbed`. It stands for the three of them, so that other batches look at one attribute."""
+        shared, if `is_disturbed`, or while requests are open that have waited for a start. It stands for all of them,
+        so that other batches look at one attribute."""
         self.queue = Queue(order)
         self.monitor = monitor
         self.limits = BatchLimits()
@@ -1115,19 +1122,20 @@ class StageState:
         if Life.READY in lives:
             return None
         name, starting = declared_name(self.name), lives.count(Life.STARTING)
+        begun = [each.since_ns for each in self.pool.replicas.values() if each.life is Life.STARTING]
+        waited_ns, usual_ns = now_ns - min(begun, default=now_ns), self.times.startup_ns
         if not self.backoff.losses and not self.start_backoff.charged:
-            begun_ns = min((each.since_ns for each in self.pool.replicas.values()), default=now_ns)
-            waited_ns, usual_ns = now_ns - begun_ns, self.times.startup_ns
             why, is_late = f"no replica of stage {name!r} is ready ({starting} starting", False
             if starting and waited_ns > max(SLOW_NS_MIN, SLOW_FACTOR * usual_ns):
                 is_late = True
                 why += f" for {waited_ns // NS_PER_S} s, where {number(usual_ns / NS_PER_S)} s are usual"
-            return ServiceGap(f"{why})", is_known=is_late)
-        wait_ns = self.not_before_ns - now_ns
-        then = f"next attempt in {max(1, round(wait_ns / NS_PER_S))} s" if wait_ns > 0 else "next attempt at once"
+            return ServiceGap(f"{why})", is_late, max(NS_PER_S, usual_ns - waited_ns))
+        wait_ns = max(0, self.not_before_ns - now_ns)
+        then = f"next attempt in {max(1, round(wait_ns / NS_PER_S))} s" if wait_ns else "next attempt at once"
         then = "another attempt runs" if starting else then
         can = "can start" if self.start_backoff.charged else "is ready"
-        return ServiceGap(f"no replica of stage {name!r} {can}: {self.backoff.error}; {then}", is_known=True)
+        why = f"no replica of stage {name!r} {can}: {self.backoff.error}; {then}"
+        return ServiceGap(why, is_known=True, wait_ns=max(NS_PER_S, wait_ns + usual_ns - waited_ns))
 
     def preferred(self, now_ns: int, sites: Sequence[Site]) -> Sequence[Site]:
         """These sites without the avoided nodes, unless there is no other."""
@@ -1147,7 +1155,7 @@ class StageState:
         """Set `finishes_each`."""
         is_graph = self.application.open_requests is not None
         is_shared = any(belief.shares_device for belief in self.beliefs.values())
-        self.finishes_each = is_graph or is_shared or self.is_disturbed
+        self.finishes_each = is_graph or is_shared or self.is_disturbed or bool(self.application.woken)
 
     def give_up_ns(self, batch: RunningBatch) -> int:
         """When the replica of a batch is given up if the batch has not finished: after the declared response timeout;
@@ -1218,6 +1226,15 @@ class ApplicationState:
         """None if every request visits every stage once, or only along declared paths."""
         self.refuses = ""
         """Why new requests are rejected; empty if they are admitted."""
+        self.is_waking = parts.wake_ns > 0
+        """Whether requests that arrive may wait for `wake_ns`: its first replicas, or those after a rest, are not ready
+        yet."""
+        self.has_been_awake = not self.is_waking
+        """Whether its first replicas have been ready, perhaps before a rest."""
+        self.woken: dict[RequestId, int] = {}
+        """Open requests that arrived then, and until when each may wait."""
+        self.expected_ns = 0
+        """When clients of such requests were told to come back, at the latest."""
         for stage in stages:
             stage.choose_finish()
 
@@ -1227,6 +1244,26 @@ class ApplicationState:
         if self.open_requests:
             return False
         return all(not stage.queue.visits and not stage.monitor.running for stage in self.all_stages)
+
+    def wait_for_start(self, request: Request) -> Request:
+        """A request arrives while `is_waking`; returns it with the deadline until which it may wait. It is served late
+        if its own deadline has passed."""
+        until_ns = max(request.deadline_ns, request.arrived_ns + self.parts.wake_ns)
+        self.woken[request.id] = until_ns
+        for stage in self.all_stages:
+            stage.finishes_each = True
+        return structs.replace(request, deadline_ns=until_ns)
+
+    def forget_woken(self, request: RequestId) -> None:
+        """A request has ended; the last one of those that waited for a start makes the others cheap again."""
+        if self.woken.pop(request, None) is not None and not self.woken:
+            for stage in self.all_stages:
+                stage.choose_finish()
+
+    def longest_gap(self, now_ns: int) -> ServiceGap:
+        """Why not all of its stages serve, of the stage that is expected to take longest."""
+        gaps = [gap for stage in self.all_stages if (gap := stage.service_gap(now_ns)) is not None]
+        return max(gaps, key=lambda gap: gap.wait_ns, default=ServiceGap("it starts", is_known=False, wait_ns=NS_PER_S))
 
     def visits(self) -> Mapping[str, float]:
         """Estimated mean number of visits of a request to each stage."""

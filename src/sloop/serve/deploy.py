@@ -101,6 +101,7 @@ TRITON_STATES: Final = {
     "": "UNLOADING",
     ModelState.READY: "READY",
     ModelState.RESTING: "READY",
+    ModelState.WAKING: "READY",
     ModelState.STARTING: "LOADING",
     ModelState.FAILING: "UNAVAILABLE",
     ModelState.WAITING: "UNAVAILABLE",

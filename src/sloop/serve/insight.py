@@ -14,6 +14,7 @@ import msgspec
 from sloop.actions import Decided, Rollout
 from sloop.app.graph import declared_name
 from sloop.core import Core
+from sloop.core.control import any_replica, has_replicas
 from sloop.core.planner import cores_by_hardware
 from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.core.views import DeviceView, NodeView, StageView
@@ -199,16 +200,24 @@ class Insight:
             return Readiness(ModelState.STOPPING, self._outage)
         if run.plan is None:
             return Readiness(ModelState.STARTING, "there is no plan yet")
-        planned = [target.stage for target in run.plan.stages if any(group.count for group in target.groups)]
-        if not planned:
-            if run.plan.feasible and not run.open:
-                return Readiness(ModelState.RESTING)
+        application = self._core.state.applications.get(record.key)
+        is_waking = application is not None and application.is_waking and application.has_been_awake
+        if any_replica(run.plan):
+            return self._started(record.key, run.plan, is_waking=is_waking)
+        if not run.plan.feasible or (run.open and not is_waking):
             return Readiness(ModelState.WAITING, f"no replicas are planned: {run.plan.why}")
-        for stage in planned:
-            gap = self._core.service_gap(self._clock(), record.key, stage)
-            if gap is not None:
-                return Readiness(ModelState.FAILING if gap.is_known else ModelState.STARTING, gap.why)
-        return Readiness(ModelState.READY)
+        return Readiness(ModelState.WAKING if run.open else ModelState.RESTING)
+
+    def _started(self, key: str, plan: Plan, *, is_waking: bool) -> Readiness:
+        """The state of a version that is to have replicas."""
+        now_ns, planned = self._clock(), [target.stage for target in plan.stages if has_replicas(target)]
+        gaps = [gap for stage in planned if (gap := self._core.service_gap(now_ns, key, stage)) is not None]
+        if not gaps:
+            return Readiness(ModelState.READY)
+        gap = max(gaps, key=lambda gap: gap.is_known)
+        if is_waking and not gap.is_known:
+            return Readiness(ModelState.WAKING)
+        return Readiness(ModelState.FAILING if gap.is_known else ModelState.STARTING, gap.why)
 
     # Pages
 

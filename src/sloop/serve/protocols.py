@@ -87,6 +87,8 @@ class ModelState(StrEnum):
     READY = "ready"
     RESTING = "resting"
     """It has no replicas because it had no requests; the next request starts one."""
+    WAKING = "waking"
+    """The replicas that such a request needs start; it waits, as do all that come meanwhile."""
     STARTING = "starting"
     """It has no ready replica at some stage."""
     FAILING = "failing"
@@ -102,7 +104,7 @@ class Readiness(Struct, frozen=True):
 
     state: ModelState
     why: str = ""
-    """Empty if it is ready or rests."""
+    """Empty if it is ready, rests or wakes."""
 
     @property
     def is_ready(self) -> bool:

@@ -67,7 +67,7 @@ from sloop.events import (
 from sloop.profile.profile import Profile
 from sloop.runlog import EVENTS, Record
 from sloop.sim.walk import DeclaredStages, Place, Walk
-from sloop.units import NS_PER_S, ROUNDING, to_ms
+from sloop.units import NS_PER_S, ROUNDING, s, to_ms
 from sloop.vocabulary import (
     ALONE,
     STORE,
@@ -162,7 +162,20 @@ class Rules:
 class CheckedVersion:
     """An application version while it is deployed."""
 
-    __slots__ = ("declared", "is_hopeless", "key", "name", "only", "order_key", "plan", "provides", "state", "version")
+    __slots__ = (
+        "declared",
+        "is_hopeless",
+        "is_waking",
+        "key",
+        "name",
+        "only",
+        "order_key",
+        "plan",
+        "provides",
+        "state",
+        "version",
+        "wake_ns",
+    )
 
     def __init__(self, rules: Rules, state: VersionState) -> None:
         application = rules.application
@@ -175,6 +188,13 @@ class CheckedVersion:
         self.state = state
         self.plan: Plan | None = None
         """The last plan."""
+        self.wake_ns = s(application.wake_s)
+        self.is_waking = self.wake_ns > 0
+        """Whether requests that arrive may wait so long for the first replicas."""
+
+    def patient_ns(self, request: Request) -> int:
+        """Until when a request that arrives now may wait for a start; 0: its deadline counts."""
+        return max(request.deadline_ns, request.arrived_ns + self.wake_ns) if self.is_waking else 0
 
 
 class Retry:
@@ -202,7 +222,7 @@ class FailedTries:
 class CheckedRequest:
     """An open request and its position in the graph of its application version."""
 
-    __slots__ = ("deadline_ns", "is_done", "request", "tries", "version", "waiting", "walk")
+    __slots__ = ("deadline_ns", "is_done", "patient_ns", "request", "tries", "version", "waiting", "walk")
 
     def __init__(self, request: Request, version: CheckedVersion, walk: Walk | None) -> None:
         self.request = request
@@ -213,6 +233,7 @@ class CheckedRequest:
         """Whether it has finished all stages of its route."""
         self.tries: FailedTries | None = None
         """None as long as none of its batches failed or was lost."""
+        self.patient_ns = version.patient_ns(request)
         self.deadline_ns = request.deadline_ns
         """The deadline of its path, if paths have deadlines; known once it is done."""
         self.waiting: dict[Place, tuple[int, Visit, int]] = {}
@@ -524,11 +545,21 @@ class CheckerState:
         only = version.only
         if only is not None:
             self.requests[request.id] = entry = CheckedRequest(request, version, None)
-            self._queue(entry, only, Visit(request, only[0], now_ns, request.deadline_ns))
+            deadline_ns = max(request.deadline_ns, entry.patient_ns)
+            self._queue(entry, only, Visit(request, only[0], now_ns, deadline_ns))
             return
         walk = Walk(version.declared, request)
         self.requests[request.id] = entry = CheckedRequest(request, version, walk)
         self._enter(now_ns, walk, entry, walk.begin())
+
+    def change_patience(self, entry: CheckedRequest) -> None:
+        """A request has arrived in this step, at a version that has just begun or ceased to let requests wait."""
+        entry.patient_ns = entry.version.patient_ns(entry.request)
+        walk = entry.walk
+        deadline_ns = max(walk.deadline_ns() if walk is not None else entry.request.deadline_ns, entry.patient_ns)
+        for place, (_, visit, _) in list(entry.waiting.items()):
+            visit.deadline_ns = deadline_ns
+            self._queue(entry, place, visit)
 
     def pass_on(self, now_ns: int, replica: CheckedReplica, event: Finished) -> list[CheckedRequest]:
         """A batch has finished: queue its requests along their edges. Returns the requests that have finished."""
@@ -620,7 +651,7 @@ class CheckerState:
                 self.dissolve(replica.pipeline)
 
     def _enter(self, now_ns: int, walk: Walk, entry: CheckedRequest, entered: Iterable[Place]) -> None:
-        deadline_ns = walk.deadline_ns()
+        deadline_ns = max(walk.deadline_ns(), entry.patient_ns)
         for stage, part in entered:
             self._queue(entry, (stage, part), Visit(entry.request, stage, now_ns, deadline_ns, 0, part))
 
@@ -1018,7 +1049,9 @@ class Checkers:
         elif outcome is REJECTED:
             is_refused = isinstance(self._event, BatchFailed) and self._event.is_refusal
             if self._event is not entry.request and not is_refused:
-                self._fail("rejected, but not on arrival, and not by its model")
+                if not (entry.patient_ns and entry.version.is_waking):
+                    self._fail("rejected, but not on arrival, not by its model, and not for lack of a start")
+                self._check_unanswered(entry, outcome)
         else:
             self._check_unanswered(entry, outcome)
         self.ended[entry.version.key, outcome] += 1
@@ -1078,10 +1111,24 @@ class Checkers:
             self._short.add(note.stage)
         elif note.kind == "planner":
             self._unplanned.add(note.application)
+        elif note.kind in ("waking", "awake"):
+            self._change_patience(note)
         elif note.kind == "drain" and note.replica is not None:
             replica = self._state.replicas.get(note.replica) or self._unknown(note.replica)
             replica.draining = True
             self._state.unbind(replica)
+
+    def _change_patience(self, note: Decided) -> None:
+        """From now on requests may wait for a start, or may not. A request of this step has come after that: the core
+        changes it at a request only if none is open that it would concern."""
+        version = self._only or self._state.versions[note.application]
+        planned = version.plan.stages if version.plan is not None else ()
+        version.is_waking = note.kind == "waking"
+        if version.is_waking and any(group.count for target in planned for group in target.groups):
+            self._fail("requests are to wait for a start, and replicas are planned")
+        entry = self._state.requests.get(self._event.id) if isinstance(self._event, Request) else None
+        if entry is not None and entry.version is version:
+            self._state.change_patience(entry)
 
     def _follow(self, plan: Plan) -> None:
         """A plan is in force: keep its batch limits."""

@@ -600,7 +600,7 @@ def _application(random: Random, name: str, choice: SystemChoice, nodes: Sequenc
         for stage, edges in chosen.items()
     )
     slowest_ms = sum(_alone_ms(stage) for stage in stages)
-    return Application(
+    made = Application(
         name,
         round(slowest_ms * random.choice((1.5, 4.0, 10.0, 30.0)), 3),
         stages,
@@ -609,6 +609,7 @@ def _application(random: Random, name: str, choice: SystemChoice, nodes: Sequenc
         weight=random.choice((1.0, 1.0, 3.0)),
         rest_after_s=random.choice((0.0, 0.0, 1.0)),
     )
+    return replace(made, wake_s=8.0 * made.rest_after_s)
 
 
 def _variant_on(random: Random, name: str, kinds: Sequence[str]) -> Variant:

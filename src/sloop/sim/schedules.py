@@ -393,7 +393,7 @@ def _application(
         )
         for stage, own in edges.items()
     )
-    return Application(
+    made = Application(
         name,
         slo_ms,
         stages,
@@ -403,6 +403,7 @@ def _application(
         weight=random.choice((1.0, 3.0)),
         rest_after_s=random.choice((0.0, 0.0, 0.0, 1.0)),
     )
+    return replace(made, wake_s=8.0 * made.rest_after_s)
 
 
 def _profiles(random: Random, kinds: Sequence[str]) -> dict[str, Profile]:
@@ -627,6 +628,7 @@ def parts_of(application: Application, policies: Policies) -> ApplicationParts:
         version=application.version,
         weight=application.weight,
         rest_after_ns=s(application.rest_after_s),
+        wake_ns=s(application.wake_s),
         response_timeouts_ns={
             stage.name: s(stage.response_timeout_s) for stage in application.stages if stage.response_timeout_s
         },
@@ -932,7 +934,9 @@ class Audit:
             self.requests += 1
             self._opened.by_id[request.id] = request
             self._opened.last = request.id
-            self._deadlines_ns[request.id] = request.deadline_ns
+        else:  # another core may not let it wait for a start
+            self._of_visits_ns = {key: ns for key, ns in self._of_visits_ns.items() if key[0] != request.id}
+        self._deadlines_ns[request.id] = request.deadline_ns
 
     def _touched(self, event: Event, actions: Sequence[Action]) -> Sequence[ApplicationState]:
         """The applications that an event can have changed: one, if it is a request or the end of a batch and nothing
@@ -953,6 +957,7 @@ class Audit:
         """What is wrong with the core's state; empty if nothing is."""
         for application in applications:
             has_paths = application.graph.has_deadlines
+            self._deadlines_ns |= application.woken  # until then they may wait
             for stage in application.all_stages:
                 why = self._wrong_counts(stage)
                 if not why and stage.queue.visits:

@@ -58,6 +58,7 @@ class ApplicationSetup:
             version=application.version,
             weight=application.weight,
             rest_after_ns=s(application.rest_after_s),
+            wake_ns=s(application.wake_s),
             response_timeouts_ns={
                 stage.name: s(stage.response_timeout_s) for stage in application.stages if stage.response_timeout_s
             },

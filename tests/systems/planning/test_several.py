@@ -126,6 +126,10 @@ def test_an_application_without_requests_may_rest() -> None:
     assert found.applications[0].one_more.summary == "+1 replica of x/a (1 core)"
     assert explain_plan(deployed("fa2", x={}), 0).cores == 1
     assert explain_plan(deployed("fa2", x={"rest_after_s": 60}), 0).feasible
+    slow = deployed("fa2", x={"rest_after_s": 60, "stages": [stage("a", profile=profile() | {"load_s": 40})]}, y={})
+    assert any(
+        note.endswith("about 40 s; at most for 30 s (`wake_s`)") for note in explain_plan(slow, {"x": 0, "y": 5}).notes
+    )
 
 
 def test_a_policy_of_one_application_that_fails_is_not_hidden() -> None:

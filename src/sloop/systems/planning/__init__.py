@@ -493,7 +493,9 @@ def _resting(setup: ApplicationSetup, plan: Plan, rate_rps: float) -> list[str]:
     about = f"about {number(start_s)} s"
     if start_s not in starts_s:
         about += " (assumed: the profile has no load_s)"
-    return [f"it rests without replicas; the first request waits until one has started, {about}"]
+    note = f"it rests without replicas; the first request waits until one has started, {about}"
+    wake_s = setup.application.wake_s
+    return [note if start_s <= wake_s else f"{note}; at most for {number(wake_s)} s (`wake_s`)" if wake_s else note]
 
 
 def _assumed_profiles(setup: ApplicationSetup, plan: Plan) -> list[str]:

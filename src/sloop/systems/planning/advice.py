@@ -323,6 +323,7 @@ def together(deployment: Deployment) -> Deployment | None:
         version="1",
         labels={},
         rest_after_s=0.0,
+        wake_s=0.0,
         weight=1.0,
     )
     return replace(deployment, applications=(whole,))
