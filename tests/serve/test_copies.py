@@ -422,11 +422,14 @@ def test_a_changed_copy_outlives_the_shortage(tmp_path: Path, monkeypatch: pytes
     assert said(known.file) == said(second.path) == 3
 
 
-def test_a_copy_may_be_read_by_those_who_could_read_the_file(tmp_path: Path) -> None:
+def test_a_copy_may_be_read_by_its_owner_only(tmp_path: Path) -> None:
     for mode in (0o600, 0o644, 0o444):
         model = adding(tmp_path / f"{mode}.onnx", mode)
         model.chmod(mode)
-        assert take(model, tmp_path / "store").path.stat().st_mode & 0o777 == mode & 0o444
+        copy = take(model, tmp_path / "store")
+        assert copy.path.stat().st_mode & 0o777 == 0o400
+        for folder in (copy.folder.parent, tmp_path / "store"):
+            assert folder.stat().st_mode & 0o777 == 0o700
 
 
 # What a file offers

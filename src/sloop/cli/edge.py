@@ -20,6 +20,7 @@ from sloop.cli.serve import (
     grace_option,
     key_options,
     listening_options,
+    log_group_option,
     warn_of_visible_key,
 )
 from sloop.memory import return_large_memory
@@ -30,6 +31,7 @@ from sloop.serve.edge.listener import listen, raise_descriptor_limit
 from sloop.serve.edge.process import GARBAGE_MIN, EdgeSettings
 from sloop.serve.edge.service import Keys
 from sloop.serve.network import read_token
+from sloop.serve.private import group_of
 from sloop.serve.server import StopOrders, is_loopback
 from sloop.serve.stderr import never_waiting, reopen_stderr
 from sloop.text import host_and_port
@@ -99,6 +101,7 @@ def joining_of(given: dict[str, Any]) -> JoinSettings:
     metavar="FILE",
     help="Write a line of JSON for each answer to FILE; - writes to stdout. [default: none]",
 )
+@log_group_option
 @connection_options
 @never_waiting()
 def edge(
@@ -118,11 +121,13 @@ def edge(
     """
     warn_of_visible_key()
     given, keys = joining_of(others), Keys(api_key, api_key_file)
+    log_group = group_of(others["log_group"])
     if access_log:
-        AccessLog(access_log).close()
+        AccessLog.check(access_log, log_group)
     settings = EdgeSettings(
         *(connections_of(others), ALL_BYTES_MAX, ALL_BYTES_MAX, JSON_BYTES_MAX, 1, api_key, api_key_file),
         access_log=access_log,
+        log_group=log_group,
     )
     if not (keys.is_required or is_loopback(host)):
         _log.warning("listening on %s without an API key: everybody who can connect is served", host)

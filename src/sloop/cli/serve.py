@@ -45,7 +45,8 @@ from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.journal import LogLimits
-from sloop.serve.server import GRACE_S, Serving, Settings
+from sloop.serve.private import group_of
+from sloop.serve.server import GRACE_S, Serving, Settings, prepare
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
@@ -180,6 +181,14 @@ grace_option = click.option(
     show_default=True,
     help="Seconds to go on serving after SIGTERM, as not ready, until load balancers have noticed. Ctrl-C, or a second "
     "signal, skips them.",
+)
+
+
+log_group_option = click.option(
+    "--log-group",
+    default="",
+    metavar="GROUP",
+    help="Let this group read event log and access log, such as that of a program that collects them [default: none].",
 )
 
 
@@ -323,6 +332,7 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     metavar="FILE",
     help="Write a line of JSON for each answer to FILE; - writes to stdout. [default: none]",
 )
+@log_group_option
 @click.option(
     "--otlp",
     default="",
@@ -403,7 +413,6 @@ def serve(
     bodies_bytes: int | None,
     json_body_bytes: int,
     repository: Path | None,
-    drain_s: float,
     **others: Any,  # noqa: ANN401  # see connections_of, nodes_of and cache_of
 ) -> None:
     """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, or one deployment file.
@@ -429,11 +438,12 @@ def serve(
         state_folder=state,
         edges=edges,
         access_log=access_log,
+        log_group=group_of(others["log_group"]),
         spans=SpanSettings(otlp, otlp_ratio) if otlp else None,
         log=None if log == "off" else LogLimits(log_bytes, 3600 * log_age_h, log_sample),
         repository=repository,
         grace_s=others["grace_s"],
-        drain_s=drain_s,
+        drain_s=others["drain_s"],
         spare_workers=others["spare_workers"],
     )
     choice = chosen_system(system)
@@ -467,6 +477,8 @@ def first_profiles(
     for first in found.values():
         click.echo(f"{first.model.name}: its profile is {first.file}", err=True)
     measured = [model for model in missing if model not in found]
+    if measured and not folder.exists():
+        prepare(folder)
     if shapes and not measured:
         click.echo("--shape has no effect: every model has a profile", err=True)
     declared = {

@@ -310,7 +310,7 @@ def first_profile(  # those of `measure_briefly`
         save_profile(profile, file, known.joining)
     except MachineError:
         file = _file_in(folder, own or model)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(0o700, parents=True, exist_ok=True)
         save_profile(profile, file, known.joining)
     return FirstProfile(model, profile, file)
 

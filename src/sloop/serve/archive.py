@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from sloop.runlog.segments import PART, LogSegment, compressed_path, segment_of, segments_in
+from sloop.serve.private import make_log_file
 
 LEVEL: Final = 3
 """Of gzip: the records of a segment shrink to a tenth, at some 100 MB/s. Level 9 takes eight times as long for a
@@ -63,6 +64,7 @@ def _compress(path: Path) -> None:
     compressed = compressed_path(path)
     part = path.with_name(f"{compressed.name}{PART}")
     try:
+        make_log_file(part)
         with path.open("rb") as source, gzip.open(part, "wb", compresslevel=LEVEL) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         written = path.stat()

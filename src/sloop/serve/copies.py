@@ -360,7 +360,7 @@ def _made(entry: Path, content: _Content) -> int | None:
     copied."""
     part = None
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
+        entry.parent.mkdir(0o700, parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{entry.name}.", suffix=ENDING, dir=entry.parent))
         lock = locked_file(part / USED, exclusive=False)
         assert lock is not None, "nobody else knows this folder"
@@ -408,12 +408,11 @@ def _fill(part: Path, content: _Content) -> bool:
             _copy(given, made)
             made.flush()
             os.fsync(made.fileno())
-            os.fchmod(made.fileno(), os.fstat(given.fileno()).st_mode & 0o444 | 0o400)  # nobody else may read it
+            os.fchmod(made.fileno(), 0o400)  # whoever may not read the user's file may not read the copy
         if digest(target) != content.sums[name]:
             return False
     paths = {name: str(file) for name, file in content.files.items() if content.sums[name]}
     (part / SOURCES).write_bytes(msgspec.json.encode(_Entry(content.digest, paths, dict(content.sums))))
-    part.chmod(0o755)  # an agent may have another user
     return True
 
 

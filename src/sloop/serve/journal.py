@@ -44,6 +44,7 @@ from sloop.runlog import (
 )
 from sloop.runlog.fold import DeploymentState
 from sloop.serve.archive import NICE
+from sloop.serve.private import make_log_file, make_log_folder
 from sloop.serve.processes import close_all_but, die_with, kill, spawn
 from sloop.systems.snapshot import Snapshot, save
 from sloop.units import NS_PER_S
@@ -140,8 +141,9 @@ class Journal:
         self._is_asking = self._is_cut_wanted = False
         self._archiver: subprocess.Popen[bytes] | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_log_folder(folder)
             path = segments.segment_path(folder, self.run, 1)
+            make_log_file(path)
             path.write_bytes(header_line(self._header))
         except OSError as error:
             raise MachineError(
@@ -337,9 +339,7 @@ def _write_beginning(  # what a child knows of its parent
         os.nice(NICE)
         snapshot = save(observed.core, at_ns, fold=observed.fold, planner=planner)
         content = header_line(header) + snapshot_line(msgspec.json.encode(snapshot))
-        part = path.with_name(f"{path.name}{segments.PART}")
-        part.write_bytes(content)
-        part.replace(path)
+        _write_whole(path, content)
     except BaseException as error:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, SloopError) else error.what
     finally:
@@ -495,11 +495,17 @@ def _rewrite(path: Path, header: Header, *, keep: bool) -> int:
         with path.open("rb") as file:
             file.readline()
             rest = file.read()
-    part = path.with_name(f"{path.name}{segments.PART}")
     content = header_line(header) + rest
+    _write_whole(path, content)
+    return len(content)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a segment, or replace it as a whole."""
+    part = path.with_name(f"{path.name}{segments.PART}")
+    make_log_file(part)
     part.write_bytes(content)
     part.replace(path)
-    return len(content)
 
 
 class _Sampler:

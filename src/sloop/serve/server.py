@@ -69,6 +69,7 @@ from sloop.serve.journal import Journal, LogLimits, Observed
 from sloop.serve.metrics import Metrics
 from sloop.serve.network import HolderTable
 from sloop.serve.planner import Definition, PlannerProcess
+from sloop.serve.private import NOBODY, make_private
 from sloop.serve.protocols import Backend, Servable
 from sloop.serve.spans import SpanProcess, SpanSettings
 from sloop.serve.stderr import lines_dropped, reopen_stderr
@@ -84,13 +85,14 @@ _log: Final = logging.getLogger("sloop.server")
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[Path]:
-    """Lock `folder` for this server, creating it if necessary. Raises `MachineError` if another server holds it.
+def locked(folder: Path, log_group: int = NOBODY) -> Iterator[Path]:
+    """Lock `folder` for this server, creating it if necessary. Raises `MachineError` if another server holds it. Others
+    than its user may not enter it, except a group that may read the logs.
 
     The kernel releases the lock when the process ends, however that happens.
     """
+    prepare(folder, log_group)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("ab+", buffering=0)  # a buffer would be written again, and fail again, at the close
     except OSError as error:
         raise unusable(folder, error) from error
@@ -111,6 +113,14 @@ def locked(folder: Path) -> Iterator[Path]:
         except OSError as error:
             raise unusable(folder, error) from error
         yield folder
+
+
+def prepare(folder: Path, log_group: int = NOBODY) -> None:
+    """Make a state folder, or close one to others (`make_private`). Raises `MachineError` if there can be none."""
+    try:
+        make_private(folder, FOLDER, log_group)
+    except OSError as error:
+        raise unusable(folder, error) from error
 
 
 def unusable(folder: Path, error: OSError) -> MachineError:
@@ -161,6 +171,8 @@ class Settings:
     """What the event log may take; None: no event log."""
     access_log: str = ""
     """The file of the access log, `-` for stdout; empty for none."""
+    log_group: int = NOBODY
+    """The number of a group that may read event log and access log."""
     spans: SpanSettings | None = None
     """Where OpenTelemetry spans of requests are sent; None for nowhere."""
     repository: Path | None = None
@@ -199,6 +211,7 @@ class Settings:
             self.api_key_file,
             has_repository=self.repository is not None,
             access_log=self.access_log,
+            log_group=self.log_group,
         )
 
     def folder_of(self, deployment: Deployment) -> Path:
@@ -337,7 +350,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
     keys = Keys(settings.api_key, settings.api_key_file)
     check(setup, models, settings, keys)
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(locked(settings.folder_of(deployment)))
+        folder = stack.enter_context(locked(settings.folder_of(deployment), settings.log_group))
         here = nullcontext((deployment, None)) if settings.nodes is not None else opened_gpus(deployment, folder)
         deployment, gpus = stack.enter_context(here)
         setup = replace(setup, deployment=deployment)
@@ -579,7 +592,7 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
     if settings.http.tls is not None:
         settings.http.tls.context()
     if settings.access_log:
-        AccessLog(settings.access_log).close()
+        AccessLog.check(settings.access_log, settings.log_group)
     if settings.spans is not None:
         settings.spans.check()
         if settings.log is None:

@@ -9,12 +9,14 @@ import asyncio
 import logging
 import os
 import time
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from sloop.errors import MachineError
+from sloop.serve.private import NOBODY, close_log, open_log
 from sloop.units import NS_PER_MS
 
 FLUSH_S: Final = 0.25
@@ -56,10 +58,11 @@ class DroppedLines(Struct, frozen=True):
 
 
 class AccessLog:
-    """Appends to the file at `path`, or writes to stdout if it is `-`. MachineError if the file cannot be opened."""
+    """Appends to the file at `path`, or writes to stdout if it is `-`. A new file may be read by its user and by
+    `group`. MachineError if the file cannot be opened."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, group: int = NOBODY) -> None:
+        self.path, self._group = path, group
         self.dropped = 0
         """Lines that were dropped, in all."""
         self._unsaid = 0
@@ -75,8 +78,15 @@ class AccessLog:
             what = f"{path}: the access log cannot be written: {error.strerror}"
             raise MachineError(what, help="name a file in a folder that you may write, with --access-log") from error
 
+    @classmethod
+    def check(cls, path: str, group: int = NOBODY) -> None:
+        """Errors as for the log itself. If there is a file at `path`, it is closed to others first."""
+        if path != STDOUT:
+            close_log(Path(path), group)
+        cls(path, group).close()
+
     def _open(self) -> int:
-        return _open_stdout() if self.path == STDOUT else os.open(self.path, FLAGS | os.O_CREAT, 0o644)
+        return _open_stdout() if self.path == STDOUT else open_log(self.path, FLAGS, self._group)
 
     def reopen(self) -> None:
         """Write to the file that has the name now, and make one if it was moved away: programs that rotate logs ask for

@@ -47,6 +47,7 @@ from sloop.serve.messages import (
     WithdrawModel,
 )
 from sloop.serve.network import NodeTls
+from sloop.serve.private import NOBODY
 from sloop.serve.processes import begin
 from sloop.serve.pulse import PULSE_S
 from sloop.serve.stderr import log_directly
@@ -85,6 +86,8 @@ class EdgeSettings(Struct, frozen=True):
     """Of the deployment, if answers may come from other machines."""
     node_tls: NodeTls | None = None
     """How machines check each other."""
+    log_group: int = NOBODY
+    """The number of a group that may read the access log."""
 
     def encode(self) -> bytes:
         """As bytes, for `decode`."""
@@ -136,7 +139,7 @@ class EdgeServer:
             tls=settings.http.tls,
             intake=self.web.intake,
         )
-        self._access = AccessLog(settings.access_log) if settings.access_log else None
+        self._access = AccessLog(settings.access_log, settings.log_group) if settings.access_log else None
         self.web.access = self.rpc.server.access = self._access
         self._allocated_bytes = 0
         self.acts: Mapping[type, Callable[[Any], None]] = {
