@@ -15,15 +15,20 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from sloop.serve import stderr as module
 from sloop.serve.processes import spawn
 from sloop.serve.stderr import (
     KINDS_MAX,
+    LAST_BYTES,
+    PRINTED_BYTES_MAX,
+    PRINTED_LINES_MAX,
     REPEATS_MAX,
     REPEATS_S,
     TRACES_MAX,
     WAITING_BYTES_MAX,
     StderrLog,
     StderrWriter,
+    _Printed,
     never_waiting,
 )
 
@@ -121,6 +126,8 @@ def test_what_processes_print_stops_none_of_them(
     reader, fd = pipe
     (tmp_path / "printer.py").write_text(PRINTER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(module, "PRINTED_LINES_MAX", 10_000)
+    monkeypatch.setattr(module, "PRINTED_BYTES_MAX", 2**30)
     with never_waiting() as writer:
         monkeypatch.setattr(writer, "_fd", fd)
         children = [spawn("printer", []) for _ in range(2)]
@@ -133,6 +140,43 @@ def test_what_processes_print_stops_none_of_them(
         len(line) for line in lines if b"dropped" in line
     }, "no line is torn"
     assert len([line for line in lines if b"dropped" not in line]) + writer.dropped == 2 * 2_001
+
+
+def test_what_a_process_prints_is_bounded_and_counted_and_its_last_words_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipe: tuple[Reader, int]
+) -> None:
+    reader, fd = pipe
+    talk = f"for number in range({PRINTED_LINES_MAX + 500}): print(number)\nraise ValueError('the reason')\n"
+    (tmp_path / "talker.py").write_text(talk)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with never_waiting() as writer:
+        monkeypatch.setattr(writer, "_fd", fd)
+        reader.begin()
+        assert spawn("talker", []).wait(60) == 1
+        writer.flush(60)
+    os.close(fd)
+    lines = reader.lines()
+    assert lines[:PRINTED_LINES_MAX] == [b"%d" % number for number in range(PRINTED_LINES_MAX)]
+    (notice,) = (line for line in lines if b"WARNING" in line)
+    found = re.search(rb" (\d+) more lines that a process printed were left out", notice)
+    assert found is not None
+    assert int(found[1]) > 500, "the traceback too"
+    assert lines[-1] == b"ValueError: the reason"
+
+
+def test_a_process_may_print_again_after_a_while() -> None:
+    printed = _Printed()
+    line = b"x\n"
+    assert printed.bounded(line * (PRINTED_LINES_MAX + 3), 100.0) == line * PRINTED_LINES_MAX
+    assert printed.bounded(line, 100.0 + REPEATS_S / 2) == b""
+    found = printed.bounded(line, 100.0 + REPEATS_S)
+    assert b" 4 more lines" in found
+    assert found.endswith(b"\nx\n")
+    assert printed.end() == b"", "all is said"
+    long = (PRINTED_BYTES_MAX // 2) * b"y" + b"\n"
+    assert printed.bounded(2 * long, 200.0) == long
+    assert b" 1 more lines" in printed.end()
+    assert len(printed.end()) <= LAST_BYTES
 
 
 class Lines:

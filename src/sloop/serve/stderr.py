@@ -7,7 +7,7 @@ it are dropped, and a line in their place says how many. Each of the other proce
 and stderr, which the deciding process always reads. So what a model prints may be dropped, but stops no worker.
 
 What clients can cause thousands of times a second is bounded as well: beyond `REPEATS_MAX`, lines of one kind are left
-out.
+out. So is what a process prints: a model that prints a line for each request would fill the disk with them.
 """
 
 import logging
@@ -35,6 +35,11 @@ REPEATS_MAX: Final = 200
 TRACES_MAX: Final = 5
 """Lines of one kind that are written in `REPEATS_S`; with a traceback, fewer."""
 REPEATS_S: Final = 10.0
+PRINTED_LINES_MAX: Final = 1_000
+PRINTED_BYTES_MAX: Final = 2**20
+"""Of what one process prints in `REPEATS_S`."""
+LAST_BYTES: Final = 2**13
+"""Of what was left out, so much is written when the process ends: it may say why."""
 KINDS_MAX: Final = 256
 """Kinds that are told apart; all others count as one."""
 DROPPED: Final = "%d lines were dropped here, because they were not read fast enough"
@@ -86,7 +91,7 @@ class StderrWriter:
             if self._children is None:
                 self._children = children = selectors.DefaultSelector()
                 threading.Thread(target=self._relay_for_ever, args=(children,), name="output", daemon=True).start()
-            self._children.register(reading, selectors.EVENT_READ, bytearray())
+            self._children.register(reading, selectors.EVENT_READ, _Printed())
         return writing
 
     def reopen(self) -> None:
@@ -180,9 +185,9 @@ class StderrWriter:
             if is_full:
                 time.sleep(PAUSE_S)
 
-    def _relay(self, children: selectors.BaseSelector, fd: int, tail: bytearray) -> int:
-        """Pass on whole lines of a process, and keep the rest in `tail`; returns how many bytes it had printed."""
-        found = os.read(fd, CHUNK_BYTES)
+    def _relay(self, children: selectors.BaseSelector, fd: int, printed: "_Printed") -> int:
+        """Pass on whole lines of a process, and keep the rest; returns how many bytes it had printed."""
+        found, tail = os.read(fd, CHUNK_BYTES), printed.rest
         tail += found
         end = tail.rfind(b"\n") + 1
         if not found:
@@ -193,10 +198,55 @@ class StderrWriter:
             end = len(tail)
         elif len(tail) - end > CHUNK_BYTES:
             end = len(tail)
-        if end:
-            self.write(bytes(tail[:end]), WAITING_BYTES_MAX // 2)
-            del tail[:end]
+        lines = printed.bounded(bytes(tail[:end]), time.monotonic()) if end else b""
+        del tail[:end]
+        lines += b"" if found else printed.end()
+        if lines:
+            self.write(lines, WAITING_BYTES_MAX // 2)
         return len(found)
+
+
+class _Printed:
+    """What a process prints."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+        """The beginning of a line."""
+        self._began_s = 0.0
+        self._lines = self._bytes = 0
+        """What may still be written until `REPEATS_S` after that."""
+        self._left_out = 0
+        self._last = b""
+
+    def bounded(self, lines: bytes, now_s: float) -> bytes:
+        """What is written when the process has printed these lines: they, as far as the bound allows, and how many were
+        left out before."""
+        said = b""
+        if now_s - self._began_s >= REPEATS_S or not self._began_s:
+            said, self._last = self._count(), b""
+            self._began_s, self._lines, self._bytes = now_s, PRINTED_LINES_MAX, PRINTED_BYTES_MAX
+        count = lines.count(b"\n")
+        if count <= self._lines and len(lines) <= self._bytes:
+            self._lines -= count
+            self._bytes -= len(lines)
+            return said + lines
+        allowed = lines[: self._bytes]
+        kept = allowed[: len(allowed) - len(allowed.split(b"\n", self._lines)[-1])]
+        rest = lines[len(kept) :]
+        self._lines = self._bytes = 0
+        self._left_out += max(1, rest.count(b"\n"))
+        self._last = (self._last + rest)[-LAST_BYTES:]
+        return said + kept
+
+    def end(self) -> bytes:
+        """What is written when the process has ended: how many lines were left out, and the last of them."""
+        whole = self._last.partition(b"\n")[2] if len(self._last) == LAST_BYTES else self._last
+        return self._count() + whole
+
+    def _count(self) -> bytes:
+        what = "%d more lines that a process printed were left out; in %g s, at most %d are written"
+        left_out, self._left_out = self._left_out, 0
+        return _notice(what, left_out, REPEATS_S, PRINTED_LINES_MAX) if left_out else b""
 
 
 class StderrLog(logging.Handler):
