@@ -74,10 +74,10 @@ def serve_and_load(
 
 
 @contextmanager
-def serving(app: Path, state: Path) -> Iterator[ServerReport]:
+def serving(app: Path, state: Path, *options: str) -> Iterator[ServerReport]:
     """A server for the application or deployment file `app` that is ready to infer, stopped at the end. MachineError if
     it does not start."""
-    command = [sys.executable, "-m", "sloop", "serve", str(app), "--state", str(state), "--json"]
+    command = [sys.executable, "-m", "sloop", "serve", str(app), "--state", str(state), "--json", *options]
     state.mkdir(parents=True, exist_ok=True)
     stderr = state / "server.txt"
     with stderr.open("wb") as file:

@@ -34,6 +34,10 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.is_closed = False
+        self.unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -273,6 +277,32 @@ def test_what_waits_under_overload_need_not_be_parsed_either(monkeypatch: pytest
 
     assert b"b'12345'" in asyncio.run(main())
     assert len(seen) == 1
+
+
+def test_an_answer_is_awaited_though_something_else_has_left() -> None:
+    """With TLS, what follows the handshake (session tickets) may leave while the first request is being answered."""
+    waiting: list[Exchange] = []
+    server = HttpServer(waiting.append, bodies=BodyMemory(1000), requests_max=8)
+
+    async def main() -> None:
+        connection, wire = await connected(server)
+        for unsent in (200, 0):
+            wire.unsent = unsent
+            connection.pause_writing()
+            connection.data_received(post(b"12345", b"connection: close"))
+            connection.resume_writing()
+            assert not wire.is_closed
+            assert (server.open_requests, server.sending, server.unsent_bytes) == (1, {}, 0)
+            wire.unsent = unsent
+            connection.pause_writing()
+            connection.resume_writing()
+            waiting.pop().reply(200, b"{}")
+            assert wire.written.endswith(b"{}")
+            assert wire.is_closed
+            connection, wire = await connected(server)
+
+    asyncio.run(main())
+    assert server.open_requests == 0
 
 
 def test_a_refusal_of_a_known_head_leaves_the_connection_open() -> None:

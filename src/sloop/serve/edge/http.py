@@ -253,20 +253,27 @@ class HttpConnection(ServerConnection):
         self._lose()
 
     def pause_writing(self) -> None:
-        """Some of an answer has not left; `resume_writing` is called when all has."""
+        """Some of an answer has not left; `resume_writing` is called when all has. With TLS, both are also called for
+        what follows the handshake, and though nothing is unsent."""
         assert self.transport is not None
-        self._is_sending = True
         self._unsent = self.transport.get_write_buffer_size()
+        if not self._unsent:
+            return
+        self._is_sending = True
         self._server.unsent_bytes += self._unsent
         self.sent_by_s = self._server.now_s + self._server.settings.body_s
         self.sent_by_s += self._unsent / self._server.settings.send_rate_bytes
         self._wait_for(self._server.sending)
 
     def resume_writing(self) -> None:
+        if not self._is_sending:
+            return
         self._is_sending = False
         self._server.unsent_bytes -= self._unsent
         self._unsent = 0
-        if not self._is_advancing:
+        if self._answering is not None and self._answering.is_open:  # what has left is not its answer
+            self._wait_for(None)
+        elif not self._is_advancing:
             self._sent()
 
     # What the parser reports
