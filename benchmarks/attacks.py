@@ -4,7 +4,8 @@
 
 A server with a small model and a key gets authorised requests at half of what it can take, over HTTP, and one call
 after the other over gRPC. Beside them, each attack runs in a process of its own that gets only the CPU time that others
-leave (SCHED_IDLE), because server, clients and attacker share the machine. All attacks stop by themselves. Memory is
+leave (SCHED_IDLE), because server, clients and attacker share the machine; on a machine that has other work too, it
+would get none, and `--eager` lets it take its part. All attacks stop by themselves. Memory is
 that of the server with all its processes (PSS). Turns are pieces of work of the deciding process.
 """
 
@@ -15,6 +16,7 @@ import gzip
 import json
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -35,7 +37,7 @@ from benchmarks.notebook import arguments, children, publish, say, server_pid, t
 from sloop.demo.live import ServerReport, serving
 from sloop.demo.run import dump_yaml
 from sloop.load import ClosedLoop, Encoding, LoadPlan, LoadResult, run_load
-from sloop.serve.edge.hpack import Decoder, encode
+from sloop.serve.edge.hpack import _CODE, Decoder, encode
 from sloop.serve.edge.http2 import (
     CONTINUATION,
     DATA,
@@ -63,6 +65,7 @@ MEMORY_BYTES_MAX: Final = 256 * 2**20
 ATTAINMENT_MIN: Final = 0.99
 CALL_GAP_S: Final = 0.05
 SAMPLE_S: Final = 0.2
+EAGER: Final = "SLOOP_EAGER_ATTACKER"
 
 
 class Target(Struct, frozen=True):
@@ -181,13 +184,34 @@ async def slow_heads(target: Target) -> None:
     await many(target, 500, one)
 
 
-@attack("idle connections", "4,000 connections to each port that send nothing")
-async def idle(target: Target) -> None:
+@attack("full port", "13,000 connections of three addresses send the beginning of a head, and come again")
+async def full_port(target: Target) -> None:
     async def one(number: int) -> None:
-        async with connection((target.http_port, target.grpc_port)[number % 2]) as (reader, _):
+        address = f"127.0.0.{2 + number % 3}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.http_port, local_addr=(address, 0))
+        try:
+            writer.write(b"POST /v2/mo")
+            await drained(reader)
+        finally:
+            await aborted(writer)
+
+    await many(target, 13_000, one)
+
+
+@attack("probes", "20 connections without a key ask 1,000 times whether the server is ready, again and again")
+async def probes(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.http_port) as (reader, writer):
+            writer.write(b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+            writer.write_eof()
             await drained(reader)
 
-    await many(target, 8000, one)
+    await many(target, 20, one)
+
+
+@attack("idle connections", "4,000 connections to each port that send nothing")
+async def idle(target: Target) -> None:
+    await idle_at(target, 8000, b"")
 
 
 @attack("large heads", "50 connections send heads of a megabyte, and numbers of 5,000 digits")
@@ -411,10 +435,129 @@ for _name, (_what, _make) in REGISTERED_FLOODS.items():
     ATTACKS[_name] = _what, flood(_make)
 
 
+@attack("unfinished calls", "17 connections without a key begin 1,000 calls each, and 600 a second after that")
+async def unfinished(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.grpc_port) as (reader, writer):
+            writer.write(PREFACE + frame(SETTINGS, 0, 0))
+            writer.write(b"".join(begun(number, "ServerLive") for number in range(1, 2000, 2)))
+            reading = asyncio.create_task(drained(reader))
+            number = 2001
+            while not reading.done():
+                writer.write(begun(number, "ServerLive"))
+                number += 2
+                await asyncio.sleep(17 / 600)
+
+    await many(target, 17, one)
+
+
+@attack("full port of gRPC", "13,000 connections begin a call without a key each, and do not finish it")
+async def full_of_calls(target: Target) -> None:
+    async def one(_: int) -> None:
+        async with connection(target.grpc_port) as (reader, writer):
+            writer.write(PREFACE + frame(SETTINGS, 0, 0) + begun(1, "ServerLive"))
+            await drained(reader)
+
+    await many(target, 13_000, one)
+
+
+@attack("Huffman heads", "80 connections a second send heads of 15 kB without a key, in Huffman's code")
+async def huffman(target: Target) -> None:
+    value = packed_text((b"0123456789abcdefghijklmnopqrstuvwxyz" * 420)[:15_000])
+    length, more = bytearray(b"\xff"), len(value) - 127
+    while more > 127:
+        length.append(more & 127 | 128)
+        more >>= 7
+    block = b"\0\1x" + bytes(length) + bytes((more,)) + value
+
+    async def one(_: int) -> None:
+        async with connection(target.grpc_port) as (reader, writer):
+            writer.write(PREFACE + frame(SETTINGS, 0, 0))
+            writer.write(b"".join(frame(HEADERS, END_HEADERS, number, block) for number in range(1, 21, 2)))
+            await drained(reader)
+
+    await many(target, 16, one)
+
+
+def packed_text(text: bytes) -> bytes:
+    """A string in the code of RFC 7541, appendix B."""
+    code_of = {byte: (bits, code) for (bits, code), byte in _CODE.items()}
+    found = "".join(f"{code:0{bits}b}" for bits, code in map(code_of.__getitem__, text))
+    found += "1" * (-len(found) % 8)
+    return int(found, 2).to_bytes(len(found) // 8, "big")
+
+
+# With TLS
+
+
+def with_tls(name: str, what: str) -> Callable[[Attack], Attack]:
+    """Register an attack on a server whose ports have TLS."""
+    TLS_ATTACKS.append(name)
+    return attack(name, what)
+
+
+TLS_ATTACKS: Final[list[str]] = []
+
+
+@with_tls("silence", "2,000 connections to each port that send nothing, and come again")
+async def silence(target: Target) -> None:
+    await idle_at(target, 4000, b"")
+
+
+@with_tls("half a first message", "2,000 connections to each port that send half of the first message of TLS")
+async def half_hellos(target: Target) -> None:
+    await idle_at(target, 4000, hello()[:250])
+
+
+@with_tls("first messages", "600 connections to each port that send the first message of TLS and stop")
+async def hellos(target: Target) -> None:
+    await idle_at(target, 1200, hello())
+
+
+@with_tls("handshakes", "50 connections to each port finish their handshake, end, and come again at once")
+async def handshakes(target: Target) -> None:
+    context = unchecked()
+
+    async def one(number: int) -> None:
+        port = (target.http_port, target.grpc_port)[number % 2]
+        while target.is_on:
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            await aborted(writer)
+
+    await many(target, 100, one)
+
+
+async def idle_at(target: Target, count: int, sent: bytes) -> None:
+    """Connections to both ports that send this and wait."""
+
+    async def one(number: int) -> None:
+        async with connection((target.http_port, target.grpc_port)[number % 2]) as (reader, writer):
+            writer.write(sent)
+            await drained(reader)
+
+    await many(target, count, one)
+
+
+def unchecked() -> ssl.SSLContext:
+    """Of a client that trusts any server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def hello() -> bytes:
+    """The first message of a client of TLS."""
+    sent = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        unchecked().wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    return sent.read()
+
+
 def be_attacker(name: str, target: Target) -> None:
-    """Run an attack in this process, with the CPU time that others leave."""
-    set_priority(0, humble=True)
-    stay_aside()
+    """Run an attack in this process."""
+    if not os.environ.get(EAGER):
+        set_priority(0, humble=True)
+        stay_aside()
     asyncio.run(ATTACKS[name][1](target))  # type: ignore[arg-type]  # a coroutine
 
 
@@ -454,10 +597,11 @@ def own_memory_bytes(pid: int) -> int:
 
 
 class Watch:
-    """Calls over gRPC one after the other, and samples of memory, in threads of their own until the block ends."""
+    """Calls over gRPC one after the other, every fourth on a new connection, and samples of memory, in threads of their
+    own until the block ends."""
 
-    def __init__(self, target: Target, pid: int) -> None:
-        self._target, self._pid = target, pid
+    def __init__(self, target: Target, pid: int, *, has_tls: bool) -> None:
+        self._target, self._pid, self._has_tls = target, pid, has_tls
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._call), threading.Thread(target=self._sample)]
         self.calls = self.answered = 0
@@ -485,9 +629,12 @@ class Watch:
         message = prefixed(request.SerializeToString())
         client: Client | None = None
         while not self._over.wait(CALL_GAP_S):
+            if client is not None and not self.calls % 4:
+                client.close()
+                client = None
             self.calls += 1
             try:
-                client = client or Client(self._target.grpc_port)
+                client = client or Client(self._target.grpc_port, has_tls=self._has_tls)
                 self.answered += client.call(message) == "0"
             except (OSError, EOFError):
                 if client is not None:
@@ -500,8 +647,12 @@ class Watch:
 class Client:
     """A blocking client of gRPC that makes one call at a time, each within the deadline."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, has_tls: bool) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=SLO_MS / 1e3)
+        if has_tls:
+            context = unchecked()
+            context.set_alpn_protocols(["h2"])
+            self._socket = context.wrap_socket(self._socket)
         self._file = self._socket.makefile("rb")
         self._decoder = Decoder()
         self._number = -1
@@ -591,7 +742,7 @@ def run(name: str, where: ServerReport, given: Namespace, rate_rps: float) -> Ro
         int(where.grpc.rpartition(":")[2]),
         time.monotonic() + given.seconds + 1,
     )
-    with attacked(name, target), Watch(target, pid) as watch:
+    with attacked(name, target), Watch(target, pid, has_tls=where.http.startswith("https")) as watch:
         time.sleep(0.5)  # the attack begins first
         result = load(where, rate_rps, given)
     turns_after, long_after = turns(where)
@@ -641,6 +792,16 @@ def capacity_rps(where: ServerReport, given: Namespace) -> float:
     raise SystemExit(f"the server does not even answer {rate_rps:.0f} requests/s in time")
 
 
+def certified(folder: Path) -> tuple[str, ...]:
+    """The options of a server with TLS, whose certificate clients of this process trust."""
+    cert, key = folder / "server.pem", folder / "server.key"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    os.environ["SSL_CERT_FILE"] = str(cert)
+    return "--tls-cert", str(cert), "--tls-key", str(key)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--attacker"]:
         name, application, http_port, grpc_port, until_s = sys.argv[2:]
@@ -650,9 +811,12 @@ def main() -> None:
     parser.add_argument("--rest", type=float, default=60.0, help="seconds between the end and the last look at memory")
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS), help="these attacks (default: all)")
     parser.add_argument("--load", type=float, default=LOAD, help="authorised load, as a share of what fits")
+    parser.add_argument("--rate", type=float, default=0.0, help="the same in requests/s, instead of --load")
+    parser.add_argument("--eager", action="store_true", help="attackers compete with the server for CPU time")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     given = parser.parse_args()
     os.environ["SLOOP_API_KEY"] = KEY
+    os.environ[EAGER] = "yes" if given.eager else ""
     with workspace(given.keep) as folder:
         model = perceptron(folder, width=WIDTH, layers=2)
         app = folder / "app.yaml"
@@ -665,19 +829,25 @@ def main() -> None:
                 "system": {"name": "static", "replicas": 1, "cores": 0.5},
             },
         )
-        with serving(app, folder / "state") as where:
-            most_rps = capacity_rps(where, given)
-            rate_rps = given.load * most_rps
-            say(f"{most_rps:.0f} requests/s at most; {rate_rps:.0f} are sent")
-            rows = [run(name, where, given, rate_rps) for name in ("", *(given.only or ATTACKS))]
+        names = given.only or list(ATTACKS)
+        plain, secured = (["", *(name for name in names if (name in TLS_ATTACKS) is has)] for has in (False, True))
+        rows, told = [], []
+        for state, run_names, options in (("state", plain, ()), ("secured", secured, certified(folder))):
+            if len(run_names) > 1:
+                with serving(app, folder / state, *options) as where:
+                    rate_rps = given.rate or given.load * capacity_rps(where, given)
+                    told.append(f"{rate_rps:,.0f} requests/s{' over TLS' * bool(options)}")
+                    say(told[-1])
+                    rows += [run(name, where, given, rate_rps) for name in run_names]
     good = sum(row.is_good for row in rows)
+    share = "as asked" if given.rate else f"{100 * given.load:g} % of what the server answers in time without an attack"
     columns = ("attack", "what it does", "attainment, %", "p99, ms", "gRPC calls in time, %")
     text = "\n\n".join(
         [
-            f"Two dense layers of {WIDTH}, deadline {SLO_MS:g} ms, a key. Without an attack the server answers "
-            f"{most_rps:,.0f} requests/s in time (JSON, Poisson); {100 * given.load:g} % of it, "
-            f"{rate_rps:,.0f}/s, are sent beside each attack for {given.seconds:g} s, and a call over gRPC "
-            f"every {1e3 * CALL_GAP_S:g} ms. Memory is in MiB: before the attack, at most, and {given.rest:g} s after "
+            f"Two dense layers of {WIDTH}, deadline {SLO_MS:g} ms, a key. Beside each attack {' and '.join(told)} are "
+            f"sent for {given.seconds:g} s (JSON, Poisson; {share}), and a call over gRPC every "
+            f"{1e3 * CALL_GAP_S:g} ms, every fourth on a new connection. Rows after the second `none` are of a server "
+            f"with TLS. Memory is in MiB: before the attack, at most, and {given.rest:g} s after "
             f"it. Good: at least {100 * ATTAINMENT_MIN:g} % in time of both, at most {MEMORY_BYTES_MAX >> 20} MiB more "
             f"memory, and at most a quarter of it left. {good} of {len(rows)} rows are good. A turn is a piece of work "
             "of the deciding process, from beginning to end, with the time in which other processes had its CPU.",
