@@ -32,6 +32,7 @@ from sloop.events import (
 from sloop.serve import agent as module
 from sloop.serve import network
 from sloop.serve.agent import (
+    AdoptWorker,
     Agent,
     AgentHello,
     AgentReport,
@@ -43,13 +44,16 @@ from sloop.serve.agent import (
     Endpoints,
     FreeBlock,
     FromAgent,
+    LearnStages,
     PartUnreached,
+    ResizeWorker,
     RunBatch,
     SparesReport,
     StartWorker,
     StopWorker,
     ToAgent,
     WeightsReport,
+    WorkersKept,
 )
 from sloop.serve.backends import agents, local
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes
@@ -634,6 +638,34 @@ def test_an_agent_fetches_nothing_for_a_replica_that_has_ended() -> None:
         session.on_record(RunBatch(BATCH, A, Run(1, [Address(9 << 48, 0, 100)])))
         await asyncio.sleep(0.05)
         assert sent == [AgentReport(ReplicaStopped(A))], "no batch of it can be lost any more"
+        await session.close()
+
+    play(scene)
+
+
+def test_a_worker_that_ends_while_it_is_offered_keeps_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that starts before its adoption, under the same number, is another one."""
+    monkeypatch.setattr(local.LocalBackend, "start", lambda self, replica, *_: self._report(ReplicaReady(replica)))
+
+    async def scene() -> None:
+        sent: list[FromAgent] = []
+        blocks = BlockClient(TOKEN)
+        session = module.AgentSession(AgentSetup(4, {}), sent.append, blocks, (HOST, 1), module.usual_cache)
+        teach = LearnStages([("stage", "echo", SERVABLES["stage", "echo"])], wirings_of(SERVABLES), 0)
+        session.on_record(teach)
+        session.on_record(StartWorker(A, spec("one")))
+        session.detach()
+        session.resume(AgentSetup(5, {}, "another", (A,)), sent.append, blocks)
+        (kept,) = [each.kept for each in sent if isinstance(each, WorkersKept)]
+        assert [each.number for each in kept] == [A]
+        session.on_event(ReplicaLost(A, "it died"))
+        session.on_record(StartWorker(A, spec("one")))
+        assert sent[-1] == AgentReport(ReplicaReady(A))
+        session.on_record(AdoptWorker(A, B))
+        assert sent[-1] == AgentReport(ReplicaLost(B, "it died"))
+        session.on_record(ResizeWorker(B, 2))
+        assert len(session._workers) == 1
+        assert session._replicas.keys() == {A}
         await session.close()
 
     play(scene)

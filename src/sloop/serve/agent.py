@@ -537,7 +537,7 @@ class AgentSession:
         """Those that have not ended, by number."""
         self._replicas: dict[ReplicaId, _Worker] = {}
         """The same, by the numbers that the deciding process uses."""
-        self._offered: dict[int, _Worker] = {}
+        self._offered: dict[ReplicaId, _Worker] = {}
         """Kept workers that are not adopted yet, by number; also those that have ended meanwhile."""
         self._stopping: set[ReplicaId] | None = None
         """The workers that must stop before `WorkersKept` is sent; None if it has been sent."""
@@ -698,7 +698,8 @@ class AgentSession:
     def _start(self, record: StartWorker) -> None:
         replica, spec = record.replica, record.spec
         # The same number, if it is free, is easier to find in the logs.
-        number = replica if replica not in self._workers else ReplicaId(max(self._workers) + 1)
+        taken = self._workers.keys() | self._offered.keys()  # one that is offered and has ended may still be adopted
+        number = replica if replica not in taken else ReplicaId(max(taken) + 1)
         worker = _Worker(number, spec, replica, self._backend)
         self._workers[number] = self._replicas[replica] = worker
         worker.part = record.part
@@ -967,7 +968,7 @@ class AgentSession:
 
     def _adopt(self, record: AdoptWorker) -> None:
         """A deciding process has adopted a kept worker under this number. Its events since then are reported now."""
-        worker = self._offered.pop(record.number, None)
+        worker = self._offered.pop(ReplicaId(record.number), None)
         if worker is None:
             raise ProtocolError(f"worker {record.number} was adopted, but it was not kept")
         worker.replica = record.replica

@@ -259,7 +259,8 @@ class ProcessLink:
 
     `on_frame` is called for every frame. `on_end` is called once, with the reason, when the peer closes the socket or
     violates the format; after `close` neither is called. Bytes that the kernel does not accept at once are kept and
-    sent later; their amount is bounded because the caller sends one batch at a time.
+    sent later. Nothing here bounds them: a worker gets one batch at a time; an edge gets the ends of its open requests,
+    each with at most one block of `INLINE_BYTES_MAX`, and is ended when it is silent.
     """
 
     def __init__(
