@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import resource
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,10 +20,9 @@ KEPT_BYTES: Final = 32 * 2**20
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process in bytes; its peak on systems without /proc."""
+    """Resident memory of this process in bytes; its peak where /proc is hidden."""
     resident, _ = _sizes("self")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resident or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resident or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def own_bytes(pid: int) -> int:
@@ -81,7 +79,7 @@ def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
 
 @cache
 def _library() -> Any:  # noqa: ANN401
-    return ctypes.CDLL(None) if sys.platform == "linux" else None
+    return ctypes.CDLL(None)
 
 
 # A bound

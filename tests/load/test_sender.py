@@ -3,7 +3,6 @@
 import asyncio
 import re
 import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,7 +166,7 @@ def test_an_empty_schedule(tmp_path: Path) -> None:
 
 
 Maker = Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Alarm]
-MAKERS = [LoopTimer, alarm, *([TimerFd] if sys.platform == "linux" else [])]
+MAKERS = [LoopTimer, alarm, TimerFd]
 
 
 @pytest.mark.parametrize("maker", MAKERS)

@@ -43,7 +43,7 @@ from sloop.profile.timed_process import (
 )
 
 onnx = pytest.importorskip("onnx")
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.fixture

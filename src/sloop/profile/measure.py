@@ -130,8 +130,6 @@ def by_affinity(pid: int, cores: float) -> Iterator[None]:
         raise InputError(
             f"{cores:g} cores need a CPU quota", help="measure whole cores, or run as a user who may set one"
         )
-    if not hasattr(os, "sched_setaffinity"):
-        raise MachineError("this system cannot confine a process to cores", help="measure on Linux")
     try:
         os.sched_setaffinity(pid, usable_cpus()[: ceil(cores)])
     except OSError as error:
