@@ -6,7 +6,7 @@ import pytest
 
 from sloop.app.application import Application, Stage
 from sloop.app.document import parse_yaml
-from sloop.app.graph import PARTS_MAX, Each, When
+from sloop.app.graph import PARTS_MAX, Each, InputSource, When
 from sloop.app.load import read_application
 from sloop.errors import InputError
 from sloop.units import ms
@@ -33,6 +33,26 @@ A, B = "name: a", "name: b, after: a"
 )
 def test_after_is_a_name_or_several(edges: str, after: tuple[str, ...]) -> None:
     assert last(A, B, f"name: c, {edges}").after == after
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sources"),
+    [
+        ("{x: a.image}", (InputSource("x", "a", "image"),)),
+        ("{x: a.b.c, y: picture}", (InputSource("x", "a.b", "c"), InputSource("y", "", "picture"))),
+        ("{x: [a.y, a.b.y]}", (InputSource("x", "a", "y"), InputSource("x", "a.b", "y"))),
+        ("{x: a.dot.ted}", (InputSource("x", "a", "dot.ted"),)),
+        ("{x: my.tensor}", (InputSource("x", "", "my.tensor"),)),
+        ("{}", ()),
+    ],
+)
+def test_inputs_come_from_stages_before_or_from_clients(inputs: str, sources: tuple[InputSource, ...]) -> None:
+    assert last(A, "name: a.b", f"name: c, after: [a, a.b], inputs: {inputs}").inputs == sources
+
+
+def test_sources_follow_the_names_of_a_deployment() -> None:
+    app = read(A, "name: b, after: a, inputs: {x: a.image, y: picture}").qualified("app")
+    assert app.stages[1].inputs == (InputSource("x", "g@app/a", "image"), InputSource("y", "", "picture"))
 
 
 @pytest.mark.parametrize(
@@ -275,6 +295,20 @@ def test_shares_rounded_up_are_not_refused() -> None:
             "two shares, 0.6 and 0.5, for one condition on the output of 'a'",
             "give one of them, or the same share twice",
         ),
+        (
+            (A, B, "name: c, after: b, inputs: {x: a.image}"),
+            "5: stages[2].inputs.x",
+            "stage 'a' does not come right before 'c'",
+            "add 'a' to `after`",
+        ),
+        (
+            (A, "name: b, after: a, inputs: {x: [a.y, a.y]}"),
+            "4: stages[1].inputs.x[1]",
+            "'a.y' is named twice",
+            "name it once",
+        ),
+        ((A, "name: b, after: a, inputs: {x: a.}"), "4: stages[1].inputs.x", "must be STAGE.OUTPUT", ""),
+        ((A, "name: b, after: a, inputs: [x]"), "4: stages[1].inputs", "must be a mapping", ""),
         (
             ("name: a, after: b", B),
             "3: stages[0].after",

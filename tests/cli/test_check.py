@@ -123,3 +123,17 @@ def test_what_this_machine_lacks_is_only_told(tmp_path: Path, monkeypatch: pytes
 def test_nothing_is_written_beside_a_model(tmp_path: Path) -> None:
     checked(tmp_path, "def run(self, x): return x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["app.yaml", "one.py"]
+
+
+def test_stages_that_do_not_fit_together_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+    text = STAGE.format(run="def run(self, x): return x", size=-1)
+    (tmp_path / "one.py").write_text(text, encoding="utf-8")
+    (tmp_path / "two.py").write_text(text.replace('"x"', '"in"').replace("FP32", "INT64"), encoding="utf-8")
+    stages = "stages: [{name: one, model: ./one.py}, {name: two, after: [one], model: ./two.py}]"
+    (tmp_path / "app.yaml").write_text(f"name: a\nslo_ms: 100\n{stages}\n", encoding="utf-8")
+    for command in ("check", "serve"):
+        result = CliRunner().invoke(main, [command, str(tmp_path / "app.yaml")])
+        assert result.exit_code == 1
+        assert "input 'in' of stage 'two' is INT64" in result.stderr
+        assert "measuring" not in result.stderr
+    assert not list(tmp_path.glob("*.profile.json"))

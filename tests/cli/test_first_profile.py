@@ -23,6 +23,7 @@ from sloop.profile.examine import UNDECLARED, examine
 from sloop.profile.measure import first_profile, kept_profile
 from sloop.profile.profile import FirstProfile, Joining, Profile, digest, load_profile, path_beside, save_profile
 from sloop.profile.published import RESNET_T
+from sloop.serve.deploy import ModelSignatures
 
 
 def run(*arguments: object, typed: str = "") -> Result:
@@ -244,11 +245,11 @@ def test_two_models_are_two_applications(model: Path) -> None:
 def test_each_model_gets_the_shapes_of_its_own_inputs(tmp_path: Path, model: Path) -> None:
     path = open_model(tmp_path / "m.onnx")
     shapes: dict[str, tuple[int, ...]] = {"a": (5, 2), "b": (5, 2), "x": (4,)}
-    assert module._divided(shapes, {path: UNDECLARED, model: UNDECLARED}, tmp_path) == {
+    assert module._divided(shapes, {path: UNDECLARED, model: UNDECLARED}, ModelSignatures(tmp_path)) == {
         path: {"a": (5, 2), "b": (5, 2)},
         model: {"x": (4,)},
     }
-    alone = module._divided(shapes, {path: UNDECLARED}, tmp_path)
+    alone = module._divided(shapes, {path: UNDECLARED}, ModelSignatures(tmp_path))
     assert alone == {path: shapes}, "an only model refuses what it does not have"
     result = run("serve", path, model, "--shape", "c=1")
     assert result.exit_code == 2

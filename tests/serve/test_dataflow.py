@@ -1,12 +1,13 @@
 """Tensors between stages: matching at load time, and splitting and joining per request."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 
-from sloop.app.graph import Each, Graph, GraphStage, When
+from sloop.app.graph import Each, Graph, GraphStage, InputSource, When
 from sloop.errors import InputError
 from sloop.serve.dataflow import (
     APPLICATION,
@@ -83,6 +84,74 @@ def test_names_pick_among_many_and_reach_back_to_what_the_client_sent() -> None:
 def test_after_names_the_one_choice_left_is_taken() -> None:
     models = {("a", "v"): model("image", "y"), ("b", "v"): model("image in", "z")}
     assert wire(graph_of({"a": (), "b": ("a",)}), models).inputs["b"] == ((Source("", 0),), (Source("a", 0),))
+
+
+def declared(after: tuple[str, ...], **sources: str) -> dict[str, Any]:
+    """A stage's `after`, and the sources of its inputs, `STAGE.OUTPUT` or the name of a client's tensor."""
+    found = []
+    for name, text in sources.items():
+        stage, _, tensor = text.rpartition(".")
+        found.append(InputSource(name, stage, tensor))
+    return {"after": after, "inputs": tuple(found)}
+
+
+def test_stages_say_where_their_inputs_come_from() -> None:
+    """Two models whose input is called `x` after one stage with two outputs."""
+    steps = {"page": {}, "lines": declared(("page",), x="page.image"), "marks": declared(("page",), x="page.scores")}
+    models = {
+        ("page", "v"): Signature((port("x"),), (port("image"), port("scores", 9))),
+        ("lines", "v"): model("x", "text"),
+        ("marks", "v"): Signature((port("x", 9),), (port("kind"),)),
+    }
+    wiring = wire(Graph([GraphStage(name, **step) for name, step in steps.items()]), models)
+    assert [each.name for each in wiring.signature.inputs] == ["x"]
+    assert wiring.inputs["lines"] == ((Source("page", 0),),)
+    assert wiring.inputs["marks"] == ((Source("page", 1),),)
+
+
+def test_declared_sources_leave_the_others_to_their_names() -> None:
+    steps = [GraphStage("find"), GraphStage("read", **declared(("find",), picture="find.crop"))]
+    models = {("find", "v"): model("image", "crop boxes"), ("read", "v"): model("boxes picture image", "text")}
+    wiring = wire(Graph(steps), models)
+    assert wiring.inputs["read"] == ((Source("find", 1),), (Source("find", 0),), (Source("", 0),))
+
+
+def test_the_tensors_of_clients_have_the_declared_names() -> None:
+    """Also one that only a later stage takes; first stages whose inputs are alike in name differ in what they get."""
+    steps = [
+        GraphStage("look", **declared((), x="image")),
+        GraphStage("read", **declared((), x="title")),
+        GraphStage("rank", **declared(("look", "read"), limit="threshold", a="look.y", b="read.y")),
+    ]
+    models = {
+        ("look", "v"): Signature((port("x", 5),), (port("y"),)),
+        ("read", "v"): model("x", "y"),
+        ("rank", "v"): model("a limit b", "order"),
+    }
+    wiring = wire(Graph(steps), models)
+    assert wiring.signature.inputs == (port("image", 5), port("title"), port("threshold"))
+    assert wiring.inputs["read"] == ((Source("", 1),),)
+    assert wiring.inputs["rank"] == ((Source("look", 0),), (Source("", 2),), (Source("read", 0),))
+
+
+@pytest.mark.parametrize(
+    ("sources", "says"),
+    [
+        ({"x": "page.imag"}, "input 'x' of stage 'read' is declared to come from stage 'page', which has no 'imag'"),
+        ({"x": "picture"}, "stage 'read' is FP32"),
+        ({"y": "page.image"}, "stage 'read' has a source for input 'y', which its model does not have"),
+        ({"x": "page.scores"}, "input 'x' of stage 'read' is FP32[-1, 3], but 'scores' of stage 'page' is FP32[-1, 9]"),
+    ],
+)
+def test_declared_sources_that_do_not_fit_are_refused(sources: dict[str, str], says: str) -> None:
+    models = {
+        ("page", "v"): Signature((port("picture", 7),), (port("image"), port("scores", 9))),
+        ("read", "v"): model("x", "text"),
+    }
+    steps = [GraphStage("page"), GraphStage("read", **declared(("page",), **sources))]
+    with pytest.raises(InputError) as caught:
+        wire(Graph(steps), models, where="app.yaml")
+    assert says in caught.value.what
 
 
 def test_branches_share_inputs_join_again_and_may_end_alike() -> None:

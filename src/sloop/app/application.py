@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.app.graph import Each, Graph, GraphStage, When
+from sloop.app.graph import Each, Graph, GraphStage, InputSource, When
 from sloop.options import Value, limited
 from sloop.profile.profile import FirstProfile, Profile, size_of_model
 from sloop.units import ms
@@ -75,6 +75,7 @@ class Stage:
     each: Each | None = None
     join: bool = False
     entry: bool = False
+    inputs: tuple[InputSource, ...] = ()
     response_timeout_s: float = 0.0
     """After how many seconds a batch that has not finished is given up, with its replica; 0: the default, which follows
     from the believed duration and the deadline (`core.state.StageState.give_up_ns`)."""
@@ -222,7 +223,7 @@ class Application:
     @cached_property
     def graph(self) -> Graph:
         """The graph of the stages. InputError for contradictory edges, see `app.graph.scopes_of`."""
-        steps = [GraphStage(s.name, s.after, s.when, s.each, s.join, s.entry) for s in self.order]
+        steps = [GraphStage(s.name, s.after, s.when, s.each, s.join, s.entry, s.inputs) for s in self.order]
         return Graph(steps, self.declared_paths, self.slo_ns)
 
     @property
@@ -315,6 +316,7 @@ def _renamed(stage: Stage, names: Mapping[str, str]) -> Stage:
         after=tuple(names[name] for name in stage.after),
         when=tuple(replace(when, of=names[when.of]) for when in stage.when),
         each=stage.each and replace(stage.each, of=names[stage.each.of]),
+        inputs=tuple(replace(source, stage=names.get(source.stage, "")) for source in stage.inputs),
     )
 
 

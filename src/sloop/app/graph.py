@@ -57,6 +57,16 @@ class Each:
 
 
 @dataclass(frozen=True, slots=True)
+class InputSource:
+    """Where the model's `input` comes from: the output `tensor` of a stage before it or, if `stage` is "", the tensor
+    of that name that clients send. Several for one input are alternatives."""
+
+    input: str
+    stage: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
 class GraphStage:
     """One stage as the application declares it: its predecessors, and how requests come from them."""
 
@@ -67,6 +77,7 @@ class GraphStage:
     join: bool = False
     entry: bool = False
     """Whether requests may begin here although the stage has predecessors."""
+    inputs: tuple[InputSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from sloop.app.application import Stage, Variant, find_cycle
 from sloop.app.document import check_unique, existing_file, is_url, read_name
-from sloop.app.graph import PARTS_MAX, Each, When, are_exclusive
+from sloop.app.graph import PARTS_MAX, Each, InputSource, When, are_exclusive
 from sloop.app.hardware import Kinds, accelerators_of, known_kinds
 from sloop.errors import InputError
 from sloop.options import Value, keys_of, limited, nearest, placed, read_options
@@ -37,7 +37,7 @@ from sloop.text import listed
 from sloop.units import ROUNDING, ms
 from sloop.vocabulary import Path
 
-EDGE_KEYS: Final = ("after", "when", "each", "join", "entry")
+EDGE_KEYS: Final = ("after", "when", "each", "join", "entry", "inputs")
 TIMEOUT_KEY: Final = "response_timeout_s"
 VARIANT_KEYS: Final = ("model", "accuracy", "profile", "profiles", "joins_rows", "batch", "operators")
 FORMS: Final[Mapping[str, type[Quadratic | Amdahl]]] = {"quadratic": Quadratic, "amdahl": Amdahl}
@@ -60,6 +60,8 @@ def read_stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ..
         for after in each["after"].one_or_more() if stage.after else ():
             if after.content not in names:
                 after.fail(f"no stage is called {after.content!r}", nearest(str(after.content), names))
+        if "inputs" in each:
+            _check_sources(each["inputs"], stage, names)
     cycle = find_cycle({stage.name: stage.after for stage in stages})
     if cycle:
         first = fields[names.index(cycle[0])]["after"]
@@ -80,6 +82,7 @@ def _stage(value: Value, folder: FilePath, kinds: Kinds) -> Stage:
         each=_each(fields["each"], after) if "each" in fields else None,
         join=fields["join"].boolean() if "join" in fields else False,
         entry=fields["entry"].boolean() if "entry" in fields else False,
+        inputs=_input_sources(fields["inputs"], after) if "inputs" in fields else (),
         response_timeout_s=fields[TIMEOUT_KEY].number(least=1, most=1e6) if TIMEOUT_KEY in fields else 0.0,
     )
 
@@ -385,6 +388,36 @@ def _after(fields: Mapping[str, Value]) -> tuple[str, ...]:
                 each.fail(f"{each.content!r} is named twice", "name it once")
             after.append(each.text())
     return tuple(after)
+
+
+def _input_sources(value: Value, after: tuple[str, ...]) -> tuple[InputSource, ...]:
+    """The sources under `inputs`: `STAGE.OUTPUT`, where the stage is in `after`, or the name of a client's tensor."""
+    found: list[InputSource] = []
+    for name, sources in value.mapping().items():
+        for each in sources.one_or_more():
+            text = each.text()
+            stage = max((one for one in after if text.startswith(f"{one}.")), key=len, default="")
+            source = InputSource(name, stage, text.removeprefix(f"{stage}.") if stage else text)
+            if not source.tensor:
+                each.wrong("STAGE.OUTPUT, or the name of a tensor that clients send")
+            if source in found:
+                each.fail(f"{text!r} is named twice", "name it once")
+            found.append(source)
+    return tuple(found)
+
+
+def _check_sources(value: Value, stage: Stage, names: Sequence[str]) -> None:
+    """InputError at a source of a stage that does not come right before this one."""
+    for name, sources in value.mapping().items():
+        for each in sources.one_or_more():
+            text = each.text()
+            is_sent = any(own.input == name and own.tensor == text and not own.stage for own in stage.inputs)
+            other = next((one for one in names if text.startswith(f"{one}.")), None)
+            if is_sent and other is not None:
+                each.fail(
+                    f"stage {other!r} does not come right before {stage.name!r}",
+                    f"add {other!r} to `after`, or name a tensor that clients send",
+                )
 
 
 def _conditions(value: Value, after: tuple[str, ...]) -> tuple[When, ...]:

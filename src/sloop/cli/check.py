@@ -27,6 +27,7 @@ from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel, examine, joining_text
 from sloop.report.tables import Table
 from sloop.serve.copies import private_copy
+from sloop.serve.dataflow import wire
 from sloop.serve.deploy import declared_of, with_lone_requests
 from sloop.systems.planning import Arrivals, explain_plan
 from sloop.systems.setup import set_up
@@ -62,9 +63,11 @@ def check(
     Exit code 1 if a file has a mistake, a model would fail for every request, or the plan is not feasible.
     """
     deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
-    setup = set_up(deployment, must_fit=False)
     given = rates_by_name(rates)
     models = examined_models(deployment.applications)
+    for each in deployment.applications:
+        check_wiring(each, models)
+    setup = set_up(deployment, must_fit=False)
 
     def runs_alone(application: Application, stage: Stage, variant: Variant) -> bool:
         tried = models.get((application.name, stage.name, variant.name))
@@ -124,6 +127,17 @@ def examined_models(applications: Sequence[Application]) -> dict[tuple[str, str,
             found[application.name, stage, variant.name] = _tried(variant, shapes)
             advance(place, variant.name)
     return found
+
+
+def check_wiring(application: Application, models: Mapping[tuple[str, str, str], TriedModel]) -> None:
+    """InputError if the tensors of the models do not fit together, where all of them could be examined."""
+    signatures = {
+        (stage, variant): tried.known.signature
+        for (name, stage, variant), tried in models.items()
+        if name == application.name and tried.known is not None
+    }
+    if len(signatures) == sum(len(stage.variants) for stage in application.stages):
+        wire(application.graph, signatures, where=application.file)
 
 
 def _tried(variant: Variant, shapes: Mapping[str, tuple[int, ...]] | None) -> TriedModel:

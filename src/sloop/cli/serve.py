@@ -33,14 +33,14 @@ from sloop.cli.command import (
 )
 from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.errors import InputError
-from sloop.profile.examine import Declared, examine
+from sloop.profile.examine import Declared
 from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
 from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import COPIES, ROWS_MAX
+from sloop.serve.deploy import COPIES, ROWS_MAX, ModelSignatures, unprofiled
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.listener import Tls
@@ -482,27 +482,27 @@ def first_profiles(
     if shapes and not measured:
         click.echo("--shape has no effect: every model has a profile", err=True)
     declared = {
-        model: Declared(variant.joins_rows, variant.batch, operators=variant.operators)
+        model: unprofiled(variant)
         for application in deployment.applications
         for stage in application.stages
         for variant in stage.variants
         if variant.model is not None and (model := Path(variant.model)) in measured
     }
     use_operators(name for each in declared.values() for name in each.operators)
-    for model, own in _divided(shapes, declared, folder).items():
+    signatures = ModelSignatures(folder / COPIES)
+    for application in deployment.applications if measured else ():
+        signatures.check_wiring(application)  # a mistake there is told before measuring
+    for model, own in _divided(shapes, declared, signatures).items():
         found[model] = _measured(model, folder, own, declared[model])
     return found
 
 
-def _divided(shapes: Shapes, models: Mapping[Path, Declared], folder: Path) -> dict[Path, Shapes]:
+def _divided(shapes: Shapes, models: Mapping[Path, Declared], signatures: ModelSignatures) -> dict[Path, Shapes]:
     """The shapes of each model's own inputs; wrong use for an input that none of several models has."""
     if not shapes or len(models) < 2:
         return dict.fromkeys(models, shapes)
-    inputs: dict[Path, set[str]] = {}
-    for model, declared in models.items():
-        with private_copy(model, folder / COPIES) as own:
-            known = examine(own.path, folder=own.folder, declared=declared)
-            inputs[model] = {port.name for port in known.signature.inputs}
+    found = {model: signatures.of(model, declared) for model, declared in models.items()}
+    inputs = {model: {port.name for port in signature.inputs} for model, signature in found.items()}
     for name in shapes:
         if not any(name in names for names in inputs.values()):
             raise click.UsageError(f"--shape {name}=…: no model has an input of that name.")

@@ -1,10 +1,10 @@
 """How tensors flow through an application: from the client to the first stages, between stages, and into the answer.
 
 `wire` matches tensors when the server starts and raises `InputError` for anything that does not fit, so that no request
-can fail because of it. Tensors are matched by name. If names do not match and only one candidate is left, it is used:
-in a chain, the single output becomes the single input. Variants of a stage may name their tensors differently but must
-agree in number, type and shape. Alternative stages may have outputs of the same name, and so may a stage and a later
-stage.
+can fail because of it. Tensors are matched as the stage's `inputs` say, otherwise by name. If names do not match and
+only one candidate is left, it is used: in a chain, the single output becomes the single input. Variants of a stage may
+name their tensors differently but must agree in number, type and shape. Alternative stages may have outputs of the same
+name, and so may a stage and a later stage.
 
 The tensors of a request are in blocks (`sloop.serve.blocks`), one for each visit to a stage. `Need` says which of them
 an assembly takes: the deciding process passes these on, and workers and edges read them into `RequestTensors`, which
@@ -20,7 +20,7 @@ from typing import Final, Literal
 import numpy as np
 from msgspec import Struct, structs
 
-from sloop.app.graph import Edge, Graph
+from sloop.app.graph import Edge, Graph, GraphStage, declared_name
 from sloop.errors import InputError
 from sloop.serve.blocks import Block
 from sloop.shared_memory import Address
@@ -195,13 +195,13 @@ def wire(graph: Graph, models: Mapping[tuple[str, str], Signature], *, rows_max:
         for name, edges in graph.edges.items()
         if any(edge.when is not None or edge.kind == "each" for edge in edges)
     }
-    given: list[Port] = []
-    for name in graph.entries:
-        if not graph.stages[name].after:
-            for port in stages[name].inputs:
-                _add(given, port, name, where)
+    for name, step in graph.stages.items():
+        _check_declared(step, stages[name], where)
+    given = _given(graph, stages, where)
     inputs = {
-        name: _InputMatcher(graph, name, stages, given, where).wires() if step.after else _first(stages[name], given)
+        name: _InputMatcher(graph, name, stages, given, where).wires()
+        if step.after
+        else _first(step, stages[name], given)
         for name, step in graph.stages.items()
     }
     answers = _answers(graph, stages, where)
@@ -299,6 +299,41 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
     return Decision(edge.target, when, edge.when.values if edge.when is not None else (), each, sliced)
 
 
+def _check_declared(step: GraphStage, signature: Signature, where: str) -> None:
+    """InputError for a source under `inputs` of an input that the models of the stage do not have."""
+    names = [port.name for port in signature.inputs]
+    for source in step.inputs:
+        if source.input not in names:
+            raise InputError(
+                f"stage {declared_name(step.name)!r} has a source for input {source.input!r}, which its model does not "
+                "have",
+                where=where,
+                help=f"its inputs are {', '.join(names)}",
+            )
+
+
+def _sent_name(step: GraphStage, input: str) -> str:
+    """The name of the client's tensor for an input of a first stage."""
+    return next((source.tensor for source in step.inputs if source.input == input), input)
+
+
+def _given(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[Port]:
+    """The tensors that clients send: the inputs of the first stages, and what later stages declare to take from
+    clients."""
+    given: list[Port] = []
+    for name in graph.entries:
+        step = graph.stages[name]
+        if not step.after:
+            for port in stages[name].inputs:
+                _add(given, structs.replace(port, name=_sent_name(step, port.name)), name, where)
+    for name, step in graph.stages.items():
+        declared = {source.input: source.tensor for source in step.inputs if step.after and not source.stage}
+        for port in stages[name].inputs:
+            if port.name in declared and declared[port.name] not in [known.name for known in given]:
+                _add(given, structs.replace(port, name=declared[port.name]), name, where)
+    return given
+
+
 def _add(given: list[Port], port: Port, stage: str, where: str) -> None:
     """Add a first stage's input to the application's inputs; stages that name the same tensor share it."""
     for place, known in enumerate(given):
@@ -308,16 +343,16 @@ def _add(given: list[Port], port: Port, stage: str, where: str) -> None:
                     f"input {port.name!r} is {_type_of(port)} for stage {stage!r} and {_type_of(known)} for another "
                     "first stage",
                     where=where,
-                    help="give tensors of different type or shape different names",
+                    help=f"give tensors of different type or shape different names: `inputs: {{{port.name}: NAME}}`",
                 )
             given[place] = structs.replace(known, has_rows=known.has_rows or port.has_rows)
             return
     given.append(port)
 
 
-def _first(signature: Signature, given: Sequence[Port]) -> tuple[Sources, ...]:
+def _first(step: GraphStage, signature: Signature, given: Sequence[Port]) -> tuple[Sources, ...]:
     names = [port.name for port in given]
-    return tuple((Source(APPLICATION, names.index(port.name)),) for port in signature.inputs)
+    return tuple((Source(APPLICATION, names.index(_sent_name(step, port.name))),) for port in signature.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +364,8 @@ class _Candidate:
 
 
 class _InputMatcher:
-    """Matches the inputs of a later stage: first by name with outputs of the stages before it, then by name with the
-    client's tensors, and finally the single remaining input with the single remaining output.
+    """Matches the inputs of a later stage: those with declared sources, then by name with outputs of the stages before
+    it, then by name with the client's tensors, and finally the single remaining input with the single remaining output.
     """
 
     def __init__(
@@ -342,8 +377,8 @@ class _InputMatcher:
         self._sent = {port.name: _Candidate(Source(APPLICATION, place), port) for place, port in enumerate(given)}
 
     def wires(self) -> tuple[Sources, ...]:
-        found: dict[str, list[_Candidate]] = {}
-        for port in self._wanted:
+        found = self._declared()
+        for port in [port for port in self._wanted if port.name not in found]:
             named = [candidate for candidate in self._candidates if candidate.port.name == port.name]
             self._check_alternatives(port, named)
             if named:
@@ -366,12 +401,32 @@ class _InputMatcher:
                     f"outputs {[candidate.port.name for candidate in self._candidates]}, and the client sends "
                     f"{list(sent)}",
                     where=self._where,
-                    help="give the input the name of the tensor that it should receive",
+                    help=f"say where it comes from, `inputs: {{{port.name}: STAGE.OUTPUT}}`, or give both one name",
                 )
             for candidate in found[port.name]:
                 self._check_fit(port, candidate)
             self._check_passed(port, found[port.name])
         return tuple(tuple(candidate.source for candidate in found[port.name]) for port in self._wanted)
+
+    def _declared(self) -> dict[str, list[_Candidate]]:
+        """By input, the sources that the stage declares under `inputs`."""
+        found: dict[str, list[_Candidate]] = {}
+        for source in self._graph.stages[self._stage].inputs:
+            own = [each for each in self._candidates if each.source.stage == source.stage]
+            own = own if source.stage else list(self._sent.values())
+            named = [each for each in own if each.port.name == source.tensor]
+            if not named:
+                of = f"stage {declared_name(source.stage)!r}" if source.stage else "the client"
+                raise InputError(
+                    f"input {source.input!r} of stage {declared_name(self._stage)!r} is declared to come from {of}, "
+                    f"which has no {source.tensor!r}",
+                    where=self._where,
+                    help=f"it has {', '.join(each.port.name for each in own)}",
+                )
+            found.setdefault(source.input, []).extend(named)
+        for port in self._wanted:
+            self._check_alternatives(port, found.get(port.name, []))
+        return found
 
     def _candidates_of(self, before: str) -> list[_Candidate]:
         """The outputs of an earlier stage as this stage would receive them."""
@@ -403,7 +458,7 @@ class _InputMatcher:
                 f"input {port.name!r} of stage {self._stage!r} is an output of several stages that run for one "
                 f"request: {[candidate.source.stage for candidate in named]}",
                 where=self._where,
-                help="give the outputs of parallel stages different names",
+                help=f"say which of them: `inputs: {{{port.name}: STAGE.OUTPUT}}`",
             )
 
     def _check_passed(self, wanted: Port, candidates: Sequence[_Candidate]) -> None:

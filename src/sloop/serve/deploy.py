@@ -236,11 +236,42 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
     return {largest, *(size for size in measured if size < largest)}
 
 
+class ModelSignatures:
+    """The signatures of models, each examined once, in copies below a folder."""
+
+    def __init__(self, copies: Path) -> None:
+        self._copies = copies
+        self._found: dict[Path, Signature] = {}
+
+    def of(self, model: Path, declared: Declared) -> Signature:
+        """InputError for a model that cannot be served."""
+        if model not in self._found:
+            with private_copy(model, self._copies) as own:
+                self._found[model] = examine(own.path, folder=own.folder, declared=declared).signature
+        return self._found[model]
+
+    def check_wiring(self, application: Application) -> None:
+        """InputError if the tensors of its models do not fit together, in an application of several stages."""
+        models = {
+            (stage.name, variant.name): (Path(variant.model), unprofiled(variant))
+            for stage in application.stages
+            for variant in stage.variants
+            if variant.model is not None
+        }
+        if len(application.stages) > 1 and len(models) == sum(len(stage.variants) for stage in application.stages):
+            wire(application.graph, {key: self.of(*each) for key, each in models.items()}, where=application.file)
+
+
+def unprofiled(variant: Variant) -> Declared:
+    """What the user says about a model."""
+    return Declared(variant.joins_rows, variant.batch, operators=variant.operators)
+
+
 def declared_of(variant: Variant, copy: ModelCopy) -> Declared:
     """What the user says about a model, and what its profiles know."""
     different = copy.difference
     known = Joining(different) if different else _examined_before(variant, copy.model_digest)
-    return Declared(variant.joins_rows, variant.batch, known=known, operators=variant.operators)
+    return structs.replace(unprofiled(variant), known=known)
 
 
 def _examined_before(variant: Variant, model_digest: str) -> Joining | None:
