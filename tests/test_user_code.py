@@ -6,6 +6,7 @@ import pytest
 
 from sloop.errors import InputError
 from sloop.user_code import (
+    LEFT_OUT,
     MESSAGE_CHARS_MAX,
     TRACE_CHARS_MAX,
     ModelFailure,
@@ -138,6 +139,13 @@ def test_what_is_kept_of_a_failure_is_bounded(tmp_path: Path) -> None:
     deep = failure_in(written(tmp_path, "def run(n=0): other(n + 1)\ndef other(n): run(n + 1)"))
     assert deep.summary == "the model raised RecursionError"
     assert len(deep.trace) <= TRACE_CHARS_MAX + len(deep.detail)
+    assert deep.trace.splitlines()[0] == "Traceback (most recent call last):"
+    assert "  File" in deep.trace
+    wide = "def run(n=30):\n    if n: return run(n - 1)  # " + "x" * 1000 + "\n    raise ValueError(n)"
+    first, *others = failure_in(written(tmp_path, wide)).trace.split("  File ")
+    assert first + LEFT_OUT == f"Traceback (most recent call last):\n{LEFT_OUT}"
+    assert 3 < len(others) < 30
+    assert all(each.count("\n") >= 2 for each in others), "frames are whole"
     long = failure_in(written(tmp_path, "def run(): raise ValueError('x' * 10**7)"))
     assert len(long.detail) < MESSAGE_CHARS_MAX + 50
     assert len(long.trace) <= TRACE_CHARS_MAX + len(long.detail)

@@ -39,6 +39,7 @@ FRAMES_MAX: Final = 40
 MESSAGE_CHARS_MAX: Final = 300
 TRACE_CHARS_MAX: Final = 8_000
 """Bounds of what is kept of an exception: one request must not fill the server's log."""
+LEFT_OUT: Final = "  … frames that are left out here …\n"
 REFUSED: Final = "refused"
 """The first line of an encoded `ModelFailure` that is a refusal."""
 
@@ -329,9 +330,22 @@ def failure_of(error: BaseException) -> ModelFailure:
     if isinstance(error, WrongOutputsError):
         return ModelFailure("the model's outputs are not those that it declares", detail)
     users = frames[own[0] :] if own else frames
-    lines = ["Traceback (most recent call last):\n", *traceback.StackSummary.from_list(users[-FRAMES_MAX:]).format()]
-    trace = "".join(lines)[-TRACE_CHARS_MAX:] + detail
+    trace = f"Traceback (most recent call last):\n{''.join(_whole_frames(users))}{detail}"
     return ModelFailure(f"the model raised {type(error).__name__}", detail + place, trace)
+
+
+def _whole_frames(frames: Sequence[traceback.FrameSummary]) -> list[str]:
+    """These frames as a traceback shows them. Beyond `FRAMES_MAX` or `TRACE_CHARS_MAX` whole ones are left out, after
+    the first: that and the last ones say where it came from and where it was."""
+    first, *others = traceback.StackSummary.from_list([*frames[:1], *frames[1:][-FRAMES_MAX:]]).format() or [""]
+    left_chars, kept = TRACE_CHARS_MAX - len(first) - 100, len(others)  # and the lines around them
+    for at in reversed(range(len(others))):
+        left_chars -= len(others[at])
+        if left_chars < 0:
+            kept = len(others) - 1 - at
+            break
+    is_whole = kept == len(others) and len(frames) <= FRAMES_MAX + 1
+    return [first, *([] if is_whole else [LEFT_OUT]), *others[len(others) - kept :]]
 
 
 def said_by(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from sloop.actions import (
     AcquireNode,
     Action,
     Assigned,
+    AttachShadow,
     CancelTransfer,
     Decided,
     End,
@@ -26,6 +27,7 @@ from sloop.actions import (
     VersionState,
 )
 from sloop.core.planner import Planner
+from sloop.core.protocols import Explains, ServiceGap
 from sloop.core.views import PlanInput
 from sloop.errors import MachineError
 from sloop.events import (
@@ -35,10 +37,14 @@ from sloop.events import (
     Draining,
     Event,
     Finished,
+    NodeLost,
+    NodeReleased,
     Planned,
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReady,
+    ShadowLost,
+    TransferFailed,
     Woke,
 )
 from sloop.runlog import MemoryLog, Record
@@ -237,14 +243,24 @@ def play(
     log: MemoryLog | None = None,
     wake_ns: int = FOREVER_NS,
     freed: list[Address] | None = None,
+    backend: Notes | None = None,
+    explains: Explains | None = None,
 ) -> None:
+    orders = backend or Notes()
+
     async def main() -> None:
-        core, backend = Script(answer, wake_ns), Notes()
+        core = Script(answer, wake_ns)
         recorders = [] if log is None else [log]
         versions = [ServedVersion("app", "app", "1", ms(200), wiring), *others]
         free = [] if freed is None else freed
-        driver = Driver(core, backend, versions, planner=planner or Plans(), recorders=recorders, free=free.append)
-        await scene(driver, backend, core)
+        driver = Driver(
+            *(core, orders, versions),
+            planner=planner or Plans(),
+            explains=explains,
+            recorders=recorders,
+            free=free.append,
+        )
+        await scene(driver, orders, core)
 
     asyncio.run(main())
 
@@ -508,6 +524,120 @@ def test_when_the_core_breaks_every_request_is_answered(caplog: pytest.LogCaptur
     assert "the core failed" in caplog.text
 
 
+class Buggy(Notes):
+    """A backend that raises on these orders, and says nothing of itself."""
+
+    def __init__(self, *orders: str) -> None:
+        super().__init__()
+        for name in orders:
+            setattr(self, name, self._fail)
+
+    def _fail(self, *order: object) -> None:
+        raise KeyError("of the backend")
+
+
+@pytest.mark.parametrize(
+    ("orders", "action", "reports", "stops"),
+    [
+        (("run",), StartBatch(BatchId(1), R, "a", (RequestId(1),)), [ReplicaLost], [("stop", R)]),
+        (("start",), StartReplica(R, SPEC), [ReplicaLost], [("stop", R)]),
+        (("resize", "stop"), ResizeReplica(R, 1.0), [ReplicaLost], []),
+        (("stop",), StopReplica(R, "why"), [ReplicaLost], []),
+        (("start_shadow",), AttachShadow(R, 3, Shadow(1.0, (0,))), [ShadowLost], [("stop_shadow", R, 3)]),
+        (("transfer",), Transfer(TransferId(1), ModelWeights("m", 1), "", ("n", "o")), [TransferFailed] * 2, []),
+        (("acquire",), AcquireNode("n"), [NodeLost], []),
+        (("release",), ReleaseNode("n"), [NodeReleased], []),
+        (("evict",), Evict("n", ModelWeights("m", 1), WeightLevel.FILES), [], []),
+    ],
+)
+def test_a_bug_of_the_backend_ends_what_the_order_was_for_and_not_the_server(
+    caplog: pytest.LogCaptureFixture,
+    orders: Sequence[str],
+    action: Action,
+    reports: Sequence[type],
+    stops: Sequence[tuple[object, ...]],
+) -> None:
+    backend = Buggy(*orders)
+
+    async def scene(driver: Driver, notes: Notes, core: Script) -> None:
+        edge = Waiting()
+        for _ in range(5):
+            submit(driver, edge, b"")
+            await turn()
+        await turn()
+        assert [type(event) for event in core.events if not isinstance(event, Request)] == [*reports] * 5
+        assert driver.crash is None
+        assert [order for order in backend.orders if str(order[0]).startswith("stop")] == [*stops] * 5
+
+    play(scene, lambda event: [action] if isinstance(event, Request) else [], backend=backend)
+    told = [record for record in caplog.records if "the backend failed on the order" in record.getMessage()]
+    about = [record for record in told if type(action).__name__ in record.getMessage()]
+    assert 1 <= len(about) <= 2, "not five times the same"
+    assert about[0].exc_info is not None
+    assert "KeyError" in str(about[0].exc_info[1].__repr__())
+
+
+class Told:
+    """What a core tells of its state."""
+
+    def __init__(self) -> None:
+        self.gap: ServiceGap | None = None
+        self.error = ""
+
+    def service_gap(self, now_ns: int, key: str, stage: str) -> ServiceGap | None:
+        return self.gap
+
+    def plan_error(self, key: str) -> str:
+        return self.error
+
+
+def test_a_dropped_request_is_told_that_nothing_can_start_and_when_it_is_tried() -> None:
+    told = Told()
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        edge = Waiting()
+        submit(driver, edge, b"")
+        await turn()
+        told.gap = ServiceGap("no replica of stage 'a' can start: no file; next attempt in 4 s", True, s(5))
+        submit(driver, edge, b"")
+        await turn()
+        assert [(end.why, end.retry_after_ns) for end in edge.ended] == [
+            ("too late", 0),
+            ("no replica of stage 'a' can start: no file; next attempt in 4 s (too late)", s(5)),
+        ]
+        await driver.drain(1)
+
+    def answer(event: Event) -> list[Action]:
+        return [End(event.id, Outcome.DROPPED, "too late", 0, "a")] if isinstance(event, Request) else []
+
+    play(scene, answer, explains=told)
+
+
+def test_the_end_of_losses_and_of_failed_plans_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+    told.gap, told.error = ServiceGap("no replica", True, 1), "KeyError: 3"
+    lost = Decided("lost", "no file; a replacement starts at once", "a")
+    unplanned = Decided("planner", "no new plan: KeyError: 3", application="app")
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        for _ in range(4):
+            driver.on_event(WOKE)
+            await turn()
+        caplog.clear()
+        told.gap, told.error = None, ""
+        driver.on_event(ReplicaProgressed(R, "loading"))
+        await turn()
+        assert not caplog.records
+        driver.on_event(ReplicaReady(R))
+        await turn()
+        assert [record.getMessage() for record in caplog.records] == [
+            "stage 'a' has a ready replica again, after 4 losses",
+            "app: it is planned again, after 4 failed attempts",
+        ]
+
+    play(scene, lambda event: [lost, unplanned] if isinstance(event, Woke) else [], explains=told)
+
+
 def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class Full(MemoryLog):
         def extend(self, now_ns: int, records: Sequence[Record]) -> None:
@@ -761,16 +891,48 @@ def test_the_log_of_failures_is_bounded(caplog: pytest.LogCaptureFixture) -> Non
     assert second.endswith("TRACE")
 
 
-def test_why_a_replica_is_lost_is_written_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
-    log = FailureLog()
-    for at_s, why in ((0, "no file"), (1, "no file"), (3, "no room"), (7, "no file"), (LOST_S, "no file")):
-        log.note_lost(at_s, Decided("lost", f"{why}; a replacement starts in {at_s} s", "only"))
+def test_losses_in_a_loop_are_written_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    """A model that cannot start: it is tried after 0, 1, 2, 4, 8, 16, 30, 30, … s."""
+    log, at_s = FailureLog(), 0.0
+    for number in range(500):
+        wait_s = 0 if not number else min(30, 2 ** (number - 1))
+        log.note_lost(at_s, Decided("lost", f"no file; a replacement starts in {wait_s} s", "only"))
+        at_s += wait_s
     said = [record.getMessage() for record in caplog.records]
-    assert said == [
+    assert said[:3] == [
         "a replica of stage 'only' is lost: no file; a replacement starts in 0 s",
-        "a replica of stage 'only' is lost: no room; a replacement starts in 3 s",
-        f"a replica of stage 'only' is lost: no file; a replacement starts in {LOST_S} s",
+        "a replica of stage 'only' is lost: no file; a replacement starts in 1 s",
+        "a replica of stage 'only' is lost: no file; a replacement starts in 2 s",
     ]
+    waits = [int(line.partition("starts in ")[2].split()[0]) for line in said]
+    assert waits[:8] == [0, 1, 2, 4, 8, 16, 30, 30], "each attempt of the first minute"
+    assert said[-1].endswith("in 30 s (19 more losses like this before)"), "one line in ten minutes"
+    assert len(said) < 40
+    assert log.losses == {"only": 500}
+
+
+def test_another_reason_is_written_at_once_and_a_loss_after_quiet_is_new(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog()
+    for at_s, why in ((0, "no file"), (0, "no file"), (0, "no file"), (0.1, "no room"), (2 * LOST_S, "no file")):
+        log.note_lost(at_s, Decided("lost", f"{why}; a replacement starts at once", "only"))
+    assert [record.getMessage().partition("lost: ")[2] for record in caplog.records] == [
+        "no file; a replacement starts at once",
+        "no file; a replacement starts at once",
+        "no room; a replacement starts at once",
+        "no file; a replacement starts at once",
+    ]
+
+
+def test_a_policy_that_fails_at_each_tick_is_not_written_at_each(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog()
+    for second in range(3_600):
+        log.note_unplanned(second, Decided("planner", "no new plan: KeyError: 3", application="shop"))
+    log.note_unplanned(3_600, Decided("planner", "no new plan: ValueError: 4", application="shop"))
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "shop: no new plan: KeyError: 3; the plan in force stays"
+    assert said[-2] == "shop: no new plan: KeyError: 3 (599 more attempts like this before); the plan in force stays"
+    assert said[-1] == "shop: no new plan: ValueError: 4; the plan in force stays"
+    assert len(said) < 20
 
 
 def version_of(name: str, version: str, *, output: str = "y", slo_ns: int = ms(50)) -> ServedVersion:

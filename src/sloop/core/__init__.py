@@ -19,8 +19,9 @@ from sloop.core.control import ControlledApplication, ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.planner import Planner
+from sloop.core.protocols import ServiceGap
 from sloop.core.rollout import Rollouts, Version
-from sloop.core.state import ApplicationParts, ApplicationState, Beliefs, Replica, ServiceGap, StageState, State
+from sloop.core.state import ApplicationParts, ApplicationState, Beliefs, Replica, StageState, State
 from sloop.core.views import PlanInput, StageView
 from sloop.events import (
     BatchFailed,
@@ -204,7 +205,7 @@ class Core:
         return self._control.of(key)
 
     def service_gap(self, now_ns: int, key: str, stage: str) -> ServiceGap | None:
-        """Why no replica of a stage of an application version serves now; None if one does, or it has ended."""
+        """See `sloop.core.protocols.Explains`."""
         application = self.state.applications.get(key)
         if application is None:
             return None
@@ -213,6 +214,10 @@ class Core:
             why = f"no replica of stage {declared_name(stage)!r} can start: {shortage}"
             return ServiceGap(why, is_known=True, wait_ns=found.wait_ns)
         return found
+
+    def plan_error(self, key: str) -> str:
+        """See `sloop.core.protocols.Explains`."""
+        return self._control.of(key).plan_error if key in self.state.applications else ""
 
     @property
     def compared_requests(self) -> Collection[RequestId]:

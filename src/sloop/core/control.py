@@ -160,6 +160,8 @@ class ControlledApplication:
     """When it last had requests."""
     is_resting: bool = False
     """Whether it gave up its replicas because it had no requests."""
+    plan_error: str = ""
+    """Why the last attempt to plan for it gave no plan; empty if it did."""
     rested_from: Plan | None = None
     """The plan in force when it last gave them up, if requests may wait for a start."""
     is_frozen: bool = False
@@ -786,8 +788,9 @@ class ControlPath:
             application = self._applications.get(view.key)
             if application is None or (application.is_frozen and not application.is_stranded):
                 continue  # it has ended, or was frozen, while it was planned
-            if view.key in planned.errors:
-                out.append(Decided("planner", f"no new plan: {planned.errors[view.key]}", application=view.key))
+            application.plan_error = planned.errors.get(view.key, "")
+            if application.plan_error:
+                out.append(Decided("planner", f"no new plan: {application.plan_error}", application=view.key))
             else:
                 application.planned_share = view.share
             if view.key in planned.plans:

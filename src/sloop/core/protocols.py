@@ -313,6 +313,30 @@ class PlanSource(Protocol):
     def plan(self, given: PlanInput) -> Planned: ...
 
 
+class ServiceGap(Struct, frozen=True):
+    """No replica of a stage serves."""
+
+    why: str
+    is_known: bool
+    """Whether something is wrong: not while the first replicas start as usual."""
+    wait_ns: int
+    """Believed time until one serves; a second if a start takes longer than believed."""
+
+
+class Explains(Protocol):
+    """What a core tells of its state, for clients and for a server's log."""
+
+    def service_gap(self, now_ns: int, key: str, stage: str) -> ServiceGap | None:
+        """Why no replica of a stage of an application version serves now; None if one does, or the version has
+        ended."""
+        ...
+
+    def plan_error(self, key: str) -> str:
+        """Why the last attempt to plan for an application version gave no plan; empty if it did, or the version has
+        ended."""
+        ...
+
+
 class CoreInterface(Protocol):
     """A core as a driver sees it: `sloop.core.Core`, or one that a test has broken."""
 

@@ -34,7 +34,7 @@ from sloop.app.progress import RequestProgress
 from sloop.core.graph_estimates import EdgeHistory, LeastTimes, VisitRates, remaining_times
 from sloop.core.ledger import Ledger, millicores
 from sloop.core.monitor import Monitor
-from sloop.core.protocols import Order, Policies
+from sloop.core.protocols import Order, Policies, ServiceGap
 from sloop.core.views import Belief, BeliefKey, ReplicaView, Site, StageView, StartCosts
 from sloop.core.weights import WeightRegistry
 from sloop.profile.interference import DeviceDemand
@@ -973,16 +973,6 @@ class RestartBackoff:
     def reset(self) -> None:
         """A batch has finished: what was lost before does not count any more."""
         self.losses = self.charged = self.found_out = 0
-
-
-class ServiceGap(Struct, frozen=True):
-    """No replica of a stage serves."""
-
-    why: str
-    is_known: bool
-    """Whether something is wrong: not while the first replicas start as usual."""
-    wait_ns: int
-    """Believed time until one serves; a second if a start takes longer than believed."""
 
 
 @dataclass(slots=True, eq=False)

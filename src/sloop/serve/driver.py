@@ -22,7 +22,7 @@ from asyncio import AbstractEventLoop, TimerHandle
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from msgspec import Struct, structs
 
@@ -48,7 +48,7 @@ from sloop.actions import (
     Transfer,
     VersionState,
 )
-from sloop.core.protocols import CoreInterface
+from sloop.core.protocols import CoreInterface, Explains, ServiceGap
 from sloop.errors import SloopError
 from sloop.events import (
     WOKE,
@@ -60,8 +60,14 @@ from sloop.events import (
     Finished,
     NodeLost,
     NodeReady,
+    NodeReleased,
+    Planned,
     ReplicaLost,
+    ReplicaReady,
     ReplicaStopped,
+    ShadowLost,
+    TransferFailed,
+    Woke,
 )
 from sloop.runlog import Record, Recorder
 from sloop.serve.blocks import Block
@@ -69,7 +75,7 @@ from sloop.serve.dataflow import APPLICATION, GivenBlocks, Need, Wiring
 from sloop.serve.messages import RequestEnded, Run, VariantJoining
 from sloop.serve.protocols import Backend, EdgeClient, PlannerInterface
 from sloop.shared_memory import Address
-from sloop.text import numbered
+from sloop.text import counted, numbered
 from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
 from sloop.user_code import ModelFailure
 from sloop.vocabulary import BatchId, Outcome, ReplicaId, Request, RequestId
@@ -89,6 +95,24 @@ LOOK_S: Final = 0.05
 """How often a driver that waits checks for requests whose deadline has passed."""
 NEEDED_MAX: Final = 1_024
 """For how many sets of outputs the driver remembers which outputs of stages they need."""
+Order = (
+    StartBatch
+    | StartReplica
+    | Transfer
+    | CancelTransfer
+    | Evict
+    | AdoptReplica
+    | StopReplica
+    | ResizeReplica
+    | AttachShadow
+    | DetachShadow
+    | AcquireNode
+    | ReleaseNode
+)
+"""The actions that a backend carries out."""
+ORDERS: Final = get_args(Order)
+LOOK_EVENTS: Final = frozenset((Woke, ReplicaReady, Planned))
+"""Events after which what went wrong may be over."""
 FREEING_EVENTS: Final = frozenset((Finished, BatchFailed, BatchLost, ReplicaLost, ReplicaStopped))
 """Events after which a replica no longer runs its batch."""
 
@@ -207,14 +231,31 @@ class ReadingBatch(Struct, frozen=True, gc=False):
     requests: list[OpenRequest]
 
 
+class Recurrence(Struct):
+    """Something that goes wrong again and again: a line at its first two times, then 1, 2, 4, … s after the last line,
+    at most `LOST_S`. It is new again after `LOST_S` without."""
+
+    last_s: float
+    next_s: float = 0.0
+    """When it may be written again."""
+    gap_s: float = 0.0
+    left_out: int = 0
+    """How often it happened since the last line."""
+
+
 class FailureLog:
-    """What models raise, in the server's log: bounded, because a client can make a model raise thousands of times a
-    second. A traceback is written once in `TRACE_S` for each stage and kind of failure, a line for every request that
-    fails, and at most `FAILURE_LINES_MAX` lines in a second."""
+    """What goes wrong with models, replicas and plans, in the server's log. It is bounded, because a client can make a
+    model raise thousands of times a second. A traceback is written once in `TRACE_S` for each stage and kind of
+    failure, a line for every request that fails, and at most `FAILURE_LINES_MAX` lines in a second. For lost replicas
+    and failed plans see `Recurrence`."""
 
     def __init__(self) -> None:
         self._traced_s: dict[tuple[str, str, str], float] = {}
-        self._lost_s: dict[tuple[str, str], float] = {}
+        self._recurrences: dict[tuple[str, ...], Recurrence] = {}
+        self.losses: dict[str, int] = {}
+        """By stage that has lost replicas, and has had no ready one since: how many."""
+        self.unplanned: dict[str, int] = {}
+        """By application version whose policy makes no plan, how many attempts have failed."""
         self._second, self._lines, self._left_out = 0, 0, 0
 
     def note(self, now_s: float, batch: StartBatch, failure: ModelFailure) -> None:
@@ -237,14 +278,54 @@ class FailureLog:
         _log.error("%s failed at stage %r: %s%s%s%s", who, batch.stage, failure.summary, why, then, trace)
 
     def note_lost(self, now_s: float, decided: Decided) -> None:
-        """A replica is lost: write why, for each stage once in `LOST_S`."""
-        key = decided.stage, decided.why.rpartition("; ")[0]
-        if now_s - self._lost_s.get(key, -LOST_S) < LOST_S or not self._has_room(now_s):
-            return
-        if len(self._lost_s) >= FAILURES_MAX:
-            self._lost_s.clear()
-        self._lost_s[key] = now_s
-        _log.error("a replica of stage %r is lost: %s", decided.stage, decided.why)
+        """A replica is lost: write why, and when another one starts."""
+        self.losses[decided.stage] = self.losses.get(decided.stage, 0) + 1
+        more = self._more(now_s, ("lost", decided.stage, decided.why.rpartition("; ")[0]), "loss", "losses")
+        if more is not None:
+            _log.error("a replica of stage %r is lost: %s%s", decided.stage, decided.why, more)
+
+    def note_unplanned(self, now_s: float, decided: Decided) -> None:
+        """A policy has made no plan: write why."""
+        key = decided.application
+        self.unplanned[key] = self.unplanned.get(key, 0) + 1
+        more = self._more(now_s, ("plan", key, decided.why), "attempt")
+        if more is not None:
+            _log.error("%s%s%s; the plan in force stays", f"{key}: " if key else "", decided.why, more)
+
+    def look_again(self, has_ready: Callable[[str], bool], plan_error: Callable[[str], str]) -> None:
+        """Write what is over: stages that have a ready replica again, and policies that plan again."""
+        for stage in list(self.losses):
+            if has_ready(stage):
+                lost = counted(self.losses.pop(stage), "loss", "losses")
+                _log.warning("stage %r has a ready replica again, after %s", stage, lost)
+        for key in list(self.unplanned):
+            if not plan_error(key):
+                failed = counted(self.unplanned.pop(key), "failed attempt")
+                _log.warning("%sit is planned again, after %s", f"{key}: " if key else "", failed)
+
+    def note_order(self, now_s: float, order: str, error: Exception) -> None:
+        """The backend has raised on an order, which is a bug: write it with its traceback."""
+        more = self._more(now_s, ("order", order, repr(error)), "time")
+        if more is not None:
+            what = "the backend failed on the order %s, a bug of sloop%s: report it with this traceback"
+            _log.error(what, order, more, exc_info=error)
+
+    def _more(self, now_s: float, key: tuple[str, ...], noun: str, plural: str = "") -> str | None:
+        """What to say of those that were left out, if it is time for a line; otherwise None."""
+        found = self._recurrences.get(key)
+        if found is None or now_s - found.last_s >= LOST_S:
+            if len(self._recurrences) >= FAILURES_MAX:
+                self._recurrences.clear()
+            self._recurrences[key] = found = Recurrence(now_s)
+        found.last_s = now_s
+        if now_s < found.next_s or not self._has_room(now_s):
+            found.left_out += 1
+            return None
+        found.next_s, found.gap_s = now_s + found.gap_s, min(LOST_S, 2 * found.gap_s or 1.0)
+        left_out, found.left_out = found.left_out, 0
+        return (
+            f" ({counted(left_out, f'more {noun}', plural and f'more {plural}')} like this before)" if left_out else ""
+        )
 
     def _has_room(self, now_s: float) -> bool:
         """Whether one more line may be written now."""
@@ -277,7 +358,8 @@ class Turns:
 class Driver:
     """Connects edges, core, planner and backend. Create it inside the running event loop, then call `start`.
 
-    `free` is called with each block in shared memory that is no longer needed.
+    `free` is called with each block in shared memory that is no longer needed. `explains` tells why requests are
+    dropped while nothing can serve, and when that is over.
 
     The clock of the core and of the log starts at 0 when the driver is created.
     """
@@ -289,11 +371,12 @@ class Driver:
         versions: Iterable[ServedVersion],
         *,
         planner: PlannerInterface,
+        explains: Explains | None = None,
         recorders: Sequence[Recorder] = (),
         free: Callable[[Address], None] = lambda _: None,
         loop: AbstractEventLoop | None = None,
     ) -> None:
-        self._core, self._backend, self._planner = core, backend, planner
+        self._core, self._backend, self._planner, self._explains = core, backend, planner, explains
         self._recorders, self._free = list(recorders), free
         self._zero_ns, self._instant_ns = time.monotonic_ns(), -1
         self._loop = loop or asyncio.get_running_loop()
@@ -594,6 +677,8 @@ class Driver:
                     self._request_plan()
             for end in ends:
                 self._end(end)
+            if (self._failures.losses or self._failures.unplanned) and not LOOK_EVENTS.isdisjoint(map(type, events)):
+                self._failures.look_again(self._has_ready, self._plan_error)
         finally:
             self._record(now_ns, records)
 
@@ -603,7 +688,39 @@ class Driver:
         execute = self._orders.get(type(action))
         if execute is None:
             raise TypeError(f"the driver does not know the action {action!r}")
-        execute(action)
+        try:
+            execute(action)
+        except Exception as error:  # a bug in the backend must not end all service
+            if not isinstance(action, ORDERS):
+                raise
+            self._failures.note_order(time.monotonic(), type(action).__name__, error)
+            for event in self._failed_order(action, f"the backend failed on an order: {error!r}"):
+                self.on_event(event)
+
+    def _failed_order(self, order: Order, why: str) -> Iterable[Event]:
+        """What the core is told of an order on which the backend has failed: the replica, shadow or node that it was
+        for is gone. What may be left of it is told to stop."""
+        match order:
+            case AttachShadow() | DetachShadow():
+                self._try(lambda: self._backend.stop_shadow(order.replica, order.number))
+                return [ShadowLost(order.replica, order.number, why)]
+            case Transfer():
+                return [TransferFailed(order.transfer, node, why) for node in order.receivers]
+            case AcquireNode():
+                return [NodeLost(order.node, why)]
+            case ReleaseNode():
+                return [NodeReleased(order.node)]
+            case CancelTransfer() | Evict():
+                return []
+        self._try(lambda: self._backend.stop(order.replica))
+        return [ReplicaLost(order.replica, why)]
+
+    def _try(self, stop: Callable[[], None]) -> None:
+        """Stop what an order was for, on which the backend has failed. It may fail on this too."""
+        try:
+            stop()
+        except Exception as error:
+            self._failures.note_order(time.monotonic(), "to stop what that was for", error)
 
     def _run(self, action: StartBatch) -> None:
         served, opened = self._by_stage[action.stage], self._open
@@ -653,6 +770,21 @@ class Driver:
     def _note_decision(self, action: Decided) -> None:
         if action.kind == "lost":
             self._failures.note_lost(time.monotonic(), action)
+        elif action.kind == "planner":
+            self._failures.note_unplanned(time.monotonic(), action)
+
+    def _gap(self, stage: str) -> ServiceGap | None:
+        """Why no replica of a stage serves now; None if one does, or that is not known."""
+        served = self._by_stage.get(stage)
+        if served is None or self._explains is None:
+            return None
+        return self._explains.service_gap(self._instant_ns, served.key, stage)
+
+    def _has_ready(self, stage: str) -> bool:
+        return self._gap(stage) is None
+
+    def _plan_error(self, key: str) -> str:
+        return self._explains.plan_error(key) if self._explains is not None else ""
 
     def _request_plan(self) -> None:
         """Pass the core's request on when all actions of its event are carried out: what the planner must know of a
@@ -703,11 +835,13 @@ class Driver:
                 if found.shared:
                     answered = set(_addresses(blocks))
                     found.shared = [block for block in found.shared if block not in answered]
-            why = end.why
+            why, retry_after_ns = end.why, end.retry_after_ns
             if end.outcome is Outcome.FAILED:
                 why = f"{found.fault or why}; request id {end.request}"
+            elif end.outcome is Outcome.DROPPED and (gap := self._gap(end.stage)) is not None:
+                why, retry_after_ns = f"{gap.why} ({why})", gap.wait_ns
             is_refused = found.is_refused and end.outcome is Outcome.REJECTED
-            ended = RequestEnded(found.number, end.outcome, served.version, blocks, why, end.retry_after_ns, is_refused)
+            ended = RequestEnded(found.number, end.outcome, served.version, blocks, why, retry_after_ns, is_refused)
             self._answer(edge, ended)
         if found.shared and not found.readers:
             self._free_all(found.shared)

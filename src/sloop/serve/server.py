@@ -388,7 +388,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
         holders = HolderTable()
         backend = backend_of(setup, models, versions, arenas, settings, token, holders, folder / NODES, gpus)
         stack.push_async_callback(backend.close)
-        driver = Driver(core, backend, versions, planner=planner, recorders=recorders, free=arenas.free)
+        driver = Driver(core, backend, versions, planner=planner, explains=core, recorders=recorders, free=arenas.free)
         stack.enter_context(written(journal, deployment.name, driver, settings.spans))
         node_tls = settings.nodes.tls if settings.nodes is not None else None
         bounds = structs.replace(settings.edge(deployment), token=token, node_tls=node_tls)

@@ -29,7 +29,8 @@ WAITING_BYTES_MAX: Final = 2**20
 CHUNK_BYTES: Final = 2**16
 """Read from a process at a time; also the longest line that is not divided."""
 PAUSE_S: Final = 0.005
-"""After a full chunk, so that a process that prints without end costs the deciding process little."""
+"""Before a process is read, so that the lines of a traceback come together, with no others between them, and a process
+that prints without end costs the deciding process little."""
 FLUSH_S_MAX: Final = 1.0
 REPEATS_MAX: Final = 200
 TRACES_MAX: Final = 5
@@ -130,14 +131,14 @@ class StderrWriter:
             self._changed.notify_all()
 
     def _is_printed(self) -> bool:
-        """Whether a process has printed what is not yet read."""
+        """Whether a process has printed what is not yet read, or its end is not yet seen."""
         if self._children is None:
             return False
         poll = select.poll()
         with self._reading:
             for key in list((self._children.get_map() or {}).values()):
                 poll.register(key.fd, select.POLLIN)
-            return any(event & select.POLLIN for _, event in poll.poll(0))
+            return any(event & (select.POLLIN | select.POLLHUP) for _, event in poll.poll(0))
 
     # The thread that writes
 
@@ -177,16 +178,14 @@ class StderrWriter:
 
     def _relay_for_ever(self, children: selectors.BaseSelector) -> None:
         while True:
-            ready = children.select()
-            is_full = False
+            children.select()
+            time.sleep(PAUSE_S)
             with self._reading:
-                for key, _ in ready:
-                    is_full |= self._relay(children, key.fd, key.data) >= CHUNK_BYTES
-            if is_full:
-                time.sleep(PAUSE_S)
+                for key, _ in children.select(0):
+                    self._relay(children, key.fd, key.data)
 
-    def _relay(self, children: selectors.BaseSelector, fd: int, printed: "_Printed") -> int:
-        """Pass on whole lines of a process, and keep the rest; returns how many bytes it had printed."""
+    def _relay(self, children: selectors.BaseSelector, fd: int, printed: "_Printed") -> None:
+        """Pass on whole lines of a process, and keep the rest."""
         found, tail = os.read(fd, CHUNK_BYTES), printed.rest
         tail += found
         end = tail.rfind(b"\n") + 1
@@ -203,7 +202,6 @@ class StderrWriter:
         lines += b"" if found else printed.end()
         if lines:
             self.write(lines, WAITING_BYTES_MAX // 2)
-        return len(found)
 
 
 class _Printed:

@@ -686,8 +686,8 @@ class LocalBackend(KnownStages):
             self.on_spares()
         elif spare.error != NOT_NEEDED:
             self._spare_failures += 1
-            level = logging.INFO if spare.is_humble else logging.WARNING
-            _log.log(level, "a spare worker could not be started: %s", spare.error)
+            if not spare.is_humble:  # the lowest priority gets no time on a busy machine; nobody can act on that
+                _log.warning("a spare worker could not be started: %s", spare.error)
         self._start_spares_later(min(SPARES_FOR_S / 2, SPARES_AFTER_S * 2 ** min(self._spare_failures, 20)))
 
     def _set_timer(self, replica: _Replica, after_s: float, why: str) -> None:

@@ -148,7 +148,7 @@ class Exchange(Struct, eq=False):
     def refuse(self, refusal: Refusal) -> None:
         """Answer with an error and the headers that its status requires."""
         headers: Fields = ()
-        if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE or refusal.retry_after_s:
             headers = (("retry-after", str(max(1, refusal.retry_after_s))),)
         elif refusal.status == HTTPStatus.UNAUTHORIZED:
             headers = (("www-authenticate", "Bearer"),)

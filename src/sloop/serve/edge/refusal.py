@@ -47,18 +47,16 @@ def bad(field: str, what: str, fix: str = "") -> Refusal:
 
 def refusal_of(ended: RequestResult) -> Refusal:
     """The error for a request that ended without outputs."""
+    seconds = -(-ended.retry_after_ns // NS_PER_S)  # the header takes whole ones
     match ended.outcome:
         case Outcome.DROPPED:
-            return Refusal(
-                HTTPStatus.GATEWAY_TIMEOUT,
-                f"dropped: {ended.why or 'its deadline could not be met'}",
-                "allow more time with x-slo-ms, or send less",
-            )
+            what = f"dropped: {ended.why or 'its deadline could not be met'}"
+            fix = f"try again in {seconds} s" if seconds else "allow more time with x-slo-ms, or send less"
+            return Refusal(HTTPStatus.GATEWAY_TIMEOUT, what, fix, retry_after_s=seconds)
         case Outcome.REJECTED if ended.is_refused:
             return Refusal(HTTPStatus.BAD_REQUEST, ended.why)
         case Outcome.REJECTED:
-            # The header takes whole seconds; 0 would cause an immediate retry.
-            seconds = max(1, -(-ended.retry_after_ns // NS_PER_S))
+            seconds = max(1, seconds)  # 0 would cause an immediate retry
             return Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"rejected: {ended.why or 'the queue is full'}",
