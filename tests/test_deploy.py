@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sloop.actions import VersionState
 from sloop.cli import COMMANDS, main
+from sloop.serve.edge import http2
 from sloop.serve.edge.bodies import ALL_BYTES_MAX
 from sloop.serve.metrics import Metrics
 from sloop.serve.server import Settings
@@ -531,6 +532,22 @@ def test_the_alerts_pass_their_own_tests() -> None:
 @pytest.mark.skipif(shutil.which("haproxy") is None, reason="needs haproxy")
 def test_haproxy_takes_its_configuration() -> None:
     subprocess.run(["haproxy", "-c", "-f", DEPLOY / "haproxy" / "haproxy.cfg"], check=True)
+
+
+def test_the_server_keeps_idle_connections_longer_than_proxies() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    kept = {
+        name: int(seconds) for name, seconds in re.findall(r"^\| ([^|]*) \| (\d+) s[^|]*\| fits", page, re.MULTILINE)
+    }
+    assert len(kept) >= 3
+    for where in served():
+        assert all(seconds < parameters_of(served()[where])["idle_s"] for seconds in kept.values()), where
+    assert all(seconds < http2.IDLE_S_MAX for seconds in kept.values())
+    (_, shorter, longer) = next(re.finditer(r"set it to (\d+) s, or give the server `--idle-s (\d+)`", page)).group(
+        0, 1, 2
+    )
+    assert int(shorter) < Settings().http.idle_s
+    assert int(longer) > 3600
 
 
 def test_haproxy_repeats_only_what_was_not_run() -> None:

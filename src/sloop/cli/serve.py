@@ -42,7 +42,7 @@ from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
 from sloop.serve.deploy import COPIES, ROWS_MAX, ModelSignatures, unprofiled
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
-from sloop.serve.edge.http import HttpSettings
+from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.journal import LogLimits
 from sloop.serve.private import group_of
@@ -145,9 +145,10 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--idle-s",
             type=POSITIVE,
-            default=75.0,
+            default=IDLE_S,
             show_default=True,
-            help="Close an HTTP connection whose client sends no request for so long.",
+            help="Close an HTTP connection whose client sends no request for so long. It must be longer than a proxy "
+            "keeps idle connections.",
         ),
         click.option(
             "--connections",

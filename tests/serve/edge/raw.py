@@ -58,7 +58,7 @@ def answers_to(
         with suppress(ConnectionResetError, TimeoutError):
             while received.peek(1):
                 found.append(one_answer(received))
-                if not ends and "connection" not in found[-1].headers and len(found) >= asked:
+                if not ends and found[-1].headers.get("connection") != "close" and len(found) >= asked:
                     wire.shutdown(socket.SHUT_WR)
                     ends = True
     return found

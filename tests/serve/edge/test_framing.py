@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sloop.serve.edge.bodies import BodyMemory
-from sloop.serve.edge.http import HttpServer, HttpSettings
+from sloop.serve.edge.http import IDLE_S, HttpServer, HttpSettings
 from tests.serve.edge.fakes import FakeDriver, Gateway, LoopThread, make_service, web_server
 from tests.serve.edge.raw import Answer, answers_to, converse, one_answer
 
@@ -279,6 +279,14 @@ def test_http_1_0_closes_unless_asked_to_stay(gateway: Gateway) -> None:
     assert [answer.status for answer in found] == [200]
     kept = converse(gateway, b"GET /v2 HTTP/1.0\r\nconnection: keep-alive\r\n\r\n" * 2, ends=True)
     assert [answer.headers.get("connection") for answer in kept] == ["keep-alive"] * 2
+
+
+def test_answers_tell_how_long_their_connection_stays(gateway: Gateway) -> None:
+    """For clients that would otherwise send a request on a connection that the server closes at this moment."""
+    stays, last = converse(gateway, LIVE + LIVE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+    assert (stays.headers["connection"], stays.headers["keep-alive"]) == ("keep-alive", f"timeout={IDLE_S:g}")
+    assert last.headers["connection"] == "close"
+    assert "keep-alive" not in last.headers
 
 
 def test_expect_is_answered_before_the_body(gateway: Gateway) -> None:

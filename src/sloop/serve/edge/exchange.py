@@ -96,8 +96,6 @@ class Exchange(Struct, eq=False):
     is_open: bool = True
     is_last: bool = False
     """Whether the connection is closed after the answer."""
-    is_old: bool = False
-    """Whether the client speaks HTTP/1.0."""
     awaits_continue: bool = False
     """Whether its client waits for `100 Continue` before it sends the body."""
     refusal: Refusal | None = None
@@ -334,7 +332,7 @@ class KnownHeads:
         headers, size = exchange.headers, data.find(HEAD_END, 0, KNOWN_HEAD_BYTES_MAX) + len(HEAD_END)
         if exchange.method not in KEPT_METHODS or len(headers) > KNOWN_FIELDS_MAX or not NOT_KEPT.isdisjoint(headers):
             return
-        if exchange.refusal is not None or exchange.is_last or exchange.is_old:
+        if exchange.refusal is not None or exchange.is_last:
             return
         body_bytes = int(headers.get("content-length", "0"))
         if size < len(HEAD_END) or body_bytes != len(data) - size:  # the parser has found its end elsewhere

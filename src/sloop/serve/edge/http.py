@@ -52,6 +52,9 @@ from sloop.serve.edge.tcp import client_has_left, waited_in_kernel_ns
 from sloop.text import quoted
 from sloop.units import NS_PER_MS, NS_PER_S
 
+IDLE_S: Final = 620.0
+"""How long a connection may be without requests. If a server closes one that a proxy still keeps, the next request on
+it fails; so this is longer than the 600 s of Google's load balancers, which keep idle connections longest."""
 AHEAD_BYTES: Final = 2 * 1024
 """Bytes parsed at a time where requests may follow each other, which bounds the requests that are parsed ahead."""
 UNREAD_BYTES_MAX: Final = 64 * 1024
@@ -103,7 +106,7 @@ class HttpSettings:
     """Between two parts of a body."""
     body_s: float = 60.0
     """To send a body."""
-    idle_s: float = 75.0
+    idle_s: float = IDLE_S
     """Between two requests."""
     send_s: float = 10.0
     """In which a client must take some of its answer. The whole may take `body_s`, and what `send_rate_bytes` adds."""
@@ -125,8 +128,6 @@ NAMES: Final[dict[bytes, str]] = {}
 """Names of headers as clients spell them, and in lower case."""
 NAMES_MAX: Final = 512
 CLOSES: Final = b"connection: close\r\n"
-STAYS: Final = b"connection: keep-alive\r\n"
-"""For HTTP/1.0, where closing is the default."""
 BREAKING: Final = frozenset((400, 414, 417, 431, 501, 505))
 """Statuses of heads after which it is not certain where the next message begins."""
 LAST_READ_S: Final = 0.05
@@ -310,7 +311,6 @@ class HttpConnection(ServerConnection):
             # A connection that stays without saying so is HTTP/1.1; else the version is looked up, which costs more.
             exchange.is_last = is_last = not parser.should_keep_alive()
             version = parser.get_http_version() if is_last or "connection" in fields else "1.1"
-            exchange.is_old = version == "1.0"
             if self._broken is not None:
                 raise self._broken
             check_head(exchange, self._url, version)
@@ -470,7 +470,7 @@ class HttpConnection(ServerConnection):
         if REQUEST_ID in exchange.headers and (name := named(exchange.headers[REQUEST_ID])):
             head = b"".join((head, b"x-request-id: ", name.encode(), b"\r\n"))
         exchange.is_last = exchange.is_last or server.is_draining
-        stays = CLOSES if exchange.is_last else STAYS if exchange.is_old else b""
+        stays = CLOSES if exchange.is_last else server.stays
         length = b"" if status in BODILESS else b"content-length: %d\r\n" % size
         if size <= UNREAD_BYTES_MAX:
             has_no_body = status in BODILESS or exchange.method == "HEAD"
@@ -929,6 +929,9 @@ class HttpServer:
         self.is_draining = False
         self.now_s = 0.0
         """The event loop's time, renewed every `SWEEP_S`: how long connections wait need not be known better."""
+        self.stays = b"connection: keep-alive\r\nkeep-alive: timeout=%d\r\n" % settings.idle_s
+        """Of answers after which the connection stays. HTTP/1.0 needs the first line; the second tells clients how long
+        they may keep it for their next request."""
         self.date_line = b""
         self.idle: dict[ServerConnection, float] = {}
         self.heads_due: dict[ServerConnection, float] = {}
@@ -958,12 +961,7 @@ class HttpServer:
                 ("access-control-expose-headers", CORS_EXPOSED),
                 *(() if settings.cors_origin == "*" else (("vary", "origin"),)),
             )
-        refusal = Refusal(
-            503,
-            TOO_OLD,
-            "try again in 1 s, or send fewer requests",
-            retry_after_s=1,
-        )
+        refusal = Refusal(503, TOO_OLD, "try again in 1 s, or send fewer requests", retry_after_s=1)
         body = error_body(refusal.what, refusal.fix)
         head = head_of(503, JSON, (("retry-after", "1"), *self.cors))
         self.too_old = (refusal, b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))

@@ -85,8 +85,8 @@ STALL_S_MAX: Final = 60
 """How long a client may leave an answer unread."""
 SEND_RATE_BYTES: Final = 16 * 1024
 """The bytes of its answers that a client must take in a second, on average, after so long."""
-IDLE_S_MAX: Final = 600
-"""How long a connection may be without calls: clients of gRPC keep one open for their next call."""
+IDLE_S_MAX: Final = 620
+"""How long a connection may be without calls: clients of gRPC keep one open for their next call. See `http.IDLE_S`."""
 SWEEP_S: Final = 1.0
 SWEPT_AT_ONCE: Final = 128
 """Connections that are looked at in one step, which takes some 0.1 ms."""
