@@ -336,6 +336,14 @@ def test_the_log_on_disk_replays(running: Running) -> None:
     assert_replays(journal.path)
 
 
+def test_nobody_else_may_enter_the_state_folder_or_what_is_in_it(running: Running) -> None:
+    found = [running.folder, *running.folder.iterdir(), *(running.folder / "log").iterdir()]
+    assert {each.name for each in found} >= {"log", "models", "lock", "control"}
+    folders = [each for each in found if each.is_dir()]
+    assert {each.stat().st_mode & 0o077 for each in folders} == {0}
+    assert {each.stat().st_mode & 0o777 for each in found if each.parent.name == "log"} == {0o600}
+
+
 def assert_replays(path: Path) -> None:
     """A fresh core, told what on_event, decides what was decided."""
     log = read_log(path)

@@ -448,9 +448,8 @@ def serve(
         spare_workers=others["spare_workers"],
     )
     choice = chosen_system(system)
-    first: dict[Path, FirstProfile] = {}
-    if not no_profile:
-        first = first_profiles(deployment, choice, settings.folder_of(deployment), dict(shapes))
+    prepare(folder := settings.folder_of(deployment), settings.log_group)
+    first = {} if no_profile else first_profiles(deployment, choice, folder, dict(shapes))
     deployment, notes = with_deadlines(deployment.with_profiles(first), slo_ms)
     for note in notes:
         click.echo(note, err=True)
@@ -478,8 +477,6 @@ def first_profiles(
     for first in found.values():
         click.echo(f"{first.model.name}: its profile is {first.file}", err=True)
     measured = [model for model in missing if model not in found]
-    if measured and not folder.exists():
-        prepare(folder)
     if shapes and not measured:
         click.echo("--shape has no effect: every model has a profile", err=True)
     declared = {
