@@ -1265,13 +1265,71 @@ def test_who_has_left_gets_no_handshake(
 
 
 class Clock:
-    """The CPU time of a thread."""
+    """The CPU time of a thread, and the time."""
 
     def __init__(self) -> None:
-        self.now_ns = 0
+        self.now_ns, self.wall_ns = 0, 10**12
 
     def thread_time_ns(self) -> int:
         return self.now_ns
+
+    def monotonic_ns(self) -> int:
+        return self.wall_ns
+
+
+class Shaken:
+    """A client whose first message is here."""
+
+    def __init__(self, name: str, stack: ExitStack, server: socket.socket, hello: bytes) -> None:
+        self.name, self.network = name, name[0]
+        wire = stack.enter_context(socket.create_connection(server.getsockname()))
+        wire.sendall(hello)
+        self.sock = server.accept()[0]
+        self.sock.setblocking(False)
+
+    def abort(self) -> None:
+        raise AssertionError
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def test_handshakes_of_strangers_get_their_share_of_the_time(
+    thread: LoopThread, hello: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, order = Clock(), []
+    monkeypatch.setattr(handshakes, "time", clock)
+    monkeypatch.setattr(handshakes, "HANDSHAKES_AT_ONCE", 3)
+
+    async def scenario() -> None:
+        async def begin(sock: socket.socket, client: Shaken) -> None:
+            order.append(client.name)
+            sock.close()
+
+        shakes = handshakes.Handshakes(begin, lambda _: None, cost_ns=1000)
+        with ExitStack() as stack:
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for number in range(6):
+                client = Shaken(f"a{number}", stack, server, hello)
+                shakes.add(client.sock, client)
+            await eventually(lambda: len(order) == 3)
+            await asyncio.sleep(0.05)
+            assert len(order) == 3
+            shakes.note_authorised()  # one of these does not count
+            await eventually(lambda: len(order) == 4)
+            await asyncio.sleep(0.05)
+            assert len(order) == 4
+            clock.wall_ns += 3900
+            await eventually(lambda: len(order) == 5)
+            await asyncio.sleep(0.05)
+            assert len(order) == 5
+            clock.wall_ns += 3900
+            await eventually(lambda: len(order) == 6)
+
+    thread.call(scenario())
 
 
 def test_under_overload_handshakes_get_their_share_and_networks_take_turns(
@@ -1280,15 +1338,8 @@ def test_under_overload_handshakes_get_their_share_and_networks_take_turns(
     clock, order = Clock(), []
     monkeypatch.setattr(handshakes, "time", clock)
 
-    class Client:
-        def __init__(self, name: str) -> None:
-            self.name, self.network = name, name[0]
-
-        def abort(self) -> None:
-            raise AssertionError
-
     async def scenario() -> None:
-        async def begin(sock: socket.socket, client: Client) -> None:
+        async def begin(sock: socket.socket, client: Shaken) -> None:
             order.append(client.name)
             sock.close()
 
@@ -1297,22 +1348,14 @@ def test_under_overload_handshakes_get_their_share_and_networks_take_turns(
         with ExitStack() as stack:
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             for name in ("a1", "a2", "a3", "b1"):
-                wire = stack.enter_context(socket.create_connection(server.getsockname()))
-                wire.sendall(hello)
-                sock = server.accept()[0]
-                sock.setblocking(False)
-                shakes.add(sock, Client(name))
-            await until(lambda: sum(map(len, shakes._ready.values())) == 4)
+                client = Shaken(name, stack, server, hello)
+                shakes.add(client.sock, client)
+            await eventually(lambda: sum(map(len, shakes._ready.values())) == 4)
             for number in range(1, 5):
                 await asyncio.sleep(0.05)
                 assert len(order) == number - 1, "no time for more"
                 clock.now_ns += 10_010
-                await until(lambda number=number: len(order) == number)  # type: ignore[misc]
-
-    async def until(holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
-            while not holds():  # noqa: ASYNC110
-                await asyncio.sleep(0)
+                await eventually(lambda number=number: len(order) == number)  # type: ignore[misc]
 
     thread.call(scenario())
     assert order == ["a3", "b1", "a2", "a1"], "and of each network the newest comes first"

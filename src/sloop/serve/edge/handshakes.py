@@ -3,8 +3,8 @@
 A handshake costs a hundred times what a connection costs, and a client can demand one for a few hundred bytes. So none
 begins before the client's first message is here, whole: whoever is silent holds a socket, and nothing else. Handshakes
 begin one in a turn of the event loop. The networks of the clients take turns, and of each the newest comes first: those
-that have waited long have mostly given up. Under overload, all together get a share of the CPU time, of which each
-takes what the certificate's key was measured to cost.
+that have waited long have mostly given up. All together get a share of the time, and of the CPU time under overload,
+of which each takes what the certificate's key was measured to cost. Clients that are then authorised do not count.
 """
 
 import asyncio
@@ -24,7 +24,11 @@ HANDSHAKE_S: Final = 10.0
 """How long a client may take for its first message, and then for the rest of the handshake."""
 CROWDED_HANDSHAKE_S: Final = 1.0
 """How long a handshake may take while as many as may be go on and further clients wait."""
-HANDSHAKES_SHARE: Final = 0.1
+HANDSHAKES_SHARE: Final = 0.25
+"""The share of the time for handshakes of strangers, who would otherwise take all that a core has."""
+HANDSHAKES_AT_ONCE: Final = 64
+"""How many begin at once after a pause."""
+OVERLOADED_SHARE: Final = 0.1
 """The share of the CPU time for handshakes while requests of open connections wait."""
 BESIDE_NS: Final = 200_000
 """About what one costs beside its cryptography."""
@@ -39,22 +43,23 @@ RECORD_BYTES_MAX: Final = 2**14 + 256
 """A record of TLS: the type, which is `HANDSHAKE` for the first one, two bytes of a version, and the length."""
 
 
-class CpuShare:
-    """A share of this thread's CPU time. What was not used is saved up, `saved_ns_max` at most."""
+class TimeShare:
+    """A share of the time of a clock, which is this thread's CPU time if none is given. What was not used is saved up,
+    `saved_ns_max` at most."""
 
-    def __init__(self, share: float, saved_ns_max: int) -> None:
-        self._share, self._saved_ns_max = share, saved_ns_max
+    def __init__(self, share: float, saved_ns_max: int, clock: Callable[[], int] | None = None) -> None:
+        self._share, self._saved_ns_max, self._clock = share, saved_ns_max, clock or time.thread_time_ns
         self._seen_ns, self._left_ns = 0, 0.0
 
     def is_left(self) -> bool:
         """Whether some is left now."""
-        now_ns = time.thread_time_ns()
+        now_ns = self._clock()
         self._left_ns = min(self._left_ns + self._share * (now_ns - self._seen_ns), self._saved_ns_max)
         self._seen_ns = now_ns
         return self._left_ns > 0
 
     def spend(self, spent_ns: float) -> None:
-        """Use some; more than is left delays the next use."""
+        """Use some; more than is left delays the next use. Less than nothing gives some back."""
         self._left_ns -= spent_ns
 
 
@@ -80,10 +85,11 @@ class Handshakes:
         self._begin_one, self._end = begin, end
         self.cost_ns = cost_ns
         """The CPU time that one takes."""
+        self._share = TimeShare(HANDSHAKES_SHARE, HANDSHAKES_AT_ONCE * cost_ns, time.monotonic_ns)
+        self._overloaded_share = TimeShare(OVERLOADED_SHARE, cost_ns)
         self.is_overloaded: Callable[[], bool] = lambda: False
         self.given_up = 0
         """Handshakes that took long, ended for others."""
-        self._share = CpuShare(HANDSHAKES_SHARE, cost_ns)
         self._raw: dict[Accepted, tuple[socket.socket, float]] = {}
         """Those that have not begun, by when they were accepted, the oldest first."""
         self._ready: dict[str, dict[Accepted, None]] = {}
@@ -108,6 +114,14 @@ class Handshakes:
             self._take(connection).close()
         elif connection in self._going:
             self._going.pop(connection)[0].cancel()
+
+    def note_authorised(self) -> None:
+        """A client that has finished its handshake has been authorised: what that took does not count."""
+        self._spend(-self.cost_ns)
+
+    def _spend(self, spent_ns: int) -> None:
+        self._share.spend(spent_ns)
+        self._overloaded_share.spend(spent_ns)
 
     def _take(self, connection: Accepted) -> socket.socket:
         """The socket of a connection whose handshake has not begun, which waits no longer."""
@@ -157,7 +171,8 @@ class Handshakes:
         assert self._loop is not None
         if not self._ready:
             return
-        if (self.is_overloaded() and not self._share.is_left()) or not self._has_place():
+        has_time = self._share.is_left() and (not self.is_overloaded() or self._overloaded_share.is_left())
+        if not has_time or not self._has_place():
             self._next = self._loop.call_later(AGAIN_S, self._begin)
             return
         network = next(iter(self._ready))
@@ -170,7 +185,7 @@ class Handshakes:
             self._end(connection)
         else:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            self._share.spend(self.cost_ns)
+            self._spend(self.cost_ns)
             going = self._loop.create_task(self._begin_one(sock, connection))
             self._going[connection] = going, self._loop.time()
             going.add_done_callback(lambda _: self._going.pop(connection, None))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from sloop.errors import InputError, MachineError
-from sloop.serve.edge.handshakes import HANDSHAKE_S, CpuShare, Handshakes, measured_ns
+from sloop.serve.edge.handshakes import HANDSHAKE_S, Handshakes, TimeShare, measured_ns
 from sloop.serve.edge.tcp import waited_in_kernel_ns
 from sloop.text import host_and_port
 
@@ -155,6 +155,7 @@ class ServerConnection(asyncio.Protocol):
         """A request of this connection has been authorised."""
         self.is_stranger = False
         self.listener.strangers.discard(self)
+        self.listener.handshakes.note_authorised()
 
 
 class Strangers:
@@ -246,7 +247,7 @@ class Listener:
         self.refuses: Callable[[socket.socket, int], bool] = lambda _sock, _waited_ns: False
         """Called with a connection whose first bytes have waited so long: True if it was answered with a refusal, and
         need not be opened."""
-        self._accepting = CpuShare(ACCEPTING_SHARE, ACCEPTS_MAX * OPENING_NS)
+        self._accepting = TimeShare(ACCEPTING_SHARE, ACCEPTS_MAX * OPENING_NS)
         self._opening: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: socket.socket | None = None
