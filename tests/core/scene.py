@@ -287,7 +287,7 @@ class Deployment(Acting):
         key = name if version == "1" else f"{name}@{version}"
         if definition.get("broken"):
             raise ValueError("a broken definition")
-        application = graph(**{f"{key}/only": {}})
+        application = replace(graph(**{f"{key}/only": {}}), slo_ms=definition.get("slo_ms", 1000))
         if key not in self.scripts:
             self.scripts[key] = replace(self._script, target=self.plan(key, definition.get("cores", 1.0)), seen=[])
         return ApplicationParts(

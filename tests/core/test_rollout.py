@@ -308,6 +308,31 @@ def test_a_worse_canary_is_rolled_back_and_says_why() -> None:
     assert set(serve(scene, 200, 10, 5200)) == {"x/only"}
 
 
+def test_a_canary_is_judged_by_its_own_deadline() -> None:
+    """Its answers come after 11 ms: too late for its 10.5 ms, in time for the second of the others."""
+    scene = serving()
+    for replica in deploy(scene, 1000, Deployed("x", "2", {"slo_ms": 10.5}, Canary(0.5))):
+        scene.act(1500, ReplicaReady(replica))
+    scene.act(2000, WOKE)
+
+    def outcome(number: int, slo_ms: float) -> tuple[str, Outcome]:
+        at_ms = 2000 + 20 * number
+        (batch,) = [
+            a
+            for a in scene.act(at_ms, request(number, application="x", at_ms=at_ms, slo_ms=slo_ms))
+            if isinstance(a, StartBatch | End)
+        ]
+        if isinstance(batch, End):
+            return batch.stage, batch.outcome
+        (end,) = scene.act(at_ms + 11, Finished(batch.batch, batch.replica, ms(11)))
+        assert isinstance(end, End)
+        return batch.stage, end.outcome
+
+    by_default = [outcome(number, 1000) for number in range(10)]
+    assert by_default.count(("x/only", Outcome.SERVED)) == by_default.count(("x@2/only", Outcome.DROPPED)) == 5
+    assert {outcome(number, 999)[1] for number in range(10, 20)} == {Outcome.SERVED}, "the clients' own"
+
+
 def test_a_good_canary_is_promoted_after_its_time() -> None:
     scene = serving()
     canary(scene, 0.5, promote_after_s=3)

@@ -334,6 +334,7 @@ class Core:
             return
         if len(self._rollouts.versions(application.parts.name)) > 1:
             out.append(Assigned(request.id, application.key))
+            request = self._rollouts.with_own_deadline(request, application)
         self._touch(application)
         self._paths[application.key].arrive(now_ns, request, out)
 

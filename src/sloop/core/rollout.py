@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import fsum, sqrt
 
+from msgspec import structs
+
 from sloop.actions import Action, Decided, End, Rollout, VersionState
 from sloop.core.control import ControlledApplication, ControlPath, own_traffic
 from sloop.core.state import ApplicationState
@@ -132,6 +134,15 @@ class Rollouts:
             chosen = self._next(serving)
             self.in_comparison[request.id] = chosen.attainment
         return chosen.application
+
+    def with_own_deadline(self, request: Request, application: ApplicationState) -> Request:
+        """The request with the deadline of the version that got it, if it has that of any version: clients that name
+        none are given that of the version that serves the others."""
+        slo_ns = application.graph.slo_ns
+        given = {version.application.graph.slo_ns for version in self.versions(application.parts.name)}
+        if request.slo_ns == slo_ns or request.slo_ns not in given:
+            return request
+        return structs.replace(request, deadline_ns=request.sent_ns + slo_ns)
 
     def _next(self, serving: Sequence[Version]) -> Version:
         """The version that serves the next request: each canary its share, evenly spread, and the last version that is

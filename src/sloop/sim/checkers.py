@@ -172,6 +172,7 @@ class CheckedVersion:
         "order_key",
         "plan",
         "provides",
+        "slo_ns",
         "state",
         "version",
         "wake_ns",
@@ -180,6 +181,7 @@ class CheckedVersion:
     def __init__(self, rules: Rules, state: VersionState) -> None:
         application = rules.application
         self.key, self.name, self.version = application.key, application.name, application.version
+        self.slo_ns = application.slo_ns
         self.declared = DeclaredStages(application.graph)
         self.only: Place | None = (application.stages[0].name, 0) if len(application.stages) == 1 else None
         self.order_key = rules.order.key if rules.order is not None else None
@@ -893,6 +895,9 @@ class Checkers:
         if version.state not in TAKES_REQUESTS or request.version not in ("", version.version):
             self._fail(f"{choice.application!r} is {version.state} and gets a request")
         self._unassigned = None
+        others_ns = {each.slo_ns for each in self._state.versions_of(request.application)} - {version.slo_ns}
+        if request.deadline_ns - request.sent_ns in others_ns:  # the client named none; that of its version counts
+            request = structs.replace(request, deadline_ns=request.sent_ns + version.slo_ns)
         self._state.arrive(self._now_ns, request, version)
 
     def _settle(self) -> None:
