@@ -6,23 +6,37 @@ Where the system does not say or has no such setting, sizes are 0 and settings h
 import contextlib
 import ctypes
 import os
+import re
 import resource
 from collections.abc import Iterator
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any, Final
+
+from sloop.machine import capacity
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 2**20
 KEPT_BYTES: Final = 32 * 2**20
 """The largest buffers that glibc learns to put among small objects, by itself."""
+MACHINE_SHARE: Final = 0.75
+OUT_OF_MEMORY: Final = re.compile(
+    r"bad.?alloc|MemoryError|(?:allocate|out of|not enough) memory|memory allocation", re.IGNORECASE
+)
+TEXT_CHARS_MAX: Final = 2000
 
 
 def resident_bytes() -> int:
     """Resident memory of this process in bytes; its peak where /proc is hidden."""
     resident, _ = _sizes("self")
     return resident or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_bytes() -> int:
+    """The most resident memory that this process has had; the present one where the system does not say."""
+    return max(_status("VmHWM"), resident_bytes())
 
 
 def own_bytes(pid: int) -> int:
@@ -88,7 +102,7 @@ def _library() -> Any:  # noqa: ANN401
 def bound_growth(more_bytes: int) -> bool:
     """Let this process allocate so much more than now, and no more: further allocations fail, as if the machine had no
     memory. Memory that it shares does not count. Returns whether the system can do that (Linux)."""
-    data_bytes = _data_bytes()
+    data_bytes = _status("VmData")  # what counts: private memory that can be written, touched or not
     if not data_bytes:
         return False
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -97,17 +111,37 @@ def bound_growth(more_bytes: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def bounded(more_bytes: float = inf) -> Iterator[int]:
+    """Let this process allocate so much more while the context is open, and at most `MACHINE_SHARE` of what the machine
+    has beside it. Yields how much that is; 0 if the system cannot bound it."""
+    machine_bytes = capacity().memory_bytes
+    if machine_bytes is not None:
+        more_bytes = min(more_bytes, MACHINE_SHARE * max(0, machine_bytes - resident_bytes()))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    is_bound = more_bytes < inf and bound_growth(int(more_bytes))
+    try:
+        yield int(more_bytes) if is_bound else 0
+    finally:
+        if is_bound:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def is_out_of_memory(error: BaseException | str) -> bool:
+    """Whether something fails for lack of memory, by its type or by what frameworks say."""
+    return isinstance(error, MemoryError) or bool(OUT_OF_MEMORY.search(str(error)[:TEXT_CHARS_MAX]))
+
+
 def lift_bound() -> None:
     """Let this process allocate as much as it may."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def _data_bytes() -> int:
-    """What counts against the bound: private memory that can be written, touched or not; 0 if the system does not
-    say."""
+def _status(field: str) -> int:
+    """Bytes of a field of this process's status; 0 if the system does not say."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
+        return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:"))
     except (OSError, StopIteration, ValueError, IndexError):
         return 0

@@ -1,5 +1,7 @@
 """Which rows may share a forward pass, if the first dimension means something else; opening fixed batches."""
 
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from sloop.errors import InputError, MachineError
 from sloop.onnx_file import write_onnx
-from sloop.profile.examine import Declared, examine, free_batch
+from sloop.profile.examine import Declared, examine, examine_here, free_batch
 from sloop.profile.model import open_session, read_signature, row_shapes
 from sloop.profile.profile import Joining
 from sloop.tensor import Port
@@ -363,3 +365,61 @@ def test_open_dimensions_of_one_name_are_one_with_a_usual_size(tmp_path: Path) -
         "other": (6,),
     }
     assert examine(model(tmp_path, nodes, ports[:1], ("y", INT64, ["b", "s"])), {"ids": (4,)}).obstacle == ""
+
+
+# Memory
+
+MIB = 2**20
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the private memory of a process")
+
+
+def expanding(tmp_path: Path, mib: int, rows: str | int) -> Path:
+    """A model that takes `mib` MiB twice for each row."""
+    size = numpy_helper.from_array(np.array([1, mib * MIB // 4]), "size")
+    nodes = [
+        helper.make_node("Expand", ["x", "size"], ["wide"]),
+        helper.make_node("Sin", ["wide"], ["sin"]),
+        helper.make_node("ReduceMax", ["sin"], ["y"], axes=[1]),
+    ]
+    return model(tmp_path, nodes, [("x", FLOAT, [rows, 1])], ("y", FLOAT, [rows, 1]), [size])
+
+
+@on_linux
+def test_a_model_that_needs_too_much_for_one_row_has_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = expanding(tmp_path, 400, 1)
+    monkeypatch.setattr("sloop.profile.examine.EXAMINE_BYTES_MIN", 256 * MIB)
+    fault = examine(path).fault
+    assert fault is not None
+    assert fault.what == "running it on one row needs more memory than the 0.25 GiB that its examination may take"
+
+
+@on_linux
+def test_a_model_that_needs_too_much_for_several_rows_runs_each_request_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = expanding(tmp_path, 80, "n")
+    assert examine(path).obstacle == ""
+    monkeypatch.setattr("sloop.profile.examine.EXAMINE_BYTES_MIN", 256 * MIB)
+    found = examine(path)
+    assert found.fault is None
+    what = "trying several rows at once needs more memory than the 0.25 GiB that its examination may take"
+    assert found.obstacle == what
+
+
+@on_linux
+def test_a_model_that_cannot_be_opened_for_lack_of_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.py"
+    path.write_text("import numpy as np\nkept = np.ones(100_000_000)\n", encoding="utf-8")
+    monkeypatch.setattr("sloop.profile.examine.growth_of", lambda path: 256 * MIB)
+    monkeypatch.setattr("sloop.profile.examine.NVIDIA", tmp_path / "none")
+    with pytest.raises(InputError, match=r"opening it needs more memory than the 0\.25 GiB that its examination"):
+        examine_here(path, {})
+
+
+@on_linux
+def test_the_bound_ends_with_the_examination(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    examine(expanding(tmp_path, 1, "n"))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

@@ -10,13 +10,13 @@ import pytest
 
 from sloop.app.load import load_application
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaReady
-from sloop.memory import give_back, own_bytes
+from sloop.memory import give_back, is_out_of_memory, own_bytes
 from sloop.profile.examine import examine
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.deploy import servables_of
 from sloop.serve.protocols import Servable
 from sloop.serve.runtimes import Expected, FileRuntime
-from sloop.serve.worker_memory import PAUSE_S_MAX, Surplus, WorkerMemory, bound_of, is_out_of_memory
+from sloop.serve.worker_memory import PAUSE_S_MAX, Surplus, WorkerMemory, bound_of
 from sloop.tensor import Tensor
 from sloop.units import GIB
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Slot
@@ -177,6 +177,19 @@ def test_a_worker_that_keeps_what_it_took_is_replaced_with_the_reason(tmp_path: 
         assert "GiB after a request that needed more memory than a worker of this model may take" in lost.error
 
     play(scene, growing(tmp_path, 512 * MIB))
+
+
+@pytest.mark.live
+@on_linux
+def test_a_bound_below_what_the_model_takes_is_an_error(tmp_path: Path) -> None:
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, SPEC)
+        lost = await ear.hear(ReplicaLost)
+        assert isinstance(lost, ReplicaLost)
+        assert "GiB when it is loaded, and may take 0.000977" in lost.error
+        assert "raise `limits: {worker_bytes: …}` of the application" in lost.error
+
+    play(scene, growing(tmp_path, MIB))
 
 
 EXPANDS = """

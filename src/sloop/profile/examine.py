@@ -21,14 +21,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError, SloopError
+from sloop.memory import bounded, is_out_of_memory
 from sloop.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
 from sloop.profile import operators
 from sloop.profile.batch_axis import draws_random_numbers
@@ -48,13 +50,18 @@ from sloop.profile.model import (
     signature_of,
     synthesise,
 )
-from sloop.profile.profile import Joining, digest_of_model
+from sloop.profile.profile import Joining, digest_of_model, size_of_model
 from sloop.profile.warming import try_on_one_row
 from sloop.tensor import Port, Signature
 from sloop.text import listed
+from sloop.units import GIB
 
 EXAMINE_S_MAX: Final = 300.0
 """Limit for examining a model in a process of its own: importing its code, creating it, and all trials."""
+EXAMINE_BYTES_MIN: Final = 4 * GIB
+EXAMINE_TIMES: Final = 6
+"""A model of 128 MiB took 0.5 GiB, VGG-19 with 550 MiB of weights 2.5 GiB."""
+NVIDIA: Final = Path("/dev/nvidiactl")
 PRINTED_BYTES_MAX: Final = 8192
 """The most bytes that are shown of what the examined code prints."""
 ENDED_S: Final = 0.02
@@ -232,7 +239,45 @@ def examine_here(
     folder: Path | None = None,
     declared: Declared = UNDECLARED,
 ) -> ExaminedModel:
-    """`examine`, without a separate process."""
+    """`examine`, without a separate process.
+
+    What it allocates is bounded (`growth_of`). A model that cannot be opened within the bound is unusable, and one of
+    which not even one row can be run there has a fault.
+    """
+    is_unbound = is_python(path) and NVIDIA.exists()  # its drivers reserve memory that they do not use
+    with contextlib.nullcontext(0) if is_unbound else bounded(growth_of(path)) as most_bytes:
+        try:
+            found = _examined(path, shapes, folder, declared)
+        except (MemoryError, InputError) as error:
+            if most_bytes and is_out_of_memory(error):
+                raise _too_large("opening it", path, most_bytes).error from error
+            raise
+    if not most_bytes:
+        return found
+    if any(map(is_out_of_memory, (found.fault.what if found.fault is not None else "", *found.notes))):
+        return structs.replace(found, fault=_too_large("running it on one row", path, most_bytes), notes=())
+    if is_out_of_memory(found.obstacle):
+        return structs.replace(found, obstacle=_too_large("trying several rows at once", path, most_bytes).what)
+    return found
+
+
+def growth_of(path: Path) -> float:
+    """How much memory the examination of a model may take in addition: six times its files, because it opens several
+    sessions, and at least `EXAMINE_BYTES_MIN`; of a model in Python, which brings libraries and weights that are not
+    known here, as much as the machine has."""
+    return inf if is_python(path) else max(EXAMINE_BYTES_MIN, EXAMINE_TIMES * size_of_model(path))
+
+
+def _too_large(what: str, path: Path, most_bytes: int) -> RefusedModel:
+    most = f"the {most_bytes / GIB:.3g} GiB that its examination may take"
+    help = "give smaller sizes (--shape, or a profile), or examine it on a machine with more memory"
+    return RefusedModel(f"{what} needs more memory than {most}", str(path), help)
+
+
+def _examined(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], folder: Path | None, declared: Declared
+) -> ExaminedModel:
+    """`examine_here`, without a bound."""
     began_s = time.monotonic()
 
     def obstacle_of(session: Session, file: Path) -> str:

@@ -464,8 +464,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weights_bytes: int = 0
     """Size of the model's files, which a node must have before a replica can load them; 0 if it is unknown."""
     memory_bytes: int = 0
-    """What a replica takes: all resident memory of its process, with sessions for all numbers of threads that a worker
-    keeps (`thread_counts_kept`). Older profiles have the growth of the process with one session."""
+    """What a replica takes at most: all resident memory of its process, with sessions for all numbers of threads that
+    it keeps (`thread_counts_kept`). Older profiles have the growth of the process with one session."""
     hardware: str = ""
     """The machine as text, with its processor."""
     accelerator: str = ""

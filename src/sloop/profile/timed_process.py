@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from sloop.cuda import CudaDevice, used_bytes
 from sloop.errors import InputError, SloopError
-from sloop.memory import give_back, loading, resident_bytes
+from sloop.memory import bounded, loading, peak_bytes, resident_bytes
 from sloop.profile import operators
 from sloop.profile.examine import RefusedModel
 from sloop.profile.model import (
@@ -86,7 +86,7 @@ class LoadReport(Struct, frozen=True, tag="load_report"):
     weights_ms: float
     first_batch_ms: float
     memory_bytes: int
-    """All resident memory of the process, with sessions for other numbers of threads."""
+    """The most resident memory of the process, with sessions for other numbers of threads."""
     software: str = ""
     """Name and version of the library that ran it."""
     device_memory_bytes: int = 0
@@ -113,9 +113,10 @@ def main(arguments: Sequence[str]) -> None:
     try:
         fd, memory = map(int, arguments)
         shared = SharedMemory(memory) if memory >= 0 else None
-        for message in run_all(order, socket.socket(fileno=fd), shared):
-            out.write(msgspec.json.encode(message) + b"\n")
-            out.flush()
+        with bounded() if order.device is None else contextlib.nullcontext():
+            for message in run_all(order, socket.socket(fileno=fd), shared):
+                out.write(msgspec.json.encode(message) + b"\n")
+                out.flush()
     except SloopError as error:
         refused = RefusedModel.of(error) if isinstance(error, InputError) else RefusedModel(error.what, "", error.help)
         out.write(msgspec.json.encode(refused) + b"\n")
@@ -166,8 +167,7 @@ def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None
             break
     others = [threads for threads in range(order.prepared, 0, -1) if threads != order.threads][: kept - 1]
     more = [_prepared(order, threads, path) for threads in others]
-    give_back()
-    memory_bytes = resident_bytes()
+    memory_bytes = peak_bytes()
     on_device = max(0, used_bytes(device.uuid) - before_on_device) if device is not None else 0
     yield LoadReport(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software, on_device)
     del more

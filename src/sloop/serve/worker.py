@@ -39,7 +39,7 @@ from msgspec import Struct, structs
 
 from sloop.cuda import GpuFailure
 from sloop.errors import MachineError, SloopError
-from sloop.memory import give_back
+from sloop.memory import give_back, is_out_of_memory
 from sloop.profile import operators
 from sloop.profile.model import NOTHING, fault_of_inputs, is_python
 from sloop.profile.threads import follow_cores
@@ -69,7 +69,7 @@ from sloop.serve.runtimes import (
 from sloop.serve.shadows import CutRuntime, Partner, PartnerLost, ShadowWorker
 from sloop.serve.transport import Frame, FrameKind, ProcessChannel, ProtocolError
 from sloop.serve.verify import Verification
-from sloop.serve.worker_memory import LOOK_S, WorkerMemory, is_out_of_memory
+from sloop.serve.worker_memory import LOOK_S, WorkerMemory
 from sloop.shared_memory import ALIGNMENT, Address, Arena, ArenaFull, offsets
 from sloop.tensor import ARRAY_TYPES, MISSING, NUMPY_TYPES, Port, Tensor, array_of, bytes_of, elements_of, row_starts
 from sloop.user_code import ModelFailure, WrongOutputsError, failure_of, raised_by_users
@@ -525,7 +525,8 @@ class Worker:
         setup = self._setup
         is_from_client = all(need.stage == APPLICATION for need in setup.wiring.inputs.needs)
         if self._taken.refusal and is_out_of_memory(error):
-            detail = f"{self._taken.refusal}: {failure_of(error).detail}"
+            remedy = "if it should be served, give the application `limits: {worker_bytes: …}`"
+            detail = f"{self._taken.refusal}: {failure_of(error).detail}; {remedy}"
             return ModelFailure(self._taken.refusal, detail, is_refusal=is_from_client)
         if not is_python(Path(setup.model)) and is_from_client:
             reason = fault_of_inputs(error)

@@ -5,15 +5,15 @@ back if that is more than usual. It also has a bound: an allocation beyond it fa
 the machine.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import getpid
 from typing import Final
 
+from sloop.errors import InputError
 from sloop.machine import capacity
-from sloop.memory import bound_growth, lift_bound, own_bytes, resident_bytes
+from sloop.memory import bound_growth, lift_bound, own_bytes, peak_bytes, resident_bytes
 from sloop.units import GIB
 
 LOOK_S: Final = 1.0
@@ -27,7 +27,6 @@ GROWTH_BYTES_MIN: Final = GIB
 much more than those that were."""
 STAYS: Final = 0.5
 """A worker that keeps more than this share of what it may take beyond what is counted is replaced."""
-OUT_OF_MEMORY: Final = re.compile(r"bad.?alloc|(?:allocate|out of|not enough) memory|memory allocation", re.IGNORECASE)
 
 
 def bound_of(counted_bytes: int, machine_bytes: int | None) -> int:
@@ -37,11 +36,6 @@ def bound_of(counted_bytes: int, machine_bytes: int | None) -> int:
     if machine_bytes is not None:
         growth = min(growth, max(0, machine_bytes - counted_bytes) // 2)
     return counted_bytes + growth
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a model fails for lack of memory; frameworks say so in texts."""
-    return isinstance(error, MemoryError) or bool(OUT_OF_MEMORY.search(str(error)[:2000]))
 
 
 class Surplus:
@@ -83,16 +77,23 @@ class WorkerMemory:
         self._counted_bytes, self._declared_bytes = counted_bytes, declared_bytes
         self._is_bound = self._is_bound and not has_device
 
-    def settle(self, grown_bytes: int | None = None) -> None:
-        """What is taken now is usual, or so much more than before, and is bounded from here."""
-        taken_bytes, own = resident_bytes(), own_bytes(getpid())
-        self._usual_bytes = own if grown_bytes is None else max(0, self._usual_bytes + grown_bytes)
-        before_bytes = taken_bytes if grown_bytes is None else self._base_bytes + grown_bytes
-        self._base_bytes = max(self._counted_bytes, before_bytes)
+    def settle(self) -> None:
+        """The model is loaded: what is taken now is usual, and what has been taken so far is needed. InputError if that
+        is more than the user allows."""
+        taken_bytes, self._usual_bytes = resident_bytes(), own_bytes(getpid())
+        if 0 < self._declared_bytes < taken_bytes:
+            what = (
+                f"it takes {taken_bytes / GIB:.3g} GiB when it is loaded, and may take {self._declared_bytes / GIB:.3g}"
+            )
+            raise InputError(what, help="raise `limits: {worker_bytes: …}` of the application")
+        self._counted_bytes = self._base_bytes = max(self._counted_bytes, peak_bytes())
+        self._set_bound()
+
+    def _set_bound(self) -> None:
         self._surplus = Surplus(self._usual_bytes)
         if self._is_bound:
             bound_bytes = self._declared_bytes or bound_of(self._base_bytes, capacity().memory_bytes)
-            if bound_growth(max(0, bound_bytes - taken_bytes)):
+            if bound_growth(max(0, bound_bytes - resident_bytes())):
                 self.bound_bytes = bound_bytes
 
     @contextmanager
@@ -104,7 +105,10 @@ class WorkerMemory:
         try:
             yield
         finally:
-            self.settle(own_bytes(getpid()) - before_bytes)
+            grown_bytes = own_bytes(getpid()) - before_bytes
+            self._usual_bytes = max(0, self._usual_bytes + grown_bytes)
+            self._base_bytes = max(self._counted_bytes, self._base_bytes + grown_bytes)
+            self._set_bound()
 
     def is_due(self) -> bool:
         """Whether memory is to be given back."""
