@@ -1053,7 +1053,8 @@ class Checkers:
                 self._fail("late, before its deadline")
         elif outcome is REJECTED:
             is_refused = isinstance(self._event, BatchFailed) and self._event.is_refusal
-            if self._event is not entry.request and not is_refused:
+            is_new = isinstance(self._event, Request) and self._event.id == entry.request.id
+            if not is_new and not is_refused:
                 if not (entry.patient_ns and entry.version.is_waking):
                     self._fail("rejected, but not on arrival, not by its model, and not for lack of a start")
                 self._check_unanswered(entry, outcome)
