@@ -6,7 +6,7 @@ device is then what the GPU really has, if that is less than was declared, so th
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -130,6 +130,8 @@ def opened_gpus(deployment: Deployment, folder: Path) -> Iterator[tuple[Deployme
     with ExitStack() as stack:
         mps: dict[str, MpsDaemon] = {}
         if any(_shares(profile) for _, profile in on_gpus):
+            with suppress(OSError):  # told with the daemon's own folder
+                (folder / MPS).mkdir(0o700, parents=True, exist_ok=True)
             for gpu in gpus.values():
                 daemon = MpsDaemon(gpu.uuid, folder / MPS / gpu.uuid[4:12])
                 try:

@@ -93,6 +93,7 @@ def locked(folder: Path, log_group: int = NOBODY) -> Iterator[Path]:
     """
     prepare(folder, log_group)
     try:
+        (folder / LOCK).touch(0o600)
         file = (folder / LOCK).open("ab+", buffering=0)  # a buffer would be written again, and fail again, at the close
     except OSError as error:
         raise unusable(folder, error) from error

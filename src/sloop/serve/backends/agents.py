@@ -339,6 +339,7 @@ class NodeMemory:
         self._written = nodes
         temporary = self._path.with_suffix(".new")
         try:
+            temporary.touch(0o600)
             temporary.write_text("\n".join(nodes))
             temporary.replace(self._path)
         except OSError as error:
