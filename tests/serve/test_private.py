@@ -92,6 +92,22 @@ def test_what_others_could_read_is_closed_and_told_once(tmp_path: Path, caplog: 
     assert not caplog.records
 
 
+def test_a_place_that_is_for_others_too_stays_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sticky, work = tmp_path / "tmp", tmp_path / "work"
+    for place, rights_of in ((sticky, 0o1777), (work, 0o755)):
+        place.mkdir()
+        place.chmod(rights_of)
+    (work / "below").mkdir()
+    monkeypatch.chdir(work / "below")
+    for place, before in ((sticky, 0o1777), (work, 0o755)):
+        logs = kept(place, NOBODY)
+        assert mode(place) == before
+        assert {mode(each) for each in (*logs, place / "log")} == {0o600, 0o700}
+        assert f"{place} is not only a state folder, so others may still enter it" in caplog.text
+
+
 def test_an_access_log_is_closed_once_and_those_that_rotation_makes_stay_as_they_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -49,14 +50,24 @@ def make_private(folder: Path, logs: str, group: int = NOBODY) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(FOLDER)
-    found = _close([folder, folder / logs], group)
+    found = _close([folder / logs], group)
     with contextlib.suppress(FileNotFoundError):
         found += _close([file for file in (folder / logs).iterdir() if file.is_file()], group)
-    if group != NOBODY:  # it may enter now, but the rest is not for it
-        found += _close([each for each in folder.iterdir() if each.name != logs], NOBODY)
+    if _is_for_more(folder):
+        _warn_once("%s is not only a state folder, so others may still enter it: name one with --state", folder)
+    else:
+        if group != NOBODY:  # it may enter, but the rest is not for it
+            found += _close([each for each in folder.iterdir() if each.name != logs], NOBODY)
+        found += _close([folder], group)
     if found:
         what = "%s: others than its owner could read %s there; now they cannot (--log-group lets a group read logs)"
         _log.warning(what, folder, counted(found, "file or folder", "files or folders"))
+
+
+def _is_for_more(folder: Path) -> bool:
+    """Whether a folder is there for others too: one such as /tmp, the working folder, or one above it."""
+    place = folder.resolve()
+    return bool(folder.stat().st_mode & stat.S_ISVTX) or Path.cwd().is_relative_to(place)
 
 
 def make_log_folder(folder: Path) -> None:
@@ -120,5 +131,11 @@ def _close(paths: Iterable[Path], group: int) -> int:
             continue
         except OSError as error:
             what = "%s: others than the server's user may be able to read it, which cannot be changed: %s"
-            _log.warning(what, path, error.strerror)
+            _warn_once(what, path, error.strerror)
     return count
+
+
+@cache
+def _warn_once(what: str, *values: object) -> None:
+    """A server looks at its folder before it measures models, and again when it locks it."""
+    _log.warning(what, *values)
