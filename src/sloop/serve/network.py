@@ -62,7 +62,7 @@ TOKEN_BYTES_MIN: Final = 16
 HANDSHAKE_S_MAX: Final = 5.0
 STRANGERS_MAX: Final = 64
 """Connections that have not proved themselves; the oldest is closed for a further one."""
-STRANGERS_SHARE: Final = 0.03
+STRANGERS_SHARE: Final = 0.05
 """The share of the time that they may take, who take it from a process that has better to do. Those that prove
 themselves do not count."""
 STRANGER_NS: Final = 100_000
@@ -90,7 +90,8 @@ PAUSE_S: Final = 0.2
 """How long accepting pauses if no further connection can be accepted."""
 LOG_S: Final = 10.0
 """Between two messages about refused connections."""
-BACKLOG: Final = 128
+BACKLOG: Final = 64
+"""Connections that wait in the kernel: few enough that the last of them is accepted within `HANDSHAKE_S_MAX`."""
 HOLDERS_MAX: Final = 0x7FFF
 """The highest number of a process that holds arenas."""
 
