@@ -21,7 +21,17 @@ from sloop.cli.command import with_open_sizes
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import UNDECLARED, examine
 from sloop.profile.measure import first_profile, kept_profile
-from sloop.profile.profile import FirstProfile, Joining, Profile, digest, load_profile, path_beside, save_profile
+from sloop.profile.profile import (
+    FirstProfile,
+    Joining,
+    Profile,
+    Quadratic,
+    Sample,
+    digest,
+    load_profile,
+    path_beside,
+    save_profile,
+)
 from sloop.profile.published import RESNET_T
 from sloop.serve.deploy import ModelSignatures
 
@@ -254,3 +264,12 @@ def test_each_model_gets_the_shapes_of_its_own_inputs(tmp_path: Path, model: Pat
     result = run("serve", path, model, "--shape", "c=1")
     assert result.exit_code == 2
     assert "no model has an input of that name" in result.stderr
+
+
+def test_the_time_and_the_rate_that_are_told_are_both_medians() -> None:
+    samples = (Sample(1, 1, p50_ms=2.0, p99_ms=9.0, n=10), Sample(8, 2, p50_ms=8.0, p99_ms=20.0, n=10))
+    made = Profile(latency_ms=Quadratic(0, 1, 8), max_batch=8, max_cores=2, samples=samples)
+    assert module._speed(made) == (
+        "2 ms for 1 row on 1 core, or at most 1,000 rows/s in batches of 8 on 2 cores (medians; it is planned with "
+        "9 ms, the 99th percentile)"
+    )

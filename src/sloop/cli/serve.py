@@ -529,13 +529,13 @@ def _measured_copy(own: ModelCopy, folder: Path, shapes: Shapes, declared: Decla
 
 
 def _speed(profile: Profile) -> str:
-    """The time of a single request, and the most rows per second that were measured."""
+    """The time of a single request, and the most rows per second; both at the median, so that they can be compared."""
     single = min(profile.samples, key=lambda sample: (sample.batch, sample.cores))
     best = max(profile.samples, key=lambda sample: sample.batch / sample.p50_ms)
-    single_ms = profile.latency_ms.latency_ms(single.batch, single.cores)
-    one = f"{number(single_ms)} ms for {counted(single.batch, 'row')} on {counted(single.cores, 'core')}"
+    one = f"{number(single.p50_ms)} ms for {counted(single.batch, 'row')} on {counted(single.cores, 'core')}"
     rows_s = number(1e3 * best.batch / best.p50_ms)
-    return f"{one}; at most {rows_s} rows/s, {best.batch} at a time on {counted(best.cores, 'core')}"
+    most = f"{rows_s} rows/s in batches of {best.batch} on {counted(best.cores, 'core')}"
+    return f"{one}, or at most {most} (medians; it is planned with {number(single.p99_ms)} ms, the 99th percentile)"
 
 
 def addresses(
