@@ -346,6 +346,14 @@ def path_of(slo_ms: float) -> Path:
 # The cluster
 
 
+def test_a_cluster_that_is_too_small_for_the_headroom_alone() -> None:
+    """It carries what comes; the policy's own criterion is what fails."""
+    plan = planned(Mixed(headroom=1.0), seen(2000))
+    assert not plan.feasible
+    assert plan.saturated == ()
+    assert plan.why.endswith("all nodes together carry 52% of it, which is enough without headroom")
+
+
 def test_a_cluster_that_is_too_small() -> None:
     plan = planned(exact(), seen(4000))
     assert not plan.feasible

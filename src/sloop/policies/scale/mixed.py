@@ -235,7 +235,7 @@ class Mixed:
                 if best is None or cost < best[0] * (1 - ROUNDING):
                     best = (cost, offers, mix, own_ms)
         if best is None:
-            return cluster.saturated(cluster.offers(rates, parts_ms, waits), rates)
+            return cluster.saturated(cluster.offers(rates, parts_ms, waits), rates, self.headroom)
         _, offers, mix, memory.parts_ms = best
         return cluster.plan(offers, mix, rates)
 
@@ -443,8 +443,9 @@ class MixedCluster:
         )
         return StagePlan(stage.name, groups, max(group.batch_max for group in groups))
 
-    def saturated(self, offers: Sequence[Offer], rates: Sequence[float]) -> Plan:
-        """The plan if the cluster is too small for the rates: the largest share of them that fits."""
+    def saturated(self, offers: Sequence[Offer], rates: Sequence[float], headroom: float = 0.0) -> Plan:
+        """The plan if the cluster is too small for the rates, which have this much `headroom`: the largest share of
+        them that fits. Stages are saturated if it does not carry the demand either."""
         found = mixed.largest_share([offer.stage for offer in offers], self.pools)
         names = tuple(stage.name for stage in self.stages)
         if found is None:
@@ -454,8 +455,10 @@ class MixedCluster:
             return structs.replace(plan, why=why, feasible=False, saturated=names)
         mix, share = found
         plan = self.plan(offers, mix, rates)
-        why = f"{plan.why}; saturated: all nodes together carry {share:.0%} of it"
-        return structs.replace(plan, why=why, feasible=False, saturated=names)
+        carried = f"all nodes together carry {share:.0%} of it"
+        if share * (1 + headroom) >= 1 - ROUNDING:
+            return structs.replace(plan, why=f"{plan.why}; {carried}, which is enough without headroom", feasible=False)
+        return structs.replace(plan, why=f"{plan.why}; saturated: {carried}", feasible=False, saturated=names)
 
     def too_slow(self, rates: Sequence[float]) -> Plan:
         """The plan if no hardware is fast enough: the fastest replicas, without batches."""
