@@ -102,6 +102,7 @@ def test_it_leaves_when_told_while_it_still_waits_for_agents(model: Path) -> Non
         assert waiting.stderr is not None
         said = next(line for line in waiting.stderr if "waiting at" in line)
         assert "for the agents of local-0" in said
+        waiting.send_signal(signal.SIGHUP)
         waiting.send_signal(signal.SIGTERM)
         assert waiting.wait(30) == 0  # agents have two minutes to come
         assert "stopping before the start is over" in waiting.stderr.read()

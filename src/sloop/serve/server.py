@@ -257,12 +257,13 @@ def serve(
     setup = with_lone_requests(setup, runs_alone(models))
 
     async def main() -> None:
-        orders = StopOrders(settings.grace_s)
+        orders, loop = StopOrders(settings.grace_s), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, int)  # it may come at any time, and would end a server that starts
 
         async def run() -> None:
             async with serving(setup, models, settings) as server:
                 orders.begin(server.insight.withdraw)
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, server)
+                loop.add_signal_handler(signal.SIGHUP, reload, server)
                 on_start(server)
                 watching = asyncio.create_task(server.driver.crashed.wait())
                 watching.add_done_callback(lambda _: orders.drain_requested.set())
