@@ -129,8 +129,9 @@ def test_what_is_measured_is_kept_in_the_state_folder_if_the_models_cannot_be_wr
     first = first_profile(model, examine(model), {}, state)
     assert first.file.parent == state / "profiles"
     assert kept_profile(model, state) == first
-    found = module.first_profiles(load_deployment(model), None, state, {})
+    found, left_out = module.first_profiles(load_deployment(model), None, state, {})
     assert found == {model: first}, "it is not measured again"
+    assert not left_out
     model.write_bytes(model.read_bytes() + b"\x00")
     assert kept_profile(model, state) is None, "the model has changed"
 
@@ -250,6 +251,19 @@ def test_two_models_are_two_applications(model: Path) -> None:
     with pytest.raises(InputError, match="there is no such file"):
         load_deployment(model.with_name("three.onnx"))
     assert np.isclose(deployment.applications[0].slo_ms, 300)
+
+
+def test_a_model_of_several_that_cannot_be_measured_is_left_out(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("raise ValueError('no weights')")
+    monkeypatch.setattr("sloop.profile.measure.measure_briefly", lambda *_, **__: RESNET_T)
+    found, left_out = module.first_profiles(load_deployment([model, bad]), None, tmp_path / "state", {})
+    assert list(found) == [model]
+    assert {name: "no weights" in each.why for name, each in left_out.items()} == {"bad": True}
+    with pytest.raises(InputError, match="no weights"):
+        module.first_profiles(load_deployment([bad]), None, tmp_path / "state", {})
 
 
 def test_each_model_gets_the_shapes_of_its_own_inputs(tmp_path: Path, model: Path) -> None:

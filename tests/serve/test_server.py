@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -30,7 +31,7 @@ from sloop.runlog.fold import DeploymentState
 from sloop.runlog.segments import FOLDER, segments_in
 from sloop.serve.backends.agents import NodeMemory
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.deploy import COPIES
+from sloop.serve.deploy import COPIES, LeftOut, Models
 from sloop.serve.edge.hpack import encode
 from sloop.serve.edge.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 from sloop.serve.edge.rpc import SERVICE
@@ -42,6 +43,7 @@ from sloop.serve.server import (
     Settings,
     StopOrders,
     is_loopback,
+    loadable,
     locked,
     models_of,
     open_journal,
@@ -50,7 +52,7 @@ from sloop.serve.server import (
     serving,
 )
 from sloop.systems.replay import beginning_of, rebuild, replay_log
-from sloop.systems.setup import set_up
+from sloop.systems.setup import Setup, set_up
 from sloop.tensor import Port, Signature
 from sloop.vocabulary import Request
 from tests.serve.edge.fakes import LoopThread
@@ -99,14 +101,14 @@ class Running:
         model: str = "",
         drain_s: float = 5,
         settings: Mapping[str, Any] = MappingProxyType({}),
+        opened: tuple[Setup, Models, Mapping[str, LeftOut]] | None = None,
     ) -> None:
-        setup = set_up(load_deployment(described))
+        setup, models, left_out = opened or loadable(set_up(load_deployment(described)), folder)
         self.thread, self.folder = thread, folder
         wanted = Settings(http_port=0, grpc_port=0, state_folder=folder, drain_s=drain_s, **settings)
-        models = models_of(setup, folder)
         if model:
             models = {key: Servable(model, ECHO) for key in models}
-        self.context = serving(setup, models, wanted)
+        self.context = serving(setup, models, wanted, left_out)
         self.server: Serving = thread.call(self.context.__aenter__())
 
     def ask(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:
@@ -467,6 +469,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(mlp: Path, tmp_
 
 SCRIPT = """
 import json, sys
+from dataclasses import replace
 from pathlib import Path
 from sloop.app.load import load_application, load_deployment
 from sloop.serve.server import Settings, serve
@@ -803,3 +806,60 @@ def test_a_difference_that_real_requests_show_ends_joining(
     del described["stages"][0]["variants"][0]["joins_rows"]
     (servable,) = models_of(set_up(load_deployment([described])), tmp_path / "state").values()
     assert "differs from its output alone" in servable.obstacle, "also in later servers"
+
+
+def two_models(tmp_path: Path) -> tuple[Setup, Path]:
+    """Two applications of a Python model each; `bad` cannot be made as long as the file `broken` is there."""
+    broken = tmp_path / "broken"
+    described = []
+    for name, body in (
+        ("good", "pass"),
+        ("bad", f"assert not __import__('os').path.exists({str(broken)!r}), 'broken'"),
+    ):
+        (tmp_path / f"{name}.py").write_text(SLEEPY.replace("pass  # init", body))
+        described.append(document(tmp_path / f"{name}.py") | {"name": name})
+    broken.touch()
+    return set_up(load_deployment(described)), broken
+
+
+SLEEPY = """
+class Model:
+    inputs, outputs = {"x": ("FP32", (-1, 1))}, {"y": ("FP32", (-1, 1))}
+    def __init__(self, threads):
+        pass  # init
+    def run(self, x):
+        return x
+"""
+
+
+def test_a_model_that_cannot_be_loaded_at_the_start_is_left_out_and_tried_again(
+    thread: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sloop.serve.deploy.RETRY_S_MIN", 0.1)
+    setup, broken = two_models(tmp_path)
+    kept, models, left_out = loadable(setup, tmp_path / "state")
+    assert [each.application.name for each in kept.applications] == ["good"]
+    assert "broken" in left_out["bad"].why
+    running = Running(thread, tmp_path / "state", opened=(kept, models, left_out))
+    running.wait_until_ready()
+    status, text = running.ask("GET", "/v2/health/ready")
+    assert status == 200
+    assert "it cannot be loaded" in json.loads(text)["not_ready"]["bad"]["why"]
+    assert running.ask("GET", "/v2/models/bad/ready")[0] == 503
+    broken.unlink()
+    for _ in range(600):
+        if running.ask("GET", "/v2/models/bad/ready")[0] == 200:
+            break
+        time.sleep(0.1)
+    assert json.loads(running.ask("GET", "/v2/health/ready")[1]) == {"ready": True}
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}
+    status, text = running.ask("POST", "/v2/models/bad/infer", body)
+    assert (status, json.loads(text)["outputs"][0]["data"]) == (200, [3])
+    running.close()
+
+
+def test_where_no_model_can_be_loaded_there_is_no_server(tmp_path: Path) -> None:
+    setup, _ = two_models(tmp_path)
+    only = replace(setup, applications=setup.applications[1:])
+    with pytest.raises(InputError, match="broken"):
+        loadable(only, tmp_path / "state")

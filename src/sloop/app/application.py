@@ -5,7 +5,7 @@ Plain values as the user declared them; `sloop.app.load` reads and checks them. 
 meaning of a system's parameters.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path as FilePath
@@ -401,6 +401,10 @@ class Deployment:
                 if variant.model is not None and variant.profile is None and not variant.profiles
             )
         )
+
+    def without(self, names: Container[str]) -> "Deployment":
+        """This deployment without the applications of these names."""
+        return replace(self, applications=tuple(each for each in self.applications if each.name not in names))
 
     def with_profiles(self, found: Mapping[FilePath, FirstProfile]) -> "Deployment":
         """This deployment, in which variants without a profile have the one of their model."""

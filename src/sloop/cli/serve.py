@@ -32,7 +32,7 @@ from sloop.cli.command import (
     with_deadlines,
 )
 from sloop.cli.pull import cache_of, fetched_models, models_options
-from sloop.errors import InputError
+from sloop.errors import InputError, SloopError
 from sloop.profile.examine import Declared
 from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
 from sloop.profile.operators import use as use_operators
@@ -40,7 +40,7 @@ from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import COPIES, ROWS_MAX, ModelSignatures, unprofiled
+from sloop.serve.deploy import COPIES, ROWS_MAX, LeftOut, ModelSignatures, unprofiled
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
@@ -449,16 +449,17 @@ def serve(
     )
     choice = chosen_system(system)
     prepare(folder := settings.folder_of(deployment), settings.log_group)
-    first = {} if no_profile else first_profiles(deployment, choice, folder, dict(shapes))
-    deployment, notes = with_deadlines(deployment.with_profiles(first), slo_ms)
+    first, left_out = ({}, {}) if no_profile else first_profiles(deployment, choice, folder, dict(shapes))
+    deployment, notes = with_deadlines(deployment.without(left_out).with_profiles(first), slo_ms)
     for note in notes:
         click.echo(note, err=True)
 
     def on_start(server: Serving) -> None:
         with context.scope(cleanup=False):
-            print_output(addresses(deployment, server, list(first.values()), is_secure=settings.http.tls is not None))
+            served = deployment.without(server.insight.refused)
+            print_output(addresses(served, server, list(first.values()), is_secure=settings.http.tls is not None))
 
-    serve_until_stopped(deployment, settings, choice=choice, on_start=on_start)
+    serve_until_stopped(deployment, settings, choice=choice, on_start=on_start, left_out=left_out)
 
 
 def _with_rows(deployment: Deployment, rows: int | None) -> Deployment:
@@ -468,8 +469,9 @@ def _with_rows(deployment: Deployment, rows: int | None) -> Deployment:
 
 def first_profiles(
     deployment: Deployment, choice: SystemChoice | None, folder: Path, shapes: Shapes
-) -> dict[Path, FirstProfile]:
-    """Profiles for the models that have none: kept in the state folder, or measured now."""
+) -> tuple[dict[Path, FirstProfile], dict[str, LeftOut]]:
+    """Profiles for the models that have none: kept in the state folder, or measured now. And, by name, the applications
+    whose models cannot be measured; if there is no other, raises the first error."""
     missing = deployment.without_profile
     for application in (deployment.under(choice) if choice else deployment).applications if missing else ():
         build_system(application.system.name, application.system.declared)  # a mistake there is told before measuring
@@ -488,11 +490,33 @@ def first_profiles(
     }
     use_operators(name for each in declared.values() for name in each.operators)
     signatures = ModelSignatures(folder / COPIES)
+    failed: dict[str, SloopError] = {}
     for application in deployment.applications if measured else ():
-        signatures.check_wiring(application)  # a mistake there is told before measuring
+        try:
+            signatures.check_wiring(application)  # a mistake there is told before measuring
+        except SloopError as error:
+            failed[application.name] = _unless_all(error, failed, deployment)
     for model, own in _divided(shapes, declared, signatures).items():
-        found[model] = _measured(model, folder, own, declared[model])
-    return found
+        users = [
+            each.name
+            for each in deployment.without(failed).applications
+            if model in replace(deployment, applications=(each,)).without_profile
+        ]
+        try:
+            if users:
+                found[model] = _measured(model, folder, own, declared[model])
+        except SloopError as error:
+            for name in users:
+                failed[name] = _unless_all(error, failed, deployment)
+    files = {each.name: each.file for each in deployment.applications}
+    return found, {name: LeftOut(error.what, files[name]) for name, error in failed.items()}
+
+
+def _unless_all(error: SloopError, failed: Mapping[str, SloopError], deployment: Deployment) -> SloopError:
+    """The error of one more application; raises the first one if no application is left."""
+    if len(failed) + 1 >= len(deployment.applications):
+        raise next(iter(failed.values()), error)
+    return error
 
 
 def _divided(shapes: Shapes, models: Mapping[Path, Declared], signatures: ModelSignatures) -> dict[Path, Shapes]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +62,7 @@ from sloop.serve.insight import Insight
 from sloop.serve.messages import CutBlock, OfferModel, VariantJoining
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
-from sloop.serve.protocols import Backend, CutModel, ModelState, Servable
+from sloop.serve.protocols import Backend, CutModel, ModelState, Readiness, Servable
 from sloop.serve.weights import source_of
 from sloop.systems.setup import (
     ApplicationSetup,
@@ -109,6 +109,9 @@ TRITON_STATES: Final = {
 }
 """Triton's words for the states of models; a version without one has ended, or ends."""
 ENDED_KEPT: Final = 100
+RETRY_S_MIN, RETRY_S_MAX = 10.0, 600.0
+"""Between two attempts to load an application that could not be loaded at the server's start; each waits twice as long
+as the one before. An attempt examines the model, in a process of the lowest priority but one."""
 
 _log: Final = logging.getLogger("sloop.deploy")
 
@@ -527,6 +530,8 @@ class CheckOrder(Struct, frozen=True):
     """Its system and cluster; without applications."""
     folder: str
     """The server's state folder."""
+    definition: dict[str, Any] | None = None
+    """The application version instead of the file's, joined with the deployment already."""
 
 
 class AcceptedVersion(Struct, frozen=True, tag="accepted"):
@@ -556,9 +561,12 @@ class RefusedVersion(Struct, frozen=True, tag="refused"):
 def check_version(order: CheckOrder) -> AcceptedVersion:
     """The version if it can be served. SloopError if it cannot."""
     deployment = msgspec.convert(order.deployment, Deployment, strict=False)
-    application = load_application(order.file, cluster=deployment.cluster)
-    version = order.version or order.next_versions.get(application.name, "1")
-    joined = deployment.joined_by(application).qualified(version)
+    if order.definition is not None:
+        application = joined = replace(application_in(order.definition), cluster=deployment.cluster)
+    else:
+        application = load_application(order.file, cluster=deployment.cluster)
+        version = order.version or order.next_versions.get(application.name, "1")
+        joined = deployment.joined_by(application).qualified(version)
     whole = set_up(replace(deployment, applications=(joined,)))
     (setup,) = whole.applications
     check_live(setup)
@@ -621,6 +629,16 @@ def main(arguments: Sequence[str]) -> None:
 # Orders
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An application that a server was to serve from its start, and could not load."""
+
+    why: str
+    file: str
+    definition: dict[str, Any] | None = None
+    """With which it is tried again; None if not even its speed is known."""
+
+
 class Deployer:
     """Carries out the orders of `sloop deploy` in a running server."""
 
@@ -657,16 +675,29 @@ class Deployer:
         driver.on_rollout, driver.on_joining_ended = self._on_rollout, self._offer
         self._deploying = asyncio.Lock()
 
+    @property
+    def refused(self) -> Mapping[str, Readiness]:
+        """By name, the applications that are to serve and cannot be loaded."""
+        return self._insight.refused
+
     @contextlib.contextmanager
-    def keeping(self, models: Models) -> Iterator[None]:
+    def keeping(self, models: Models, left_out: Mapping[str, LeftOut] = {}) -> Iterator[None]:
         """The files of these models stay as long as a version uses them, and those of the versions that are deployed
-        while the block runs; those of others are deleted. The files that they were made from are watched."""
+        while the block runs; those of others are deleted. The files that they were made from are watched. What is left
+        out is tried again, until it serves or an order has deployed it."""
+        trying: list[asyncio.Task[None]] = []
         try:
             for application in self._applications.values():
                 self._keep(application, models)
             self._files.start()
+            for name, each in left_out.items():
+                self._refuse(name, each, each.why, RETRY_S_MIN)
+                if each.definition is not None:
+                    trying.append(asyncio.get_running_loop().create_task(self._try_again(name, each)))
             yield
         finally:
+            for task in trying:
+                task.cancel()
             self._files.close()
 
     def _keep(self, application: Application, models: Models) -> None:
@@ -759,7 +790,34 @@ class Deployer:
         else:  # a version that may answer before the core moves it to another state
             self._edges.offer(structs.replace(known, answers=known.answers | {version: served.wiring.answer}))
         self._driver.on_event(Deployed(name, version, found.definition, order.canary))
+        self._insight.refused.pop(name, None)
         return served
+
+    def _refuse(self, name: str, left_out: LeftOut, why: str, wait_s: float) -> None:
+        """Say that an application cannot be loaded."""
+        is_tried = left_out.definition is not None
+        then = f"next attempt within {wait_s:g} s" if is_tried else "deploy it when that is corrected"
+        _log.error("%r is not served: %s; %s", name, why, then)
+        self._insight.refused[name] = Readiness(ModelState.FAILING, f"it cannot be loaded: {why}; {then}")
+
+    async def _try_again(self, name: str, left_out: LeftOut) -> None:
+        """Load an application that could not be loaded at the start, as soon as that is possible."""
+        wait_s, described = RETRY_S_MIN, msgspec.to_builtins(self._deployment, str_keys=True)
+        order = CheckOrder(left_out.file, "", {}, described, str(self._folder.absolute()), left_out.definition)
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_S_MAX, 2 * wait_s)
+            async with self._deploying:
+                if name not in self._insight.refused or self._driver.is_stopped:
+                    return
+                try:
+                    with self._files.checking():
+                        self._start(await checked(order), Deploy(left_out.file))
+                except SloopError as error:
+                    self._refuse(name, left_out, error.what, wait_s)
+                else:
+                    _log.warning("%r is loaded", name)
+                    return
 
     async def promote(self, order: Promote, tell: Tell) -> Done:
         """Let a version get all requests, and wait until it does."""
@@ -932,7 +990,11 @@ class ModelRepository:
             {"name": each.application, "version": each.version, "state": TRITON_STATES[each.model], "reason": each.why}
             for each in serving
         ]
-        names = {each.application for each in serving}
+        names = {each.application for each in serving} | self._deployer.refused.keys()
+        found += [
+            {"name": name, "version": "", "state": "UNAVAILABLE", "reason": each.why}
+            for name, each in self._deployer.refused.items()
+        ]
         found += [
             {"name": name, "version": "", "state": "UNAVAILABLE", "reason": "not loaded"}
             for name in self._files()

@@ -157,7 +157,7 @@ class Insight:
         if not version:
             serving = self.versions(model)
             if not serving:
-                return None
+                return self.refused.get(model)
             version = serving[0]
         for each in self._core.versions(model):
             if each.name == version and each.state not in ENDING_STATES:

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from msgspec import structs
 from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.hardware import EDGE_CORES
 from sloop.core.planner import plans_beside
-from sloop.errors import InputError, MachineError
+from sloop.errors import InputError, MachineError, SloopError
 from sloop.machine import capacity
 from sloop.memory import return_large_memory
 from sloop.runlog.segments import FOLDER
@@ -39,6 +39,7 @@ from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import detect
 from sloop.serve.deploy import (
     Deployer,
+    LeftOut,
     ModelRepository,
     Models,
     check_live,
@@ -244,24 +245,27 @@ def serve(
     *,
     choice: SystemChoice | None = None,
     on_start: Callable[[Serving], None] = lambda _: None,
+    left_out: Mapping[str, LeftOut] = {},
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; after SIGTERM, first serve for `grace_s` more. `on_start` is called
     when the ports are open. A server whose core has failed ends at once, so that whoever supervises it can start
     another.
 
     Raises `InputError` for an application that cannot be served, and `MachineError` for what the machine does not
-    allow.
+    allow. Of several applications, those whose models cannot be loaded are left out and tried again, as long as there
+    is another one; `left_out` has those that are left out already, by name.
     """
     setup = set_up(declared, choice)
-    models = models_of(setup, settings.folder_of(setup.deployment))
+    setup, models, refused = loadable(setup, settings.folder_of(setup.deployment))
     setup = with_lone_requests(setup, runs_alone(models))
+    left_out = {**left_out, **refused}
 
     async def main() -> None:
         orders, loop = StopOrders(settings.grace_s), asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, int)  # it may come at any time, and would end a server that starts
 
         async def run() -> None:
-            async with serving(setup, models, settings) as server:
+            async with serving(setup, models, settings, left_out) as server:
                 orders.begin(server.insight.withdraw)
                 loop.add_signal_handler(signal.SIGHUP, reload, server)
                 on_start(server)
@@ -345,8 +349,11 @@ class StopOrders:
 
 
 @asynccontextmanager
-async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIterator[Serving]:
-    """A running server, which is drained when the context ends. `models` maps (stage, variant) to its model."""
+async def serving(
+    setup: Setup, models: Models, settings: Settings, left_out: Mapping[str, LeftOut] = {}
+) -> AsyncIterator[Serving]:
+    """A running server, which is drained when the context ends. `models` maps (stage, variant) to its model; `left_out`
+    has what is to be served too, and is tried again."""
     deployment, versions = setup.deployment, versions_of(setup, models)
     raise_descriptor_limit()
     keys = Keys(settings.api_key, settings.api_key_file)
@@ -399,7 +406,7 @@ async def serving(setup: Setup, models: Models, settings: Settings) -> AsyncIter
             backend.on_edge = edges.accept
         offer_all(edges, deployment, versions, insight)
         deployer = Deployer(deployment, core, driver, backend, planner, edges, insight, folder)
-        stack.enter_context(deployer.keeping(models))
+        stack.enter_context(deployer.keeping(models, left_out))
         insight.repository = repository = ModelRepository(deployer, settings.repository)
         stack.push_async_callback(edges.close)
         driver.wait()
@@ -499,6 +506,25 @@ def models_of(setup: Setup, folder: Path) -> dict[tuple[str, str], Servable]:
         blocks, parts = needs_blocks(each), starts_parts(each)
         found |= servables_of(each.application, folder, in_blocks=blocks, in_parts=parts, worker_bytes=most_bytes)
     return found
+
+
+def loadable(setup: Setup, folder: Path) -> tuple[Setup, dict[tuple[str, str], Servable], dict[str, LeftOut]]:
+    """The setup of the applications whose models can be loaded, these models, and by name the other applications; for
+    `folder` see `servables_of`. Raises the first error if no application can be loaded."""
+    found: dict[tuple[str, str], Servable] = {}
+    left_out: dict[str, LeftOut] = {}
+    errors: list[SloopError] = []
+    for each in setup.applications:
+        try:
+            found |= models_of(replace(setup, applications=(each,)), folder)
+        except SloopError as error:
+            errors.append(error)
+            left_out[each.application.name] = LeftOut(error.what, each.application.file, definition_of(each))
+    if len(errors) == len(setup.applications):
+        raise errors[0]
+    if left_out:
+        setup = set_up(setup.deployment.without(left_out))
+    return setup, found, left_out
 
 
 def versions_of(setup: Setup, models: Models) -> list[ServedVersion]:

@@ -328,6 +328,15 @@ def test_the_server_is_ready_without_a_sick_model_and_names_it(ask: Ask, gateway
     assert ask("GET", "/v2/health/ready").json == told
 
 
+def test_a_model_that_could_not_be_loaded_is_not_unknown(ask: Ask, gateway: Gateway) -> None:
+    gateway.states["bad"] = Readiness(ModelState.FAILING, "it cannot be loaded: no file")
+    for method, path in (("GET", "/v2/models/bad/ready"), ("POST", "/v2/models/bad/infer"), ("GET", "/v1/models/bad")):
+        answered = ask(method, path)
+        assert (answered.status, answered.headers["retry-after"]) == (503, "10")
+        assert "model 'bad' is not served: it cannot be loaded: no file" in answered.error
+    assert ask("GET", "/v2/models/none/ready").status == 404
+
+
 def test_a_resting_model_is_ready_and_says_so(ask: Ask, gateway: Gateway) -> None:
     gateway.states["demo"] = Readiness(ModelState.RESTING)
     assert ask("GET", "/v2/models/demo/ready").json == {"name": "demo", "ready": True, "state": "resting"}

@@ -192,13 +192,29 @@ class Rest:
             pages = self.v1_pages.get(colon + verb)
         else:
             raise unknown_path(path)
-        model = self.service.model(name)
+        model = self.service.models.get(name)
+        if model is None:
+            self._refuse_unknown(exchange, name)
+            return
         if pages is None:
             raise unknown_path(path)
         if method not in pages:
             self._refuse_method(exchange, pages)
         else:
             pages[method](exchange, model, version)
+
+    def _refuse_unknown(self, exchange: Exchange, name: str) -> None:
+        """Answer a request for a model that is not there: 404, or 503 if the server is to have it and cannot load
+        it."""
+
+        def answer(found: bytes) -> None:
+            readiness = server_readiness_of(found).models.get(name)
+            if readiness is None:
+                raise self.service.unknown(name)
+            what = f"model {quoted(name)} is not served: {readiness.why}"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, "try again later", retry_after_s=10)
+
+        self._ask(exchange, AskReady(), answer)
 
     def _refuse_method(self, exchange: Exchange, verbs: Iterable[str]) -> None:
         """Answer a method that a path does not support; OPTIONS asks which it does."""
