@@ -31,7 +31,7 @@ from sloop.runlog.fold import DeploymentState
 from sloop.runlog.segments import FOLDER, segments_in
 from sloop.serve.backends.agents import NodeMemory
 from sloop.serve.backends.local import LocalBackend
-from sloop.serve.deploy import COPIES, LeftOut, Models
+from sloop.serve.deploy import COPIES, Models, UnloadedModel
 from sloop.serve.edge.hpack import encode
 from sloop.serve.edge.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 from sloop.serve.edge.rpc import SERVICE
@@ -101,7 +101,7 @@ class Running:
         model: str = "",
         drain_s: float = 5,
         settings: Mapping[str, Any] = MappingProxyType({}),
-        opened: tuple[Setup, Models, Mapping[str, LeftOut]] | None = None,
+        opened: tuple[Setup, Models, Mapping[str, UnloadedModel]] | None = None,
     ) -> None:
         setup, models, left_out = opened or loadable(set_up(load_deployment(described)), folder)
         self.thread, self.folder = thread, folder

@@ -40,7 +40,7 @@ from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import COPIES, ROWS_MAX, LeftOut, ModelSignatures, unprofiled
+from sloop.serve.deploy import COPIES, ROWS_MAX, ModelSignatures, UnloadedModel, unprofiled
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
@@ -469,7 +469,7 @@ def _with_rows(deployment: Deployment, rows: int | None) -> Deployment:
 
 def first_profiles(
     deployment: Deployment, choice: SystemChoice | None, folder: Path, shapes: Shapes
-) -> tuple[dict[Path, FirstProfile], dict[str, LeftOut]]:
+) -> tuple[dict[Path, FirstProfile], dict[str, UnloadedModel]]:
     """Profiles for the models that have none: kept in the state folder, or measured now. And, by name, the applications
     whose models cannot be measured; if there is no other, raises the first error."""
     missing = deployment.without_profile
@@ -509,7 +509,7 @@ def first_profiles(
             for name in users:
                 failed[name] = _unless_all(error, failed, deployment)
     files = {each.name: each.file for each in deployment.applications}
-    return found, {name: LeftOut(error.what, files[name]) for name, error in failed.items()}
+    return found, {name: UnloadedModel(error.what, files[name]) for name, error in failed.items()}
 
 
 def _unless_all(error: SloopError, failed: Mapping[str, SloopError], deployment: Deployment) -> SloopError:

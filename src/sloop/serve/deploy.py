@@ -630,7 +630,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class UnloadedModel:
     """An application that a server was to serve from its start, and could not load."""
 
     why: str
@@ -681,7 +681,7 @@ class Deployer:
         return self._insight.refused
 
     @contextlib.contextmanager
-    def keeping(self, models: Models, left_out: Mapping[str, LeftOut] = {}) -> Iterator[None]:
+    def keeping(self, models: Models, left_out: Mapping[str, UnloadedModel] = {}) -> Iterator[None]:
         """The files of these models stay as long as a version uses them, and those of the versions that are deployed
         while the block runs; those of others are deleted. The files that they were made from are watched. What is left
         out is tried again, until it serves or an order has deployed it."""
@@ -696,8 +696,8 @@ class Deployer:
                     trying.append(asyncio.get_running_loop().create_task(self._try_again(name, each)))
             yield
         finally:
-            for task in trying:
-                task.cancel()
+            for attempts in trying:
+                attempts.cancel()
             self._files.close()
 
     def _keep(self, application: Application, models: Models) -> None:
@@ -793,14 +793,14 @@ class Deployer:
         self._insight.refused.pop(name, None)
         return served
 
-    def _refuse(self, name: str, left_out: LeftOut, why: str, wait_s: float) -> None:
+    def _refuse(self, name: str, left_out: UnloadedModel, why: str, wait_s: float) -> None:
         """Say that an application cannot be loaded."""
         is_tried = left_out.definition is not None
         then = f"next attempt within {wait_s:g} s" if is_tried else "deploy it when that is corrected"
         _log.error("%r is not served: %s; %s", name, why, then)
         self._insight.refused[name] = Readiness(ModelState.FAILING, f"it cannot be loaded: {why}; {then}")
 
-    async def _try_again(self, name: str, left_out: LeftOut) -> None:
+    async def _try_again(self, name: str, left_out: UnloadedModel) -> None:
         """Load an application that could not be loaded at the start, as soon as that is possible."""
         wait_s, described = RETRY_S_MIN, msgspec.to_builtins(self._deployment, str_keys=True)
         order = CheckOrder(left_out.file, "", {}, described, str(self._folder.absolute()), left_out.definition)

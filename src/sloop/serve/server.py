@@ -39,9 +39,9 @@ from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import detect
 from sloop.serve.deploy import (
     Deployer,
-    LeftOut,
     ModelRepository,
     Models,
+    UnloadedModel,
     check_live,
     check_weights,
     needs_blocks,
@@ -245,7 +245,7 @@ def serve(
     *,
     choice: SystemChoice | None = None,
     on_start: Callable[[Serving], None] = lambda _: None,
-    left_out: Mapping[str, LeftOut] = {},
+    left_out: Mapping[str, UnloadedModel] = {},
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; after SIGTERM, first serve for `grace_s` more. `on_start` is called
     when the ports are open. A server whose core has failed ends at once, so that whoever supervises it can start
@@ -350,14 +350,12 @@ class StopOrders:
 
 @asynccontextmanager
 async def serving(
-    setup: Setup, models: Models, settings: Settings, left_out: Mapping[str, LeftOut] = {}
+    setup: Setup, models: Models, settings: Settings, left_out: Mapping[str, UnloadedModel] = {}
 ) -> AsyncIterator[Serving]:
-    """A running server, which is drained when the context ends. `models` maps (stage, variant) to its model; `left_out`
-    has what is to be served too, and is tried again."""
+    """A running server, drained when the context ends. `models` are by (stage, variant); `left_out` is tried again."""
     deployment, versions = setup.deployment, versions_of(setup, models)
     raise_descriptor_limit()
-    keys = Keys(settings.api_key, settings.api_key_file)
-    check(setup, models, settings, keys)
+    check(setup, models, settings, Keys(settings.api_key, settings.api_key_file))
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(locked(settings.folder_of(deployment), settings.log_group))
         here = nullcontext((deployment, None)) if settings.nodes is not None else opened_gpus(deployment, folder)
@@ -508,18 +506,18 @@ def models_of(setup: Setup, folder: Path) -> dict[tuple[str, str], Servable]:
     return found
 
 
-def loadable(setup: Setup, folder: Path) -> tuple[Setup, dict[tuple[str, str], Servable], dict[str, LeftOut]]:
+def loadable(setup: Setup, folder: Path) -> tuple[Setup, dict[tuple[str, str], Servable], dict[str, UnloadedModel]]:
     """The setup of the applications whose models can be loaded, these models, and by name the other applications; for
     `folder` see `servables_of`. Raises the first error if no application can be loaded."""
     found: dict[tuple[str, str], Servable] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, UnloadedModel] = {}
     errors: list[SloopError] = []
     for each in setup.applications:
         try:
             found |= models_of(replace(setup, applications=(each,)), folder)
         except SloopError as error:
             errors.append(error)
-            left_out[each.application.name] = LeftOut(error.what, each.application.file, definition_of(each))
+            left_out[each.application.name] = UnloadedModel(error.what, each.application.file, definition_of(each))
     if len(errors) == len(setup.applications):
         raise errors[0]
     if left_out:
