@@ -3,10 +3,13 @@
 import importlib
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,11 +23,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sloop.actions import VersionState
 from sloop.cli import COMMANDS, main
+from sloop.demo import write_example
+from sloop.runlog import read_log
 from sloop.serve.edge import http2
 from sloop.serve.edge.bodies import ALL_BYTES_MAX
 from sloop.serve.metrics import Metrics
 from sloop.serve.server import Settings
+from sloop.units import GIB
 from sloop.vocabulary import Life, Outcome
+from tests.machines import FakeMachine
 from tests.serve.test_metrics import ONE, Version
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +105,9 @@ def pods() -> dict[str, dict[str, Any]]:
     (cluster,) = (each for each in documents("kuberay/raycluster.yaml") if each["kind"] == "RayCluster")
     (workers,) = cluster["spec"]["workerGroupSpecs"]
     (edges,) = (each for each in documents("kuberay/edges.yaml") if each["kind"] == "Deployment")
+    (runtime,) = documents("kserve/runtime.yaml")
     return {
+        "kserve": {"spec": {key: runtime["spec"][key] for key in ("containers", "volumes")}},
         "edge": edges["spec"]["template"],
         "kubernetes": deployment["spec"]["template"],
         "head": cluster["spec"]["headGroupSpec"]["template"],
@@ -349,6 +358,106 @@ COMPOSE = {
     "grafana": "image environment ports secrets volumes depends_on restart",
 }
 """Source: compose-spec/compose-spec, schema/compose-spec.json."""
+
+
+RUNTIME = {"annotations", "supportedModelFormats", "protocolVersions", "multiModel", "containers", "volumes"}
+"""The keys of a runtime that we use. Source: KServe 0.15, pkg/apis/serving/v1alpha1/servingruntime_types.go."""
+FORMAT = {"name", "version", "autoSelect", "priority"}
+
+
+def test_the_runtime_of_kserve_has_its_keys_and_serves_under_its_conditions() -> None:
+    """Any user, nothing but /tmp to write to, the models under /mnt/models, port 8080, the name of the service."""
+    (runtime,) = documents("kserve/runtime.yaml")
+    assert (runtime["apiVersion"], runtime["kind"]) == ("serving.kserve.io/v1alpha1", "ServingRuntime")
+    spec = runtime["spec"]
+    assert spec.keys() == RUNTIME
+    assert all(each.keys() <= FORMAT for each in spec["supportedModelFormats"])
+    assert set(spec["protocolVersions"]) <= {"v1", "v2", "grpc-v1", "grpc-v2"}
+    pod = {"metadata": {}, **pods()["kserve"]}
+    whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "kserve"}, "template": pod}
+    kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+    container = container_of("kserve")
+    assert container["name"] == "kserve-container", "KServe looks for this name"
+    rights = container["securityContext"]
+    assert rights["runAsNonRoot"]
+    assert rights["readOnlyRootFilesystem"]
+    assert "runAsUser" not in rights
+    assert "HOME" not in {each["name"] for each in container["env"]}
+    assert [each["mountPath"] for each in container["volumeMounts"]] == ["/tmp"]
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert container["args"][:2] == ["serve", "/mnt/models"]
+    given = parameters_of(["serve", "models", *container["args"][2:]])
+    assert (given["name"], given["host"], given["http_port"]) == ("{{.Name}}", "0.0.0.0", 8080)
+    assert given["state"].is_relative_to("/tmp")
+    assert [each["containerPort"] for each in container["ports"]] == [8080]
+    assert spec["annotations"]["prometheus.kserve.io/port"] == "8080"
+    (example_s,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", read("kserve/runtime.yaml"))
+    assert int(example_s) >= stop_s(given)
+
+
+def test_the_image_has_the_locale_of_text_operators() -> None:
+    text = read("container/Containerfile")
+    assert "localedef --no-archive -i en_US -f UTF-8 /usr/lib/locale/en_US.utf8" in text
+    assert "COPY --from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8" in text
+
+
+FAKED = """
+import os, pathlib, sloop.machine
+os.sched_getaffinity = lambda pid: set(range(8))
+sloop.machine.PROC = pathlib.Path({proc!r})
+"""
+"""The `sitecustomize` of processes that see eight CPUs, and control groups of the test."""
+
+
+def tried(where: str, folder: Path) -> list[str]:
+    """The command of a file, with paths and ports of a test instead of its own."""
+    own = {
+        "--host": "127.0.0.1",
+        "--state": str(folder / "state"),
+        "--api-key-file": str(folder / "keys"),
+        **{"--name": "digits", "--http-port": "0", "--grpc-port": "0"},
+    }
+    command = container_of("kserve")["args"] if where == "kserve" else served()[where]
+    words = [word for each in command for word in each.split("=", 1)]
+    words = [own.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    words = [str(folder / "app.yaml") if re.match(r"/models|/etc/sloop/app", word) else word for word in words]
+    words = [str(folder) if word == "/mnt/models" else word for word in words]
+    return words if "--http-port" in words else [*words, "--http-port", "0", "--grpc-port", "0"]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("where", ["systemd", "container", "compose", "kubernetes", "kserve"])
+def test_servers_start_on_a_node_of_eight_cpus_with_a_limit_of_four(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = container_of(where)["resources"]["limits"] if where in pods() else {"cpu": "4", "memory": "4Gi"}
+    cores, memory_bytes = float(limits["cpu"]), int(limits["memory"].removesuffix("Gi")) * GIB
+    with monkeypatch.context() as here:
+        machine = FakeMachine(tmp_path / "machine", here)
+        machine.move("/pod/container")
+        machine.limit("/pod", cores=cores, memory_bytes=memory_bytes)
+    (tmp_path / "sitecustomize.py").write_text(FAKED.format(proc=str(machine.proc)))
+    (tmp_path / "keys").write_text("me 0123456789abcdef0123456789abcdef\n")
+    write_example(tmp_path)
+    (tmp_path / "wave.yaml").unlink()
+    table = {"form": "table", "table": {1: {1: 8, 4: 3}}}
+    profile = {"latency_ms": table, "max_batch": 1, "max_cores": 4, "load_s": 1, "origin": "assumed", "source": "x"}
+    stage = {"name": "read", "model": "./digits.onnx", "profile": profile}
+    (tmp_path / "app.yaml").write_text(yaml.safe_dump({"name": "digits", "slo_ms": 500, "stages": [stage]}))
+    with subprocess.Popen(
+        [sys.executable, "-m", "sloop", *tried(where, tmp_path), "--json"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline() or "{}")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert "http" in said, (said, errors)
+    [node] = read_log(tmp_path / "state" / "log").header.cluster
+    assert (node.cores, node.memory_bytes) == (cores, memory_bytes)
 
 
 def test_the_compose_file_has_keys_of_the_specification_and_mounts_what_there_is() -> None:

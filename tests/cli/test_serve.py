@@ -16,9 +16,10 @@ from typing import cast
 from urllib.request import urlopen
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from rich.console import Console
 
+from sloop.app.application import Deployment
 from sloop.cli import agent as agents
 from sloop.cli import edge as edges
 from sloop.cli import main
@@ -33,7 +34,7 @@ from sloop.serve.edge.process import EdgeSettings
 from sloop.serve.network import NodeTls
 from sloop.serve.processes import spawn
 from sloop.serve.server import GRACE_S, Settings
-from tests.cli.conftest import SERVED
+from tests.cli.conftest import APPLICATION, SERVED
 from tests.serve.edge.test_attacks import make_certificate
 from tests.systems.test_replay import logged
 
@@ -494,3 +495,42 @@ def test_its_length_is_bounded() -> None:
     result = CliRunner().invoke(main, ["demo", "--seconds", "5"])
     assert result.exit_code == 2
     assert "10<=x<=600" in result.stderr
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
+    """What would have been served."""
+    found: list[Deployment] = []
+    monkeypatch.setattr(serving, "serve_until_stopped", lambda deployment, *given, **named: found.append(deployment))
+    return found
+
+
+def serve_folder(folder: Path, *more: str) -> Result:
+    return CliRunner().invoke(main, ["serve", str(folder), "--state", str(folder / "state"), "--no-profile", *more])
+
+
+def test_a_folder_is_its_application_file_or_its_only_model(model: Path, started: list[Deployment]) -> None:
+    folder = model.parent
+    assert serve_folder(folder).exit_code == 0
+    (folder / "one.yaml").write_text(APPLICATION.replace("name: demo", "name: one"))
+    assert serve_folder(folder).exit_code == 0
+    (folder / "two.yml").write_text(APPLICATION)
+    done = serve_folder(folder)
+    assert (done.exit_code, "one.yaml and two.yml: name one of them, or call one app.yaml" in done.stderr) == (2, True)
+    (folder / "app.yaml").write_text(APPLICATION)
+    assert serve_folder(folder).exit_code == 0
+    assert [each.name for each in started] == ["tiny", "one", "demo"]
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").touch()
+    done = serve_folder(tmp_path)
+    assert (done.exit_code, "has no application file and no model" in done.stderr) == (2, True)
+
+
+def test_the_name_of_a_single_application_may_be_given(model: Path, app: Path, started: list[Deployment]) -> None:
+    assert serve_folder(model.parent, "--name", "other").exit_code == 0
+    assert [(each.name, each.applications[0].name) for each in started] == [("other", "other")]
+    assert "'a b' is no name" in serve_folder(model.parent, "--name", "a b").stderr
+    several = CliRunner().invoke(main, ["serve", str(app), str(model), "--name", "other"])
+    assert (several.exit_code, "--name is the name of a single application" in several.stderr) == (2, True)

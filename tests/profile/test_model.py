@@ -653,3 +653,16 @@ def test_too_little_memory_is_not(tmp_path: Path) -> None:
     session = graph(tmp_path, [node], [("s", 7, [2])], ("y", 1, ["a", "b"]), [])
     assert refusal_of(session, s=np.array([1 << 22, 1 << 22])) == ""
     assert fault_of_inputs(ValueError("shape mismatch")) == "", "no error of ONNX Runtime"
+
+
+def test_a_locale_that_text_operators_need_is_named_with_what_makes_it(tmp_path: Path) -> None:
+    ports = [onnx.helper.make_tensor_value_info(port, onnx.TensorProto.STRING, [None]) for port in "xy"]
+    node = onnx.helper.make_node("StringNormalizer", ["x"], ["y"], case_change_action="LOWER", locale="xx_YY.UTF-8")
+    graph = onnx.helper.make_graph([node], "g", ports[:1], ports[1:])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8),
+        str(tmp_path / "text.onnx"),
+    )
+    with pytest.raises(InputError, match=r"need the locale xx_YY\.UTF-8, which this machine does not have") as caught:
+        read_signature(tmp_path / "text.onnx")
+    assert "`localedef -i xx_YY -f UTF-8 xx_YY.UTF-8`" in caught.value.help

@@ -2,6 +2,10 @@
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -90,3 +94,64 @@ def test_what_does_not_fit_is_refused_with_the_file_of_the_limit(
     assert checked.exit_code == 1
     text = "".join(checked.output.split())
     assert f"limitedto0.652GiBofmemoryby{machine.folders[-1]}/memory." in text
+
+
+READ_ONLY = """
+set -e
+mount --bind / /
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/models
+mount --bind "$1" /mnt/models
+mount -o remount,bind,ro /mnt/models
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+for each in $(awk '$2 ~ /^.(sys.fs.cgroup|dev.shm|var.tmp)/ { print $2 }' /proc/self/mounts); do
+    mount -o remount,bind,ro "$each"
+done
+mount -o remount,bind,ro /
+cd /
+shift
+exec env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" PYTHONDONTWRITEBYTECODE=1 \\
+    setpriv --bounding-set=-all --inh-caps=-all --no-new-privs $WHO "$@"
+"""
+"""A root that is read-only but for /tmp, no home, no locale, no rights, as in a pod of KServe."""
+OTHER = "--reuid=543210 --regid=0 --clear-groups"
+
+
+def who() -> str:
+    """Options of setpriv(1) for a user without a name; for this one if another could not run this Python."""
+    again = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sloop.cli'], check=True)"
+    command = ["setpriv", *OTHER.split(), sys.executable, "-c", again]
+    done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": PATHS})
+    return OTHER if done.returncode == 0 else ""
+
+
+PATHS = os.pathsep.join(filter(None, sys.path))
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv(1) of util-linux")
+def test_a_folder_of_models_is_served_where_only_tmp_can_be_written(tmp_path: Path, mlp: Path) -> None:
+    """Without a profile, home, locale or name of the user, in a folder that cannot be written."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "some.onnx").write_bytes(mlp.read_bytes())
+    (folder / "some.onnx").chmod(0o644)
+    folder.chmod(0o755)
+    command = ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", str(folder), sys.executable, "-m", "sloop", "serve"]
+    options = ["--name", "isvc", "--state", "/tmp/state", "--http-port", "0", "--grpc-port", "0", "--json"]
+    with subprocess.Popen(
+        [*command, "/mnt/models", *options],
+        env={**os.environ, "PYTHONPATH": PATHS, "WHO": who()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline() or "{}")
+        try:
+            with urlopen(f"{said.get('http')}/v2/models/isvc", timeout=10) as answer:
+                assert json.load(answer)["name"] == "isvc"
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+            assert "http" in said, (said, errors)
+    assert "this short profile is kept in /tmp/state/profiles/some.onnx." in errors

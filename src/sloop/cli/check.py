@@ -13,6 +13,7 @@ from sloop.app.application import Application, Limits, Stage, Variant
 from sloop.cli.command import (
     CommandOutput,
     Rate,
+    check_temporary,
     code_notes,
     command,
     loaded,
@@ -62,6 +63,7 @@ def check(
 
     Exit code 1 if a file has a mistake, a model would fail for every request, or the plan is not feasible.
     """
+    check_temporary()
     deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
     given = rates_by_name(rates)
     models = examined_models(deployment.applications)

@@ -4,7 +4,9 @@ With `--json` a command prints one object on stdout and nothing else; progress a
 the place, the problem and the fix. Exit codes: 0 success, 1 failure, 2 wrong usage (from click).
 """
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,9 +26,9 @@ from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.document import parse_yaml
 from sloop.app.load import Models, is_model_application, load_deployment, load_scenario, model_urls, with_deadline
 from sloop.app.stages import SLO_MS_MAX
-from sloop.errors import InputError, SloopError
+from sloop.errors import InputError, MachineError, SloopError
 from sloop.profile.examine import UNDECLARED, Declared, ExaminedModel, examine
-from sloop.profile.model import row_shapes
+from sloop.profile.model import is_model, row_shapes
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
 from sloop.serve.copies import ModelCopy
@@ -40,6 +42,34 @@ from sloop.workload.trace import Trace
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+
+
+class AppPath(click.Path):
+    """An application file, a model, or a folder that has one: its `app.yaml`, or else its only application file, or
+    else its only model."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        folder = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not folder.is_dir():
+            return folder
+        there = sorted(each for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
+        applications = [each for each in there if each.suffix in (".yaml", ".yml")]
+        for found in (
+            [each for each in applications if each.name == "app.yaml"],
+            applications,
+            [each for each in there if is_model(each)],
+        ):
+            if len(found) == 1:
+                return found[0]
+            if found:
+                names = listed([each.name for each in found])
+                self.fail(f"{folder} has {names}: name one of them, or call one app.yaml.", param, ctx)
+        return self.fail(f"{folder} has no application file and no model.", param, ctx)
+
+
 JSON: Final = "sloop.cli.json"
 """Key of click's `meta`: whether `--json` was given."""
 PROGRESS_AFTER_S: Final = 2.0
@@ -94,6 +124,28 @@ class Command(click.Command):
             print_output(output)
             if output.exit_code:
                 ctx.exit(output.exit_code)
+
+
+def check_temporary() -> None:
+    """MachineError if no folder for temporary files can be written, before a command needs one."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise MachineError(
+            f"temporary files cannot be written: {error.strerror}",
+            help="mount a folder that can be written at /tmp, or name one by the environment variable TMPDIR",
+        ) from error
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Make a folder. MachineError, naming the option that names it, if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        what = f"{folder}: nothing can be written there: {error.strerror}"
+        raise MachineError(what, help=f"name a folder that you may write, with {option}") from error
 
 
 def _check_paths(values: Iterable[object]) -> None:

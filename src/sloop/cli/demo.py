@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from sloop.cli.command import FOLDER, CommandOutput, command, progress, table
+from sloop.cli.command import FOLDER, CommandOutput, check_folder, check_temporary, command, progress, table
 from sloop.demo import write_example
 from sloop.demo.page import html, live_timeline, result, summary
 from sloop.demo.run import demonstrate
@@ -50,8 +50,11 @@ def demo(files: Path | None, out: Path, duration_s: int, seed: int) -> CommandOu
     report. It takes about two minutes.
     """
     if files is not None:
+        check_folder(files, "--files")
         written = [str(path) for path in write_example(files)]
         return CommandOutput({"files": written}, [f"wrote {name}" for name in written])
+    check_temporary()
+    check_folder(out, "--out")
     with progress("demo", total=1.0) as advance:
         results = demonstrate(out, duration_s=duration_s, seed=seed, progress=advance)
     report, plot = out / "report.html", out / "timeline.png"

@@ -10,7 +10,7 @@ import click
 from rich.console import RenderableType
 
 from sloop.cli.command import (
-    FILE,
+    AppPath,
     CommandOutput,
     Rate,
     chosen_system,
@@ -53,7 +53,7 @@ arrivals_option = click.option(
     show_default=True,
     help="Whether the requests of a second arrive evenly spaced or all at once.",
 )
-apps_argument = click.argument("apps", metavar="APP...", nargs=-1, required=True, type=FILE)
+apps_argument = click.argument("apps", metavar="APP...", nargs=-1, required=True, type=AppPath())
 
 
 @command("plan", example=EXAMPLE, notes=NOTES)

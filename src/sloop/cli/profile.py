@@ -18,6 +18,7 @@ from sloop.cli.command import (
     CommandOutput,
     Number,
     Shapes,
+    check_temporary,
     command,
     counts,
     examined,
@@ -40,7 +41,17 @@ from sloop.profile.model import input_shapes, is_python
 from sloop.profile.operators import EXTENSIONS
 from sloop.profile.operators import use as use_operators
 from sloop.profile.passes import speed_range
-from sloop.profile.profile import FLOOR_MS, Joining, Pass, Profile, Sample, load_profile, path_beside, save_profile
+from sloop.profile.profile import (
+    FLOOR_MS,
+    Joining,
+    Pass,
+    Profile,
+    Sample,
+    check_saving,
+    load_profile,
+    path_beside,
+    save_profile,
+)
 from sloop.profile.sharing import TOGETHER
 from sloop.report.tables import Table
 from sloop.runlog import read_log
@@ -265,7 +276,7 @@ def profile(  # one parameter for each option
         raise click.UsageError("Missing argument 'MODEL', or --from-log LOG.")
     _check_place(device, kernels, layers=layers, sharing=sharing, has_cores=bool(cores))
     path, on = out or path_beside(model, hardware or ""), place_on(device, shares or ())
-    check_replaced(model, path, on)
+    _check_places(model, path, on)
     with private_copy(model) as own:
         known, rows = examined(own, dict(shapes), _declared(joins_rows, no_batch, sample, operators))
         _check_batches(model, known, batches)
@@ -288,6 +299,13 @@ def profile(  # one parameter for each option
             value |= found.value
             parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), seconds)]
         return CommandOutput(value, parts)
+
+
+def _check_places(model: Path, path: Path, on: GpuPlace | None) -> None:
+    """Errors for what could not be written after a measurement, or should not be."""
+    check_replaced(model, path, on)
+    check_temporary()
+    check_saving(path)
 
 
 def _cores(given: tuple[float, ...] | None, on: GpuPlace | None) -> tuple[float, ...]:

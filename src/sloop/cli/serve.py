@@ -12,15 +12,18 @@ import click
 from click.core import ParameterSource
 
 from sloop.app.application import ROWS_MOST, Deployment, SystemChoice
+from sloop.app.document import NAME
 from sloop.app.load import EDGES_MAX, model_urls
 from sloop.cli.agent import endpoint_of, node_tls_of, spares_option
 from sloop.cli.command import (
     FILE,
     FOLDER,
     HOST,
+    AppPath,
     CommandOutput,
     Number,
     Shapes,
+    check_temporary,
     chosen_system,
     command,
     examined,
@@ -46,7 +49,7 @@ from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.journal import LogLimits
 from sloop.serve.private import group_of
-from sloop.serve.server import GRACE_S, Serving, Settings, prepare
+from sloop.serve.server import GRACE_S, Serving, Settings, check_writable
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
@@ -284,7 +287,10 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 
 
 @command("serve", example=EXAMPLE)
-@click.argument("apps", nargs=-1, required=True, type=FILE)
+@click.argument("apps", nargs=-1, required=True, type=AppPath())
+@click.option(
+    "--name", help="What clients call the application [default: as its file says, or as the model is called]."
+)
 @listening_options
 @click.option("--system", metavar="NAME", help="Run this system instead of the one that APPS name.")
 @slo_option
@@ -416,7 +422,7 @@ def serve(
     repository: Path | None,
     **others: Any,  # noqa: ANN401  # see connections_of, nodes_of and cache_of
 ) -> None:
-    """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, or one deployment file.
+    """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, folders, or a deployment file.
 
     A model without a profile is measured first, for about ten seconds, and the profile is kept beside it. A model file
     is an application of one stage, with a deadline that follows from its speed.
@@ -427,8 +433,9 @@ def serve(
     os.environ.pop(KEY_VARIABLE, None)  # user code, which loading an application may run, need not see it
     context = click.get_current_context()
     warn_of_visible_key()
+    check_temporary()
     models = fetched_models(model_urls(apps), cache_of(others))
-    deployment = _with_rows(loaded(apps, slo_ms, models), others["rows"])
+    deployment = _with_rows(_named(loaded(apps, slo_ms, models), others["name"]), others["rows"])
     settings = Settings(
         *(host, http_port, grpc_port, api_key, api_key_file),
         body_bytes_max=body_bytes,
@@ -448,11 +455,10 @@ def serve(
         spare_workers=others["spare_workers"],
     )
     choice = chosen_system(system)
-    prepare(folder := settings.folder_of(deployment), settings.log_group)
+    folder = check_writable(settings, deployment)
     first, left_out = ({}, {}) if no_profile else first_profiles(deployment, choice, folder, dict(shapes))
     deployment, notes = with_deadlines(deployment.without(left_out).with_profiles(first), slo_ms)
-    for note in notes:
-        click.echo(note, err=True)
+    _tell(notes)
 
     def on_start(server: Serving) -> None:
         with context.scope(cleanup=False):
@@ -460,6 +466,22 @@ def serve(
             print_output(addresses(served, server, list(first.values()), is_secure=settings.http.tls is not None))
 
     serve_until_stopped(deployment, settings, choice=choice, on_start=on_start, left_out=left_out)
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
+        click.echo(note, err=True)
+
+
+def _named(deployment: Deployment, name: str | None) -> Deployment:
+    """The deployment of one application, with another name for it."""
+    if name is None:
+        return deployment
+    if len(deployment.applications) > 1:
+        raise click.UsageError("--name is the name of a single application; several have those of their files.")
+    if not NAME.fullmatch(name):
+        raise InputError(f"{name!r} is no name", where="--name", help="letters, digits, '.', '_' and '-', at most 100")
+    return replace(deployment, name=name, applications=(replace(deployment.applications[0], name=name),))
 
 
 def _with_rows(deployment: Deployment, rows: int | None) -> Deployment:

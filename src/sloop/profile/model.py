@@ -668,6 +668,11 @@ def _unusable(path: Path, message: str) -> InputError:
             "export it with another opset, replace the operator, or name the library that has it: `operators:` of the "
             f"stage, --operators of `sloop profile`; for example {operators.EXTENSIONS}"
         )
+    elif named := re.search(r"Failed to construct locale with name:\s*([\w.@-]+)", message):
+        what = f"its text operators need the locale {named[1]}, which this machine does not have"
+        language, _, encoding = named[1].partition(".")
+        made = f"localedef -i {language} -f {encoding or 'UTF-8'} {named[1]}"
+        help_text = f"make it, as root: `{made}`, on Debian and Ubuntu after `apt-get install locales`"
     else:
         what, help_text = f"ONNX Runtime cannot load it: {reason}", "check it with `python -m onnx.checker FILE`"
     return InputError(what, where=str(path), help=help_text)

@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import isfinite
@@ -660,14 +660,28 @@ def save_profile(profile: Profile, path: Path, joining: Joining | None = None) -
     joining = joining or joining_in(path, profile.model_digest)
     pretty = msgspec.json.format(msgspec.json.encode(_File(VERSION, profile, joining)), indent=1)
     raw = NUMBERS.sub(lambda found: b" ".join(found[0].split()), pretty)  # one line for each list of numbers
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
+    with _part_of(path) as part:
         part.write_bytes(raw + b"\n")
         part.replace(path)
+
+
+def check_saving(path: Path) -> None:
+    """MachineError if a profile cannot be written to this path, which is known before it is measured."""
+    with _part_of(path) as part:
+        part.write_bytes(b"")
+        part.unlink()
+
+
+@contextlib.contextmanager
+def _part_of(path: Path) -> Iterator[Path]:
+    """A file beside a profile, to take its place."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
     except OSError as error:
         with contextlib.suppress(OSError):  # as on a file system that is read-only
             part.unlink(missing_ok=True)
-        help_text = "give a path in a folder you can write to"
+        help_text = "give a path in a folder you can write to; `sloop profile` has --out"
         raise MachineError(f"cannot write the profile {str(path)!r}: {error.strerror}", help=help_text) from error
 
 

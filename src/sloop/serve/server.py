@@ -32,12 +32,14 @@ from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.machine import capacity
 from sloop.memory import return_large_memory
+from sloop.profile.measure import PROFILES
 from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
 from sloop.serve.cpu_quota import detect
 from sloop.serve.deploy import (
+    COPIES,
     Deployer,
     ModelRepository,
     Models,
@@ -123,6 +125,18 @@ def prepare(folder: Path, log_group: int = NOBODY) -> None:
         make_private(folder, FOLDER, log_group)
     except OSError as error:
         raise unusable(folder, error) from error
+
+
+def check_writable(settings: "Settings", deployment: Deployment) -> Path:
+    """The state folder. MachineError if it, something in it, or an access log could not be written. To be called before
+    anything is measured or started."""
+    if settings.access_log:
+        AccessLog.check(settings.access_log, settings.log_group)
+    with locked(settings.folder_of(deployment), settings.log_group) as folder:
+        for inner in [folder / name for name in (FOLDER, COPIES, PROFILES)]:
+            if inner.exists() and not os.access(inner, os.W_OK | os.X_OK):
+                raise unusable(inner, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        return folder
 
 
 def unusable(folder: Path, error: OSError) -> MachineError:
@@ -617,8 +631,7 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
         _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
     if settings.http.tls is not None:
         settings.http.tls.context()
-    if settings.access_log:
-        AccessLog.check(settings.access_log, settings.log_group)
+    check_writable(settings, setup.deployment)
     if settings.spans is not None:
         settings.spans.check()
         if settings.log is None:

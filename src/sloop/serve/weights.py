@@ -188,7 +188,10 @@ class ModelFolder:
                     os.close(lock)
         except OSError as error:
             what = f"the cache of models cannot be kept in {str(self.folder)!r}: {error.strerror or error}"
-            raise MachineError(what, help="give another folder") from error
+            help_text = (
+                f"name a folder that you may write, with --models-cache or the environment variable {MODELS_VARIABLE}"
+            )
+            raise MachineError(what, help=help_text) from error
 
     # What is there
 
