@@ -168,6 +168,7 @@ def test_memory_counts_the_process_with_all_that_a_worker_keeps(prepared: int, o
     *_, report = measure_on(order, 0.01, by_affinity)
     assert isinstance(report, LoadReport)
     assert objects * 80e6 < report.memory_bytes < objects * 80e6 + 80e6
+    assert (report.resize_bytes > 70e6) == (objects > 1)
 
 
 @pytest.mark.live

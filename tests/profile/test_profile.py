@@ -41,6 +41,7 @@ from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S
         ({"max_cores": float("inf")}, "max_cores is inf"),
         ({"load_s": -1.0}, "load_s is -1"),
         ({"memory_bytes": -1}, "memory_bytes is -1"),
+        ({"memory_bytes": 5, "resize_bytes": 6}, "resize_bytes is 6"),
         ({"latency_ms": Amdahl(-9, 0, 0, 0)}, "latency_ms is"),
         ({"latency_ms": Amdahl(float("nan"), 0, 0, 0)}, "latency_ms is nan"),
     ],

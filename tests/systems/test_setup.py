@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.actions import Action, StartReplica
 from sloop.app.application import SystemChoice
@@ -15,6 +16,10 @@ from sloop.app.load import load_application, load_deployment
 from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
 from sloop.events import WOKE, Event, Finished, ReplicaReady
+from sloop.machine import Capacity
+from sloop.profile.profile import save_profile
+from sloop.profile.published import RESNET_T
+from sloop.serve.deploy import threads_of
 from sloop.solvers.flashpoint import PieceCosts, PiecePlan, coarse_fronts
 from sloop.systems import SYSTEMS
 from sloop.systems.setup import application_in, build, definition_of, set_up
@@ -31,6 +36,21 @@ def test_beliefs_and_policies_are_fresh_each_time() -> None:
     assert first.beliefs["a", "a", "local"] is not second.beliefs["a", "a", "local"]
     assert first.system.policies.scale is not second.system.policies.scale
     assert first.core().state is not second.core().state
+
+
+@pytest.mark.parametrize(
+    ("system", "memory_bytes", "threads"), [("sponge", 700, 2), ("static", 400, 0), ("hpa", 400, 0)]
+)
+def test_only_replicas_that_may_be_resized_count_sessions_for_other_numbers_of_threads(
+    system: str, memory_bytes: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = structs.replace(RESNET_T, memory_bytes=700, resize_bytes=300)
+    save_profile(profile, tmp_path / "p.json")
+    stages = [{"name": "a", "profile": str(tmp_path / "p.json")}]
+    (setup,) = set_up(load_application({**MINIMAL, "stages": stages, "system": system})).applications
+    assert setup.beliefs["a", "a", "local"].memory_bytes == memory_bytes
+    monkeypatch.setattr("sloop.serve.deploy.capacity", lambda: Capacity(2.0, None))
+    assert threads_of(setup) == threads
 
 
 def test_the_response_timeouts_that_stages_declare_come_into_the_core() -> None:

@@ -178,6 +178,8 @@ class Scale(Protocol):
     - `release_after_ns`: how long a node on demand stays empty before it is released; 0: it is released as soon as it
       is empty. The default is a minute (`core.nodes.UNUSED_NS`). If applications differ, the longest time counts.
     - `attaches_shadows`, True if its plans may have shadows. A server then cuts the models into their measured blocks.
+    - `resizes`, False if none of its plans changes the cores of a replica in place. Workers then keep a model for one
+      number of threads, and plans count the memory of one.
     - `asks_for_starts`, True if it wants to know how long a start takes now (`StageView.starts_ns`).
     """
 

@@ -51,6 +51,7 @@ from sloop.profile.model import (
     synthesise,
 )
 from sloop.profile.profile import Joining, digest_of_model, size_of_model
+from sloop.profile.threads import before_cores_are_known
 from sloop.profile.warming import try_on_one_row
 from sloop.tensor import Port, Signature
 from sloop.text import listed
@@ -184,7 +185,8 @@ def examine(
         return examine_here(path, shapes or {}, folder, declared)
     order = msgspec.json.encode(ExamineOrder(dict(shapes or {}), declared, str(folder or ""))).decode()
     command = [sys.executable, "-P", "-m", __name__, str(path), order]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    own = {**os.environ, **before_cores_are_known(os.environ)}  # it opens the model for one thread
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=own) as process:
         try:
             answer = _answer(process, time.monotonic() + EXAMINE_S_MAX)
         finally:

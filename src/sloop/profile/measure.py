@@ -622,7 +622,7 @@ def _profile(
     if any(one.in_service for one in passes):
         samples = in_service_samples(passes, fit_all(samples, percentile)["table"].params)
     fits = fit_all(samples, percentile)
-    startup = _startup(reports)
+    startup, largest = _startup(reports), max(reports, key=lambda report: report.memory_bytes)
     return Profile(
         latency_ms=fits["table"].params,
         max_batch=max(sample.batch for sample in samples),
@@ -630,7 +630,8 @@ def _profile(
         load_s=startup.sum_s,
         startup=startup,
         weights_bytes=size_of_model(path),
-        memory_bytes=max(report.memory_bytes for report in reports),
+        memory_bytes=largest.memory_bytes,
+        resize_bytes=largest.resize_bytes,
         hardware=hardware_name(),
         origin="measured",
         source=source,

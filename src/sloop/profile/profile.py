@@ -495,6 +495,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured with `sloop profile --layers`."""
     sharing: DeviceSharing | None = None
     """How it shares its device; None if that is unknown."""
+    resize_bytes: int = 0
+    """Of `memory_bytes`, what only a replica takes whose cores change: its sessions for other numbers of threads."""
 
     def __post_init__(self) -> None:
         """ValueError with the field's name for a figure out of its range."""
@@ -508,6 +510,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"weights_bytes is {self.weights_bytes}; it must not be negative")
         if self.memory_bytes < 0:
             raise ValueError(f"memory_bytes is {self.memory_bytes}; it must not be negative")
+        if not 0 <= self.resize_bytes <= self.memory_bytes:
+            raise ValueError(f"resize_bytes is {self.resize_bytes}; it must be at least 0, and at most memory_bytes")
         if self.device_memory_bytes < 0:
             raise ValueError(f"device_memory_bytes is {self.device_memory_bytes}; it must not be negative")
         if self.device_memory_bytes and not self.accelerator:
@@ -518,6 +522,12 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             latency_ms = self.latency_ms.latency_ms(batch, self.max_cores)
             if not (latency_ms > 0 and isfinite(latency_ms)):
                 raise ValueError(f"latency_ms is {latency_ms:g} ms at batch {batch} on {self.max_cores:g} cores")
+
+    def never_resized(self) -> "Profile":
+        """The profile of replicas whose cores never change."""
+        if not self.resize_bytes:
+            return self
+        return structs.replace(self, memory_bytes=self.memory_bytes - self.resize_bytes, resize_bytes=0)
 
     @property
     def region(self) -> Region | None:

@@ -93,6 +93,8 @@ class LoadReport(Struct, frozen=True, tag="load_report"):
     """By how much the memory in use on the GPU has grown, with CUDA's own. The GPU must be idle otherwise."""
     process_ms: float = 0.0
     """Milliseconds from launching this process to `READY`, with its libraries; the parent fills it in."""
+    resize_bytes: int = 0
+    """Of the memory, what the sessions for other numbers of threads have added."""
 
 
 Message = BatchReady | LoadReport | RefusedModel
@@ -165,11 +167,15 @@ def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None
             sock.sendall(view)
         if run_on_demand(session, inputs, sock, shared) == LAST:
             break
+    lone_bytes = peak_bytes()
     others = [threads for threads in range(order.prepared, 0, -1) if threads != order.threads][: kept - 1]
     more = [_prepared(order, threads, path) for threads in others]
     memory_bytes = peak_bytes()
     on_device = max(0, used_bytes(device.uuid) - before_on_device) if device is not None else 0
-    yield LoadReport(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software, on_device)
+    yield LoadReport(
+        *(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software, on_device),
+        resize_bytes=memory_bytes - lone_bytes,
+    )
     del more
 
 

@@ -66,11 +66,11 @@ from sloop.serve.protocols import Backend, CutModel, ModelState, Readiness, Serv
 from sloop.serve.weights import source_of
 from sloop.systems.setup import (
     ApplicationSetup,
-    EstimateMap,
     Setup,
     application_in,
     build,
     definition_of,
+    may_resize,
     set_up,
     weights_of,
 )
@@ -491,9 +491,11 @@ def check_weights(setup: ApplicationSetup, models: Models) -> None:
                 )
 
 
-def threads_of(beliefs: EstimateMap) -> int:
-    """The largest thread count that a replica can be resized to."""
-    return ceil(min(capacity().cores, max(belief.cores_max for belief in beliefs.values())))
+def threads_of(setup: ApplicationSetup) -> int:
+    """The largest thread count that a replica can be resized to; 0 if the system never does that."""
+    if not may_resize(setup.system):
+        return 0
+    return ceil(min(capacity().cores, max(belief.cores_max for belief in setup.beliefs.values())))
 
 
 def offer_of(application: Application, versions: Sequence[ServedVersion], serving: Sequence[str]) -> OfferModel:
@@ -583,7 +585,7 @@ def check_version(order: CheckOrder) -> AcceptedVersion:
         definition=definition_of(setup),
         models=tuple((*key, model) for key, model in models.items()),
         rows_max=rows,
-        threads=threads_of(setup.beliefs),
+        threads=threads_of(setup),
         warnings=(*filter(None, (with_deadline(application)[1],)), *warnings_of(setup, models)),
     )
 

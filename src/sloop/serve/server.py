@@ -466,7 +466,7 @@ def backend_of(  # noqa: PLR0913, PLR0917  # all that a backend may need
 ) -> Backend:
     """The backend of a deployment: its models and stages, on the nodes of its cluster."""
     wirings = {stage: wiring for served in versions for stage, wiring in wirings_of(served).items()}
-    threads = max(threads_of(each.beliefs) for each in setup.applications)
+    threads = max(threads_of(each) for each in setup.applications)
     cluster, nodes = setup.deployment.cluster, settings.nodes
     if nodes is not None:
         return AgentBackend(

@@ -120,12 +120,19 @@ def set_up(declared: Application | Deployment, choice: SystemChoice | None = Non
 
 def _set_up(application: Application) -> ApplicationSetup:
     choice = application.system
-    return ApplicationSetup(application, build_system(choice.name, choice.declared), beliefs_of(application))
+    system = build_system(choice.name, choice.declared)
+    return ApplicationSetup(application, system, beliefs_of(application, resizes=may_resize(system)))
 
 
-def beliefs_of(application: Application) -> EstimateMap:
-    """A fresh estimate for every stage, variant and kind of hardware on which the variant can run. InputError for a
-    variant that can run nowhere."""
+def may_resize(system: System) -> bool:
+    """Whether a system may change the cores of a replica in place."""
+    return bool(getattr(system.policies.scale, "resizes", True))
+
+
+def beliefs_of(application: Application, *, resizes: bool = True) -> EstimateMap:
+    """A fresh estimate for every stage, variant and kind of hardware on which the variant can run. Without `resizes`,
+    replicas take only the memory of a model for one number of threads. InputError for a variant that can run
+    nowhere."""
     found: EstimateMap = {}
     chosen = application.estimates
     for index, stage in enumerate(application.stages):
@@ -142,7 +149,7 @@ def beliefs_of(application: Application) -> EstimateMap:
                 raise InputError(f"{what}, so its speed is unknown", where=where, help=help)
             for hardware, profile in profiles.items():
                 found[stage.name, variant.name, hardware] = Estimate(
-                    profile,
+                    profile if resizes else profile.never_resized(),
                     variant=variant.name,
                     hardware=hardware,
                     accuracy=variant.accuracy,

@@ -81,6 +81,7 @@ class AsyFunc:
     and if the bodies' nodes have no cores left for shadows.
     """
 
+    resizes: ClassVar[bool] = False
     alpha: float = 0.8
     """Bodies are added above this utilisation."""
     beta: float = 0.6
@@ -526,6 +527,7 @@ class OfflineBatch:
     the least core time per request at `rate_rps`, the mean rate of the trace. Fails if the real rate is another one.
     """
 
+    resizes: ClassVar[bool] = False
     rate_rps: float = 0.0
     """0: the rate of the first plan that has one. Until then, replicas have the cheapest configuration for single
     requests."""
@@ -585,6 +587,7 @@ class ByCapacity:
     """
 
     is_quick: ClassVar[bool] = True
+    resizes: ClassVar[bool] = False
     cores: int = 16
     batch_max: int = 8
     variant: str = ""

@@ -15,7 +15,7 @@ requests older than their SLO. Before the first request it plans for `initial_rp
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from msgspec import Struct, structs
 
@@ -101,6 +101,7 @@ class IpaMemory:
 class Ipa:
     """The best choice at `headroom` above the forecast, every `interval_ns` from the first requests on."""
 
+    resizes: ClassVar[bool] = False
     alpha: float = 10.0
     """Weight of accuracy in the objective."""
     beta: float = 0.5

@@ -34,6 +34,7 @@ class Hpa:
     """
 
     is_quick: ClassVar[bool] = True
+    resizes: ClassVar[bool] = False
     target: float = 0.8
     """The utilisation to aim for."""
     tolerance: float = 0.1
@@ -134,6 +135,7 @@ class Vpa:
     """
 
     is_quick: ClassVar[bool] = True
+    resizes: ClassVar[bool] = False
     target: float = 0.7
     """The utilisation to aim for."""
     tolerance: float = 0.1
@@ -234,6 +236,7 @@ class Kpa:
     """
 
     is_quick: ClassVar[bool] = True
+    resizes: ClassVar[bool] = False
     concurrency: float = 0.0
     """Requests per replica; 0: the largest batch."""
     utilisation: float = 0.7

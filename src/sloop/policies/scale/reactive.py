@@ -31,6 +31,7 @@ class ReactiveScale(ABC):
     """What the policies of this module have in common: equal replicas of each stage, as many as `_proposed` says."""
 
     is_quick: ClassVar[bool] = True
+    resizes: ClassVar[bool] = False
     replicas_min: int = 1
     replicas_max: int = 64
     initial: int = 0

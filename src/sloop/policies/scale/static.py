@@ -83,6 +83,7 @@ class Static:
     """`replicas` with `cores` each for every stage; `stages` overrides the values of single stages."""
 
     is_quick: ClassVar[bool] = True
+    resizes: ClassVar[bool] = False
 
     replicas: int = 1
     cores: float = 1.0
