@@ -17,6 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -682,12 +683,12 @@ def test_sockets_of_clients_are_kept_alive(edges: Callable[..., Edge]) -> None:
 
 def test_large_bodies_wait_at_their_clients_for_their_turn(edges: Callable[..., Edge]) -> None:
     edge = edges(bodies=BodyMemory(2**26, 2**26))
+    patient = replace(edge.service.models["demo"], slo_ns=60_000_000_000)
+    edge.look(lambda: edge.service.add(patient))
     large = BODY[:-1] + b" " * 500_000 + b"}"
     with ExitStack() as stack:
         wires = [stack.enter_context(closing(edge.connect())) for _ in range(20)]
-        senders = [
-            threading.Thread(target=wire.sendall, args=(post(large, KEY, b"x-slo-ms: 60000"),)) for wire in wires
-        ]
+        senders = [threading.Thread(target=wire.sendall, args=(post(large, KEY),)) for wire in wires]
         for sender in senders:
             sender.start()
         answers = [one_answer(wire.makefile("rb")).status for wire in wires]

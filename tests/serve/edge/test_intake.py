@@ -67,6 +67,8 @@ class Edge:
         """Requests in the kernel, by when they came."""
         self.idle, self.opened, self.overflows = 0, 0, 0
         self.has_served = False
+        self.some_patience_ns = DEADLINE_NS // 2
+        """How long one request in twenty may wait."""
         self.outcomes: list[tuple[int, str]] = []
         """When each request came, and how it ended."""
 
@@ -98,7 +100,8 @@ class Edge:
 
     def _read(self, at_ns: int) -> None:
         self.loop.now_ns += READ_NS
-        request = Request(self, at_ns, self.loop.now_ns)
+        patience_ns = DEADLINE_NS // 2 if at_ns % 20 else self.some_patience_ns
+        request = Request(self, at_ns, self.loop.now_ns, patience_ns)
         if self.is_first_come or not self.intake.is_behind(self.loop.now_ns):
             request.start()
         else:
@@ -133,6 +136,27 @@ class Request:
     def refuse_deferred(self) -> None:
         self.edge.loop.now_ns += REFUSE_NS
         self.edge.end(self.came_ns, "refused")
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A deferred request that costs nothing."""
+
+    loop: Loop
+    deferred_ns: int
+    patience_ns: int
+    started: list["Waiter"]
+    in_kernel_ns: int = 0
+    is_refused: bool = False
+
+    def age_ns(self) -> int:
+        return self.loop.now_ns - self.deferred_ns + self.in_kernel_ns
+
+    def start(self) -> None:
+        self.started.append(self)
+
+    def refuse_deferred(self) -> None:
+        self.is_refused = True
 
 
 def poisson(rate_rps: float, begin_ns: int, end_ns: int, seed: int) -> list[int]:
@@ -188,6 +212,89 @@ def test_a_short_burst_waits_and_is_served_whole(monkeypatch: pytest.MonkeyPatch
     arrivals += poisson(0.5 * CAPACITY_RPS, length_ms * MS, 200 * MS, 2)
     edge.run(arrivals, 300 * MS)
     assert [outcome for _, outcome in edge.outcomes] == ["served"] * len(arrivals)
+
+
+@pytest.mark.parametrize("long_ns", [DEADLINE_NS * 4, 3_600_000 * MS])
+def test_long_deadlines_do_not_hide_that_short_ones_wait(monkeypatch: pytest.MonkeyPatch, long_ns: int) -> None:
+    """One request in twenty has a long deadline; the others are as in any overload, and so is their goodput."""
+    goodput = {}
+    for patience_ns in (DEADLINE_NS // 2, long_ns // 2):
+        edge = Edge()
+        edge.some_patience_ns = patience_ns
+        run_on(edge.loop, monkeypatch)
+        arrivals = poisson(2 * CAPACITY_RPS, 0, 500 * MS, 1)
+        edge.run(arrivals, 500 * MS)
+        goodput[patience_ns] = edge.goodput(100 * MS, 450 * MS)
+    alone, beside = goodput.values()
+    assert alone > 0.5 * CAPACITY_RPS * 0.35
+    assert beside > 0.9 * alone
+
+
+def deferred(intake: Intake, loop: Loop, patience_ns: int, started: list[Waiter], count: int = 1) -> list[Waiter]:
+    made = [Waiter(loop, loop.now_ns, patience_ns, started) for _ in range(count)]
+    for each in made:
+        intake.defer(each, is_page=False)
+    return made
+
+
+def test_even_in_a_calm_queue_nothing_is_taken_up_that_has_waited_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a request has waited in the kernel is only known when it is its turn."""
+    loop, started = Loop(), list[Waiter]()
+    run_on(loop, monkeypatch)
+    intake = Intake(lambda: True)
+    intake.start(loop)  # type: ignore[arg-type]
+    stale, fresh = deferred(intake, loop, 100 * MS, started, 2)
+    stale.in_kernel_ns = 101 * MS
+    loop.turn()
+    assert started == [fresh]
+    assert intake.refused == 1
+
+
+def test_the_shortest_patience_decides_whether_the_newest_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, started, has_room = Loop(), list[Waiter](), [False]
+    run_on(loop, monkeypatch)
+    intake = Intake(lambda: has_room[0])
+    intake.start(loop)  # type: ignore[arg-type]
+    (hour,) = deferred(intake, loop, 3_600_000 * MS, started)
+    loop.now_ns += MS
+    (short,) = deferred(intake, loop, 100 * MS, started)
+    loop.now_ns += 60 * MS
+    (newest,) = deferred(intake, loop, 100 * MS, started)
+    has_room[0] = True
+    loop.turn()
+    loop.turn()
+    assert started == [newest, short, hour], "short has waited for more than half of its patience"
+    (hour,) = deferred(intake, loop, 3_600_000 * MS, started)
+    loop.now_ns += 60 * MS
+    (newest,) = deferred(intake, loop, 100 * MS, started)
+    loop.turn()
+    loop.turn()
+    assert started[3:] == [hour, newest], "nobody has waited long, measured by what he can wait"
+
+
+@given(
+    waits=st.lists(
+        st.tuples(st.integers(0, 400), st.sampled_from((1, 50, 60, 500, 60_000)), st.booleans()), max_size=80
+    ),
+    turns_ms=st.integers(1, 50),
+)
+def test_each_that_waits_is_taken_up_or_refused_once(waits: list[tuple[int, int, bool]], turns_ms: int) -> None:
+    loop, started = Loop(), list[Waiter]()
+    intake = Intake(lambda: True)
+    intake.start(loop)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        run_on(loop, patch)
+        made = []
+        for at_ms, patience_ms, leaves in sorted(waits):
+            loop.now_ns = max(loop.now_ns, at_ms * MS)
+            made += deferred(intake, loop, patience_ms * MS, started)
+            if leaves:
+                made.pop().deferred_ns = 0
+        while intake.has_waiting:
+            loop.now_ns += turns_ms * MS
+            loop.turn()
+    assert Counter(map(id, started)) + Counter(id(each) for each in made if each.is_refused) == Counter(map(id, made))
+    assert not any(loop.now_ns - each.deferred_ns > each.patience_ns for each in started if each.is_refused)
 
 
 @given(clients=st.integers(2, 20), pieces=st.lists(st.integers(1, 30), min_size=2, max_size=20))

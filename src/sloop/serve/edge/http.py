@@ -381,13 +381,14 @@ class HttpConnection(ServerConnection):
     @property
     def patience_ns(self) -> int:
         """How long the request that was deferred may wait."""
+        server, intake = self._server, self._server.intake
         if self._ready:
-            exchange = self._ready[0]
-            return self._server.patience_ns(exchange.path, exchange.headers.get("x-slo-ms", ""), self._server.large)
-        is_large = announced_bytes(self._unread) > LARGE_BYTES
-        return self._server.patience_ns(
-            *target_of(self._unread), self._server.large if is_large else self._server.intake
-        )
+            path, slo_ms, intake = self._ready[0].path, self._ready[0].headers.get("x-slo-ms", ""), server.large
+        else:
+            path, slo_ms = target_of(self._unread)
+            if announced_bytes(self._unread) > LARGE_BYTES:
+                intake = server.large
+        return intake.patience_ns(server.deadline_of(path, slo_ms, is_authorised=bool(self._ready)))
 
     def start(self) -> None:
         """Take up the request that was deferred."""
@@ -1068,7 +1069,7 @@ class HttpServer:
             data = sock.recv(GLANCE_BYTES, socket.MSG_PEEK)
             if not data or data[:5] == b"HEAD ":
                 return False
-            deadline_ns, is_behind = self._deadline_of(*target_of(data)), self.intake.has_waiting
+            deadline_ns, is_behind = self.deadline_of(*target_of(data)), self.intake.has_waiting
             if waited_ns <= (self.intake.patience_ns(deadline_ns) if is_behind else deadline_ns):
                 return False
             if not client_has_left(sock):
@@ -1081,17 +1082,14 @@ class HttpServer:
         self.bodies.refused["age"] += 1
         return True
 
-    def patience_ns(self, path: str, slo_ms: str, intake: Intake) -> int:
-        """How long a request may wait in this intake."""
-        return intake.patience_ns(self._deadline_of(path, slo_ms))
-
-    def _deadline_of(self, path: str, slo_ms: str) -> int:
-        """The deadline of a request in ns. Its own, `slo_ms`, counts if it is in whole ms."""
-        deadline_ns = self._deadline_ns(path)
-        if deadline_ns is None:
-            return PAGE_DEADLINE_NS
-        is_own = slo_ms.isdecimal() and len(slo_ms) < 8
-        return int(slo_ms) * NS_PER_MS or deadline_ns if is_own else deadline_ns  # 0 is answered when it is read
+    def deadline_of(self, path: str, slo_ms: str, *, is_authorised: bool = False) -> int:
+        """The deadline of a request in ns. Its own, `slo_ms`, counts if it is in whole ms; before the key has been
+        checked, only if it is shorter than that of the model."""
+        deadline_ns = self._deadline_ns(path) or PAGE_DEADLINE_NS
+        if not (slo_ms.isdecimal() and len(slo_ms) < 8):
+            return deadline_ns
+        own_ns = int(slo_ms) * NS_PER_MS or deadline_ns  # 0 is answered when it is read
+        return own_ns if is_authorised else min(own_ns, deadline_ns)
 
     def prepared(
         self,

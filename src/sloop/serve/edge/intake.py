@@ -4,9 +4,11 @@ To take a request up is to parse it and pass it on. A turn is one iteration of t
 request may wait to be taken up: a quarter to half of its deadline.
 
 In each turn, requests are taken up for `TURN_NS`, which is enough for a hundred. If more have arrived, they wait
-unparsed. The oldest is taken up first, so that a short burst only waits, unless it has waited for
+unparsed. The oldest is taken up first, so that a short burst only waits, unless any has waited for
 more than `CALM_SHARE` of its patience: then there is more than can be done, and the newest is the one that can still be
-answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015).
+answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015). Those that wait are in lines, one for
+about each patience (by powers of two), so that the oldest of each is known: one with a long patience hides none with a
+short one. What a request says of its patience only shortens that of its model, because nobody has seen its key yet.
 
 While requests wait, a turn takes up requests for only `SLICE_NS`, so that these are soon passed on and answered, but at
 least 32 (`TAKEN_MIN`): a turn has a cost of its own, and with fewer requests in each the server could do less than
@@ -34,7 +36,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from sloop.serve.edge.exchange import LINE_BYTES_MAX, Buffer, Exchange
-from sloop.units import NS_PER_MS, NS_PER_S
+from sloop.units import FOREVER_NS, NS_PER_MS, NS_PER_S
 
 TURN_NS: Final = 4 * NS_PER_MS
 SLICE_NS: Final = NS_PER_MS // 2
@@ -107,7 +109,8 @@ class Intake:
         self._has_room = has_room
         self.turn_ns = TURN_NS
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fresh: deque[Waiting] = deque()
+        self._fresh: dict[int, deque[Waiting]] = {}
+        """The lines, by the number of bits of the patience, each in the order of arrival; none is empty."""
         self._stale: deque[Waiting] = deque()
         self._pages: deque[Waiting] = deque()
         self._pieces: deque[Callable[[], None]] = deque()
@@ -170,7 +173,8 @@ class Intake:
         """Take up a request later. Pages are taken up in their order, so that a probe of health is not overtaken."""
         if not self._is_turn:
             self._begin_turn(time.monotonic_ns())
-        (self._pages if is_page else self._fresh).append(waiting)
+        line = self._pages if is_page else self._fresh.setdefault(waiting.patience_ns.bit_length(), deque())
+        line.append(waiting)
 
     def go_on_later(self, piece: Callable[[], None]) -> None:
         """Call `piece` in a later turn, when it is its turn among all that wait. It should take a fraction of a
@@ -238,31 +242,49 @@ class Intake:
     def _take_up_waiting(self, begun_ns: int) -> None:
         """Go on with what had arrived earlier, for as long as the turn may take up requests."""
         spent_ns = begun_ns - self._turn_ns
-        self._is_calm = self._has_waited_briefly(begun_ns)
-        take = self._fresh.popleft if self._is_calm else self._fresh.pop
+        self._is_calm = True
+        for key in list(self._fresh):
+            self._is_calm = self._has_waited_briefly(begun_ns, key) and self._is_calm
         while self._fresh and self._has_room() and not self._has_taken_enough(spent_ns):
-            self._start(take())
+            self._start(self._next())
             spent_ns = time.monotonic_ns() - self._turn_ns
 
-    def _has_waited_briefly(self, now_ns: int) -> bool:
-        """Whether even the oldest has waited for a short time only. Those that have waited too long are set aside."""
+    def _next(self) -> Waiting:
+        """Take the oldest out of its line, or the newest if there is more than can be done."""
+        lines, is_calm = self._fresh, self._is_calm
+        if len(lines) == 1:
+            (key,) = lines
+        elif is_calm:
+            key = min(lines, key=lambda key: lines[key][0].deferred_ns)
+        else:  # one whose client has gone is taken first, because it costs nothing
+            key = max(lines, key=lambda key: lines[key][-1].deferred_ns or FOREVER_NS)
+        found = lines[key].popleft() if is_calm else lines[key].pop()
+        if not lines[key]:
+            del lines[key]
+        return found
+
+    def _has_waited_briefly(self, now_ns: int, key: int) -> bool:
+        """Whether even the oldest of a line has waited for a short time only. Those that have waited too long are set
+        aside."""
+        line = self._fresh[key]
         for _ in range(ASIDE_MAX):
-            if not self._fresh:
-                break
-            oldest = self._fresh[0]
+            oldest = line[0]
             if oldest.deferred_ns:
                 waited_ns, patience_ns = now_ns - oldest.deferred_ns, oldest.patience_ns
                 if waited_ns <= patience_ns:
                     return waited_ns <= CALM_SHARE * patience_ns
                 self._stale.append(oldest)
-            self._fresh.popleft()
-        return not self._fresh
+            line.popleft()
+            if not line:
+                del self._fresh[key]
+                return True
+        return False
 
     def _start(self, found: Waiting) -> None:
         """Take up a request, unless its client has gone or it has waited too long."""
         if not found.deferred_ns:
             return
-        if not self._is_calm and found.age_ns() > found.patience_ns:
+        if found.age_ns() > found.patience_ns:
             self._stale.append(found)
         else:
             self._taken += 1

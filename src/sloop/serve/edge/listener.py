@@ -26,13 +26,18 @@ from typing import Final, cast
 
 from sloop.errors import InputError, MachineError
 from sloop.serve.edge.handshakes import HANDSHAKE_S, Handshakes, TimeShare, measured_ns
-from sloop.serve.edge.tcp import waited_in_kernel_ns
+from sloop.serve.edge.tcp import BACKLOG, Backlog, waited_in_kernel_ns
 from sloop.text import host_and_port
+from sloop.units import NS_PER_MS
 
-BACKLOG: Final = 4096
-"""Connections that wait in the kernel; if they are more, clients try again after a second."""
+SKIPPING_SHARE: Final = 0.25
+"""The share of the CPU time for closing connections that have waited too long, while requests of open ones wait."""
+SKIPPING_NS: Final = 25 * NS_PER_MS
+"""How much of that time may be saved up: enough for some thousand connections."""
 ACCEPTS_MAX: Final = 4
 """Connections accepted in one turn of the event loop, so that a flood of them does not hold it."""
+ACCEPTING_NS: Final = NS_PER_MS // 2
+"""For how long connections are accepted in one turn, if most are skipped because their clients have given up."""
 ACCEPTING_SHARE: Final = 0.1
 """The share of the CPU time for accepting while requests of open connections wait."""
 OPENING_NS: Final = 60_000
@@ -248,6 +253,8 @@ class Listener:
         """Called with a connection whose first bytes have waited so long: True if it was answered with a refusal, and
         need not be opened."""
         self._accepting = TimeShare(ACCEPTING_SHARE, ACCEPTS_MAX * OPENING_NS)
+        self._skipping = TimeShare(SKIPPING_SHARE, SKIPPING_NS)
+        self.backlog = Backlog()
         self._opening: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: socket.socket | None = None
@@ -310,13 +317,17 @@ class Listener:
 
     def _accept(self) -> None:
         is_behind, is_overloaded = self.is_behind(), self.is_overloaded()
-        begun_ns, has_time = time.thread_time_ns(), self._accepting.is_left() or not is_overloaded
-        for _ in range(ACCEPTS_MAX if has_time else 0):
+        has_time = self._accepting.is_left() or not is_overloaded
+        can_skip = self._skipping.is_left() or not is_overloaded
+        begun_ns = now_ns = time.thread_time_ns()
+        left = ACCEPTS_MAX if has_time and can_skip else 0
+        while left and now_ns - begun_ns < ACCEPTING_NS:
             if self._socket is None:
                 break
             try:
                 sock, address = self._socket.accept()
             except (BlockingIOError, InterruptedError):
+                self.backlog.is_empty(self._socket)
                 break
             except ConnectionAbortedError:
                 continue
@@ -326,12 +337,17 @@ class Listener:
                 break
             sock.setblocking(False)
             waited_ns = waited_in_kernel_ns(sock)
-            if waited_ns and self._context is None and self.refuses(sock, waited_ns):
+            is_skipped = bool(waited_ns) and self._context is None and self.refuses(sock, waited_ns)
+            if is_skipped:
                 sock.close()
+                self.backlog.was_late(self._socket)
             else:  # if nobody else waits, as when another edge has died, what waited is served
+                left -= 1
                 self._admit(sock, str(address[0]), waited_ns if is_behind else 0)
                 self._accepting.spend(OPENING_NS)
-        self._accepting.spend(time.thread_time_ns() - begun_ns)
+                self.backlog.was_early(self._socket)
+            before_ns, now_ns = now_ns, time.thread_time_ns()
+            (self._skipping if is_skipped else self._accepting).spend(now_ns - before_ns)
 
     def _admit(self, sock: socket.socket, address: str, waited_ns: int) -> None:
         """Open a connection, or close it if there are too many."""

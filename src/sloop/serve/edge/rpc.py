@@ -409,7 +409,7 @@ class Rpc:
             slo_ns, _ = budget_ns(call.metadata.get(SLO), None, own_ns=own_ns, remaining_ns=call.remaining_ns())
         except Refusal:  # it is refused for that when it is looked at
             slo_ns = None
-        return self.server.intake.patience_ns(own_ns if slo_ns is None else slo_ns)
+        return self.server.intake.patience_ns(own_ns if slo_ns is None else min(slo_ns, own_ns))
 
     def _ServerLive(self, _request: object, _call: Call) -> Message:
         return message_class("ServerLiveResponse")(live=True)  # type: ignore[no-any-return]

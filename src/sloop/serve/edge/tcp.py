@@ -1,4 +1,4 @@
-"""What the kernel knows of a TCP connection."""
+"""What the kernel knows of TCP connections, and how many of them may wait there."""
 
 import socket
 import sys
@@ -22,6 +22,42 @@ def client_has_left(sock: socket.socket) -> bool:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED
 
 
+class Backlog:
+    """How many connections may wait in the kernel: `BACKLOG`, but under overload so few that each is accepted while its
+    client still waits.
+
+    The kernel hands out the oldest first. A long line whose clients have given up would be worked through for seconds,
+    and meanwhile those who come give up in their turn: one pause would keep a server overloaded that could serve them.
+    """
+
+    def __init__(self) -> None:
+        self.size = self._told = BACKLOG
+
+    def was_late(self, sock: socket.socket) -> None:
+        """A connection of this listening socket had waited for too long."""
+        self._set(sock, self.size // 2)
+
+    def was_early(self, sock: socket.socket) -> None:
+        """One was accepted in time."""
+        if self.size < BACKLOG:
+            self._set(sock, self.size + 1)
+
+    def is_empty(self, sock: socket.socket) -> None:
+        """None waits."""
+        if self.size < BACKLOG:
+            self._set(sock, 2 * self.size)
+
+    def _set(self, sock: socket.socket, size: int) -> None:
+        self.size = size = min(max(size, BACKLOG_MIN), BACKLOG)
+        is_bound = size in (BACKLOG_MIN, BACKLOG)
+        if size != self._told and (is_bound or abs(size - self._told) > self._told // 4):  # it is a system call
+            self._told = size
+            sock.listen(size)
+
+
+BACKLOG: Final = 1024
+"""Connections that wait in the kernel; if they are more, clients try again after a second."""
+BACKLOG_MIN: Final = 16
 ESTABLISHED: Final = 1
 """The state of an open connection, `tcpi_state`, the first of `struct tcp_info`."""
 LAST_RECEIVED: Final = 52
