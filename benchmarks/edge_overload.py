@@ -6,9 +6,16 @@ The server's own process is held to `--cores` of a CPU, so that it, and neither 
 bottleneck. What it can take is found by a closed loop; the same is then offered 1, 1.5, 2, 3 and 5 times, with a
 deadline of 50 ms and `early-drop`. Each run is followed by half the load, which shows how soon the server recovers. The
 600 kB requests have a deadline that allows for their upload and their reading.
+
+Then the edge is stopped for 0.8 s, twenty times, while small requests come at three times the rate that it can take,
+from clients that give up after 0.4 s and connect again: how soon does it serve as many in time as before?
 """
 
 import json
+import os
+import signal
+import threading
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Final
@@ -31,6 +38,14 @@ AFTER_S: Final = 5
 CALM: Final = 0.5
 RECOVERED: Final = 0.95
 CONNECTIONS: Final = 64
+STALLS: Final = 20
+STALL_S: Final = 0.8
+STALL_EACH_S: Final = 4
+"""From one stall to the next."""
+GIVE_UP_S: Final = 0.4
+STALL_FACTOR: Final = 3.0
+RETURNED: Final = 0.8
+"""Of the goodput before the first stall."""
 
 
 class Case(Struct, frozen=True):
@@ -113,6 +128,50 @@ def play(folder: Path, case: Case, given: Namespace) -> tuple[float, list[Run]]:
     return capacity_rps, runs
 
 
+def play_stalls(folder: Path, case: Case, given: Namespace, capacity_rps: float) -> tuple[float, list[int]]:
+    """The goodput before the first stall, and after how many whole seconds it has returned after each; the time to the
+    next one if it has not."""
+    before_s, length_s = STALL_EACH_S, STALL_EACH_S * (STALLS + 1)
+    rate_rps = STALL_FACTOR * capacity_rps
+    trace = trace_from({"kind": "poisson", "rate": rate_rps}, seed=given.seed, duration_s=length_s, folder=folder)
+    with serving(app_in(folder, case), folder / "stalls") as report:
+        pid = front_pid()
+        with confined(pid, case.cores):
+            plan = plan_of(case, report.http, arrivals=trace, timeout_s=GIVE_UP_S)
+            stalls = threading.Thread(target=stall, args=(pid, time.monotonic() + before_s), daemon=True)
+            stalls.start()
+            seconds = run_load(plan).seconds
+            stalls.join()
+    usual_rps = sum(row.ok for row in seconds[1:before_s]) / (before_s - 1)
+    returns = []
+    for begin in range(before_s, length_s, STALL_EACH_S):
+        found = [row.ok >= max(1.0, RETURNED * usual_rps) for row in seconds[begin + 1 : begin + STALL_EACH_S]]
+        returns.append(1 + (found.index(True) if True in found else len(found)))
+    say(f"stalls: {usual_rps:,.0f}/s in time before them; back after {returns} s")
+    return usual_rps, returns
+
+
+def stalls_text(usual_rps: float, returns: list[int]) -> str:
+    """The result of `play_stalls` in words."""
+    late = sum(each > 2 for each in returns)
+    return (
+        f"**Stalls.** Small requests at {STALL_FACTOR:g} × what the edge takes, from clients that give up after "
+        f"{GIVE_UP_S:g} s and connect again. Before the first stall, {usual_rps:,.0f} requests/s are answered in time. "
+        f"The edge is stopped for {STALL_S:g} s, {STALLS} times, every {STALL_EACH_S} s. {RETURNED:.0%} of that "
+        f"goodput are reached again in the first whole second after {returns.count(1)} stalls, in the second one after "
+        f"{returns.count(2)}, and later or not before the next stall after {late} (wanted: 0)."
+    )
+
+
+def stall(pid: int, begin_s: float) -> None:
+    """Stop a process for a while, again and again."""
+    for number in range(STALLS):
+        time.sleep(max(0.0, begin_s + number * STALL_EACH_S - time.monotonic()))
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(STALL_S)
+        os.kill(pid, signal.SIGCONT)
+
+
 def front_pid() -> int:
     """The process that faces the network: the edge, or the server itself if it has none."""
     server = server_pid()
@@ -169,6 +228,7 @@ def main() -> None:
             profile = measure(case.model.path, batches=(1, 4, 16), cores=(1.0,), seconds=0.5, passes=1, limit=confined)
             save_profile(profile, path_beside(case.model.path))
             found[case.name] = play(folder, case, given)
+        usual_rps, returns = play_stalls(folder, cases[0], given, found["small"][0])
     text = "\n\n".join(
         f"**{name}**: the edge takes {capacity_rps:,.0f} requests/s in a closed loop.\n\n"
         + table(COLUMNS, rows(capacity_rps, runs))
@@ -179,6 +239,7 @@ def main() -> None:
     slowest = max(run.recovery_s for _, runs in found.values() for run in runs)
     text += f"\n\nGoodput at 5 × as a share of the most: {verdict} (wanted: 0.7). "
     text += f"Longest recovery {slowest:g} s (wanted: 2 s)."
+    text += "\n\n" + stalls_text(usual_rps, returns)
     publish("edge-overload", "More than the edge can take", text, [figure(found)], write=not given.no_write)
 
 
