@@ -140,10 +140,20 @@ def test_shortfalls_name_stage_and_amount(app: Path) -> None:
 
 
 def test_replicas_that_no_node_could_hold_are_explained_not_refused(app: Path) -> None:
-    app.write_text(GRAPH.replace("cores: 4", "cores: 64"))
+    app.write_text(
+        "name: demo\nslo_ms: 900\nstages: [{name: find, profile: ResNet-T}]\nsystem: {name: static, cores: 64}\n"
+        "cluster: {nodes: [{hardware: c5.4xlarge}]}\n"
+    )
     result = CliRunner().invoke(main, ["plan", str(app), "--rate", "4"])
     assert result.exit_code == 0
     assert "the largest node has 16 cores, 48 too few" in " ".join(result.stdout.split())
+
+
+def test_stages_that_cannot_all_have_their_cores_share_those_of_the_node(app: Path) -> None:
+    app.write_text(GRAPH.replace("cores: 4", "cores: 64"))
+    result = CliRunner().invoke(main, ["plan", str(app), "--rate", "4"])
+    assert result.exit_code == 0
+    assert "so each reserves at most 8 and shares the rest" in " ".join(result.stdout.split())
 
 
 def test_a_variant_that_no_profile_covers(app: Path) -> None:

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sloop.app.load import load_scenario
 from sloop.profile.estimate import Estimate
+from sloop.sim.scenarios import run_scenario
 from sloop.systems.planning import explain_plan
 from sloop.systems.planning.prediction import (
     StageLoad,
@@ -16,7 +18,7 @@ from sloop.systems.planning.prediction import (
     throughput_rps,
     timing,
 )
-from sloop.systems.setup import Setup
+from sloop.systems.setup import Setup, set_up
 from sloop.vocabulary import Slot
 from tests.systems.planning.scene import READING, nodes, predicted, profile, setup, stage
 
@@ -243,3 +245,33 @@ def test_a_capped_share_of_an_accelerator_slows_replicas_down(share: float, is_c
     found = explain_plan(setup(stage("a", profile=on_gpu), cluster=cluster, system=system), 10)
     assert found.stages[0].service_ms == pytest.approx(10 * slowed)
     assert explain_plan(setup(stage("a", profile=on_gpu), cluster=cluster, system=system), 80).feasible == (slowed == 1)
+
+
+@pytest.mark.parametrize("rate_rps", [20, 60, 120])
+def test_a_policy_that_waits_longer_for_more_requests_is_predicted_as_it_is_simulated(rate_rps: int) -> None:
+    """AsyFunc lets q requests wait until q/(q + 1) of the deadline: 20 requests/s wait 200 ms of 300, not 100."""
+    scenario = load_scenario(
+        {
+            "name": "tiny",
+            "slo_ms": 300,
+            "stages": [
+                {
+                    "name": "only",
+                    "profile": {
+                        "latency_ms": {"form": "amdahl", "gamma": 1, "epsilon": 10, "delta": 0.5, "eta": 2},
+                        "max_batch": 32,
+                        "max_cores": 4,
+                        "load_s": 1,
+                    },
+                }
+            ],
+            "systems": ["asyfunc"],
+            "cluster": {"nodes": [{"hardware": "custom", "cores": 16}]},
+            "trace": {"kind": "equal", "rate": rate_rps},
+            "duration_s": 10,
+            "truth": {"service": {"cv": 0, "ratio": 1}},
+        }
+    )
+    run = run_scenario(scenario, scenario.systems[0])
+    report = explain_plan(set_up(scenario.deployment.under(scenario.systems[0])), {"": rate_rps})
+    assert report.predicted_ms == pytest.approx(run.row.p99_ms, rel=0.01)

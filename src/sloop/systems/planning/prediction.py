@@ -220,17 +220,27 @@ class StagePrediction:
         return min(each, default=0.0)
 
     def _load(self, progress: Progress, group: Group) -> StageLoad:
-        """What arrives, and the patience of the batch policy for a lone visit while a replica of `group` is idle."""
+        """What arrives, and the patience of the batch policy for a visit while a replica of `group` is idle."""
+        return StageLoad(self.rate_rps, self.together, self._patience_ms(progress, group), self.burst)
+
+    def _patience_ms(self, progress: Progress, group: Group) -> float:
+        """How long the batch policy lets the first visit of a batch wait for others, which arrive evenly spaced: the
+        policy may wait longer the more there are."""
         now_ns = progress.elapsed_ns
         visit = Visit(Request(RequestId(0), 0, 0, progress.deadline_ns), self.name, now_ns, progress.deadline_ns)
         costs_ns = self.belief(group).costs_ns(group.spec.slot)
         wait_ns = self.target.wait_ns if self.target else 0
-        take = self._batch.decide(now_ns, [visit], self.batch_max(group), costs_ns, wait_ns, progress.remaining_ns)
-        if take.count or take.skip:
-            patience_ms = 0.0
-        else:
-            patience_ms = to_ms(take.wait_until_ns - now_ns) if take.wait_until_ns < FOREVER_NS else math.inf
-        return StageLoad(self.rate_rps, self.together, patience_ms, self.burst)
+        most = self.batch_max(group)
+        gap_ms = 1e3 / self.rate_rps if self.rate_rps and not self.burst else math.inf
+        for count in range(1, most + 1):
+            arrived_ms = (count - 1) * gap_ms if count > 1 else 0.0
+            take = self._batch.decide(now_ns, [visit] * count, most, costs_ns, wait_ns, progress.remaining_ns)
+            if take.count or take.skip:
+                return arrived_ms
+            until_ms = to_ms(take.wait_until_ns - now_ns) if take.wait_until_ns < FOREVER_NS else math.inf
+            if until_ms <= count * gap_ms:
+                return max(until_ms, arrived_ms)
+        return until_ms
 
 
 class VisitPrediction:
