@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 
 from sloop.actions import End, StartBatch, StartReplica
 from sloop.app.load import load_application
@@ -18,7 +20,7 @@ from sloop.errors import InputError, MachineError
 from sloop.events import WOKE, Event, Finished, ReplicaReady
 from sloop.runlog import Header, Record, Unlogged, read_log
 from sloop.runlog.fold import DeploymentState, Kept
-from sloop.runlog.segments import segment_path, segments_in
+from sloop.runlog.segments import next_run, segment_path, segments_in
 from sloop.runlog.summary import RunSummary
 from sloop.serve import journal as module
 from sloop.serve.archive import archive, expired
@@ -174,11 +176,62 @@ def test_the_log_of_an_earlier_run_stays_and_is_named(tmp_path: Path) -> None:
         server = Server(tmp_path)
         server.serve(1)
         server.journal.close()
-        time.sleep(0.002)
     log = read_log(tmp_path)
     assert list(log) == server.records
     assert "1 earlier run can be read by name" in log.missing[0]
     assert list(read_log(segments_in(tmp_path)[0].path)) == server.records
+
+
+class SetBack(datetime):
+    """A clock that was set back by a year since the run before."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "SetBack":
+        return cls(2025, 11, 29, 1, 2, 3, 456_789, tzinfo=tz)
+
+
+def test_runs_are_in_their_order_though_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last run is the one that is read, and the first the one that is deleted."""
+    for each in range(4):
+        if each:
+            monkeypatch.setattr(module, "datetime", SetBack)
+        Journal(tmp_path, structs.replace(HEADER, name=f"run {each}"), SMALL).close()
+    runs = [segment.run for segment in segments_in(tmp_path)]
+    assert runs == sorted(set(runs))
+    assert read_log(tmp_path).header.name == "run 3"
+    found = [read_log(segment.path).header.name for segment in segments_in(tmp_path)]
+    assert found == ["run 0", "run 1", "run 2", "run 3"]
+    paths = [segment.path for segment in segments_in(tmp_path)]
+    archive(tmp_path, paths[-1], 2 * paths[-1].stat().st_size, 0, time.time())
+    assert [read_log(segment.path).header.name for segment in segments_in(tmp_path)][-1] == "run 3"
+
+
+@pytest.mark.parametrize(
+    ("last", "following"),
+    [
+        ("20261129T010203456Z", "20261129T010203457Z"),
+        ("20261231T235959999Z", "20270101T000000000Z"),
+        ("99991231T235959999Z", "99991231T235959999Z0"),
+        ("99991231T235959999Z0", "99991231T235959999Z00"),
+        ("20251129T010203455Z", "20251129T010203456Z"),
+        ("", "20251129T010203456Z"),
+    ],
+)
+def test_the_name_of_a_run_sorts_after_those_before(tmp_path: Path, last: str, following: str) -> None:
+    if last:
+        segment_path(tmp_path, last, 1).touch()
+    assert next_run(tmp_path, SetBack.now(UTC)) == following
+    segment_path(tmp_path, following, 1).touch()
+    assert [segment.run for segment in segments_in(tmp_path)] == [*([last] if last else []), following]
+
+
+def test_a_segment_is_no_younger_than_those_after_it(tmp_path: Path) -> None:
+    """The clock was wrong, far ahead, when the first one was written."""
+    paths = [segment_path(tmp_path, "20261129T010203456Z", number) for number in (1, 2, 3)]
+    for path, written_s in zip(paths, (10_000, 700, 900), strict=True):
+        path.write_bytes(b"x")
+        os.utime(path, (written_s, written_s))
+    assert expired(segments_in(tmp_path), 2**30, 150, 1000) == paths[:2]
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:

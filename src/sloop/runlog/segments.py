@@ -1,12 +1,13 @@
 """The files of a server's log: segments of one run after the other, of which closed ones are compressed.
 
-A segment is `events-RUN-NUMBER.jsonl`, `.jsonl.gz` when it is compressed. RUN is the date of the run's start, so that
-names sort by age.
+A segment is `events-RUN-NUMBER.jsonl`, `.jsonl.gz` when it is compressed. RUN is the date of the run's start, or if
+the clock was set back since the run before, a date just after that one's: names sort by age, whatever the clock says.
 """
 
 import gzip
 import os
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, cast
 
@@ -34,6 +35,21 @@ class LogSegment(NamedTuple):
 def segment_path(folder: Path, run: str, number: int) -> Path:
     """The file of a segment that is not compressed."""
     return folder / f"events-{run}-{number:06d}.jsonl"
+
+
+def next_run(folder: Path, now: datetime) -> str:
+    """The name of a run that begins now: it sorts after those of all runs that have segments in the folder."""
+    last = max((segment.run for segment in segments_in(folder)), default="")
+    if (name := _name_of(now)) > last:
+        return name
+    try:
+        return _name_of(datetime.strptime(last, "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC) + timedelta(milliseconds=1))
+    except (ValueError, OverflowError):  # somebody else's name
+        return f"{last}0"
+
+
+def _name_of(date: datetime) -> str:
+    return f"{date:%Y%m%dT%H%M%S%f}"[:-3] + "Z"
 
 
 def segments_in(folder: Path) -> list[LogSegment]:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -44,12 +45,14 @@ def _before(folder: Path, active: Path) -> list[LogSegment]:
 
 def expired(closed: Iterable[LogSegment], bytes_max: int, age_s: float, now_s: float) -> list[Path]:
     """Which of these segments, the oldest first, must go so that the others have at most `bytes_max` bytes and none of
-    them was written to more than `age_s` seconds ago."""
+    them was written to more than `age_s` seconds ago. None is younger than those after it, even if the clock was set
+    back between them."""
     rest = list(closed)
     sizes = [_size(segment.path) for segment in rest]
+    written_s = list(accumulate((_written_s(segment.path) for segment in reversed(rest)), min))[::-1]
     total, gone = sum(sizes), []
-    for segment, size in zip(rest, sizes, strict=True):
-        is_old = age_s > 0 and now_s - _written_s(segment.path) > age_s
+    for segment, size, last_s in zip(rest, sizes, written_s, strict=True):
+        is_old = age_s > 0 and now_s - last_s > age_s
         if total <= bytes_max and not is_old:
             break
         total -= size

@@ -131,8 +131,6 @@ class Journal:
         self._limits = limits = limits or LogLimits()
         self._observed = observed
         self._header = structs.replace(header, sample=limits.sample)
-        self.run = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"[:-3] + "Z"
-        """The part of the segments' names that all segments of this run share."""
         self._encoder = msgspec.json.Encoder()
         self._buffer: list[tuple[int, Record]] = []
         self._sampler = _Sampler(limits.sample) if limits.sample < 1.0 else None
@@ -142,6 +140,8 @@ class Journal:
         self._archiver: subprocess.Popen[bytes] | None = None
         try:
             make_log_folder(folder)
+            self.run = segments.next_run(folder, datetime.now(UTC))
+            """The part of the segments' names that all segments of this run share."""
             path = segments.segment_path(folder, self.run, 1)
             make_log_file(path)
             path.write_bytes(header_line(self._header))
