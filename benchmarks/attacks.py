@@ -61,6 +61,8 @@ KEY: Final = "an-attacker-does-not-know-this"
 SLO_MS: Final = 100.0
 WIDTH: Final = 64
 LOAD: Final = 0.5
+CONNECTIONS: Final = 2000
+"""That a port takes."""
 MEMORY_BYTES_MAX: Final = 256 * 2**20
 ATTAINMENT_MIN: Final = 0.99
 CALL_GAP_S: Final = 0.05
@@ -184,7 +186,7 @@ async def slow_heads(target: Target) -> None:
     await many(target, 500, one)
 
 
-@attack("full port", "13,000 connections of three addresses send the beginning of a head, and come again")
+@attack("full port", "3,000 connections of three addresses send the beginning of a head, and come again")
 async def full_port(target: Target) -> None:
     async def one(number: int) -> None:
         address = f"127.0.0.{2 + number % 3}"
@@ -195,7 +197,7 @@ async def full_port(target: Target) -> None:
         finally:
             await aborted(writer)
 
-    await many(target, 13_000, one)
+    await many(target, 3000, one)
 
 
 @attack("probes", "20 connections without a key ask 1,000 times whether the server is ready, again and again")
@@ -451,14 +453,14 @@ async def unfinished(target: Target) -> None:
     await many(target, 17, one)
 
 
-@attack("full port of gRPC", "13,000 connections begin a call without a key each, and do not finish it")
+@attack("full port of gRPC", "3,000 connections begin a call without a key each, and do not finish it")
 async def full_of_calls(target: Target) -> None:
     async def one(_: int) -> None:
         async with connection(target.grpc_port) as (reader, writer):
             writer.write(PREFACE + frame(SETTINGS, 0, 0) + begun(1, "ServerLive"))
             await drained(reader)
 
-    await many(target, 13_000, one)
+    await many(target, 3000, one)
 
 
 @attack("Huffman heads", "80 connections a second send heads of 15 kB without a key, in Huffman's code")
@@ -468,12 +470,13 @@ async def huffman(target: Target) -> None:
     while more > 127:
         length.append(more & 127 | 128)
         more >>= 7
-    block = b"\0\1x" + bytes(length) + bytes((more,)) + value
+    field = b"\0\1x" + bytes(length) + bytes((more,)) + value
 
     async def one(_: int) -> None:
         async with connection(target.grpc_port) as (reader, writer):
             writer.write(PREFACE + frame(SETTINGS, 0, 0))
-            writer.write(b"".join(frame(HEADERS, END_HEADERS, number, block) for number in range(1, 21, 2)))
+            for number in range(1, 21, 2):
+                writer.write(frame(HEADERS, END_HEADERS, number, begun(number, "ServerLive")[FRAME.size :] + field))
             await drained(reader)
 
     await many(target, 16, one)
@@ -834,7 +837,7 @@ def main() -> None:
         rows, told = [], []
         for state, run_names, options in (("state", plain, ()), ("secured", secured, certified(folder))):
             if len(run_names) > 1:
-                with serving(app, folder / state, *options) as where:
+                with serving(app, folder / state, "--connections", str(CONNECTIONS), *options) as where:
                     rate_rps = given.rate or given.load * capacity_rps(where, given)
                     told.append(f"{rate_rps:,.0f} requests/s{' over TLS' * bool(options)}")
                     say(told[-1])

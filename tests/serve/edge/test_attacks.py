@@ -1323,11 +1323,11 @@ def test_handshakes_of_strangers_get_their_share_of_the_time(
             await eventually(lambda: len(order) == 4)
             await asyncio.sleep(0.05)
             assert len(order) == 4
-            clock.wall_ns += 3900
+            clock.wall_ns += 9900
             await eventually(lambda: len(order) == 5)
             await asyncio.sleep(0.05)
             assert len(order) == 5
-            clock.wall_ns += 3900
+            clock.wall_ns += 9900
             await eventually(lambda: len(order) == 6)
 
     thread.call(scenario())

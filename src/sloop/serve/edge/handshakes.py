@@ -24,12 +24,11 @@ HANDSHAKE_S: Final = 10.0
 """How long a client may take for its first message, and then for the rest of the handshake."""
 CROWDED_HANDSHAKE_S: Final = 1.0
 """How long a handshake may take while as many as may be go on and further clients wait."""
-HANDSHAKES_SHARE: Final = 0.25
-"""The share of the time for handshakes of strangers, who would otherwise take all that a core has."""
+HANDSHAKES_SHARE: Final = 0.1
+"""The share of the time for handshakes of strangers, who would otherwise take all that a core has; of the CPU time as
+well while requests of open connections wait."""
 HANDSHAKES_AT_ONCE: Final = 64
 """How many begin at once after a pause."""
-OVERLOADED_SHARE: Final = 0.1
-"""The share of the CPU time for handshakes while requests of open connections wait."""
 BESIDE_NS: Final = 200_000
 """About what one costs beside its cryptography."""
 AGAIN_S: Final = 0.01
@@ -86,7 +85,7 @@ class Handshakes:
         self.cost_ns = cost_ns
         """The CPU time that one takes."""
         self._share = TimeShare(HANDSHAKES_SHARE, HANDSHAKES_AT_ONCE * cost_ns, time.monotonic_ns)
-        self._overloaded_share = TimeShare(OVERLOADED_SHARE, cost_ns)
+        self._overloaded_share = TimeShare(HANDSHAKES_SHARE, cost_ns)
         self.is_overloaded: Callable[[], bool] = lambda: False
         self.given_up = 0
         """Handshakes that took long, ended for others."""
