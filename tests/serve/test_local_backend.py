@@ -750,7 +750,7 @@ def test_a_machine_without_processes_left_serves_on(monkeypatch: pytest.MonkeyPa
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(module, "spawn", refusing)
-    monkeypatch.setattr(module._log, "log", lambda *_: refused.set())
+    monkeypatch.setattr(module._log, "warning", lambda *_: refused.set())
 
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         await asyncio.wait_for(refused.wait(), 20)

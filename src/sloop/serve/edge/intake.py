@@ -163,7 +163,9 @@ class Intake:
         self._spread_ns += STAY_GAIN * (abs(error_ns) - self._spread_ns)
 
     def patience_ns(self, deadline_ns: int) -> int:
-        """How long a request with this deadline may wait to be taken up."""
+        """How long a request with this deadline may wait to be taken up. To be called for requests that are about to
+        wait only: it also notes whether answers take too long for this deadline, by which the end of the turn changes
+        how many are taken up in the next one at least."""
         least, most = PATIENCE_SHARES
         left_ns = deadline_ns - self._stay_ns - 2.0 * self._spread_ns
         self._is_slow = left_ns < most * deadline_ns
