@@ -293,6 +293,24 @@ def test_a_worker_killed_in_the_middle_of_a_batch_is_lost_once() -> None:
     play(scene, {"slow": Servable("fake:sleep:5000:0", BYTES)})
 
 
+def test_a_bug_in_taking_up_a_report_ends_the_replica(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError(7)
+
+    async def scene(backend: LocalBackend, ear: Ear) -> None:
+        backend.start(A, spec("quick"))
+        await ear.hear(ReplicaReady)
+        monkeypatch.setattr(backend, "_on_done", fail)
+        backend.run(BatchId(1), A, rows(b"x"))
+        assert await ear.hear(ReplicaLost) == ReplicaLost(A, "its report could not be taken up: KeyError(7)")
+
+    play(scene, {"quick": Servable("fake:sleep:0:0", BYTES)})
+    (told,) = [record for record in caplog.records if "could not be taken up" in record.getMessage()]
+    assert told.exc_info is not None
+
+
 def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
     async def scene(backend: LocalBackend, ear: Ear) -> None:
         backend.start(A, spec())

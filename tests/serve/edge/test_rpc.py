@@ -311,6 +311,37 @@ def test_a_client_that_gives_up_is_cancelled(stub: Stub, gateway: Gateway, loop_
     assert gateway.driver.cancelled == [1]
 
 
+def health(port: int, service: str, key: str = "") -> int | grpc.StatusCode:
+    """The status in the answer of gRPC's health protocol, or that of the call."""
+    asked = b"" if not service else bytes([10, len(service)]) + service.encode()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
+        try:
+            answer = check(asked, timeout=10, metadata=(("x-api-key", key),) if key else ())
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    assert answer[0] == 8, "field 1, a number"
+    return int(answer[1])
+
+
+def test_grpcs_health_protocol_agrees_with_readiness(gateway: Gateway, loop_thread: LoopThread) -> None:
+    port = gateway.grpc_port
+    assert [health(port, name) for name in ("", SERVICE, "demo")] == [1, 1, 1]
+    assert health(port, "nope") is grpc.StatusCode.NOT_FOUND
+    gateway.states["demo"] = Readiness(ModelState.FAILING, "no replica can start")
+    assert [health(port, name) for name in ("", SERVICE, "demo")] == [1, 1, 2]
+    gateway.why_unready = "starting"
+    assert [health(port, name) for name in ("", SERVICE, "demo")] == [2, 2, 2]
+    other = Gateway(FakeDriver())
+    other.service = make_service(other, api_key="secret")
+    rpc = Rpc(other.service, requests_max=8)
+    locked = loop_thread.serve(rpc)
+    assert [health(locked, ""), health(locked, "demo", "secret")] == [1, 1]
+    assert health(locked, "demo") is grpc.StatusCode.UNAUTHENTICATED
+    loop_thread.call(rpc.close(0.5))
+
+
 def test_asks_for_the_key_where_one_is_set(loop_thread: LoopThread) -> None:
     rpc = Rpc(make_service(Gateway(FakeDriver()), api_key="secret"), requests_max=8)
     stub = Stub(loop_thread.serve(rpc))

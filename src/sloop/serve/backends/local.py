@@ -796,8 +796,8 @@ class LocalBackend(KnownStages):
                     self._on_reason(replica, frame)
                 case _:
                     raise ProtocolError(f"a worker sent {frame.kind.name} {frame.subject}")
-        except ProtocolError as error:
-            self._give_up(replica, str(error))
+        except Exception as error:
+            self._give_up(replica, _fault_in_report(replica, error))
 
     def _on_reason(self, replica: _Replica, frame: Frame) -> None:
         """A worker says why it ends, or what differs for requests that share its forward passes."""
@@ -1150,6 +1150,15 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[Any]", frame: Frame) -> Any:  # n
 
 def _text(frame: Frame) -> str:
     return str(frame.payload, "utf-8", "replace")
+
+
+def _fault_in_report(replica: _Replica, error: Exception) -> str:
+    """Why a replica whose report could not be taken up is given up. If not the report is wrong but the server, which is
+    a bug, the log has the traceback; without this, nobody would hear of the batch."""
+    if isinstance(error, ProtocolError):
+        return str(error)
+    _log.error("a report of replica %d could not be taken up", replica.id, exc_info=error)
+    return f"its report could not be taken up: {error!r}"
 
 
 def _explain(error: str, process: subprocess.Popen[bytes] | None) -> str:

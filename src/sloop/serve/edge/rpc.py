@@ -40,7 +40,7 @@ from sloop.serve.edge.parameters import (
     check_count,
 )
 from sloop.serve.edge.refusal import Refusal, bad, refusal_of
-from sloop.serve.edge.service import InferenceService, Model, server_readiness_of
+from sloop.serve.edge.service import InferenceService, Model, readiness_of, server_readiness_of
 from sloop.serve.edge.steps import Steps, within
 from sloop.serve.edge.triton import DATA_TYPES, changed_not, check_change, classified, configuration
 from sloop.serve.messages import AskIndex, AskModels, AskReady, AskStatistics, ChangeModel, Question
@@ -193,6 +193,8 @@ _FIELDS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
         ("parameters", "ModelRepositoryParameter{}", 3),
     ),
     "RepositoryModelUnloadResponse": (),
+    "CheckRequest": (("service", "string", 1),),
+    "CheckResponse": (("status", "int32", 1),),
 }
 _ONE_OF: Final = {"InferParameter": "parameter_choice", "ModelRepositoryParameter": "parameter_choice"}
 METHODS: Final = (
@@ -320,7 +322,9 @@ FIELDS_MAX: Final = 8_192
 TYPED_BYTES_MAX: Final = 8 * 2**20
 """The most that the typed contents of one input may have: JSON's bound."""
 INFER: Final = "ModelInfer"
-KEYLESS: Final = frozenset({"ServerLive", "ServerReady"})
+HEALTH: Final = "/grpc.health.v1.Health/Check"
+SERVING, NOT_SERVING = 1, 2
+KEYLESS: Final = frozenset({"ServerLive", "ServerReady", "Check"})
 CHANGES: Final = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 """Methods that need a key of an administrator."""
 EMPTY: Final = frozenset({"ServerLive", "ServerReady", "ServerMetadata"})
@@ -360,6 +364,7 @@ class Rpc:
         }
         """By path, the name of the method and what answers it: with the message that is returned, or later with `reply`
         if that is None."""
+        self._methods[HEALTH] = ("Check", self._Check)
 
     def start(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, which this object then owns. Call it in the running event loop."""
@@ -417,6 +422,27 @@ class Rpc:
     def _ServerReady(self, _request: object, call: Call) -> None:
         ready = message_class("ServerReadyResponse")
         self.service.pages.ask(AskReady(), lambda answer: reply(call, ready(ready=not server_readiness_of(answer).why)))
+
+    def _Check(self, request: Any, call: Call) -> None:  # noqa: ANN401
+        """gRPC's own health protocol, as Kubernetes' probes speak it: of the server, which has the empty name and that
+        of its service, or of a model, for which a key is needed as for others."""
+        checked, name = message_class("CheckResponse"), request.service
+        if name in ("", SERVICE):
+
+            def answer(found: bytes) -> None:
+                reply(call, checked(status=NOT_SERVING if server_readiness_of(found).why else SERVING))
+
+            self.service.pages.ask(AskReady(), answer)
+            return
+        self.service.authorise(call.metadata.get("authorization"), call.metadata.get("x-api-key"))
+        self.service.model(name)
+
+        def then(found: bytes) -> None:
+            readiness = readiness_of(found).get(name)
+            is_ready = readiness is not None and readiness.is_ready
+            reply(call, checked(status=SERVING if is_ready else NOT_SERVING))
+
+        self.service.pages.ask(AskModels(name), then)
 
     def _ModelReady(self, request: Any, call: Call) -> None:  # noqa: ANN401
         model = self.service.model(request.name)
