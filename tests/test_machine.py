@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from sloop.app.application import Deployment, SystemChoice
-from sloop.app.hardware import local, read_cluster
+from sloop.app.hardware import foreign_profiles, local, read_cluster
+from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.machine import capacity, hardware_name, processor, quota
 from sloop.options import as_value
 from sloop.profile.measure import checked_cores, default_cores
 from sloop.serve.server import Settings
+from sloop.systems.setup import set_up
 from sloop.units import GIB
 from tests.machines import FakeMachine
 
@@ -100,3 +102,40 @@ def test_all_ask_the_same_machine(
     with pytest.raises(InputError, match=r"this process may use .* by .*/pod/cpu"):
         checked_cores([ceil(cores) + 1])
     assert Settings().edges_of(Deployment("x", (), SystemChoice("static"), (node,))) == (cores >= 2)
+
+
+def test_what_no_machine_of_this_size_could_hold_names_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = FakeMachine(tmp_path, monkeypatch)
+    made.limit("/", cores=1.5, memory_bytes=GIB // 4)
+    profile = {
+        "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 1, "gamma": 1},
+        **{"max_batch": 1, "max_cores": 4, "memory_bytes": GIB},
+    }
+    stages = [{"name": "a", "profile": profile}]
+    with pytest.raises(InputError, match="which no node could hold") as caught:
+        set_up(
+            load_application({"name": "x", "slo_ms": 99, "stages": stages, "system": {"name": "static", "cores": 1}})
+        )
+    assert f"to 1.5 cores by {made.mount}/cpu.max and 0.25 GiB of memory by {made.mount}/memory.max" in str(
+        caught.value.help
+    )
+
+
+@pytest.mark.parametrize(("cores", "warned"), [(1.0, True), (1.5, True), (2.0, False), (8.0, False)])
+def test_a_profile_from_a_machine_with_cores_to_spare_is_warned_of_on_a_small_one(
+    cores: float, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the server's own processes take part of what the model had alone."""
+    FakeMachine(tmp_path, monkeypatch).limit("/", cores=cores)
+    profile = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 1, "gamma": 1}, "max_batch": 1, "max_cores": 4}
+
+    def warnings(hardware: str) -> tuple[str, ...]:
+        stages = [{"name": "a", "profile": profile | {"hardware": hardware}}]
+        return foreign_profiles(load_application({"name": "x", "slo_ms": 99, "stages": stages}))
+
+    found = warnings(f"{processor()}, 4 cores")
+    assert bool(found) is warned
+    assert not warned or f"measured on 4 cores, this machine has {cores:g}, which the server" in found[0]
+    assert warnings(f"{processor()}, {cores:g} cores") == warnings(f"kind: {processor()}") == warnings("") == ()

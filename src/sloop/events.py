@@ -171,7 +171,7 @@ class KeptReplica(Struct, frozen=True, gc=False):
 
 
 class NodeReady(Struct, frozen=True, tag="node_ready", omit_defaults=True):
-    """A node can hold replicas: it was acquired, repaired, or has joined the cluster."""
+    """A node can hold replicas: it was acquired, repaired, or has joined the cluster; or it has other capacities."""
 
     node: Node
     kept: tuple[KeptReplica, ...] = ()

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
-from sloop.actions import Action, Decided, ResizeReplica, StartReplica, StopReplica
-from sloop.events import WOKE, NodeReady, ReplicaReady, ReplicaStopped, Resized
+from sloop.actions import Action, Decided, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.events import WOKE, Finished, NodeReady, ReplicaReady, ReplicaStopped, Resized
 from sloop.vocabulary import Node, ReplicaId
 from tests.core.scene import NODE, Deployment, Scene, plan_of, request
 
@@ -127,18 +129,58 @@ def test_a_node_of_the_same_size_changes_nothing(node: Node) -> None:
     assert scene.act(1500, NodeReady(node)) == []
 
 
-def test_replicas_never_have_more_than_there_is_once_orders_are_carried_out() -> None:
-    scene = running(2, 2)
-    for second, cores in enumerate((1.0, 3.0, 0.3, 4.0, 2.5), 2):
-        actions = scene.act(1000 * second, NodeReady(sized(cores=cores)), WOKE)
-        actions += scene.act(1000 * second + 100, request(second, at_ms=1000 * second + 100))
-        for id, given in resizes(actions).items():
-            actions += scene.act(1000 * second + 200, Resized(ReplicaId(id), given))
-        for each in actions:
-            if isinstance(each, StartReplica):
-                scene.act(1000 * second + 300, ReplicaReady(each.replica))
-        assert free(scene)[0] >= 0, cores
-        replicas = scene.core.state.replicas.values()
-        assert len(replicas) == 2
-        assert sum(each.target_cores for each in replicas) <= cores
-        assert sum(each.slot.cores for each in replicas) <= cores
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([0.3, 1.0, 1.5, 2.0, 4.0]),
+            st.sampled_from([90, 150, 250, 400, 1000]),
+            st.integers(0, 4),
+            st.sampled_from([0.25, 1.0, 2.0]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    size=st.sampled_from([2, 0]),
+)
+def test_under_any_sizes_and_plans_replicas_have_no_more_than_there_is(
+    steps: list[tuple[float, int, int, float, bool]], size: int
+) -> None:
+    """Once orders are carried out. Memory is exceeded by one replica of the stage at most, which is the last one. When
+    the node has room for all again, all are there again."""
+    scene = running(2, 1, nodes=[NODE, structs.replace(NODE, name="n1", cores=2)][: size or 1])
+    now_ms = 1000.0
+    for number, (cores, memory_bytes, count, each, in_place) in enumerate(steps):
+        now_ms += 1000
+        scene.script.target = plan_of(count, each, in_place=in_place)
+        scene.act(now_ms, request(number, at_ms=now_ms), NodeReady(sized(cores, memory_bytes)), WOKE)
+        settle(scene, now_ms + 1)
+        on = [each for each in scene.core.state.replicas.values() if each.node == "n0"]
+        assert sum(each.slot.cores for each in on) <= cores + 1e-9
+        assert free(scene)[0] >= 0
+        assert free(scene)[1] >= 0 or len(on) == 1
+    scene.script.target = plan_of(3, 1.0)
+    for second in range(1, 40):
+        scene.act(now_ms + 1000 * second, NodeReady(NODE) if second == 1 else WOKE)
+        settle(scene, now_ms + 1000 * second + 1)
+    assert [each.slot.cores for each in scene.core.state.replicas.values()] == [1.0] * 3
+
+
+def settle(scene: Scene, at_ms: float) -> None:
+    """Carry out all orders, until there are no more."""
+    done = 0
+    for _ in range(50):
+        orders, done = scene.actions[done:], len(scene.actions)
+        for order in orders:
+            if isinstance(order, StartReplica):
+                scene.act(at_ms, ReplicaReady(order.replica))
+            elif isinstance(order, StopReplica):
+                scene.act(at_ms, ReplicaStopped(order.replica))
+            elif isinstance(order, ResizeReplica):
+                scene.act(at_ms, Resized(order.replica, order.cores))
+            elif isinstance(order, StartBatch):
+                scene.act(at_ms, Finished(order.batch, order.replica, 1))
+        if not orders:
+            scene.actions.clear()
+            return
+    raise AssertionError("orders without end")

@@ -56,6 +56,9 @@ def test_quarters_up_to_what_the_load_generator_leaves() -> None:
     assert choose_cores(2, fractions=True) == QUARTERS
     assert choose_cores(64, fractions=True) == QUARTERS
     assert choose_cores(1, fractions=True) == (0.25, 0.5)
+    assert choose_cores(0.5, fractions=True) == (0.25,)
+    assert choose_cores(0.2, fractions=True) == choose_cores(0.2, fractions=False) == (0.2,)
+    assert choose_cores(1.5, fractions=False) == (1.0,)
 
 
 def test_whole_cores_where_the_machine_gives_no_fractions() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from msgspec import Struct, structs
 
-from sloop.machine import usable_cpus
+from sloop.machine import capacity
 from sloop.report.html import Section, page
 from sloop.report.plots import Figure, Series
 from sloop.report.tables import Table
@@ -223,7 +223,7 @@ def _one_thread_each() -> Iterator[None]:
 
 def default_processes() -> int:
     """The number of usable cores, at most `PROCESSES_MAX`."""
-    return max(1, min(PROCESSES_MAX, len(usable_cpus())))
+    return max(1, min(PROCESSES_MAX, int(capacity().cores)))
 
 
 Measured = TypeVar("Measured")

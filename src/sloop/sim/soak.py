@@ -5,7 +5,6 @@ A schedule that breaks an invariant is shrunk, and printed with the command that
 
 import argparse
 import gc
-import os
 import re
 import sys
 import time
@@ -14,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from itertools import count
+from math import ceil
 from typing import Final, TextIO
 
 from msgspec import Struct
 
+from sloop.machine import capacity
 from sloop.sim.schedules import Schedule, kind_of, play, schedule_of, shrink
 from sloop.text import counted
 
@@ -148,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--minutes", type=float, default=1.0, help="start no schedule after so many minutes (default: 1)"
     )
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each CPU core")
+    parser.add_argument("--processes", type=int, default=ceil(capacity().cores), help="default: one for each CPU core")
     parser.add_argument("--schedule", type=int, metavar="SEED", help="play one schedule, that of SEED, and end")
     parser.add_argument("--only", help="with --schedule: only the operations with these numbers, as 3,17,40")
     options = parser.parse_args(arguments)

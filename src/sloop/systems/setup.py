@@ -16,7 +16,7 @@ import msgspec
 from msgspec import structs
 
 from sloop.app.application import Application, Deployment, SystemChoice
-from sloop.app.hardware import ANY_BYTES
+from sloop.app.hardware import ANY_BYTES, local_limit
 from sloop.core import ApplicationParts, Core
 from sloop.core.ledger import Ledger, sites, why_impossible
 from sloop.core.protocols import Policies
@@ -299,7 +299,9 @@ def _check_room(spec: ReplicaSpec, planned: ApplicationSetup, nodes: Sequence[No
     if why:
         declared.fail(f"{what}: {why}", "name hardware of the cluster, or add such nodes")
     of_kind = [node for node in cluster if spec.slot.hardware in ("", node.hardware)]
-    declared.fail(f"{what}, which no node could hold", f"the largest node, {_largest(of_kind)}")
+    limits = [local_limit(of_kind, resource) for resource in ("cores", "memory")]
+    limited = f"; this machine is limited to {listed(list(filter(None, limits)))}" if any(limits) else ""
+    declared.fail(f"{what}, which no node could hold", f"the largest node, {_largest(of_kind)}{limited}")
 
 
 def _size_of(spec: ReplicaSpec, belief: Estimate) -> str:
