@@ -1239,6 +1239,23 @@ def test_silent_clients_make_room_for_handshakes(edges: Callable[..., Edge], cer
         assert len(edge.server.listener.connections) <= 8
 
 
+def test_silent_clients_make_room_before_handshakes(
+    edges: Callable[..., Edge], certificates: Path, begun: list[Any], hello: bytes
+) -> None:
+    """Else a new client would be closed in mid-handshake where many come and go."""
+    tls = Tls(certificates / "server.pem", certificates / "server.key")
+    edge = edges(HttpSettings(connections_max=8, each_address_max=8, tls=tls))
+    listener = edge.server.listener
+    with many(edge, 1, hello):
+        edge.until(lambda: len(begun) == 1)
+        for sent in (b"", hello[:100]):
+            before = listener.made_room
+            with many(edge, 20, sent):
+                edge.until(lambda before=before: listener.made_room >= before + 13)  # type: ignore[misc]
+                assert begun[0] in listener.connections
+            edge.until(lambda: len(listener.connections) == 1)
+
+
 def test_handshakes_that_stop_make_room_for_others(
     edges: Callable[..., Edge], certificates: Path, begun: list[Any], hello: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,7 +239,8 @@ class Listener:
         cost_ns = 0 if self._context is None else measured_ns(self._context)
         self.handshakes = Handshakes(self._open, self._end, cost_ns)
         self.connections: dict[ServerConnection, None] = {}
-        self.strangers = Strangers()
+        self.silent, self.strangers = Strangers(), Strangers()
+        """Those whose handshake has not begun, who go first, and all others."""
         self.by_network: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """Connections closed at once, by the bound that they exceeded: `connections`, `address` or `descriptors`."""
@@ -301,7 +302,8 @@ class Listener:
         """A connection has ended. May be called repeatedly."""
         if connection in self.connections:
             del self.connections[connection]
-            self.strangers.discard(connection)
+            for group in (self.silent, self.strangers):
+                group.discard(connection)
             self.by_network[connection.network] -= 1
             if not self.by_network[connection.network]:
                 del self.by_network[connection.network]
@@ -370,11 +372,12 @@ class Listener:
         connection = self._factory()
         connection.address, connection.network, connection.waited_ns = address, network, waited_ns
         self.connections[connection] = None
-        self.strangers.add(connection)
         self.by_network[network] += 1
         if self._context is not None:
+            self.silent.add(connection)
             self.handshakes.add(sock, connection)
         else:
+            self.strangers.add(connection)
             opening = self._loop.create_task(self._open(sock, connection))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
@@ -382,6 +385,9 @@ class Listener:
     async def _open(self, sock: socket.socket, connection: ServerConnection) -> None:
         assert self._loop is not None
         limit_s = None if self._context is None else HANDSHAKE_S
+        if self._context is not None:
+            self.silent.discard(connection)
+            self.strangers.add(connection)
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection, sock, ssl=self._context, ssl_handshake_timeout=limit_s
@@ -399,7 +405,9 @@ class Listener:
 
     def _make_room(self, network: str = "", *, is_own: bool = False) -> bool:
         """Close a connection for a new one from this network; one of the same network if it must be its own."""
-        found = self.strangers.oldest(network) if is_own else self.strangers.least(network)
+        found = None
+        for group in (self.silent, self.strangers):
+            found = found or (group.oldest(network) if is_own else group.least(network))
         if found is None:
             idle = (each for waiting in self._idle for each in islice(waiting, SEARCHED_MAX))
             found = next((each for each in idle if each.network == network or not is_own), None)
