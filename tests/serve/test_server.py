@@ -50,6 +50,7 @@ from sloop.serve.server import (
     reload,
     serve,
     serving,
+    within,
 )
 from sloop.systems.replay import beginning_of, rebuild, replay_log
 from sloop.systems.setup import Setup, set_up
@@ -856,6 +857,20 @@ def test_a_model_that_cannot_be_loaded_at_the_start_is_left_out_and_tried_again(
     status, text = running.ask("POST", "/v2/models/bad/infer", body)
     assert (status, json.loads(text)["outputs"][0]["data"]) == (200, [3])
     running.close()
+
+
+def test_a_model_that_hangs_when_it_is_loaded_is_left_to_later_attempts() -> None:
+    released = threading.Event()
+    with pytest.raises(MachineError, match=r"to load it takes more than 0\.1 s"):
+        within(0.1, lambda: released.wait(30))
+    released.set()
+    assert within(30, lambda: 7) == 7
+    with pytest.raises(InputError, match="no file"):
+        within(None, lambda: raise_error(InputError("no file")))
+
+
+def raise_error(error: Exception) -> None:
+    raise error
 
 
 def test_where_no_model_can_be_loaded_there_is_no_server(tmp_path: Path) -> None:

@@ -385,3 +385,21 @@ def test_an_application_without_requests_rests_and_wakes() -> None:
     assert {record.application for record in rests} == {"b"}
     assert outcomes(records).keys() <= {"served", "late", "dropped"}
     assert replay_log(records, played.setup().core()).difference is None
+
+
+def test_requests_to_a_resting_application_wait_for_its_start_as_in_a_server() -> None:
+    """A start takes 0.5 s, a deadline 0.1 s."""
+
+    def ended(**options: float) -> Counter[str]:
+        rare = {"rest_after_s": 1.0, "slo_ms": 100.0, **options}
+        played = several(("b",), **rare, rates={"b": 0.3}, duration_s=60.0)  # type: ignore[arg-type]
+        records = records_of(played)
+        assert replay_log(records, played.setup().core()).difference is None
+        return outcomes(records)
+
+    without, patient, hasty = ended(wake_s=0.0), ended(), ended(wake_s=0.2)
+    assert without["dropped"] > 5
+    assert not without["late"]
+    assert patient == {"served": without["served"], "late": without["dropped"]}
+    assert hasty["rejected"] > 5, "0.2 s are too short for a start"
+    assert not hasty["dropped"]

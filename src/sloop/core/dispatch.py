@@ -35,7 +35,7 @@ from sloop.core.state import (
 from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
 from sloop.profile.interference import NO_SLOWDOWN
-from sloop.text import in_ms, in_s
+from sloop.text import in_ms
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import BatchId, Life, Outcome, Request, RequestId, Visit
 
@@ -592,7 +592,7 @@ class DataPath:
         if state.is_waking and visit.request.id in state.woken:
             gap = state.longest_gap(now_ns)
             state.expected_ns = max(state.expected_ns, now_ns + gap.wait_ns + SHUTDOWN_RETRY_NS)
-            why = f"{gap.why}; it has waited for {in_s(now_ns - visit.request.arrived_ns)}"
+            why = f"{gap.why}; it has waited for {in_ms(now_ns - visit.request.arrived_ns, 0)}"
             self._end(now_ns, visit.request.id, Outcome.REJECTED, why, out, visit.stage, gap.wait_ns)
             return
         detail = f"slack {in_ms(visit.deadline_ns - now_ns)} at {visit.stage}"

@@ -809,17 +809,18 @@ class Deployer:
         while True:
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_S_MAX, 2 * wait_s)
-            async with self._deploying:
-                if name not in self._insight.refused or self._driver.is_stopped:
-                    return
+            with self._files.checking():
                 try:
-                    with self._files.checking():
-                        self._start(await checked(order), Deploy(left_out.file))
+                    found = await checked(order)  # others may deploy meanwhile: a model that hangs takes minutes
                 except SloopError as error:
-                    self._refuse(name, left_out, error.what, wait_s)
-                else:
-                    _log.warning("%r is loaded", name)
-                    return
+                    if name in self._insight.refused:
+                        self._refuse(name, left_out, error.what, wait_s)
+                        continue
+                async with self._deploying:
+                    if name in self._insight.refused and not self._driver.is_stopped:
+                        self._start(found, Deploy(left_out.file))
+                        _log.warning("%r is loaded", name)
+                return
 
     async def promote(self, order: Promote, tell: Tell) -> Done:
         """Let a version get all requests, and wait until it does."""

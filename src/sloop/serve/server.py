@@ -14,14 +14,17 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import uvloop
 from msgspec import structs
@@ -153,6 +156,10 @@ FLUSH_S: Final = 1.0
 SWITCH_S: Final = 0.0005
 """How long a thread, such as the one that writes the log, may keep the interpreter from the event loop. Python's
 default is 5 ms."""
+T = TypeVar("T")
+LOAD_S_MAX: Final = 60.0
+"""An application that takes longer to load at the start, such as one whose model hangs, is left to later attempts if
+others are to be served."""
 ALL_REQUESTS_MAX: Final = 16_384
 GRACE_S: Final = 3.0
 """HAProxy, as configured in `deploy/`, notices within 2 s that a server is not ready. Kubernetes takes an ending pod
@@ -520,15 +527,33 @@ def models_of(setup: Setup, folder: Path) -> dict[tuple[str, str], Servable]:
     return found
 
 
+def within(limit_s: float | None, work: Callable[[], T]) -> T:
+    """The result of work in a thread. MachineError if it takes longer; the thread goes on, and nobody waits for it."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    try:
+        return done.result(limit_s)
+    except TimeoutError as error:
+        raise MachineError(f"to load it takes more than {limit_s:g} s") from error
+
+
 def loadable(setup: Setup, folder: Path) -> tuple[Setup, dict[tuple[str, str], Servable], dict[str, UnloadedModel]]:
     """The setup of the applications whose models can be loaded, these models, and by name the other applications; for
     `folder` see `servables_of`. Raises the first error if no application can be loaded."""
     found: dict[tuple[str, str], Servable] = {}
     left_out: dict[str, UnloadedModel] = {}
     errors: list[SloopError] = []
+    limit_s = None if len(setup.applications) == 1 else LOAD_S_MAX
     for each in setup.applications:
         try:
-            found |= models_of(replace(setup, applications=(each,)), folder)
+            found |= within(limit_s, partial(models_of, replace(setup, applications=(each,)), folder))
         except SloopError as error:
             errors.append(error)
             left_out[each.application.name] = UnloadedModel(error.what, each.application.file, definition_of(each))
