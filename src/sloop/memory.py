@@ -14,14 +14,14 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final
 
-from sloop.machine import capacity
+from sloop.machine import Capacity, capacity
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 2**20
 KEPT_BYTES: Final = 32 * 2**20
 """The largest buffers that glibc learns to put among small objects, by itself."""
-MACHINE_SHARE: Final = 0.75
+AVAILABLE_SHARE: Final = 0.9
 OUT_OF_MEMORY: Final = re.compile(
     r"bad.?alloc|MemoryError|(?:allocate|out of|not enough) memory|memory allocation", re.IGNORECASE
 )
@@ -111,13 +111,37 @@ def bound_growth(more_bytes: int) -> bool:
     return True
 
 
+def available_bytes(machine: Capacity, meminfo: Path = Path("/proc/meminfo")) -> float:
+    """What the machine has left for more processes, and its control group, with the pages of files that the kernel can
+    drop; infinite if the system does not say."""
+    found = inf if machine.memory_bytes is None else float(machine.memory_bytes)
+    with contextlib.suppress(OSError, StopIteration):
+        found = min(found, 1024 * _field(meminfo, "MemAvailable:"))
+    if machine.memory_file and machine.memory_bytes is not None:
+        folder = Path(machine.memory_file).parent
+        used, cached = (
+            ("memory.current", "inactive_file")
+            if (folder / "memory.current").exists()
+            else ("memory.usage_in_bytes", "total_inactive_file")
+        )
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            used_bytes = int((folder / used).read_text(encoding="ascii"))
+            found = min(found, machine.memory_bytes - used_bytes + _field(folder / "memory.stat", cached))
+    return max(0.0, found)
+
+
+def _field(file: Path, name: str) -> int:
+    """The number after a name in a file of lines. OSError without the file, StopIteration without the name."""
+    lines = map(str.split, file.read_text(encoding="ascii", errors="replace").splitlines())
+    return next(int(words[1]) for words in lines if words and words[0] == name)
+
+
 @contextlib.contextmanager
 def bounded(more_bytes: float = inf) -> Iterator[int]:
-    """Let this process allocate so much more while the context is open, and at most `MACHINE_SHARE` of what the machine
-    has beside it. Yields how much that is; 0 if the system cannot bound it."""
-    machine_bytes = capacity().memory_bytes
-    if machine_bytes is not None:
-        more_bytes = min(more_bytes, MACHINE_SHARE * max(0, machine_bytes - resident_bytes()))
+    """Let this process allocate so much more while the context is open, and at most `AVAILABLE_SHARE` of what is
+    available: when a control group has no memory left, the kernel may kill a worker instead of this process. Yields how
+    much that is; 0 if the system cannot bound it."""
+    more_bytes = min(more_bytes, AVAILABLE_SHARE * available_bytes(capacity()))
     before = resource.getrlimit(resource.RLIMIT_DATA)
     is_bound = more_bytes < inf and bound_growth(int(more_bytes))
     try:
@@ -141,7 +165,6 @@ def lift_bound() -> None:
 def _status(field: str) -> int:
     """Bytes of a field of this process's status; 0 if the system does not say."""
     try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:"))
-    except (OSError, StopIteration, ValueError, IndexError):
+        return 1024 * _field(Path("/proc/self/status"), f"{field}:")
+    except (OSError, StopIteration):
         return 0

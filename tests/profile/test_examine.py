@@ -370,6 +370,14 @@ def test_open_dimensions_of_one_name_are_one_with_a_usual_size(tmp_path: Path) -
 # Memory
 
 MIB = 2**20
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with room, whatever else runs on this one."""
+    monkeypatch.setattr("sloop.memory.available_bytes", lambda machine: float(2**40))
+
+
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the private memory of a process")
 
 
@@ -385,6 +393,7 @@ def expanding(tmp_path: Path, mib: int, rows: str | int) -> Path:
 
 
 @on_linux
+@pytest.mark.usefixtures("roomy")
 def test_a_model_that_needs_too_much_for_one_row_has_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = expanding(tmp_path, 400, 1)
     monkeypatch.setattr("sloop.profile.examine.EXAMINE_BYTES_MIN", 256 * MIB)
@@ -394,6 +403,7 @@ def test_a_model_that_needs_too_much_for_one_row_has_a_fault(tmp_path: Path, mon
 
 
 @on_linux
+@pytest.mark.usefixtures("roomy")
 def test_a_model_that_needs_too_much_for_several_rows_runs_each_request_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +417,7 @@ def test_a_model_that_needs_too_much_for_several_rows_runs_each_request_alone(
 
 
 @on_linux
+@pytest.mark.usefixtures("roomy")
 def test_a_model_that_cannot_be_opened_for_lack_of_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +430,7 @@ def test_a_model_that_cannot_be_opened_for_lack_of_memory_is_refused(
 
 
 @on_linux
+@pytest.mark.usefixtures("roomy")
 def test_the_bound_ends_with_the_examination(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     examine(expanding(tmp_path, 1, "n"))
