@@ -121,6 +121,19 @@ def test_a_worker_that_finds_a_difference_says_so_and_joins_no_more(tmp_path: Pa
     server.end()
 
 
+def test_a_lack_of_memory_is_no_difference(tmp_path: Path) -> None:
+    fails = "x if len(x) == 4 or x.max() < 1 else fails(x[0, 0] == 1)"  # it is warmed with values below 1
+    text = STAGE % fails + "def fails(is_short):\n    raise MemoryError() if is_short else ValueError('no')\n"
+    (tmp_path / "m.py").write_text(text)
+    server = Server(str(tmp_path / "m.py"), SIGNATURE, verify_first=100)
+    server.until_ready()
+    server.run(order())
+    frame = server.receive()  # the first of the three requests lacks memory, the second fails
+    assert frame.kind is FrameKind.DIFFERS
+    assert b"fails alone: ValueError: no" in bytes(frame.payload)
+    server.end()
+
+
 def test_a_worker_that_is_told_joins_no_more(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(STAGE % "x - x.min()")
     server = Server(str(tmp_path / "m.py"), SIGNATURE)

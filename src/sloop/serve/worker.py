@@ -265,7 +265,7 @@ class Worker:
         self._replied_ns = 0
         """When the last batch was answered."""
         self._turns = 0
-        """Raised when a batch begins and when it ends: odd while one runs."""
+        """Raised when the model begins and ends to run: odd while it does."""
 
     def serve(self) -> None:
         """Load the model, then process frames; returns when the server sends STOP or closes the socket."""
@@ -292,10 +292,13 @@ class Worker:
     def _next(self, runtime: Runtime) -> Frame | None:
         """The next frame. While none comes, requests that shared a pass are run again, one at a time."""
         while self._verification.is_waiting and not select.select([self._channel], [], [], IDLE_S)[0]:
+            self._turns += 1
             try:
                 why = self._verification.check(lambda given: runtime.run(given, self._threads)[0])
             except Exception as error:
-                why = f"a request that shared a forward pass fails alone: {failure_of(error).detail}"
+                fails = f"a request that shared a forward pass fails alone: {failure_of(error).detail}"
+                why = "" if is_out_of_memory(error) else fails
+            self._turns += 1
             self._replied_ns = time.monotonic_ns()
             if why:
                 self._run_alone()
