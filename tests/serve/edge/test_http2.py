@@ -904,7 +904,7 @@ class Behind:
     def is_behind(self, now_ns: int) -> bool:
         return True
 
-    def defer(self, call: Call, *, is_page: bool) -> None:
+    def defer(self, call: Call, *, is_page: bool, is_patient: bool = False) -> None:
         self.deferred.append(call)
 
     def go_on_later(self, piece: Callable[[], None]) -> None:

@@ -230,10 +230,18 @@ def test_long_deadlines_do_not_hide_that_short_ones_wait(monkeypatch: pytest.Mon
     assert beside > 0.9 * alone
 
 
-def deferred(intake: Intake, loop: Loop, patience_ns: int, started: list[Waiter], count: int = 1) -> list[Waiter]:
+def deferred(
+    intake: Intake,
+    loop: Loop,
+    patience_ns: int,
+    started: list[Waiter],
+    count: int = 1,
+    *,
+    is_patient: bool = False,
+) -> list[Waiter]:
     made = [Waiter(loop, loop.now_ns, patience_ns, started) for _ in range(count)]
     for each in made:
-        intake.defer(each, is_page=False)
+        intake.defer(each, is_page=False, is_patient=is_patient)
     return made
 
 
@@ -248,6 +256,26 @@ def test_even_in_a_calm_queue_nothing_is_taken_up_that_has_waited_too_long(monke
     loop.turn()
     assert started == [fresh]
     assert intake.refused == 1
+
+
+@pytest.mark.parametrize("is_calm", [True, False])
+def test_those_that_can_wait_longer_do_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, is_calm: bool) -> None:
+    """An hour's deadline is no way to the front, however many have one and whatever is calm."""
+    loop, started = Loop(), list[Waiter]()
+    run_on(loop, monkeypatch)
+    intake = Intake(lambda: True)
+    intake.start(loop)  # type: ignore[arg-type]
+    patient = deferred(intake, loop, 100 * MS, started, 100, is_patient=True)
+    loop.now_ns += MS if is_calm else 60 * MS
+    usual = deferred(intake, loop, 100 * MS, started, 21)
+    loop.turn()
+    loop.turn()
+    kinds = ["patient" if each in patient else "usual" for each in started]
+    assert kinds[:24] == (["usual"] * 7 + ["patient"]) * 3
+    assert [each for each in started if each not in patient] == usual, "the others are as if they were alone"
+    while intake.has_waiting:
+        loop.turn()
+    assert len(started) == 121
 
 
 def test_the_shortest_patience_decides_whether_the_newest_is_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,13 +382,15 @@ class HttpConnection(ServerConnection):
     def patience_ns(self) -> int:
         """How long the request that was deferred may wait."""
         server, intake = self._server, self._server.intake
+        if self._ready or announced_bytes(self._unread) > LARGE_BYTES:
+            intake = server.large
+        return intake.patience_ns(server.deadline_of(*self._target(), is_authorised=bool(self._ready)))
+
+    def _target(self) -> tuple[str, str]:
+        """The path of the request that was deferred, and its own deadline in ms, if it has one."""
         if self._ready:
-            path, slo_ms, intake = self._ready[0].path, self._ready[0].headers.get("x-slo-ms", ""), server.large
-        else:
-            path, slo_ms = target_of(self._unread)
-            if announced_bytes(self._unread) > LARGE_BYTES:
-                intake = server.large
-        return intake.patience_ns(server.deadline_of(path, slo_ms, is_authorised=bool(self._ready)))
+            return self._ready[0].path, self._ready[0].headers.get("x-slo-ms", "")
+        return target_of(self._unread)
 
     def start(self) -> None:
         """Take up the request that was deferred."""
@@ -423,7 +425,8 @@ class HttpConnection(ServerConnection):
         """Let what has arrived wait until this intake calls `start` or `refuse_deferred`."""
         if self.transport is not None:
             self._wait_for(self._server.deferred)
-            intake.defer(self, is_page=not self._ready and self._unread[:4] == b"GET ")
+            is_page = not self._ready and self._unread[:4] == b"GET "
+            intake.defer(self, is_page=is_page, is_patient=not is_page and self._server.is_patient(*self._target()))
 
     def answer(
         self,
@@ -684,7 +687,9 @@ class HttpConnection(ServerConnection):
         self._ready.popleft()
         self._answering, self._has_taken = exchange, True
         if self._is_admitted and exchange.method == "POST":
-            exchange.taken_ns = time.monotonic_ns()
+            own_ms = exchange.headers.get("x-slo-ms")
+            if own_ms is None or not server.is_patient(exchange.path, own_ms):  # others go first in the core too
+                exchange.taken_ns = time.monotonic_ns()
         server.open_requests += 1
         if self._wait is not None:
             self._wait_for(None)
@@ -1081,6 +1086,10 @@ class HttpServer:
             return False
         self.bodies.refused["age"] += 1
         return True
+
+    def is_patient(self, path: str, slo_ms: str) -> bool:
+        """Whether a request says that it can wait for longer than others to this path."""
+        return bool(slo_ms) and self.deadline_of(path, slo_ms, is_authorised=True) > self.deadline_of(path, "")
 
     def deadline_of(self, path: str, slo_ms: str, *, is_authorised: bool = False) -> int:
         """The deadline of a request in ns. Its own, `slo_ms`, counts if it is in whole ms; before the key has been

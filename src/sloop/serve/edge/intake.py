@@ -9,6 +9,8 @@ more than `CALM_SHARE` of its patience: then there is more than can be done, and
 answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015). Those that wait are in lines, one for
 about each patience (by powers of two), so that the oldest of each is known: one with a long patience hides none with a
 short one. What a request says of its patience only shortens that of its model, because nobody has seen its key yet.
+One that says that it can wait for longer does: it is in a line of those, from which every `PATIENT_EACH`-th is taken
+while others wait too.
 
 While requests wait, a turn takes up requests for only `SLICE_NS`, so that these are soon passed on and answered, but at
 least 32 (`TAKEN_MIN`): a turn has a cost of its own, and with fewer requests in each the server could do less than
@@ -45,6 +47,9 @@ TAKEN_MIN_SLOW: Final = 8
 PIECES_NS: Final = NS_PER_MS // 2
 CALM_SHARE: Final = 0.5
 REFUSING_SHARE: Final = 0.1
+PATIENT_EACH: Final = 8
+PATIENT_LINES: Final = 64
+"""What is added to the number of a line of those that can wait for longer."""
 ASIDE_MAX: Final = 64
 """Of those that have waited too long, how many are set aside in a turn."""
 REFUSED_PER_LOOK: Final = 4
@@ -110,12 +115,13 @@ class Intake:
         self.turn_ns = TURN_NS
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fresh: dict[int, deque[Waiting]] = {}
-        """The lines, by the number of bits of the patience, each in the order of arrival; none is empty."""
+        """The lines, by the number of bits of the patience, and then those of the patient; each in the order of
+        arrival; none is empty."""
         self._stale: deque[Waiting] = deque()
         self._pages: deque[Waiting] = deque()
         self._pieces: deque[Callable[[], None]] = deque()
         self._is_turn = self._is_blocked = self._has_pieces = False
-        self._is_calm = True
+        self._is_calm = self._are_patient_calm = True
         """Whether those that wait are taken up in their order, and what arrives waits behind them."""
         self._turn_ns = self._refused_ns = self._taken = 0
         self._allowed_ns = 0.0
@@ -171,12 +177,16 @@ class Intake:
         self._is_slow = left_ns < most * deadline_ns
         return round(min(most * deadline_ns, max(least * deadline_ns, left_ns)))
 
-    def defer(self, waiting: Waiting, *, is_page: bool) -> None:
-        """Take up a request later. Pages are taken up in their order, so that a probe of health is not overtaken."""
+    def defer(self, waiting: Waiting, *, is_page: bool, is_patient: bool = False) -> None:
+        """Take up a request later. Pages are taken up in their order, so that a probe of health is not overtaken. One
+        that `is_patient` has a longer deadline than others."""
         if not self._is_turn:
             self._begin_turn(time.monotonic_ns())
-        line = self._pages if is_page else self._fresh.setdefault(waiting.patience_ns.bit_length(), deque())
-        line.append(waiting)
+        if is_page:
+            self._pages.append(waiting)
+        else:
+            key = waiting.patience_ns.bit_length() + is_patient * PATIENT_LINES
+            self._fresh.setdefault(key, deque()).append(waiting)
 
     def go_on_later(self, piece: Callable[[], None]) -> None:
         """Call `piece` in a later turn, when it is its turn among all that wait. It should take a fraction of a
@@ -244,22 +254,24 @@ class Intake:
     def _take_up_waiting(self, begun_ns: int) -> None:
         """Go on with what had arrived earlier, for as long as the turn may take up requests."""
         spent_ns = begun_ns - self._turn_ns
-        self._is_calm = True
-        for key in list(self._fresh):
-            self._is_calm = self._has_waited_briefly(begun_ns, key) and self._is_calm
+        calm = {key: self._has_waited_briefly(begun_ns, key) for key in list(self._fresh)}
+        self._is_calm = all(is_calm for key, is_calm in calm.items() if key < PATIENT_LINES)
+        self._are_patient_calm = all(is_calm for key, is_calm in calm.items() if key >= PATIENT_LINES)
         while self._fresh and self._has_room() and not self._has_taken_enough(spent_ns):
             self._start(self._next())
             spent_ns = time.monotonic_ns() - self._turn_ns
 
     def _next(self) -> Waiting:
         """Take the oldest out of its line, or the newest if there is more than can be done."""
-        lines, is_calm = self._fresh, self._is_calm
-        if len(lines) == 1:
-            (key,) = lines
-        elif is_calm:
-            key = min(lines, key=lambda key: lines[key][0].deferred_ns)
+        lines = self._fresh
+        usual = [key for key in lines if key < PATIENT_LINES]
+        is_patient = not usual or (len(usual) < len(lines) and self._taken % PATIENT_EACH == PATIENT_EACH - 1)
+        keys = [key for key in lines if key >= PATIENT_LINES] if is_patient else usual
+        is_calm = self._are_patient_calm if is_patient else self._is_calm
+        if is_calm:
+            key = min(keys, key=lambda key: lines[key][0].deferred_ns)
         else:  # one whose client has gone is taken first, because it costs nothing
-            key = max(lines, key=lambda key: lines[key][-1].deferred_ns or FOREVER_NS)
+            key = max(keys, key=lambda key: lines[key][-1].deferred_ns or FOREVER_NS)
         found = lines[key].popleft() if is_calm else lines[key].pop()
         if not lines[key]:
             del lines[key]
