@@ -220,7 +220,7 @@ def policies_of(trial: BiscaleTrial) -> Policies:
     if trial.kind == "fa2_kit":
         return build_system("fa2", {"batch_max": pipeline_of(trial).batch_max}).policies
     drops: dict[Dropping, Drop] = {
-        "predictive": PredictiveDrop(batch="full"),
+        "predictive": PredictiveDrop(batch="full", strict=True),
         "age": Age(),
         "age3": Age(limit=3.0),
         "never": Never(),
