@@ -1164,6 +1164,6 @@ def _fault_in_report(replica: _Replica, error: Exception) -> str:
 def _explain(error: str, process: subprocess.Popen[bytes] | None) -> str:
     """Why a replica is gone; the exit status of its process if `error` says nothing more specific."""
     if process is None or error != CLOSED:
-        return error
+        return error.replace("\n", "; ")  # a fix follows in a line of its own
     code = process.returncode
     return f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process exited with {code}"
