@@ -72,6 +72,19 @@ def test_a_model_file_is_measured_and_served(model: Path) -> None:
     assert (application.system.name, application.system.parameters) == ("sponge", {"criterion": "steady"})
 
 
+@pytest.mark.live
+def test_it_ends_in_order_when_told_while_a_model_is_measured(model: Path) -> None:
+    command = [sys.executable, "-m", "sloop", "serve", "tiny.onnx", "--http-port", "0", "--grpc-port", "0"]
+    with subprocess.Popen(command, cwd=model.parent, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "measuring it" in next(line for line in process.stderr if "no profile" in line)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert "stopping before the start is over" in process.stderr.read()
+    assert not path_beside(model).exists()
+
+
 @pytest.mark.parametrize("written", [False, True])
 def test_it_is_refused_with_no_profile_and_by_commands_that_touch_nothing(model: Path, *, written: bool) -> None:
     app = model

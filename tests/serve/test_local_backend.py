@@ -317,7 +317,7 @@ def test_a_worker_leaves_it_to_the_server_to_stop_it() -> None:
         await ear.hear(ReplicaReady)
         pid = backend.pid(A)
         assert pid is not None
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(pid, number)
         backend.run(BatchId(1), A, rows(b"x"))
         await ear.hear(Finished)

@@ -92,6 +92,14 @@ def test_what_others_could_read_is_closed_and_told_once(tmp_path: Path, caplog: 
     assert not caplog.records
 
 
+def test_a_state_folder_may_be_a_link(tmp_path: Path) -> None:
+    disk, state = tmp_path / "disk", tmp_path / "state"
+    disk.mkdir(0o755)
+    state.symlink_to(disk)
+    with locked(state):
+        assert mode(disk) == 0o700
+
+
 def test_a_place_that_is_for_others_too_stays_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

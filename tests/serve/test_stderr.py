@@ -26,6 +26,7 @@ from sloop.serve.stderr import (
     REPEATS_S,
     TRACES_MAX,
     WAITING_BYTES_MAX,
+    Output,
     StderrLog,
     StderrWriter,
     _Printed,
@@ -200,34 +201,29 @@ def test_a_file_that_was_moved_away_gets_a_successor(tmp_path: Path, caplog: pyt
     folder = tmp_path / "logs"
     folder.mkdir()
     file, moved = folder / "server.log", tmp_path / "moved"
-    with file.open("ab") as opened:
+    with file.open("ab", buffering=0) as opened:
         file.chmod(0o640)
-        writer = StderrWriter(opened.fileno())
-        writer.write(b"one\n")
-        writer.flush()
-        writer.reopen()
+        output = Output(opened.fileno())
+        opened.write(b"one\n")
+        output.reopen()
         file.rename(moved)
-        writer.reopen()
-        writer.write(b"two\n")
-        writer.flush()
+        output.reopen()
+        opened.write(b"two\n")
         assert (moved.read_bytes(), file.read_bytes()) == (b"one\n", b"two\n")
         assert stat.S_IMODE(file.stat().st_mode) == 0o640
         file.rename(moved)
         folder.rmdir()
-        writer.reopen()
-        writer.write(b"three\n")
-        writer.close()
+        output.reopen()
+        opened.write(b"three\n")
     assert moved.read_bytes() == b"two\nthree\n"
-    assert "messages go on in the file before: No such file" in caplog.text
+    assert "goes on in the file before: No such file" in caplog.text
 
 
 def test_a_pipe_has_no_successor(pipe: tuple[Reader, int]) -> None:
     reader, fd = pipe
-    writer = StderrWriter(fd)
-    writer.reopen()
-    writer.write(b"one\n")
+    Output(fd).reopen()
+    os.write(fd, b"one\n")
     reader.begin()
-    writer.close()
     os.close(fd)
     assert reader.lines() == [b"one"]
 

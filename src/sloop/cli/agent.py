@@ -15,7 +15,7 @@ from sloop.memory import return_large_memory
 from sloop.serve.agent import Agent, serve_until_signal
 from sloop.serve.backends.local import usual_spares_max
 from sloop.serve.network import NodeTls, read_token
-from sloop.serve.stderr import never_waiting, reopen_stderr
+from sloop.serve.stderr import never_waiting, reopen_outputs
 from sloop.text import listed
 
 EXAMPLE = "sloop agent --join 10.0.0.1:9000 --name local-1 --token-file /etc/sloop/token"
@@ -92,7 +92,7 @@ def agent(join: str, name: str, token_file: Path, host: str, spare_workers: int,
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen_stderr)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen_outputs)
         await serve_until_signal(made, stop)
 
     return_large_memory()

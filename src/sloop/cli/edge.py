@@ -33,7 +33,7 @@ from sloop.serve.edge.service import Keys
 from sloop.serve.network import read_token
 from sloop.serve.private import group_of
 from sloop.serve.server import StopOrders, is_loopback
-from sloop.serve.stderr import never_waiting, reopen_stderr
+from sloop.serve.stderr import never_waiting, reopen_outputs
 from sloop.text import host_and_port
 
 EXAMPLE = """
@@ -147,7 +147,7 @@ def edge(
 
             def reload() -> None:
                 made.reload()
-                reopen_stderr()
+                reopen_outputs()
 
             orders.begin(made.withdraw)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)

@@ -49,7 +49,7 @@ from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.journal import LogLimits
 from sloop.serve.private import group_of
-from sloop.serve.server import GRACE_S, Serving, Settings, check_writable
+from sloop.serve.server import GRACE_S, Serving, Settings, check_writable, stoppable
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
@@ -396,6 +396,7 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 )
 @spares_option
 @never_waiting()
+@stoppable()
 def serve(
     apps: tuple[Path, ...],
     host: str,

@@ -58,7 +58,7 @@ def make_private(folder: Path, logs: str, group: int = NOBODY) -> None:
     else:
         if group != NOBODY:  # it may enter, but the rest is not for it
             found += _close([each for each in folder.iterdir() if each.name != logs], NOBODY)
-        found += _close([folder], group)
+        found += _close([folder.resolve()], group)  # it may be a link
     if found:
         what = "%s: others than its owner could read %s there; now they cannot (--log-group lets a group read logs)"
         _log.warning(what, folder, counted(found, "file or folder", "files or folders"))
@@ -98,7 +98,7 @@ def open_log(path: str, flags: int, group: int) -> int:
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE)
     except FileExistsError:
-        return os.open(path, flags)
+        return os.open(path, flags | os.O_CREAT, FILE)  # a link may lead to a file that is not there
     if group != NOBODY:
         os.fchown(fd, -1, group)
         os.fchmod(fd, GROUP_FILE)

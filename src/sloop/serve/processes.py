@@ -90,8 +90,9 @@ def begin(parent: int, fds: Sequence[int]) -> None:
     die_with(parent)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # Service managers signal every process of a group; the server stops its children itself after it has drained.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # Service managers signal every process of a group; the server stops its children itself after it has drained, and
+    # tells them when files are to be read again.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for fd in fds:
         if fd >= 0:

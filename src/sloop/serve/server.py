@@ -78,7 +78,7 @@ from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.private import NOBODY, make_private
 from sloop.serve.protocols import Backend, Servable
 from sloop.serve.spans import SpanProcess, SpanSettings
-from sloop.serve.stderr import lines_dropped, reopen_stderr
+from sloop.serve.stderr import lines_dropped, reopen_outputs
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
 from sloop.systems.setup import ApplicationSetup, Setup, build, definition_of, set_up
@@ -152,6 +152,7 @@ def unusable(folder: Path, error: OSError) -> MachineError:
 
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+STOPPED_EARLY: Final = "stopping before the start is over"
 FLUSH_S: Final = 1.0
 SWITCH_S: Final = 0.0005
 """How long a thread, such as the one that writes the log, may keep the interpreter from the event loop. Python's
@@ -283,12 +284,11 @@ def serve(
 
     async def main() -> None:
         orders, loop = StopOrders(settings.grace_s), asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, int)  # it may come at any time, and would end a server that starts
 
         async def run() -> None:
             async with serving(setup, models, settings, left_out) as server:
                 orders.begin(server.insight.withdraw)
-                loop.add_signal_handler(signal.SIGHUP, reload, server)
+                signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload, server))
                 on_start(server)
                 watching = asyncio.create_task(server.driver.crashed.wait())
                 watching.add_done_callback(lambda _: orders.drain_requested.set())
@@ -297,12 +297,14 @@ def serve(
                 has_failed, backend = server.driver.crash is not None, server.backend
                 if has_failed and isinstance(backend, AgentBackend) and await backend.leave():
                     server.edges.leave()
+            signal.signal(signal.SIGHUP, _ignore)
             if server.driver.crash is not None:
                 what = f"the core has failed: {server.driver.crash!r}"
                 raise MachineError(what, help="a bug of sloop: report the traceback above, with the event log")
 
         await orders.obey(run())
 
+    signal.signal(signal.SIGHUP, _ignore)
     sys.setswitchinterval(SWITCH_S)
     return_large_memory()
     gc.freeze()
@@ -315,7 +317,29 @@ def reload(server: Serving) -> None:
     server.edges.reload()
     if server.journal is not None:
         server.journal.reopen()
-    reopen_stderr()
+    reopen_outputs()
+
+
+def _ignore(*_: object) -> None:
+    """For SIGHUP, which may come at any time, also before and after there is something to reload. A handler, because
+    processes would inherit that the signal is ignored."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Before a server starts, which may take long if models are fetched and measured, SIGTERM ends the process in
+    order, also where it is the first one of a container: that one gets no signal for which it has no handler."""
+
+    def stop(*_: object) -> None:
+        _log.warning(STOPPED_EARLY)
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGHUP, _ignore)
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 class StopOrders:
@@ -349,7 +373,7 @@ class StopOrders:
 
     def _stop(self, number: int) -> None:
         if self._withdraw is None:
-            self._drain("stopping before the start is over")
+            self._drain(STOPPED_EARLY)
             assert self._running is not None
             self._running.cancel()  # it may wait for other machines
         elif number == signal.SIGTERM and self._grace_s and not self._is_leaving:

@@ -54,7 +54,6 @@ class StderrWriter:
 
     def __init__(self, fd: int = 2) -> None:
         self._fd = fd
-        self._file = _file_of(fd)
         self.dropped = 0
         """Lines that were dropped, in all."""
         self._waiting: deque[bytes | int] = deque()
@@ -94,24 +93,6 @@ class StderrWriter:
                 threading.Thread(target=self._relay_for_ever, args=(children,), name="output", daemon=True).start()
             self._children.register(reading, selectors.EVENT_READ, _Printed())
         return writing
-
-    def reopen(self) -> None:
-        """If the descriptor is that of a file which was moved away, write to a new one of its name: programs that
-        rotate logs ask for that. If it cannot be opened, go on with the one before."""
-        if self._file is None:
-            return
-        with suppress(OSError):
-            found, own = self._file.stat(), os.fstat(self._fd)
-            if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
-                return
-        try:
-            mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
-            opened = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
-        except OSError as error:
-            _log.error("%s: messages go on in the file before: %s", self._file, error.strerror)
-            return
-        os.dup2(opened, self._fd)
-        os.close(opened)
 
     def flush(self, within_s: float = FLUSH_S_MAX) -> None:
         """Wait until all that processes have printed is written, but no longer than `within_s`."""
@@ -202,6 +183,32 @@ class StderrWriter:
         lines += b"" if found else printed.end()
         if lines:
             self.write(lines, WAITING_BYTES_MAX // 2)
+
+
+class Output:
+    """A descriptor such as stdout, which may be that of a file."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._file = _file_of(fd)
+
+    def reopen(self) -> None:
+        """If the file was moved away, let the descriptor be that of a new one of its name: programs that rotate logs
+        ask for that. If it cannot be opened, go on with the one before."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            found, own = self._file.stat(), os.fstat(self._fd)
+            if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+                return
+        try:
+            mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
+            opened = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+        except OSError as error:
+            _log.error("%s: what is printed goes on in the file before: %s", self._file, error.strerror)
+            return
+        os.dup2(opened, self._fd)
+        os.close(opened)
 
 
 class _Printed:
@@ -307,6 +314,7 @@ def _notice(text: str, *values: object) -> bytes:
 
 _FORMATTER: Final = logging.Formatter(LOG_FORMAT)
 _writers: Final[list[StderrWriter]] = []
+_outputs: Final[list[Output]] = []
 """That of this process, if it has one."""
 
 
@@ -318,11 +326,13 @@ def never_waiting() -> Iterator[StderrWriter]:
     log = StderrLog(writer.write)
     logging.basicConfig(level=logging.INFO, handlers=[log])
     _writers.append(writer)
+    _outputs.extend((Output(1), Output(2)))
     try:
         yield writer
     finally:
         log.flush()
         _writers.remove(writer)
+        _outputs.clear()
         logging.getLogger().removeHandler(log)
         writer.close()
 
@@ -338,10 +348,10 @@ def pipe_of_child() -> int | None:
     return _writers[-1].pipe() if _writers else None
 
 
-def reopen_stderr() -> None:
-    """See `StderrWriter.reopen`, for this process."""
-    for writer in _writers:
-        writer.reopen()
+def reopen_outputs() -> None:
+    """See `Output.reopen`, for stdout and stderr of this process, and of those that it starts later."""
+    for output in _outputs:
+        output.reopen()
 
 
 def lines_dropped() -> int:

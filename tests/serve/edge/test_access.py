@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +145,32 @@ def test_it_goes_on_in_a_new_file_when_the_present_one_was_moved_or_emptied(
 
     asyncio.run(main())
     assert "goes on in the file before: No such file" in caplog.text
+
+
+def test_stdout_goes_on_in_a_new_file_if_its_own_was_moved(tmp_path: Path) -> None:
+    file, moved, script = tmp_path / "out", tmp_path / "moved", tmp_path / "script.py"
+    script.write_text(
+        "import asyncio, os\nfrom sloop.serve.edge.access import AccessLog\n"
+        "def add(path): log.add('http', '1.2.3.4', 'GET', path, 200, began_ns=0)\n"
+        "async def main():\n"
+        "    add('/before')\n"
+        "    log.flush()\n"
+        f"    os.rename({str(file)!r}, {str(moved)!r})\n"
+        "    log.reopen()\n"
+        "    add('/after')\n"
+        "    log.close()\n"
+        "log = AccessLog('-')\nasyncio.run(main())\n"
+    )
+    with file.open("wb") as stdout:
+        subprocess.run([sys.executable, script], stdout=stdout, check=True, timeout=60)
+    assert (paths_in(moved), paths_in(file)) == (["/before"], ["/after"])
+
+
+def test_a_link_may_lead_to_a_file_that_is_not_there(tmp_path: Path) -> None:
+    link = tmp_path / "access.jsonl"
+    link.symlink_to(tmp_path / "today")
+    AccessLog(str(link)).close()
+    assert stat.S_IMODE((tmp_path / "today").stat().st_mode) == 0o600
 
 
 def test_no_line_is_divided_between_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from sloop.errors import MachineError
 from sloop.serve.private import NOBODY, close_log, open_log
+from sloop.serve.stderr import Output
 from sloop.units import NS_PER_MS
 
 FLUSH_S: Final = 0.25
@@ -72,6 +73,7 @@ class AccessLog:
         """What is left of a block that was written in part."""
         self._timer: asyncio.TimerHandle | None = None
         self._encoder = msgspec.json.Encoder()
+        self._stdout = Output(1)
         try:
             self._fd = self._open()
         except OSError as error:
@@ -92,6 +94,8 @@ class AccessLog:
         """Write to the file that has the name now, and make one if it was moved away: programs that rotate logs ask for
         that. If it cannot be opened, go on with the one before."""
         self.flush()
+        if self.path == STDOUT:
+            self._stdout.reopen()
         try:
             former, self._fd = self._fd, self._open()
         except OSError as error:
