@@ -25,9 +25,11 @@ from sloop.app.document import BYTES_MAX, check_unique, existing_file, is_url, r
 from sloop.app.hardware import local, read_cluster
 from sloop.app.scenario import Change, InterferenceTruth, NetworkTruth, Scenario, Truth
 from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_slowdown, read_stages
+from sloop.app.triton import CONFIG, read_repository
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
 from sloop.profile.model import is_model
+from sloop.profile.profile import Profile
 from sloop.profile.published import PUBLISHED
 from sloop.text import counted, listed, number
 from sloop.vocabulary import Canary, Node
@@ -68,7 +70,7 @@ SLO_STEPS: Final = (1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0)
 """Usual deadlines are rounded up to these, times a power of ten."""
 
 Source = str | FilePath | Mapping[str, object]
-"""The path of a file, or its content as a mapping."""
+"""The path of a file, its content as a mapping, the URL of a model, or the folder of a Triton model repository."""
 Models = Mapping[str, FilePath]
 """By URL, the models that have been fetched. A model of another URL is an error."""
 NO_MODELS: Final[Models] = {}
@@ -105,7 +107,7 @@ def load_deployment(
     application is a deployment as well."""
     if isinstance(sources, str | FilePath | Mapping):
         sources = (sources,)
-    documents = [_document(source, folder, models) for source in sources]
+    documents = [each for source in sources for each in _documents(source, folder, models)]
     if len(documents) == 1:
         return read_deployment(*documents[0], models)
     members = [_Member(document, base) for document, base in documents]
@@ -122,10 +124,29 @@ def load_scenario(source: Source, *, folder: FilePath | None = None, models: Mod
     return read_scenario(*_document(source, folder, models), models)
 
 
+def _documents(source: Source, folder: FilePath | None, models: Models) -> list[tuple[Value, FilePath]]:
+    """The document of a source; of a model repository, those of all its models."""
+    if isinstance(source, str | FilePath) and FilePath(source).is_dir():
+        found = read_repository(FilePath(source), SLO_MS_LEAST)
+        if not found.applications:
+            help = "; ".join(found.notes) or "it needs folders of models, with folders of versions in them"
+            raise InputError("no model in it can be served", where=str(source), help=help)
+        return [(document, FilePath()) for document in found.applications]
+    return [_document(source, folder, models)]
+
+
 def _document(source: Source, folder: FilePath | None, models: Models = NO_MODELS) -> tuple[Value, FilePath]:
     if isinstance(source, Mapping):
         return _with_models(as_value(source), models), folder or FilePath()
     path = FilePath(source)
+    if isinstance(source, str) and is_url(source):
+        if source not in models:
+            help = "fetch it with `sloop pull`; for `sloop deploy`, write the path that it prints instead of the URL"
+            raise InputError("this model is not on this machine", where=source, help=help)
+        path = models[source]
+    if path.name == CONFIG:
+        (document, _), *_ = _documents(path.parent, None, models)
+        return document, FilePath()
     if is_model(path):
         return _model_document(path), FilePath()
     return _with_models(read_yaml(path), models), folder or path.parent
@@ -139,6 +160,9 @@ def model_urls(sources: Sequence[Source], *, folder: FilePath | None = None) -> 
     InputError if a file cannot be read; what else is wrong with it shows when it is loaded."""
     found: dict[str, Value] = {}
     for source in sources:
+        if isinstance(source, str) and is_url(source):
+            found[source] = Value(source)
+            continue
         if _has_no_url(source):
             continue
         document, base = _document(source, folder)
@@ -159,9 +183,15 @@ def _has_no_url(source: Source) -> bool:
     try:
         with open(source, "rb") as file:
             raw = file.read(BYTES_MAX)
+    except IsADirectoryError:
+        return True
     except (OSError, ValueError):
         return False
-    return is_model(FilePath(source)) or (b"://" not in raw and b"applications" not in raw)
+    return (
+        is_model(FilePath(source))
+        or FilePath(source).name == CONFIG
+        or (b"://" not in raw and b"applications" not in raw)
+    )
 
 
 def _models_in(document: Value) -> Iterator[Value]:
@@ -200,34 +230,45 @@ def _model_document(path: FilePath) -> Value:
     beside it, see `with_deadline`; without one, it is the least until the model has been measured."""
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), help="give a model or an application file")
-    name = _name_from(path.stem)
+    name = name_from(path.stem)
     stage = {"name": name, "model": str(path.absolute())}
     return Value({"name": name, "slo_ms": SLO_MS_LEAST, "stages": [stage]}, "", str(path))
 
 
 def is_model_application(application: Application) -> bool:
-    """Whether the user gave a model file instead of an application file."""
-    return is_model(FilePath(application.file))
+    """Whether the user gave a model, or a Triton model repository, instead of an application file."""
+    return _is_of_model(application.file)
+
+
+def _is_of_model(file: str) -> bool:
+    return is_model(FilePath(file)) or FilePath(file).name == CONFIG
 
 
 def with_deadline(application: Application, slo_ms: float | None = None) -> tuple[Application, str]:
-    """The application; that of a model file with the deadline `slo_ms`, or else with one that follows from the model's
-    profile, if it has one, and a sentence that says so."""
+    """The application; that of a model file with the deadline `slo_ms`, or else with one that follows from the profiles
+    of its stages, if all have one, and a sentence that says so."""
     if not is_model_application(application):
         return application, ""
     if slo_ms is not None:
         return replace(application, slo_ms=slo_ms), ""
-    profile = next(iter(application.profiles_of(application.stages[0].variants[0]).values()), None)
-    if profile is None:
+    profiles = [next(iter(application.profiles_of(stage.variants[0]).values()), None) for stage in application.stages]
+    singles = [_single(profile) for profile in profiles if profile is not None]
+    if len(singles) < len(profiles):
         return application, ""
-    region = profile.region
-    cores = 1.0 if region is None or region.has(region.batch_min, 1.0) else profile.max_cores
-    single_ms = profile.latency_ms.latency_ms(1, cores)
+    single_ms = sum(each_ms for each_ms, _ in singles)
     usual_ms = usual_slo_ms(single_ms)
-    why = f"{SLO_FACTOR:g} × {number(single_ms)} ms, the time of one request on {counted(cores, 'core')}"
+    on = f"on {counted(singles[0][1], 'core')}" if len(singles) == 1 else f"in {len(singles)} stages"
+    why = f"{SLO_FACTOR:g} × {number(single_ms)} ms, the time of one request {on}"
     least = f", but at least {SLO_MS_LEAST:g} ms" if usual_ms == SLO_MS_LEAST else ", rounded up"
     note = f"{application.name}: its deadline is {number(usual_ms)} ms ({why}{least})"
     return replace(application, slo_ms=usual_ms), note
+
+
+def _single(profile: Profile) -> tuple[float, float]:
+    """The milliseconds of a single request, and on how many cores: one if the profile has it."""
+    region = profile.region
+    cores = 1.0 if region is None or region.has(region.batch_min, 1.0) else profile.max_cores
+    return profile.latency_ms.latency_ms(1, cores), cores
 
 
 def usual_slo_ms(single_ms: float) -> float:
@@ -253,11 +294,11 @@ def published_document(name: str, slo_ms: float, kinds: Collection[str] = ()) ->
     found = published_profiles(name)
     own = {kind: profile for kind, profile in found.items() if kind in kinds} or found
     profiles = {"profile": own[""]} if "" in own else {"profiles": own}
-    called = _name_from(name)
+    called = name_from(name)
     return {"name": called, "slo_ms": slo_ms, "stages": [{"name": called, **profiles}]}
 
 
-def _name_from(text: str) -> str:
+def name_from(text: str) -> str:
     """A valid name that is like the text."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:NAME_CHARS_MAX] or "model"
 
@@ -339,7 +380,8 @@ def _deployment(members: Sequence[_Member], given: Deployment, cluster: Declared
     if not system.name:
         named = next((each.system for each in applications if each.system.path), None)
         most = max(len(each.stages) for each in applications)
-        default = SYSTEM_OF_MODELS if all(map(is_model_application, applications)) else _default_system(most)
+        are_models = most == 1 and all(map(is_model_application, applications))
+        default = SYSTEM_OF_MODELS if are_models else _default_system(most)
         system = default if named is None else replace(named, parameters={}, path="")
     made = replace(given, cluster=cluster.nodes, system=system)
     joined = [made.joined_by(application) for application in applications]
@@ -383,7 +425,7 @@ def read_application(
         name=read_name(fields["name"]),
         slo_ms=slo_ms,
         stages=stages,
-        system=SYSTEM_OF_MODELS if is_model(FilePath(document.file)) else _systems(fields, folder, len(stages))[0],
+        system=_systems(fields, folder, len(stages), is_given=not _is_of_model(document.file))[0],
         declared_paths=read_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
         cluster=nodes,
         estimates=read_options(Estimates, fields["estimates"]) if "estimates" in fields else Estimates(),
@@ -424,14 +466,16 @@ def _joined_cluster(fields: Mapping[str, Value], cluster: DeclaredCluster | None
     return cluster.nodes
 
 
-def _systems(fields: Mapping[str, Value], folder: FilePath, stages: int) -> tuple[SystemChoice, ...]:
+def _systems(
+    fields: Mapping[str, Value], folder: FilePath, stages: int, *, is_given: bool = True
+) -> tuple[SystemChoice, ...]:
     """The systems under `systems` or `system`; without both keys, the default system for this number of stages, with an
-    empty path."""
+    empty path. `is_given`: by an application file."""
     if "systems" in fields and "system" in fields:
         fields["systems"].fail("a scenario has either 'system' or 'systems', not both", "keep 'systems'")
     declared = fields.get("systems", fields.get("system"))
     if declared is None:
-        return (_default_system(stages),)
+        return (_default_system(stages) if is_given or stages > 1 else SYSTEM_OF_MODELS,)
     choices = tuple(_system(each, folder) for each in declared.one_or_more())
     if not choices:
         declared.wrong("at least one system")

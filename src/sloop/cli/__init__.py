@@ -5,6 +5,7 @@ names.
 """
 
 import importlib
+from keyword import iskeyword
 from typing import Final
 
 import click
@@ -17,6 +18,7 @@ COMMANDS: Final = {
     "edge": ("sloop.cli.edge", "Accept requests on this machine for a server on another."),
     "deploy": ("sloop.cli.deploy", "Add, replace or remove applications of a running server."),
     "pull": ("sloop.cli.pull", "Fetch the models that applications name by URL."),
+    "import": ("sloop.cli.import_", "Write the application file for a Triton model repository."),
     "profile": ("sloop.cli.profile", "Measure the latency of a model on this machine, by batch size and cores."),
     "plan": ("sloop.cli.plan", "Show what an application needs at a request rate, and what that costs."),
     "advise": ("sloop.cli.advise", "Advise which machines to rent, how many, and which models share a device."),
@@ -43,7 +45,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        function = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), function)
         assert isinstance(command, click.Command), command
         return command
 

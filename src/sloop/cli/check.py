@@ -56,7 +56,7 @@ sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
 @arrivals_option
 @slo_option
 def check(
-    apps: tuple[Path, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals, slo_ms: float | None
+    apps: tuple[Path | str, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals, slo_ms: float | None
 ) -> CommandOutput:
     """Validate the applications in APP..., run each of their models on a few rows, and show their plan. No server is
     started, nothing is measured, and no file is kept.

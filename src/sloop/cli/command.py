@@ -23,9 +23,18 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from sloop.app.application import Application, Deployment, SystemChoice
-from sloop.app.document import parse_yaml
-from sloop.app.load import Models, is_model_application, load_deployment, load_scenario, model_urls, with_deadline
+from sloop.app.document import is_url, parse_yaml
+from sloop.app.load import (
+    SLO_MS_LEAST,
+    Models,
+    is_model_application,
+    load_deployment,
+    load_scenario,
+    model_urls,
+    with_deadline,
+)
 from sloop.app.stages import SLO_MS_MAX
+from sloop.app.triton import is_repository, read_repository
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.profile.examine import UNDECLARED, Declared, ExaminedModel, examine
 from sloop.profile.model import is_model, row_shapes
@@ -45,13 +54,16 @@ FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
 class AppPath(click.Path):
-    """An application file, a model, or a folder that has one: its `app.yaml`, or else its only application file, or
-    else its only model."""
+    """An application file, a model or its URL, or a folder that has one: its `app.yaml`, or else its only application
+    file, or else its only model. The folder of a Triton model repository, or of one of its models, stands for itself.
+    """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        if isinstance(value, str) and is_url(value):
+            return value
         folder = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not folder.is_dir():
             return folder
@@ -67,6 +79,8 @@ class AppPath(click.Path):
             if found:
                 names = listed([each.name for each in found])
                 self.fail(f"{folder} has {names}: name one of them, or call one app.yaml.", param, ctx)
+        if is_repository(folder):
+            return folder
         return self.fail(f"{folder} has no application file and no model.", param, ctx)
 
 
@@ -351,7 +365,11 @@ def models_folder(folder: Path | None = None) -> Path:
     return usual_folder() if folder is None else folder
 
 
-def cached_models(apps: Sequence[Path]) -> dict[str, Path]:
+Apps = Sequence[Path | str]
+"""Files and folders, and URLs as text."""
+
+
+def cached_models(apps: Apps) -> dict[str, Path]:
     """By URL, the models in the cache that the files in APP... name; no store is asked, and nothing is written."""
     found: dict[str, Path] = {}
     for url, value in model_urls(apps).items():
@@ -364,9 +382,12 @@ def cached_models(apps: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def loaded(apps: Sequence[Path], slo_ms: float | None, models: Models | None = None) -> Deployment:
+def loaded(apps: Apps, slo_ms: float | None, models: Models | None = None) -> Deployment:
     """The deployment of the files in APP..., which may be application files or models; or one deployment file. `models`
-    are those that were fetched [default: what is in the cache]."""
+    are those that were fetched [default: what is in the cache]. Says what is not taken of model repositories."""
+    for folder in (app for app in apps if isinstance(app, Path) and app.is_dir()):
+        for note in read_repository(folder, SLO_MS_LEAST).notes:
+            click.echo(note, err=True)
     deployment = load_deployment(apps, models=cached_models(apps) if models is None else models)
     if slo_ms is not None and not any(map(is_model_application, deployment.applications)):
         raise click.UsageError("--slo-ms is the deadline of model files; an application file declares its own.")

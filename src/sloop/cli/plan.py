@@ -63,7 +63,7 @@ apps_argument = click.argument("apps", metavar="APP...", nargs=-1, required=True
 @arrivals_option
 @slo_option
 def plan(
-    apps: tuple[Path, ...],
+    apps: tuple[Path | str, ...],
     rates: tuple[tuple[str, float], ...],
     name: str | None,
     arrivals: Arrivals,

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from sloop.app.document import is_url
 from sloop.app.load import model_urls
 from sloop.cli.command import (
     FILE,
@@ -85,8 +84,7 @@ def pull(apps: tuple[str, ...], **models: Any) -> CommandOutput:  # noqa: ANN401
     `sloop serve` does the same before it serves. A model that is there is not fetched again unless the store has
     another version.
     """
-    urls = {text: Value(text) for text in apps if is_url(text)}
-    urls |= model_urls([Path(text) for text in apps if not is_url(text)])
+    urls = model_urls(apps)
     found = fetched_models(urls, cache_of(models))
     sources = {text: str(ModelSource.of(text)) for text in urls}
     rows = [{"source": sources[text], "path": str(path)} for text, path in found.items()]

@@ -62,6 +62,7 @@ KEY_VARIABLE: Final = "SLOOP_API_KEY"
 EXAMPLE = """
 sloop serve app.yaml
 sloop serve squeezenet.onnx
+sloop serve https://models.example.org/resnet.onnx
 sloop serve digits.yaml words.yaml
 sloop serve app.yaml --system static --http-port 9000 --state /var/lib/sloop
 sloop serve app.yaml --host 0.0.0.0 --api-key-file /etc/sloop/keys
@@ -398,7 +399,7 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 @never_waiting()
 @stoppable()
 def serve(
-    apps: tuple[Path, ...],
+    apps: tuple[Path | str, ...],
     host: str,
     http_port: int,
     grpc_port: int,
@@ -423,10 +424,10 @@ def serve(
     repository: Path | None,
     **others: Any,  # noqa: ANN401  # see connections_of, nodes_of and cache_of
 ) -> None:
-    """Serve the applications in APPS until SIGTERM or Ctrl-C: application files, models, folders, or a deployment file.
+    """Serve APPS until SIGTERM or Ctrl-C: application files, a deployment file, models or their URLs, folders with one
+    of these, or Triton model repositories. A model is an application of one stage, with a deadline by its speed.
 
-    A model without a profile is measured first, for about ten seconds, and the profile is kept beside it. A model file
-    is an application of one stage, with a deadline that follows from its speed.
+    A model without a profile is measured first, for about ten seconds, and the profile is kept beside it.
 
     As soon as the server listens it prints its addresses and the path of its event log. `sloop deploy` adds, replaces
     and removes applications while it serves.
