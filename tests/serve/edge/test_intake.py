@@ -246,16 +246,20 @@ def deferred(
 
 
 def test_even_in_a_calm_queue_nothing_is_taken_up_that_has_waited_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a request has waited in the kernel is only known when it is its turn."""
-    loop, started = Loop(), list[Waiter]()
+    """The third had waited elsewhere before it came. What the fourth has waited in the kernel does not count: it came
+    while another edge was dying."""
+    loop, started = Loop(200 * MS), list[Waiter]()
     run_on(loop, monkeypatch)
     intake = Intake(lambda: True)
     intake.start(loop)  # type: ignore[arg-type]
-    stale, fresh = deferred(intake, loop, 100 * MS, started, 2)
-    stale.in_kernel_ns = 101 * MS
+    made = [Waiter(loop, loop.now_ns, 100 * MS, started) for _ in range(4)]
+    made[2].deferred_ns -= 101 * MS
+    made[3].in_kernel_ns = 101 * MS
+    for each in made:
+        intake.defer(each, is_page=False)
     loop.turn()
-    assert started == [fresh]
-    assert intake.refused == 1
+    assert started == [made[0], made[1], made[3]]
+    assert made[2].is_refused
 
 
 @pytest.mark.parametrize("is_calm", [True, False])

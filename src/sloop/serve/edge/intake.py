@@ -295,10 +295,12 @@ class Intake:
         return False
 
     def _start(self, found: Waiting) -> None:
-        """Take up a request, unless its client has gone or it has waited too long."""
+        """Take up a request, unless its client has gone or it has waited too long. Without overload, only the time
+        counts since this process knows of it: what waited in the kernel while another edge died is served."""
         if not found.deferred_ns:
             return
-        if found.age_ns() > found.patience_ns:
+        age_ns = time.monotonic_ns() - found.deferred_ns if self._is_calm else found.age_ns()
+        if age_ns > found.patience_ns:
             self._stale.append(found)
         else:
             self._taken += 1
