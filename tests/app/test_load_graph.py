@@ -6,9 +6,10 @@ import pytest
 
 from sloop.app.application import Application, Stage
 from sloop.app.document import parse_yaml
-from sloop.app.graph import PARTS_MAX, Each, InputSource, When
+from sloop.app.graph import PARTS_MAX, Each, InputSource, OutputSource, When
 from sloop.app.load import read_application
 from sloop.errors import InputError
+from sloop.systems.setup import application_in, definition_of, set_up
 from sloop.units import ms
 from sloop.vocabulary import Path as Way
 from tests.app.conftest import application_from_text
@@ -48,6 +49,33 @@ def test_after_is_a_name_or_several(edges: str, after: tuple[str, ...]) -> None:
 )
 def test_inputs_come_from_stages_before_or_from_clients(inputs: str, sources: tuple[InputSource, ...]) -> None:
     assert last(A, "name: a.b", f"name: c, after: [a, a.b], inputs: {inputs}").inputs == sources
+
+
+def test_outputs_come_from_stages() -> None:
+    app = read(A, B, "name: a.b, after: a", more="outputs: {x: b.image, y: [a.c, a.b.c]}")
+    sources = (OutputSource("x", "b", "image"), OutputSource("y", "a", "c"), OutputSource("y", "a.b", "c"))
+    assert app.outputs == app.graph.outputs == sources
+    qualified = app.qualified("app")
+    assert [source.stage for source in qualified.graph.outputs] == ["g@app/b", "g@app/a", "g@app/a.b"]
+    assert application_in(definition_of(set_up(app).applications[0])).outputs == sources
+    assert not read(A).outputs
+
+
+@pytest.mark.parametrize(
+    ("outputs", "place", "says"),
+    [
+        ("{x: image}", "outputs.x", "no stage is called 'image'"),
+        ("{x: bb.image}", "outputs.x", "no stage is called 'bb'"),
+        ("{x: a.}", "outputs.x", "must be STAGE.OUTPUT"),
+        ("{x: [a.y, a.y]}", "outputs.x[1]", "'a.y' is named twice"),
+        ("[x]", "outputs", "must be a mapping"),
+    ],
+)
+def test_outputs_that_are_wrong(outputs: str, place: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(A, B, more=f"outputs: {outputs}")
+    assert str(caught.value).startswith(f"app.yaml:7: {place}: {says}")
+    assert caught.value.help or "must" in says
 
 
 def test_sources_follow_the_names_of_a_deployment() -> None:

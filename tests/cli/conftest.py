@@ -40,6 +40,10 @@ def app(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
+    return save_small_model(tmp_path / "tiny.onnx")
+
+
+def save_small_model(path: Path) -> Path:
     """One matrix multiplication with an open batch."""
     weights = numpy_helper.from_array(np.ones((4, 4), dtype=np.float32), "w")
     graph = helper.make_graph(
@@ -49,7 +53,6 @@ def model(tmp_path: Path) -> Path:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
         [weights],
     )
-    path = tmp_path / "tiny.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
     return path
 

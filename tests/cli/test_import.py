@@ -24,10 +24,10 @@ from tests.serve.bad_store import BadStore, Served
 ENSEMBLE = """\
 platform: "ensemble"
 input [ { name: "numbers" data_type: TYPE_FP32 dims: [ 4 ] } ]
-output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "result" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "sums" data_type: TYPE_FP32 dims: [ 4 ] } ]
 ensemble_scheduling { step [
   { model_name: "first" input_map { key: "x" value: "numbers" } output_map { key: "y" value: "sums" } },
-  { model_name: "second" input_map { key: "x" value: "sums" } output_map { key: "y" value: "y" } }
+  { model_name: "second" input_map { key: "x" value: "sums" } output_map { key: "y" value: "result" } }
 ] }
 """
 
@@ -89,7 +89,7 @@ def test_an_imported_ensemble_answers(repository: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     with served(out, folder=tmp_path) as where:
         assert where["slo_ms"] == {"sum": 2000}
-        assert answer_of(where, "sum", "numbers") == {"y": [16, 16, 16, 16]}
+        assert answer_of(where, "sum", "numbers") == {"result": [16, 16, 16, 16], "sums": [4, 4, 4, 4]}
 
 
 def test_what_is_not_taken_is_said_and_written(repository: Path, tmp_path: Path) -> None:

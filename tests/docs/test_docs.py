@@ -15,6 +15,7 @@ from sloop.profile.profile import save_profile
 from sloop.profile.published import RESNET_T
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.setup import set_up
+from tests.cli.conftest import save_small_model
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -85,6 +86,24 @@ def test_files_shown_are_valid(text: str, tmp_path: Path) -> None:
         scenario = load_scenario(file)
         for choice in scenario.systems:
             assert run_scenario(scenario, choice).row.requests > 100
+
+
+def test_the_model_repository_shown_becomes_the_application_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "triton-and-kserve.md").read_text()
+    files = {block.partition("\n")[0]: block for kind, block in BLOCK.findall(text) if kind == "text"}
+    monkeypatch.chdir(tmp_path)
+    for name in ("reader", "find"):
+        config = Path("models", name, "config.pbtxt")
+        (config.parent / "1").mkdir(parents=True)
+        config.write_text(files[f"# {config}"].partition("\n")[2])
+    for name in ("find", "read"):
+        Path("models", name, "1").mkdir(parents=True, exist_ok=True)
+        save_small_model(Path("models", name, "1", "model.onnx"))
+    result = CliRunner().invoke(main, ["import", "models"])
+    assert result.exit_code == 0, result.output
+    assert Path("app.yaml").read_text() == files["# app.yaml"].partition("\n")[2]
 
 
 def test_the_advice_shown_is_what_the_command_prints() -> None:

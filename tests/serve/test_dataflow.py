@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from sloop.app.graph import Each, Graph, GraphStage, InputSource, When
+from sloop.app.graph import Each, Graph, GraphStage, InputSource, OutputSource, When
 from sloop.errors import InputError
 from sloop.serve.dataflow import (
     APPLICATION,
@@ -275,6 +275,48 @@ def test_a_stage_that_follows_supersedes_what_was_said_before() -> None:
     wiring = wire(graph, {("small", "v"): first, ("large", "v"): second})
     assert [p.name for p in wiring.signature.outputs] == ["label", "kind"]
     assert wiring.outputs[0] == (Source("large", 0), Source("small", 0))
+
+
+def test_declared_outputs_have_names_of_their_own_and_may_come_from_any_stage() -> None:
+    models = {("find", "v"): model("image", "boxes debug scores"), ("read", "v"): model("image boxes", "text marks")}
+    outputs = [OutputSource("words", "read", "text"), OutputSource("where", "find", "boxes")]
+    wiring = wire(Graph([GraphStage("find"), after("read", "find")], outputs=outputs), models)
+    assert wiring.signature == Signature((port("image"),), (port("words"), port("where")), 1)
+    assert wiring.outputs == ((Source("read", 0),), (Source("find", 0),))
+    assert (wiring.of("find").outputs, wiring.of("read").outputs) == ((0,), (0,)), "nobody needs the others"
+    assert {need.stage for need in wiring.answer.needs} == {"find", "read"}
+
+
+def test_declared_outputs_of_alternatives_and_of_parts() -> None:
+    steps = list(cascade(exclusive=True).stages.values())
+    models = {("look", "v"): LOOK, ("cats", "v"): LABEL, ("dogs", "v"): LABEL}
+    outputs = [OutputSource("kind", stage, "label") for stage in ("cats", "dogs")]
+    assert wire(Graph(steps, outputs=outputs), models).outputs == ((Source("dogs", 0), Source("cats", 0)),)
+    parts = {("find", "v"): FIND, ("read", "v"): READ}
+    plain = wire(Graph([GraphStage("find"), EACH]), parts)
+    first = plain.signature.outputs[0]
+    declared = Graph([GraphStage("find"), EACH], outputs=[OutputSource("mine", "read", first.name)])
+    assert wire(declared, parts).outputs == plain.outputs[:1]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "says"),
+    [
+        (
+            [OutputSource("y", "read", "words")],
+            "app.yaml: output 'y' of the application is declared to come from stage 'read', which has no 'words'\n"
+            "help: it has text",
+        ),
+        (
+            [OutputSource("y", "left", "boxes"), OutputSource("y", "read", "text")],
+            r"app.yaml: output 'y' of the application comes from several stages .*: \['left', 'read'\]",
+        ),
+    ],
+)
+def test_declared_outputs_that_do_not_fit(outputs: list[OutputSource], says: str) -> None:
+    models = {("left", "v"): model("image", "boxes"), ("read", "v"): model("image", "text")}
+    with pytest.raises(InputError, match=says):
+        wire(Graph([GraphStage("left"), GraphStage("read")], outputs=outputs), models, where="app.yaml")
 
 
 def test_after_alternatives_comes_whichever_was_taken() -> None:

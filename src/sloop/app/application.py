@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.app.graph import Each, Graph, GraphStage, InputSource, When
+from sloop.app.graph import Each, Graph, GraphStage, InputSource, OutputSource, When
 from sloop.options import Value, limited
 from sloop.profile.profile import FirstProfile, Profile, size_of_model
 from sloop.units import ms
@@ -199,6 +199,8 @@ class Application:
     first ones; 0: none."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """By output, the absolute path of the file with the names of its classes, one a line."""
+    outputs: tuple[OutputSource, ...] = ()
+    """Where its outputs come from; empty: those of the stages at which requests end."""
     file: str = ""
     path: str = ""
     """The dotted key of the application in its file; empty for the whole file."""
@@ -224,7 +226,7 @@ class Application:
     def graph(self) -> Graph:
         """The graph of the stages. InputError for contradictory edges, see `app.graph.scopes_of`."""
         steps = [GraphStage(s.name, s.after, s.when, s.each, s.join, s.entry, s.inputs) for s in self.order]
-        return Graph(steps, self.declared_paths, self.slo_ns)
+        return Graph(steps, self.declared_paths, self.slo_ns, self.outputs)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -287,6 +289,7 @@ class Application:
             declared_paths=tuple(
                 structs.replace(path, stages=tuple(names[name] for name in path.stages)) for path in self.declared_paths
             ),
+            outputs=tuple(replace(source, stage=names[source.stage]) for source in self.outputs),
         )
 
     def declared(self, path: str, content: object = None) -> Value:

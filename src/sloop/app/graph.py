@@ -67,6 +67,16 @@ class InputSource:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputSource:
+    """Where the application's `output` comes from: the output `tensor` of a stage. Several for one output are
+    alternatives."""
+
+    output: str
+    stage: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
 class GraphStage:
     """One stage as the application declares it: its predecessors, and how requests come from them."""
 
@@ -110,8 +120,16 @@ class Graph:
     with conditions, which would have no effect.
     """
 
-    def __init__(self, stages: Sequence[GraphStage], declared_paths: Sequence[Path] = (), slo_ns: int = 0) -> None:
+    def __init__(
+        self,
+        stages: Sequence[GraphStage],
+        declared_paths: Sequence[Path] = (),
+        slo_ns: int = 0,
+        outputs: Sequence[OutputSource] = (),
+    ) -> None:
         self.stages = {stage.name: stage for stage in stages}
+        self.outputs = tuple(outputs)
+        """Where the outputs that the user declared come from; empty: those of the stages at which requests end."""
         self.declared_paths = tuple(declared_paths)
         """The paths that the user declared, with their deadlines and shares."""
         self.slo_ns = slo_ns

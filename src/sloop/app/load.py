@@ -24,7 +24,7 @@ from sloop.app.application import (
 from sloop.app.document import BYTES_MAX, check_unique, existing_file, is_url, read_name, read_yaml
 from sloop.app.hardware import local, read_cluster
 from sloop.app.scenario import Change, InterferenceTruth, NetworkTruth, Scenario, Truth
-from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_paths, read_slowdown, read_stages
+from sloop.app.stages import SHARE_SLACK, SLO_MS_MAX, read_output_sources, read_paths, read_slowdown, read_stages
 from sloop.app.triton import CONFIG, read_repository
 from sloop.errors import InputError
 from sloop.options import Value, as_value, check_range, nearest, placed, read_options
@@ -47,6 +47,7 @@ APPLICATION_KEYS: Final = (
     "cluster",
     "estimates",
     "labels",
+    "outputs",
     "verify",
     *SHARED_KEYS,
 )
@@ -435,6 +436,7 @@ def read_application(
         limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
         verify=fields["verify"].number(least=0, most=1) if "verify" in fields else None,
         labels=_labels(fields["labels"], folder) if "labels" in fields else {},
+        outputs=read_output_sources(fields["outputs"], stages) if "outputs" in fields else (),
         file=document.file,
         path=document.path,
         lines=document.lines,

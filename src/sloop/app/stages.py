@@ -12,7 +12,7 @@ import msgspec
 
 from sloop.app.application import Stage, Variant, find_cycle
 from sloop.app.document import check_unique, existing_file, is_url, read_name
-from sloop.app.graph import PARTS_MAX, Each, InputSource, When, are_exclusive
+from sloop.app.graph import PARTS_MAX, Each, InputSource, OutputSource, When, are_exclusive
 from sloop.app.hardware import Kinds, accelerators_of, known_kinds
 from sloop.errors import InputError
 from sloop.options import Value, keys_of, limited, nearest, placed, read_options
@@ -392,18 +392,36 @@ def _after(fields: Mapping[str, Value]) -> tuple[str, ...]:
 
 def _input_sources(value: Value, after: tuple[str, ...]) -> tuple[InputSource, ...]:
     """The sources under `inputs`: `STAGE.OUTPUT`, where the stage is in `after`, or the name of a client's tensor."""
-    found: list[InputSource] = []
+    found = _tensor_sources(value, after, "STAGE.OUTPUT, or the name of a tensor that clients send")
+    return tuple(InputSource(*source) for source in found)
+
+
+def read_output_sources(value: Value, stages: Sequence[Stage]) -> tuple[OutputSource, ...]:
+    """The sources of an application's `outputs`: `STAGE.OUTPUT`."""
+    names = tuple(stage.name for stage in stages)
+    found = tuple(OutputSource(*source) for source in _tensor_sources(value, names, "STAGE.OUTPUT"))
+    for source in found:
+        if not source.stage:
+            stage = source.tensor.partition(".")[0]
+            value.mapping()[source.output].fail(f"no stage is called {stage!r}", nearest(stage, names))
+    return found
+
+
+def _tensor_sources(value: Value, stages: Sequence[str], wanted: str) -> list[tuple[str, str, str]]:
+    """For each source of each tensor in a mapping: the name of the tensor, that of the stage or "", and that of its
+    output."""
+    found: list[tuple[str, str, str]] = []
     for name, sources in value.mapping().items():
         for each in sources.one_or_more():
             text = each.text()
-            stage = max((one for one in after if text.startswith(f"{one}.")), key=len, default="")
-            source = InputSource(name, stage, text.removeprefix(f"{stage}.") if stage else text)
-            if not source.tensor:
-                each.wrong("STAGE.OUTPUT, or the name of a tensor that clients send")
+            stage = max((one for one in stages if text.startswith(f"{one}.")), key=len, default="")
+            source = (name, stage, text.removeprefix(f"{stage}.") if stage else text)
+            if not source[2]:
+                each.wrong(wanted)
             if source in found:
                 each.fail(f"{text!r} is named twice", "name it once")
             found.append(source)
-    return tuple(found)
+    return found
 
 
 def _check_sources(value: Value, stage: Stage, names: Sequence[str]) -> None:

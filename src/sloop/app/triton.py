@@ -1,6 +1,6 @@
 """Reads Triton's model repositories as applications: a folder for each model, with `config.pbtxt` and version folders.
 
-A model in ONNX becomes an application of one stage, an ensemble one of several, with the same names of inputs. What
+A model in ONNX becomes an application of one stage, an ensemble one of several, with the same inputs and outputs. What
 sloop does not take, or does in another way, becomes a note `file:line: key: why, and what to do`; a model that cannot
 be taken at all is left out, with such a note. A model without `config.pbtxt` is taken as Triton completes it: its ONNX
 file is enough.
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from sloop.app.document import NAME
 from sloop.app.text_format import read_text_format
@@ -119,7 +119,8 @@ def read_repository(folder: Path, slo_ms: float, *, compares: bool = False) -> T
             continue
         if name in users:
             model.say(
-                model.config, f"served as a stage of {users[name]!r} only; to serve it alone too, take its folder"
+                model.config,
+                f"served as a stage of {users[name]!r} only; to serve it alone too, give its folder as well",
             )
         else:
             with models.leaving_out(name):
@@ -127,16 +128,19 @@ def read_repository(folder: Path, slo_ms: float, *, compares: bool = False) -> T
     if compares:
         for each in models.found.values():
             if each is not None and not each.is_ensemble:
-                with models.leaving_out(each.folder.name):
-                    _compare(each)
+                _compare(each)
     return TritonRepository(tuple(applications), tuple(dict.fromkeys(models.notes)))
 
 
-def _folders(folder: Path) -> list[Path]:
+def _in(folder: Path) -> list[Path]:
     try:
-        return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
     except OSError:  # there is none, or it cannot be read
         return []
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [each for each in _in(folder) if each.is_dir()]
 
 
 def _versions(folder: Path) -> list[int]:
@@ -145,7 +149,7 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() or any(any((folder / str(each)).iterdir()) for each in _versions(folder))
+    return (folder / CONFIG).is_file() or any(_in(folder / str(each)) for each in _versions(folder))
 
 
 @dataclass(slots=True)
@@ -158,6 +162,8 @@ class _TritonModel:
     notes: list[str]
     labels: dict[str, str] = field(default_factory=dict)
     """By output, the file with the names of its classes."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """Of an ensemble, where its outputs come from: `STAGE.OUTPUT`."""
 
     @classmethod
     def read(cls, folder: Path, notes: list[str]) -> "_TritonModel":
@@ -180,9 +186,11 @@ class _TritonModel:
         batching = config.mapping().get("dynamic_batching")
         model._say_keys(batching, BATCHING_NOT_TAKEN)
         for port in (*model.ports("input"), *model.ports("output")):
+            fields = port.mapping(required=("name",))
+            _ = fields["name"].text(), "data_type" in fields and fields["data_type"].text(), _dims(fields)
             model._say_keys(port, PORTS_NOT_TAKEN)
         model.labels = {
-            port.mapping(required=("name",))["name"].text(): str(model.folder / file.text())
+            port.mapping()["name"].text(): str(model.folder / file.text())
             for port in model.ports("output")
             if (file := port.mapping().get("label_filename")) is not None
         }
@@ -246,13 +254,9 @@ class _TritonModel:
 
     def _guessed(self) -> str:
         """The backend that Triton takes for the files of the newest version."""
-        there = self._there(max(_versions(self.folder), default=0))
+        there = _in(self.folder / str(max(_versions(self.folder), default=0)))
         found = {SUFFIXES[each.suffix] for each in there if each.suffix in SUFFIXES}
         return "onnxruntime" if "onnxruntime" in found or not found else min(found)
-
-    def _there(self, version: int) -> list[Path]:
-        folder = self.folder / str(version)
-        return sorted(folder.iterdir()) if folder.is_dir() else []
 
     @property
     def file(self) -> Path:
@@ -262,7 +266,7 @@ class _TritonModel:
     def file_of(self, version: int) -> Path:
         """The ONNX file of a version. InputError if there is none."""
         declared = self.config.mapping().get("default_model_filename")
-        there = self._there(version)
+        there = _in(self.folder / str(version))
         names = [declared.text()] if declared is not None and declared.content else [MODEL]
         path = self.folder / str(version) / names[0]
         models = [each for each in there if each.suffix == ".onnx"]
@@ -311,10 +315,11 @@ class _TritonModel:
         rows = batch.integer(least=0) if batch is not None else 0
         if batch is not None and rows:
             document["limits"] = {"rows": rows}
-            what = f"is the most rows of a request (`limits: {{rows: {rows}}}`)"
-            self.say(
-                batch, f"{what}; the largest batch is that of the profile: `sloop profile MODEL --batches 1,…,{rows}`"
-            )
+            sizes = ",".join(map(str, [*(2**power for power in range((rows - 1).bit_length())), rows]))
+            what = f"taken as the most rows of a request (`limits: {{rows: {rows}}}`); the largest batch is that of the"
+            self.say(batch, f"{what} profile: `sloop profile MODEL --batches {sizes}`")
+        if self.outputs:
+            document["outputs"] = self.outputs
         if self.labels:
             document["labels"] = dict(self.labels)
         has_config = (self.folder / CONFIG).is_file()
@@ -357,7 +362,7 @@ def _ensemble(ensemble: _TritonModel, models: _TritonModels) -> tuple[list[dict[
     steps = scheduling.mapping(required=("step",))["step"].one_or_more()
     fields = [step.mapping(required=("model_name", "output_map")) for step in steps]
     names = _stage_names([each["model_name"].text() for each in fields])
-    sources = {port.mapping(required=("name",))["name"].text(): ("", "") for port in ensemble.ports("input")}
+    sources = {port.mapping()["name"].text(): ("", "") for port in ensemble.ports("input")}
     for name, each in zip(names, fields, strict=True):
         for output, tensor in _entries(each["output_map"]):
             if tensor.text() in sources:
@@ -384,36 +389,25 @@ def _ensemble(ensemble: _TritonModel, models: _TritonModels) -> tuple[list[dict[
             inputs[input] = f"{source}.{output}" if source else tensor.text()
             after |= {source: None} if source else {}
         stages.append(stage | ({"after": list(after)} if after else {}) | ({"inputs": inputs} if inputs else {}))
-    _take_outputs(ensemble, stages, sources, labels)
+    ensemble.outputs = _outputs(ensemble, sources, labels)
     return stages, {each["model_name"].text() for each in fields}
 
 
-def _take_outputs(
-    ensemble: _TritonModel,
-    stages: Sequence[Mapping[str, object]],
-    sources: Mapping[str, tuple[str, str]],
-    labels: Mapping[tuple[str, str], str],
-) -> None:
-    """Give an ensemble the labels of its models' outputs, and say which outputs clients do not get, or get under
-    another name."""
-    followed = {name for stage in stages for name in cast("list[str]", stage.get("after", []))}
-    ends = Counter(output for stage, output in sources.values() if stage and stage not in followed)
-    own, ensemble.labels = ensemble.labels, {}
+def _outputs(
+    ensemble: _TritonModel, sources: Mapping[str, tuple[str, str]], labels: Mapping[tuple[str, str], str]
+) -> dict[str, str]:
+    """Where an ensemble's outputs come from. Those without labels of their own have those of its models."""
+    found: dict[str, str] = {}
     for port in ensemble.ports("output"):
-        tensor = port.mapping(required=("name",))["name"]
-        stage, output = sources.get(tensor.text(), ("", ""))
+        tensor = port.mapping()["name"]
+        stage, output = source = sources.get(tensor.text(), ("", ""))
         if not stage:
             given = [tensor for tensor, (step, _) in sources.items() if step]
             tensor.fail("no step gives this tensor", f"steps give {listed(given)}")
-        if stage in followed:
-            ensemble.say(tensor, f"not in the answer, which has the outputs of the last stages; {stage!r} is not one")
-            continue
-        name = output if ends[output] == 1 else f"{stage}.{output}"
-        if name != tensor.text():
-            ensemble.say(tensor, f"called {name!r} in the answer, as in the model: rename it there, or in clients")
-        file = own.get(tensor.text()) or labels.get((stage, output))
-        if file is not None:
-            ensemble.labels[name] = file
+        found[tensor.text()] = f"{stage}.{output}"
+        if source in labels:
+            ensemble.labels.setdefault(tensor.text(), labels[source])
+    return found
 
 
 def _stage_names(models: Sequence[str]) -> list[str]:
@@ -449,12 +443,16 @@ def _compare(model: _TritonModel) -> None:
     for key, own in (("input", (*signature.inputs, *signature.optional)), ("output", signature.outputs)):
         ports = {port.name: port for port in own}
         for value in model.ports(key):
-            fields = value.mapping(required=("name",))
+            fields = value.mapping()
             name = fields["name"].text()
             if name not in ports:
                 model.say(fields["name"], f"the model has no {key} of this name; it has {listed([*ports])}")
             else:
                 _compare_port(model, fields, ports[name], rows)
+
+
+def _dims(fields: Mapping[str, Value]) -> list[int]:
+    return [each.integer(least=-1) for each in fields["dims"].one_or_more()] if "dims" in fields else []
 
 
 def _compare_port(model: _TritonModel, fields: Mapping[str, Value], port: Port, rows: tuple[int, ...]) -> None:
@@ -464,7 +462,7 @@ def _compare_port(model: _TritonModel, fields: Mapping[str, Value], port: Port, 
             model.say(fields["data_type"], f"the model has {port.datatype}, which holds")
     if "dims" not in fields or "reshape" in fields:
         return
-    dims = (*rows, *(each.integer(least=-1) for each in fields["dims"].one_or_more()))
+    dims = (*rows, *_dims(fields))
     pairs = list(zip(dims, port.shape, strict=False))
     if len(dims) != len(port.shape) or any(-1 not in pair and pair[0] != pair[1] for pair in pairs):
         model.say(fields["dims"], f"{list(dims)} with the batch; the model has {list(port.shape)}, which holds")

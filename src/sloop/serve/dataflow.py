@@ -494,8 +494,10 @@ class _InputMatcher:
 
 
 def _answers(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[tuple[Port, Sources]]:
-    """The application's outputs: the outputs of every stage at which a request may end, each with its sources, the
-    latest stage first. Raises `InputError` if two outputs would have the same name."""
+    """The application's outputs, each with its sources, the latest stage first: those that the user declared, or the
+    outputs of every stage at which a request may end. Raises `InputError` if two would have the same name."""
+    if graph.outputs:
+        return _declared_answers(graph, stages, where)
     by_name: dict[str, list[tuple[str, int, Port]]] = {}
     for name in graph.stages:
         if graph.may_end_at(name):
@@ -520,6 +522,35 @@ def _answers(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[
             )
         owners[port.name] = source.stage
     return answers
+
+
+def _declared_answers(graph: Graph, stages: Mapping[str, Signature], where: str) -> list[tuple[Port, Sources]]:
+    by_name: dict[str, list[tuple[str, int, Port]]] = {}
+    order = list(graph.stages)
+    for source in sorted(graph.outputs, key=lambda source: order.index(source.stage)):
+        names = [port.name for port in stages[source.stage].outputs]
+        if source.tensor not in names:
+            raise InputError(
+                f"output {source.output!r} of the application is declared to come from stage "
+                f"{declared_name(source.stage)!r}, which has no {source.tensor!r}",
+                where=where,
+                help=f"it has {', '.join(names)}",
+            )
+        place = names.index(source.tensor)
+        by_name.setdefault(source.output, []).append((source.stage, place, stages[source.stage].outputs[place]))
+    for name, ends in by_name.items():
+        if not all(_may_share(graph, one, other) for at, one in enumerate(ends) for other in ends[at + 1 :]):
+            raise InputError(
+                f"output {name!r} of the application comes from several stages that run for one request, or differ in "
+                f"its type: {[declared_name(stage) for stage, _, _ in ends]}",
+                where=where,
+                help="name one of them, or give each an output of its own under `outputs`",
+            )
+    declared = {source.output: by_name[source.output] for source in graph.outputs}
+    return [
+        (structs.replace(ends[-1][2], name=name), tuple(_ending(graph, *end) for end in reversed(ends)))
+        for name, ends in declared.items()
+    ]
 
 
 def _ending(graph: Graph, name: str, place: int, port: Port) -> Source:
