@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from sloop.units import GIB
 
 PERIOD_US: Final = 10_000
-"""Of CPU quotas. A short period matters: with the kernel's default of 100 ms, forward passes shorter than that take
+"""The period of CPU quotas. A short period matters: with the kernel's default of 100 ms, forward passes shorter than that take
 between half and twice their time."""
 QUOTA_US_MIN: Final = 1_000
 """The kernel rejects smaller quotas; smaller fractions use a longer period instead."""
@@ -57,8 +57,9 @@ class Capacity(NamedTuple):
 
 
 def capacity(proc: Path | None = None) -> Capacity:
-    """The size of this machine, read anew: the CPUs of the affinity mask and the memory of the hardware, or what is
-    the smallest limit of the process's control groups, of version 1 or 2, up to the root. Takes under a millisecond."""
+    """The size of this machine, read anew: the CPUs of the affinity mask and the memory of the hardware, or the smallest
+    limit of the process's control groups (version 1 or 2, up to the root) where that is less. Takes under a
+    millisecond."""
     quotas, limits = list[tuple[float, str]](), list[tuple[float, str]]()
     said = _read(proc or PROC)
     for version in (1, 2):
@@ -118,7 +119,7 @@ def _limits(mounts: str, memberships: str, version: int, controller: str) -> Ite
 
 
 def read_cores(group: Path, version: int) -> float:
-    """A group's quota in cores; infinite if it has none."""
+    """A control group's CPU quota in cores; infinite if it has none."""
     if version == 2:
         time, period = (group / "cpu.max").read_text().split()
         return inf if time == "max" else int(time) / int(period)

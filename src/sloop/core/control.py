@@ -1156,8 +1156,8 @@ class ControlPath:
 
 
 def expendable(replicas: Sequence[Replica]) -> Replica | None:
-    """Which of these replicas is missed the least: the newest of the stage that has the most; None if each is the last
-    one of its stage."""
+    """The replica to stop first: the newest one of the stage that has the most; None if each is the last one of its
+    stage."""
     counts = {
         each.id: sum(other.life is not Life.DRAINING for other in each.stage.pool.replicas.values())
         for each in replicas

@@ -61,8 +61,7 @@ DRAINING: Final = Life.DRAINING
 """Looked up here once: to look up a member of an enumeration costs as much as to make an action."""
 
 SHUTDOWN_RETRY_NS = s(1)
-"""The `Retry-After` of a server that shuts down: one second, the smallest value that the header allows, in whole
-seconds."""
+"""The `Retry-After` of a server that shuts down. The header has whole seconds; this is the smallest."""
 
 
 class DataPath:

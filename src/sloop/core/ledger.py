@@ -257,7 +257,8 @@ class Ledger:
             self._take(reservation, -1)
 
     def resize(self, replica: ReplicaId, cores: float) -> bool:
-        """Change a replica's cores. Returns False, and changes nothing, if the node has too few for more of them."""
+        """Change a replica's cores. Returns False, and changes nothing, if they are more and the node has too few
+        free. Fewer cores are always granted, also where a node has become too small for its replicas."""
         reservation = self.reservations[replica]
         extra = millicores(cores) - reservation.millicores
         free = self._free[reservation.node]

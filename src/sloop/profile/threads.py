@@ -11,12 +11,12 @@ from typing import Final
 
 VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ARE_OURS: Final = "SLOOP_SETS_THREADS"
-"""Set if sloop has set the others, not the user."""
+"""Set in the environment if sloop has set `VARIABLES`, not the user."""
 
 
 def before_cores_are_known(given: Mapping[str, str]) -> dict[str, str]:
     """The variables for a process that imports NumPy before it knows its cores: one thread, because BLAS would start
-    one for each CPU of the machine. None if the user has set one in the environment `given`."""
+    one for each CPU of the machine. Empty if the user has set one of `VARIABLES` in the environment `given`."""
     if ARE_OURS not in given and any(name in given for name in VARIABLES):
         return {}
     return {ARE_OURS: "1", **dict.fromkeys(VARIABLES, "1")}

@@ -41,8 +41,8 @@ TRAFFIC_NS: Final = 10 * NS_PER_S
 """Rates and utilisation are means over this time: long enough to read, short enough to see a burst."""
 
 
-SICK_STATES: Final = (ModelState.FAILING, ModelState.WAITING)
-"""Of models for which a server that starts does not wait."""
+BLOCKED_STATES: Final = (ModelState.FAILING, ModelState.WAITING)
+"""States of models for which a server that starts does not wait."""
 
 
 class Repository(Protocol):
@@ -166,7 +166,7 @@ class Insight:
 
     def server_readiness(self) -> ServerReadiness:
         """Whether the server can serve what it has. It is ready if any model answers requests; before it was ready for
-        the first time, only when each other model is known to be sick, and not just starting. So a model that cannot
+        the first time, only when each other model is known to be unable to start, and not just starting. So a model that cannot
         start, dies in a loop or is deployed later never takes the others out of a load balancer."""
         if self._outage:
             return ServerReadiness(self._outage)
@@ -175,7 +175,7 @@ class Insight:
         unclear = missing
         if len(missing) < len(found):
             is_starting = not self._was_ready
-            unclear = {name: each for name, each in missing.items() if is_starting and each.state not in SICK_STATES}
+            unclear = {name: each for name, each in missing.items() if is_starting and each.state not in BLOCKED_STATES}
         if not unclear:
             self._was_ready = True
             return ServerReadiness(models=missing)

@@ -1,9 +1,9 @@
-"""Whether a process that should say something regularly hangs, or is merely slow.
+"""Heartbeats: whether a process that should send one regularly hangs, or is merely slow.
 
 Silence alone does not tell: on a busy machine, or under a CPU quota, a process may not get to run for a while. So only
 time counts in which it could have spoken: while it waits for a CPU, or for a page or a disk, only what it computes
-counts, and if whoever listens did not run itself, only a little of that time. A process that is silent for
-`PATIENCE_S` hangs, whatever the reason, even if nothing of it counts.
+counts, and if the process that watches did not run itself, at most `STEP_S_MAX` of that. A process that is silent for
+`PATIENCE_S`, while the other one watches, hangs even if nothing of it counts.
 """
 
 from pathlib import Path
@@ -12,19 +12,21 @@ from typing import Final, NamedTuple
 from sloop.units import NS_PER_S
 
 PULSE_S: Final = 0.1
-"""How often a process says that it lives."""
+"""The interval of a process's heartbeats."""
 LOOK_S: Final = 0.1
-"""How often that is looked at."""
+"""The interval at which they are looked at."""
 STEP_S_MAX: Final = 2 * LOOK_S
-"""How much of the time between two looks counts: in the rest, whoever looks has not run, or had other work."""
+"""How much of the time between two looks counts at most: in the rest, the process that watches has not run, or had
+other work."""
 HUNG_S: Final = 1.0
 """A process hangs that has been silent for so long although it could have spoken."""
 PATIENCE_S: Final = 10.0
+"""One also hangs that has been silent for so long, whatever it waited for."""
 PROC: Final = Path("/proc")
 COMPUTES: Final = "R"
 """The state, in `/proc/PID/stat`, of a thread that has a CPU or waits for one."""
 WAITS_FOR_MACHINE: Final = "D"
-"""Of one that waits for a disk, or for memory that is on one."""
+"""That of a thread that waits for a disk, or for memory that is on one (uninterruptible sleep)."""
 HELD_UP: Final = (COMPUTES, WAITS_FOR_MACHINE)
 STATES: Final = {
     "T": "it is stopped by a signal",
@@ -41,9 +43,9 @@ class ProcessState(NamedTuple):
     state: str
     """`COMPUTES` if any thread does, else `WAITS_FOR_MACHINE` if any does, else that of the main thread."""
     ran_ns: int
-    """How long they have computed since their start."""
+    """How long they have computed since their start, all together."""
     waited_ns: int
-    """How long they were ready to compute, and had no CPU."""
+    """How long they were ready to compute and had no CPU, all together."""
 
 
 def process_state(pid: int, proc: Path = PROC) -> ProcessState | None:
@@ -66,7 +68,7 @@ class Silence:
 
     def __init__(self) -> None:
         self.counted_s = self.passed_s = 0.0
-        """The time in which it could have spoken, and all time."""
+        """The time in which it could have spoken, and all time, of which at most `STEP_S_MAX` of each look."""
         self._last: ProcessState | None = None
 
     def end(self) -> None:

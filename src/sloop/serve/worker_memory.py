@@ -26,12 +26,13 @@ GROWTH_BYTES_MIN: Final = GIB
 """How much more than counted a worker may take, at least, if the machine has it: sizes that were not measured may need
 much more than those that were."""
 STAYS: Final = 0.5
-"""A worker that keeps more than this share of what it may take beyond what is counted is replaced."""
+"""A worker that keeps more than this share of what it may take beyond what is counted, after a request that failed for
+lack of memory, is replaced."""
 
 
 def bound_of(counted_bytes: int, machine_bytes: int | None) -> int:
-    """What a worker may take, if plans count `counted_bytes` for it, or it takes them already: twice that, and at least
-    `GROWTH_BYTES_MIN` more; but at most half of what the machine has left beside it."""
+    """What a worker may take, if plans count `counted_bytes` for it, or it takes them already: as much again, and at least
+    `GROWTH_BYTES_MIN` more, but at most half of the rest of the machine's memory (`machine_bytes`; None: unknown)."""
     growth = max(counted_bytes, GROWTH_BYTES_MIN)
     if machine_bytes is not None:
         growth = min(growth, max(0, machine_bytes - counted_bytes) // 2)
@@ -46,7 +47,7 @@ class Surplus:
         self._next_s, self._pause_s = 0.0, LOOK_S
 
     def is_due(self, taken_bytes: int, now_s: float) -> bool:
-        """Whether memory is to be given back now, if the worker takes so much."""
+        """Whether memory is to be given back now, if the worker takes `taken_bytes`. `now_s` is of any monotonic clock."""
         if taken_bytes <= max(SURPLUS * self._settled_bytes, self._settled_bytes + SURPLUS_BYTES):
             if now_s >= self._next_s:
                 self._pause_s = LOOK_S
@@ -57,7 +58,7 @@ class Surplus:
         return True
 
     def note(self, taken_bytes: int) -> None:
-        """What the worker still takes when it has given back: less is not to be had."""
+        """What the worker still takes after it has given memory back: it cannot give back more."""
         self._settled_bytes = max(self._usual_bytes, taken_bytes)
 
 
@@ -67,7 +68,7 @@ class WorkerMemory:
     def __init__(self, *, is_bound: bool = False, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._is_bound, self._clock_s = is_bound, clock_s
         self._counted_bytes = self._declared_bytes = self.bound_bytes = 0
-        """`bound_bytes` is 0 while there is no bound."""
+        """What plans count, what the user allows, and the bound in force; 0: unknown, nothing, none."""
         self._base_bytes = self._usual_bytes = 0
         self._surplus = Surplus(0)
 

@@ -357,8 +357,8 @@ class Biscale:
         return any(a != b for a, b in pairs) if self.stable == "equal" else any(a < b for a, b in pairs)
 
     def _unequal(self, model: BiscaleModel, rates: "_Rates", view: ClusterView) -> Plan:
-        """The plan if no size that all stages have keeps the deadlines: the replicas that there are, or one of each
-        stage, in sizes of their own on all cores. Not in the publication, whose applications all have a common size."""
+        """The plan if no common size keeps the deadlines: each stage keeps its replicas, or has one, and a size of its
+        own; together they take all cores. Not published: the publication's applications all have a common size."""
         counts = tuple(max(1, len(stage.replicas)) for stage in view.stages)
         problem = within_node_room(model.problem, view, model.unit)
         split = _split(problem, rates.foreseen, counts)

@@ -1,10 +1,11 @@
 """TLS connections between their acceptance and the end of their handshake.
 
 A handshake costs a hundred times what a connection costs, and a client can demand one for a few hundred bytes. So none
-begins before the client's first message is here, whole: whoever is silent holds a socket, and nothing else. Handshakes
-begin one in a turn of the event loop. The networks of the clients take turns, and of each the newest comes first: those
-that have waited long have mostly given up. All together get a share of the time, and of the CPU time under overload,
-of which each takes what the certificate's key was measured to cost. Clients that are then authorised do not count.
+begins before the client's whole first message (ClientHello) has arrived: a silent client holds a socket, and nothing
+else. One handshake begins in a turn of the event loop. The networks of the clients take turns, and of each the newest
+comes first: those that have waited long have mostly given up. All handshakes together get a share of the time and, under
+overload, of the CPU time. Each is charged what one was measured to cost with this certificate; the charge is returned
+when the client is authorised.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ HANDSHAKES_MAX: Final = 256
 HANDSHAKE_S: Final = 10.0
 """How long a client may take for its first message, and then for the rest of the handshake."""
 CROWDED_HANDSHAKE_S: Final = 1.0
-"""How long a handshake may take while as many as may be go on and further clients wait."""
+"""How long a handshake may take while `HANDSHAKES_MAX` are under way and further clients wait."""
 HANDSHAKES_SHARE: Final = 0.1
-"""The share of the time for handshakes of strangers, who would otherwise take all that a core has; of the CPU time as
-well while requests of open connections wait."""
+"""The share of the time for handshakes of strangers (clients that are not authorised yet), who could otherwise take a
+whole core; while requests of open connections wait, the same share of the CPU time holds too."""
 HANDSHAKES_AT_ONCE: Final = 64
 """How many begin at once after a pause."""
 BESIDE_NS: Final = 200_000
-"""About what one costs beside its cryptography."""
+"""About what one costs beside its cryptography, in CPU time."""
 AGAIN_S: Final = 0.01
 """When to look again whether a further handshake may begin."""
 SWEEP_S: Final = 0.25
@@ -39,7 +40,8 @@ SWEPT_AT_ONCE: Final = 32
 HANDSHAKE: Final = 22
 RECORD_HEAD_BYTES: Final = 5
 RECORD_BYTES_MAX: Final = 2**14 + 256
-"""A record of TLS: the type, which is `HANDSHAKE` for the first one, two bytes of a version, and the length."""
+"""A record of TLS begins with its type (one byte, `HANDSHAKE` for the first record), a version (two) and its length
+(two)."""
 
 
 class TimeShare:
@@ -66,6 +68,7 @@ class Accepted(Protocol):
     """A connection that was accepted. `abort` calls `Handshakes.drop`."""
 
     network: str
+    """See `sloop.serve.edge.listener`."""
 
     def abort(self) -> None:
         """End it."""
@@ -218,8 +221,8 @@ class Handshakes:
 
 
 def missing_bytes(beginning: bytes) -> int:
-    """How many bytes are missing in the first record of a client. 0 as well if it does not begin like one of TLS, which
-    is then told the client."""
+    """How many bytes of a client's first record are still missing. 0 as well if it is no record of TLS: the handshake then
+    begins, fails, and tells the client so."""
     if beginning[:1] != bytes((HANDSHAKE,)):
         return 0
     if len(beginning) < RECORD_HEAD_BYTES:
@@ -229,7 +232,7 @@ def missing_bytes(beginning: bytes) -> int:
 
 
 def measured_ns(context: ssl.SSLContext) -> int:
-    """The CPU time that a handshake takes. Measured is the answer to a client's first message, which depends on the key
+    """The CPU time of one handshake. Measured is the answer to a client's first message, which depends on the key
     of the certificate; the rest is about the same for all."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE

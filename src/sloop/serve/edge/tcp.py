@@ -9,9 +9,10 @@ from sloop.units import NS_PER_MS, NS_PER_S
 
 
 def waited_in_kernel_ns(sock: socket.socket) -> int:
-    """How long ago, at least, the last bytes came from a client; 0 if none has. The kernel counts its ticks."""
+    """For how long, at least, the last bytes of a client have been here; 0 if none have come. The kernel counts in its
+    ticks (`TICK_NS`)."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED_BYTES + 8)
-    if not any(info[RECEIVED_BYTES : RECEIVED_BYTES + 8]):  # it tells for how long the connection is open then
+    if not any(info[RECEIVED_BYTES : RECEIVED_BYTES + 8]):  # the kernel would say for how long the connection is open
         return 0
     since_ns = int.from_bytes(info[LAST_RECEIVED : LAST_RECEIVED + 4], sys.byteorder) * NS_PER_MS
     return max(0, since_ns - TICK_NS)
@@ -26,8 +27,8 @@ class Backlog:
     """How many connections may wait in the kernel: `BACKLOG`, but under overload so few that each is accepted while its
     client still waits.
 
-    The kernel hands out the oldest first. A long line whose clients have given up would be worked through for seconds,
-    and meanwhile those who come give up in their turn: one pause would keep a server overloaded that could serve them.
+    The kernel hands out the oldest first. A long queue whose clients have given up takes seconds to work through, and
+    meanwhile those that come give up too: after one pause, a server would stay overloaded that could serve them.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Backlog:
 
 
 BACKLOG: Final = 1024
-"""Connections that wait in the kernel; if they are more, clients try again after a second."""
+"""Connections that may wait in the kernel; beyond it, TCP tries again after a second."""
 BACKLOG_MIN: Final = 16
 ESTABLISHED: Final = 1
 """The state of an open connection, `tcpi_state`, the first of `struct tcp_info`."""

@@ -23,7 +23,7 @@ from sloop.runlog.durations import VariantKey
 from sloop.vocabulary import BatchId, ReplicaSpec, Slot
 
 BY_CORES: Final = ProcessorSharing("sm_use")
-"""Of the cores of a node, each batch demands a part."""
+"""The law of replicas on cores that are only reserved: each batch demands a fraction of its node's cores."""
 
 
 class BatchWork(Struct):
