@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 from sloop.units import GIB
 
 PERIOD_US: Final = 10_000
-"""The period of CPU quotas. A short period matters: with the kernel's default of 100 ms, forward passes shorter than that take
-between half and twice their time."""
+"""The period of CPU quotas. A short one matters: with the kernel's default of 100 ms, forward passes shorter than that
+take between half and twice their time."""
 QUOTA_US_MIN: Final = 1_000
 """The kernel rejects smaller quotas; smaller fractions use a longer period instead."""
 PROC: Final = Path("/proc")
@@ -57,8 +57,8 @@ class Capacity(NamedTuple):
 
 
 def capacity(proc: Path | None = None) -> Capacity:
-    """The size of this machine, read anew: the CPUs of the affinity mask and the memory of the hardware, or the smallest
-    limit of the process's control groups (version 1 or 2, up to the root) where that is less. Takes under a
+    """The size of this machine, read anew: the CPUs of the affinity mask and the memory of the hardware, or the
+    smallest limit of the process's control groups (version 1 or 2, up to the root) where that is less. Takes under a
     millisecond."""
     quotas, limits = list[tuple[float, str]](), list[tuple[float, str]]()
     said = _read(proc or PROC)

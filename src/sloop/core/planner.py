@@ -434,8 +434,8 @@ def packed(plan: Plan, view: ClusterView) -> Plan:
     A request needs all stages, so a plan of which only some find room serves nobody. Where the cores of a kind of
     hardware do not hold one replica of each stage that computes on them, each stage has one there, which reserves an
     equal part of a node and may use what the others leave idle (`Slot.is_capped`). Accelerators are not shared so, and
-    replicas whose nodes the policy chooses stay there. If all stages have replicas already, on cores that are not shared,
-    the plan is kept as it is: what does not fit is then a shortage, as elsewhere.
+    replicas whose nodes the policy chooses stay there. If all stages have replicas already, on cores that are not
+    shared, the plan is kept as it is: what does not fit is then a shortage, as elsewhere.
     """
     if len(view.stages) < 2 or (all(stage.replicas for stage in view.stages) and not _has_shared_cores(view.plan)):
         return plan

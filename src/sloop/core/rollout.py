@@ -136,8 +136,8 @@ class Rollouts:
         return chosen.application
 
     def with_own_deadline(self, request: Request, application: ApplicationState) -> Request:
-        """The request with the deadline of the version that serves it, unless its client named one. Where the client named
-        none, the edge has set that of one version; so a deadline that some version has counts as not named."""
+        """The request with the deadline of the version that serves it, unless its client named one. Where the client
+        named none, the edge has set that of one version; so a deadline that some version has counts as not named."""
         slo_ns = application.graph.slo_ns
         given = {version.application.graph.slo_ns for version in self.versions(application.parts.name)}
         if request.slo_ns == slo_ns or request.slo_ns not in given:

@@ -166,8 +166,8 @@ class Insight:
 
     def server_readiness(self) -> ServerReadiness:
         """Whether the server can serve what it has. It is ready if any model answers requests; before it was ready for
-        the first time, only when each other model is known to be unable to start, and not just starting. So a model that cannot
-        start, dies in a loop or is deployed later never takes the others out of a load balancer."""
+        the first time, only when each other model is known to be unable to start, and not just starting. So a model
+        that cannot start, dies in a loop or is deployed later never takes the others out of a load balancer."""
         if self._outage:
             return ServerReadiness(self._outage)
         found = {name: readiness for name in self._names if (readiness := self.readiness(name))} | self.refused

@@ -26,8 +26,8 @@ _log: Final = logging.getLogger("sloop.machine")
 def refitted(nodes: Sequence[Node], begun: Capacity, now: Capacity) -> list[Node]:
     """The nodes that a cluster of this machine has now. `nodes` are those with which it began on the machine `begun`.
 
-    A node that was the whole machine is the whole machine again. Other nodes have the cores that were declared or, if the
-    machine has fewer than all nodes together, fewer in proportion; none has more memory than the machine.
+    A node that was the whole machine is the whole machine again. Other nodes have the cores that were declared or, if
+    the machine has fewer than all nodes together, fewer in proportion; none has more memory than the machine.
     """
     wanted = [inf if node.hardware == LOCAL and node.cores == begun.cores else node.cores for node in nodes]
     share = min(1.0, now.cores / sum(wanted)) if inf not in wanted else 1.0
@@ -49,8 +49,8 @@ async def watch(
     look: Callable[[], Capacity] = capacity,
     every_s: float = LOOK_S,
 ) -> None:
-    """Until cancelled: whenever the cores or the memory of the machine have changed, call `on_change` with the nodes and
-    the cores of the machine. `begun` is the machine to which `nodes` belong."""
+    """Until cancelled: whenever the cores or the memory of the machine have changed, call `on_change` with the nodes
+    and the cores of the machine. `begun` is the machine to which `nodes` belong."""
     before = begun
     while True:
         await asyncio.sleep(every_s)

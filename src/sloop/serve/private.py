@@ -2,8 +2,8 @@
 to read the logs.
 
 The state folder has models, names of clients and, in the event log, what they have asked for. So it is closed whatever
-the umask is. Whether a group may read the event log is decided once, when a server starts, by the rights of the folder: new
-files in it get the same, so the processes that write them need not know the group.
+the umask is. Whether a group may read the event log is decided once, when a server starts, by the rights of the folder:
+new files in it get the same, so the processes that write them need not know the group.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ def group_of(name: str) -> int:
 
 
 def make_private(folder: Path, logs: str, group: int = NOBODY) -> None:
-    """Make a state folder that only its owner may enter, and `group`, which can read the folder `logs` in it. What others
-    could read until now is closed to them; that is logged once. OSError if the folder cannot be made."""
+    """Make a state folder that only its owner may enter, and `group`, which can read the folder `logs` in it. What
+    others could read until now is closed to them; that is logged once. OSError if the folder cannot be made."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(FOLDER)

@@ -31,8 +31,9 @@ lack of memory, is replaced."""
 
 
 def bound_of(counted_bytes: int, machine_bytes: int | None) -> int:
-    """What a worker may take, if plans count `counted_bytes` for it, or it takes them already: as much again, and at least
-    `GROWTH_BYTES_MIN` more, but at most half of the rest of the machine's memory (`machine_bytes`; None: unknown)."""
+    """What a worker may take, if plans count `counted_bytes` for it, or it takes them already: as much again, and at
+    least `GROWTH_BYTES_MIN` more, but at most half of the rest of the machine's memory. `machine_bytes` is all of that;
+    None: unknown."""
     growth = max(counted_bytes, GROWTH_BYTES_MIN)
     if machine_bytes is not None:
         growth = min(growth, max(0, machine_bytes - counted_bytes) // 2)
@@ -47,7 +48,7 @@ class Surplus:
         self._next_s, self._pause_s = 0.0, LOOK_S
 
     def is_due(self, taken_bytes: int, now_s: float) -> bool:
-        """Whether memory is to be given back now, if the worker takes `taken_bytes`. `now_s` is of any monotonic clock."""
+        """Whether memory is to be given back now, if the worker takes `taken_bytes`."""
         if taken_bytes <= max(SURPLUS * self._settled_bytes, self._settled_bytes + SURPLUS_BYTES):
             if now_s >= self._next_s:
                 self._pause_s = LOOK_S

@@ -3,9 +3,9 @@
 A handshake costs a hundred times what a connection costs, and a client can demand one for a few hundred bytes. So none
 begins before the client's whole first message (ClientHello) has arrived: a silent client holds a socket, and nothing
 else. One handshake begins in a turn of the event loop. The networks of the clients take turns, and of each the newest
-comes first: those that have waited long have mostly given up. All handshakes together get a share of the time and, under
-overload, of the CPU time. Each is charged what one was measured to cost with this certificate; the charge is returned
-when the client is authorised.
+comes first: those that have waited long have mostly given up. All handshakes together get a share of the time and,
+under overload, of the CPU time. Each is charged what one was measured to cost with this certificate; the charge is
+returned when the client is authorised.
 """
 
 import asyncio
@@ -221,8 +221,8 @@ class Handshakes:
 
 
 def missing_bytes(beginning: bytes) -> int:
-    """How many bytes of a client's first record are still missing. 0 as well if it is no record of TLS: the handshake then
-    begins, fails, and tells the client so."""
+    """How many bytes of a client's first record are still missing. 0 as well if it is no record of TLS: the handshake
+    then begins, fails, and tells the client so."""
     if beginning[:1] != bytes((HANDSHAKE,)):
         return 0
     if len(beginning) < RECORD_HEAD_BYTES:
