@@ -281,6 +281,7 @@ def test_an_edge_that_hangs_is_replaced_and_what_waits_is_served(
                 time.sleep(0.02)
         assert running.running.edges.deaths == 1
         assert hung not in running.pids()
+        os.kill(hung, signal.SIGCONT)  # as a debugger might: its number has not gone to another process
         (said,) = [line for line in caplog.messages if "has died" in line]
         assert said.startswith("edge 0 has died (it has hung: no sign of life for ")
         assert "; it is stopped by a signal); " in said

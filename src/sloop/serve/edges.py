@@ -76,6 +76,9 @@ START_S_MAX: Final = 60.0
 CLOSE_S_MAX: Final = LAST_READ_S + LEAVE_S + 1.5
 """Seconds after which an edge that was told to end is killed."""
 NEVER_READY: Final = f"it has hung: it did not accept connections within {START_S_MAX:g} s"
+NUMBER_KEPT_S = 60.0
+"""How long the process number of a killed edge stays taken: whoever stopped it, such as a debugger, may still send it a
+signal, and must not hit another process."""
 PAUSE_S: Final = 0.1
 """Before an edge is replaced that has died soon after its start; twice as long after each further one."""
 PAUSE_S_MAX: Final = 5.0
@@ -463,6 +466,8 @@ class Edges:
         self.models: dict[str, OfferModel] = {}
         self.deaths = 0
         """Edges that have died."""
+        self._killed: list[subprocess.Popen[bytes]] = []
+        """Those that hung; their numbers may still be taken."""
         self._past = EdgeCounts()
         """What edges have counted that have ended."""
         self._is_closing = False
@@ -636,6 +641,8 @@ class Edges:
             if slot.process is not None:
                 kill(slot.process.pid)
         await self._until_ended()
+        for process in self._killed:
+            process.poll()
 
     async def _until_ended(self) -> None:
         while self.far or any(slot.process is not None for slot in self.slots):
@@ -774,12 +781,17 @@ class Edges:
         """Wait for the end of a process, which has time to exit by itself if it has closed its socket."""
         process = slot.process
         assert process is not None
-        if process.poll() is None:
+        if not _has_ended(process):
             if why != CLOSED or checks > (CLOSE_S_MAX / REAP_S if self._is_closing else 5):
                 kill(process.pid)
             self._loop.call_later(REAP_S, self._reap, slot, why, lost, checks + 1)
             return
         slot.process = None
+        if why != CLOSED and not self._is_closing:
+            self._killed.append(process)
+            self._loop.call_later(NUMBER_KEPT_S, process.poll)
+        else:
+            process.poll()
         if not self._is_closing:
             self.deaths += 1
             _log.error("edge %d has died (%s); %s lost", slot.number, _ending(why, process), lost)
@@ -815,6 +827,13 @@ def _is_same(one: EdgeHello, other: EdgeHello) -> bool:
 def _share(limit: int, count: int) -> int:
     """One edge's share of a limit; 0 is none."""
     return -(-limit // count)
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether it has ended; if so, its number stays taken until somebody polls it."""
+    if process.returncode is not None:
+        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _ending(why: str, process: "subprocess.Popen[bytes]") -> str:
