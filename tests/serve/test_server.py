@@ -861,7 +861,7 @@ def test_a_model_that_cannot_be_loaded_at_the_start_is_left_out_and_tried_again(
 
 def test_a_model_that_hangs_when_it_is_loaded_is_left_to_later_attempts() -> None:
     released = threading.Event()
-    with pytest.raises(MachineError, match=r"to load it takes more than 0\.1 s"):
+    with pytest.raises(MachineError, match=r"it takes more than 0\.1 s to load"):
         within(0.1, lambda: released.wait(30))
     released.set()
     assert within(30, lambda: 7) == 7

@@ -216,7 +216,7 @@ def test_a_file_that_was_moved_away_gets_a_successor(tmp_path: Path, caplog: pyt
         output.reopen()
         opened.write(b"three\n")
     assert moved.read_bytes() == b"two\nthree\n"
-    assert "goes on in the file before: No such file" in caplog.text
+    assert "goes on in the old file: No such file" in caplog.text
 
 
 def test_a_pipe_has_no_successor(pipe: tuple[Reader, int]) -> None:

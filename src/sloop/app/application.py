@@ -191,8 +191,8 @@ class Application:
     rest_after_s: float = 0.0
     """After how many seconds without a request it gives up its replicas; 0: never."""
     wake_s: float = 0.0
-    """How many seconds a request waits at least while the first replicas start, also after a rest; 0: as long as its
-    deadline and the drop policy allow. Files have `WAKE_S` by default where there is `rest_after_s`."""
+    """How many seconds a request may wait for the first replicas, also after a rest, whatever its deadline; 0: as long
+    as its deadline and the drop policy allow. Files have `WAKE_S` by default where there is `rest_after_s`."""
     limits: Limits = Limits()
     verify: float | None = None
     """Of the requests that shared a forward pass, the fraction that is run again, alone, to compare. None: only the

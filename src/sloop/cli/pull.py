@@ -56,7 +56,8 @@ def models_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--models-tokens",
             type=FILE,
             metavar="FILE",
-            help="File with tokens of private stores: lines HOST TOKEN (sent as a bearer token) or HOST NAME: VALUE.",
+            help="File with tokens of private stores: lines HOST TOKEN (sent as a bearer token) or HOST NAME: VALUE; "
+            "HOST may have a port.",
         ),
     )
     for option in reversed(options):

@@ -78,7 +78,7 @@ def listening_options(command: Callable[..., None]) -> Callable[..., None]:
             type=HOST,
             default="127.0.0.1",
             show_default=True,
-            help="Address to listen on; 0.0.0.0 listens on all of IPv4, :: on all.",
+            help="Address to listen on; 0.0.0.0 listens on all addresses of IPv4, :: on all.",
         ),
         click.option(
             "--http-port", type=PORT, default=8000, show_default=True, help="Port for HTTP; 0 chooses a free one."
@@ -151,19 +151,20 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
             type=POSITIVE,
             default=IDLE_S,
             show_default=True,
-            help="Close an HTTP connection whose client sends no request for so long. It must be longer than a proxy "
-            "keeps idle connections.",
+            help="Close an HTTP connection whose client sends no request for so many seconds. Choose more than a "
+            "proxy in front of the server keeps idle connections.",
         ),
         click.option(
             "--connections",
             type=click.IntRange(min=1),
-            help="Most open connections to each port of each edge; at the limit, idle ones are closed for new ones "
-            "[default: 16384, or what the limit of file descriptors allows].",
+            help="Most open connections to each port of each edge; at the limit, those without an authorised "
+            "request are closed first for new ones [default: 16384, or what the limit of file descriptors allows].",
         ),
         click.option(
             "--connections-each",
             type=click.IntRange(min=1),
-            help="Most open connections from one address, to each port of each edge [default: half of --connections].",
+            help="Most open connections from one address (of IPv6, one /64), to each port of each edge [default: half "
+            "of --connections].",
         ),
         click.option(
             "--answers-bytes",
@@ -302,7 +303,7 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
 @click.option(
     "--state",
     type=FOLDER,
-    help="Folder for lock, control socket and event log [default: .sloop/NAME].",
+    help="Folder for lock, control socket, copies of models and event log [default: .sloop/NAME].",
 )
 @click.option(
     "--log",

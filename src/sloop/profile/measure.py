@@ -124,8 +124,8 @@ def default_cores() -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def by_affinity(pid: int, cores: float) -> Iterator[None]:
-    """Confine a process to whole cores, or to all that there are, to which the machine itself limits it. InputError for
-    other fractions; MachineError if the system cannot."""
+    """Confine a process to whole cores, or to all cores of a machine that its control group limits to a fraction.
+    InputError for other fractions; MachineError if the system cannot."""
     if cores != int(cores) and cores != capacity().cores:
         raise InputError(
             f"{cores:g} cores need a CPU quota", help="measure whole cores, or run as a user who may set one"
@@ -574,7 +574,7 @@ class Timing:
 
 
 def environment(on: GpuPlace | None = None) -> dict[str, str]:
-    """Of a measured process, with its GPU."""
+    """The environment variables of a measured process, with those for its GPU."""
     return {**os.environ, **before_cores_are_known(os.environ), **(on.variables if on else {})}
 
 

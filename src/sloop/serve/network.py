@@ -9,8 +9,8 @@ holds for one connection. Without TLS what follows can be read, and changed, by 
     client → server   purpose · nonce · HMAC(token, both nonces, purpose)
     server → client   HMAC(token, both nonces, purpose), of another label
 
-After that both sides send frames (`sloop.serve.transport`). A link that beats says every `BEAT_S` that it lives, and
-ends when it has heard nothing for `SILENT_S`: a machine that was cut off would otherwise be noticed after minutes.
+After that both sides send frames (`sloop.serve.transport`). A link that beats sends a heartbeat every `BEAT_S`, and
+ends when it has received nothing for `SILENT_S`: a machine that was cut off would otherwise be noticed after minutes.
 
 With TLS (`NodeTls`) each side also shows a certificate of the deployment's authority before any of this. Names in
 certificates are not compared: machines are known by address, and the token says who belongs to the deployment.
@@ -63,10 +63,10 @@ HANDSHAKE_S_MAX: Final = 5.0
 STRANGERS_MAX: Final = 64
 """Connections that have not proved themselves; the oldest is closed for a further one."""
 STRANGERS_SHARE: Final = 0.05
-"""The share of the time that they may take, who take it from a process that has better to do. Those that prove
-themselves do not count."""
+"""The share of the time that they may take of this process, which has other work. Those that prove themselves do not
+count."""
 STRANGER_NS: Final = 100_000
-"""About what one costs, without TLS."""
+"""About the CPU time that one costs, without TLS."""
 BEAT_S: Final = 0.5
 SILENT_S: Final = 2.0
 STALLED_S_MAX: Final = 30.0
@@ -426,7 +426,7 @@ class NodeListener:
         """The oldest first, with what opens them."""
         self._cost_ns = STRANGER_NS + (0 if context is None else measured_ns(context))
         self._left_ns, self._seen_s = float(STRANGERS_MAX * self._cost_ns), self._loop.time()
-        """What strangers may take now, and when that was so."""
+        """The time that strangers may take now, and when that was computed, by the event loop's clock."""
         self._resuming: asyncio.TimerHandle | None = None
         self._logged_s = float("-inf")
         self._is_closed = False

@@ -117,8 +117,8 @@ def close_all_but(kept: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when the server dies, and exit if it has died already. To the kernel, the
-    server has died when that *thread* of it has ended which has started this process."""
+    """Ask the kernel to kill this process when the server dies, and exit if it has died already. The kernel
+    takes the server for dead as soon as the *thread* that started this process has ended."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(0)

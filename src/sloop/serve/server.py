@@ -565,7 +565,7 @@ def within(limit_s: float | None, work: Callable[[], T]) -> T:
     try:
         return done.result(limit_s)
     except TimeoutError as error:
-        raise MachineError(f"to load it takes more than {limit_s:g} s") from error
+        raise MachineError(f"it takes more than {limit_s:g} s to load") from error
 
 
 def loadable(setup: Setup, folder: Path) -> tuple[Setup, dict[tuple[str, str], Servable], dict[str, UnloadedModel]]:

@@ -205,7 +205,9 @@ class Output:
             mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
             opened = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
         except OSError as error:
-            _log.error("%s: what is printed goes on in the file before: %s", self._file, error.strerror)
+            _log.error(
+                "%s cannot be opened anew, so what is printed goes on in the old file: %s", self._file, error.strerror
+            )
             return
         os.dup2(opened, self._fd)
         os.close(opened)

@@ -144,7 +144,7 @@ def test_it_goes_on_in_a_new_file_when_the_present_one_was_moved_or_emptied(
         assert paths_in(moved) == ["/emptied", "/nowhere"]
 
     asyncio.run(main())
-    assert "goes on in the file before: No such file" in caplog.text
+    assert "goes on in the old file: No such file" in caplog.text
 
 
 def test_stdout_goes_on_in_a_new_file_if_its_own_was_moved(tmp_path: Path) -> None:

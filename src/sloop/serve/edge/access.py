@@ -99,7 +99,9 @@ class AccessLog:
         try:
             former, self._fd = self._fd, self._open()
         except OSError as error:
-            _log.error("%s: the access log goes on in the file before: %s", self.path, error.strerror)
+            _log.error(
+                "%s cannot be opened anew, so the access log goes on in the old file: %s", self.path, error.strerror
+            )
             return
         os.close(former)
         if self._rest:  # perhaps the end of a line whose beginning is in the file before

@@ -55,7 +55,7 @@ STREAM_WINDOW_MAX: Final = 2**31 - 1
 STREAMS_MAX: Final = 1000
 """Open calls of a connection."""
 STRANGER_CALLS_MAX: Final = 100
-"""The same before one of them that was authorised has come whole."""
+"""The same until the first authorised call has arrived completely."""
 STRANGER_HEAD_BYTES_MAX: Final = 8 * 1024
 """The longest head until then: decoding so many bytes may take 2 ms."""
 PREFIX_BYTES: Final = 5
@@ -84,7 +84,7 @@ SEND_S_MAX: Final = 60
 STALL_S_MAX: Final = 60
 """How long a client may leave an answer unread."""
 SEND_RATE_BYTES: Final = 16 * 1024
-"""The bytes of its answers that a client must take in a second, on average, after so long."""
+"""The bytes of its answers that a client must take per second, on average, once it has had so much time."""
 IDLE_S_MAX: Final = 620
 """How long a connection may be without calls: clients of gRPC keep one open for their next call. See `http.IDLE_S`."""
 SWEEP_S: Final = 1.0

@@ -6,11 +6,11 @@ request may wait to be taken up: a quarter to half of its deadline.
 In each turn, requests are taken up for `TURN_NS`, which is enough for a hundred. If more have arrived, they wait
 unparsed. The oldest is taken up first, so that a short burst only waits, unless any has waited for
 more than `CALM_SHARE` of its patience: then there is more than can be done, and the newest is the one that can still be
-answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015). Those that wait are in lines, one for
-about each patience (by powers of two), so that the oldest of each is known: one with a long patience hides none with a
-short one. What a request says of its patience only shortens that of its model, because nobody has seen its key yet.
-One that says that it can wait for longer does: it is in a line of those, from which every `PATIENT_EACH`-th is taken
-while others wait too.
+answered in time (adaptive LIFO: Maurer, "Fail at scale", ACM Queue 13(8), 2015). Those that wait are in lines (queues),
+one for each patience, rounded to a power of two, so that the oldest of each is known: one with a long patience hides
+none with a short one. What a request says of its patience only shortens that of its model, because nobody has seen its
+key yet. One that says that it can wait for longer does: it is in a line of those, from which every `PATIENT_EACH`-th is
+taken while others wait too.
 
 While requests wait, a turn takes up requests for only `SLICE_NS`, so that these are soon passed on and answered, but at
 least 32 (`TAKEN_MIN`): a turn has a cost of its own, and with fewer requests in each the server could do less than

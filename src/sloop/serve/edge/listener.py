@@ -48,7 +48,7 @@ LOG_S: Final = 10.0
 REFRESH_S: Final = 10.0
 """How often certificates are compared with their files."""
 SEARCHED_MAX: Final = 1000
-"""Idle connections that are searched for one of a certain network."""
+"""How many idle connections are searched for one of a certain network."""
 CONNECTIONS_MAX: Final = 16_384
 RESERVED_DESCRIPTORS: Final = 256
 """File descriptors for workers, models, logs and gRPC."""
@@ -193,14 +193,14 @@ class Strangers:
 
     def least(self, network: str) -> ServerConnection | None:
         """The one that makes room for a connection from this network: its own oldest, if it has an equal share of them
-        or more, so that who comes with many drives out no others; else the oldest of all."""
+        or more, so that a network with many closes only its own; else the oldest of all."""
         if len(self._of.get(network, ())) * len(self._of) >= len(self._all):
             return self.oldest(network)
         return next(iter(self._all))
 
 
 def network_of(address: str) -> str:
-    """The network of a client's address: of IPv6 its first 64 bits, which anybody has for himself, otherwise all."""
+    """The network of a client's address: of IPv6 its first 64 bits, which a client usually has to itself, else all."""
     if ":" not in address:
         return address
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])

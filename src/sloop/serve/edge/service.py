@@ -50,7 +50,7 @@ _log: Final = logging.getLogger("sloop.keys")
 
 
 ADMIN: Final = "admin"
-"""The role of keys whose holders may load and end models. A key without a role only reads and infers."""
+"""The role of keys whose holders may load and unload models. A key without a role only reads and infers."""
 
 
 class ClientKey(NamedTuple):
@@ -90,7 +90,7 @@ class Keys:
 
     @property
     def has_admin(self) -> bool:
-        """Whether there is a key whose holder may load and end models."""
+        """Whether there is a key whose holder may load and unload models."""
         return any(key.is_admin for key in self._known.values())
 
     def accepts(self, key: str) -> bool:
@@ -107,7 +107,7 @@ class Keys:
         return True
 
     def administers(self, key: str) -> bool:
-        """Whether the holder of this key, which was accepted, may load and end models."""
+        """Whether the holder of this key, which was accepted, may load and unload models."""
         if self._known[self._digest(key)].is_admin:
             return True
         self.refused["role"] += 1
@@ -176,7 +176,9 @@ class Keys:
                 raise InputError("this key stands in the file twice", where=where, help="remove one of the lines")
             found[digest] = ClientKey(name, is_admin=len(words) > 2)
         if not found:
-            raise InputError("no key in it", where=str(file), help="write one key per line, as KEY or NAME KEY")
+            raise InputError(
+                "no key in it", where=str(file), help=f"write one key per line, as KEY, NAME KEY, or NAME KEY {ADMIN}"
+            )
         return found
 
 
