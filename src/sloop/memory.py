@@ -22,6 +22,7 @@ LARGE_BYTES: Final = 2**20
 KEPT_BYTES: Final = 32 * 2**20
 """The largest buffers that glibc learns to put among small objects, by itself."""
 AVAILABLE_SHARE: Final = 0.9
+"""How much of the available memory `bounded` allows at most."""
 OUT_OF_MEMORY: Final = re.compile(
     r"bad.?alloc|MemoryError|(?:allocate|out of|not enough) memory|memory allocation", re.IGNORECASE
 )

@@ -492,7 +492,7 @@ def _equal_part(count: int, node_cores: Sequence[float]) -> float:
 
 
 def _sharing(target: StagePlan, part: float) -> Group:
-    """One replica of the stage that reserves at most `part` cores, and computes on what is idle."""
+    """One replica of the stage that reserves at most `part` cores, and may use all that are idle on its node."""
     group = next(group for group in target.groups if group.count)
     slot = structs.replace(group.spec.slot, cores=min(part, group.spec.cores), is_capped=False)
     spec = structs.replace(group.spec, slot=slot, shadow=None)

@@ -1222,9 +1222,9 @@ class ApplicationState:
         self.has_been_awake = not self.is_waking
         """Whether its first replicas have been ready, perhaps before a rest."""
         self.woken: dict[RequestId, int] = {}
-        """Open requests that arrived then, and until when each may wait."""
+        """Open requests that arrived while it was waking, and until when (ns) each may wait for a start."""
         self.expected_ns = 0
-        """When clients of such requests were told to come back, at the latest."""
+        """The latest instant (ns) at which a client of such a request was told to come back."""
         for stage in stages:
             stage.choose_finish()
 

@@ -151,7 +151,8 @@ class BiscaleProblem:
         return BiscaleSplit(carried, tuple(extra), carried_rps)
 
     def enlarged(self, choices: Sequence[BiscaleChoice]) -> tuple[BiscaleChoice, ...]:
-        """The choices on all cores: the idle ones go, unit by unit, where they shorten the longest path most."""
+        """The choices with larger replicas: idle cores go, unit by unit, where they shorten the path that exceeds its
+        budget most (or has the least slack), until none are left or nothing is gained."""
         made = list(choices)
         while can := [index for index, own in enumerate(made) if own.replicas + cores_of(made) <= self.cores_total]:
             gains = {index: self._gain_ms(made, index) for index in can}
@@ -162,7 +163,7 @@ class BiscaleProblem:
         return tuple(made)
 
     def _gain_ms(self, choices: Sequence[BiscaleChoice], index: int) -> tuple[float, float]:
-        """By how much one more unit for a stage shortens the path that exceeds its budget most, and the stage."""
+        """How much (ms) one more unit for a stage shortens the path that exceeds its budget most, and itself."""
         own = choices[index]
         if own.cores >= len(self.stages[index].latency_ms):
             return 0.0, 0.0
