@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import uvloop
 
 from sloop.errors import InputError, MachineError
 from sloop.serve import network, transport
+from sloop.serve.edge.tcp import bind
 from sloop.serve.messages import encode
 from sloop.serve.network import (
     DIGEST_BYTES,
@@ -218,6 +220,25 @@ def test_where_nothing_listens_is_said(play: Callable[[Scene], None], monkeypatc
             await connect((HOST, 1 << 20), TOKEN, Purpose.BLOCKS)
 
     play(scene)
+
+
+def test_an_address_may_have_a_scope() -> None:
+    """As those of a single link have: `fe80::1%eth0`."""
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().split("\n")
+    except OSError:
+        lines = []
+    found = [(words[0], words[5]) for line in lines if (words := line.split())[3:4] == ["20"]]
+    if not found:
+        pytest.skip("this machine has no address of a single link")
+    digits, name = found[0]
+    host = f"{IPv6Address(bytes.fromhex(digits))}%{name}"
+    with socket.socket(socket.AF_INET6) as listening, socket.socket(socket.AF_INET6) as other:
+        bind(listening, host, 0)
+        listening.listen()
+        other.settimeout(10)
+        other.connect(listening.getsockname())
+        assert listening.getsockname()[3] == socket.if_nametoindex(name)
 
 
 def test_garbage_and_a_proof_of_another_connection_are_refused(play: Callable[[Scene], None]) -> None:

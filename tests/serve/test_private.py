@@ -153,8 +153,9 @@ def test_groups_have_names_or_numbers_and_must_be_there() -> None:
     own = os.getegid()
     assert group_of("") == NOBODY
     assert group_of(str(own)) == group_of(grp.getgrgid(own).gr_name) == own
-    with pytest.raises(InputError, match="there is no such group"):
-        group_of("no-such-group")
+    for wrong in ("no-such-group", str(2**32 - 1), "99999999999"):
+        with pytest.raises(InputError, match="there is no such group"):
+            group_of(wrong)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may give files to every group")

@@ -38,6 +38,7 @@ from msgspec import Struct
 
 from sloop.errors import InputError, MachineError
 from sloop.serve.edge.handshakes import measured_ns
+from sloop.serve.edge.tcp import bind
 from sloop.serve.messages import encode
 from sloop.serve.transport import (
     CLOSED,
@@ -447,7 +448,7 @@ class NodeListener:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setblocking(False)
-            sock.bind(endpoint)
+            bind(sock, *endpoint)
             sock.listen(BACKLOG)
         except OSError as error:
             sock.close()

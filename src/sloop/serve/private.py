@@ -21,6 +21,8 @@ from sloop.text import counted
 
 NOBODY: Final = -1
 """No group (as in `chown`)."""
+ANY_GROUP: Final = 2**32 - 1
+"""The number, and those above, that no group can have."""
 FOLDER: Final = 0o700
 FILE: Final = 0o600
 GROUP_FOLDER: Final = 0o750
@@ -35,6 +37,8 @@ def group_of(name: str) -> int:
         return NOBODY
     try:
         group = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+        if group >= ANY_GROUP:
+            raise KeyError(name)
     except KeyError:
         raise InputError("there is no such group", where=f"--log-group {name}", help="see `getent group`") from None
     if os.geteuid() != 0 and group not in {os.getegid(), *os.getgroups()}:

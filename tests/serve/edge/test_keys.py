@@ -34,6 +34,13 @@ def test_the_keys_of_option_and_file_are_accepted_and_counted_by_name(file: Path
     assert keys.refused == {"missing": 1, "wrong": 5}
 
 
+def test_a_file_may_come_from_windows(file: Path) -> None:
+    file.write_bytes("\N{BYTE ORDER MARK}robot-1 first\r\n\r\nboss\tsecond\tadmin\r\n".encode())
+    keys = Keys(file=file)
+    assert [keys.accepts(key) for key in ("first", "second")] == [True] * 2
+    assert keys.administers("second")
+
+
 def test_a_changed_file_holds_at_once_and_a_wrong_one_changes_nothing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

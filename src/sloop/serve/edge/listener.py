@@ -26,7 +26,7 @@ from typing import Final, cast
 
 from sloop.errors import InputError, MachineError
 from sloop.serve.edge.handshakes import HANDSHAKE_S, Handshakes, TimeShare, measured_ns
-from sloop.serve.edge.tcp import BACKLOG, Backlog, waited_in_kernel_ns
+from sloop.serve.edge.tcp import BACKLOG, Backlog, bind, waited_in_kernel_ns
 from sloop.text import host_and_port
 from sloop.units import NS_PER_MS
 
@@ -481,7 +481,7 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         for level, option, value in OPTIONS:
             sock.setsockopt(level, option, value)
-        sock.bind((host, port))
+        bind(sock, host, port)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()

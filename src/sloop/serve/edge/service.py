@@ -156,7 +156,7 @@ class Keys:
         if mode & 0o077:
             _log.warning("%s: others than its owner can read or change the keys; chmod 600 it", file)
         found: dict[bytes, ClientKey] = {}
-        for place, line in enumerate(raw.decode("utf-8", "replace").splitlines(), 1):
+        for place, line in enumerate(raw.decode("utf-8-sig", "replace").splitlines(), 1):
             words = line.split()
             if not words or line.lstrip().startswith("#"):
                 continue

@@ -69,3 +69,9 @@ CLOCK_MONOTONIC_COARSE: Final = 6
 """Linux's clock that counts ticks, which Python has no name for."""
 TICK_NS: Final = round(time.clock_getres(CLOCK_MONOTONIC_COARSE) * NS_PER_S)
 """What comes just before a tick seems to have waited for all of it: 4 ms with most kernels."""
+
+
+def bind(sock: socket.socket, host: str, port: int) -> None:
+    """Bind to an address. Python leaves out the scope of one such as `fe80::1%eth0`, unless it is given as a number."""
+    scoped = socket.getaddrinfo(host, port, sock.family, sock.type)[0][4] if "%" in host else None
+    sock.bind(scoped or (host, port))
