@@ -360,7 +360,7 @@ def test_check_shows_every_application_with_its_limits(apps: list[str]) -> None:
     second = answer["applications"][1]
     assert (second["application"], second["weight"], second["rest_after_s"]) == ("second", 2, 300)
     assert second["wake_s"] == 30
-    assert second["limits"] == {"requests": 50, "bytes": 8_000_000, "rows": 0}
+    assert second["limits"] == {"requests": 50, "bytes": 8_000_000, "rows": 0, "worker_bytes": 0}
     assert second["stages"][0]["variants"][0]["profiles"] == {"c5.4xlarge": "fitted"}
     assert answer["plan"]["feasible"] is True
     assert "stages" not in answer

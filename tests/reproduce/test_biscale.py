@@ -230,7 +230,7 @@ def test_the_world_is_the_trials() -> None:
 def test_policies_are_the_trials() -> None:
     policies = policies_of(SHORT)
     assert isinstance(policies.forecast, OracleForecast)
-    assert policies.drop == PredictiveDrop(batch="full")
+    assert policies.drop == PredictiveDrop(batch="full", strict=True)
     assert policies.scale == Biscale(
         cores_max=8, batch_max=8, settle=5, shrink=False, blocking=True, whole=True, initial_batch=4
     )

@@ -110,7 +110,6 @@ def check_replay(live: Live, setup: Setup) -> None:
         ("exit", "the model raised SystemExit", "SystemExit: 3 (stage.py:9)"),
         ("break", "the model raised KeyboardInterrupt", "KeyboardInterrupt (stage.py:11)"),
         ("deep", "the model raised RecursionError", "RecursionError: maximum recursion depth exceeded"),
-        ("full", "MemoryError", "MemoryError"),
         ("none", "the model's outputs are not those that it declares", "'x' as NoneType, not as a NumPy array"),
         ("few", "the model's outputs are not those that it declares", "rows of 'x' for"),
         ("wide", "the model's outputs are not those that it declares", "'x' as float64["),
@@ -141,6 +140,25 @@ def test_a_bad_request_fails_alone_and_the_worker_goes_on(
     uvloop.run(main())
     assert any("request 12 failed at stage 'only'" in record.getMessage() for record in caplog.records)
     assert any(logged in record.getMessage() for record in caplog.records)
+
+
+def test_a_request_that_needs_more_memory_than_its_worker_may_take_is_refused(model: Servable) -> None:
+    setup = setup_of()
+
+    async def main() -> None:
+        async with serving(setup, model) as live:
+            await live.until(ReplicaReady)
+            [pid] = live.pids()
+            ask(live, *["fine"] * 11, "full", *["fine"] * 8)
+            await live.all_answered()
+            assert check_each_ended_once(live) == {Outcome.SERVED: 19, Outcome.REJECTED: 1}
+            [refused] = [ended for ended in results(live) if ended.outcome is Outcome.REJECTED]
+            assert refused.is_refused
+            assert "memory" in refused.why
+            assert live.pids() == [pid], "the worker lives"
+            check_replay(live, setup)
+
+    uvloop.run(main())
 
 
 def test_a_stage_refuses_a_request_and_has_not_failed(model: Servable, caplog: pytest.LogCaptureFixture) -> None:

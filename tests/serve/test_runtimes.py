@@ -80,7 +80,7 @@ class Model:
     def __init__(self, threads):
         ALIVE.add(self)
         self.seen = np.array([threads, len(ALIVE)])
-        self.weights = np.ones(10_000_000)
+        self.weights = np.ones(30_000_000)
 
     def run(self, x): return self.seen
 """

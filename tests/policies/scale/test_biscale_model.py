@@ -142,7 +142,7 @@ def test_what_is_left_where_nothing_holds_and_why() -> None:
     assert model.infeasibility() == "a 25 ms, b 25 ms even alone on all cores: 10 ms more than the 40 ms there are"
     assert [choice.cores for choice in model.quickest()] == [2, 2]
     crowded = biscale_model(seen(stage_of("a"), stage_of("b"), cores=(1,)), LIMITS)
-    assert crowded.infeasibility() == "2 stages do not fit on 1 core of all nodes"
+    assert crowded.infeasibility() == "2 stages of 1 core do not fit on the 1 core of all nodes"
 
 
 def test_an_unknown_variant() -> None:
