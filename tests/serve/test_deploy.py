@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -38,7 +38,7 @@ from sloop.serve.control import (
     is_served,
     send,
 )
-from sloop.serve.deploy import ENDED_KEPT, Deployer, check_live, check_weights, servables_of
+from sloop.serve.deploy import ENDED_KEPT, Deployer, ModelRepository, check_live, check_weights, servables_of
 from sloop.serve.edge.service import Keys
 from sloop.serve.server import check_repository
 from sloop.serve.stores import ModelSource
@@ -576,8 +576,30 @@ def test_clients_load_and_unload_models(thread: LoopThread, tmp_path: Path) -> N
         assert ask("/v2/repository/models/words/unload") == (200, {})
         assert index() == {"demo": "READY", "words": "UNAVAILABLE", "wrong": "UNAVAILABLE"}
         assert "is the only application" in ask("/v2/repository/models/demo/unload")[1]["error"]
+        thread.look(running.server.insight.withdraw)
+        assert ask("/v2/repository/models/words/load") == (200, {}), "it was told to stop, and serves on for a while"
+        assert ask("/v2/models/words/ready", "GET")[0] == 503
     finally:
         running.close()
+
+
+def test_orders_that_go_on_when_the_server_ends_are_answered(tmp_path: Path) -> None:
+    (tmp_path / "words.yaml").touch()
+    answers: list[bytes] = []
+
+    class Slow:
+        async def handle(self, order: object, tell: object) -> None:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        repository = ModelRepository(cast("Deployer", Slow()), tmp_path)
+        repository.change("words", True, answers.append)
+        await asyncio.sleep(0)
+        await repository.close()
+
+    asyncio.run(main())
+    (answer,) = map(json.loads, answers)
+    assert tuple(answer[:2]) == (503, "dropped: the server is shutting down")
 
 
 def test_without_a_repository_clients_only_see_models(thread: LoopThread, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.refusal import Refusal
 from sloop.serve.edge.service import NAMES_MAX
 from sloop.serve.edges import Edges
-from sloop.serve.insight import Insight
+from sloop.serve.insight import LEAVING, Insight
 from sloop.serve.messages import CutBlock, OfferModel, VariantJoining
 from sloop.serve.planner import Definition, PlannerProcess
 from sloop.serve.processes import begin, kill, spawn
@@ -710,7 +710,7 @@ class Deployer:
     async def handle(self, order: Order, tell: Tell) -> Done:
         """Carry out an order."""
         if self._driver.is_stopped:
-            raise MachineError("the server is shutting down", help="start it again, and then deploy")
+            raise MachineError(LEAVING, help="start it again, and then deploy")
         match order:
             case Deploy():
                 return await self.deploy(order, tell)
@@ -915,7 +915,7 @@ class Deployer:
         await asyncio.sleep(0)  # the driver passes events on at the end of this turn
         while True:
             last = self._last.get((name, version))
-            readiness = self._insight.readiness(name, version)
+            readiness = self._insight.state_of(name, version)
             unready = readiness.why if readiness is not None else ""
             now = f"version {version} of {name!r} {self._progress(name, version, unready)}"
             if now != last_text:
@@ -1045,6 +1045,9 @@ class ModelRepository:
             if not done.is_good:
                 why = "; ".join(each.why for each in done.versions)
                 answer = _answer_of(Refusal(500, f"the model was given up: {why}", "see /v2/sloop/decisions"))
+        except asyncio.CancelledError:
+            then(_answer_of(Refusal(503, f"dropped: {LEAVING}", "send it to another server, or when this one is back")))
+            raise
         except SloopError as error:
             is_wrong = isinstance(error, InputError)
             answer = _answer_of(Refusal(400 if is_wrong else 500, str(error.args[0]), error.help))

@@ -45,6 +45,9 @@ BLOCKED_STATES: Final = (ModelState.FAILING, ModelState.WAITING)
 """States of models for which a server that starts does not wait."""
 
 
+LEAVING: Final = "the server is shutting down"
+
+
 class Repository(Protocol):
     """Answers the questions about the model repository; `sloop.serve.deploy.ModelRepository`."""
 
@@ -152,6 +155,11 @@ class Insight:
         self._is_leaving = True
 
     def readiness(self, model: str, version: str = "") -> Readiness | None:
+        """What clients are told of `state_of`: of a server that was told to stop, no model is ready."""
+        found = self.state_of(model, version)
+        return Readiness(ModelState.STOPPING, self._withdrawn) if found is not None and self._withdrawn else found
+
+    def state_of(self, model: str, version: str = "") -> Readiness | None:
         """The state of a model, which is that of the version with most of its requests, or of one of its versions. None
         for a version that neither serves nor starts."""
         if not version:
@@ -168,8 +176,8 @@ class Insight:
         """Whether the server can serve what it has. It is ready if any model answers requests; before it was ready for
         the first time, only when each other model is known to be unable to start, and not just starting. So a model
         that cannot start, dies in a loop or is deployed later never takes the others out of a load balancer."""
-        if self._outage:
-            return ServerReadiness(self._outage)
+        if self._withdrawn:
+            return ServerReadiness(self._withdrawn)
         found = {name: readiness for name in self._names if (readiness := self.readiness(name))} | self.refused
         missing = {name: readiness for name, readiness in found.items() if readiness.why}
         unclear = missing
@@ -192,7 +200,12 @@ class Insight:
     @property
     def _outage(self) -> str:
         """Why no model can serve."""
-        return self._failure() or ("the server is shutting down" if self._is_leaving or self._run.draining else "")
+        return self._failure() or (LEAVING if self._run.draining else "")
+
+    @property
+    def _withdrawn(self) -> str:
+        """Why clients should go elsewhere."""
+        return self._outage or (LEAVING if self._is_leaving else "")
 
     def _readiness(self, record: VersionRecord) -> Readiness:
         run = record.run
