@@ -397,8 +397,8 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     help="Seconds to finish open requests before they fail, after --grace-s.",
 )
 @spares_option
-@never_waiting()
 @stoppable()
+@never_waiting()
 def serve(
     apps: tuple[Path | str, ...],
     host: str,

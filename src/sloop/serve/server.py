@@ -330,14 +330,20 @@ def stoppable() -> Iterator[None]:
     """Before a server starts, which may take long if models are fetched and measured, SIGTERM ends the process in
     order, also where it is the first one of a container: that one gets no signal for which it has no handler."""
 
+    stopped = SystemExit(0)
+
     def stop(*_: object) -> None:
         _log.warning(STOPPED_EARLY)
-        raise SystemExit(0)
+        raise stopped
 
     signal.signal(signal.SIGHUP, _ignore)
     former = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except SystemExit as error:
+        if error is stopped:  # what was begun has been ended
+            os._exit(0)  # a library that is being loaded may have threads, with which the interpreter's end is a crash
+        raise
     finally:
         signal.signal(signal.SIGTERM, former)
 
