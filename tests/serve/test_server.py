@@ -421,7 +421,7 @@ def test_requests_whose_rows_would_mix_are_never_joined(thread: LoopThread, tmp_
         np.testing.assert_allclose(np.reshape(answer, (length, 4)), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("drain_s", "sleep_ms", "status"), [(10, 1000, 200), (0.2, 60_000, 500)])
+@pytest.mark.parametrize(("drain_s", "sleep_ms", "status"), [(20, 4000, 200), (0.2, 60_000, 500)])
 def test_while_it_drains_it_finishes_what_is_here_refuses_what_comes_and_says_so(
     thread: LoopThread, tmp_path: Path, mlp: Path, drain_s: float, sleep_ms: int, status: int
 ) -> None:
