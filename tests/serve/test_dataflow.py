@@ -154,6 +154,24 @@ def test_declared_sources_that_do_not_fit_are_refused(sources: dict[str, str], s
     assert says in caught.value.what
 
 
+def test_an_optional_input_has_no_declared_source() -> None:
+    own = Port("scale", "FP32", (1,), has_rows=False)
+    read = structs.replace(model("boxes", "text"), optional=(own,))
+    steps = [GraphStage("read", **declared((), scale="limit"))]
+    with pytest.raises(InputError, match="input 'scale', which is optional for its model") as caught:
+        wire(Graph(steps), {("read", "v"): read})
+    assert "clients may send it as 'scale'" in caught.value.help
+
+
+@pytest.mark.parametrize("after", [(), ("look",)])
+def test_an_input_takes_one_tensor_of_the_client(after: tuple[str, ...]) -> None:
+    sources = (InputSource("x", "", "left"), InputSource("x", "", "right"))
+    steps = [GraphStage("look"), GraphStage("read", after=after, inputs=sources)]
+    models = {("look", "v"): model("image", "y"), ("read", "v"): model("x", "text")}
+    with pytest.raises(InputError, match="'read' has several tensors of the client as its sources: 'left' and 'right'"):
+        wire(Graph(steps), models)
+
+
 def test_branches_share_inputs_join_again_and_may_end_alike() -> None:
     models = {("left", "v"): model("x", "l"), ("right", "v"): model("x", "r"), ("join", "v"): model("r l", "y")}
     wiring = wire(graph_of({"left": (), "right": (), "join": ("left", "right")}), models)

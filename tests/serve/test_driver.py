@@ -638,6 +638,30 @@ def test_the_end_of_losses_and_of_failed_plans_is_told(caplog: pytest.LogCapture
     play(scene, lambda event: [lost, unplanned] if isinstance(event, Woke) else [], explains=told)
 
 
+def test_a_version_that_ends_is_not_said_to_be_ready_or_planned_again(caplog: pytest.LogCaptureFixture) -> None:
+    """As a canary that died in a loop and was given up."""
+    told = Told()
+    told.gap, told.error = ServiceGap("no replica", True, 1), "KeyError: 3"
+    lost = Decided("lost", "no file; a replacement starts at once", "app@2/only")
+    unplanned = Decided("planner", "no new plan: KeyError: 3", application="app@2")
+    retired = Rollout("app", "2", VersionState.RETIRED, 0.0, "it was given up")
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        driver.add(version_of("app", "2"))
+        driver.on_event(WOKE)
+        await turn()
+        assert len(caplog.records) == 2
+        told.gap, told.error = None, ""
+        driver.on_event(ReplicaReady(R))
+        await turn()
+        assert len(caplog.records) == 2
+
+    def answer(event: Event) -> list[Action]:
+        return [lost, unplanned] if isinstance(event, Woke) else [retired]
+
+    play(scene, answer, explains=told)
+
+
 def test_an_edge_that_raises_and_a_log_that_is_full_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
     class Full(MemoryLog):
         def extend(self, now_ns: int, records: Sequence[Record]) -> None:

@@ -300,15 +300,30 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
 
 
 def _check_declared(step: GraphStage, signature: Signature, where: str) -> None:
-    """InputError for a source under `inputs` of an input that the models of the stage do not have."""
-    names = [port.name for port in signature.inputs]
+    """InputError for a source under `inputs` of an input that the models of the stage do not have or that is optional,
+    and for several tensors of clients as the sources of one input."""
+    names, optional = [port.name for port in signature.inputs], [port.name for port in signature.optional]
+    sent: dict[str, str] = {}
     for source in step.inputs:
+        name = declared_name(step.name)
+        if source.input in optional:
+            raise InputError(
+                f"stage {name!r} has a source for input {source.input!r}, which is optional for its model",
+                where=where,
+                help=f"take it out of `inputs`: clients may send it as {source.input!r}",
+            )
         if source.input not in names:
             raise InputError(
-                f"stage {declared_name(step.name)!r} has a source for input {source.input!r}, which its model does not "
-                "have",
+                f"stage {name!r} has a source for input {source.input!r}, which its model does not have",
                 where=where,
                 help=f"its inputs are {', '.join(names)}",
+            )
+        if not source.stage and sent.setdefault(source.input, source.tensor) != source.tensor:
+            raise InputError(
+                f"input {source.input!r} of stage {name!r} has several tensors of the client as its sources: "
+                f"{sent[source.input]!r} and {source.tensor!r}",
+                where=where,
+                help="name the one that it takes",
             )
 
 

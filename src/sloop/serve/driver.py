@@ -303,6 +303,12 @@ class FailureLog:
                 failed = counted(self.unplanned.pop(key), "failed attempt")
                 _log.warning("%sit is planned again, after %s", f"{key}: " if key else "", failed)
 
+    def forget(self, key: str, stages: Iterable[str]) -> None:
+        """An application version has ended: nothing of it is ready or planned again."""
+        self.unplanned.pop(key, None)
+        for stage in stages:
+            self.losses.pop(stage, None)
+
     def note_order(self, now_s: float, order: str, error: Exception) -> None:
         """The backend has raised on an order, which is a bug: write it with its traceback."""
         more = self._more(now_s, ("order", order, repr(error)), "time")
@@ -821,6 +827,7 @@ class Driver:
         self._has_several_versions = len(self._served) > len(self._main)
         self._backend.forget(stages)
         self._planner.discard(served.key)
+        self._failures.forget(served.key, stages)
 
     def _end(self, end: End) -> None:
         found = self._open.pop(end.request)
