@@ -105,7 +105,7 @@ class Core:
             stage.dispatch = path.dispatch if parts.policies.share.takes_all else path.dispatch_shared
             stage.binds_early = binds_early
         self.wake_ns = now_ns
-        application.refuses = self._draining_why
+        application.refuse(self._draining_why)
         return self._rollouts.add(now_ns, application, control, canary)
 
     def _bind(self) -> None:
@@ -309,7 +309,7 @@ class Core:
         """The server shuts down: reject requests from now on."""
         self._draining_why = "the server is shutting down"
         for application in self.state.applications.values():
-            application.refuses = self._draining_why
+            application.refuse(self._draining_why)
 
     # Several applications or versions
 

@@ -232,7 +232,8 @@ class ControlledApplication:
             return
         planned = {target.stage for target in self.plan.stages if has_replicas(target)} if self.plan else state.stages
         if planned and all(any(rate.ready for rate in state.stages[name].pool.rates) for name in planned):
-            state.is_waking, state.has_been_awake = False, True
+            state.set_waking(False)
+            state.has_been_awake = True
             self.active_ns = max(self.active_ns, now_ns)
             out.append(Decided("awake", "its replicas are ready: no request waits for a start", application=state.key))
 
@@ -822,7 +823,7 @@ class ControlPath:
         """A plan is in force. If it has no replicas, and no request waits for any, the next ones will."""
         state, wake_ns = application.state, application.state.parts.wake_ns
         if wake_ns and not state.is_waking and state.is_idle and application.plan and not any_replica(application.plan):
-            state.is_waking = True
+            state.set_waking(True)
             why = f"it has no replicas: requests wait up to {in_s(wake_ns)} for the next ones"
             out.append(Decided("waking", why, application=state.key))
 

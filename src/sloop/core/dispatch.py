@@ -89,20 +89,20 @@ class DataPath:
 
     def arrive(self, now_ns: int, request: Request, out: list[Action]) -> None:
         """A request arrives: refuse it, or queue it at the first stages."""
-        state = self._state
-        if state.refuses:
-            out.append(End(request.id, Outcome.REJECTED, state.refuses, SHUTDOWN_RETRY_NS))
-            return
+        state, patient = self._state, request
+        if state.is_special:
+            if state.refuses:
+                out.append(End(request.id, Outcome.REJECTED, state.refuses, SHUTDOWN_RETRY_NS))
+                return
+            patient = state.wait_for_start(request)
         entries = state.entries
         if request.enters:
             names = state.graph.entries_of(request.enters)
             entries = tuple([stage for stage in entries if stage.name in names])
             assert entries, f"request {request.id} begins at {request.enters}, which are no entry stages"
-        patient = state.wait_for_start(request) if state.is_waking else request
         for stage in entries:
             queued = stage.monitor.waiting
-            times = stage.times
-            drain_ns = times.startup_ns + queued * times.visit_ns
+            drain_ns = stage.times.startup_ns + queued * stage.times.visit_ns
             retry_ns = self._admit.retry_after_ns(now_ns, patient, queued, drain_ns)
             if retry_ns:
                 if state.is_waking:
@@ -123,16 +123,15 @@ class DataPath:
 
     def finish(self, now_ns: int, event: Finished, out: list[Action]) -> None:
         """A batch is done: answer its requests or pass them on, and make the replica idle."""
-        id = event.replica
-        replica = self._state.replicas.get(id)
+        replica = self._state.replicas.get(event.replica)
         if replica is None:
             return
         stage = replica.stage
         pool = stage.pool
-        batch = pool.running.pop(id, None)  # as `_release` does, and below, as `_reuse` does
+        batch = pool.running.pop(event.replica, None)  # as `_release` does, and below, as `_reuse` does
         if batch is None or batch.id != event.batch:
             if batch is not None:
-                pool.put_back(id, batch)
+                pool.put_back(event.replica, batch)
             return
         visits = batch.visits
         size = len(visits)

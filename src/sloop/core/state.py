@@ -1215,10 +1215,12 @@ class ApplicationState:
         self.edge_history = EdgeHistory(graph) if is_graph and not (graph.is_plain or graph.declared_paths) else None
         """None if every request visits every stage once, or only along declared paths."""
         self.refuses = ""
-        """Why new requests are rejected; empty if they are admitted."""
+        """Why new requests are rejected; empty if they are admitted. Set by `refuse`."""
         self.is_waking = parts.wake_ns > 0
         """Whether requests that arrive may wait for `wake_ns`: its first replicas, or those after a rest, are not ready
-        yet."""
+        yet. Set by `set_waking`."""
+        self.is_special = self.is_waking
+        """Whether arrivals are refused or may wait for a start: the one thing that others look at."""
         self.has_been_awake = not self.is_waking
         """Whether its first replicas have been ready, perhaps before a rest."""
         self.woken: dict[RequestId, int] = {}
@@ -1234,6 +1236,16 @@ class ApplicationState:
         if self.open_requests:
             return False
         return all(not stage.queue.visits and not stage.monitor.running for stage in self.all_stages)
+
+    def refuse(self, why: str) -> None:
+        """Reject new requests from now on; admit them if `why` is empty."""
+        self.refuses = why
+        self.is_special = bool(why) or self.is_waking
+
+    def set_waking(self, is_waking: bool) -> None:
+        """From now on, requests that arrive may wait for a start, or not."""
+        self.is_waking = is_waking
+        self.is_special = bool(self.refuses) or is_waking
 
     def wait_for_start(self, request: Request) -> Request:
         """A request arrives while `is_waking`; returns it with the deadline until which it may wait. It is served late

@@ -235,7 +235,7 @@ class CheckedRequest:
         """Whether it has finished all stages of its route."""
         self.tries: FailedTries | None = None
         """None as long as none of its batches failed or was lost."""
-        self.patient_ns = version.patient_ns(request)
+        self.patient_ns = version.patient_ns(request) if version.is_waking else 0
         self.deadline_ns = request.deadline_ns
         """The deadline of its path, if paths have deadlines; known once it is done."""
         self.waiting: dict[Place, tuple[int, Visit, int]] = {}
