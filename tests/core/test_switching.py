@@ -283,3 +283,16 @@ def test_stages_leave_shared_cores_once_the_plan_fits() -> None:
     settle(scene, 1000, scene.act(1000, WOKE))
     settle(scene, 2000, scene.act(2000, WOKE))
     assert packed_sizes(scene) == dict.fromkeys(cores, (1.0, True))
+
+
+@pytest.mark.parametrize(("nodes", "replicas"), [((2.0,), 2), ((1.5, 1.5), 2), ((3.0,), 3), ((2.0, 1.0), 3)])
+def test_no_stage_takes_the_room_of_the_last_ones(nodes: tuple[float, ...], replicas: int) -> None:
+    """Two replicas of the first stage would have all cores, and the second one none for ever."""
+    each = tuple(StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(1.0)), 2),), batch_max=4) for name in "ab")
+    cluster = [Node(f"n{number}", "local", cores, 1000) for number, cores in enumerate(nodes)]
+    scene = Scene(Plan(each, "two of each"), nodes=cluster, application=TWO)
+    scene.warm_up()
+    assert {stage for stage, _, _ in kinds_of(scene)} == {"a", "b"}
+    assert sum(kinds_of(scene).values()) == replicas
+    scene.act(1000, WOKE)
+    assert {stage for stage, _, _ in kinds_of(scene)} == {"a", "b"}

@@ -441,7 +441,8 @@ def packed(plan: Plan, view: ClusterView) -> Plan:
         return plan
     kinds = {group.spec.slot.hardware for target in plan.stages for group in target.groups}
     for hardware in sorted(kinds):
-        plan = _packed_on(plan, hardware, [each.node.cores for each in view.nodes if _is_of(each, hardware)])
+        node_cores = [each.node.cores for each in view.nodes if _is_of(each, hardware)]
+        plan = _with_room_for_all(_packed_on(plan, hardware, node_cores), hardware, node_cores)
     return plan
 
 
@@ -464,6 +465,29 @@ def _packed_on(plan: Plan, hardware: str, node_cores: Sequence[float]) -> Plan:
         f"{counted(math.fsum(node_cores), 'core')} are there, so each reserves at most {part:g} and shares the rest"
     )
     return structs.replace(plan, stages=tuple(stages), why=f"{plan.why}; {why}")
+
+
+def _with_room_for_all(plan: Plan, hardware: str, node_cores: Sequence[float]) -> Plan:
+    """The plan with fewer replicas, if those of the first stages would take the room of the last ones: one at a time
+    from the group with the most, until all find room."""
+    groups = [group for target in plan.stages for group in target.groups if group.spec.slot.hardware == hardware]
+    if any(group.spec.slot.accelerator or group.spec.node for group in groups):
+        return plan
+    made = trimmed(plan, {hardware: math.fsum(node_cores)})
+    while True:
+        own = [group for target in made.stages for group in target.groups if group.spec.slot.hardware == hardware]
+        largest = max(own, key=lambda group: group.count)
+        if largest.count < 2 or _fit_together([g.spec.cores for g in own for _ in range(g.count)], node_cores):
+            return made
+        fewer = structs.replace(largest, count=largest.count - 1, rate_rps=0.0)
+        made = structs.replace(
+            made,
+            stages=tuple(
+                structs.replace(each, groups=tuple(fewer if group is largest else group for group in each.groups))
+                for each in made.stages
+            ),
+            feasible=False,
+        )
 
 
 def _least_cores(target: StagePlan, hardware: str) -> float:
