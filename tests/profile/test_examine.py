@@ -407,12 +407,12 @@ def test_a_model_that_needs_too_much_for_one_row_has_a_fault(tmp_path: Path, mon
 def test_a_model_that_needs_too_much_for_several_rows_runs_each_request_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = expanding(tmp_path, 80, "n")
+    path = expanding(tmp_path, 16, "n")
     assert examine(path).obstacle == ""
-    monkeypatch.setattr("sloop.profile.examine.EXAMINE_BYTES_MIN", 256 * MIB)
+    monkeypatch.setattr("sloop.profile.examine.EXAMINE_BYTES_MIN", 96 * MIB)
     found = examine(path)
     assert found.fault is None
-    what = "trying several rows at once needs more memory than the 0.25 GiB that its examination may take"
+    what = "trying several rows at once needs more memory than the 0.0938 GiB that its examination may take"
     assert found.obstacle == what
 
 

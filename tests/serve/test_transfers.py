@@ -2,6 +2,7 @@
 own, and a store that is as bad as a test wants. Workers are ready as soon as their model is there."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import random
@@ -133,7 +134,9 @@ class Rig:
 
     def files(self, name: str) -> list[Path]:
         """All files of the model on a node, whole or not."""
-        return [path for path in (self.folder / name).glob("**/files/*") if path.is_file()]
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # a folder was deleted meanwhile, beside the agent's loop
+                return [path for path in (self.folder / name).glob("**/files/*") if path.is_file()]
 
     def part_bytes(self, name: str) -> int:
         return sum(path.stat().st_size for path in (self.folder / name).glob("*.part/files/*"))
