@@ -9,7 +9,7 @@ successor instead of being reset.
 
 An edge that dies loses its connections and nothing else: its requests are cancelled, its blocks are freed when no batch
 reads them, and another one starts, at once if the last one lived for a while and later each time if it did not. One
-that hangs (`sloop.serve.pulse`) is killed, because the kernel would go on giving it its part of the connections.
+that hangs (`sloop.serve.heartbeat`) is killed, because the kernel would go on giving it its part of the connections.
 
 Edges on other machines (`sloop.serve.edge.joining`) come by themselves, over the network. The same records flow, but
 their blocks stay where they are, their clocks are others, and what they say is believed only if it can be true. When
@@ -38,6 +38,7 @@ from sloop.serve.blocks import ARENA_BYTES, Block, FarBlocks
 from sloop.serve.driver import Driver
 from sloop.serve.edge.listener import listen
 from sloop.serve.edge.process import LAST_READ_S, LEAVE_S, EdgeServer, EdgeSettings
+from sloop.serve.heartbeat import LOOK_S, Silence, process_state
 from sloop.serve.messages import (
     Ask,
     Cancel,
@@ -64,7 +65,6 @@ from sloop.serve.messages import (
 from sloop.serve.network import FETCH_S_MAX, RECORDS_BYTES_MAX, SILENT_S, ArenaHolder, HolderTable, NetworkLink, machine
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import Pages
-from sloop.serve.pulse import LOOK_S, Silence, process_state
 from sloop.serve.transport import CLOSED, ProtocolError, RecordLink, socket_pair
 from sloop.shared_memory import Address, Arena, Arenas
 from sloop.text import counted, host_and_port
@@ -138,14 +138,14 @@ class EdgePort:
         self.requests: dict[int, RequestId] = {}
         self._answered: set[Address] = set()
         """Blocks of answers that the edge has not released."""
-        self._is_lost = self.has_pulsed = False
-        """`has_pulsed`: whether it has said that it lives since that was last looked at."""
+        self._is_lost = self.is_heard = False
+        """`is_heard`: whether it has said that it lives since that was last looked at."""
         self._acts: dict[type, Callable[[Any], None]] = {
             Submit: self._submit,
             Cancel: self._cancel,
             Release: self._release,
             Ask: self._ask,
-            EdgeClock: self._pulse,
+            EdgeClock: self._hear,
         }
 
     @property
@@ -224,8 +224,8 @@ class EdgePort:
         self._answered.remove(record.block)
         self._arenas.free(record.block)
 
-    def _pulse(self, _record: EdgeClock) -> None:
-        self.has_pulsed = True
+    def _hear(self, _record: EdgeClock) -> None:
+        self.is_heard = True
 
     def _ask(self, record: Ask) -> None:
         def answer(body: bytes) -> None:
@@ -755,8 +755,8 @@ class Edges:
             why = ""
             if not slot.is_ready:
                 why = NEVER_READY if now_s - slot.started_s > START_S_MAX else ""
-            elif port.has_pulsed:
-                port.has_pulsed = False
+            elif port.is_heard:
+                port.is_heard = False
                 slot.silence.end()
             else:
                 slot.silence.grow(now_s - last_s, process_state(process.pid))

@@ -330,7 +330,8 @@ class EdgeHello(Struct, frozen=True, array_like=True, tag=7):
 
 class EdgeClock(Struct, frozen=True, array_like=True, tag=8, gc=False):
     """What the clock of the edge's machine shows (`time.monotonic_ns`): says that the edge lives, and where clocks
-    differ, by how much. Sent every second from another machine, every `sloop.serve.pulse.PULSE_S` from this one."""
+    differ, by how much. Sent every second from another machine, and every `HEARTBEAT_S` (`sloop.serve.heartbeat`) from
+    this one."""
 
     sent_ns: int
 

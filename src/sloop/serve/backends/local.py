@@ -76,11 +76,11 @@ from sloop.serve.blocks import ARENA_BYTES
 from sloop.serve.cpu_quota import CpuActuator, Grant
 from sloop.serve.dataflow import StageWiring
 from sloop.serve.gpus import AssignedGpus
+from sloop.serve.heartbeat import LOOK_S, Silence, process_state
 from sloop.serve.machine_watch import watch
 from sloop.serve.messages import BatchDone, PairSetup, PassedBatch, Run, ShadowSetup, StageSetup, decoder, encode
 from sloop.serve.processes import kill, spawn
 from sloop.serve.protocols import BackendListener, CutModel, Servable, SpareProcesses
-from sloop.serve.pulse import LOOK_S, Silence, process_state
 from sloop.serve.transport import (
     CLOSED,
     Frame,

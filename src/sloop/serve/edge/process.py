@@ -30,6 +30,7 @@ from sloop.serve.edge.rest import Rest
 from sloop.serve.edge.rpc import Rpc
 from sloop.serve.edge.service import InferenceService, Keys, Model
 from sloop.serve.edge.sink import EdgeSink
+from sloop.serve.heartbeat import HEARTBEAT_S
 from sloop.serve.messages import (
     CloseEdge,
     DrainEdge,
@@ -49,7 +50,6 @@ from sloop.serve.messages import (
 from sloop.serve.network import NodeTls
 from sloop.serve.private import NOBODY
 from sloop.serve.processes import begin
-from sloop.serve.pulse import PULSE_S
 from sloop.serve.stderr import log_directly
 from sloop.serve.transport import RecordLink
 from sloop.shared_memory import Arena
@@ -251,7 +251,7 @@ class EdgeProcess:
         self._server.start(web, grpc)
         self._link.send(EdgeReady())
         self._count()
-        self._pulse()
+        self._send_heartbeat()
         await self._ended.wait()
         await self._server.close()
         self._link.send(self._server.counts())
@@ -265,9 +265,9 @@ class EdgeProcess:
         """The deciding process has gone: nothing can be answered any more."""
         os._exit(1)
 
-    def _pulse(self) -> None:
+    def _send_heartbeat(self) -> None:
         self._link.send(EdgeClock(time.monotonic_ns()))
-        self._loop.call_later(PULSE_S, self._pulse)
+        self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
 
     def _count(self) -> None:
         self._link.send(self._server.counts())

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from sloop.units import NS_PER_S
 
-PULSE_S: Final = 0.1
+HEARTBEAT_S: Final = 0.1
 """The interval of a process's heartbeats."""
 LOOK_S: Final = 0.1
 """The interval at which they are looked at."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sloop.serve.pulse import HUNG_S, LOOK_S, PATIENCE_S, ProcessState, Silence, process_state
+from sloop.serve.heartbeat import HUNG_S, LOOK_S, PATIENCE_S, ProcessState, Silence, process_state
 
 S = 10**9
 
