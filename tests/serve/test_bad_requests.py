@@ -142,41 +142,34 @@ def test_a_bad_request_fails_alone_and_the_worker_goes_on(
     assert any(logged in record.getMessage() for record in caplog.records)
 
 
-def test_a_request_that_needs_more_memory_than_its_worker_may_take_is_refused(model: Servable) -> None:
-    setup = setup_of()
+def refused_among_others(model: Servable, word: str) -> RequestResult:
+    """How a request ended that was refused among others that were served, by the worker that served them."""
+    setup, found = setup_of(), list[RequestResult]()
 
     async def main() -> None:
         async with serving(setup, model) as live:
             await live.until(ReplicaReady)
             [pid] = live.pids()
-            ask(live, *["fine"] * 11, "full", *["fine"] * 8)
+            ask(live, *["fine"] * 11, word, *["fine"] * 8)
             await live.all_answered()
             assert check_each_ended_once(live) == {Outcome.SERVED: 19, Outcome.REJECTED: 1}
-            [refused] = [ended for ended in results(live) if ended.outcome is Outcome.REJECTED]
-            assert refused.is_refused
-            assert "memory" in refused.why
+            found.extend(ended for ended in results(live) if ended.outcome is Outcome.REJECTED)
             assert live.pids() == [pid], "the worker lives"
             check_replay(live, setup)
 
     uvloop.run(main())
+    return found[0]
+
+
+def test_a_request_that_needs_more_memory_than_its_worker_may_take_is_refused(model: Servable) -> None:
+    refused = refused_among_others(model, "full")
+    assert refused.is_refused
+    assert "memory" in refused.why
 
 
 def test_a_stage_refuses_a_request_and_has_not_failed(model: Servable, caplog: pytest.LogCaptureFixture) -> None:
-    setup = setup_of()
-
-    async def main() -> None:
-        async with serving(setup, model) as live:
-            await live.until(ReplicaReady)
-            [pid] = live.pids()
-            ask(live, *["fine"] * 11, "dog", *["fine"] * 8)
-            await live.all_answered()
-            assert check_each_ended_once(live) == {Outcome.SERVED: 19, Outcome.REJECTED: 1}
-            [refused] = [ended for ended in results(live) if ended.outcome is Outcome.REJECTED]
-            assert (refused.why, refused.is_refused) == ("only cats", True)
-            assert live.pids() == [pid]
-            check_replay(live, setup)
-
-    uvloop.run(main())
+    refused = refused_among_others(model, "dog")
+    assert (refused.why, refused.is_refused) == ("only cats", True)
     assert not caplog.records, "what clients do wrong does not fill the log"
 
 
