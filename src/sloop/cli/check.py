@@ -28,10 +28,10 @@ from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel, examine, joining_text
 from sloop.report.tables import Table
 from sloop.serve.copies import private_copy
-from sloop.serve.dataflow import wire
-from sloop.serve.deploy import declared_of, with_lone_requests
+from sloop.serve.deploy import check_wiring, declared_of, with_lone_requests
 from sloop.systems.planning import Arrivals, explain_plan
 from sloop.systems.setup import set_up
+from sloop.tensor import Signature
 from sloop.text import counted, listed, number
 from sloop.vocabulary import Node
 
@@ -68,7 +68,7 @@ def check(
     given = rates_by_name(rates)
     models = examined_models(deployment.applications)
     for each in deployment.applications:
-        check_wiring(each, models)
+        check_wiring(each, _signatures(each, models))
     setup = set_up(deployment, must_fit=False)
 
     def runs_alone(application: Application, stage: Stage, variant: Variant) -> bool:
@@ -131,15 +131,15 @@ def examined_models(applications: Sequence[Application]) -> dict[tuple[str, str,
     return found
 
 
-def check_wiring(application: Application, models: Mapping[tuple[str, str, str], TriedModel]) -> None:
-    """InputError if the tensors of the models do not fit together, where all of them could be examined."""
-    signatures = {
+def _signatures(
+    application: Application, models: Mapping[tuple[str, str, str], TriedModel]
+) -> dict[tuple[str, str], Signature]:
+    """Those of the application's models that could be examined, by stage and variant."""
+    return {
         (stage, variant): tried.known.signature
         for (name, stage, variant), tried in models.items()
         if name == application.name and tried.known is not None
     }
-    if len(signatures) == sum(len(stage.variants) for stage in application.stages):
-        wire(application.graph, signatures, where=application.file)
 
 
 def _tried(variant: Variant, shapes: Mapping[str, tuple[int, ...]] | None) -> TriedModel:

@@ -43,7 +43,7 @@ from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import COPIES, ROWS_MAX, ModelSignatures, UnloadedModel, unprofiled
+from sloop.serve.deploy import COPIES, ROWS_MAX, ModelSignatures, UnloadedModel, check_wiring, unprofiled
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
@@ -518,7 +518,7 @@ def first_profiles(
     failed: dict[str, SloopError] = {}
     for application in deployment.applications if measured else ():
         try:
-            signatures.check_wiring(application)  # a mistake there is told before measuring
+            check_wiring(application, signatures.of_stages(application))  # a mistake there is told before measuring
         except SloopError as error:
             failed[application.name] = _unless_all(error, failed, deployment)
     for model, own in _divided(shapes, declared, signatures).items():

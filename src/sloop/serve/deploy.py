@@ -253,16 +253,21 @@ class ModelSignatures:
                 self._found[model] = examine(own.path, folder=own.folder, declared=declared).signature
         return self._found[model]
 
-    def check_wiring(self, application: Application) -> None:
-        """InputError if the tensors of its models do not fit together, in an application of several stages."""
-        models = {
-            (stage.name, variant.name): (Path(variant.model), unprofiled(variant))
-            for stage in application.stages
+    def of_stages(self, application: Application) -> dict[tuple[str, str], Signature]:
+        """By stage and variant, those of an application of several stages, whose tensors must fit together."""
+        stages = application.stages if len(application.stages) > 1 else ()
+        return {
+            (stage.name, variant.name): self.of(Path(variant.model), unprofiled(variant))
+            for stage in stages
             for variant in stage.variants
             if variant.model is not None
         }
-        if len(application.stages) > 1 and len(models) == sum(len(stage.variants) for stage in application.stages):
-            wire(application.graph, {key: self.of(*each) for key, each in models.items()}, where=application.file)
+
+
+def check_wiring(application: Application, signatures: Mapping[tuple[str, str], Signature]) -> None:
+    """InputError if the tensors of its models do not fit together, where all of them are known."""
+    if len(signatures) == sum(len(stage.variants) for stage in application.stages):
+        wire(application.graph, signatures, where=application.file)
 
 
 def unprofiled(variant: Variant) -> Declared:
