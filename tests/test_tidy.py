@@ -2,8 +2,10 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +52,24 @@ def test_functions_are_small() -> None:
         for node in ast.walk(parse(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES
+    )
+
+
+def test_packages_are_named_as_they_can_be_had() -> None:
+    """Commands that messages and documents give name packages that sloop requires, or the repository one stands in. No
+    index has sloop's own distribution."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    required = {re.split(r"[>;]", each)[0] for each in chain(project["dependencies"], *extras.values())}
+    known = {each for each in required if not each.startswith(project["name"])}
+    known |= {name.partition("[")[0] for name in known} | {".", *(f".[{extra}]" for extra in extras)}
+    complain(
+        f"{path.relative_to(ROOT)}: pip install {name} — name a package of pyproject.toml, or '.[extra]'"
+        for path in TEXTS
+        if path.suffix in {".py", ".md"} and not path.is_relative_to(TESTS)
+        for names in re.findall(r"pip install((?: (?:'[^'\n]+'|[\w.\[\]-]+))+)", path.read_text())
+        for name in re.findall(r"[^' ]+", names)
+        if name not in known
     )
 
 

@@ -20,7 +20,7 @@ def session(pattern: str, threads: int) -> Any:  # noqa: ANN401  # ONNX Runtime 
     found = find_spec("rapidocr")
     files = sorted(Path(found.origin).parent.glob(f"models/{pattern}")) if found and found.origin else []
     if not files:
-        raise FileNotFoundError(f"no {pattern} of the rapidocr package: pip install 'sloop-serve[examples]'")
+        raise FileNotFoundError(f"no {pattern} of the rapidocr package: pip install rapidocr")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

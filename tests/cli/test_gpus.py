@@ -147,7 +147,7 @@ def test_an_onnx_runtime_without_cuda_is_refused(network: Path, nvidia: FakeNvid
     result = run(network, "--device", "cuda")
     assert result.exit_code == 1
     assert "has no CUDAExecutionProvider" in result.stderr
-    assert "pip install 'sloop-serve[cuda]'" in result.stderr
+    assert "pip install 'onnxruntime-gpu[cuda,cudnn]'" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,7 @@ from sloop.profile.model import Session, open_model
 from sloop.sim.scenarios import run_scenario
 from sloop.user_code import module_in
 
-pytest.importorskip(
-    "rapidocr", reason="the networks come with the rapidocr package: pip install 'sloop-serve[examples]'"
-)
+pytest.importorskip("rapidocr", reason="the networks come with the rapidocr package: pip install rapidocr")
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ocr"
 

@@ -214,7 +214,7 @@ def test_a_model_that_needs_cuda_is_refused_without_it(nvidia: FakeNvidia, mlp: 
         opened_gpus(deployment_of(tmp_path, mlp), tmp_path),
     ):
         pytest.fail("this ONNX Runtime has no CUDA")
-    assert "pip install 'sloop-serve[cuda]'" in caught.value.help
+    assert "pip install 'onnxruntime-gpu[cuda,cudnn]'" in caught.value.help
     nvidia.has()
     with (
         pytest.raises(MachineError, match="No devices were found"),
@@ -291,7 +291,7 @@ def test_two_packages_of_onnx_runtime_are_explained(cuda: CudaRuntimeStandIn, mo
     cuda.providers = ("CPUExecutionProvider",)
     with pytest.raises(MachineError, match=r"ONNX Runtime 1\.99 has no CUDAExecutionProvider\n") as caught:
         check_cuda()
-    assert caught.value.help.startswith("pip install 'sloop-serve[cuda]'; then pip uninstall -y onnxruntime ")
+    assert caught.value.help.startswith("pip uninstall -y onnxruntime ")
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.99")
     with pytest.raises(MachineError, match="the files of onnxruntime, installed beside it, have replaced its own"):
         check_cuda()

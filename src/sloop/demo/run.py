@@ -58,7 +58,7 @@ def squeezenet(folder: Path) -> Path:
     if source is None or not source.is_file():
         raise MachineError(
             "the demonstration's model comes with the onnx package, which is not installed",
-            help="pip install 'sloop-serve[demo]'",
+            help="pip install onnx",
         )
     free_batch(source, target)
     return target

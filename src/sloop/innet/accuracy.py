@@ -214,7 +214,7 @@ def _trees(rows: NDArray[Any], labels: NDArray[np.bool_], seed: int) -> Callable
         from sklearn.ensemble import HistGradientBoostingClassifier  # type: ignore[import-untyped]  # noqa: PLC0415
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError:
-        raise InputError("the baselines need scikit-learn", help="pip install 'sloop-serve[innet]'") from None
+        raise InputError("the baselines need scikit-learn", help="pip install scikit-learn") from None
     settings = {"max_iter": 100, "max_depth": 6, "learning_rate": 0.3, "l2_regularization": 1.0, "min_samples_leaf": 4}
     model = HistGradientBoostingClassifier(**settings, early_stopping=False, random_state=seed)
     with threadpool_limits(1):

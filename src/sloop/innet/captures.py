@@ -191,8 +191,7 @@ def _dpkt_reader(file: IO[bytes], path: Path, interfaces: _Interfaces) -> Any:  
     try:
         from dpkt import pcap, pcapng  # type: ignore[import-untyped]  # noqa: PLC0415  # an extra
     except ImportError:
-        help_text = "pip install 'sloop-serve[innet]'"
-        raise InputError("reading captures needs dpkt", where=str(path), help=help_text) from None
+        raise InputError("reading captures needs dpkt", where=str(path), help="pip install dpkt") from None
     begin = file.read(4)
     file.seek(0)
     if begin[:2] == _GZIP:

@@ -258,7 +258,7 @@ def _recorded_by_ncu(order: PassOrder, folder: Path, on: GpuPlace) -> Recorded:
 def _recorded_by_torch(order: PassOrder, folder: Path, on: GpuPlace) -> Recorded:
     """By PyTorch's profiler, in the process of the model."""
     if importlib.util.find_spec("torch") is None:
-        raise MachineError("it is not installed", help="pip install 'sloop-serve[torch]'")
+        raise MachineError("it is not installed", help="pip install torch")
     trace = folder / "trace.json"
     said = _run([], structs.replace(order, trace=str(trace)), on)
     report = _report_of(order, said)

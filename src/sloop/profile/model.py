@@ -76,7 +76,6 @@ PRUNED_BYTES_MAX: Final = 32 * 2**20
 ONNX_BFLOAT16: Final = 16
 """`TensorProto.BFLOAT16`."""
 CUDA_PROVIDER: Final = "CUDAExecutionProvider"
-CUDA_EXTRA: Final = "pip install 'sloop-serve[cuda]'"
 CUDA_ALONE: Final = "pip uninstall -y onnxruntime onnxruntime-gpu, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
 """Both packages have the same files, so whichever was installed last is the one that is imported."""
 REASON_CHARS_MAX: Final = 160
@@ -573,7 +572,7 @@ def _cuda_session(ort: Any, path: Path, given: str | bytes, options: Any, device
         what = (
             f"ONNX Runtime {ort.__version__} could not load its {CUDA_PROVIDER}: libraries of CUDA or cuDNN are missing"
         )
-        raise MachineError(what, help="pip install 'onnxruntime-gpu[cuda,cudnn]' brings them")
+        raise MachineError(what, help="get them by pip install 'onnxruntime-gpu[cuda,cudnn]'")
     return session
 
 
@@ -586,7 +585,7 @@ def check_cuda() -> None:
     try:
         importlib.metadata.version("onnxruntime-gpu")
     except importlib.metadata.PackageNotFoundError:
-        raise MachineError(what, help=f"{CUDA_EXTRA}; then {CUDA_ALONE}") from None
+        raise MachineError(what, help=CUDA_ALONE) from None
     what += "; onnxruntime-gpu is installed, but the files of onnxruntime, installed beside it, have replaced its own"
     raise MachineError(what, help=CUDA_ALONE)
 

@@ -30,6 +30,7 @@ from sloop.serve.processes import spawn
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Request, RequestId
 
 PACKAGE: Final = "opentelemetry.exporter.otlp.proto.http"
+INSTALL: Final = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 TRACES: Final = "/v1/traces"
 """The path of an OTLP receiver, if the URL has none."""
 POLL_S: Final = 0.5
@@ -55,7 +56,7 @@ class SpanSettings(Struct, frozen=True):
             )
         if find_spec("opentelemetry") is None or find_spec(PACKAGE) is None:
             what = "spans need the OpenTelemetry packages, which are not installed"
-            raise InputError(what, where="--otlp", help="pip install 'sloop-serve[otel]'")
+            raise InputError(what, where="--otlp", help=INSTALL)
 
     @property
     def url(self) -> str:

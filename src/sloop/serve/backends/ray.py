@@ -377,7 +377,7 @@ class RayProcess:
         try:
             ray: Any = importlib.import_module("ray")  # an extra
         except ImportError as error:
-            fix = "pip install 'sloop-serve[ray]', on every node of the cluster"
+            fix = "pip install ray, on every node of the cluster"
             raise MachineError(f"Ray is not installed: {error}", help=fix) from error
         self._ray = ray
         _check_reachable(address)
