@@ -31,7 +31,7 @@ from sloop.core.views import (
     Traffic,
     WeightsView,
 )
-from sloop.policies import build, provision
+from sloop.policies import provision
 from sloop.policies.batch import Deadline
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
@@ -43,6 +43,7 @@ from sloop.reproduce.flashpoint.offline import T5
 from sloop.reproduce.ipa import runs as ipa
 from sloop.reproduce.ipa.published import PIPELINES as IPA_PIPELINES
 from sloop.systems.planning.steady import steady_plans
+from sloop.systems.registry import build
 from sloop.systems.setup import set_up
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import (

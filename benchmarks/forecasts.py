@@ -24,13 +24,13 @@ from sloop.core.monitor import BUCKETS_KEPT
 from sloop.core.protocols import Forecast
 from sloop.core.views import Bucket, Traffic
 from sloop.errors import InputError, MachineError
-from sloop.policies import POLICIES, build
 from sloop.policies.forecast import SHIPPED, Lstm, OracleForecast
 from sloop.report.plots import Figure, Kind, Panel, Series, thin, write_figure
 from sloop.report.tables import Table
 from sloop.reproduce import data_folder, twitter
 from sloop.solvers.forecasting import LstmNetwork
 from sloop.streams import stream
+from sloop.systems.registry import POLICIES, build
 from sloop.units import NS_PER_S, s
 from sloop.workload import Trace
 

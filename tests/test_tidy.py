@@ -69,7 +69,7 @@ def test_packages_are_named_as_they_can_be_had() -> None:
         if path.suffix in {".py", ".md"} and not path.is_relative_to(TESTS)
         for names in re.findall(r"pip install((?: (?:'[^'\n]+'|[\w.\[\]-]+))+)", path.read_text())
         for name in re.findall(r"[^' ]+", names)
-        if name not in known
+        if name not in known and not name.startswith("-")
     )
 
 

@@ -149,7 +149,8 @@ class Value:
     def entry(self, table: Mapping[str, T], noun: str) -> T:
         """The entry of `table` that this value names. An unknown name is an InputError that suggests the nearest."""
         if isinstance(self.content, str) and self.content in table:
-            return table[self.content]
+            with placed(self):
+                return table[self.content]
         if not isinstance(self.content, str):
             self.wrong(f"the name of a {noun}", f"known here: {', '.join(table)}")
         self.fail(f"unknown {noun} {describe(self.content)}", nearest(self.content, tuple(table)))

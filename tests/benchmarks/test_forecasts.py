@@ -24,9 +24,9 @@ from benchmarks.lstm_training import LstmTraining
 from sloop.app.document import parse_yaml
 from sloop.core.protocols import Forecast
 from sloop.errors import InputError
-from sloop.policies import build
 from sloop.policies.forecast import Last, MovingMax, OracleForecast, Times
 from sloop.reproduce import data_folder, twitter
+from sloop.systems.registry import build
 from sloop.units import s
 from sloop.workload import trace_from
 

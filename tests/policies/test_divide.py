@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.core.views import CoreDemand
-from sloop.policies import POLICIES, build
 from sloop.policies.divide import MaxMin, Priority, Proportional
+from sloop.systems.registry import POLICIES, build
 
 laws = settings(max_examples=200)
 

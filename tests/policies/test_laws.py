@@ -18,10 +18,10 @@ from sloop.core.protocols import Take
 from sloop.core.views import Bucket, ReplicaView, StageView, Traffic
 from sloop.errors import InputError
 from sloop.options import keys_of
-from sloop.policies import POLICIES, build
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
 from sloop.solvers.forecasting import LstmNetwork
+from sloop.systems.registry import POLICIES, build
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, Request, RequestId, Slot, Visit
 from tests.policies.conftest import Idle, make_idle, make_node, make_stage, make_view

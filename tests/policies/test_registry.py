@@ -10,11 +10,11 @@ import pytest
 
 from sloop.errors import InputError
 from sloop.options import adjust, keys_of, written
-from sloop.policies import POLICIES, build
 from sloop.policies.batch import Slack, Timeout
 from sloop.policies.drop import Age
 from sloop.policies.route import SmoothWeighted
 from sloop.policies.scale.static import Static
+from sloop.systems.registry import POLICIES, build
 from sloop.units import ms, s
 from sloop.vocabulary import ReplicaId
 

@@ -29,7 +29,6 @@ from sloop.core.control import ControlledApplication, ControlPath, PlanProgress
 from sloop.core.state import StageState
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
-from sloop.policies import POLICIES
 from sloop.runlog import MemoryLog
 from sloop.runlog.fold import DeploymentState, RequestRecord, RunState
 from sloop.sim import fuzz, simulate
@@ -48,6 +47,7 @@ from sloop.sim.fuzz import (
 )
 from sloop.sim.world import World
 from sloop.systems import SYSTEMS
+from sloop.systems.registry import POLICIES
 from sloop.units import s
 from sloop.vocabulary import Request
 from tests.sim.scene import world

@@ -9,7 +9,6 @@ import pytest
 
 from sloop.core.protocols import Policies
 from sloop.options import keys_of
-from sloop.policies import POLICIES
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
@@ -32,6 +31,7 @@ from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static, StaticGroup
 from sloop.policies.share import Hybrid, TakeAll
 from sloop.systems import SYSTEMS, build_system
+from sloop.systems.registry import POLICIES
 from sloop.systems.system import VERBS
 from sloop.units import ms, s
 

@@ -9,11 +9,11 @@ import pytest
 from sloop.app.load import load_application
 from sloop.errors import InputError
 from sloop.options import Value
-from sloop.policies import POLICIES
 from sloop.policies.batch import Timeout
 from sloop.policies.drop import Age, PredictiveDrop
 from sloop.policies.scale.static import Static
 from sloop.systems import SYSTEMS, build_system
+from sloop.systems.registry import POLICIES
 from sloop.systems.setup import set_up
 from sloop.systems.system import VERBS, is_system_file, parameters_of, system_in_file
 from sloop.units import ms, s

@@ -189,26 +189,32 @@ def read_profile(value: Value, folder: FilePath) -> Profile:
     if isinstance(value.content, Mapping):
         return _inline_profile(value)
     text = value.text()
-    if text in PUBLISHED:
-        return PUBLISHED[text]
-    path = folder / text
-    try:
-        found = path.is_file()
-    except (OSError, ValueError):  # not a valid file name
-        found = False
-    if not found:
-        value.fail(f"no profile file {str(path)!r} and no published profile {text!r}", nearest(text, tuple(PUBLISHED)))
+    path = _profile_path(text, folder)
+    if path is None and text in PUBLISHED:
+        with placed(value):
+            return PUBLISHED[text]
+    if path is None:
+        what = f"no profile file {str(folder / text)!r} and no published profile {text!r}"
+        value.fail(what, nearest(text, tuple(PUBLISHED)))
     try:
         return load_profile(path)
     except InputError as error:
         value.fail(error.what, error.help)
 
 
+def _profile_path(text: str, folder: FilePath) -> FilePath | None:
+    """The file of a declared profile; None if it names none. Sloop's own profiles come before files, those that
+    installed distributions add after them."""
+    try:
+        return folder / text if text not in PUBLISHED.own and (folder / text).is_file() else None
+    except (OSError, ValueError):  # not a valid file name
+        return None
+
+
 def _profile_file(value: Value, folder: FilePath) -> str:
     """The absolute path of the file that `read_profile` reads; empty for an inline or a published profile."""
-    if not isinstance(value.content, str) or value.content in PUBLISHED:
-        return ""
-    return str((folder / value.content).absolute())
+    path = _profile_path(value.content, folder) if isinstance(value.content, str) else None
+    return str(path.absolute()) if path else ""
 
 
 def _profiles_beside(model: FilePath, value: Value, kinds: Kinds) -> dict[str, Profile]:

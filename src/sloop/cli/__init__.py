@@ -1,16 +1,25 @@
 """The command line: `sloop COMMAND`. One file per command, without logic: read the options, call, print the result.
 
 Commands are imported only when they are chosen, so that `sloop --help` is fast; `COMMANDS` therefore lists module
-names.
+names. Of a command that an installed distribution adds (`sloop.plugins`), `sloop --help` shows the first line of its
+module's docstring, which is read from the source.
 """
 
+import ast
 import importlib
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint
+from itertools import accumulate
 from keyword import iskeyword
+from pathlib import Path
 from typing import Final
 
 import click
 
 from sloop import __version__
+from sloop.errors import InputError
+from sloop.plugins import load, points
 
 COMMANDS: Final = {
     "serve": ("sloop.cli.serve", "Serve applications over HTTP and gRPC, within their deadlines."),
@@ -40,19 +49,49 @@ class Commands(click.Group):
     """A click group that imports a command on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *(name for name in _added() if name not in COMMANDS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            return _added_command(cmd_name)
         function = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
         command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), function)
         assert isinstance(command, click.Command), command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        lines = {name: line for name, (_, line) in COMMANDS.items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([(name, lines.get(name) or _line_of(name)) for name in self.list_commands(ctx)])
+
+
+def _added() -> Mapping[str, tuple[EntryPoint, ...]]:
+    """The entry points of the commands that installed distributions add, by name."""
+    try:
+        return points("sloop.commands")
+    except InputError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _added_command(name: str) -> click.Command | None:
+    try:
+        return load(_added()[name], click.Command) if name in _added() else None
+    except InputError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _line_of(name: str) -> str:
+    """The first line of the docstring of the module with a command. No module is imported, nor the packages around it;
+    empty if it is not found in the folders of the import path."""
+    module, path, source = _added()[name][0].module, None, None
+    for end in accumulate(module.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(end, path)
+        path = spec.submodule_search_locations if spec else []
+        source = spec and spec.origin
+    try:
+        return (ast.get_docstring(ast.parse(Path(source or "").read_bytes())) or "").partition("\n")[0]
+    except (OSError, ValueError, SyntaxError):
+        return ""
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

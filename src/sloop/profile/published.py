@@ -11,6 +11,7 @@ in `sloop.profile.v100`, those of PALDIA's models on EC2 in `sloop.profile.paldi
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
+from sloop.plugins import Registry
 from sloop.profile.asyfunc import ASYFUNC_PROFILES
 from sloop.profile.paldia import PALDIA_PROFILES
 from sloop.profile.profile import (
@@ -284,7 +285,7 @@ def _profile_of(model: FlashpointModel) -> Profile:
     )
 
 
-PUBLISHED: dict[str, Profile] = {
+_OWN: Final = {
     "ResNet-T": RESNET_T,
     "ResNet18-human": RESNET18_HUMAN,
     "YOLOv5s-S": YOLOV5S_S,
@@ -293,4 +294,5 @@ PUBLISHED: dict[str, Profile] = {
     **ASYFUNC_PROFILES,
     **PALDIA_PROFILES,
 }
+PUBLISHED: Final[Registry[Profile]] = Registry("sloop.profiles", _OWN, Profile)
 """The published profiles by the names that application files use."""

@@ -33,7 +33,6 @@ from sloop.core.protocols import CoreInterface, Policies
 from sloop.core.state import ApplicationState, DeviceKey, Replica, StageState, State
 from sloop.core.views import ClusterView, PlanInput
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
-from sloop.policies import POLICIES
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.profile.profile import Amdahl, LayerBlock, LayerProfile, ParametricLatency, Profile
 from sloop.sim.agents import (
@@ -70,6 +69,7 @@ from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.service import ServiceSampler
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import stream
+from sloop.systems.registry import POLICIES
 from sloop.systems.setup import beliefs_of, starts_of, weights_of
 from sloop.units import FOREVER_NS, ms, s, to_ms
 from sloop.vocabulary import (

@@ -6,12 +6,12 @@ place, forecast, scale, divide. Omitted parameters have the policy's default.
 The entries are prototypes: `build_system` returns a copy whose policies have fresh state.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from sloop.core.protocols import Policies
 from sloop.options import Declared, as_value
+from sloop.plugins import Registry
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
@@ -536,7 +536,8 @@ CATALOGUE: Final = (
     ),
 )
 
-SYSTEMS: Final[Mapping[str, System]] = {system.name: system for system in CATALOGUE}
+SYSTEMS: Final[Registry[System]] = Registry("sloop.systems", {system.name: system for system in CATALOGUE}, System)
+"""By name, those that installed distributions add after these."""
 
 
 def build_system(name: str, parameters: Declared | None = None) -> System:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from sloop.core.protocols import Policies
 from sloop.errors import InputError
 from sloop.options import Declared, Value, adjust, as_value, keys_of, read_options, written
-from sloop.policies import POLICIES
+from sloop.systems.registry import POLICIES
 from sloop.user_code import module_in
 from sloop.vocabulary import WeightLevel
 
@@ -148,8 +148,7 @@ def _meanings(kind: type) -> Mapping[str, str]:
 
 
 def _slot(verb: str, policy: object) -> dict[str, Any]:
-    name = next((name for name, kind in POLICIES[verb].items() if kind is type(policy)), type(policy).__name__)
-    return {"name": name, **written(policy)}
+    return {"name": POLICIES[verb].name_of(type(policy)) or type(policy).__name__, **written(policy)}
 
 
 def _declared_policy(verb: str, default: object, value: Value | None) -> Any:  # noqa: ANN401  # of that verb

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from sloop.core.views import Belief, Bucket, ClusterView, StageView, Traffic
 from sloop.errors import InputError
-from sloop.policies import POLICIES, build
 from sloop.policies.scale import fa2 as policies_fa2
 from sloop.policies.scale.fa2 import (
     Ds2,
@@ -27,6 +26,7 @@ from sloop.reproduce.fa2.application import CPU, Hardware, problem, profile_of
 from sloop.solvers import budget, fa2
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.fa2 import Fa2Choice, Fa2Solution
+from sloop.systems.registry import POLICIES, build
 from sloop.units import ms, s
 from sloop.vocabulary import Group, Path, Plan, ReplicaSpec, Slot, StagePlan
 from tests.policies.conftest import make_stage, make_view

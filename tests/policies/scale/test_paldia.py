@@ -15,7 +15,6 @@ from sloop.core.ledger import Ledger
 from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, ReplicaView
 from sloop.errors import InputError
 from sloop.options import OutOfRange
-from sloop.policies import build
 from sloop.policies.scale.paldia import HardwareRule, Paldia
 from sloop.profile.interference import CountLaw
 from sloop.profile.paldia import PALDIA_MODELS, paldia_profiles
@@ -23,6 +22,7 @@ from sloop.profile.profile import Amdahl, DeviceSharing, Profile
 from sloop.profile.published import YOLOV5S_S
 from sloop.solvers import paldia as solver
 from sloop.solvers.paldia import DeviceModel
+from sloop.systems.registry import build
 from sloop.units import s
 from sloop.vocabulary import Group, Life, NodeState, ReplicaId, ReplicaSpec, Slot
 from tests.policies.conftest import make_belief, make_stage, make_view, make_visit

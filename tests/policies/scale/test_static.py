@@ -12,10 +12,10 @@ from msgspec import structs
 from sloop.app.load import load_application, load_deployment
 from sloop.core.views import ClusterView, StageView
 from sloop.errors import InputError
-from sloop.policies import build
 from sloop.policies.scale.static import Static, StaticGroup, StaticPlacement, StaticStage
 from sloop.profile.profile import Profile, Quadratic
 from sloop.systems.planning import explain_plan
+from sloop.systems.registry import build
 from sloop.systems.setup import set_up
 from sloop.vocabulary import Group, ReplicaSpec, Slot, StagePlan
 from tests.policies.conftest import make_belief, make_node, make_stage, make_view

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sloop.core.ledger import Ledger, Reservation, sites
 from sloop.core.planner import cores_by_hardware
 from sloop.core.views import Site
-from sloop.policies import build
 from sloop.profile.estimate import Estimate
 from sloop.systems.planning.placement import NodeClasses, PlanShortfall
+from sloop.systems.registry import build
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Device, Group, Node, NodeState, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 from tests.systems.planning.scene import nodes, only, placed, setup, stage, steady_plan

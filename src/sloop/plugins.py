@@ -1,0 +1,155 @@
+"""What installed distributions add to sloop: systems, policies, profiles, runtimes and commands, by entry points.
+
+Names come from the metadata of the distributions. What a name stands for is imported when somebody asks for it, so an
+installed distribution costs a run nothing that does not use it. `docs/write-a-system.md` shows how to write one.
+"""
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from sloop.errors import InputError
+from sloop.text import listed
+
+T = TypeVar("T")
+
+DISTRIBUTION: Final = "sloop-serve"
+"""Our own: it has entry points too."""
+NOUNS: Final = {
+    "sloop.systems": "system",
+    "sloop.policies": "policy",
+    "sloop.profiles": "profile",
+    "sloop.runtimes": "runtime",
+    "sloop.commands": "command",
+    "sloop.reproductions": "reproduction",
+}
+"""The groups of entry points, and what an entry of each is."""
+
+
+class Registry(Mapping[str, T]):
+    """Entries by name: sloop's `own` first, then those of installed distributions, of which each is a `kind`.
+
+    Metadata of distributions is read for a name that is not among the own ones, or for all names. Reading an entry
+    imports it; InputError if that fails, if it is something else, or if several distributions have one of this name.
+    With a `prefix`, the entry points of the group are called `PREFIX.NAME`.
+    """
+
+    def __init__(self, group: str, own: Mapping[str, T], kind: type[Any], prefix: str = "") -> None:
+        self.own = own
+        self._group = group
+        self._kind = kind
+        self._prefix = prefix and f"{prefix}."
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or (isinstance(name, str) and self._prefix + name in points(self._group))
+
+    def __getitem__(self, name: str) -> T:
+        if name in self.own:
+            return self.own[name]
+        found = points(self._group)[self._prefix + name]
+        entry: T = load(found, self._kind)
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.own
+        for name in points(self._group):
+            if name.startswith(self._prefix) and (short := name.removeprefix(self._prefix)) not in self.own:
+                yield short
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def name_of(self, kind: type[Any]) -> str | None:
+        """The name of a class that is an entry, or None. No distribution's module is imported to find out."""
+        there = f"{kind.__module__}:{kind.__qualname__}"
+        own = (name for name, entry in self.own.items() if entry is kind)
+        added = (
+            name.removeprefix(self._prefix)
+            for name, found in points(self._group).items()
+            if name.startswith(self._prefix) and found[0].value == there
+        )
+        return next(own, None) or next(added, None)
+
+
+@cache
+def points(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """The entry points of a group by name; several if several distributions have one of a name.
+
+    InputError if an editable installation is older than its pyproject.toml, so that it lacks some.
+    """
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    distributions = {DISTRIBUTION}
+    for point in entry_points(group=group):
+        found[point.name] = (*found.get(point.name, ()), point)
+        if point.dist is not None:
+            distributions.add(point.dist.name)
+    for name in sorted(distributions):
+        _refuse_stale(name, group)
+    return found
+
+
+def load(found: tuple[EntryPoint, ...], kind: type[T]) -> T:
+    """Import what an entry point names. InputError if that raises, if it is no `kind`, or if there are several."""
+    point = found[0]
+    what = f"{NOUNS[point.group]} {point.name!r} of {_origin(point)}"
+    if len(found) > 1:
+        others = listed([_origin(each) for each in found])
+        raise InputError(
+            f"{others} each add a {NOUNS[point.group]} {point.name!r}", help="uninstall all but one of them"
+        )
+    try:
+        entry = point.load()
+    except InputError:
+        raise
+    except Exception as error:  # of any kind: the author's code
+        raise InputError(
+            f"{what} ({point.value}) cannot be imported: {type(error).__name__}: {error}",
+            help=f"correct or reinstall {_origin(point)}; an editable installation is refreshed by installing it again",
+        ) from error
+    if not isinstance(entry, kind):
+        is_what = f"{point.value} is a {type(entry).__name__}, not a {kind.__name__}"
+        raise InputError(f"{what}: {is_what}", help=f"correct the entry point of {_origin(point)}")
+    return entry
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module
+
+
+def _refuse_stale(name: str, group: str) -> None:
+    """InputError if the distribution is an editable installation whose pyproject.toml has entry points of this group
+    that are not installed: they were added, or renamed, after it was made."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:  # sloop itself may run from a folder
+        return
+    folder = _folder_of(found)
+    try:
+        document = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):  # moved, or no longer valid
+        return
+    declared = document.get("project", {}).get("entry-points", {}).get(group, {})
+    installed = {(point.name, point.value) for point in found.entry_points if point.group == group}
+    if missing := [each for each, value in declared.items() if (each, value) not in installed]:
+        raise InputError(
+            f"the installation of {name} in this environment is older than its pyproject.toml: it lacks "
+            f"{NOUNS[group]} {listed(missing)}",
+            where=str(folder),
+            help=f"refresh it: {sys.executable} -m pip install --no-deps --editable {folder}",
+        )
+
+
+def _folder_of(found: Distribution) -> Path | None:
+    """The folder of an editable installation's source; None for any other installation."""
+    try:
+        record = json.loads(found.read_text("direct_url.json") or "{}")
+        is_editable = record.get("dir_info", {}).get("editable", False)
+        return Path(unquote(urlsplit(record["url"]).path)) if is_editable else None
+    except (ValueError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,117 @@
+"""Policies by verb and name: sloop's own, and those that installed distributions add (`sloop.plugins`)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sloop.options import Declared, Value, read_options
+from sloop.plugins import Registry
+from sloop.policies.admit import Bounded, Open, PredictiveAdmit
+from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout, WorkConserving
+from sloop.policies.divide import MaxMin, Priority, Proportional
+from sloop.policies.drop import Age, Never, PredictiveDrop
+from sloop.policies.forecast import Ewma, Holt, Last, Lstm, MovingMax, OracleForecast, P99Rate, Times
+from sloop.policies.order import Edf, Fifo
+from sloop.policies.place import BestFit, SpreadPlacement
+from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
+from sloop.policies.route import (
+    BatchRoundRobin,
+    EarliestFree,
+    Fastest,
+    FirstIdle,
+    LeastLoaded,
+    PlannedRate,
+    RoundRobin,
+    Smallest,
+    SmoothWeighted,
+)
+from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
+from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
+from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
+from sloop.policies.scale.ipa import Ipa
+from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
+from sloop.policies.scale.mixed import Mixed
+from sloop.policies.scale.paldia import Paldia
+from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
+from sloop.policies.scale.sponge import Sponge
+from sloop.policies.scale.static import Static
+from sloop.policies.share import Hybrid, TakeAll
+
+_OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
+    "order": {"edf": Edf, "fifo": Fifo},
+    "batch": {
+        "work_conserving": WorkConserving,
+        "timeout": Timeout,
+        "full": Full,
+        "slack": Slack,
+        "deadline": Deadline,
+        "adaptive": Adaptive,
+    },
+    "route": {
+        "first_idle": FirstIdle,
+        "round_robin": RoundRobin,
+        "smooth_weighted": SmoothWeighted,
+        "least_loaded": LeastLoaded,
+        "fastest": Fastest,
+        "smallest": Smallest,
+        "batch_round_robin": BatchRoundRobin,
+        "planned_rate": PlannedRate,
+        "earliest_free": EarliestFree,
+    },
+    "drop": {"never": Never, "age": Age, "predictive": PredictiveDrop},
+    "admit": {"open": Open, "bounded": Bounded, "predictive": PredictiveAdmit},
+    "place": {"best_fit": BestFit, "spread": SpreadPlacement},
+    "forecast": {
+        "last": Last,
+        "times": Times,
+        "moving_max": MovingMax,
+        "ewma": Ewma,
+        "holt": Holt,
+        "p99_rate": P99Rate,
+        "lstm": Lstm,
+        "oracle": OracleForecast,
+    },
+    "scale": {
+        "static": Static,
+        "sponge": Sponge,
+        "fa2": Fa2,
+        "ds2": Ds2,
+        "inferline": Inferline,
+        "grandslam": Grandslam,
+        "fa2_single": Fa2Single,
+        "hpa": Hpa,
+        "kpa": Kpa,
+        "vpa": Vpa,
+        "ipa": Ipa,
+        "biscale": Biscale,
+        "vertical": Vertical,
+        "mixed": Mixed,
+        "paldia": Paldia,
+        "igniter": Igniter,
+        "usher": Usher,
+        "colocate": Colocate,
+        "harbor": Harbor,
+        "atoll_rate": AtollRate,
+        "torchserve": TorchServe,
+        "sagemaker": SageMaker,
+        "asyfunc": AsyFunc,
+        "offline_batch": OfflineBatch,
+        "by_capacity": ByCapacity,
+    },
+    "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
+    "provision": {"as_placed": AsPlaced, "cheapest_start": CheapestStart, "flashpoint": Flashpoint},
+    "share": {"take_all": TakeAll, "hybrid": Hybrid},
+}
+
+POLICIES: Final[Mapping[str, Registry[type[Any]]]] = {
+    verb: Registry("sloop.policies", own, type, prefix=verb) for verb, own in _OWN.items()
+}
+
+
+def build(verb: str, name: str, parameters: Declared | None = None) -> object:
+    """The policy `name` for `verb`, e.g. `build("batch", "timeout", {"wait_ms": 5})`.
+
+    Raises `InputError` for an unknown verb, policy or key, a wrong type, or a value out of range.
+    """
+    kind = Value(name).entry(Value(verb).entry(POLICIES, "verb"), f"{verb} policy")
+    return read_options(kind, {} if parameters is None else parameters)
