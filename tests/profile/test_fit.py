@@ -5,8 +5,11 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from sloop.profile.fit import (
     SHARING_FORMS,
@@ -22,6 +25,7 @@ from sloop.profile.fit import (
     fit_table,
     held_out_error,
     isotonic,
+    nonnegative_least_squares,
     points_p50,
     points_p99,
 )
@@ -381,3 +385,31 @@ def test_points_that_are_no_slowdowns(points: list[tuple[float, float]], wrong: 
         fit_sharing(points, full_batch=4)
     with pytest.raises(ValueError, match="whole numbers"):
         fit_count_law([(1, 1.0), (1.5, 1.2)])
+
+
+@st.composite
+def systems(draw: st.DrawFn) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Small systems: whole numbers, so that columns are often equal, opposite or 0, or any; columns scaled by powers of
+    ten."""
+    rows, columns = draw(st.integers(1, 9)), draw(st.integers(1, 6))
+    whole = st.integers(-3, 3).map(float)
+    values = st.one_of(whole, st.floats(-1, 1).filter(lambda value: value == 0 or abs(value) > 1e-6))
+    matrix = draw(arrays(np.float64, (rows, columns), elements=draw(st.sampled_from([whole, values]))))
+    scales = draw(arrays(np.float64, columns, elements=st.integers(-8, 8).map(lambda power: 10.0**power)))
+    return matrix * scales, draw(arrays(np.float64, rows, elements=values))
+
+
+@settings(max_examples=300, deadline=None)
+@given(systems())
+@example((np.array([[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]]), np.array([1.0, 2.0, 3.0])))  # equal columns
+@example((np.array([[16384.0, 128.0, 1.0], [256.0, 16.0, 1.0], [1.0, 1.0, 1.0]]) * 1e-6, np.ones(3)))
+@example((np.array([[-1.0], [-2.0]]), np.ones(2)))  # nothing is better than 0
+@example((np.zeros((2, 2)), np.ones(2)))
+def test_no_non_negative_parameters_fit_better(system: tuple[NDArray[np.float64], NDArray[np.float64]]) -> None:
+    """SciPy's have the same residual, here without scales, which its tolerance would not survive."""
+    matrix, target = system
+    found = nonnegative_least_squares(matrix, target)
+    lengths = np.linalg.norm(matrix, axis=0)
+    theirs = nnls(matrix / np.where(lengths > 0, lengths, 1.0), target)[1]
+    assert (found >= 0).all()
+    assert np.linalg.norm(matrix @ found - target) == pytest.approx(theirs, rel=1e-9, abs=1e-9)

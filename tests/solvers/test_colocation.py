@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
 from sloop.errors import InputError
 from sloop.reproduce.colocation.scene import AO, LANGUAGE_MIX, MIXED, VISION, WAO, WSM, models_of, named, options_of
@@ -17,6 +18,7 @@ from sloop.solvers.colocation import (
     WORKER_MODES,
     BatchOption,
     SharedModel,
+    cheapest_assignment,
     mean_batch,
     most_goodput,
     needs,
@@ -333,3 +335,12 @@ def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     for total in (3000, 5000):
         most_goodput(models_of(LANGUAGE_MIX, [total * 2 / 9] * 3 + [total / 6] * 2, 350), 4)
     assert capfd.readouterr().out == ""
+
+
+@settings(deadline=None)
+@given(st.integers(1, 7).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(rows, 9))), st.data())
+def test_an_assignment_is_scipys(shape: tuple[int, int], data: st.DataObject) -> None:
+    """Ties, of which there are many here, included."""
+    costs = np.array(data.draw(st.lists(st.integers(-3, 3), min_size=math.prod(shape), max_size=math.prod(shape))))
+    costs = costs.reshape(shape).astype(np.float64)
+    assert cheapest_assignment(costs) == tuple(linear_sum_assignment(costs)[1])

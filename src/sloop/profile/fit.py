@@ -22,6 +22,8 @@ from sloop.profile.profile import Amdahl, Cells, DeviceSharing, Fit, Latency, La
 
 Percentile = Literal["p50", "p99"]
 
+PASSES_MAX: Final = 10
+"""Passes for each column after which non-negative least squares ends, if rounding lets it go in circles."""
 SUBSETS_MAX: Final = 400
 """Minimal subsets of the points that a robust fit tries, spread evenly over all subsets."""
 OUTLIER: Final = 2.5
@@ -241,11 +243,9 @@ def fit_count_law(points: Sequence[SlowdownPoint]) -> CountLaw:
 
 def fit_scalability_law(points: Sequence[SlowdownPoint]) -> ScalabilityLaw:
     """The law with the least squares of relative errors. ValueError for points that `fit_sharing` refuses."""
-    from scipy.optimize import nnls  # noqa: PLC0415  # as in `_solve`
-
     counts, factors = _checked(points)
     rows = np.column_stack([counts - 1.0, counts * (counts - 1.0)])
-    contention, coherency = nnls(rows / factors[:, None], 1.0 - 1.0 / factors)[0]
+    contention, coherency = nonnegative_least_squares(rows / factors[:, None], 1.0 - 1.0 / factors)
     return ScalabilityLaw(float(contention), float(coherency))
 
 
@@ -333,13 +333,52 @@ def _solve(rows: Vector, points: Sequence[Point], *, relative: bool, robust: boo
         rows, latency_ms = rows[kept], latency_ms[kept]
     solution: Vector
     if relative:
-        # SciPy's optimisers take half a second to import, which every command would pay for.
-        from scipy.optimize import nnls  # noqa: PLC0415
-
-        solution = nnls(rows / latency_ms[:, None], np.ones(len(rows)))[0]
+        solution = nonnegative_least_squares(rows / latency_ms[:, None], np.ones(len(rows)))
     else:
         solution = np.linalg.lstsq(rows, latency_ms, rcond=None)[0]
     return [float(value) for value in solution]
+
+
+def nonnegative_least_squares(matrix: Vector, target: Vector) -> Vector:
+    """An x ≥ 0 with the least |matrix · x - target|: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter
+    23. Their active set reaches the optimum in finitely many passes; few columns need hardly more than one each.
+
+    Columns are scaled to length 1, which changes no solution and gives all of them one tolerance.
+    """
+    size = matrix.shape[1]
+    norms = np.linalg.norm(matrix, axis=0)
+    norms[norms == 0] = 1.0
+    columns = matrix / norms
+    tolerance = 10 * max(matrix.shape) * float(np.finfo(np.float64).eps) * float(np.linalg.norm(target))
+    found, is_free, is_refused = np.zeros(size), np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+
+    def unconstrained() -> Vector:
+        """The least squares over the free columns alone."""
+        solution = np.zeros(size)
+        solution[is_free] = np.linalg.lstsq(columns[:, is_free], target, rcond=None)[0]
+        return solution
+
+    for _ in range(PASSES_MAX * size):
+        gains = np.where(is_free | is_refused, 0.0, columns.T @ (target - columns @ found))
+        entering = int(gains.argmax())
+        if gains[entering] <= tolerance:
+            break
+        is_free[entering] = True
+        wanted = unconstrained()
+        if wanted[entering] <= 0:  # the gain was rounding
+            is_free[entering], is_refused[entering] = False, True
+            continue
+        while (falling := is_free & (wanted <= 0)).any():  # go as far as all stay positive, and fix what became 0
+            steps = found[falling] / (found[falling] - wanted[falling])
+            found += steps.min() * (wanted - found)
+            found[np.flatnonzero(falling)[steps == steps.min()]] = 0.0
+            is_free &= found > 0
+            found[~is_free] = 0.0
+            wanted = unconstrained()
+        found = wanted
+        is_refused[:] = False
+    solution: Vector = found / norms
+    return solution
 
 
 def _inliers(rows: Vector) -> NDArray[np.bool_]:

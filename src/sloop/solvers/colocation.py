@@ -18,6 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sloop.errors import InputError
 from sloop.solvers import highs
 from sloop.units import ROUNDING
@@ -291,7 +294,6 @@ def relabelled(new: Sequence[Sequence[str]], present: Sequence[Sequence[str]]) -
         raise InputError(f"{len(new)} contents for {len(present)} devices", help="place them on as many as there are")
     if not new:
         return ()
-    optimize, _ = highs.load()
     # Of equal overlaps, a device in use comes before an empty one, and the first before later ones.
     costs = [
         [
@@ -300,5 +302,41 @@ def relabelled(new: Sequence[Sequence[str]], present: Sequence[Sequence[str]]) -
         ]
         for content in new
     ]
-    _, columns = optimize.linear_sum_assignment(costs)
-    return tuple(int(column) for column in columns)
+    return cheapest_assignment(np.array(costs))
+
+
+def cheapest_assignment(costs: NDArray[np.float64]) -> tuple[int, ...]:
+    """A column of its own for each row, with the least sum of costs. There are at least as many columns as rows.
+
+    Rows are added one by one along a shortest augmenting path in reduced costs (Jonker and Volgenant 1987; Crouse, IEEE
+    Trans. Aerosp. Electron. Syst. 52, 2016).
+    """
+    rows, columns = costs.shape
+    of_row, of_column = np.zeros(rows), np.zeros(columns)  # dual variables
+    column_of, row_of = np.full(rows, -1), np.full(columns, -1)
+    for row in range(rows):
+        length, previous = np.full(columns, np.inf), np.full(columns, -1)
+        others = np.arange(columns)[::-1]  # columns that the path may still reach; the order in which SciPy breaks ties
+        at, shortest = row, 0.0
+        reached: list[int] = []
+        while at >= 0:
+            through = shortest + costs[at, others] - of_row[at] - of_column[others]
+            nearer = through < length[others]
+            length[others[nearer]], previous[others[nearer]] = through[nearer], at
+            shortest = length[others].min()
+            nearest = np.flatnonzero(length[others] == shortest)
+            free = nearest[row_of[others[nearest]] < 0]
+            place = free[-1] if len(free) else nearest[0]
+            last = others[place]
+            reached.append(last)
+            others[place], others = others[-1], others[:-1]
+            at = row_of[last]
+        inner = reached[:-1]
+        of_row[row] += shortest
+        of_row[row_of[inner]] += shortest - length[inner]
+        of_column[reached] -= shortest - length[reached]
+        while at != row:  # each row of the path takes the column that it reached
+            at = previous[last]
+            row_of[last] = at
+            column_of[at], last = last, column_of[at]
+    return tuple(column_of.tolist())

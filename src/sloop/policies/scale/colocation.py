@@ -25,7 +25,7 @@ from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, IgniterLaw, Interference
-from sloop.solvers import colocation, harbor, highs, igniter, usher
+from sloop.solvers import colocation, harbor, igniter, usher
 from sloop.solvers.colocation import BatchOption, Colocation, Content, SharedModel, hundredths
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions
 from sloop.text import counted, listed
@@ -457,7 +457,6 @@ class Colocated:
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The placement; None while nothing has changed. InputError for a model that fits on no device, and for a
         profile that does not say what the model needs of a device."""
-        highs.load()  # before the first request, because the import takes half a second
         devices = SharedDevices(view, self, self._kinds(view))
         rates = self._rates(view)
         memory, signature = self._memory, self._signature(devices)

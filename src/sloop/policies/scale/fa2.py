@@ -18,7 +18,7 @@ from sloop.core.ledger import equal_nodes, replicas_max
 from sloop.core.views import Belief, ClusterView
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.solvers import fa2, highs
+from sloop.solvers import fa2
 from sloop.solvers.budget import NODES_MAX, BudgetRule, IndexedPath, Ties
 from sloop.solvers.fa2 import Fa2Choice, Fa2GaveUp, Fa2Infeasible, Fa2Mode, Fa2SingleChoice, Fa2Solution, Fa2Stage
 from sloop.text import chain, counted
@@ -221,7 +221,6 @@ def _fewest(
 ) -> Plan:
     """FA2's plan: the fewest replicas that keep the deadlines; if they do not fit, those for the largest share of the
     rate that fits."""
-    highs.load()  # before the first request, because the import takes half a second
     unnamed = tuple([replace(stage, name="") for stage in problem.stages])
     solution = _solution(unnamed, problem.paths, mode, ties, polish, nodes_max)
     if not isinstance(solution, Fa2Solution):

@@ -23,7 +23,7 @@ from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.solvers import highs, ipa_milp, label_setting
+from sloop.solvers import ipa_milp, label_setting
 from sloop.solvers.ipa import (
     Candidate,
     IpaGoal,
@@ -160,8 +160,6 @@ class Ipa:
         """The best plan, or the one that `infeasible` selects; None between decisions. InputError as in
         `variants_by_stage`."""
         view = targets.on_one_kind(view, self.hardware)
-        if self.solver == "milp":
-            highs.load()  # before the first request, because the import takes half a second
         if now_ns < self._memory.next_ns:
             return None
         if view.ingress.buckets or self.initial_rps:

@@ -38,7 +38,7 @@ from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
 from sloop.profile.interference import NO_SLOWDOWN
-from sloop.solvers import highs, mixed
+from sloop.solvers import mixed
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import Mix, MixNodes, MixOption, MixStage, TimedCosts
 from sloop.solvers.paldia import together_max
@@ -184,7 +184,6 @@ class Mixed:
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The cheapest mix; None while nothing has changed. InputError for a variant that a stage does not have, a kind
         that the cluster does not have, or core counts that no node has."""
-        highs.load()  # before the first request, because the import takes half a second
         cluster = MixedCluster.of(view, self)
         if cluster.without_room:
             if self.cores and view.plan is None:
