@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -26,7 +26,8 @@ from sloop.cli import main
 from sloop.cli import profile as module
 from sloop.cli import serve as serving
 from sloop.errors import MachineError
-from sloop.profile.profile import LatencyTable, Profile, Sample, load_profile
+from sloop.profile.fit import fit_all
+from sloop.profile.profile import LatencyTable, Pass, Profile, Sample, load_profile
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.edge.http import HttpSettings
 from sloop.serve.edge.joining import JoinSettings
@@ -385,6 +386,7 @@ def test_a_profile_is_also_measured_in_service(model: Path) -> None:
     arguments = ["profile", str(model), "--batches", "1,2", "--cores", "1", "--seconds", "0.02", "--passes", "1"]
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == 0, result.stderr
+    assert "measuring tiny.onnx takes about 13 s; --passes 3 gives predictions a range" in result.stderr
     alone, in_service = json.loads(result.stdout)["passes"]
     assert "stand-in for edge and clients" in alone["beside"]
     assert in_service["in_service"]
@@ -393,6 +395,42 @@ def test_a_profile_is_also_measured_in_service(model: Path) -> None:
     shown = {(s.batch, s.cores): s for s in kept.passes[1].samples}
     assert (1, 1.0) in shown
     assert next(s for s in kept.samples if s.batch == 1) == shown[1, 1.0]
+
+
+@pytest.mark.parametrize(("passes", "served"), [(1, [2.0, 2.0]), (2, [1.0, 1.0, 2.0, 2.0])])
+def test_a_single_pass_is_served_on_the_largest_core_count_and_slow_models_are_told(
+    passes: int, served: list[float], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [Sample(batch, cores, 900.0 * batch, 900.0 * batch, 30) for cores in (1.0, 2.0) for batch in (1, 2)]
+    asked: list[list[float]] = []
+
+    def serves(_: Path, samples: Sequence[Sample], *__: object, **___: object) -> Pass:
+        asked.append([sample.cores for sample in samples])
+        return Pass(date="2026-11-22", in_service=True, samples=tuple(samples))
+
+    def measures(
+        *_: object,
+        progress: Callable[[float, Sample], None],
+        in_service: Callable[[Sequence[Sample]], Pass | None],
+        **__: object,
+    ) -> Profile:
+        progress(500.0, cells[0])
+        made = [in_service(cells) for _number in range(passes)]
+        alone = Pass(date="2026-11-22", samples=tuple(cells))
+        fits = fit_all(cells, "p99")
+        rest = {"samples": tuple(cells), "passes": (alone, *filter(None, made)), "fits": fits}
+        return Profile(latency_ms=fits["table"].params, max_batch=2, max_cores=2, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "measure", measures)
+    monkeypatch.setattr(module, "service_pass", serves)
+    result = CliRunner().invoke(main, ["profile", str(model), "--cores", "1,2", "--passes", str(passes)])
+    assert result.exit_code == 0, result.stderr
+    assert asked == [served] * passes
+    assert "takes about" in result.stderr.splitlines()[0]
+    assert f"tiny.onnx is slow on this machine: about {500 + 11 * passes * passes} s in all" in result.stderr
+    shown = " ".join(result.stdout.split())
+    assert "1 core with batches larger than 2 and 2 cores with batches larger than 2 was left out" in shown
+    assert ("--passes 3 gives one" in shown) == (passes == 1)
 
 
 def test_a_service_pass_that_fails_is_named_with_its_reason(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

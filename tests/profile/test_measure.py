@@ -4,10 +4,10 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +15,17 @@ import pytest
 from sloop.errors import InputError, MachineError
 from sloop.profile.fit import fit_all
 from sloop.profile.measure import (
-    SWEEP_BATCH_MAX,
+    CELL_RUNS,
+    CELLS_S,
+    RUNS_MIN,
     CellRuns,
     Timing,
-    batch_sweep,
     by_affinity,
     default_cores,
     measure,
     measure_briefly,
     measure_on,
+    measuring_s,
     next_line,
     timed_process,
 )
@@ -61,7 +63,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.live
 def test_measures_batches_and_cores(model: Path, tmp_path: Path) -> None:
     confined: list[float] = []
-    seen: list[tuple[int, int, Sample]] = []
+    seen: list[tuple[float, Sample]] = []
 
     @contextlib.contextmanager
     def limit(pid: int, cores: float) -> Iterator[None]:
@@ -78,13 +80,14 @@ def test_measures_batches_and_cores(model: Path, tmp_path: Path) -> None:
         alone=True,
         shapes={"x": (16,)},
         limit=limit,
-        progress=lambda done, cells, sample: seen.append((done, cells, sample)),
+        progress=lambda left_s, sample: seen.append((left_s, sample)),
     )
 
-    assert confined == [0.5, 1.0]
+    assert confined == [1.0, 0.5]
     assert [(sample.batch, sample.cores) for sample in profile.samples] == [(b, c) for c in (0.5, 1) for b in (1, 2, 4)]
-    assert [(done, cells) for done, cells, _ in seen] == [(done, 6) for done in range(1, 7)]
-    assert all(0 < sample.p50_ms <= sample.p99_ms and sample.n >= 20 for sample in profile.samples)
+    assert [(sample.cores, sample.batch) for _, sample in seen] == [(c, b) for c in (1, 0.5) for b in (1, 2, 4)]
+    assert seen[0][0] > seen[-1][0] == 0
+    assert all(0 < sample.p50_ms <= sample.p99_ms and sample.n >= RUNS_MIN for sample in profile.samples)
     assert (profile.origin, profile.max_batch, profile.max_cores) == ("measured", 4, 1.0)
     assert profile.load_s > 0
     assert set(profile.fits) == {"table", "amdahl", "quadratic"}
@@ -381,43 +384,123 @@ def test_fits_only_what_the_points_suffice_for() -> None:
     }
 
 
-def looked(monkeypatch: pytest.MonkeyPatch, model: Path, rates: Sequence[float | Exception]) -> tuple[int, ...]:
-    """The sizes chosen where batches of 8, 16, … run at these rates."""
+FakeModel = Callable[[int, float], float]
+"""The milliseconds that a batch of so many rows takes on so many cores."""
 
-    def looks(*_: object, **__: object) -> Generator[CellRuns, None, None]:
-        for power, rate in enumerate(rates):
-            if isinstance(rate, Exception):
-                raise rate
-            batch = 8 << power
-            yield CellRuns(batch, 1.0, [round(1e9 * batch / rate)] * 5)
 
-    monkeypatch.setattr("sloop.profile.measure.measure_on", looks)
-    return batch_sweep(model, cores=1.0, shapes={}, limit=by_affinity)
+def cells_of(
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,
+    takes_ms: FakeModel,
+    *,
+    cores: tuple[float, ...] = (1.0,),
+    largest: int = 1 << 20,
+    **options: Any,  # those of `measure`
+) -> list[dict[float, list[int]]]:
+    """For each pass, the sizes that are measured on each core count. Batches above `largest` end the process."""
+
+    def times(
+        order: TimingOrder, seconds: float, limit: object, *, enough: Callable[[CellRuns], bool], **_: object
+    ) -> Generator[CellRuns | LoadReport, None, None]:
+        assert not order.tried or order.batches == (1, 2, 4, 8), "a start does not warm up what is only tried"
+        for batch in (*order.batches, *order.tried):
+            if batch > largest:
+                raise MachineError("out of memory")
+            found = CellRuns(batch, order.cores, [round(takes_ms(batch, order.cores) * 1e6)] * 30)
+            stops = enough(found)
+            yield found
+            if stops:
+                break
+        yield LoadReport(order.cores, 1.0, 1.0, 1 << 20)
+
+    monkeypatch.setattr("sloop.profile.measure.measure_on", times)
+    monkeypatch.setattr("sloop.profile.measure.checked_cores", tuple)
+    profile = measure(model, **{"batches": None, "cores": cores, "alone": True, "shapes": {"x": (16,)}, **options})
+    return [
+        {
+            c: [cell.batch for cell in one.samples if cell.cores == c]
+            for c in dict.fromkeys(s.cores for s in one.samples)
+        }
+        for one in profile.passes
+    ]
 
 
 @pytest.mark.parametrize(
-    ("rates", "chosen"),
+    ("rates", "largest", "chosen"),
     [
-        ([100, 100, 900, 900], (1, 2, 4, 8)),
-        ([100, 109], (1, 2, 4, 8)),
-        ([100, 150, 160], (1, 2, 4, 8, 16)),
-        ([100, 200, 300, 400], (1, 2, 4, 8, 16, 32, 64)),
-        ([100, 200, InputError("refused")], (1, 2, 4, 8, 16)),
-        ([MachineError("out of memory")], (1, 2, 4, 8)),
+        ([100, 100, 900, 900], 64, [1, 2, 4, 8, 16]),
+        ([100, 150, 160, 900], 64, [1, 2, 4, 8, 16, 32]),
+        ([100, 200, 300, 400], 64, [1, 2, 4, 8, 16, 32, 64]),
+        ([100, 200, 300, 400], 16, [1, 2, 4, 8, 16]),
+        ([100, 200, 300, 400], 8, [1, 2, 4, 8]),
     ],
 )
-def test_doubles_while_that_brings_a_tenth_more(
-    monkeypatch: pytest.MonkeyPatch, model: Path, rates: list[float | Exception], chosen: tuple[int, ...]
+def test_batches_double_while_that_brings_a_tenth_more_and_they_fit(
+    monkeypatch: pytest.MonkeyPatch, model: Path, rates: list[float], largest: int, chosen: list[int]
 ) -> None:
-    assert looked(monkeypatch, model, rates) == chosen
+    """`rates` are those of batches of 8, 16, 32 and 64, in thousands of rows per second."""
+
+    def takes_ms(batch: int, cores: float) -> float:
+        return batch / rates[batch.bit_length() - 4] / cores if batch >= 8 else 0.1 / cores
+
+    found = cells_of(monkeypatch, model, takes_ms, cores=(1.0, 2.0), largest=largest)
+    assert found == [{1.0: chosen, 2.0: chosen}]
 
 
-def test_a_real_model_is_looked_at(model: Path) -> None:
-    chosen = batch_sweep(model, cores=1.0, shapes={}, limit=by_affinity)
-    assert chosen[:4] == (1, 2, 4, 8)
-    assert all(larger == 2 * smaller for smaller, larger in pairwise(chosen))
-    assert chosen[-1] <= SWEEP_BATCH_MAX
+def test_a_batch_that_must_be_measured_and_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    with pytest.raises(MachineError, match="out of memory"):
+        cells_of(monkeypatch, model, lambda batch, cores: 1.0, largest=4)
+    with pytest.raises(MachineError, match="out of memory"):
+        cells_of(monkeypatch, model, lambda batch, cores: 1.0, largest=8, batches=(8, 16))
 
 
-def test_a_model_that_cannot_be_run_is_left_to_whoever_measures_it(tmp_path: Path) -> None:
-    assert batch_sweep(tmp_path / "nowhere.onnx", cores=1.0, shapes={}, limit=by_affinity) == (1, 2, 4, 8)
+@pytest.mark.parametrize("row_ms", [0.1, 10.0, 50.0, 200.0, 1000.0])
+@pytest.mark.parametrize("cores", [(1.0,), (1.0, 2.0), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)])
+def test_a_model_of_any_speed_is_measured_in_the_announced_time(
+    monkeypatch: pytest.MonkeyPatch, model: Path, row_ms: float, cores: tuple[float, ...]
+) -> None:
+    """What takes long is left out; one row on the largest core count is measured in any case."""
+    takes: list[float] = []
+
+    def takes_ms(batch: int, cores: float) -> float:
+        took_ms = row_ms * batch / cores
+        takes.append(took_ms / 1e3 * (RUNS_MIN + CELL_RUNS))
+        return took_ms
+
+    (found,) = cells_of(monkeypatch, model, takes_ms, cores=cores)
+    assert found[cores[-1]][0] == 1
+    assert sum(takes[1:]) <= CELLS_S
+    assert row_ms > 1 or all(sizes[:4] == [1, 2, 4, 8] for sizes in found.values())
+    assert row_ms < 100 or sum(map(len, found.values())) < 4 * len(cores)
+
+
+def test_what_the_user_names_is_measured_however_slow_it_is(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    for seconds in (None, 0.2):
+        found = cells_of(
+            monkeypatch, model, lambda batch, _: 9000.0 * batch, cores=(1.0, 2.0), batches=(1, 8), seconds=seconds
+        )
+        assert found == [{1.0: [1, 8], 2.0: [1, 8]}]
+
+
+def test_later_passes_have_the_cells_of_the_first(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    slower = iter([1.0] * 8 + [50.0] * 100)
+    one, two, three = cells_of(monkeypatch, model, lambda batch, cores: 5.0 * next(slower), cores=(1.0, 2.0), passes=3)
+    assert one == two == three
+
+
+def test_the_time_that_is_left_falls_to_zero(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    left: list[float] = []
+    for batches, passes in ((None, 1), (None, 3), ((1, 2, 4), 2)):
+        left.clear()
+        cells_of(
+            monkeypatch,
+            model,
+            lambda batch, cores: 20.0 * batch / cores,
+            cores=(1.0, 2.0),
+            batches=batches,
+            passes=passes,
+            progress=lambda left_s, sample: left.append(left_s),
+        )
+        assert left[-1] == 0
+        assert left == sorted(left, reverse=True)
+        assert left[0] < measuring_s(batches, (1.0, 2.0), None, passes)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
+from time import monotonic
 from typing import Final, get_args
 
 import click
@@ -17,6 +18,7 @@ from sloop.cli.command import (
     FOLDER,
     CommandOutput,
     Number,
+    ProgressUpdate,
     Shapes,
     check_temporary,
     command,
@@ -31,12 +33,21 @@ from sloop.cli.gpus import add_kernels, check_replaced, place_on, share_samples,
 from sloop.cli.layers import LayerOptions, LayerTiming, kept_layers, profile_layers
 from sloop.cli.sharing import SharingOptions, kept_sharing, profile_sharing
 from sloop.cuda import GpuPlace
-from sloop.demo.service_pass import service_pass
+from sloop.demo.service_pass import SERVICE_S, service_pass
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import Declared, ExaminedModel, joining_text
 from sloop.profile.fit import Percentile
 from sloop.profile.kernels import Wanted
-from sloop.profile.measure import BATCHES, PASSES, SECONDS, batch_sweep, default_cores, measure
+from sloop.profile.measure import (
+    BATCHES,
+    CELL_S_MAX,
+    CELL_S_MIN,
+    CELLS_S,
+    PASSES,
+    default_cores,
+    measure,
+    measuring_s,
+)
 from sloop.profile.model import input_shapes, is_python
 from sloop.profile.operators import EXTENSIONS
 from sloop.profile.operators import use as use_operators
@@ -64,6 +75,8 @@ from sloop.text import counted, listed
 _log: Final = logging.getLogger("sloop.profile")
 
 FORMS = ["table", "amdahl", "quadratic"]
+SLOWER: Final = 1.3
+"""A measurement that takes more than this times as long as was said is announced again."""
 EXAMPLE = """
 sloop profile squeezenet.onnx
 sloop profile stage.py --cores 0.5,1
@@ -99,16 +112,14 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
 @click.option(
     "--passes",
     type=click.IntRange(min=1),
-    default=PASSES,
-    show_default=True,
-    help="How often to measure everything; differences between passes become the range of predictions.",
+    help="How often to measure everything [default: 1]. The differences between several passes give predictions a "
+    f"range. --layers and --sharing compare passes [default: {PASSES}].",
 )
 @click.option(
     "--seconds",
     type=Number(min=0, min_open=True),
-    default=SECONDS,
-    show_default=True,
-    help="Seconds to measure each pair of batch size and cores in each pass.",
+    help="Seconds to measure each pair of batch size and cores in each pass [default: what divides "
+    f"{CELLS_S:g} s among them, {CELL_S_MIN:g} to {CELL_S_MAX:g}].",
 )
 @click.option(
     "--alone",
@@ -234,8 +245,8 @@ def profile(  # one parameter for each option
     from_log: Path | None,
     batches: tuple[int, ...] | None,
     cores: tuple[float, ...] | None,
-    passes: int,
-    seconds: float,
+    passes: int | None,
+    seconds: float | None,
     alone: bool,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     percentile: Percentile,
@@ -280,25 +291,36 @@ def profile(  # one parameter for each option
     with private_copy(model) as own:
         known, rows = examined(own, dict(shapes), _declared(joins_rows, no_batch, sample, operators))
         _check_batches(model, known, batches)
+        repeated = (passes or PASSES, seconds or CELL_S_MAX)
         if sharing:
-            wanted = SharingOptions(batches, together or TOGETHER, beside, passes, seconds, plot, on)
+            wanted = SharingOptions(batches, together or TOGETHER, beside, *repeated, plot, on)
             return profile_sharing(own, known, rows, wanted, path)
         if layers:
-            timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), passes, seconds)
+            timing = LayerTiming(batches or known.batches_alone or BATCHES, cores or default_cores(), *repeated)
             return profile_layers(own, known, rows, timing, chosen, path)
-        sweep = _Sweep(batches, _cores(cores, on), passes, seconds, percentile, alone, on, batch=not no_batch)
+        batches = batches or known.batches_alone or None
+        sweep = _Sweep(batches, _cores(cores, on), passes or 1, seconds, percentile, alone, on, batch=not no_batch)
         made, service = _measured(own, known, rows, sweep)
         if hardware is not None:
             made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
         made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
         made = _saved(made, form, path, known.joining)
-        value = {**value_of(model, made), **_value_of(known), "failed_passes": service.failures}
-        joining = f"{model.name}: {joining_text(known.obstacle, known.evidence)}"
-        parts = [*display(made, path, form), *service.remarks(), *known.notes, joining]
+        remarks = [*display(made, path, form), *service.remarks(), *sweep.left_out_of(made)]
+        value, parts = _output(model, made, known, service, remarks)
         if on is not None:
             value |= found.value
-            parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), seconds)]
+            parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), repeated[1])]
         return CommandOutput(value, parts)
+
+
+def _output(
+    model: Path, made: Profile, known: ExaminedModel, service: "_ServicePasses", parts: Sequence[RenderableType]
+) -> tuple[dict[str, object], list[RenderableType]]:
+    """The object for `--json`, and what is printed: `parts`, and what was examined."""
+    joining = f"{model.name}: {joining_text(known.obstacle, known.evidence)}"
+    joins = {"joined": not known.obstacle, "why": known.obstacle or known.evidence}
+    value = {**value_of(model, made), "notes": known.notes, "joins_rows": joins, "failed_passes": service.failures}
+    return value, [*parts, *known.notes, joining]
 
 
 def _check_places(model: Path, path: Path, on: GpuPlace | None) -> None:
@@ -331,12 +353,6 @@ def _add_shares(
     found, why = share_samples(Path(known.file), on, shares, batches=sizes, shapes=rows, seconds=seconds)
     value |= {"accelerator": on.kind, "device_memory_bytes": made.device_memory_bytes, "shares": found}
     return [table(share_table(found, on))] if found else [why] if why else []
-
-
-def _value_of(known: ExaminedModel) -> dict[str, object]:
-    """What was examined, for `--json`."""
-    joins = {"joined": not known.obstacle, "why": known.obstacle or known.evidence}
-    return {"notes": known.notes, "joins_rows": joins}
 
 
 def _check_hardware(hardware: str | None) -> None:
@@ -382,7 +398,7 @@ class _Sweep:
     batches: tuple[int, ...] | None
     cores: tuple[float, ...]
     passes: int
-    seconds: float
+    seconds: float | None
     percentile: Percentile
     alone: bool
     on: GpuPlace | None = None
@@ -390,49 +406,95 @@ class _Sweep:
     batch: bool = True
     """False if no first dimension counts rows."""
 
+    @property
+    def served(self) -> tuple[float, ...]:
+        """The core counts on which a server runs the model: in a single pass, the largest."""
+        return self.cores if self.passes > 1 else (max(self.cores),)
+
+    def left_out_of(self, made: Profile) -> Sequence[str]:
+        """Says which cells were not measured, because the model is slow."""
+        few: list[str] = []
+        for cores in self.cores:
+            sizes = [cell.batch for cell in made.passes[0].samples if cell.cores == cores]
+            if len(sizes) < len(self.batches or BATCHES):
+                more = f" with batches larger than {sizes[-1]}" if sizes else ""
+                few.append(f"{counted(cores, 'core')}{more}")
+        if not few:
+            return ()
+        return [f"the model is slow: {listed(few)} was left out; --batches and --cores measure what they name"]
+
 
 def _measured(
     own: ModelCopy, known: ExaminedModel, rows: dict[str, tuple[int, ...]], sweep: _Sweep
 ) -> tuple[Profile, "_ServicePasses"]:
     """Measure a model behind a progress bar; with the passes in service, some of which may have failed."""
-    batches = sweep.batches or known.batches_alone
-    if not batches:
-        batches = batch_sweep(Path(known.file), cores=max(sweep.cores), shapes=rows, limit=confined, on=sweep.on)
     model = own.original
     shapes = input_shapes(known.signature, 1, rows, where=str(model)) if rows else {}
     sent = {name: shapes[name] for name in rows}
+    # A Python model may need its own example: random inputs might take another time than real ones. The server of a
+    # pass runs replicas on cores.
+    served = () if sweep.alone or sweep.on or (is_python(model) and not rows) else sweep.served
     service = _ServicePasses(model, sent, sweep.passes, {"joins_rows": not known.obstacle, "batch": sweep.batch})
-    total = sweep.passes * len(batches) * len(sweep.cores)
-    with progress(f"measuring {model.name}", total=total) as advance:
-        done_now = 0
-
-        def update(done: int, cells: int, sample: Sample) -> None:
-            nonlocal done_now
-            done_now = done
-            advance(done, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
+    with progress(f"measuring {model.name}", total=1.0) as advance:
+        clock = _Clock(model, sweep, len(served), advance)
 
         def in_service(samples: Sequence[Sample]) -> Pass | None:
-            advance(done_now, "served to a load generator")
-            return service.next(samples)
+            clock.show("in a server")
+            found = service.next([sample for sample in samples if sample.cores in served])
+            clock.was_served()
+            return found
 
         made = measure(
             own.path,
             file=Path(known.file),
-            batches=batches,
+            batches=sweep.batches,
             cores=sweep.cores,
             seconds=sweep.seconds,
             passes=sweep.passes,
             shapes=rows,
             limit=confined,
-            progress=update,
+            progress=clock.measured,
             percentile=sweep.percentile,
             alone=sweep.alone,
-            # A Python model may need its own example: random inputs might take another time than real ones. The server
-            # of a pass runs replicas on cores.
-            in_service=None if sweep.alone or sweep.on or (is_python(model) and not rows) else in_service,
+            in_service=in_service if served else None,
             on=sweep.on,
         )
     return made, service
+
+
+class _Clock:
+    """How long a measurement takes: said before it starts, shown while it runs, and said again if a model is slow."""
+
+    def __init__(self, model: Path, sweep: _Sweep, served: int, advance: ProgressUpdate) -> None:
+        self._model, self._advance = model.name, advance
+        self._begin_s = monotonic()
+        self._cells_s = measuring_s(sweep.batches, sweep.cores, sweep.seconds, sweep.passes)
+        self._service_s, self._services_left = SERVICE_S * served, sweep.passes
+        self._said_s = self._left_s
+        what = f"measuring {self._model} takes about {self._said_s:.0f} s"
+        click.echo(what if sweep.passes > 1 else f"{what}; --passes {PASSES} gives predictions a range", err=True)
+
+    @property
+    def _left_s(self) -> float:
+        return self._cells_s + self._service_s * self._services_left
+
+    def measured(self, left_s: float, cell: Sample) -> None:
+        """A cell was measured, and the others will take so long."""
+        self._cells_s = left_s
+        self.show(f"batch {cell.batch} on {cell.cores:g} cores: {cell.p99_ms:.3g} ms")
+
+    def was_served(self) -> None:
+        """A pass in a server has ended."""
+        self._services_left -= 1
+
+    def show(self, now: str) -> None:
+        """Show the time that has passed, of what it all will probably take."""
+        spent_s = monotonic() - self._begin_s
+        in_all_s = spent_s + self._left_s
+        self._advance(spent_s / in_all_s, now)
+        if in_all_s > SLOWER * self._said_s:
+            self._said_s = in_all_s
+            click.echo(f"{self._model} is slow on this machine: about {in_all_s:.0f} s in all", err=True)
 
 
 def _check_batches(model: Path, known: ExaminedModel, batches: tuple[int, ...] | None) -> None:
@@ -569,7 +631,7 @@ def _remarks(made: Profile) -> Sequence[str]:
         lines.append(f"measured with rows of {shapes_text(made.shapes)}")
     found = speed_range(made)
     if found is None:
-        lines.append("one pass only: predictions from this profile have no range")
+        lines.append(f"one pass only: predictions from this profile have no range; --passes {PASSES} gives one")
     else:
         faster, slower = 100 * (1 - found.fast), 100 * (found.slow - 1)
         lines.append(f"by {found.passes} passes, a run may be {faster:.1f} % faster to {slower:.1f} % slower than this")

@@ -9,10 +9,12 @@ from rich.console import RenderableType
 from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
 from sloop.cli.command import FILE, CommandOutput, cached_models, command, progress, table
+from sloop.profile.passes import range_advice
 from sloop.report import tables
 from sloop.report.tables import Table
 from sloop.runlog.summary import RunRow
 from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, log_paths, run_systems
+from sloop.sim.world import profiles_of
 from sloop.text import listed
 
 APPLICATIONS_MAX: Final = 30
@@ -64,6 +66,10 @@ def simulate(
     cluster = world.deployment.cluster
     if without := unpriced(cluster):
         lines.append(f"cost: no price is declared for {listed(without)}")
+    if recorded is None and world.truth.service.spread is None:
+        lines += range_advice(
+            profile for each in world.deployment.applications for profile in profiles_of(each).values()
+        )
     return CommandOutput({"runs": rows}, [*display(rows, with_nodes=tables.nodes_vary(cluster)), *lines])
 
 

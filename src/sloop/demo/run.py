@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import yaml
@@ -24,7 +25,7 @@ from sloop.load import Delivery, LoadResult
 from sloop.load.run import schedule_of
 from sloop.profile.examine import free_batch
 from sloop.profile.measure import PASSES, measure
-from sloop.profile.profile import Profile, path_beside, save_profile
+from sloop.profile.profile import Profile, Sample, path_beside, save_profile
 from sloop.serve.cpu_quota import Cgroups, confined, detect
 from sloop.sim import BYTES_PER_KB, NOT_RECORDED, RecordedRun, World
 from sloop.sim.scenarios import run_scenario
@@ -66,15 +67,15 @@ def squeezenet(folder: Path) -> Path:
 
 def measure_profile(model: Path, cores: tuple[float, ...], progress: Progress) -> Profile:
     """The model's profile on this machine, measured each time and saved next to it."""
+    begin_s = monotonic()
+
+    def update(left_s: float, sample: Sample) -> None:
+        spent_s = monotonic() - begin_s
+        done = PROFILE_SHARE * spent_s / (spent_s + left_s)
+        progress(done, f"profile: batch {sample.batch} on {sample.cores:g} cores")
+
     profile = measure(
-        model,
-        batches=BATCHES,
-        cores=cores,
-        seconds=CELL_S / PASSES,
-        limit=confined,
-        progress=lambda done, cells, sample: progress(
-            PROFILE_SHARE * done / cells, f"profile: batch {sample.batch} on {sample.cores:g} cores"
-        ),
+        model, batches=BATCHES, cores=cores, seconds=CELL_S / PASSES, passes=PASSES, limit=confined, progress=update
     )
     save_profile(profile, path_beside(model))
     return profile

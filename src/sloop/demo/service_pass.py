@@ -27,6 +27,8 @@ RATES: Final = (0.4, 0.6, 0.8, 0.5, 0.7, 0.9, 0.9, 0.4)
 """
 STEP_S, STEP_S_MAX = 1, 3
 """Seconds of each step; longer for a slow model, so that each step has `REQUESTS_MIN` requests."""
+SERVICE_S: Final = len(RATES) * STEP_S + 3.0
+"""About how long a pass takes on one core count if the model is not slow, with the server's start and end."""
 REQUESTS_MIN: Final = 10
 RATE_RPS_MAX: Final = 600.0
 """Largest request rate: with faster models the load generator would saturate first."""

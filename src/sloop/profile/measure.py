@@ -2,9 +2,12 @@
 
 A run is timed as a server sees it: from sending the inputs to a process until the outputs are back. Each core count is
 measured in a new process, so that loading and memory are clean and threads start inside their cores. The speed of a
-machine varies over time, so every cell is measured in several passes spread over the whole measurement, and the profile
-keeps each pass. Meanwhile a stand-in for edge and clients shares the machine (`service_load`),
+machine varies over time, so every cell may be measured in several passes spread over the whole measurement, and the
+profile keeps each pass. Meanwhile a stand-in for edge and clients shares the machine (`service_load`),
 and runs pause now and then as they do below saturation, because a process that has just slept starts slower.
+
+How long it takes is known beforehand: the cells of a pass share `CELLS_S` seconds, and larger batches or fewer cores of
+a slow model are left out if they would take longer.
 
 The caller chooses how a process is confined to cores (`Limit`); the default is CPU affinity, for whole cores.
 """
@@ -70,16 +73,29 @@ from sloop.units import NS_PER_MS, NS_PER_S
 PROFILES: Final = "profiles"
 """The folder, in a state folder, of profiles of models whose own folder cannot be written."""
 BATCHES: Final = (1, 2, 4, 8)
+BATCH_MAX: Final = 64
+"""The largest batch that is tried on its own account."""
+GAIN_MIN: Final = 1.1
+"""Batches beyond `BATCHES` are doubled while each gives at least this factor more rows per second."""
 PASSES: Final = 3
-SECONDS: Final = 0.75
-"""Measured seconds per cell and pass."""
+"""Passes where ranges or laws follow from the differences between them."""
+CELLS_S: Final = 9.0
+"""Seconds for all cells of a pass. With starts and a pass in a server (`sloop.demo.service_pass`), a profile takes less
+than 30."""
+CELL_S_MIN, CELL_S_MAX = 0.1, 0.75
+"""Measured seconds per cell and pass. More would say little new about the moment in which the pass happens."""
+CELL_COST: Final = 1.3
+"""Time of a cell with warm-up and pauses, per measured time; `CELL_RUNS` runs more at least."""
+CELL_RUNS: Final = 2
+START_S: Final = 1.0
+"""Until a process measures: its start, the libraries, the model."""
 SILENCE_S: Final = 600.0
 """A measured process that sends nothing for this long is killed."""
 WARM_MIN, WARM_MAX = 3, 50
 WARM_SHARE: Final = 0.2
 """Share of a cell's time that warm-up runs may use."""
-RUNS_MIN, RUNS_MAX = 20, 2000
-"""Of a cell in all passes together, and in one pass."""
+RUNS_MIN, RUNS_MAX = 7, 2000
+"""Of a cell in one pass."""
 PAUSES: Final = (0.0, 0.0, 0.5, 1.0)
 """Pauses between runs, used in turn, as multiples of a run's duration; the replica is busy 73 % of the time. A process
 with a fraction of a core gets none: a pause refills its CPU quota, and on a quarter of a core a small model would seem
@@ -88,20 +104,16 @@ LAST_BYTES: Final = 4096
 """Bytes at the end of a dead process's stderr that are searched for the reason."""
 SOCKET_BYTES: Final = 4 << 20
 """Requested size of the send buffer, the same as for a replica's socket."""
-SWEEP_BATCH_MAX: Final = 64
-SWEEP_GAIN_MIN: Final = 1.1
-"""A batch size is worth measuring if it gives at least this factor more rows per second than half the size."""
-SWEEP_S, SWEEP_RUNS_MIN = 0.2, 5
 BRIEF_S: Final = 10.0
-"""After this time `measure_briefly` begins no further cell. Loading the model and the last cell may take longer."""
+"""For the cells of `measure_briefly`; starting processes and loading the model come on top."""
 BRIEF_CELL_S, BRIEF_RUNS_MIN = 0.15, 3
 BRIEF_SILENCE_S: Final = 60.0
 """A model whose single pass takes longer cannot be measured briefly."""
 
 Limit = Callable[[int, float], AbstractContextManager[object]]
 """`limit(pid, cores)` confines a process to `cores` while the context is open."""
-Progress = Callable[[int, int, Sample], None]
-"""Called with the number of finished cells and of all cells, both over all passes, and the newest sample."""
+Progress = Callable[[float, Sample], None]
+"""Called with about how many seconds the cells that are left will take, in all passes, and the newest sample."""
 Enough = Callable[["CellRuns"], bool]
 """Whether a process that has measured this cell need not measure larger batches."""
 ServicePass = Callable[[Sequence[Sample]], Pass | None]
@@ -142,58 +154,198 @@ def measure(  # noqa: PLR0913  # one for each thing that may be chosen
     model_path: Path,
     *,
     file: Path | None = None,
-    batches: Sequence[int] = BATCHES,
+    batches: Sequence[int] | None = BATCHES,
     cores: Sequence[float] | None = None,
-    seconds: float = SECONDS,
-    passes: int = PASSES,
+    seconds: float | None = None,
+    passes: int = 1,
     shapes: dict[str, tuple[int, ...]] | None = None,
     limit: Limit = by_affinity,
-    progress: Progress = lambda done, cells, sample: None,
+    progress: Progress = lambda left_s, sample: None,
     percentile: Percentile = "p99",
     alone: bool = False,
     in_service: ServicePass | None = None,
     on: GpuPlace | None = None,
 ) -> Profile:
-    """Measure the profile of a model on this machine; takes about 1.3 × `seconds` for each cell and pass.
+    """Measure the profile of a model on this machine; takes about `measuring_s`.
 
-    `file` is what is opened instead of the model's own file (`sloop.profile.examine`). `shapes` gives one row's shape
-    for inputs with open dimensions, unless the model has an example. `percentile` is the latency that `latency_ms` is
-    fitted to. `alone` leaves out the stand-in for edge and clients. `in_service`, if given, is called after each
-    pass with its samples; the pass it may return replaces measured cells (`sloop.profile.passes`). `on` is the GPU on
-    which the model runs, if any; then the cores are those of its process. InputError for a model or choice that cannot
-    be measured, MachineError if a process dies.
+    `file` is what is opened instead of the model's own file (`sloop.profile.examine`). `batches` are the sizes; None:
+    `BATCHES`, and larger ones while each gives a tenth more rows per second. `seconds` is for each cell in each pass;
+    None: its part of `CELLS_S`. If both are None, cells are left out that would take longer together. `shapes` gives
+    one row's shape for inputs with open dimensions, unless the model has an example. `percentile` is the latency that
+    `latency_ms` is fitted to. `alone` leaves out the stand-in for edge and clients. `in_service`, if given, is called
+    after each pass with its samples; the pass it may return replaces measured cells (`sloop.profile.passes`). `on` is
+    the GPU on which the model runs, if any; then the cores are those of its process. InputError for a model or choice
+    that cannot be measured, MachineError if a process dies.
     """
-    batches = checked_batches(batches)
-    cores = checked_cores(default_cores() if cores is None else cores)
     if passes < 1:
         raise InputError(f"passes are {passes}; at least 1 is needed", help="for example --passes 3")
+    effort = _Effort(
+        None if batches is None else checked_batches(batches),
+        checked_cores(default_cores() if cores is None else cores),
+        seconds,
+        passes,
+        is_bounded=batches is None and seconds is None,
+    )
+    measured = _Measurement(file or model_path, shapes or {}, effort, limit, progress, on)
     made: list[Pass] = []
-    reports: list[LoadReport] = []
-    runs: dict[tuple[float, int], list[int]] = {}
-    runs_min, done = ceil(RUNS_MIN / passes), 0
     for _ in range(passes):
-        samples: list[Sample] = []
+        made.append(measured.one_pass(alone=alone))
+        if in_service is not None and (extra := in_service(made[-1].samples)) is not None:
+            made.append(extra)
+    source = f"sloop profile {model_path.name}{' --device cuda' if on else ''}, {percentile}"
+    profile = _profile(model_path, measured.pooled(), made, measured.reports, percentile, source, shapes or {})
+    return profile if on is None else _on_gpu(profile, on, measured.reports)
+
+
+def measuring_s(batches: Sequence[int] | None, cores: Sequence[float], seconds: float | None, passes: int) -> float:
+    """About how many seconds `measure` takes. A slow model takes longer if `batches` or `seconds` are given."""
+    cell_s = CELL_COST * (CELL_S_MAX if seconds is None else seconds)
+    cells_s = len(cores) * len(_sizes(batches)) * cell_s
+    return passes * (START_S * (1 + len(cores)) + (cells_s if seconds is not None else min(CELLS_S, cells_s)))
+
+
+def _sizes(batches: Sequence[int] | None) -> tuple[int, ...]:
+    return tuple(batches) if batches else tuple(1 << power for power in range(BATCH_MAX.bit_length()))
+
+
+class _Effort(Struct, frozen=True):
+    """How much is measured, see `measure`."""
+
+    batches: tuple[int, ...] | None
+    cores: tuple[float, ...]
+    seconds: float | None
+    passes: int = 1
+    cells_s: float = CELLS_S
+    """For all cells of a pass."""
+    is_bounded: bool = True
+    """Whether cells that would take longer than `cells_s` together are left out, but for the first."""
+    runs_min: int = RUNS_MIN
+    silence_s: float = SILENCE_S
+
+
+class _Measurement:
+    """The cells of a model, measured in passes. The first pass decides which these are: it begins with the largest core
+    count, where batches are doubled while that is worth it; the others get the same sizes while the time suffices."""
+
+    def __init__(
+        self,
+        file: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        effort: _Effort,
+        limit: Limit,
+        progress: Progress,
+        on: GpuPlace | None = None,
+    ) -> None:
+        self.reports: list[LoadReport] = []
+        self._file, self._shapes, self._effort = file, shapes, effort
+        self._limit, self._progress, self._on = limit, progress, on
+        self._cores = sorted(effort.cores, reverse=True)
+        self._sizes: dict[float, tuple[int, ...]] = {}
+        """The sizes on each core count, once they are decided."""
+        self._runs: dict[tuple[float, int], list[int]] = {}
+        self._samples: list[Sample] = []
+        """Of this pass."""
+        self._passes_left, self._cell_s, self._cells_left_s = effort.passes, 0.0, 0.0
+
+    def pooled(self) -> list[Sample]:
+        """A sample of all runs of each cell, in ascending order of cores and batch sizes."""
+        return [sample_of(batch, cores, self._runs[cores, batch]) for cores, batch in sorted(self._runs)]
+
+    def one_pass(self, *, alone: bool = False) -> Pass:
+        """Measure each cell once more."""
+        self._samples, left_s = [], self._effort.cells_s
+        self._passes_left -= 1
         date = datetime.now(UTC).isoformat(timespec="seconds")
         with contextlib.nullcontext() if alone else service_load() as load:
-            for count in cores:
-                # Once: sessions for other numbers of threads take as much memory in each process.
-                prepared = ceil(count) if count == cores[-1] and not made and on is None else 0
-                order = order_of(file or model_path, count, batches, shapes or {}, on, prepared=prepared)
-                for found in measure_on(order, seconds, limit, runs_min=runs_min, load=load, on=on):
-                    if isinstance(found, LoadReport):
-                        reports.append(found)
-                        continue
-                    runs.setdefault((found.cores, found.batch), []).extend(found.runs_ns)
-                    samples.append(sample_of(*found))
-                    done += 1
-                    progress(done, passes * len(batches) * len(cores), samples[-1])
-            made.append(Pass(date=date, beside=_beside(load), samples=tuple(samples)))
-        if in_service is not None and (extra := in_service(samples)) is not None:
-            made.append(extra)
-    pooled = [sample_of(batch, count, runs_ns) for (count, batch), runs_ns in runs.items()]
-    source = f"sloop profile {model_path.name}{' --device cuda' if on else ''}, {percentile}"
-    profile = _profile(model_path, pooled, made, reports, percentile, source, shapes or {})
-    return profile if on is None else _on_gpu(profile, on, reports)
+            for place, cores in enumerate(self._cores):
+                begun = len(self._samples)
+                self._cells_left_s = left_s / (len(self._cores) - place)
+                self._measure_on(cores, load)
+                left_s -= sum(self._expected_s(cell.batch, cores, cell) for cell in self._samples[begun:])
+        samples = sorted(self._samples, key=lambda sample: (sample.cores, sample.batch))
+        return Pass(date=date, beside=_beside(load), samples=tuple(samples))
+
+    def _measure_on(self, cores: float, load: ServiceLoad | None) -> None:
+        """Measure the cells of one core count."""
+        sizes = self._sizes_on(cores)
+        if cores not in self._sizes and self._samples and self._is_too_long(sizes[0], cores):
+            sizes = ()
+        if sizes:
+            try:
+                self._run(cores, sizes, load)
+            except (InputError, MachineError):
+                done = tuple(sample.batch for sample in self._samples if sample.cores == cores)
+                if self._effort.batches is not None or len(done) < len(BATCHES) or cores in self._sizes:
+                    raise
+                # A larger batch is too much for the model or the machine.
+                self._samples = [sample for sample in self._samples if sample.cores != cores]
+                self._runs = {cell: runs_ns for cell, runs_ns in self._runs.items() if cell[0] != cores}
+                self._run(cores, done, load)
+        self._sizes[cores] = tuple(sample.batch for sample in self._samples if sample.cores == cores)
+
+    def _sizes_on(self, cores: float) -> tuple[int, ...]:
+        """The sizes on a core count; as long as they are not decided, those to try."""
+        if cores in self._sizes:
+            return self._sizes[cores]
+        return next(filter(None, reversed(self._sizes.values())), _sizes(self._effort.batches))
+
+    def _run(self, cores: float, sizes: tuple[int, ...], load: ServiceLoad | None) -> None:
+        """Measure these sizes, or fewer, in one process."""
+        effort, part_s = self._effort, self._cells_left_s / (CELL_COST * len(sizes))
+        self._cell_s = min(CELL_S_MAX, max(CELL_S_MIN, part_s)) if effort.seconds is None else effort.seconds
+        # Once: sessions for other numbers of threads take as much memory in each process.
+        prepared = ceil(cores) if not self.reports and self._on is None else 0
+        order = order_of(self._file, cores, sizes, self._shapes, self._on, prepared=prepared)
+        if not self._sizes and effort.batches is None:
+            usual = len(BATCHES)
+            order = structs.replace(order, batches=sizes[:usual], tried=sizes[usual:])
+        found = measure_on(
+            order,
+            self._cell_s,
+            self._limit,
+            runs_min=effort.runs_min,
+            load=load,
+            enough=self._add,
+            silence_s=effort.silence_s,
+            on=self._on,
+        )
+        self.reports += [report for report in found if isinstance(report, LoadReport)]
+
+    def _add(self, found: CellRuns) -> bool:
+        """Keep the runs of a cell. Returns whether larger batches are left out on this core count."""
+        rates = [sample.batch / sample.p50_ms for sample in self._samples if sample.cores == found.cores]
+        self._samples.append(sample_of(*found))
+        self._runs.setdefault((found.cores, found.batch), []).extend(found.runs_ns)
+        self._cells_left_s -= self._expected_s(found.batch, found.cores)
+        self._progress(self._left_s(), self._samples[-1])
+        if found.cores in self._sizes:
+            return False
+        is_first = not self._sizes and self._effort.batches is None
+        is_worth = found.batch / self._samples[-1].p50_ms > GAIN_MIN * max(rates, default=0.0)
+        if is_first and found.batch > BATCHES[-1] and not is_worth:
+            return True
+        larger = next((size for size in self._sizes_on(found.cores) if size > found.batch), None)
+        return larger is not None and self._is_too_long(larger, found.cores)
+
+    def _is_too_long(self, batch: int, cores: float) -> bool:
+        return self._effort.is_bounded and self._expected_s(batch, cores) > self._cells_left_s
+
+    def _expected_s(self, batch: int, cores: float, known: Sample | None = None) -> float:
+        """About how long a cell takes, by the newest sample: as long as its rows on so few cores, or as is wanted."""
+        known = known or self._samples[-1]
+        once_s = known.p50_ms / 1e3 * batch / known.batch * known.cores / cores
+        return CELL_COST * max(self._cell_s, (self._effort.runs_min + CELL_RUNS) * once_s)
+
+    def _left_s(self) -> float:
+        """About how long all cells that are left will take, in this pass and the later ones."""
+        here = self._samples[-1]
+        cells = [(-cores, batch) for cores in self._cores for batch in self._sizes_on(cores)]
+        each_s = {cell: self._expected_s(cell[1], -cell[0]) for cell in cells}
+        left_s = sum(each_s[cell] for cell in cells if cell > (-here.cores, here.batch))
+        all_s = sum(each_s.values())
+        if self._effort.is_bounded:
+            left_s, all_s = min(left_s, self._effort.cells_s), min(all_s, self._effort.cells_s)
+        return left_s + self._passes_left * all_s
 
 
 def order_of(  # each of them is part of it
@@ -233,43 +385,29 @@ def measure_briefly(
 ) -> Profile:
     """A short profile, so that a model without one can be served: one pass over few cells, in about `seconds`.
 
-    All cores first, then one core, each with the usual `BATCHES` and larger ones while each gives a tenth more rows per
-    second, or with `batches`. A slow model gets fewer cells: no cell is begun that would probably end too late.
-    `progress` gets the share of the time that has passed. Other arguments and errors as for `measure`.
+    All cores first, then one core. A slow model gets fewer cells. `progress` gets the share of the time that has
+    passed. Other arguments and errors as for `measure`.
     """
-    sizes = checked_batches(batches or [1 << power for power in range(SWEEP_BATCH_MAX.bit_length())])
-    samples: list[Sample] = []
-    reports: list[LoadReport] = []
-    begin_ns, end_ns = perf_counter_ns(), perf_counter_ns() + round(seconds * NS_PER_S)
-
-    def enough(found: CellRuns) -> bool:
-        samples.append(sample_of(*found))
-        now_ns = perf_counter_ns()
-        progress(min(1.0, (now_ns - begin_ns) / (end_ns - begin_ns)), samples[-1])
-        earlier = max((s.batch / s.p50_ms for s in samples[:-1] if s.cores == found.cores), default=0.0)
-        is_worth = found.batch / samples[-1].p50_ms > SWEEP_GAIN_MIN * earlier
-        # Twice the rows in twice the time; warm-up and pauses take as long as the runs.
-        next_ns = 4 * BRIEF_RUNS_MIN * median(found.runs_ns)
-        return now_ns + next_ns > end_ns or (batches is None and found.batch > BATCHES[-1] and not is_worth)
-
+    begin_ns = perf_counter_ns()
     all_cores = default_cores()[-1]
-    with service_load() as load:
-        for count in dict.fromkeys((all_cores, min(1.0, all_cores))):
-            begun = [sample for sample in samples if sample.cores == all_cores]
-            # One core takes at most `all_cores` times as long.
-            if begun and perf_counter_ns() + 2 * BRIEF_RUNS_MIN * all_cores * begun[0].p50_ms * NS_PER_MS > end_ns:
-                break
-            measured = tuple(sample.batch for sample in begun) or sizes
-            prepared = ceil(count) if count == all_cores else 0
-            order = order_of(file or model_path, count, measured, shapes or {}, prepared=prepared)
-            cells = measure_on(
-                order, BRIEF_CELL_S, limit, runs_min=BRIEF_RUNS_MIN, load=load, enough=enough, silence_s=BRIEF_SILENCE_S
-            )
-            reports += [found for found in cells if isinstance(found, LoadReport)]
-        one = Pass(date=datetime.now(UTC).isoformat(timespec="seconds"), beside=_beside(load), samples=tuple(samples))
+
+    def update(left_s: float, sample: Sample) -> None:
+        spent_s = (perf_counter_ns() - begin_ns) / NS_PER_S
+        progress(spent_s / (spent_s + left_s), sample)
+
+    effort = _Effort(
+        None if batches is None else checked_batches(batches),
+        tuple({all_cores, min(1.0, all_cores)}),
+        BRIEF_CELL_S,
+        cells_s=seconds,
+        runs_min=BRIEF_RUNS_MIN,
+        silence_s=BRIEF_SILENCE_S,
+    )
+    measured = _Measurement(file or model_path, shapes or {}, effort, limit, update)
+    one = measured.one_pass()
     took_s = (perf_counter_ns() - begin_ns) / NS_PER_S
-    source = f"a short measurement: {len(samples)} cells in {took_s:.0f} s, p99"
-    return _profile(model_path, samples, [one], reports, "p99", source, shapes or {})
+    source = f"a short measurement: {len(one.samples)} cells in {took_s:.0f} s, p99"
+    return _profile(model_path, measured.pooled(), [one], measured.reports, "p99", source, shapes or {})
 
 
 def kept_profile(model: Path, folder: Path) -> FirstProfile | None:
@@ -339,39 +477,6 @@ def checked_cores(cores: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted({float(count) for count in cores}))
 
 
-def batch_sweep(
-    model_path: Path,
-    *,
-    cores: float,
-    shapes: Mapping[str, tuple[int, ...]],
-    limit: Limit,
-    on: GpuPlace | None = None,
-) -> tuple[int, ...]:
-    """The batch sizes worth measuring: `BATCHES`, then doubled while each doubling gives a tenth more rows per second.
-
-    Beyond that, larger batches only add latency. A small network gains up to large batches, because the call costs more
-    than the computation; a large one on few cores gains nothing beyond a few rows. A model that cannot be run at all is
-    not refused here but by `measure`.
-    """
-    sizes = [BATCHES[-1]]
-    while sizes[-1] < SWEEP_BATCH_MAX:
-        sizes.append(2 * sizes[-1])
-    order = order_of(model_path, cores, sizes, shapes, on)
-    worth: list[int] = []
-    best_rps = 0.0
-    trials = measure_on(order, SWEEP_S, limit, runs_min=SWEEP_RUNS_MIN, on=on)
-    with contextlib.closing(trials), contextlib.suppress(InputError, MachineError):  # too large for model or machine
-        for found in trials:
-            if isinstance(found, LoadReport):
-                break
-            rate_rps = found.batch * NS_PER_S / median(found.runs_ns)
-            if rate_rps < best_rps * SWEEP_GAIN_MIN:
-                break
-            worth.append(found.batch)
-            best_rps = rate_rps
-    return (*BATCHES, *worth[1:])
-
-
 class ShareSample(Struct, frozen=True):
     """How long a batch takes with a share of a GPU, 0 to 1."""
 
@@ -387,7 +492,7 @@ def measure_shares(
     *,
     batches: Sequence[int],
     shapes: Mapping[str, tuple[int, ...]],
-    seconds: float = SECONDS,
+    seconds: float = CELL_S_MAX,
     limit: Limit = by_affinity,
 ) -> list[ShareSample]:
     """The durations of batches with each of these shares of a GPU, which MPS enforces. Errors as for `measure`."""

@@ -7,7 +7,7 @@ service replace the measured ones, and the other cells are scaled by the same ra
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log, sqrt
 from statistics import stdev
 from typing import Final
@@ -55,6 +55,14 @@ def speed_range(profile: Profile) -> SpeedRange | None:
             width = student * max(SPEED_SD_MIN, stdev(speeds)) * sqrt(1 + 1 / len(speeds))
             return SpeedRange(exp(-width), exp(width), len(speeds))
     return None
+
+
+def range_advice(profiles: Iterable[Profile]) -> tuple[str, ...]:
+    """How predictions from these profiles get a range, if they were measured, but in too few passes."""
+    measured = [profile for profile in profiles if profile.passes]
+    if not measured or any(map(speed_range, measured)):
+        return ()
+    return ("predictions have no range: profiles of several passes give one (`sloop profile MODEL --passes 3`)",)
 
 
 def _speeds(passes: Sequence[Pass]) -> list[float]:

@@ -69,6 +69,8 @@ class TimingOrder(Struct, frozen=True):
     prepared: int = 0
     """The largest number of threads that a worker may have: it keeps sessions for others too, which count as its
     memory. 0: they were counted before."""
+    tried: tuple[int, ...] = ()
+    """Larger sizes, which are run until the parent has seen enough. A start does not warm them up."""
 
 
 class BatchReady(Struct, frozen=True, tag="batch_ready"):
@@ -146,10 +148,10 @@ def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None
     if (
         order.shapes or session.example(session.signature.fixed_batch or 1) is None
     ):  # refuse an impossible batch before any is measured
-        for batch in order.batches:
+        for batch in (*order.batches, *order.tried):
             input_shapes(session.signature, batch, order.shapes, session.dimension_names, where=str(path))
     first_batch_ms = 0.0
-    for batch in order.batches:
+    for batch in (*order.batches, *order.tried):
         inputs = feed_for(session, batch, order.shapes, where=str(path))
         start_ns = perf_counter_ns()
         try:

@@ -42,3 +42,5 @@ def test_a_prediction_from_one_pass_has_none() -> None:
     for made in (setup(stage("a")), in_passes(setup(stage("a")), 1.0)):
         report = explain_plan(made, 5)
         assert report.predicted_ms_low is report.predicted_ms_high is None
+        advised = any("`sloop profile MODEL --passes 3`" in note for note in report.notes)
+        assert advised is any(belief.profile.passes for belief in only(made).beliefs.values())

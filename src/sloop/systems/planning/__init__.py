@@ -21,7 +21,7 @@ from sloop.core.views import CoreDemand
 from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.profile.estimate import Estimate
-from sloop.profile.passes import speed_range
+from sloop.profile.passes import range_advice, speed_range
 from sloop.profile.profile import START_S_ASSUMED
 from sloop.systems.planning.infeasibility import beyond_cluster, shortfalls_of, unused_kinds
 from sloop.systems.planning.marginal import NOTHING, binding_constraints, marginal_cost, marginal_cost_at
@@ -101,6 +101,7 @@ def explain_plan(
     reports = [each.report for each in explained]
     shortfalls = [*placed.shortfalls, *(found for each in explained for found in each.shortfalls)]
     several = len(explained) > 1
+    profiles = [belief.profile for application in setup.applications for belief in application.beliefs.values()]
     only, nodes = reports[0], placed.placement.nodes
     arrivals_planned = {each.plan_arrivals for each in reports}
     return PlanReport(
@@ -115,7 +116,7 @@ def explain_plan(
             [each.named(report.why) for each, report in zip(explained, reports, strict=True)]
             + [each.why for each in placed.shortfalls]
         ),
-        notes=(*(note for each in explained for note in each.notes), *_mixed_notes(setup)),
+        notes=(*(note for each in explained for note in each.notes), *_mixed_notes(setup), *range_advice(profiles)),
         rate_rps=sum(rates.values()),
         paths=tuple(path for each in explained for path in each.paths),
         shortfalls=tuple(shortfalls),
