@@ -6,8 +6,8 @@ everything, and a few numbers to read. `python -m tests.sloop_systems.recorded` 
 records again, and the difference is the diff of that file.
 
 Digests are equal where arithmetic is equal, bit by bit. Other libraries or another processor may round a sum or a
-logarithm otherwise, and one bit can turn a plan. So the file has a digest of such sums too, and the version of SciPy,
-whose solver breaks ties; where these differ, only the numbers to read are compared, with some tolerance.
+logarithm otherwise, and one bit can turn a plan. So the file has a digest of such sums too, and the version of HiGHS,
+which breaks ties; where these differ, only the numbers to read are compared, with some tolerance.
 """
 
 import json
@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import scipy
 from msgspec import Struct, structs
 
 from sloop.actions import AttachShadow, Decided, End, StartBatch, StartReplica
@@ -207,7 +207,7 @@ def tabled(name: str) -> Entry:
 def everything() -> dict[str, dict[str, Entry]]:
     """What `recorded.json` has."""
     return {
-        "machine": {"arithmetic": {"digest": arithmetic(), "scipy": scipy.__version__}},
+        "machine": {"arithmetic": {"digest": arithmetic(), "highs": version("highspy")}},
         "plans": {str(run): planned(run) for run in runs()},
         "runs": {str(run): played(run) for run in runs()},
         "tables": {name: tabled(name) for name in TABLES},
@@ -227,7 +227,7 @@ def recorded() -> dict[str, dict[str, Entry]]:
 @cache
 def is_exact() -> bool:
     """Whether this machine computes as the one that recorded."""
-    return recorded()["machine"] == {"arithmetic": {"digest": arithmetic(), "scipy": scipy.__version__}}
+    return recorded()["machine"] == {"arithmetic": {"digest": arithmetic(), "highs": version("highspy")}}
 
 
 def differences(kind: str, name: str, now: Entry, *, exact: bool | None = None) -> list[str]:
