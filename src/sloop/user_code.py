@@ -20,13 +20,14 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from msgspec import Struct
 
@@ -42,6 +43,17 @@ TRACE_CHARS_MAX: Final = 8_000
 LEFT_OUT: Final = "  … frames that are left out here …\n"
 REFUSED: Final = "refused"
 """The first line of an encoded `ModelFailure` that is a refusal."""
+
+PLACE: Final = re.compile(
+    r"(?:\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : )?"
+    r"(?:/\S+\.(?:cc|h):\d+ "
+    r"(?:(?:[\w:<>*&, ]+ )??[\w:<>~]+\([^)]*\)(?: const)?(?:::<lambda[^>]*>)?(?: \[with [^]]*\])? ?)?"
+    r"|\b\w+\.(?:cc|h):\d+ (?:operator\(\)|\w+) )"
+)
+"""A place in ONNX Runtime's source, with the function: its whole signature, or its name alone."""
+NODE: Final = re.compile(
+    r"Non-zero status code returned while running (?P<op>\w+) node\. ?Name: ?'(?P<name>[^']*)' ?Status Message: "
+)
 
 PYTHON: Final = ".py"
 SOURCES: Final = "sources.json"
@@ -361,4 +373,37 @@ def _one_line(error: BaseException) -> str:
     except Exception:  # the author's code
         text = "its text cannot be made"
     text = " ".join(text[: 4 * MESSAGE_CHARS_MAX].split())
+    if is_of_onnx_runtime(error):
+        text = runtime_reason(text, len(text))
     return f"{text[:MESSAGE_CHARS_MAX]}…" if len(text) > MESSAGE_CHARS_MAX else text
+
+
+# What ONNX Runtime says
+
+
+def is_of_onnx_runtime(error: BaseException) -> bool:
+    """Whether ONNX Runtime has raised it."""
+    return type(error).__module__.split(".")[0] == "onnxruntime"
+
+
+class NodeFailure(NamedTuple):
+    """A message of ONNX Runtime: operator and name of the node that failed, the innermost if it is inside others, both
+    empty if it names none, and what it says."""
+
+    op: str
+    name: str
+    said: str
+
+    @classmethod
+    def of(cls, message: str) -> "NodeFailure":
+        """Without the places in ONNX Runtime's own source."""
+        message = PLACE.sub("", re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", message))
+        *_, node = (None, *NODE.finditer(message))
+        return cls("", "", message) if node is None else cls(node["op"], node["name"], message[node.end() :])
+
+
+def runtime_reason(error: Exception | str, chars_max: int = 160) -> str:
+    """What ONNX Runtime says of an error, in one line."""
+    failure = NodeFailure.of((str(error).strip().splitlines() or [type(error).__name__])[0])
+    node = f"{failure.op} {failure.name!r}: " if failure.name else f"{failure.op}: " if failure.op else ""
+    return f"{node}{failure.said}"[:chars_max]

@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
@@ -199,6 +200,19 @@ def test_on_a_terminal_a_size_is_asked_for_once_and_remembered(tmp_path: Path, m
     known = examine(path)
     given: dict[str, tuple[int, ...]] = {"a": (5, 2), "b": (5, 2)}
     assert with_open_sizes(path, known, given) == given, "what is given is not asked for"
+
+
+def test_sizes_that_the_model_does_not_accept_are_not_an_example(tmp_path: Path) -> None:
+    ports = [helper.make_tensor_value_info(*port) for port in (("x", 1, ["b", "k"]), ("y", 1, ["b", "m", 97]))]
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["y"])], "g", ports[:1], ports[1:])
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, -1, 97]), "s"))
+    path = tmp_path / "graph.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    result = run("serve", path)
+    assert result.exit_code == 1
+    assert "the size of k is open; it fails on random inputs (x [1, 16]): " in result.stderr
+    assert "Reshape" in result.stderr
+    assert "help: give the shape of one row that it takes, in place of: --shape x=16" in result.stderr
 
 
 def test_sizes_of_inputs_without_rows_are_taken_and_said(tmp_path: Path) -> None:

@@ -367,6 +367,29 @@ def test_open_dimensions_of_one_name_are_one_with_a_usual_size(tmp_path: Path) -
     assert examine(model(tmp_path, nodes, ports[:1], ("y", INT64, ["b", "s"])), {"ids": (4,)}).obstacle == ""
 
 
+def test_sizes_are_proposed_that_the_model_accepts(tmp_path: Path) -> None:
+    """Windows of 32 samples, which 16, the usual size, does not fill; lines of text with a height that is a multiple of
+    48, but any width."""
+    cut = [helper.make_node("Reshape", ["x", "windows"], ["y"])]
+    windows = numpy_helper.from_array(np.array([0, -1, 32]), "windows")
+    known = examine(model(tmp_path, cut, [("x", FLOAT, ["b", "k"])], ("y", FLOAT, ["b", "m", 32]), [windows]))
+    assert ([each.proposal for each in known.dimensions], known.refusal, known.notes) == ([32], "", ())
+    lines = numpy_helper.from_array(np.array([0, -1, 48, 224]), "windows")
+    picture = ("x", FLOAT, ["b", 1, "height", "width"])
+    known = examine(model(tmp_path, cut, [picture], ("y", FLOAT, ["b", "m", 48, 224]), [lines]))
+    assert ([each.proposal for each in known.dimensions], known.refusal) == ([48, 224], "")
+
+
+def test_a_model_that_accepts_no_size_that_is_tried_says_so(tmp_path: Path) -> None:
+    cut = [helper.make_node("Reshape", ["x", "windows"], ["y"])]
+    windows = numpy_helper.from_array(np.array([0, -1, 97]), "windows")
+    known = examine(model(tmp_path, cut, [("x", FLOAT, ["b", "k"])], ("y", FLOAT, ["b", "m", 97]), [windows]))
+    assert [each.proposal for each in known.dimensions] == [16]
+    assert known.refusal.startswith("it fails on random inputs (x [1, 16]): ")
+    assert known.notes == (f"m.onnx: {known.refusal}",)
+    assert known.fault is None, "it may run with sizes that were not tried"
+
+
 # Memory
 
 MIB = 2**20

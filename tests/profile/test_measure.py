@@ -224,6 +224,18 @@ def test_default_cores_double_up_to_all() -> None:
     assert sorted(set(cores)) == list(cores)
 
 
+def test_counters_of_memory_may_fall(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel adds up resident pages now and then, so that a later peak may be smaller than an earlier one."""
+    peaks = iter([50_000_000, 49_000_000])
+    monkeypatch.setattr("sloop.profile.timed_process.peak_bytes", lambda: next(peaks))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(STOP)
+        *_, end = run_all(TimingOrder(str(model), 1, 1.0, (1,), {"x": (16,)}), theirs)
+    assert isinstance(end, LoadReport)
+    assert (end.memory_bytes, end.resize_bytes) == (50_000_000, 0)
+
+
 def test_the_measured_process_answers_what_it_is_given(model: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

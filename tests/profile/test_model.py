@@ -26,7 +26,7 @@ from sloop.profile.model import (
     zeros,
 )
 from sloop.tensor import Port, Signature, array_of, bfloats_of, elements_of, floats_of, join_strings
-from sloop.user_code import WrongOutputsError
+from sloop.user_code import WrongOutputsError, failure_of
 
 onnx = pytest.importorskip("onnx")
 Save = Callable[..., Path]
@@ -624,6 +624,28 @@ def test_values_that_an_operator_cannot_take_are_the_clients_fault(
     node = onnx.helper.make_node(operator, ["a", "b"], ["y"])
     session = graph(tmp_path, [node], [("a", 7, ["n"]), ("b", 7, ["n"])], ("y", 7, ["n"]), [])
     assert refusal_of(session, a=[4], b=[second]) == f"the model cannot run on these inputs: {said}"
+
+
+def test_the_innermost_node_says_what_is_wrong(tmp_path: Path) -> None:
+    """A node of a branch fails inside an If, which says no more than that."""
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    cut, keep = make("Reshape", ["x", "shape"], ["cut"], name="cut"), make("Identity", ["x"], ["kept"])
+    branches = {
+        branch: onnx.helper.make_graph([node], branch, [], [value(node.output[0], 1, None)])
+        for branch, node in (("then_branch", cut), ("else_branch", keep))
+    }
+    shape = onnx.numpy_helper.from_array(np.array([-1, 4]), "shape")
+    node = make("If", ["is_cut"], ["y"], **branches)
+    session = graph(tmp_path, [node], [("x", 1, ["n", "k"]), ("is_cut", 9, [])], ("y", 1, ["m", "l"]), [shape])
+    feed = {"x": np.ones((1, 5), "f4"), "is_cut": np.array(True)}
+    said = refusal_of(session, **feed)
+    assert said.startswith("the model cannot run on these inputs: Reshape: ")
+    assert "cannot be reshaped to the requested shape" in said
+    with pytest.raises(Exception, match="Reshape") as raised:
+        session.run(feed)
+    detail = failure_of(raised.value).detail
+    assert "Reshape 'cut': " in detail
+    assert ("ONNXRuntimeError" in detail, "Non-zero status" in detail) == (False, False)
 
 
 @pytest.mark.parametrize("kind", [1, 7])

@@ -466,8 +466,11 @@ def with_open_sizes(model: Path, known: ExaminedModel, shapes: Shapes) -> dict[s
     if not is_terminal():
         named = listed([each.name for each in missing])
         options = " ".join(f"--shape {name}={','.join(map(str, row))}" for name, row in proposed.items())
-        help = f"give the shape of one row, for example: {options}"
         what = f"besides its first dimension, the size of {named} is open"
+        help = f"give the shape of one row, for example: {options}"
+        if known.refusal:
+            what += f"; {known.refusal.partition('; ')[0]}"
+            help = f"give the shape of one row that it takes, in place of: {options}"
         raise InputError(what, where=str(model), help=help)
     click.echo(f"{model.name} has open dimensions besides the first; with which sizes should it be measured?", err=True)
     size = click.IntRange(min=1)

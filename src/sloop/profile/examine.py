@@ -46,16 +46,16 @@ from sloop.profile.model import (
     open_model,
     open_session,
     read_signature,
-    runtime_reason,
     signature_of,
     synthesise,
 )
 from sloop.profile.profile import Joining, digest_of_model, size_of_model
 from sloop.profile.threads import before_cores_are_known
-from sloop.profile.warming import try_on_one_row
+from sloop.profile.warming import accepted_sizes, try_on_one_row
 from sloop.tensor import Port, Signature
 from sloop.text import listed
 from sloop.units import GIB
+from sloop.user_code import runtime_reason
 
 EXAMINE_S_MAX: Final = 300.0
 """Limit for examining a model in a process of its own: importing its code, creating it, and all trials."""
@@ -124,6 +124,8 @@ class ExaminedModel(Struct, frozen=True, tag="examined"):
     """Why it would fail for every request; None if one row has not shown that (`sloop.profile.warming`)."""
     is_random: bool = False
     """Whether its graph draws random numbers, so that no request has the same outputs twice."""
+    refusal: str = ""
+    """Why it fails on inputs whose open dimensions have the proposed sizes; empty if it runs on them."""
 
     @property
     def joining(self) -> Joining | None:
@@ -292,10 +294,9 @@ def _examined(
     session = prepared.session
     rows = session.signature.fixed_batch or 1
     example = session.example(rows)
-    fault, notes = None, prepared.notes
+    fault, note = None, ""
     try:
         _, note = try_on_one_row(session, shapes, path, rows)
-        notes += (f"{path.name}: {note}",) if note else ()
     except InputError as error:
         fault = RefusedModel.of(error)
     signature, obstacle = session.signature, prepared.obstacle
@@ -303,17 +304,21 @@ def _examined(
         obstacle = obstacle_of(session, prepared.file) if fault is None else ""
     if not declared.batch or signature.fixed_batch is not None:
         signature = signature.without_rows()
+    dimensions = open_dimensions(session, signature) if example is None else ()
+    if note and not is_python(path) and (found := accepted_sizes(session, signature, dimensions, shapes)):
+        dimensions, note = found, ""
     return ExaminedModel(
         signature,
         obstacle,
         str(prepared.file),
         prepared.labels,
-        notes,
-        open_dimensions(session, signature) if example is None else (),
+        prepared.notes + ((f"{path.name}: {note}",) if note else ()),
+        dimensions,
         prepared.changes,
         "" if obstacle or fault else DECLARED if declared.joins_rows else AUTHOR if is_python(path) else GRAPH,
         fault,
         bool(declared.joins_rows) and path.suffix == ".onnx" and draws_random_numbers(prepared.file),
+        note if dimensions else "",
     )
 
 
@@ -520,7 +525,9 @@ def _check_opened(path: Path, opened: Path, batch: int, shapes: Mapping[str, tup
         inputs = synthesise(signature, input_shapes(signature, BATCHES_TRIED * batch, shapes, where=str(path)))
         together = after.run(inputs)
     except Exception as error:  # whatever ONNX Runtime raises, the graph still contains the old batch
-        reason = error.what.removeprefix(f"{path}: ") if isinstance(error, SloopError) else runtime_reason(error)
+        reason = error.what if isinstance(error, SloopError) else runtime_reason(error)
+        for file in (path, opened):
+            reason = reason.removeprefix(f"{file}: ")
         raise InputError(f"its batch cannot be opened: {reason}", where=str(path), help=remedy) from error
     slices = [slice(start, start + batch) for start in range(0, BATCHES_TRIED * batch, batch)]
     alone = [

@@ -27,11 +27,10 @@ from sloop.profile.model import (
     open_dimensions,
     open_model,
     row_shapes,
-    runtime_reason,
     synthesise,
 )
 from sloop.tensor import ARRAY_TYPES, Port, Signature, bfloats_of, floats_of
-from sloop.user_code import WrongOutputsError, failure_of, raised_by_users
+from sloop.user_code import WrongOutputsError, failure_of, raised_by_users, runtime_reason
 
 PASSES_ROWS: Final = (2, 3)
 """The numbers of rows with which the whole graph is run."""

@@ -46,7 +46,16 @@ from sloop.onnx_file import has_external_weights, keep_outputs, read_onnx
 from sloop.profile import operators
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
 from sloop.text import counted
-from sloop.user_code import WrongOutputsError, module_in, raise_user_error, raised_by_users, user_path
+from sloop.user_code import (
+    NodeFailure,
+    WrongOutputsError,
+    is_of_onnx_runtime,
+    module_in,
+    raise_user_error,
+    raised_by_users,
+    runtime_reason,
+    user_path,
+)
 
 PYTHON: Final = ".py"
 COMPILED: Final = ".innet"
@@ -606,23 +615,6 @@ def inferred_types(content: bytes, path: Path) -> dict[str, tuple[str, tuple[int
     return {made.name: (made.type, tuple(made.shape)) for made in session.get_outputs()}
 
 
-PLACE: Final = re.compile(
-    r"(?:\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : )?"
-    r"(?:/\S+\.(?:cc|h):\d+ "
-    r"(?:(?:[\w:<>*&, ]+ )??[\w:<>~]+\([^)]*\)(?: const)?(?:::<lambda[^>]*>)?(?: \[with [^]]*\])? ?)?"
-    r"|\b\w+\.(?:cc|h):\d+ (?:operator\(\)|\w+) )"
-)
-"""A place in ONNX Runtime's source, with the function: its whole signature, or its name alone."""
-
-
-def runtime_reason(error: Exception | str, chars_max: int = 160) -> str:
-    """What ONNX Runtime says of an error, without the places in its own source, in one line."""
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", first)
-    return PLACE.sub("", reason)[:chars_max]
-
-
-NODE: Final = re.compile(r"Non-zero status code returned while running (\w+) node\. ?Name: ?'[^']*' ?Status Message: ")
 BY_INPUTS: Final = re.compile(
     r"out of (?:data )?bounds|out of range|within the inclusive range|reshape|broadcast|dimension|mismatch|by zero|"
     r"(?:must|should) be|invalid|"
@@ -643,18 +635,17 @@ def fault_of_inputs(error: BaseException) -> str:
     """
     if isinstance(error, TextError):
         return str(error)
-    if type(error).__module__.split(".")[0] != "onnxruntime":
+    if not is_of_onnx_runtime(error):
         return ""
-    reason = runtime_reason(" ".join(str(error).partition("Please fix")[0].split()), 3 * REASON_CHARS_MAX)
-    node = NODE.search(reason)
-    said = reason[node.end() :] if node is not None else reason
+    failure = NodeFailure.of(" ".join(str(error).partition("Please fix")[0].split()))
+    said = failure.said
     if NO_NUMBER.fullmatch(said):
         said = "invalid number in a text"
-    is_refused = type(error).__name__ == "InvalidArgument" or (node is not None and BY_INPUTS.search(said))
+    is_refused = type(error).__name__ == "InvalidArgument" or (failure.op and BY_INPUTS.search(said))
     if not is_refused or BY_MACHINE.search(str(error)):
         return ""
     said = said[:REASON_CHARS_MAX].strip().rstrip(".")
-    return f"the model cannot run on these inputs: {f'{node[1]}: ' if node is not None else ''}{said}"
+    return f"the model cannot run on these inputs: {f'{failure.op}: ' if failure.op else ''}{said}"
 
 
 def _unusable(path: Path, message: str) -> InputError:

@@ -172,7 +172,7 @@ def run_all(order: TimingOrder, sock: socket.socket, shared: SharedMemory | None
     lone_bytes = peak_bytes()
     others = [threads for threads in range(order.prepared, 0, -1) if threads != order.threads][: kept - 1]
     more = [_prepared(order, threads, path) for threads in others]
-    memory_bytes = peak_bytes()
+    memory_bytes = max(lone_bytes, peak_bytes())  # the kernel's counters of resident pages are not exact
     on_device = max(0, used_bytes(device.uuid) - before_on_device) if device is not None else 0
     yield LoadReport(
         *(order.cores, weights_ms, first_batch_ms, memory_bytes, session.software, on_device),

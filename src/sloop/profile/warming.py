@@ -10,16 +10,18 @@ A worker then runs the batches that it will get, so that no request pays for wha
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
 from sloop.errors import InputError, Refused
 from sloop.profile.model import (
     Array,
+    OpenDimension,
     Session,
     fault_of_inputs,
     is_python,
@@ -38,6 +40,11 @@ DEARER: Final = 2.0
 DEARER_S: Final = 0.02
 """The model does something once for a size if the first pass with it takes more than `DEARER` times as long as later
 ones, and at least `DEARER_S` longer."""
+SIZES_TRIED: Final = tuple(sorted((*(1 << place for place in range(15)), 3, 48, 80, 400, 16_000)))
+"""Powers of two, and what else models have: channels, heights of lines of text, bands and windows of spectra, a second
+of speech."""
+SEARCH_S_MAX: Final = 3.0
+"""How long sizes are looked for that a model accepts."""
 
 
 def placeholders(
@@ -104,6 +111,41 @@ def try_on_one_row(
             raise InputError(what, where=line_in(path, error), help=remedy(session, path)) from error
         return False, f"it fails on {on} ({sizes}): {failure_of(error).detail}; {remedy(session, path)}"
     return is_known, ""
+
+
+def accepted_sizes(
+    session: Session, signature: Signature, dimensions: Sequence[OpenDimension], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[OpenDimension, ...]:
+    """The open dimensions with other proposals, on which a model runs that fails with the usual ones; none if they are
+    not found soon. `shapes` gives one row's shape of the inputs whose sizes are known."""
+    until_s = time.monotonic() + SEARCH_S_MAX
+    for sizes in _nearby_sizes([each.proposal for each in dimensions]):
+        if time.monotonic() > until_s:
+            break
+        guessed = guessed_rows(session) | row_shapes(signature, dimensions, sizes)
+        feed = placeholders(session.signature, session.signature.fixed_batch or 1, shapes, guessed)
+        if feed is None:
+            break
+        try:
+            session.run(feed)
+        except raised_by_users():  # other sizes are tried
+            continue
+        return tuple(structs.replace(each, proposal=size) for each, size in zip(dimensions, sizes, strict=True))
+    return ()
+
+
+def _nearby_sizes(usual: Sequence[int]) -> Iterator[list[int]]:
+    """Other sizes of the open dimensions: of each alone, and of all together. Smaller ones, which cost less, come
+    first."""
+    near = [
+        [*(size for size in reversed(SIZES_TRIED) if size < most), *(size for size in SIZES_TRIED if size > most)]
+        for most in usual
+    ]
+    for sizes in zip(*near, strict=False):
+        for place, size in enumerate(sizes):
+            yield [*usual[:place], size, *usual[place + 1 :]]
+        if len(sizes) > 1:
+            yield list(sizes)
 
 
 def remedy(session: Session, path: Path) -> str:
