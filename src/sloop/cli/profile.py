@@ -305,8 +305,7 @@ def profile(  # one parameter for each option
             made = structs.replace(made, hardware=f"{hardware}: {made.hardware}")
         made, found = add_kernels(made, Path(known.file), on, rows, kernels or "auto", kept_sharing(made, path))
         made = _saved(made, form, path, known.joining)
-        remarks = [*display(made, path, form), *service.remarks(), *sweep.left_out_of(made)]
-        value, parts = _output(model, made, known, service, remarks)
+        value, parts = _output(model, made, known, service, [*display(made, path, form), *sweep.left_out_of(made)])
         if on is not None:
             value |= found.value
             parts += [*found.display(on), *_add_shares(value, made, known, rows, on, shares or (), repeated[1])]
@@ -316,11 +315,11 @@ def profile(  # one parameter for each option
 def _output(
     model: Path, made: Profile, known: ExaminedModel, service: "_ServicePasses", parts: Sequence[RenderableType]
 ) -> tuple[dict[str, object], list[RenderableType]]:
-    """The object for `--json`, and what is printed: `parts`, and what was examined."""
+    """The object for `--json`, and what is printed: `parts`, failed passes, and what was examined."""
     joining = f"{model.name}: {joining_text(known.obstacle, known.evidence)}"
     joins = {"joined": not known.obstacle, "why": known.obstacle or known.evidence}
     value = {**value_of(model, made), "notes": known.notes, "joins_rows": joins, "failed_passes": service.failures}
-    return value, [*parts, *known.notes, joining]
+    return value, [*parts, *service.remarks(), *known.notes, joining]
 
 
 def _check_places(model: Path, path: Path, on: GpuPlace | None) -> None:
