@@ -39,8 +39,6 @@ from sloop.events import ReplicaCompleted, ReplicaLost, ReplicaProgressed, Repli
 from sloop.profile.onnx_cut import LayerGraph
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.plots import Figure, Panel, Series
-from sloop.reproduce import data_folder
-from sloop.reproduce.twitter import FILE
 from sloop.runlog import read_log
 from sloop.serve.backends.local import SPARES_AFTER_S
 from sloop.sim.scenarios import run_scenario
@@ -48,6 +46,8 @@ from sloop.sim.truth.recorded import NOT_RECORDED
 from sloop.sim.world import World, recorded_in
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import PipelineId, ReplicaId, Request
+from sloop_systems.comparison import data_folder
+from sloop_systems.comparison.twitter import FILE
 from tests.hosts import Host, Hosts
 from tests.serve.fleet import Fleet, until
 

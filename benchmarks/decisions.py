@@ -36,12 +36,6 @@ from sloop.policies.batch import Deadline
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
 from sloop.profile.published import YOLOV5S_S
-from sloop.reproduce.biscale import runs as biscale
-from sloop.reproduce.fa2 import runs as fa2
-from sloop.reproduce.flashpoint import runs as flashpoint
-from sloop.reproduce.flashpoint.offline import T5
-from sloop.reproduce.ipa import runs as ipa
-from sloop.reproduce.ipa.published import PIPELINES as IPA_PIPELINES
 from sloop.systems.planning.steady import steady_plans
 from sloop.systems.registry import build
 from sloop.systems.setup import set_up
@@ -59,6 +53,12 @@ from sloop.vocabulary import (
     Slot,
     Visit,
 )
+from sloop_systems.biscale.experiments import runs as biscale
+from sloop_systems.fa2.experiments import runs as fa2
+from sloop_systems.flashpoint.experiments import runs as flashpoint
+from sloop_systems.flashpoint.experiments.offline import T5
+from sloop_systems.ipa.experiments import runs as ipa
+from sloop_systems.ipa.experiments.published import PIPELINES as IPA_PIPELINES
 
 BELIEF = Estimate(YOLOV5S_S, variant="v", hardware="local")
 

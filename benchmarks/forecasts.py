@@ -27,12 +27,12 @@ from sloop.errors import InputError, MachineError
 from sloop.policies.forecast import SHIPPED, Lstm, OracleForecast
 from sloop.report.plots import Figure, Kind, Panel, Series, thin, write_figure
 from sloop.report.tables import Table
-from sloop.reproduce import data_folder, twitter
 from sloop.solvers.forecasting import LstmNetwork
 from sloop.streams import stream
 from sloop.systems.registry import POLICIES, build
 from sloop.units import NS_PER_S, s
 from sloop.workload import Trace
+from sloop_systems.comparison import data_folder, twitter
 
 WARM_S: Final = 120
 """The first forecast is made after two minutes, when every forecaster has seen as much as it looks at."""

@@ -28,13 +28,13 @@ from sloop.app.hardware import KINDS
 from sloop.app.load import load_scenario
 from sloop.profile.profile import Profile, load_profile, save_profile
 from sloop.report.plots import Figure, Panel, Series
-from sloop.reproduce import data_folder, twitter
-from sloop.reproduce.harness import in_parallel
 from sloop.runlog.summary import RunRow
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.planning.steady import steady_plans
 from sloop.systems.setup import set_up
 from sloop.units import to_s
+from sloop_systems.comparison import data_folder, twitter
+from sloop_systems.comparison.harness import in_parallel
 
 KEPT: Final = 0.99
 """The share of requests that must be in time: Ribbon's QoS satisfaction rate."""

@@ -3,7 +3,7 @@
     python -m benchmarks.rented [--seeds 3] [--arrivals "at once"] [--data FOLDER]
 
 These are the rows `ours` of `sloop reproduce paldia` without its other rows, so that more seeds can be simulated in the
-same time. `sloop.reproduce.paldia.ours` has the loads, systems and parameters.
+same time. `sloop_systems.paldia.experiments.ours` has the loads, systems and parameters.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Final
 
 from benchmarks.notebook import arguments, publish, say, table
-from sloop.reproduce import data_folder
-from sloop.reproduce.harness import Results, run_trials
-from sloop.reproduce.paldia.ours import (
+from sloop_systems.comparison import data_folder
+from sloop_systems.comparison.harness import Results, run_trials
+from sloop_systems.paldia.experiments.ours import (
     ARRIVALS,
     FIRST_SEED,
     SCENES,
@@ -26,7 +26,7 @@ from sloop.reproduce.paldia.ours import (
     price_figures,
     rivals,
 )
-from sloop.reproduce.paldia.runs import PaldiaResult
+from sloop_systems.paldia.experiments.runs import PaldiaResult
 
 ABOUT: Final = (
     "The parameters of `mixed` and `harbor` were chosen with seeds 0 to 2 of ResNet50 on the Azure-like load; here "

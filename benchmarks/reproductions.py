@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.notebook import arguments, publish, say, table
-from sloop.reproduce import REPRODUCTIONS, Reproduction, reproduce
-from sloop.reproduce.rows import VERDICTS, Row
+from sloop_systems.comparison import REPRODUCTIONS, Reproduction, reproduce
+from sloop_systems.comparison.rows import VERDICTS, Row
 
 OURS: Final = ("ours", "our planner", "published scalers")
 """Experiments, in lower case, that compare our own systems with published ones."""

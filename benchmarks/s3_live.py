@@ -38,11 +38,11 @@ from sloop.profile.measure import measure
 from sloop.profile.profile import path_beside, save_profile
 from sloop.report.plots import Figure, Panel, Series, timeline
 from sloop.report.tables import Cell, agreement
-from sloop.reproduce import data_folder
-from sloop.reproduce.sponge.offline import LINK
 from sloop.serve.cpu_quota import Cgroups, confined, detect
 from sloop.sim import BYTES_PER_KB
 from sloop.workload import Link, link_from, read_link
+from sloop_systems.comparison import data_folder
+from sloop_systems.sponge.experiments.offline import LINK
 
 PAYLOAD_KB: Final = 284.0
 MODEL, PIXELS = "densenet121", 112

@@ -31,10 +31,10 @@ from benchmarks.peers.peer import Environment
 from benchmarks.simulators.ours import declared
 from benchmarks.simulators.setting import BATCHING, LOAD, MANY_SERVERS, SERVICE_S, Case
 from sloop.report.plots import Figure, Panel, Series
-from sloop.reproduce import data_folder
-from sloop.reproduce.flashpoint.experiments import LABELS, hour
-from sloop.reproduce.flashpoint.runs import FlashpointTrial, Technique, trace_of
-from sloop.reproduce.flashpoint.traces import MAIN
+from sloop_systems.comparison import data_folder
+from sloop_systems.flashpoint.experiments.results import LABELS, hour
+from sloop_systems.flashpoint.experiments.runs import FlashpointTrial, Technique, trace_of
+from sloop_systems.flashpoint.experiments.traces import MAIN
 from tests.sim.theory.queues import wait_many_s
 
 PEERS: Final = Environment("sim", ("simpy==4.1.2", "salabim==26.0.9"))
@@ -232,7 +232,7 @@ def hour_of_twitter(rounds: int, seed: int) -> str:
         for technique in HOUR_TECHNIQUES:
             say(f"round {number + 1} of {rounds}: {LABELS[technique]}")
             trial = structs.replace(hour_trial(technique), seed=seed + number)
-            play = f"from sloop.reproduce.flashpoint.runs import FlashpointTrial; {trial!r}.play()"
+            play = f"from sloop_systems.flashpoint.experiments.runs import FlashpointTrial; {trial!r}.play()"
             found.setdefault(LABELS[technique], []).append(process_s([sys.executable, "-c", play]))
         say(f"round {number + 1} of {rounds}: SimPy")
         simpy = [str(python_of(PEERS)), "-m", "benchmarks.simulators.simpy_models", "--style", "resource"]

@@ -34,13 +34,13 @@ from sloop.profile.model import open_model
 from sloop.profile.profile import Profile, path_beside, save_profile
 from sloop.report.plots import timeline
 from sloop.report.tables import Cell
-from sloop.reproduce import data_folder
-from sloop.reproduce.twitter import biscale
 from sloop.runlog import read_log
 from sloop.serve.cpu_quota import confined
 from sloop.sim import recorded_in
 from sloop.vocabulary import Outcome as Ending
 from sloop.vocabulary import Request
+from sloop_systems.comparison import data_folder
+from sloop_systems.comparison.twitter import biscale
 
 UNIT: Final = 0.25
 UNITS: Final = 6

@@ -42,6 +42,7 @@ def test_imports_go_downwards_only() -> None:
         ("report/__init__.py", "import sloop.sim.truth", "Law 2"),
         ("innet/switch.py", "import sloop.app", "The house"),
         ("report/html.py", "import sloop.sim.run", "The house"),
+        ("cli/systems.py", "import sloop_systems.fa2", "Law 4: the platform"),
     ],
 )
 def test_a_broken_contract_is_noticed(tmp_path: Path, file: str, line: str, contract: str) -> None:

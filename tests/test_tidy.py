@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SRC, TESTS = ROOT / "src" / "sloop", ROOT / "tests"
+SRC, TESTS = ROOT / "src", ROOT / "tests"
 SOURCES = sorted(SRC.rglob("*.py"))
 PYTHON = SOURCES + sorted(TESTS.rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))
 TEXTS = [
@@ -36,7 +36,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def dotted(path: Path) -> str:
-    """The module's name inside the package: src/sloop/core/views.py is `core.views`."""
+    """The module's name: src/sloop/core/views.py is `sloop.core.views`."""
     return ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -134,12 +134,18 @@ def imports(tree: ast.Module) -> Iterator[str]:
             yield node.value.partition(":")[0]
 
 
+def entries() -> Iterator[str]:
+    """The modules of entry points."""
+    for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"].values():
+        yield from (value.partition(":")[0] for value in group.values())
+
+
 def test_every_source_file_is_used() -> None:
-    used = {name for path in SOURCES for name in imports(parse(path))}
+    used = {name for path in SOURCES for name in imports(parse(path))} | set(entries())
     complain(
         f"{path.relative_to(ROOT)}: nothing imports it — delete it, or use it"
         for path in SOURCES
-        if not path.name.startswith("__") and f"sloop.{dotted(path)}" not in used
+        if not path.name.startswith("__") and dotted(path) not in used
         if "__main__" not in imports(parse(path))  # a program of its own
     )
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import ec2
 from sloop.app.hardware import KINDS
 from sloop.errors import InputError
-from sloop.reproduce import data_folder
+from sloop_systems.comparison import data_folder
 
 DATA = data_folder()
 WITH_RIBBON = pytest.mark.skipif(not ec2.is_there(DATA), reason="the artefact of Ribbon is not there")

@@ -25,10 +25,10 @@ from sloop.app.document import parse_yaml
 from sloop.core.protocols import Forecast
 from sloop.errors import InputError
 from sloop.policies.forecast import Last, MovingMax, OracleForecast, Times
-from sloop.reproduce import data_folder, twitter
 from sloop.systems.registry import build
 from sloop.units import s
 from sloop.workload import trace_from
+from sloop_systems.comparison import data_folder, twitter
 
 COUNTS = [20 + second % 7 for second in range(200)]
 

@@ -7,10 +7,10 @@ import pytest
 from msgspec import structs
 
 from benchmarks import rented
-from sloop.reproduce.harness import Results, Wanted
-from sloop.reproduce.paldia.ours import SCENES
-from sloop.reproduce.paldia.runs import PaldiaResult, PaldiaTrial
-from tests.reproduce.test_paldia import result
+from sloop_systems.comparison.harness import Results, Wanted
+from sloop_systems.paldia.experiments.ours import SCENES
+from sloop_systems.paldia.experiments.runs import PaldiaResult, PaldiaTrial
+from tests.sloop_systems.paldia.test_experiments import result
 
 
 def test_the_page_has_each_system_on_each_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from msgspec import structs
 from benchmarks import reproductions
 from benchmarks.reproductions import TimedReproduction, page_of, timed
 from sloop.report.plots import Figure
-from sloop.reproduce import Reproduction
-from sloop.reproduce.rows import Claim, Row, compare, directed
+from sloop_systems.comparison import Reproduction
+from sloop_systems.comparison.rows import Claim, Row, compare, directed
 
 
 def made(*rows: Row) -> TimedReproduction:

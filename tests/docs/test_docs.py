@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sloop.app.load import load_deployment, load_scenario
-from sloop.cli import COMMANDS, main
+from sloop.cli import main
 from sloop.profile.profile import save_profile
 from sloop.profile.published import RESNET_T
 from sloop.sim.scenarios import run_scenario
@@ -50,9 +50,8 @@ def test_commands_parse(line: str) -> None:
         assert find_spec(module) is not None, f"{line}: there is no module {module}"
         return
     assert program == "sloop", line
-    assert name in COMMANDS, line
     command = main.get_command(click.Context(main), name)
-    assert command is not None
+    assert command is not None, line
     command.make_context(name, arguments)  # raises UsageError for an option that does not exist
 
 

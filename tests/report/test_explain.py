@@ -43,8 +43,6 @@ from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
 from sloop.report import explain
 from sloop.report.explain import DecisionStory, RequestStory, miss_reasons, plan_text
-from sloop.reproduce.paldia.experiments import ON_M60, trial_of
-from sloop.reproduce.paldia.runs import world_of
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState, OnlyGraph
 from sloop.sim import simulate
@@ -68,6 +66,8 @@ from sloop.vocabulary import (
     StagePlan,
 )
 from sloop.workload.trace import trace_of
+from sloop_systems.paldia.experiments.results import ON_M60, trial_of
+from sloop_systems.paldia.experiments.runs import world_of
 from tests.runlog.story import (
     GRAPH,
     STORY,

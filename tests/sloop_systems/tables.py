@@ -20,8 +20,6 @@ from sloop.innet.quantiser import quantise
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.profile.pairs import BlockCosts
 from sloop.profile.v100 import IGNITER_V100, IGNITER_V100_MODELS
-from sloop.reproduce.colocation.scene import LANGUAGE_MIX, MIXED, VISION, models_of, placed_models
-from sloop.reproduce.netnn.offline import flow_model, inputs, small_model
 from sloop.solvers import (
     asyfunc,
     biscale,
@@ -45,6 +43,8 @@ from sloop.solvers import (
     usher,
 )
 from sloop.solvers.budget import IndexedPath, Segment, StageOptions
+from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, placed_models
+from sloop_systems.netnn.experiments.offline import flow_model, inputs, small_model
 from tests.solvers.ipa_scene import drawn, fan, large
 
 Answers = list[Any]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.profile.profile import Amdahl
-from sloop.reproduce.biscale.runs import PIPELINES
 from sloop.solvers.biscale import BiscaleChoice, BiscaleProblem, BiscaleStage, Throughput, chain
 from sloop.solvers.budget import Segment
+from sloop_systems.biscale.experiments.runs import PIPELINES
 
 Pairs = list[tuple[int, int]]
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from sloop.errors import InputError
-from sloop.reproduce.colocation.scene import AO, LANGUAGE_MIX, MIXED, VISION, WAO, WSM, models_of, named, options_of
 from sloop.solvers import highs
 from sloop.solvers.colocation import (
     WHOLE,
@@ -26,6 +25,17 @@ from sloop.solvers.colocation import (
     possible_contents,
     relabelled,
     round_robin_shares,
+)
+from sloop_systems.colocation.experiments.scene import (
+    AO,
+    LANGUAGE_MIX,
+    MIXED,
+    VISION,
+    WAO,
+    WSM,
+    models_of,
+    named,
+    options_of,
 )
 
 # A1 and A3: estimates

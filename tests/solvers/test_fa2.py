@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.reproduce.fa2.application import CPU, GPU, Hardware, problem
 from sloop.solvers import budget, fa2
 from sloop.solvers.budget import IndexedPath, Ties
 from sloop.solvers.fa2 import (
@@ -30,6 +29,7 @@ from sloop.solvers.fa2 import (
     solve,
     stage_choices,
 )
+from sloop_systems.fa2.experiments.application import CPU, GPU, Hardware, problem
 
 some = settings(max_examples=30)
 

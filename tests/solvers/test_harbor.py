@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError
-from sloop.reproduce.colocation.scene import LANGUAGE_MIX, MIXED, VISION, models_of, named, placed_models
 from sloop.solvers import harbor
 from sloop.solvers.colocation import WHOLE, BatchOption, Content, mean_batch, most_goodput, needs
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, by_kind, place, replaced
+from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, named, placed_models
 
 
 def problem_of(names: Sequence[str], rate_rps: float, slo_ms: float, devices: int) -> HarborProblem:

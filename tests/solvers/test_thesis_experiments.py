@@ -10,11 +10,20 @@ from statistics import fmean
 
 import pytest
 
-from sloop.reproduce.colocation.router import achieved_rps, goodput_rps, run_model
-from sloop.reproduce.colocation.scene import AO, MIXED, USHER_GROUPS, VISION, WAO, WSM, models_of, placed_models
 from sloop.solvers import usher
 from sloop.solvers.colocation import Content, most_goodput
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, place
+from sloop_systems.colocation.experiments.router import achieved_rps, goodput_rps, run_model
+from sloop_systems.colocation.experiments.scene import (
+    AO,
+    MIXED,
+    USHER_GROUPS,
+    VISION,
+    WAO,
+    WSM,
+    models_of,
+    placed_models,
+)
 
 SEEDS = (1, 2)
 E1 = placed_models(VISION, 433.34, 200)

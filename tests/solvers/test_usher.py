@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError
-from sloop.reproduce.colocation.scene import AO, MIXED, VISION, WAO, models_of, named
 from sloop.solvers import usher
 from sloop.solvers.colocation import WHOLE, BatchOption, SharedModel, most_goodput, needs
 from sloop.solvers.usher import grouped, matching, needs_of, plan
+from sloop_systems.colocation.experiments.scene import AO, MIXED, VISION, WAO, models_of, named
 
 
 def groups_of(models: Sequence[SharedModel], names: Sequence[Sequence[str]]) -> list[list[int]]:

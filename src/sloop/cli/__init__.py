@@ -17,9 +17,8 @@ from typing import Final
 
 import click
 
-from sloop import __version__
+from sloop import __version__, plugins
 from sloop.errors import InputError
-from sloop.plugins import load, points
 
 COMMANDS: Final = {
     "serve": ("sloop.cli.serve", "Serve applications over HTTP and gRPC, within their deadlines."),
@@ -36,7 +35,6 @@ COMMANDS: Final = {
     "explain": ("sloop.cli.explain", "Explain why a request ended as it did, or why a decision was taken."),
     "replay": ("sloop.cli.replay", "Repeat the decisions of a recorded run and compare them with the log."),
     "check": ("sloop.cli.check", "Validate an application file and show its plan, without starting anything."),
-    "reproduce": ("sloop.cli.reproduce", "Repeat published experiments and compare the results with the publication."),
     "systems": ("sloop.cli.systems", "List the systems: who published them, and which policies they use."),
     "trace": ("sloop.cli.trace", "Describe, convert or plot a trace of arrivals."),
     "innet": ("sloop.cli.innet", "Run small networks inside the network; detect intrusions on the path."),
@@ -68,14 +66,14 @@ class Commands(click.Group):
 def _added() -> Mapping[str, tuple[EntryPoint, ...]]:
     """The entry points of the commands that installed distributions add, by name."""
     try:
-        return points("sloop.commands")
+        return plugins.points("sloop.commands")
     except InputError as error:
         raise click.ClickException(str(error)) from error
 
 
 def _added_command(name: str) -> click.Command | None:
     try:
-        return load(_added()[name], click.Command) if name in _added() else None
+        return plugins.load(_added()[name], click.Command) if name in _added() else None
     except InputError as error:
         raise click.ClickException(str(error)) from error
 

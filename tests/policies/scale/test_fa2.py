@@ -22,13 +22,13 @@ from sloop.policies.scale.fa2 import (
 )
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
-from sloop.reproduce.fa2.application import CPU, Hardware, problem, profile_of
 from sloop.solvers import budget, fa2
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.fa2 import Fa2Choice, Fa2Solution
 from sloop.systems.registry import POLICIES, build
 from sloop.units import ms, s
 from sloop.vocabulary import Group, Path, Plan, ReplicaSpec, Slot, StagePlan
+from sloop_systems.fa2.experiments.application import CPU, Hardware, problem, profile_of
 from tests.policies.conftest import make_stage, make_view
 
 Stage = Callable[..., StageView]

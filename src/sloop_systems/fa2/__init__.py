@@ -1,0 +1,1 @@
+"""FA2 (Razavi et al., RTAS 2022): the fewest replicas over a whole graph."""
