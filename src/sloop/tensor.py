@@ -72,6 +72,11 @@ class Port(Struct, frozen=True):
         """Whether the first dimension counts rows, and is open."""
         return self.has_rows and self.shape[:1] == (-1,)
 
+    @property
+    def kind(self) -> str:
+        """Type and shape, such as `FP32[-1, 3, 224, 224]`."""
+        return f"{self.datatype}{list(self.shape)}"
+
 
 class Signature(Struct, frozen=True):
     """Inputs and outputs of a model, in the model's order; of an application, the inputs of its first stages and the

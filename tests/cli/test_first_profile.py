@@ -64,7 +64,7 @@ def test_a_model_file_is_measured_and_served(model: Path) -> None:
         _, errors = process.communicate(timeout=30)
     kept = path_beside(model)
     assert said["profiles"] == [{"model": str(model), "profile": str(kept)}]
-    assert "tiny.onnx has no profile: measuring it for at most about 10 s" in errors
+    assert "tiny.onnx has no profile: it is tried, then measured for about 10 s" in errors
     assert f"this short profile is kept in {kept}; `sloop profile {model}` makes a full one" in errors
     profile = load_profile(kept)
     assert (profile.origin, profile.source.partition(":")[0]) == ("measured", "a short measurement")
@@ -78,7 +78,7 @@ def test_it_ends_in_order_when_told_while_a_model_is_measured(model: Path) -> No
     command = [sys.executable, "-m", "sloop", "serve", "tiny.onnx", "--http-port", "0", "--grpc-port", "0"]
     with subprocess.Popen(command, cwd=model.parent, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert "measuring it" in next(line for line in process.stderr if "no profile" in line)
+        assert "measured for" in next(line for line in process.stderr if "no profile" in line)
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
@@ -92,12 +92,31 @@ def test_it_is_refused_with_no_profile_and_by_commands_that_touch_nothing(model:
     if written:
         app = model.with_name("app.yaml")
         app.write_text("name: app\nslo_ms: 90\nstages: [{name: only, model: tiny.onnx}]\n")
-    for arguments in (["serve", app, "--no-profile"], ["plan", app, "--rate", "1"], ["check", app]):
+    for arguments in (["serve", app, "--no-profile"], ["plan", app, "--rate", "1"]):
         result = run(*arguments)
         assert result.exit_code == 1
         assert "has no profile, so its speed is unknown" in result.stderr
         assert f"measure it with `sloop profile {model}`; `sloop serve` measures a model briefly" in result.stderr
     assert not path_beside(model).exists()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_without_it_check_says_what_it_can_and_which_command_is_next(model: Path, *, written: bool) -> None:
+    app = model
+    if written:
+        app = model.with_name("app.yaml")
+        app.write_text("name: app\nslo_ms: 90\nstages: [{name: only, model: tiny.onnx}]\n")
+    result = run("check", app)
+    assert result.exit_code == 0, result.stderr
+    shown = " ".join(result.stdout.split())
+    assert ("deadline 90 ms" if written else "a deadline by its speed") in shown
+    assert "requests may share a forward pass" in shown
+    assert f"no plan yet: tiny.onnx has no profile next: `sloop serve {app}`" in shown
+    assert json.loads(run("check", app, "--json").stdout)["plan"] is None
+    assert not path_beside(model).exists()
+    if written:
+        app.write_text(app.read_text() + "system: spong\n")
+        assert "did you mean 'sponge'?" in run("check", app).stderr
 
 
 def test_a_wrong_system_is_told_before_anything_is_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +273,7 @@ def test_an_application_is_called_like_its_file_in_letters_of_a_url(file: str, n
     shown = run("check", odd)
     assert shown.exit_code == 0, shown.stderr
     path_beside(odd).unlink()
-    refused = run("check", odd).stderr
+    refused = run("plan", odd, "--rate", "1").stderr
     assert f"{odd}: stages[0]: {name}/{name} has no profile" in refused
 
 
@@ -278,6 +297,25 @@ def test_two_models_are_two_applications(model: Path) -> None:
     with pytest.raises(InputError, match="there is no such file"):
         load_deployment(model.with_name("three.onnx"))
     assert np.isclose(deployment.applications[0].slo_ms, 300)
+
+
+@pytest.mark.parametrize(("models", "each_s"), [(1, 10.0), (2, 5.0), (4, 3.0)])
+def test_several_models_share_the_time(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: int, each_s: float
+) -> None:
+    given: list[float] = []
+
+    def briefly(*_: object, seconds: float, **__: object) -> Profile:
+        given.append(seconds)
+        return RESNET_T
+
+    monkeypatch.setattr("sloop.profile.measure.measure_briefly", briefly)
+    paths = [model.with_name(f"m{number}.onnx") for number in range(models)]
+    for path in paths:
+        path.write_bytes(model.read_bytes())
+    found, _ = module.first_profiles(load_deployment(paths), None, tmp_path / "state", {})
+    assert list(found) == paths
+    assert given == [each_s] * models
 
 
 def test_a_model_of_several_that_cannot_be_measured_is_left_out(

@@ -344,6 +344,17 @@ def test_an_example_stands_in_for_shapes_and_must_run(tmp_path: Path) -> None:
     assert "it fails on its own example: 'run' returns 'y' as uint64[1]" in fault.what
 
 
+@pytest.mark.parametrize("init", ["self, threads", "self", "self, threads=1", "self, *given"])
+def test_it_is_made_with_the_number_of_threads_if_it_takes_that(tmp_path: Path, init: str) -> None:
+    path = write(tmp_path, one().replace("def __init__(self, threads)", f"def __init__({init})"))
+    assert PythonSession(path, 1).signature.inputs
+
+
+def test_it_needs_no_constructor(tmp_path: Path) -> None:
+    path = write(tmp_path, one().replace("def __init__", "def prepare"))
+    assert PythonSession(path, 1).signature.inputs
+
+
 def test_the_one_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "applications.md").read_text(encoding="utf-8")
     path = write(tmp_path, text.partition("```python\n")[2].partition("```")[0])
@@ -381,7 +392,7 @@ def test_the_tokenizer_that_the_documentation_shows_is_one(tmp_path: Path) -> No
             one().replace("threads): pass", "threads): raise OSError('no weights')"),
             r"cannot be made: OSError: no weights",
         ),
-        (one().replace("threads): pass", "): pass"), r"cannot be made: TypeError"),
+        (one().replace("threads): pass", "path, threads): pass"), r"cannot be made: TypeError"),
         (
             one(more="def example(self, rows): return 5"),
             r"stage\.py: its 'example' fails: 'example' returns 'x' as int",

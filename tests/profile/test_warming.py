@@ -21,13 +21,16 @@ class Passes:
         self.ran.append(rows)
 
     def warm_up(self, batches: Sequence[int]) -> tuple[int, ...]:
-        return warm_up(self.run, batches, clock_s=lambda: self.now_s)
+        return warm_up(self.run, batches, clock_s=self.clock_s, work_s=self.clock_s)
+
+    def clock_s(self) -> float:
+        return self.now_s
 
 
 def test_every_size_is_run_if_sizes_cost_something_once() -> None:
     passes = Passes(0.001, 0.4)
     assert passes.warm_up((1, 2, 4, 8)) == ()
-    assert passes.ran == [2, 2, 2, 4, 8, 3, 5, 6, 7], "first those that a profile knows"
+    assert passes.ran == [2, 2, 2, 4, 4, 8, 3, 5, 6, 7], "first those that a profile knows; one is confirmed"
 
 
 def test_otherwise_only_the_largest_is_and_if_it_is_short() -> None:
@@ -35,7 +38,7 @@ def test_otherwise_only_the_largest_is_and_if_it_is_short() -> None:
     assert passes.warm_up((1, 2, 4, 8)) == ()
     assert passes.ran == [2, 2, 2, 8]
     spare = Passes(0.001, 0.0)
-    warm_up(spare.run, (1, 2, 4, 8), for_memory=False, clock_s=lambda: spare.now_s)
+    warm_up(spare.run, (1, 2, 4, 8), for_memory=False, clock_s=spare.clock_s, work_s=spare.clock_s)
     assert spare.ran == [2, 2, 2]
     slow = Passes(LARGEST_S_MAX / 7, 0.0)
     assert slow.warm_up((1, 2, 4, 8)) == ()
@@ -52,8 +55,20 @@ def test_sizes_that_cost_something_once_in_classes_are_found_by_the_largest() ->
         known.add(size_class)
         passes.run(rows)
 
-    assert warm_up(run, (1, 2, 4, 8), clock_s=lambda: passes.now_s) == ()
-    assert set(passes.ran) == set(range(2, 9))
+    assert warm_up(run, (1, 2, 4, 8, 16), clock_s=passes.clock_s, work_s=passes.clock_s) == ()
+    assert set(passes.ran) == set(range(2, 17))
+
+
+@pytest.mark.parametrize("slow", [2, 64], ids=["what is done once", "memory for the largest"])
+def test_one_slow_pass_does_not_make_all_sizes_run(slow: int) -> None:
+    passes = Passes(0.001, 0.0)
+
+    def run(rows: int) -> None:
+        passes.once_s = 0.4 * (rows == slow)
+        passes.run(rows)
+
+    assert warm_up(run, (1, 2, 4, 8, 16, 32, 64), clock_s=passes.clock_s, work_s=passes.clock_s) == ()
+    assert set(passes.ran) == {2, 4, 8, 16, slow}
 
 
 def test_warming_has_a_bound_and_names_the_sizes_left() -> None:
@@ -79,7 +94,7 @@ def test_a_batch_that_fails_ends_it() -> None:
         run(rows)
 
     with pytest.raises(MemoryError):
-        warm_up(fails, (1, 2, 4, 8), clock_s=lambda: passes.now_s)
+        warm_up(fails, (1, 2, 4, 8), clock_s=passes.clock_s, work_s=passes.clock_s)
 
 
 def test_sizes_are_those_that_were_measured_and_powers_of_two() -> None:

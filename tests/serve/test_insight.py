@@ -1,6 +1,8 @@
 """State, decisions and readiness, read from the run state of a small scene with one application or several."""
 
+import asyncio
 import json
+import logging
 import time
 from typing import Any
 
@@ -20,6 +22,7 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
 )
+from sloop.serve import server as module
 from sloop.serve.insight import Insight
 from sloop.serve.metrics import Metrics
 from sloop.serve.protocols import ModelState, Readiness, ServerReadiness
@@ -89,6 +92,26 @@ def test_says_what_keeps_it_from_being_ready() -> None:
     server.failure = "the core failed: KeyError(1)"
     assert server.insight.server_readiness().why == "the core failed: KeyError(1)"
     assert server.insight.readiness("") == Readiness(ModelState.STOPPING, "the core failed: KeyError(1)")
+
+
+def test_the_log_says_why_it_is_not_ready_and_when_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, said = of_one(plan_of(count=1)), asyncio.Event()
+    monkeypatch.setattr(module, "LOOK_READY_S", 0.001)
+    caplog.handler.addFilter(lambda _: said.set() or True)  # type: ignore[func-returns-value]  # it only listens
+
+    async def start() -> None:
+        telling = asyncio.create_task(module.tell_when_ready(server.insight, 0.001))
+        await asyncio.wait_for(said.wait(), 30)
+        server.act(0, WOKE)
+        server.make_ready(0)
+        await telling
+
+    with caplog.at_level(logging.INFO, "sloop.server"):
+        asyncio.run(start())
+    assert "not ready after 0.001 s: there is no plan yet" in caplog.text
+    assert caplog.messages[-1].startswith("ready after ")
 
 
 def test_a_plan_for_no_replicas_rests_until_requests_wait() -> None:

@@ -1,18 +1,22 @@
 """`sloop check`: validates application and deployment files, tries their models, and shows their plan."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 import click
 from rich.console import RenderableType
 
-from sloop.app.application import Application, Limits, Stage, Variant
+from sloop.app.application import Application, Deployment, Limits, Stage, Variant
+from sloop.app.load import is_model_application
 from sloop.cli.command import (
     CommandOutput,
     Rate,
+    check_systems,
     check_temporary,
     code_notes,
     command,
@@ -29,7 +33,7 @@ from sloop.profile.examine import ExaminedModel, examine, joining_text
 from sloop.report.tables import Table
 from sloop.serve.copies import private_copy
 from sloop.serve.deploy import check_wiring, declared_of, with_lone_requests
-from sloop.systems.planning import Arrivals, explain_plan
+from sloop.systems.planning import Arrivals, PlanReport, explain_plan
 from sloop.systems.setup import set_up
 from sloop.tensor import Signature
 from sloop.text import counted, listed, number
@@ -58,8 +62,8 @@ sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
 def check(
     apps: tuple[Path | str, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals, slo_ms: float | None
 ) -> CommandOutput:
-    """Validate the applications in APP..., run each of their models on a few rows, and show their plan. No server is
-    started, nothing is measured, and no file is kept.
+    """Validate the applications in APP..., run each of their models on a few rows, and show their plan, if each model
+    has a profile. No server is started, nothing is measured, and no file is kept.
 
     Exit code 1 if a file has a mistake, a model would fail for every request, or the plan is not feasible.
     """
@@ -69,28 +73,27 @@ def check(
     models = examined_models(deployment.applications)
     for each in deployment.applications:
         check_wiring(each, _signatures(each, models))
-    setup = set_up(deployment, must_fit=False)
-
-    def runs_alone(application: Application, stage: Stage, variant: Variant) -> bool:
-        tried = models.get((application.name, stage.name, variant.name))
-        return tried is not None and tried.known is not None and bool(tried.known.obstacle)
-
-    setup = with_lone_requests(setup, runs_alone, must_fit=False)
-    with progress("planning", total=1.0) as advance:
-        plan = explain_plan(setup, {"": RATE_RPS} | given, arrivals, clock=time.perf_counter_ns, progress=advance)
+    plan = None
+    if deployment.without_profile:
+        check_systems(deployment)
+    else:
+        plan = _planned(deployment, models, {"": RATE_RPS} | given, arrivals)
     described = [_described(each, models) for each in deployment.applications]
     value: dict[str, Any] = {"name": deployment.name, "applications": described, "plan": plan}
     value["limits"] = asdict(deployment.limits)
     if len(described) == 1:
         value |= {key: described[0][key] for key in ("application", "slo_ms", "stages")}
-    parts: list[RenderableType] = [_graph(each) for each in deployment.applications]
+    derived = slo_ms is None and plan is None
+    parts: list[RenderableType] = [
+        _graph(each, is_derived=derived and is_model_application(each)) for each in deployment.applications
+    ]
     if len(described) > 1 and (limits := _limits(deployment.limits)):
         parts.append(f"{deployment.name}: {limits} in all")
     by_default = [] if "" in given else [name for each in deployment.applications if (name := each.name) not in given]
-    if by_default:
+    if by_default and plan is not None:
         of = f" of {listed(by_default)}" if given else " of each application" if len(by_default) > 1 else ""
         parts.append(f"planned for {RATE_RPS:g} requests/s{of}, the default of `sloop check` (--rate sets another)")
-    parts += [*plan_display(plan), *notes, *code_notes(deployment)]
+    parts += [*(plan_display(plan) if plan is not None else ()), *notes, *code_notes(deployment)]
     parts += dict.fromkeys(note for model in models.values() for note in model.notes)
     for (application, stage, variant), tried in models.items():
         if tried.known is not None and not tried.fault:
@@ -98,7 +101,36 @@ def check(
             parts.append(f"{of}: {joining_text(tried.known.obstacle, tried.known.evidence)}")
     faults = dict.fromkeys(model.fault for model in models.values() if model.fault)
     parts += faults
-    return CommandOutput(value, parts, exit_code=0 if plan.feasible and not faults else 1)
+    if plan is None:
+        parts.append(_without_plan(deployment, apps))
+    return CommandOutput(value, parts, exit_code=1 if faults or (plan is not None and not plan.feasible) else 0)
+
+
+def _planned(
+    deployment: Deployment,
+    models: Mapping[tuple[str, str, str], "TriedModel"],
+    rates: Mapping[str, float],
+    arrivals: Arrivals,
+) -> PlanReport:
+    def runs_alone(application: Application, stage: Stage, variant: Variant) -> bool:
+        tried = models.get((application.name, stage.name, variant.name))
+        return tried is not None and tried.known is not None and bool(tried.known.obstacle)
+
+    setup = with_lone_requests(set_up(deployment, must_fit=False), runs_alone, must_fit=False)
+    with progress("planning", total=1.0) as advance:
+        return explain_plan(setup, rates, arrivals, clock=time.perf_counter_ns, progress=advance)
+
+
+def _without_plan(deployment: Deployment, apps: Sequence[Path | str]) -> str:
+    """Why there is no plan, and the command that comes next."""
+    missing = deployment.without_profile
+    has, them = ("have no profiles", "them") if len(missing) > 1 else ("has no profile", "it")
+    serves = f"`sloop serve {' '.join(quote(str(app)) for app in apps)}`"
+    measures = " and ".join(f"`sloop profile {quote(os.path.relpath(model))}`" for model in missing)
+    return (
+        f"no plan yet: {listed([model.name for model in missing])} {has}\n"
+        f"next: {serves}, which measures {them} briefly first; or {measures}, and then this command again for the plan"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +230,16 @@ def _tried_values(tried: TriedModel | None) -> Mapping[str, Any]:
     return {"fault": tried.fault if tried is not None else "", "joins_rows": joining}
 
 
-def _graph(application: Application) -> RenderableType:
-    """The stages of an application, under a title that says what holds for all of it."""
+def _graph(application: Application, *, is_derived: bool = False) -> RenderableType:
+    """The stages of an application, under a title that says what holds for all of it. `is_derived`: its deadline
+    follows from its speed."""
     rows = [
         (s.name, ", ".join(v.name for v in s.variants), ", ".join(s.after) or "–", condition(s))
         for s in application.order
     ]
     width = 4 if any(row[3] for row in rows) else 3
-    title = f"{application.name}: deadline {application.slo_ms:g} ms, {_nodes(application.cluster)}"
+    deadline = "a deadline by its speed" if is_derived else f"deadline {application.slo_ms:g} ms"
+    title = f"{application.name}: {deadline}, {_nodes(application.cluster)}"
     if application.weight != 1:
         title += f", weight {application.weight:g}"
     if application.rest_after_s:

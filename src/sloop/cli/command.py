@@ -43,6 +43,7 @@ from sloop.report.tables import Table, as_rich
 from sloop.serve.copies import ModelCopy
 from sloop.serve.stores import ModelSource
 from sloop.serve.weights import ModelFolder, usual_folder
+from sloop.systems import build_system
 from sloop.systems.system import is_system_file
 from sloop.text import counted, listed
 from sloop.workload.link import Link, link_from, read_link
@@ -410,6 +411,12 @@ def chosen_system(name: str | None) -> SystemChoice | None:
     if not name:
         return None
     return SystemChoice(str(Path(name).absolute()) if is_system_file(name) else name, path="--system")
+
+
+def check_systems(deployment: Deployment) -> None:
+    """InputError for a mistake in the systems of the applications."""
+    for application in deployment.applications:
+        build_system(application.system.name, application.system.declared)
 
 
 def code_notes(deployment: Deployment) -> list[str]:

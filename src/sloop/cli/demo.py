@@ -21,7 +21,8 @@ sloop demo --seconds 30 --out /tmp/demo --json
 @click.option(
     "--files",
     type=FOLDER,
-    help="Only write a small trained model, an application and a scenario to this folder, to try the other commands.",
+    help="Only write a small trained model, a request to it, an application and a scenario to this folder, to try the "
+    "other commands.",
 )
 @click.option(
     "--out",

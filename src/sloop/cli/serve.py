@@ -23,6 +23,7 @@ from sloop.cli.command import (
     CommandOutput,
     Number,
     Shapes,
+    check_systems,
     check_temporary,
     chosen_system,
     command,
@@ -37,7 +38,7 @@ from sloop.cli.command import (
 from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.errors import InputError, SloopError
 from sloop.profile.examine import Declared
-from sloop.profile.measure import BRIEF_S, first_profile, kept_profile
+from sloop.profile.measure import BRIEF_EACH_S, BRIEF_S, first_profile, kept_profile
 from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
@@ -49,15 +50,17 @@ from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
 from sloop.serve.journal import LogLimits
 from sloop.serve.private import group_of
-from sloop.serve.server import GRACE_S, Serving, Settings, check_writable, stoppable
+from sloop.serve.server import GRACE_S, Serving, Settings, check_usable, stoppable
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
-from sloop.systems import build_system
+from sloop.tensor import Port
 from sloop.text import counted, host_and_port, listed, number
 
 PORT = click.IntRange(0, 65535)
 POSITIVE = Number(min=0, min_open=True)
+PORTS_MAX: Final = 4
+"""Inputs or outputs of an application that a line shows."""
 KEY_VARIABLE: Final = "SLOOP_API_KEY"
 EXAMPLE = """
 sloop serve app.yaml
@@ -458,7 +461,7 @@ def serve(
         spare_workers=others["spare_workers"],
     )
     choice = chosen_system(system)
-    folder = check_writable(settings, deployment)
+    folder = check_usable(settings, deployment)
     first, left_out = ({}, {}) if no_profile else first_profiles(deployment, choice, folder, dict(shapes))
     deployment, notes = with_deadlines(deployment.without(left_out).with_profiles(first), slo_ms)
     _tell(notes)
@@ -498,8 +501,8 @@ def first_profiles(
     """Profiles for the models that have none: kept in the state folder, or measured now. And, by name, the applications
     whose models cannot be measured; if there is no other, raises the first error."""
     missing = deployment.without_profile
-    for application in (deployment.under(choice) if choice else deployment).applications if missing else ():
-        build_system(application.system.name, application.system.declared)  # a mistake there is told before measuring
+    if missing:
+        check_systems(deployment.under(choice) if choice else deployment)  # a mistake there is told before measuring
     found = {model: kept for model in missing if (kept := kept_profile(model, folder)) is not None}
     for first in found.values():
         click.echo(f"{first.model.name}: its profile is {first.file}", err=True)
@@ -521,7 +524,8 @@ def first_profiles(
             check_wiring(application, signatures.of_stages(application))  # a mistake there is told before measuring
         except SloopError as error:
             failed[application.name] = _unless_all(error, failed, deployment)
-    for model, own in _divided(shapes, declared, signatures).items():
+    each_s = max(BRIEF_EACH_S, BRIEF_S / max(1, len(measured)))
+    for place, (model, own) in enumerate(_divided(shapes, declared, signatures).items(), 1):
         users = [
             each.name
             for each in deployment.without(failed).applications
@@ -529,7 +533,11 @@ def first_profiles(
         ]
         try:
             if users:
-                found[model] = _measured(model, folder, own, declared[model])
+                which = f" ({place} of {len(measured)})" if len(measured) > 1 else ""
+                click.echo(
+                    f"{model.name} has no profile: it is tried, then measured for about {each_s:.2g} s{which}", err=True
+                )
+                found[model] = _measured(model, folder, own, declared[model], each_s)
         except SloopError as error:
             for name in users:
                 failed[name] = _unless_all(error, failed, deployment)
@@ -556,21 +564,22 @@ def _divided(shapes: Shapes, models: Mapping[Path, Declared], signatures: ModelS
     return {model: {name: row for name, row in shapes.items() if name in names} for model, names in inputs.items()}
 
 
-def _measured(model: Path, folder: Path, shapes: Shapes, declared: Declared) -> FirstProfile:
+def _measured(model: Path, folder: Path, shapes: Shapes, declared: Declared, seconds: float) -> FirstProfile:
     with private_copy(model, folder / COPIES) as own:
-        return _measured_copy(own, folder, shapes, declared)
+        return _measured_copy(own, folder, shapes, declared, seconds)
 
 
-def _measured_copy(own: ModelCopy, folder: Path, shapes: Shapes, declared: Declared) -> FirstProfile:
+def _measured_copy(own: ModelCopy, folder: Path, shapes: Shapes, declared: Declared, seconds: float) -> FirstProfile:
     model = own.original
     known, rows = examined(own, dict(shapes), declared)
-    click.echo(f"{model.name} has no profile: measuring it for at most about {BRIEF_S:g} s", err=True)
     with progress(f"measuring {model.name}", total=1.0) as advance:
 
         def update(share: float, sample: Sample) -> None:
             advance(share, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
 
-        first = first_profile(model, known, rows, folder, own=own.path, limit=confined, progress=update)
+        first = first_profile(
+            model, known, rows, folder, own=own.path, limit=confined, seconds=seconds, progress=update
+        )
     click.echo(f"{model.name}: {_speed(first.profile)}", err=True)
     full = f"sloop profile {shlex.quote(str(model))}"
     click.echo(f"this short profile is kept in {first.file}; `{full}` makes a full one, with ranges", err=True)
@@ -604,4 +613,15 @@ def addresses(
     }
     log = f"event log {value['log']}" if value["log"] else "no event log"
     where = f"at {value['http']} and grpc://{value['grpc']}; {log}"
-    return CommandOutput(value, [f"serving {listed(names)} {where}"])
+    takes = [
+        f"{model.name} takes {_ports(model.signature.inputs)} and answers {_ports(model.signature.outputs)} "
+        f"at {value['http']}/v2/models/{model.name}/infer"
+        for model in server.edges.models.values()
+    ]
+    return CommandOutput(value, [f"serving {listed(names)} {where}", *takes])
+
+
+def _ports(ports: Sequence[Port]) -> str:
+    """Such as `image FP32[-1, 3, 224, 224]`."""
+    named = [f"{port.name} {port.kind}" for port in ports[:PORTS_MAX]]
+    return listed(named + ([f"{len(ports) - PORTS_MAX} more"] if len(ports) > PORTS_MAX else []))

@@ -14,6 +14,9 @@ MODEL: Final = "digits.onnx"
 digits, 28 × 168 pixels; output: six digits. It takes about 2 ms on one core, so that a deadline of 100 ms can be missed
 under load."""
 
+REQUEST: Final = "request.json"
+"""A request to it, with a picture of handwriting that it has not learned from (`examples/digits/pictures.py`)."""
+
 APPLICATION: Final = """\
 name: digits
 slo_ms: 100                # end to end, from sending to the answer
@@ -36,9 +39,10 @@ systems: [{name: sponge, criterion: steady}, early-drop]
 
 
 def write_example(folder: Path) -> list[Path]:
-    """Write a small model, an application and a scenario to `folder`. Raises `InputError` if a file there differs."""
+    """Write a small model, a request to it, an application and a scenario to `folder`. Raises `InputError` if a file
+    there differs."""
     contents = {
-        MODEL: resources.files("sloop.demo").joinpath(MODEL).read_bytes(),
+        **{name: resources.files("sloop.demo").joinpath(name).read_bytes() for name in (MODEL, REQUEST)},
         "app.yaml": APPLICATION.encode(),
         "wave.yaml": SCENARIO.encode(),
     }

@@ -106,6 +106,8 @@ SOCKET_BYTES: Final = 4 << 20
 """Requested size of the send buffer, the same as for a replica's socket."""
 BRIEF_S: Final = 10.0
 """For the cells of `measure_briefly`; starting processes and loading the model come on top."""
+BRIEF_EACH_S: Final = 3.0
+"""The least for each of several models that share `BRIEF_S`."""
 BRIEF_CELL_S, BRIEF_RUNS_MIN = 0.15, 3
 BRIEF_SILENCE_S: Final = 60.0
 """A model whose single pass takes longer cannot be measured briefly."""
@@ -428,6 +430,7 @@ def first_profile(  # those of `measure_briefly`
     *,
     own: Path | None = None,
     limit: Limit = by_affinity,
+    seconds: float = BRIEF_S,
     progress: Callable[[float, Sample], None] = lambda share, sample: None,
 ) -> FirstProfile:
     """Measure a model briefly (`measure_briefly`), and keep the profile: beside the model, as `sloop profile` does, or
@@ -439,6 +442,7 @@ def first_profile(  # those of `measure_briefly`
         batches=known.batches_alone or None,
         shapes=dict(shapes),
         limit=limit,
+        seconds=seconds,
         progress=progress,
     )
     try:

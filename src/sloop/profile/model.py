@@ -13,7 +13,7 @@ A Python model looks like this:
         joins_rows = False                               # optional: see `Session.joins_rows`
         software = "ONNX Runtime 1.20"                   # optional: the library that runs it, recorded in its profile
 
-        def __init__(self, threads: int) -> None: ...
+        def __init__(self, threads: int) -> None: ...    # optional, and so is `threads`
         def run(self, image): ...                        # arrays in the order of `inputs`; returns those of `outputs`;
                                                          # may be `async`, and may raise `sloop.Refused`
         def example(self, rows: int): ...                # optional: realistic inputs, where random ones are refused
@@ -89,7 +89,7 @@ CUDA_ALONE: Final = "pip uninstall -y onnxruntime onnxruntime-gpu, then pip inst
 """Both packages have the same files, so whichever was installed last is the one that is imported."""
 REASON_CHARS_MAX: Final = 160
 """The most characters of a message of ONNX Runtime that a client gets."""
-CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs likewise, __init__(self, threads), run'
+CLASS_EXAMPLE: Final = 'inputs = {"image": ("UINT8", (1, -1, -1, 3))}, outputs likewise, run'
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Places = tuple[int, ...]
@@ -711,7 +711,7 @@ class PythonSession:
         if not callable(getattr(declared, "run", None)):
             raise InputError("class 'Model' has no method 'run'", where=str(path), help=f"give it {CLASS_EXAMPLE}")
         try:
-            self._model = declared(threads)
+            self._model = declared(threads) if _takes_threads(declared) else declared()
             self.software = str(getattr(self._model, "software", ""))
         except raised_by_users() as error:  # the author's code
             raise_user_error(error, path, "its class 'Model' cannot be made")
@@ -777,6 +777,17 @@ def model_class(path: Path) -> Any:  # noqa: ANN401  # the author's
     if not isinstance(declared, type):
         raise InputError("it has no class 'Model'", where=str(path), help=f"write one with {CLASS_EXAMPLE}")
     return declared
+
+
+def _takes_threads(declared: Any) -> bool:  # noqa: ANN401
+    """Whether the class is made with the number of threads, or without arguments."""
+    try:
+        inspect.signature(declared).bind(1)
+    except TypeError:
+        return False
+    except ValueError:  # written in C
+        return True
+    return True
 
 
 def _python_ports(declared: Any, kind: str, path: Path) -> tuple[Port, ...]:  # noqa: ANN401
@@ -856,7 +867,7 @@ def _declared_array(array: Any, port: Port, method: str) -> Array:  # noqa: ANN4
         return found
     of = f" of {type(strange[0]).__name__}" if strange else ""
     what = f"'{method}' returns {port.name!r} as {found.dtype}{of}{list(found.shape)}"
-    what += f", declared as {port.datatype}{list(port.shape)}"
+    what += f", declared as {port.kind}"
     remedy = "return that shape, or declare the other one"
     if not is_right:
         is_plain = port.datatype in NUMPY_TYPES

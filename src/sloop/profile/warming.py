@@ -8,6 +8,7 @@ A worker then runs the batches that it will get, so that no request pays for wha
 (`warm_up`).
 """
 
+import resource
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ WARM_S_MAX: Final = 10.0
 """How long a worker may run batches of one session beyond the first one before it is ready."""
 LARGEST_S_MAX: Final = 0.2
 """If sizes cost nothing once, the largest batch is run only if it should take less: it merely allocates memory."""
+CONFIRMING: Final = 3
+"""So many sizes in turn that cost nothing once show that a first slow pass was chance."""
 DEARER: Final = 2.0
 DEARER_S: Final = 0.02
 """The model does something once for a size if the first pass with it takes more than `DEARER` times as long as later
@@ -172,44 +175,58 @@ def _is_certain(error: BaseException) -> bool:
     return isinstance(error, ImportError | NameError) and not isinstance(error, UnboundLocalError)
 
 
+def cpu_s() -> float:
+    """The CPU time of this process, and of those that it started and that have ended, such as compilers."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def warm_up(
     run: Callable[[int], object],
     batches: Sequence[int],
     *,
     for_memory: bool = True,
     clock_s: Callable[[], float] = time.monotonic,
+    work_s: Callable[[], float] = cpu_s,
 ) -> tuple[int, ...]:
     """Run batches beyond the smallest, which has been run. `batches` are sizes in ascending order. Returns the sizes
     that there was no time for.
 
-    The second size is run three times. If the first of these passes takes much longer than the others, the model does
-    something once for each size: then every size up to the largest is run, those in `batches` first, for at most
-    `WARM_S_MAX`. Otherwise, with `for_memory`, the largest is run if that should take less than `LARGEST_S_MAX`; if it
-    takes much longer than expected, every size is run after all.
+    The second size is run three times. If the first of these passes works much longer than the others, the model may do
+    something once for each size. Otherwise, with `for_memory`, the largest is run if that should take less than
+    `LARGEST_S_MAX`; it may be so too if that works much longer than expected. One such pass proves nothing: it may have
+    allocated memory. So one of the next `CONFIRMING` sizes has to be dearer in its first pass than in its second; then
+    every size up to the largest is run, those in `batches` first, for at most `WARM_S_MAX`.
+
+    Passes are compared by `work_s`, CPU time: on a machine that others use, the times that passes take vary too much.
     """
     if len(batches) < 2:
         return ()
 
     def spent_s(rows: int) -> float:
-        began_s = clock_s()
+        began_s = work_s()
         run(rows)
-        return clock_s() - began_s
+        return work_s() - began_s
 
     began_s = clock_s()
     probe, largest = batches[1], batches[-1]
     first_s = spent_s(probe)
     later_s = min(spent_s(probe), spent_s(probe))
-    costs_once, expected_s = _is_dearer(first_s, later_s), later_s * largest / probe
-    if not costs_once and for_memory and largest > probe and expected_s <= LARGEST_S_MAX:
-        first_s = spent_s(largest)
-        costs_once = _is_dearer(first_s, expected_s)
-    if not costs_once:
-        return ()
+    may_cost_once, expected_s = _is_dearer(first_s, later_s), later_s * largest / probe
     left = [*batches[2:], *(rows for rows in range(batches[0], largest) if rows not in batches)]
+    if not may_cost_once and for_memory and largest > probe and expected_s <= LARGEST_S_MAX:
+        may_cost_once = _is_dearer(spent_s(largest), expected_s)
+        left.remove(largest)
+    if not may_cost_once:
+        return ()
+    costs_once = False
     for place, rows in enumerate(left):
         if clock_s() - began_s + first_s > WARM_S_MAX:
             return tuple(left[place:])
-        run(rows)
+        first_s = spent_s(rows)
+        costs_once = costs_once or _is_dearer(first_s, spent_s(rows))
+        if not costs_once and place + 1 >= CONFIRMING:
+            return ()
     return ()
 
 

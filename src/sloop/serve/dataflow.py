@@ -277,7 +277,7 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
         port = source.outputs[when]
         if port.datatype not in NUMPY_TYPES or any(size > 1 for size in port.shape[1:]):
             raise InputError(
-                f"output {port.name!r} of stage {edge.source!r} is {_type_of(port)}; `when` of {edge.target!r} needs "
+                f"output {port.name!r} of stage {edge.source!r} is {port.kind}; `when` of {edge.target!r} needs "
                 "one number per row",
                 where=where,
                 help="add an output with one number per row to the model",
@@ -288,7 +288,7 @@ def _decision(edge: Edge, graph: Graph, source: Signature, where: str) -> Decisi
         port = source.outputs[each]
         if port.shape[:1] != (-1,):
             raise InputError(
-                f"output {port.name!r} of stage {edge.source!r} is {_type_of(port)} with a fixed number of rows; "
+                f"output {port.name!r} of stage {edge.source!r} is {port.kind} with a fixed number of rows; "
                 f"`each` of {edge.target!r} needs a variable number",
                 where=where,
                 help="export the model with a variable first dimension of this output",
@@ -355,8 +355,7 @@ def _add(given: list[Port], port: Port, stage: str, where: str) -> None:
         if known.name == port.name:
             if (known.datatype, known.shape) != (port.datatype, port.shape):
                 raise InputError(
-                    f"input {port.name!r} is {_type_of(port)} for stage {stage!r} and {_type_of(known)} for another "
-                    "first stage",
+                    f"input {port.name!r} is {port.kind} for stage {stage!r} and {known.kind} for another first stage",
                     where=where,
                     help=f"give tensors of different type or shape different names: `inputs: {{{port.name}: NAME}}`",
                 )
@@ -501,8 +500,8 @@ class _InputMatcher:
         if not _fits(wanted, actual):
             of = f" of stage {candidate.source.stage!r}" if candidate.source.stage else ", which the client sends,"
             raise InputError(
-                f"input {wanted.name!r} of stage {self._stage!r} is {_type_of(wanted)}, but {actual.name!r}{of} is "
-                f"{_type_of(actual)}",
+                f"input {wanted.name!r} of stage {self._stage!r} is {wanted.kind}, but {actual.name!r}{of} is "
+                f"{actual.kind}",
                 where=self._where,
                 help="insert a stage that converts the tensor, or correct `after`",
             )
@@ -587,10 +586,6 @@ def _fits(wanted: Port, actual: Port) -> bool:
         and len(wanted.shape) == len(actual.shape)
         and all(-1 in pair or pair[0] == pair[1] for pair in zip(wanted.shape, actual.shape, strict=True))
     )
-
-
-def _type_of(port: Port) -> str:
-    return f"{port.datatype}{list(port.shape)}"
 
 
 class RequestTensors(Struct):

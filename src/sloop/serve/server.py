@@ -82,6 +82,7 @@ from sloop.serve.stderr import lines_dropped, reopen_outputs
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
 from sloop.systems.setup import ApplicationSetup, Setup, build, definition_of, set_up
+from sloop.text import listed
 
 LOCK: Final = "lock"
 NODES: Final = "nodes"
@@ -130,9 +131,11 @@ def prepare(folder: Path, log_group: int = NOBODY) -> None:
         raise unusable(folder, error) from error
 
 
-def check_writable(settings: "Settings", deployment: Deployment) -> Path:
-    """The state folder. MachineError if it, something in it, or an access log could not be written. To be called before
-    anything is measured or started."""
+def check_usable(settings: "Settings", deployment: Deployment) -> Path:
+    """The state folder. MachineError if it, something in it, or an access log could not be written, or if a port is in
+    use. To be called before anything is measured or started."""
+    with opened(settings, 1):
+        pass
     if settings.access_log:
         AccessLog.check(settings.access_log, settings.log_group)
     with locked(settings.folder_of(deployment), settings.log_group) as folder:
@@ -152,6 +155,9 @@ def unusable(folder: Path, error: OSError) -> MachineError:
 
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+LOOK_READY_S: Final = 0.1
+NOT_READY_S: Final = 10.0
+"""A server that is not ready after this time says why, and again each time when twice as much time has passed."""
 STOPPED_EARLY: Final = "stopping before the start is over"
 FLUSH_S: Final = 1.0
 SWITCH_S: Final = 0.0005
@@ -292,8 +298,10 @@ def serve(
                 on_start(server)
                 watching = asyncio.create_task(server.driver.crashed.wait())
                 watching.add_done_callback(lambda _: orders.drain_requested.set())
+                telling = asyncio.create_task(tell_when_ready(server.insight))
                 await orders.drain_requested.wait()
                 watching.cancel()
+                telling.cancel()
                 has_failed, backend = server.driver.crash is not None, server.backend
                 if has_failed and isinstance(backend, AgentBackend) and await backend.leave():
                     server.edges.leave()
@@ -310,6 +318,18 @@ def serve(
     gc.freeze()
     gc.set_threshold(GARBAGE_MIN, *gc.get_threshold()[1:])
     uvloop.run(main())
+
+
+async def tell_when_ready(insight: Insight, said_after_s: float = NOT_READY_S) -> None:
+    """Write a line when the server is ready for the first time; until then, why it is not, from time to time."""
+    began_s = time.monotonic()
+    while why := (found := insight.server_readiness()).why:
+        if time.monotonic() - began_s >= said_after_s:
+            _log.warning("not ready after %g s: %s", said_after_s, why)
+            said_after_s *= 2
+        await asyncio.sleep(LOOK_READY_S)
+    without = f", without {listed(sorted(found.models))}" if found.models else ""
+    _log.info("ready after %.1f s%s", time.monotonic() - began_s, without)
 
 
 def reload(server: Serving) -> None:
@@ -686,7 +706,7 @@ def check(setup: Setup, models: Models, settings: Settings, keys: Keys) -> None:
         _log.warning("listening on %s without an API key: everybody who can connect is served", settings.host)
     if settings.http.tls is not None:
         settings.http.tls.context()
-    check_writable(settings, setup.deployment)
+    check_usable(settings, setup.deployment)
     if settings.spans is not None:
         settings.spans.check()
         if settings.log is None:

@@ -112,11 +112,11 @@ def test_pythons_own_words_for_numbers_that_are_not_finite_are_read() -> None:
 def test_such_words_are_read_in_small_bodies_only(monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps(request(data=[1, *NOT_FINITE])).encode()
     monkeypatch.setattr(inputs, "LARGE_BYTES", 0)
-    wanted = at_once(read_in_steps(at_once(ask_in_steps(body, None)), INTAKE))
+    wanted = at_once(read_in_steps(at_once(ask_in_steps(body, None, INTAKE)), INTAKE))
     np.testing.assert_array_equal(np.frombuffer(wanted.tensors["x"].data, "<f4"), [1, *NOT_FINITE])
     monkeypatch.setattr(lists, "WORDS_BYTES_MAX", len(body) - 1)
     with pytest.raises(Refusal, match="body: malformed JSON"):
-        at_once(read_in_steps(at_once(ask_in_steps(body, None)), INTAKE))
+        at_once(read_in_steps(at_once(ask_in_steps(body, None, INTAKE)), INTAKE))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_shape_that_does_not_fit_is_refused_each_time(shape: tuple[int, ...]) 
 def test_a_type_that_does_not_fit_is_refused() -> None:
     with pytest.raises(Refusal, match=r"^datatype: 'BYTES' for input 'x'") as caught:
         INTAKE.count("x", "BYTES", (1, 4))
-    assert caught.value.fix == "this input takes FP32"
+    assert caught.value.fix == "this input takes FP32[-1, 4]"
     assert [INTAKE.count("x", "FP32", (8, 4)) for _ in range(2)] == [32, 32]
 
 
@@ -221,7 +221,7 @@ def test_no_more_shapes_are_remembered_than_a_bound() -> None:
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(Refusal, match="unknown input 'z'") as caught:
         INTAKE.count("z", "FP32", (8, 4))
-    assert caught.value.fix == "the inputs are 'x', 'k'"
+    assert caught.value.fix == "the inputs are 'x' (FP32[-1, 4]), 'k' (INT64[-1, 1])"
     with pytest.raises(Refusal, match="unknown output 'z'"):
         INTAKE.output("z", "outputs[0].name")
 

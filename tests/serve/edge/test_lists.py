@@ -62,7 +62,7 @@ def read_at_once(body: bytes) -> Tensors | int:
 
 def read_in_pieces(body: bytes) -> Tensors | int:
     try:
-        asked = at_once(ask_in_steps(body, None))
+        asked = at_once(ask_in_steps(body, None, ANY))
         return contents_of(at_once(read_in_steps(asked, ANY)).tensors)
     except Refusal as refusal:
         return refusal.status

@@ -193,7 +193,10 @@ def without(tensor: dict[str, object], key: str) -> dict[str, object]:
         ({"inputs": []}, "inputs: input 'x', 'k' is missing"),
         ({"inputs": [X]}, "inputs: input 'k' is missing"),
         ({"inputs": [X, X, K]}, "inputs[1].name: input 'x' occurs twice"),
-        ({"inputs": [X, {**K, "name": "q"}]}, "inputs[1].name: unknown input 'q'; help: the inputs are 'x', 'k'"),
+        (
+            {"inputs": [X, {**K, "name": "q"}]},
+            "inputs[1].name: unknown input 'q'; help: the inputs are 'x' (FP32[-1, 4]), 'k' (",
+        ),
         ({"inputs": [X, {**K, "name": 3}]}, "body: Expected `str`, got `int` - at `$.inputs[1].name`"),
         ({"inputs": [{**X, "datatype": "FP64"}, K]}, "inputs[0].datatype: 'FP64' for input 'x'"),
         ({"inputs": [{**X, "datatype": "float"}, K]}, "inputs[0].datatype: 'float' for input 'x'"),
@@ -223,6 +226,26 @@ def test_bad_input_is_refused_by_name_and_the_server_serves_on(ask: Ask, body: o
     assert answered.status == 400
     assert answered.error.startswith(says), answered.error
     assert ask("POST", INFER, {"inputs": [X, K]}).status == 200
+
+
+SHOWN = '{"name": "x", "shape": [-1, 4], "datatype": "FP32", "data": […]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        (b"", f'send {{"inputs": [{SHOWN}, '),
+        (b"\x89PNG" + bytes(40_000), f'send {{"inputs": [{SHOWN}, '),
+        ({"instances": [[1, 2, 3, 4]]}, f'send {{"inputs": [{SHOWN}, '),
+        ({"inputs": [K]}, "send every input once; 'x' is FP32[-1, 4]"),
+        ({"inputs": [{**X, "datatype": "float32"}, K]}, "this input takes FP32[-1, 4]"),
+        ({"inputs": [{**X, "shape": [4]}, K]}, "this input's shape is [-1, 4], where -1 means any number from 1 up"),
+    ],
+)
+def test_the_correction_of_a_body_is_what_the_model_takes(ask: Ask, body: object, fix: str) -> None:
+    answered = ask("POST", INFER, body)
+    assert answered.status == 400
+    assert answered.error.partition("; help: ")[2].startswith(fix), answered.error
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ Source: Open Inference Protocol v2, "Inference", and Triton's "binary tensor dat
 (`Inference-Header-Content-Length`, `binary_data_size`, `binary_data`, `binary_data_output`).
 """
 
+import json
+import re
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +28,10 @@ from msgspec import UNSET, Struct, UnsetType
 
 from sloop.serve.edge.decimals import FEW_BYTES, KINDS, shortest
 from sloop.serve.edge.lists import (
-    HELP,
     Outline,
     Text,
     check_list,
+    malformed,
     outline,
     pack_list,
     too_deep,
@@ -97,6 +99,8 @@ SHAPES_MAX: Final = 1024
 ELEMENTS_MAX: Final = 2**31 - 1
 """The most elements of an input, if its empty dimensions are left out: an empty tensor costs its sender nothing, and
 NumPy refuses one of astronomic size."""
+SHOWN_INPUTS_MAX: Final = 4
+"""Inputs that an error shows."""
 
 
 ROWS_FIX: Final = (
@@ -123,6 +127,8 @@ class InputValidator:
         """The outputs of a request that does not select any: all outputs, none or all of them binary."""
         self.counting = [port.name for port in signature.inputs if port.counts_rows]
         """The inputs whose first dimension is the number of rows."""
+        self.help = f"send {_body_of(signature)}; /openapi.json describes every request"
+        """The correction for a body that is no request."""
         self._found_right: dict[tuple[str, str, tuple[int, ...]], int] = {}
 
     def count(self, name: str, datatype: str, shape: tuple[int, ...]) -> int:
@@ -138,9 +144,10 @@ class InputValidator:
     def _check(self, name: str, datatype: str, shape: tuple[int, ...]) -> None:
         port = self.ports.get(name)
         if port is None:
-            raise bad("name", f"unknown input {quoted(name)}", f"the inputs are {', '.join(map(repr, self.ports))}")
+            known = ", ".join(f"{each.name!r} ({each.kind})" for each in self.ports.values())
+            raise bad("name", f"unknown input {quoted(name)}", f"the inputs are {known}")
         if datatype != port.datatype:
-            raise bad("datatype", f"{quoted(datatype)} for input {name!r}", f"this input takes {port.datatype}")
+            raise bad("datatype", f"{quoted(datatype)} for input {name!r}", f"this input takes {port.kind}")
         wanted = port.shape
         # A request without rows has nothing to compute; any other open dimension may be empty, as a text's tokens may.
         rows_at = 0 if port.has_rows else None
@@ -167,7 +174,8 @@ class InputValidator:
             missing = [name for name in self.ports if name not in tensors]
             needed = [name for name in missing if name in self.required]
             if needed:
-                raise bad(field, f"input {', '.join(map(repr, needed))} is missing", "send every input once")
+                kinds = ", ".join(f"{name!r} is {self.ports[name].kind}" for name in needed)
+                raise bad(field, f"input {', '.join(map(repr, needed))} is missing", f"send every input once; {kinds}")
             tensors = {**tensors, **dict.fromkeys(missing, MISSING)}
         count = 0
         for name in self.counting:
@@ -201,6 +209,17 @@ class InputValidator:
             what = f"output {name!r} is {self.datatypes[name]}"
             raise bad(f"{field}.classification", what, "classes are the indices of the largest numbers of an output")
         return count
+
+
+def _body_of(signature: Signature) -> str:
+    """A request to the model, without its numbers, for error messages."""
+    inputs = [
+        f'{{"name": {json.dumps(port.name)}, "shape": {list(port.shape)}, "datatype": "{port.datatype}", "data": […]}}'
+        for port in signature.inputs[:SHOWN_INPUTS_MAX]
+    ]
+    inputs += ["…"] if len(signature.inputs) > SHOWN_INPUTS_MAX else []
+    is_open = any(-1 in port.shape for port in signature.inputs)
+    return f'{{"inputs": [{", ".join(inputs)}]}}' + (" with sizes in place of -1" if is_open else "")
 
 
 def check_raw(datatype: str, shape: tuple[int, ...], data: Buffer, field: str) -> None:
@@ -335,6 +354,9 @@ def unpack(tensor: Tensor) -> list[Any]:
 
 
 HEADER_LENGTH: Final = "inference-header-content-length"
+HELP: Final = "send one JSON object; /openapi.json describes every request"
+OBJECT: Final = re.compile(rb"[ \t\r\n]*+\{")
+"""How a JSON object begins."""
 
 
 class InputObject(Struct, gc=False):
@@ -402,9 +424,11 @@ _ENCODER: Final = msgspec.json.Encoder()
 T = TypeVar("T")
 
 
-def decoded(content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", *, has_words: bool | None = None) -> T:
-    """A JSON body as the decoder's type. Raises a 400 that names the field. NaN and Infinity may be words without
-    quotation marks; `has_words` says whether they are, in the body of which this is the rest."""
+def decoded(
+    content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", fix: str = HELP, *, has_words: bool | None = None
+) -> T:
+    """A JSON body as the decoder's type. Raises a 400 that names the field, with `fix`. NaN and Infinity may be words
+    without quotation marks; `has_words` says whether they are, in the body of which this is the rest."""
     try:
         str(content, "utf-8")  # the decoder does not look into strings of fields that nobody needs
         try:
@@ -417,9 +441,9 @@ def decoded(content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", *, h
                 raise
             return msgspec.convert(with_words(raw), decoder.type)
     except msgspec.ValidationError as error:
-        raise bad("body", str(error), "/openapi.json describes every request") from None
+        raise bad("body", str(error), fix) from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise bad("body", f"malformed JSON ({error})", HELP) from None
+        raise malformed(error, fix) from None
     except RecursionError:
         raise too_deep() from None
 
@@ -427,7 +451,7 @@ def decoded(content: Text | memoryview, decoder: "msgspec.json.Decoder[T]", *, h
 def read(body: Text, header_length: str | None, validator: InputValidator) -> ParsedRequest:
     """Parse and validate a request body. Raises a 400 that names the field."""
     head, tail = (body, None) if header_length is None else split(body, header_length)
-    asked = decoded(head, _DECODER)
+    asked = decoded(head, _DECODER, validator.help)
     parameters = asked.parameters or {}
     if parameters:
         check(parameters, OF_REQUEST, "parameters")
@@ -448,17 +472,19 @@ class Asked(Struct, gc=False):
     """The binary tensors after the JSON."""
 
 
-def ask_in_steps(body: Text, header_length: str | None) -> Steps[Asked]:
+def ask_in_steps(body: Text, header_length: str | None, validator: InputValidator) -> Steps[Asked]:
     """Parse the body of a large request as far as its long lists. Raises a 400 that names the field."""
     size, tail = len(body), None
     if header_length is not None:
         head, tail = split(body, header_length)
         size = len(head)
+    if not OBJECT.match(body):  # a picture, say, which must not be searched for lists
+        raise malformed("it does not begin with {", validator.help)
     if size > LARGE_BYTES:
         found = yield from outline(body, size, b"data")
     else:
         found = Outline(body[:size], has_words=None)
-    return Asked(decoded(found.rest, _DECODER, has_words=found.has_words), found, tail)
+    return Asked(decoded(found.rest, _DECODER, validator.help, has_words=found.has_words), found, tail)
 
 
 def read_in_steps(asked: Asked, validator: InputValidator) -> Steps[ParsedRequest]:

@@ -504,9 +504,8 @@ OPTIONS: Final = (
 def refused_port(host: str, port: int, error: OSError) -> MachineError:
     """The error for a port that is not available."""
     if error.errno == errno.EADDRINUSE:
-        return MachineError(
-            f"port {port} on {host} is in use", help="stop the program that holds it, or choose another port"
-        )
+        help = "stop the program that holds it, or choose another port (--http-port, --grpc-port)"
+        return MachineError(f"port {port} on {host} is in use", help=help)
     return MachineError(
         f"cannot listen on {host_and_port(host, port)}: {error.strerror or error}",
         help="choose an address of this machine and a port you may open (1024 and above without privileges)",

@@ -68,9 +68,9 @@ _QUOTE: Final = ord('"')
 HELP: Final = "send one JSON object; before binary tensors, its length in Inference-Header-Content-Length"
 
 
-def malformed(why: object) -> Refusal:
+def malformed(why: object, fix: str = HELP) -> Refusal:
     """The 400 for what is no JSON."""
-    return bad("body", f"malformed JSON ({why})", HELP)
+    return bad("body", f"malformed JSON ({why})", fix)
 
 
 class LongList(Struct):

@@ -238,7 +238,7 @@ class Rest:
     def _infer_in_steps(self, exchange: Exchange, model: Model, version: str) -> Steps[None]:
         """The same for a large body."""
         headers = exchange.headers
-        asked = yield from ask_in_steps(exchange.body, headers.get(HEADER_LENGTH))
+        asked = yield from ask_in_steps(exchange.body, headers.get(HEADER_LENGTH), model.validator)
         if asked.tail is None:
             exchange.body = b""
         until_ns = _deadline_ns(exchange, model, asked.request.parameters or {})
@@ -564,7 +564,8 @@ def unknown_path(path: str) -> Refusal:
     for part, fix in UNSUPPORTED.items():
         if part in path:
             return Refusal(HTTPStatus.NOT_IMPLEMENTED, f"{path} is not supported", fix)
-    return Refusal(HTTPStatus.NOT_FOUND, f"unknown path {quoted(path)}", "/openapi.json lists all paths")
+    fix = "requests to a model go to /v2/models/NAME/infer; /openapi.json lists all paths"
+    return Refusal(HTTPStatus.NOT_FOUND, f"unknown path {quoted(path)}", fix)
 
 
 def options_of(exchange: Exchange) -> dict[str, str]:

@@ -41,6 +41,7 @@ from sloop.tensor import Port, Tensor, split_strings
 from sloop.text import quoted
 
 PREDICT_KEYS: Final = frozenset({"instances", "inputs", "signature_name"})
+HELP: Final = 'send {"instances": […]}, a list of rows, or {"inputs": …}, whole tensors'
 SIGNATURE_NAME: Final = "serving_default"
 B64: Final = "b64"
 ROWS_AT_ONCE: Final = 16
@@ -65,7 +66,7 @@ class Prediction(Struct, gc=False):
 
 def read(body: bytes | bytearray, validator: InputValidator) -> Prediction:
     """Parse and validate a request body. Raises a 400 that names the field."""
-    asked = decoded(body, _DECODER)
+    asked = decoded(body, _DECODER, HELP)
     field = _field_of(asked)
     columns = _by_row(asked[field], validator) if field == "instances" else _by_name(asked[field], field, validator)
     tensors = {name: _tensor(value, validator.ports[name], field, validator) for name, value in columns.items()}
@@ -75,15 +76,13 @@ def read(body: bytes | bytearray, validator: InputValidator) -> Prediction:
 def _field_of(asked: Mapping[str, Any]) -> str:
     """Whether a request has `instances` or `inputs`."""
     for key in asked.keys() - PREDICT_KEYS:
-        raise bad(quoted(key), "unknown", "send `instances`, a list of rows, or `inputs`, whole tensors")
+        raise bad(quoted(key), "unknown", HELP)
     if asked.get("signature_name") not in (None, SIGNATURE_NAME):
         name = quoted(asked["signature_name"])
         raise bad("signature_name", f"unknown signature {name}", f"leave it out, or send {SIGNATURE_NAME!r}")
     given = [key for key in ("instances", "inputs") if asked.get(key) is not None]
     if len(given) != 1:
-        raise bad(
-            "body", "it needs either `instances` or `inputs`", "send rows as instances, or whole tensors as inputs"
-        )
+        raise bad("body", "it needs either `instances` or `inputs`", HELP)
     return given[0]
 
 
@@ -180,7 +179,7 @@ def _check_count(rows: int, validator: InputValidator, more: str = "") -> None:
 def read_in_steps(body: bytes | bytearray, validator: InputValidator) -> Steps[Prediction]:
     """Parse and validate a large body. Raises a 400 that names the field, and a 413 if it has too much beside lists."""
     given = yield from outline_of_rows(body, len(body), b"instances")
-    asked = decoded(given.rest, _DECODER, has_words=given.has_words)
+    asked = decoded(given.rest, _DECODER, HELP, has_words=given.has_words)
     field = _field_of(asked)
     rows = given.list_at(asked[field])
     if field == "instances":
