@@ -252,6 +252,13 @@ def test_both_forms_of_the_program_agree(problem: tuple[list[SharedModel], int])
         assert len({option for content in found.contents for of, option in content if of == at}) <= 1
 
 
+@pytest.mark.parametrize("models", [2, 3, 5])
+def test_equal_placements_are_decided_for_the_fewest_devices(models: int) -> None:
+    options = (BatchOption(4, 20.0, 100.0, 1000, 1000), BatchOption(8, 30.0, 150.0, 1000, 1000))
+    found = most_goodput([SharedModel(f"m{at}", 10.0, 200.0, options) for at in range(models)], 4)
+    assert [[option.batch for _, option in content] for content in found.contents] == [[4] * models]
+
+
 def test_batches_that_are_never_better_leave_room_for_larger_contents() -> None:
     """With five batches each, eight models have 6^8 contents, of which only those with few models were kept."""
     options = tuple(BatchOption(2**power, 10.0 + power, 100.0 * 2**power, 1200, 100) for power in range(5))

@@ -36,6 +36,9 @@ SMALL: Final = 1e-4
 fewer replicas and smaller batches is chosen. Twice this times models and devices stays below the 0.01 requests/s to
 which rates are known, and the step from a batch of 4 to 8 is above the absolute gap of HiGHS, 1e-6."""
 SMALL_BATCH: Final = 128.0
+SMALL_DEVICE: Final = 0.02
+"""What a device costs, as a part of what a replica costs: less than a larger batch, so that ties go to the fewest
+devices. Without it HiGHS breaks them, in each version otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,8 @@ def most_goodput(
     choice = {resident: len(contents) + place for place, resident in enumerate(batches)}
     served = {at: len(contents) + len(batches) + at for at in range(len(models))}
     limit = min(devices, replicas_max or devices)
-    costs = [sum(small * (1 + option.batch / SMALL_BATCH) for _, option in content) for content in contents]
+    device = abs(small) * SMALL_DEVICE
+    costs = [device + sum(small * (1 + option.batch / SMALL_BATCH) for _, option in content) for content in contents]
     costs += [0.0] * len(batches) + [-model.rate_rps for model in models]
     most = [float(devices)] * len(contents) + [1.0] * (len(batches) + len(models))
     rows = list(_rows(models, contents, choice, served, devices, limit))
