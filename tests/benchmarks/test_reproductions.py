@@ -16,7 +16,7 @@ from sloop_systems.comparison.rows import Claim, Row, compare, directed
 
 
 def made(*rows: Row) -> TimedReproduction:
-    return TimedReproduction(Reproduction("x", "source", rows, (), ()), 2.0, 3.5)
+    return TimedReproduction(Reproduction("x", "source", rows, (), (), "", ""), 2.0, 3.5)
 
 
 def test_the_page_shows_what_is_off_and_our_own_rows() -> None:

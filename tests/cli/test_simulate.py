@@ -106,6 +106,29 @@ def test_a_graph_is_shown_stage_by_stage(scenario: Path) -> None:
     assert "look, read" in shown
 
 
+def test_runs_stand_side_by_side_on_a_page_with_a_live_one(scenario: Path, tmp_path: Path) -> None:
+    log, page = tmp_path / "run.jsonl", tmp_path / "pages" / "run.html"
+    simulated = ["simulate", str(scenario)]
+    run = CliRunner().invoke(main, [*simulated, "--log", str(log), "--page", str(page)], catch_exceptions=False)
+    assert f"report: {page}" in run.stdout.replace("\n", "")
+    assert "static (cores 8) and static (cores 1)" in page.read_text()
+    assert "(recorded)" not in page.read_text()
+
+    first = tmp_path / "run-0-static.jsonl"
+    CliRunner().invoke(main, [*simulated, "--recorded", str(first), "--page", str(page)], catch_exceptions=False)
+    assert "static (recorded), static (cores 8) and static (cores 1)" in page.read_text()
+
+    live = tmp_path / "live.jsonl"
+    live.write_text(first.read_text().replace('"origin":"sim"', '"origin":"live"', 1))
+    asked = [*simulated, "--live", str(live), "--page", str(page)]
+    run = CliRunner().invoke(main, asked, catch_exceptions=False)
+    assert "static (live)" in run.stdout
+    assert "static (live), static (cores 8) and static (cores 1)" in page.read_text()
+    answer = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    assert answer["live"]["served"] == answer["runs"][0]["served"]
+    assert len(answer["runs"]) == 2
+
+
 MADE = "{kind: equal, rate: 10}"
 
 

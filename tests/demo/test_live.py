@@ -17,7 +17,6 @@ from sloop.demo.live import (
     _listening,
     count_run,
     is_ready,
-    on_schedule_clock,
     schedule_start_ns,
     serve_and_load,
     serving,
@@ -25,7 +24,7 @@ from sloop.demo.live import (
 from sloop.errors import MachineError
 from sloop.events import WOKE
 from sloop.runlog import Record, read_log
-from sloop.runlog.summary import RunSummary
+from sloop.runlog.summary import RunSummary, on_schedule_clock
 from sloop.sim.scenarios import run_scenario
 from sloop.sim.world import World
 from sloop.units import ms, s

@@ -1,5 +1,7 @@
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 
+from sloop import __version__
 from sloop.demo.page import html, live_timeline, result, summary
 from sloop.demo.run import Demonstration
 
@@ -17,13 +19,19 @@ class Tags(HTMLParser):
 
 
 def test_the_page_is_whole_in_itself(demonstration: Demonstration) -> None:
-    document = html(demonstration, "out/demo")
+    document = html(demonstration, "out/demo", made=datetime(2026, 11, 29, tzinfo=UTC))
     tags = Tags()
     tags.feed(document)
     assert tags.fetched == []
     assert document.count("<svg") == 4  # live, latency, and live against simulated for two systems
     assert "a &lt;machine&gt;" in document
     assert "sloop replay out/demo/sponge." in document
+
+
+def test_what_was_run_is_at_the_top(demonstration: Demonstration) -> None:
+    top, _, _ = html(demonstration, "out/demo", made=datetime(2026, 11, 29, tzinfo=UTC)).partition("<main>")
+    for fact in ("2026-11-29", "a &lt;machine&gt;", "squeezenet.onnx", "1000 ms", "static and sponge", __version__):
+        assert f"{fact}" in top
 
 
 def test_every_run_has_three_rows(demonstration: Demonstration) -> None:

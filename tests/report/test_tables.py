@@ -30,6 +30,21 @@ def test_as_rich() -> None:
     assert "fig|date" in out.getvalue()
 
 
+def test_columns_without_a_value_are_left_out() -> None:
+    table = Table("", ("name", "price", "note", "n"), (("a", None, "", 0), ("b", None, None, False)))
+    assert table.filled == Table("", ("name", "n"), (("a", 0), ("b", False)))
+    assert Table("", ("name", "price"), ()).filled.columns == ("name", "price")
+    out = io.StringIO()
+    Console(file=out, width=60).print(as_rich(table))
+    assert "price" not in out.getvalue()
+
+
+def test_a_table_upright() -> None:
+    assert TABLE.transposed == Table(
+        "Fruit", ("name", "apple", "fig|date", "kiwi"), (("each", 1.5, None, 12345), ("fresh", True, False, True))
+    )
+
+
 def test_tables_of_a_run() -> None:
     summary = RunSummary(GRAPH, start_ns=0).fold(STORY)
     row = summary.row(system="static", seed=1)
@@ -38,7 +53,7 @@ def test_tables_of_a_run() -> None:
     assert tables.waits([("static", summary)]).rows[0][2:5] == (60.0, 1.25, 2)
     assert tables.waits([("none", RunSummary(GRAPH))]).rows[0][4] == 0
     assert [row[0] for row in tables.worst_seconds(summary.seconds()).rows] == [1, 0]
-    assert tables.estimate_errors(summary.estimate_errors()).rows == ()
+    assert tables.estimate_errors([("static", summary.estimate_errors())]).rows == ()
 
 
 STAGE = StageRow(
@@ -138,8 +153,15 @@ def test_reasons_and_rollouts() -> None:
 
 def test_estimates_by_kind_of_hardware_where_there_are_several() -> None:
     errors = [EstimateError("a", "v", kind, 1, 40.0, 50.0, 0.25) for kind in ("fast", "slow")]
-    assert tables.estimate_errors(errors[:1]).rows == (("a", "v", 1, 40.0, 50.0, 25.0, 25.0),)
-    assert [cells[:3] for cells in tables.estimate_errors(errors).rows] == [("a", "v", "fast"), ("a", "v", "slow")]
+    assert tables.estimate_errors([("x", errors[:1])]).rows == (("a", "v", 1, 40.0, 50.0, 25.0, 25.0),)
+    rows = tables.estimate_errors([("x", errors)]).rows
+    assert [cells[:3] for cells in rows] == [("a", "v", "fast"), ("a", "v", "slow")]
+
+
+def test_estimates_of_several_runs_name_the_run() -> None:
+    error = EstimateError("a", "v", "fast", 1, 40.0, 50.0, 0.25)
+    rows = tables.estimate_errors([("x", [error]), ("y", [error])]).rows
+    assert [cells[:3] for cells in rows] == [("x", "a", "v"), ("y", "a", "v")]
 
 
 def row(attainment: float, p99_ms: float | None) -> RunRow:

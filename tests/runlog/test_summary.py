@@ -46,7 +46,7 @@ from sloop.runlog import MemoryLog
 from sloop.runlog.cost import NodeRow
 from sloop.runlog.durations import durations_of
 from sloop.runlog.fold import OnlyGraph, RunState
-from sloop.runlog.summary import RunSummary, ShadowRow
+from sloop.runlog.summary import LoadTime, RunSummary, ShadowRow
 from sloop.sim import World, simulate
 from sloop.systems.setup import beliefs_of, set_up
 from sloop.units import NS_PER_S, ms, s
@@ -661,3 +661,35 @@ def test_requests_for_what_was_not_deployed_count_in_the_total() -> None:
     summary.fold([(0, Request(RequestId(1), 0, 0, 9, (), "c")), (0, End(RequestId(1), Outcome.REJECTED, "not served"))])
     row = summary.row(system="x", seed=1)
     assert (row.requests, row.rejected, [each.requests for each in row.applications]) == (1, 1, [0, 0])
+
+
+# How long there was load
+
+
+def load_of(rows: Rows) -> float:
+    """In seconds."""
+    load = LoadTime()
+    for now_ns, record in rows:
+        load.append(now_ns, record)
+    return load.total_ns / NS_PER_S
+
+
+def answered(id: int, at_ms: float, taken_ms: float) -> Rows:
+    return [arrived(id, at_ms, at_ms), ended(at_ms + taken_ms, id, Outcome.SERVED)]
+
+
+def test_load_lasts_from_the_first_request_to_the_end_of_the_last() -> None:
+    assert load_of([]) == 0
+    rows: Rows = [(0, WOKE), *answered(1, 5_000, 100), *answered(2, 14_900, 600), (ms(90_000), WOKE)]
+    assert load_of(rows) == 10.5
+    assert load_of(answered(1, 5_000, 4)) == 1.0, "a single request is no load of 250 a second"
+
+
+def test_pauses_of_a_minute_are_no_load() -> None:
+    """One call to try it, and a load of ten seconds an hour later; shorter pauses belong to the load."""
+    rows = [*answered(1, 0, 10), *answered(2, 3_600_000, 10), *answered(3, 3_609_000, 1_000)]
+    assert load_of(rows) == 11.0
+    assert load_of([*answered(1, 0, 10), *answered(2, 59_000, 10)]) == 59.01
+    waits: Rows = [arrived(1, 0, 0), arrived(2, 70_000, 70_000), ended(80_000, 1, Outcome.LATE)]
+    assert load_of(waits) == 80.0, "a request was open all the time"
+    assert load_of([ended(80_000, 1, Outcome.LATE)]) == 0, "it arrived before the log begins"

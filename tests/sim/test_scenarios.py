@@ -10,7 +10,7 @@ from sloop.events import ReplicaProgressed, ReplicaReady
 from sloop.profile.profile import LatencyTable, Pass, Profile, sample_of, save_profile
 from sloop.runlog import read_log
 from sloop.runlog.summary import RunRow, RunSummary
-from sloop.sim.scenarios import ScenarioRun, chosen_systems, run_scenario, run_systems, speed_factors
+from sloop.sim.scenarios import ScenarioRun, chosen_systems, labels_of, run_scenario, run_systems, speed_factors
 from sloop.sim.truth.recorded import RecordedRun
 from sloop.sim.world import World
 from sloop.systems.replay import rebuild, replay_log
@@ -25,6 +25,12 @@ SCENARIO = {
     "trace": {"kind": "poisson", "rate": 30},
     "duration_s": 4,
 }
+
+
+def test_runs_of_one_system_are_told_apart() -> None:
+    choices = [SystemChoice("static", {"cores": 8.0}), SystemChoice("static"), SystemChoice("sponge")]
+    assert labels_of(choices) == ["static (cores 8.0)", "static (as published)", "sponge"]
+    assert labels_of([SystemChoice("static")] * 2) == ["static (as published)", "static (as published), no. 2"]
 
 
 def test_a_run_is_counted_as_its_log_says(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`sloop demo`: a real model under bursts, live and simulated, with a report."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -59,7 +60,7 @@ def demo(files: Path | None, out: Path, duration_s: int, seed: int) -> CommandOu
     with progress("demo", total=1.0) as advance:
         results = demonstrate(out, duration_s=duration_s, seed=seed, progress=advance)
     report, plot = out / "report.html", out / "timeline.png"
-    report.write_text(html(results, str(out)), encoding="utf-8")
+    report.write_text(html(results, str(out), made=datetime.now(UTC)), encoding="utf-8")
     plot.write_bytes(png(live_timeline(results)))
     rows = result(results)
     keys = [column.replace(" %", "").replace(" ", "_") for column in rows.columns]

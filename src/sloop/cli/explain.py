@@ -1,6 +1,7 @@
 """`sloop explain`: why a request ended as it did, or why a decision was taken."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -83,7 +84,7 @@ def explain(log: Path, name: str | None, at_s: float | None, application: str, p
         raise click.UsageError("--application NAME@VERSION needs --at; give NAME to see all its versions")
     recorded = read_log(log)
     if page is not None:
-        write_page(log_page(recorded), page)
+        write_page(log_page(recorded, made=datetime.now(UTC)), page)
     if name is not None:
         request, others = request_named(recorded, name)
         try:

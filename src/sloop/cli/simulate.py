@@ -1,19 +1,23 @@
 """`sloop simulate`: simulates a scenario under one system or several."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import click
+from msgspec import structs
 from rich.console import RenderableType
 
 from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
-from sloop.cli.command import FILE, CommandOutput, cached_models, command, progress, table
+from sloop.cli.command import FILE, CommandOutput, cached_models, check_folder, command, progress, table
 from sloop.profile.passes import range_advice
 from sloop.report import tables
+from sloop.report.html import ReportedRun, log_run, runs_page, write_page
 from sloop.report.tables import Table
+from sloop.runlog import read_log
 from sloop.runlog.summary import RunRow
-from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, log_paths, run_systems
+from sloop.sim.scenarios import CHECK_FIRST, chosen_systems, labels_of, log_paths, run_systems
 from sloop.sim.world import profiles_of
 from sloop.text import listed
 
@@ -24,6 +28,8 @@ EXAMPLE = """
 sloop simulate burst.yaml --seed 7
 sloop simulate burst.yaml --system sponge --log run.jsonl && sloop explain run.jsonl
 sloop simulate burst.yaml --system static,sponge --json
+sloop simulate burst.yaml --page burst.html
+sloop simulate burst.yaml --live .sloop/digits --page burst.html
 sloop simulate burst.yaml --recorded .sloop/digits
 """
 
@@ -45,24 +51,47 @@ sloop simulate burst.yaml --recorded .sloop/digits
     "run, instead of the profile and the scenario.",
 )
 @click.option(
+    "--live",
+    type=click.Path(path_type=Path),
+    help="Show the live run in this event log (a file, or a server's state folder) beside the simulated ones, over the "
+    "time of its load [default for --page: the run of --recorded].",
+)
+@click.option("--page", type=FILE, help="Also write a report with all runs side by side to this HTML file.")
+@click.option(
     "--check",
     is_flag=True,
     help=f"Check the invariants in the whole event log instead of its first {CHECK_FIRST:,} records.",
 )
 def simulate(
-    scenario: Path, names: str | None, seed: int | None, log: Path | None, recorded: Path | None, check: bool
+    scenario: Path,
+    names: str | None,
+    seed: int | None,
+    log: Path | None,
+    recorded: Path | None,
+    live: Path | None,
+    page: Path | None,
+    check: bool,
 ) -> CommandOutput:
     """Simulate the scenario in SCENARIO. Every system gets the same requests and the same random draws."""
     world = load_scenario(scenario, models=cached_models([scenario]))
     chosen = chosen_systems(world, [name.strip() for name in names.split(",")] if names else [])
+    if page is not None:
+        check_folder(page.parent, "--page")
+    labels, runs = labels_of(chosen), list[ReportedRun]()
+    if path := live or (recorded if page else None):
+        run = log_run(read_log(path), only_load=True)
+        runs.append(structs.replace(run, label=f"{run.label} ({'live' if run.is_live else 'recorded'})"))
     rows: list[RunRow] = []
     with progress("simulating", total=len(chosen)) as advance:
         check_first = None if check else CHECK_FIRST
-        for run in run_systems(world, chosen, seed=seed, log=log, recorded=recorded, check_first=check_first):
-            rows.append(run.row)
-            advance(len(rows), run.row.system)
+        for made in run_systems(world, chosen, seed=seed, log=log, recorded=recorded, check_first=check_first):
+            if page is not None:  # the summaries of long runs are large
+                label = labels[len(rows)]
+                runs.append(ReportedRun(label=label, row=made.row, summary=made.summary, header=made.header))
+            rows.append(made.row)
+            advance(len(rows), made.row.system)
     paths = log_paths(log, chosen) if log else []
-    lines = [f"event log of {choice.label}: {path}" for choice, path in zip(chosen, paths, strict=False)]
+    lines = [f"event log of {label}: {path}" for label, path in zip(labels, paths, strict=False)]
     cluster = world.deployment.cluster
     if without := unpriced(cluster):
         lines.append(f"cost: no price is declared for {listed(without)}")
@@ -70,7 +99,15 @@ def simulate(
         lines += range_advice(
             profile for each in world.deployment.applications for profile in profiles_of(each).values()
         )
-    return CommandOutput({"runs": rows}, [*display(rows, with_nodes=tables.nodes_vary(cluster)), *lines])
+    if page is not None:
+        write_page(runs_page(runs, made=datetime.now(UTC)), page)
+        lines.append(f"report: {page}")
+    labelled = [structs.replace(row, system=label) for row, label in zip(rows, labels, strict=True)]
+    if live is None:
+        return CommandOutput({"runs": rows}, [*display(labelled, with_nodes=tables.nodes_vary(cluster)), *lines])
+    labelled = [structs.replace(runs[0].row, system=runs[0].label), *labelled]
+    value = {"runs": rows, "live": runs[0].row}
+    return CommandOutput(value, [*display(labelled, with_nodes=tables.nodes_vary(cluster)), *lines])
 
 
 def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:

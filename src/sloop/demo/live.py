@@ -21,8 +21,8 @@ from msgspec import Struct, structs
 
 from sloop.errors import MachineError
 from sloop.load import LoadPlan, LoadResult, ProgressReport, run_load
-from sloop.runlog import Record, read_log
-from sloop.runlog.summary import RunRow, RunSummary
+from sloop.runlog import read_log
+from sloop.runlog.summary import RunRow, RunSummary, on_schedule_clock
 from sloop.systems.replay import rebuild
 from sloop.vocabulary import Request
 from sloop.workload import Link, Trace
@@ -170,29 +170,3 @@ def count_run(log: Path, *, first_ns: int, duration_s: int, assumed: Iterable[st
     cores = [second.cores for second in summary.seconds()[:duration_s]]
     row = structs.replace(row, core_seconds=sum(cores), goodput_rps=row.served / duration_s)
     return CountedRun(row, summary)
-
-
-def on_schedule_clock(records: Iterable[tuple[int, Record]], *, first_ns: int) -> Iterator[tuple[int, Record]]:
-    """Records on a clock that starts with the schedule; earlier ones (replicas, plans) are moved to its start."""
-    held: list[tuple[int, Record]] = []
-    zero_ns: int | None = None
-    for now_ns, record in records:
-        if zero_ns is None:
-            if not isinstance(record, Request):
-                held.append((now_ns, record))
-                continue
-            zero_ns = record.sent_ns - first_ns
-            yield from ((0, earlier) for _, earlier in held)
-        if isinstance(record, Request):
-            record = _shifted(record, zero_ns)  # noqa: PLW2901  # the same request on another clock
-        yield max(0, now_ns - zero_ns), record
-
-
-def _shifted(request: Request, zero_ns: int) -> Request:
-    """The request on a clock that starts `zero_ns` later."""
-    return structs.replace(
-        request,
-        sent_ns=request.sent_ns - zero_ns,
-        arrived_ns=request.arrived_ns - zero_ns,
-        deadline_ns=request.deadline_ns - zero_ns,
-    )

@@ -1,15 +1,19 @@
 """The demonstration's report: one self-contained HTML page with results, predictions and settings."""
 
+from datetime import datetime
+
+from sloop import __version__
 from sloop.demo.run import ComparedRun, Demonstration
-from sloop.report.html import Section, page
+from sloop.report.html import Section, date_text, page
 from sloop.report.plots import Figure, latency_cdf, timeline
 from sloop.report.tables import Table, agreement, agreement_table, estimate_errors
+from sloop.text import listed
 
 TITLE = "sloop: the demonstration"
 
 
-def html(results: Demonstration, folder: str) -> str:
-    """The whole page."""
+def html(results: Demonstration, folder: str, *, made: datetime) -> str:
+    """The whole page, made at `made`."""
     sections = [
         Section(title="Result", text=(summary(results),), tables=(result(results),)),
         Section(title="Live, over time", figures=(live_timeline(results),)),
@@ -34,7 +38,16 @@ def html(results: Demonstration, folder: str) -> str:
         "A real image model on this machine under waves of bursts over a mobile link: a fixed share of the cores, "
         "then cores that follow the deadline, each served live and then simulated from the model's profile."
     )
-    return page(TITLE, sections, lead=lead)
+    settings, profile = results.settings, results.profile
+    facts = (
+        ("date", date_text(made)),
+        ("machine", profile.hardware),
+        ("model", "SqueezeNet (squeezenet.onnx)"),
+        ("deadline", f"{settings.slo_ms:g} ms from the client's first byte"),
+        ("systems", listed([run.system for run in results.runs])),
+        ("sloop", __version__),
+    )
+    return page(TITLE, sections, facts=facts, lead=lead)
 
 
 def summary(results: Demonstration) -> str:
@@ -90,19 +103,17 @@ def _prediction(run: ComparedRun) -> Section:
     figure = timeline(both, name=f"prediction-{run.system}", title=f"{run.system}: live and simulated")
     tables = (
         agreement_table(agreement(run.live.row, run.simulated.row)),
-        estimate_errors(run.live.summary.estimate_errors()),
+        estimate_errors([(run.system, run.live.summary.estimate_errors())]),
     )
     return Section(title=f"Prediction: {run.system}", figures=(figure,), tables=tables)
 
 
 def _settings(results: Demonstration) -> Section:
-    """The machine, the model, and the settings derived from them."""
+    """The settings, which follow from machine and model, and the profile."""
     settings, profile = results.settings, results.profile
     facts = (
-        ("hardware", profile.hardware),
         ("software", profile.software),
         ("cores are limited by", results.limited_by),
-        ("deadline", f"{settings.slo_ms:g} ms from the client's first byte"),
         ("requests/s", f"{min(settings.counts)} to {max(settings.counts)}, sent as one burst per second"),
         ("link", f"synthetic 4G, {settings.payload_kb:g} kB per request, seed {settings.seed}"),
         ("static", f"{settings.static_cores:g} cores"),

@@ -1,17 +1,21 @@
-"""HTML reports. Each is one file that loads no other: plots are inline SVG. It suits light and dark screens and paper.
+"""HTML reports. Each is one file that loads no other: plots are inline SVG. It suits light and dark screens, telephones
+and paper.
 
-`page` renders sections of text, tables and figures as valid, escaped HTML. `log_page` is the page of one recorded run,
-live or simulated. It needs only the log, whose header contains the application, its profiles and the system.
+`page` renders facts, sections of text, tables and figures, and the words that need an explanation, as valid, escaped
+HTML. `log_page` is the page of one recorded run, live or simulated. It needs only the log, whose header contains the
+application, its profiles and the system. `runs_page` shows several runs side by side.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from html import escape
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from sloop.actions import Decided, Rollout
+from sloop.actions import Decided, End, Rollout
 from sloop.errors import MachineError
 from sloop.report import tables
 from sloop.report.explain import MissReasons, plan_text, rollout_text
@@ -27,17 +31,29 @@ from sloop.report.plots import (
     timeline,
 )
 from sloop.report.tables import Table, cell_text
+from sloop.report.words import KINDS, word_of, words_in
 from sloop.runlog import Header, Record, RecordedLog
-from sloop.runlog.summary import Figures, RunRow, RunSummary
+from sloop.runlog.summary import Figures, LoadTime, RunRow, RunSummary, on_schedule_clock
+from sloop.systems import SYSTEMS
 from sloop.systems.replay import parts_of, require_all, with_beginning
 from sloop.systems.setup import build
-from sloop.text import counted
+from sloop.text import counted, listed
 from sloop.units import to_s
 
 DECISIONS_MAX: Final = 500
 """The most decisions on a page; the log has all of them."""
 OPEN_ROWS_MAX: Final = 20
 """A longer table is collapsed, so that the sections after it stay visible."""
+UPRIGHT_ROWS_MAX: Final = 4
+UPRIGHT_COLUMNS_MIN: Final = 5
+"""A table with more columns, and at most so many rows, has a row for each column,"""
+HEADING_CHARS_MAX: Final = 24
+"""unless the names of its rows are too long for headings."""
+TEXT_CHARS_MIN: Final = 40
+"""A cell with more text is wide enough for several words."""
+NAMES_MAX: Final = 8
+"""The most models and deadlines at the top of a page."""
+NUMBER_CLASS, TEXT_CLASS = ' class="n"', ' class="t"'
 
 
 class Section(Struct, frozen=True, kw_only=True):
@@ -51,23 +67,71 @@ class Section(Struct, frozen=True, kw_only=True):
     """Tables that are collapsed until clicked."""
 
 
-def log_page(log: RecordedLog) -> str:
-    """The page of a recorded run. InputError if the log is damaged or its header describes no valid application."""
-    require_all(log, "a page")
-    header = log.header
-    start_ns = 0 if header.origin == "sim" else None
-    parts, nodes = parts_of(log)
-    summary, noted = RunSummary(parts, nodes=nodes, start_ns=start_ns, build=build), NotedRecords()
-    for now_ns, record in with_beginning(log):
-        summary.append(now_ns, record)
-        noted.append(now_ns, record)
-    assumed = summary.assumed_starts(header.assumed_starts)
-    row = summary.row(system=header.system, seed=header.seed, assumed=assumed)
+class ReportedRun(Struct, frozen=True, kw_only=True):
+    """A run as pages show it."""
+
+    label: str
+    """The name of its column or row: the system, and whether the run was live if others beside it are not."""
+    row: RunRow
+    summary: RunSummary
+    header: Header
+    noted: "NotedRecords | None" = None
+    """What is known of single records; None if they were not kept."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a server served it."""
+        return self.header.origin == "live"
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The parameters of its system that differ from the published ones, by application."""
+        systems = {key: definition.get("system", {}) for key, definition in self.header.definitions.items()}
+        return {key: _pairs(system.get("parameters", {})) for key, system in systems.items()}
+
+
+def log_page(log: RecordedLog, *, made: datetime) -> str:
+    """The page of a recorded run, made at `made`. InputError if the log is damaged, or its header describes no valid
+    application."""
+    run = log_run(log)
+    header = run.header
     title = f"{header.name}: a {_origin(header)} run of {header.system}"
-    sections = run_sections(row, summary, noted, header)
+    sections = run_sections([run])
     if log.missing:
         sections.insert(0, Section(title="What this log has", text=log.missing))
-    return page(title, sections)
+    return page(title, sections, facts=run_facts([run], made=made))
+
+
+def log_run(log: RecordedLog, *, only_load: bool = False) -> ReportedRun:
+    """A recorded run. With `only_load` its clock begins with its first request, and it ends with the end of its last:
+    a live run can then be compared with a simulation, which is nothing but load. InputError as for `log_page`."""
+    require_all(log, "a page")
+    header = log.header
+    is_live = header.origin == "live"
+    parts, nodes = parts_of(log)
+    summary = RunSummary(parts, nodes=nodes, start_ns=None if is_live and not only_load else 0, build=build)
+    noted, load = NotedRecords(), LoadTime()
+    for now_ns, record in _under_load(log) if only_load else with_beginning(log):
+        summary.append(now_ns, record)
+        noted.append(now_ns, record)
+        load.append(now_ns, record)
+    assumed = summary.assumed_starts(header.assumed_starts)
+    row = summary.row(system=header.system, seed=header.seed, assumed=assumed)
+    if is_live and load.total_ns:
+        row = structs.replace(row, goodput_rps=row.served / to_s(load.total_ns))
+    return ReportedRun(label=header.system, row=row, summary=summary, header=header, noted=noted)
+
+
+def _under_load(log: RecordedLog) -> Iterator[tuple[int, Record]]:
+    """The records up to the end of the last request, on a clock that starts with the first."""
+    ended_ns = max((now_ns for now_ns, record in log if isinstance(record, End)), default=0)
+    return on_schedule_clock(takewhile(lambda each: each[0] <= ended_ns, with_beginning(log)), first_ns=0)
+
+
+def runs_page(runs: Sequence[ReportedRun], *, made: datetime) -> str:
+    """Several runs of one scenario side by side, with distinct labels, on one page made at `made`."""
+    labels = listed([run.label for run in runs])
+    return page(f"{runs[-1].header.name}: {labels}", run_sections(runs), facts=run_facts(runs, made=made))
 
 
 class NotedRecords:
@@ -86,52 +150,69 @@ class NotedRecords:
             self.decisions.append((now_ns, record))
 
 
-def run_sections(row: RunRow, summary: RunSummary, noted: NotedRecords, header: Header) -> list[Section]:
-    """All sections about one run, from the outcomes of requests to the provenance of the numbers."""
-    deployment = summary.deployment
+def run_sections(runs: Sequence[ReportedRun]) -> list[Section]:
+    """All sections about one run, or about several side by side, from the outcomes of requests to the provenance of the
+    numbers. Single decisions, and the reasons of misses, are only on the page of one run."""
+    labelled = [(run.label, run.row) for run in runs]
     sections = [
-        _summary(row, summary),
-        *_application_sections(row),
-        _over_time(row, summary),
-        *_hardware_sections(row, summary),
-        *_version_sections(row, summary),
-        *_stage_sections(row, summary),
-        _latency(row, summary),
+        _summary(runs),
+        *_application_sections(labelled),
+        _over_time(runs),
+        *_hardware_sections(runs),
+        *_version_sections(runs),
+        *_stage_sections(runs),
+        _latency(runs),
+        *_estimate_sections(runs),
     ]
-    if errors := summary.estimate_errors():
-        sections.append(Section(title="Estimates", tables=(tables.estimate_errors(errors),)))
-    if (worst := tables.worst_seconds(summary.seconds())).rows:
-        sections.append(Section(title="Worst seconds", tables=(worst,)))
-    several = len(deployment.applications) > 1
-    if reasons := noted.misses.rows:
-        sections.append(
-            Section(title="Why requests were missed", tables=(tables.miss_reasons(reasons, several=several),))
-        )
-    return [*sections, _decision_section(noted.decisions, summary), _provenance(row, header)]
+    if len(runs) == 1 and (noted := runs[0].noted) is not None:
+        summary = runs[0].summary
+        if (worst := tables.worst_seconds(summary.seconds())).rows:
+            sections.append(Section(title="Worst seconds", tables=(worst,)))
+        if reasons := noted.misses.rows:
+            several = len(summary.deployment.applications) > 1
+            found = tables.miss_reasons(reasons, several=several)
+            sections.append(Section(title="Why requests were missed", tables=(found,)))
+        sections.append(_decision_section(noted.decisions, summary))
+    return [*sections, _provenance(runs)]
 
 
-def _summary(row: RunRow, summary: RunSummary) -> Section:
-    text = [_result(row)]
-    if row.planner_errors:
-        why = next((each.planner_error for each in summary.deployment.records if each.planner_error), "")
-        text.append(f"{counted(row.planner_errors, 'time')} no plan could be made, for example: {why}.")
-    outcome_tables = (tables.ends([row]), tables.costs([row]), *tables.forms([(row.system, row)]))
-    return Section(title="Summary", text=tuple(text), tables=outcome_tables)
+def _summary(runs: Sequence[ReportedRun]) -> Section:
+    rows = [structs.replace(run.row, system=run.label) for run in runs]
+    text = [_result(row) for row in rows]
+    for run, row in zip(runs, rows, strict=True):
+        if row.planner_errors:
+            why = next((each.planner_error for each in run.summary.deployment.records if each.planner_error), "")
+            times = counted(row.planner_errors, "time")
+            text.append(f"{times} no plan could be made{_under(run, runs)}, for example: {why}.")
+    ranges = tables.ranges(rows)
+    found = [tables.ends(rows), *((ranges,) if ranges.rows else ()), tables.costs(rows)]
+    found += tables.forms([(row.system, row) for row in rows])
+    return Section(title="Summary", text=tuple(text), tables=tuple(found))
 
 
-def _application_sections(row: RunRow) -> list[Section]:
+def _under(run: ReportedRun, runs: Sequence[ReportedRun]) -> str:
+    """The name of the run, if there are others."""
+    return f" under {run.label}" if len(runs) > 1 else ""
+
+
+def _application_sections(labelled: Sequence[tuple[str, RunRow]]) -> list[Section]:
     """The applications side by side, if there are several."""
-    if not row.applications:
+    count = sum(len(row.applications) for _, row in labelled)
+    if not count:
         return []
-    found = tables.applications([(row.system, row.applications)], "")
-    return [Section(title="Applications", tables=(found,), folded=len(row.applications) > OPEN_ROWS_MAX)]
+    found = tables.applications([(label, row.applications) for label, row in labelled], "")
+    return [Section(title="Applications", tables=(found,), folded=count > OPEN_ROWS_MAX)]
 
 
-def _over_time(row: RunRow, summary: RunSummary) -> Section:
-    """The run second by second, of each application if there are several."""
-    applications = summary.applications
+def _over_time(runs: Sequence[ReportedRun]) -> Section:
+    """The runs second by second; of a single run each application, if there are several."""
+    applications = runs[0].summary.applications
+    if len(runs) > 1:
+        same = not any(run.is_live for run in runs)
+        figure = timeline({run.label: run.summary for run in runs}, same_arrivals=same)
+        return Section(title="Over time", figures=(figure,))
     if len(applications) < 2:
-        return Section(title="Over time", figures=(timeline({row.system: summary}),))
+        return Section(title="Over time", figures=(timeline({runs[0].label: runs[0].summary}),))
     drawn = most_requests(applications)
     left_out = len(applications) - len(drawn)
     text = f"The {len(drawn)} applications with the most requests, of {len(applications)}." if left_out else ""
@@ -139,49 +220,128 @@ def _over_time(row: RunRow, summary: RunSummary) -> Section:
     return Section(title="Over time", text=(text,) if text else (), figures=(figure,))
 
 
-def _hardware_sections(row: RunRow, summary: RunSummary) -> list[Section]:
+def _hardware_sections(runs: Sequence[ReportedRun]) -> list[Section]:
     """The mix of hardware, if the nodes are of several kinds or come and go."""
-    if not tables.nodes_vary(summary.deployment.nodes.nodes.values()):
+    if not any(tables.nodes_vary(run.summary.deployment.nodes.nodes.values()) for run in runs):
         return []
-    found = tables.nodes([(row.system, row)])
-    return [Section(title="Hardware", figures=(hardware_timeline(summary),), tables=(found,))]
+    figures = [
+        structs.replace(figure, name=f"{figure.name}-{place}", title=f"{figure.title}{_under(run, runs)}")
+        for place, run in enumerate(runs)
+        for figure in [hardware_timeline(run.summary)]
+    ]
+    found = tables.nodes([(run.label, run.row) for run in runs])
+    return [Section(title="Hardware", figures=tuple(figures), tables=(found,))]
 
 
-def _version_sections(row: RunRow, summary: RunSummary) -> list[Section]:
+def _version_sections(runs: Sequence[ReportedRun]) -> list[Section]:
     """The versions of applications that had several, and how one replaced another."""
-    if not row.versions:
+    labelled = [(run.label, run.row.versions) for run in runs if run.row.versions]
+    if not labelled:
         return []
     figures = []
-    for name, records in summary.deployment.applications.items():
-        if len(records) > 1:
-            versions = {f"version {each.version}": Figures([each.run]) for each in records[-APPLICATIONS_MAX:]}
-            title = f"Versions of {name} over time"
-            figures.append(timeline(versions, name=f"versions-{name}", title=title, same_arrivals=False))
-    rows = tables.applications([(row.system, row.versions)], "Version by version")
+    for place, run in enumerate(runs):
+        for name, records in run.summary.deployment.applications.items():
+            if len(records) > 1:
+                versions = {f"version {each.version}": Figures([each.run]) for each in records[-APPLICATIONS_MAX:]}
+                title = f"Versions of {name} over time{_under(run, runs)}"
+                figures.append(timeline(versions, name=f"versions-{place}-{name}", title=title, same_arrivals=False))
+    rows = tables.applications(labelled, "Version by version")
     return [Section(title="Versions", figures=tuple(figures), tables=(rows,))]
 
 
-def _latency(row: RunRow, summary: RunSummary) -> Section:
-    applications = summary.applications
-    if len(applications) > 1:
+def _latency(runs: Sequence[ReportedRun]) -> Section:
+    applications = runs[0].summary.applications
+    if len(runs) == 1 and len(applications) > 1:
         waits = tables.waits(applications.items(), "application")
         return Section(title="Latency", figures=(deadline_cdf(most_requests(applications)),), tables=(waits,))
-    slo_ms, runs = summary.slo_ms, {row.system: summary}
-    path_slos_ms = sorted({route.slo_ms for route in row.routes} - {slo_ms})
-    figure = latency_cdf(runs, slo_ms=slo_ms, others_ms=path_slos_ms)
-    return Section(title="Latency", figures=(figure,), tables=(tables.waits(runs.items()),))
+    summaries = {run.label: run.summary for run in runs}
+    slo_ms = runs[0].summary.slo_ms if len(applications) < 2 else None
+    path_slos_ms = sorted({route.slo_ms for run in runs for route in run.row.routes} - {slo_ms})
+    figure = latency_cdf(summaries, slo_ms=slo_ms, others_ms=path_slos_ms)
+    return Section(title="Latency", figures=(figure,), tables=(tables.waits(summaries.items()),))
 
 
-def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
-    """A complete HTML document."""
+def _estimate_sections(runs: Sequence[ReportedRun]) -> list[Section]:
+    """How well the durations of batches were estimated."""
+    found = tables.estimate_errors([(run.label, run.summary.estimate_errors()) for run in runs])
+    return [Section(title="Estimates", tables=(found,))] if found.rows else []
+
+
+def run_facts(runs: Sequence[ReportedRun], *, made: datetime) -> tuple[tuple[str, str], ...]:
+    """What was run, when, on what and with which deadline, for the top of a page."""
+    live = [run.header for run in runs if run.is_live]
+    simulated = [run.header for run in runs if not run.is_live]
+    dated = [run.header for run in runs if run.header.date]
+    ran = [f"{_origin(header)} run of {date_text(datetime.fromisoformat(header.date))}" for header in dated]
+    machines = [header.machine for header in live if header.machine]
+    nodes = [f"simulated: {_nodes(header)}" for header in simulated if header.cluster]
+    definitions = {key: definition for run in runs for key, definition in run.header.definitions.items()}
+    measured = dict.fromkeys(filter(None, (str(each.get("hardware", "")) for each in _profiles(definitions))))
+    profiled = [f"profile measured on {_first(list(measured))}"] if measured else []
+    return (
+        ("date", "; ".join([*dict.fromkeys(ran), f"page made {date_text(made)}"])),
+        ("machine", "; ".join(dict.fromkeys([*machines, *nodes, *profiled])) or "not recorded"),
+        ("model" if len(_models(definitions)) == 1 else "models", _first(_models(definitions))),
+        ("deadline", _deadlines(definitions)),
+        ("system" if len(runs) == 1 else "systems", ", ".join(run.label for run in runs)),
+        ("sloop", ", ".join(dict.fromkeys(run.header.software.get("sloop", "not recorded") for run in runs))),
+    )
+
+
+def date_text(at: datetime) -> str:
+    """An instant as `2026-11-29 03:09 UTC`."""
+    return f"{at:%Y-%m-%d %H:%M %Z}"
+
+
+def _variants(definitions: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The variants of all stages of all applications."""
+    stages = [stage for definition in definitions.values() for stage in definition.get("stages", ())]
+    return [variant for stage in stages for variant in stage.get("variants", ())]
+
+
+def _profiles(definitions: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    found = [variant.get("profile") for variant in _variants(definitions)]
+    return [profile for profile in found if profile and profile.get("origin") == "measured"]
+
+
+def _models(definitions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The files of all models, and the names of variants that have none."""
+    variants = _variants(definitions)
+    named = [Path(each["model"]).name if each.get("model") else f"{each['name']} (only a profile)" for each in variants]
+    return list(dict.fromkeys(named))
+
+
+def _deadlines(definitions: Mapping[str, Mapping[str, Any]]) -> str:
+    """The deadline of the application, or of each."""
+    found = {name: f"{each['slo_ms']:g} ms" for name, each in definitions.items() if "slo_ms" in each}
+    if len(set(found.values())) == 1:
+        return f"{next(iter(found.values()))}, from sending to the answer"
+    return _first([f"{name} {slo}" for name, slo in found.items()])
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first few of many names."""
+    more = len(names) - NAMES_MAX
+    return ", ".join([*names[:NAMES_MAX], *([f"{more} more"] if more > 0 else [])]) or "not recorded"
+
+
+def page(title: str, sections: Sequence[Section], *, facts: Iterable[tuple[str, str]], lead: str = "") -> str:
+    """A complete HTML document. `facts`, at its top, are names with values: date, machine, models, deadline, version.
+    The words on it that need an explanation have one at its end, to which headings lead."""
+    facts = tuple(facts)
+    words = words_in([title, lead, *chain.from_iterable(facts), *chain.from_iterable(map(_texts, sections))])
     links = "".join(f'<li><a href="#s{number}">{escape(s.title)}</a></li>' for number, s in enumerate(sections))
-    body = "\n".join(_section(number, section) for number, section in enumerate(sections))
+    links += '<li><a href="#words">Words</a></li>' if words else ""
+    body = "\n".join(_section(number, section, words) for number, section in enumerate(sections))
+    body += _words(words) if words else ""
     paragraph = f"<p class=lead>{escape(lead)}</p>" if lead else ""
+    known = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="light dark">\n<title>{escape(title)}</title>\n'
         f"<style>{_CSS}</style>\n</head>\n<body>\n<header><h1>{escape(title)}</h1>{paragraph}\n"
+        f'<dl class="facts">{known}</dl>\n'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main>\n{body}\n</main>\n</body>\n</html>\n'
     )
 
@@ -196,29 +356,75 @@ def write_page(text: str, path: Path) -> None:
         ) from error
 
 
-def _section(number: int, section: Section) -> str:
+def _texts(section: Section) -> Iterator[str]:
+    """All that a reader sees of a section."""
+    yield section.title
+    yield from section.text
+    for table in section.tables:
+        filled = table.filled
+        yield from (filled.title, *filled.columns)
+        yield from (cell for row in filled.rows for cell in row if isinstance(cell, str))
+    for figure in section.figures:
+        yield from (figure.title, figure.x_label)
+        for panel in figure.panels:
+            yield from (panel.y_label, *panel.ticks)
+            yield from (each.name for each in panel.series)
+            yield from (each.name for each in panel.marks)
+
+
+def _section(number: int, section: Section, words: Container[str]) -> str:
     inner = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in section.text)
-    inner += "".join(f"<figure>{svg(figure)}</figure>" for figure in section.figures)
-    inner += "".join(_table(table) for table in section.tables)
+    inner += "".join(f'<figure class="wide" tabindex="0">{svg(figure)}</figure>' for figure in section.figures)
+    inner += "".join(_table(table, words) for table in section.tables)
     if section.folded:
         inner = f"<details><summary>Show</summary>{inner}</details>"
     return f'<section id="s{number}"><h2>{escape(section.title)}</h2>{inner}</section>'
 
 
-def _table(table: Table) -> str:
-    right = [' class="n"' if table.is_number(column) else "" for column in range(len(table.columns))]
-    head = "".join(f'<th scope="col"{r}>{escape(name)}</th>' for name, r in zip(table.columns, right, strict=True))
+def _table(table: Table, words: Container[str]) -> str:
+    """A table without empty columns. One of few rows and many columns stands upright, so that it fits a telephone."""
+    table = table.filled
+    is_upright = 0 < len(table.rows) <= UPRIGHT_ROWS_MAX and len(table.columns) > UPRIGHT_COLUMNS_MIN
+    is_upright &= all(len(cell_text(row[0])) <= HEADING_CHARS_MAX for row in table.rows)
+    if is_upright:
+        table = table.transposed
+    right = [(is_upright and column > 0) or table.is_number(column) for column in range(len(table.columns))]
+    head = "".join(_heading(name, words, "col", is_right=r) for name, r in zip(table.columns, right, strict=True))
     lines = []
-    for row in table.rows:
-        cells = [f"<td{r}>{escape(cell_text(cell))}</td>" for cell, r in zip(row, right, strict=True)]
-        cells[0] = cells[0].replace("<td", '<th scope="row"', 1).replace("</td>", "</th>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
+    for first, *rest in table.rows:
+        cells = [
+            f"<td{NUMBER_CLASS if r else TEXT_CLASS if len(cell_text(cell)) > TEXT_CHARS_MIN else ''}>"
+            f"{escape(cell_text(cell))}</td>"
+            for cell, r in zip(rest, right[1:], strict=True)
+        ]
+        name = _heading(cell_text(first), words if is_upright else (), "row", is_right=right[0])
+        lines.append(f"<tr>{name}{''.join(cells)}</tr>")
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     empty = "" if lines else f'<tr><td colspan="{len(table.columns)}">nothing to show</td></tr>'
     return (
         f'<div class="wide" tabindex="0"><table>{caption}<thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}{empty}</tbody></table></div>"
     )
+
+
+def _heading(name: str, words: Container[str], scope: str, *, is_right: bool) -> str:
+    """The heading of a column or a row; it leads to the explanation of its word, if the page has one."""
+    word = word_of(name) if words else ""
+    text = f'<a href="#{_anchor(word)}">{escape(name)}</a>' if word and word in words else escape(name)
+    return f'<th scope="{scope}"{NUMBER_CLASS if is_right else ""}>{text}</th>'
+
+
+def _words(words: Mapping[str, str]) -> str:
+    """The last section: what the words on the page mean."""
+    entries = "".join(
+        f'<div id="{_anchor(word)}"><dt>{escape(word)}</dt><dd>{escape(line)}</dd></div>'
+        for word, line in words.items()
+    )
+    return f'<section id="words"><h2>Words on this page</h2><dl class="words">{entries}</dl></section>'
+
+
+def _anchor(word: str) -> str:
+    return f"word-{word.replace(' ', '-')}"
 
 
 def _result(row: RunRow) -> str:
@@ -232,17 +438,23 @@ def _result(row: RunRow) -> str:
     )
 
 
-def _stage_sections(row: RunRow, summary: RunSummary) -> list[Section]:
+def _stage_sections(runs: Sequence[ReportedRun]) -> list[Section]:
     """For applications of several stages: where requests waited and were lost, and which routes they took."""
-    if not row.has_graphs:
+    found = [run for run in runs if run.row.has_graphs]
+    if not found:
         return []
     text = (
         "A visit is a request, or a part of one, at a stage. Requests take different routes where stages branch off; a "
         "route has its own deadline if the application declares one for its path."
     )
-    runs = [(row.system, row)]
-    figures = (route_cdf(row.system, summary),) if len(row.routes) > 1 else ()
-    return [Section(title="Stages", text=(text,), tables=(tables.stages(runs), tables.routes(runs)), figures=figures)]
+    labelled = [(run.label, run.row) for run in found]
+    figures = tuple(
+        route_cdf(run.label, run.summary, name=f"routes-{place}")
+        for place, run in enumerate(found)
+        if len(run.row.routes) > 1
+    )
+    own = (tables.stages(labelled), tables.routes(labelled))
+    return [Section(title="Stages", text=(text,), tables=own, figures=figures)]
 
 
 def _decision_section(decided: Iterable[tuple[int, Decided | Rollout]], summary: RunSummary) -> Section:
@@ -262,46 +474,58 @@ def _decision_section(decided: Iterable[tuple[int, Decided | Rollout]], summary:
     left_out = total - len(rows)
     more = f" The first {len(rows)} are listed, {left_out} more are in the log." if left_out else ""
     columns = ("at s", *(("application",) if several else ()), "kind", "what", "why")
+    at = len(columns) - 3
+    kinds = "; ".join(f"{kind}: {line}" for kind, line in KINDS.items() if any(row[at] == kind for row in rows))
     return Section(
         title="Decisions",
-        text=(f"{counted(total, 'decision')}.{more}",),
+        text=(f"{counted(total, 'decision')}.{more}", *([f"What they are about: {kinds}."] if kinds else [])),
         tables=(Table("", columns, tuple(rows)),),
         folded=len(rows) > OPEN_ROWS_MAX,
     )
 
 
-def _provenance(row: RunRow, header: Header) -> Section:
+def _provenance(runs: Sequence[ReportedRun]) -> Section:
     """The section on the provenance of the numbers."""
-    systems = {key: definition.get("system", {}) for key, definition in header.definitions.items()}
-    parameters = {key: _pairs(system.get("parameters", {})) or "as published" for key, system in systems.items()}
-    same = len(set(parameters.values())) == 1
-    facts = (
-        ("run", _origin(header)),
-        ("applications" if len(systems) > 1 else "application", ", ".join(systems)),
-        ("system", header.system),
-        ("parameters", next(iter(parameters.values())) if same else _pairs(parameters)),
-        ("nodes", _nodes(header)),
-        ("seed", "–" if header.seed is None else str(header.seed)),
-        ("date", header.date or "not recorded"),
-        ("software", _pairs(header.software)),
-    )
+    assumed = list(dict.fromkeys(line for run in runs for line in run.row.assumed))
     text = "Nothing here depends on a value that was assumed or extrapolated."
     found: tuple[Table, ...] = ()
-    if row.assumed:
-        text = f"These results depend on {counted(len(row.assumed), 'value')} that were not measured:"
-        found = (Table("Assumed", ("what",), tuple((line,) for line in row.assumed)),)
-    run = Table("The run", ("", "value"), facts)
-    return Section(title="Where the numbers come from", text=(text,), tables=(*found, run))
+    if assumed:
+        text = f"These results depend on {counted(len(assumed), 'value')} that were not measured:"
+        found = (Table("Assumed", ("what",), tuple((line,) for line in assumed)),)
+    known = {run.header.system: SYSTEMS[run.header.system] for run in runs if run.header.system in SYSTEMS}
+    sources = "; ".join(f"{name}: {each.source}" for name, each in known.items())
+    facts = [_run_facts(run) for run in runs]
+    columns = ("run", *(run.label for run in runs))
+    rows = tuple((name, *(each[name] for each in facts)) for name in facts[0] if any(each[name] for each in facts))
+    found += (Table("The run" if len(runs) == 1 else "The runs", columns, rows),)
+    said = (text, *([f"Source of the system: {sources}."] if sources else []))
+    return Section(title="Where the numbers come from", text=said, tables=found)
+
+
+def _run_facts(run: ReportedRun) -> dict[str, str | None]:
+    """What is known about one run, by the name of the fact."""
+    header = run.header
+    parameters = {key: own or "as published" for key, own in run.parameters.items()}
+    same = len(set(parameters.values())) == 1
+    return {
+        "origin": _origin(header),
+        "applications": ", ".join(parameters),
+        "system": header.system,
+        "parameters": next(iter(parameters.values())) if same else _pairs(parameters),
+        "nodes": _nodes(header),
+        "seed": None if header.seed is None else str(header.seed),
+        "software": _pairs(header.software),
+    }
 
 
 def _nodes(header: Header) -> str:
     """How many nodes of each kind of hardware there are, and how many of them on demand."""
-    counts: dict[str, list[bool]] = {}
+    counts: dict[tuple[str, float], list[bool]] = {}
     for node in header.cluster:
-        counts.setdefault(node.hardware, []).append(node.on_demand)
+        counts.setdefault((node.hardware, node.cores), []).append(node.on_demand)
     return ", ".join(
-        f"{len(found)} {hardware}{f' ({sum(found)} on demand)' if any(found) else ''}"
-        for hardware, found in counts.items()
+        f"{len(found)} {hardware} of {counted(cores, 'core')}{f' ({sum(found)} on demand)' if any(found) else ''}"
+        for (hardware, cores), found in counts.items()
     )
 
 
@@ -322,17 +546,21 @@ body{margin:0 auto;max-width:62rem;padding:1.5rem 1.25rem 4rem;background:var(--
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 h1{font-size:1.7rem;line-height:1.2;margin:.2rem 0 .6rem}
 h2{font-size:1.15rem;margin:2.2rem 0 .6rem;padding-top:.6rem;border-top:1px solid var(--line)}
-p{max-width:46rem}.lead{color:var(--dim)}
+p{max-width:46rem}.lead{color:var(--dim)}h1,p,dd{overflow-wrap:anywhere}
+dl{margin:.6rem 0}dl div{display:flex;gap:.2rem 1rem}dt{flex:none;color:var(--dim)}dd{margin:0}
+.facts dt{width:6.5rem}.words dt{width:8.5rem}.words div{padding:.2rem 0}.words div:target{background:var(--band)}
 a{color:var(--link)}nav ul{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;padding:0;margin:0;list-style:none}
 nav{font-size:.92rem}
-figure{margin:1rem 0}figure svg{width:100%;height:auto;max-width:56rem;color:var(--ink)}
+figure svg{width:100%;height:auto;min-width:36rem;max-width:56rem;color:var(--ink)}
 .wide{overflow-x:auto;margin:1rem 0}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+table{border-collapse:collapse;min-width:20rem;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:.2rem 0 .4rem}
 th,td{padding:.28rem .8rem .28rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 th[scope=row]{font-weight:500}thead th{color:var(--dim);font-weight:600;white-space:nowrap}
-.n{text-align:right!important;white-space:nowrap}tbody tr:hover{background:var(--band)}
+th a{color:inherit;text-decoration:underline dotted}
+.n{text-align:right!important}.t{min-width:11rem}tbody tr:hover{background:var(--band)}
 details summary{cursor:pointer;color:var(--link)}
 :focus-visible{outline:2px solid var(--link);outline-offset:2px}
+@media (max-width:30rem){body{padding:1rem .8rem 3rem}th,td{padding-right:.5rem}.words div{display:block}}
 @media print{nav{display:none}body{max-width:none}}
 """

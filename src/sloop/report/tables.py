@@ -33,6 +33,22 @@ class Table(Struct, frozen=True):
         cells = [row[column] for row in self.rows if row[column] is not None]
         return bool(cells) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells)
 
+    @property
+    def filled(self) -> "Table":
+        """Without the columns in which no row has a value. A table without rows keeps all its columns."""
+        kept = [n for n in range(len(self.columns)) if any(row[n] not in (None, "") for row in self.rows)]
+        if not self.rows or len(kept) == len(self.columns):
+            return self
+        rows = tuple(tuple(row[n] for n in kept) for row in self.rows)
+        return Table(self.title, tuple(self.columns[n] for n in kept), rows)
+
+    @property
+    def transposed(self) -> "Table":
+        """With a row for each column but the first, whose cells become the names of the columns."""
+        names = (self.columns[0], *(cell_text(row[0]) for row in self.rows))
+        rows = tuple((column, *(row[n] for row in self.rows)) for n, column in enumerate(self.columns[1:], start=1))
+        return Table(self.title, names, rows)
+
 
 def cell_text(cell: Cell) -> str:
     """A cell as text: numbers with four significant digits, – for None."""
@@ -46,7 +62,8 @@ def cell_text(cell: Cell) -> str:
 
 
 def as_rich(table: Table) -> RichTable:
-    """For a terminal."""
+    """For a terminal, without empty columns."""
+    table = table.filled
     made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, title=table.title or None, title_justify="left")
     for column, name in enumerate(table.columns):
         made.add_column(name, justify="right" if table.is_number(column) else "left", overflow="fold")
@@ -286,19 +303,25 @@ def _requests(row: RunRow, route: RouteRow) -> int:
     return next((each.requests for each in row.applications if route in each.routes), row.requests)
 
 
-def estimate_errors(errors: Iterable[EstimateError]) -> Table:
-    """Estimated and actual durations of batches; on several kinds of hardware one row for each."""
-    errors = list(errors)
-    several = len({error.hardware for error in errors}) > 1
+def estimate_errors(runs: Sequence[tuple[str, Sequence[EstimateError]]]) -> Table:
+    """Estimated and actual durations of batches, grouped by run, on several kinds of hardware one row for each; with
+    several runs the first column names the run."""
+    several = len(runs) > 1
+    kinds = {error.hardware for _, errors in runs for error in errors}
     columns = ("batches", "estimated ms", "actual ms", "bias %", "mean error %")
     return Table(
         "Estimated and actual time of a batch",
-        ("stage", "variant", *(("hardware",) if several else ()), *columns),
+        (
+            *(("system",) if several else ()),
+            *("stage", "variant", *(("hardware",) if len(kinds) > 1 else ()), *columns),
+        ),
         tuple(
             (
-                *(e.stage, e.variant, *((e.hardware,) if several else ())),
+                *((label,) if several else ()),
+                *(e.stage, e.variant, *((e.hardware,) if len(kinds) > 1 else ())),
                 *(e.batches, e.estimated_ms, e.actual_ms, 100 * e.bias, 100 * e.mape),
             )
+            for label, errors in runs
             for e in errors
         ),
     )
@@ -390,7 +413,7 @@ def agreement(live: RunRow, simulated: RunRow) -> list[Agreement]:
 def agreement_table(rows: list[Agreement]) -> Table:
     """The agreement as a table."""
     return Table(
-        "Live against simulated",
+        "Live against simulated: difference in points of attainment, else in %",
         ("measure", "unit", "live", "simulated", "difference", "at most", "agrees"),
         tuple((r.metric, r.unit, r.live, r.simulated, r.difference, r.difference_max, r.agrees) for r in rows),
     )

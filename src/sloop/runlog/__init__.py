@@ -85,6 +85,8 @@ class Header(Struct, frozen=True, kw_only=True):
     """Versions of sloop, Python and the runtime."""
     date: str = ""
     """When the run began (ISO 8601)."""
+    machine: str = ""
+    """The server's processor and the cores that it may use; empty for a simulated run."""
     assumed_starts: dict[str, str] = {}
     """Per `stage/variant` (` on KIND`, if the cluster has several kinds), the cold start that the simulator assumed
     because it was neither measured nor declared."""
@@ -302,11 +304,11 @@ def snapshot_line(snapshot: bytes) -> bytes:
 
 def _segment_defaults() -> dict[str, Any]:
     whole: dict[str, Any] = msgspec.to_builtins(Header(origin="", name="", system=""))
-    return {name: whole[name] for name in ("segment", "from_ns", "has_snapshot", "sample", "lost")}
+    return {name: whole[name] for name in ("machine", "segment", "from_ns", "has_snapshot", "sample", "lost")}
 
 
 _DEFAULTS: Final = _segment_defaults()
-"""Fields that the header of a whole run leaves out."""
+"""Fields that the header of a whole simulated run leaves out."""
 
 
 def read_log(path: Path) -> RecordedLog:

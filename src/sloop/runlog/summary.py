@@ -13,11 +13,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct, structs
 
+from sloop.actions import End
 from sloop.app.graph import Graph
 from sloop.app.hardware import power_of
 from sloop.profile.blocks import shared_rows
@@ -40,9 +41,11 @@ from sloop.runlog.fold import (
 )
 from sloop.text import listed
 from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
-from sloop.vocabulary import Node
+from sloop.vocabulary import Node, Request, RequestId
 
 Values = np.ndarray[tuple[int], np.dtype[np.int64]]
+IDLE_NS: Final = 60 * NS_PER_S
+"""A server without a request for so long has no load."""
 
 
 class StageRow(Struct, frozen=True, kw_only=True):
@@ -489,6 +492,63 @@ class Figures:
             "pipelines": self._pipelines(),
             "shadows": self._shadows(estimates),
         }
+
+
+class LoadTime:
+    """A sink that measures for how long a run had load: from its first request to the end of its last, without
+    stretches of `IDLE_NS` or longer in which no request was open. A server is there before and after its load, and
+    between two loads: over all that time, a rate would say how long it was idle."""
+
+    def __init__(self) -> None:
+        self._open: set[RequestId] = set()
+        self._begun_ns: int | None = None
+        self._last_ns = self._ended_ns = 0
+        """When the present stretch began, its last record about a request, and how long the stretches before took."""
+
+    def append(self, now_ns: int, record: Record) -> None:
+        """Add the next record."""
+        if isinstance(record, Request):
+            if not self._open and (self._begun_ns is None or now_ns - self._last_ns >= IDLE_NS):
+                self._ended_ns, self._begun_ns = self.total_ns, now_ns
+            self._open.add(record.id)
+        elif not isinstance(record, End) or record.request not in self._open:
+            return
+        else:
+            self._open.remove(record.request)
+        self._last_ns = now_ns
+
+    @property
+    def total_ns(self) -> int:
+        """Up to the last request, or the end of one; a stretch counts as a second at least."""
+        if self._begun_ns is None:
+            return 0
+        return self._ended_ns + max(NS_PER_S, self._last_ns - self._begun_ns)
+
+
+def on_schedule_clock(records: Iterable[tuple[int, Record]], *, first_ns: int) -> Iterator[tuple[int, Record]]:
+    """Records on a clock that starts with the schedule; earlier ones (replicas, plans) are moved to its start."""
+    held: list[tuple[int, Record]] = []
+    zero_ns: int | None = None
+    for now_ns, record in records:
+        if zero_ns is None:
+            if not isinstance(record, Request):
+                held.append((now_ns, record))
+                continue
+            zero_ns = record.sent_ns - first_ns
+            yield from ((0, earlier) for _, earlier in held)
+        if isinstance(record, Request):
+            record = _shifted(record, zero_ns)  # noqa: PLW2901  # the same request on another clock
+        yield max(0, now_ns - zero_ns), record
+
+
+def _shifted(request: Request, zero_ns: int) -> Request:
+    """The request on a clock that starts `zero_ns` later."""
+    return structs.replace(
+        request,
+        sent_ns=request.sent_ns - zero_ns,
+        arrived_ns=request.arrived_ns - zero_ns,
+        deadline_ns=request.deadline_ns - zero_ns,
+    )
 
 
 class RunSummary(Figures):

@@ -33,7 +33,7 @@ from sloop.app.application import Application, Deployment, SystemChoice
 from sloop.app.hardware import EDGE_CORES
 from sloop.core.planner import plans_beside
 from sloop.errors import InputError, MachineError, SloopError
-from sloop.machine import capacity
+from sloop.machine import capacity, hardware_name
 from sloop.memory import return_large_memory
 from sloop.profile.measure import PROFILES
 from sloop.runlog.segments import FOLDER
@@ -667,8 +667,9 @@ def open_journal(setup: Setup, folder: Path, limits: LogLimits | None, observed:
     if limits is None:
         return None
     date = datetime.now(UTC).isoformat(timespec="seconds")
+    header = header_of(setup, origin="live", date=date, machine=hardware_name())
     try:
-        return Journal(folder / FOLDER, header_of(setup, origin="live", date=date), limits, observed)
+        return Journal(folder / FOLDER, header, limits, observed)
     except MachineError as error:
         if not any(NodeMemory(folder / NODES).read()):
             raise

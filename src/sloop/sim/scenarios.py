@@ -16,6 +16,7 @@ and those with a single pass, unless the scenario's `truth.service.spread` state
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,7 +30,7 @@ from sloop.app.application import SystemChoice
 from sloop.app.hardware import shared_profiles
 from sloop.app.scenario import Scenario
 from sloop.profile.passes import speed_range
-from sloop.runlog import FileLog, Sink
+from sloop.runlog import FileLog, Header, Sink
 from sloop.runlog.durations import VariantKey
 from sloop.runlog.summary import ApplicationRow, FigureRow, RunRow, RunSummary
 from sloop.sim.run import simulate
@@ -58,6 +59,8 @@ class ScenarioRun(Struct, frozen=True):
 
     row: RunRow
     summary: RunSummary
+    header: Header
+    """Of its event log, also if none was written."""
     open: int = 0
     """Requests that had not ended when the run stopped, because no node has capacity for the replicas they need."""
 
@@ -69,6 +72,19 @@ def chosen_systems(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoi
     for name in names:
         found += [choice for choice in scenario.systems if name in (choice.name, choice.label)] or [SystemChoice(name)]
     return tuple(found) or scenario.systems
+
+
+def labels_of(choices: Sequence[SystemChoice]) -> list[str]:
+    """A label for each of these systems: its own, and where another has the same also the parameters, or its place."""
+    counts = Counter(choice.label for choice in choices)
+    found: list[str] = []
+    for place, choice in enumerate(choices):
+        label = choice.label
+        if counts[label] > 1:
+            pairs = ", ".join(f"{key} {value}" for key, value in choice.parameters.items())
+            label = f"{label} ({pairs or 'as published'})"
+        found.append(f"{label}, no. {place + 1}" if label in found else label)
+    return found
 
 
 def run_scenario(
@@ -90,11 +106,11 @@ def run_scenario(
     world = replace(World.from_scenario(scenario, choice), lead_ns=lead_ns, recorded=recorded)
     setup = world.setup()
     summary = summary_of(world, setup)
+    header = header_of(setup, origin="sim", seed=scenario.seed, assumed_starts=world.assumed_starts)
     started_ns = time.perf_counter_ns()
     with ExitStack() as files:
         sinks: list[Sink] = [summary]
         if log is not None:
-            header = header_of(setup, origin="sim", seed=scenario.seed, assumed_starts=world.assumed_starts)
             sinks.append(files.enter_context(FileLog(log, header)))
         totals = simulate(world, sinks, check_first=check_first)
     wall_s = (time.perf_counter_ns() - started_ns) / 1e9
@@ -104,7 +120,7 @@ def run_scenario(
     if totals.open:
         _log.warning("%s: %s of %s requests were never answered", choice.label, totals.open, totals.requests)
     _warn_of_planners(choice, summary)
-    return ScenarioRun(_ranged(world, row) if with_range else row, summary, totals.open)
+    return ScenarioRun(_ranged(world, row) if with_range else row, summary, header, totals.open)
 
 
 def run_systems(

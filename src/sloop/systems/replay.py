@@ -40,6 +40,7 @@ def header_of(
     origin: str,
     seed: int | None = None,
     date: str = "",
+    machine: str = "",
     assumed_starts: Mapping[str, str] | None = None,
 ) -> Header:
     """The header of this run's log; `origin` is `live` or `sim`, `date` an ISO 8601 instant. For the others see
@@ -54,6 +55,7 @@ def header_of(
         seed=seed,
         software={"sloop": __version__, "python": platform.python_version()},
         date=date,
+        machine=machine,
         assumed_starts=dict(assumed_starts or {}),
     )
 

@@ -1,5 +1,6 @@
 """Repeat published experiments and compare the results with the publication."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -41,7 +42,7 @@ def reproduce(name: str, quick: bool, data: Path | None, processes: int, page: P
     if page is not None:
         page.mkdir(parents=True, exist_ok=True)
         for made in found:
-            (page / f"{made.name}.html").write_text(made.page(), encoding="utf-8")
+            (page / f"{made.name}.html").write_text(made.page(made=datetime.now(UTC)), encoding="utf-8")
     assumed = [line for made in found for line in made.assumed]
     value = {
         "rows": [row for made in found for row in made.rows],

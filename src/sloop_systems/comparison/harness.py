@@ -11,17 +11,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import count, takewhile
 from statistics import fmean
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from msgspec import Struct, structs
 
-from sloop.machine import capacity
-from sloop.report.html import Section, page
+from sloop import __version__
+from sloop.machine import capacity, hardware_name
+from sloop.report.html import Section, date_text, page
 from sloop.report.plots import Figure, Series
 from sloop.report.tables import Table
-from sloop_systems.comparison.rows import MEANINGS, Row, as_table, summary
+from sloop_systems.comparison.rows import COLUMNS, MEANINGS, Row, as_table, summary
 
 Progress = Callable[[float, str], None]
 """Called with the finished share, 0 to 1, and the current step."""
@@ -128,6 +130,10 @@ class Reproduction(Struct, frozen=True):
     rows: tuple[Row, ...]
     figures: tuple[Figure, ...]
     assumed: tuple[str, ...]
+    models: str
+    """What is served in its experiments."""
+    deadlines: str
+    """Of requests in its experiments."""
 
     @property
     def summary(self) -> str:
@@ -142,19 +148,26 @@ class Reproduction(Struct, frozen=True):
             for name in experiments
         ]
 
-    def page(self) -> str:
-        """One self-contained HTML file."""
+    def page(self, *, made: datetime) -> str:
+        """One self-contained HTML file, made at `made` on the machine that computed the results."""
         assumptions = Table(
             "Assumptions and sources that were not measured here", ("assumed",), tuple((a,) for a in self.assumed)
         )
         sections = [
-            Section(title="Verdicts", text=(f"{self.summary}.", *MEANINGS)),
+            Section(title="Verdicts", text=(f"{self.summary}.", *MEANINGS, COLUMNS)),
             Section(title="Figures", figures=self.figures),
             *(Section(title=table.title, tables=(structs.replace(table, title=""),)) for table in self.tables()),
             Section(title="Where the numbers come from", tables=(assumptions,)),
         ]
         title = self.name.upper() if len(self.name) <= 3 else self.name.capitalize()  # FA2, IPA; Sponge
-        return page(f"{title}, reproduced", sections, lead=self.source)
+        facts = (
+            ("date", date_text(made)),
+            ("machine", f"{hardware_name()}, which simulates the published ones"),
+            ("models", self.models),
+            ("deadlines", self.deadlines),
+            ("sloop", __version__),
+        )
+        return page(f"{title}, reproduced", sections, facts=facts, lead=self.source)
 
 
 def silent(share: float, what: str) -> None:

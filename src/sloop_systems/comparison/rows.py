@@ -44,6 +44,10 @@ MEANINGS: Final = (
     "off: none of these. source-inconsistent: the source's own figures contradict each other, or a constant that the "
     "source leaves open and the note names; ours agrees with one of them.",
 )
+COLUMNS: Final = (
+    "Columns: paper is the published figure; derived one that was computed from the publication; ours the mean "
+    "of our runs, low and high the least and the most of them; note says what differs from the publication."
+)
 RUNS_MIN: Final = 3
 """Runs needed to estimate the standard error of a mean."""
 STUDENT: Final = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.306, 2.26216)

@@ -19,7 +19,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Row(experiment="S0", metric="speed", unit="rps", paper=1.0, ours=1.1, low=1.0, high=1.2, verdict="reproduced")
 
     def reproduced(name: str, **_: object) -> Reproduction:
-        return Reproduction(name, "a source", (row,), (), ("a guess",))
+        return Reproduction(name, "a source", (row,), (), ("a guess",), "ResNet", "100 ms")
 
     monkeypatch.setattr(module, "reproduced", reproduced)
 

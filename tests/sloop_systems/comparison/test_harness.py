@@ -1,12 +1,15 @@
 """Trials are played once per seed, in order, and found again by trial."""
 
 import os
+from datetime import UTC, datetime
 from math import sqrt
 from typing import Self
 
 import pytest
 from msgspec import structs
 
+from sloop import __version__
+from sloop.machine import hardware_name
 from sloop_systems.comparison.harness import (
     THREADS,
     UNSEEN,
@@ -106,9 +109,11 @@ def test_nothing_to_do() -> None:
 
 def test_a_reproduction_on_a_page() -> None:
     row = compare(Claim("check 1", "m < n", "%", paper=1.0), [1.0] * 3)
-    found = Reproduction("sponge", "Somebody, 2024", (row,), (), ("a guess",))
+    found = Reproduction("sponge", "Somebody, 2024", (row,), (), ("a guess",), "ResNet", "100 ms")
     assert found.summary == "1 rows: 1 reproduced"
-    text = found.page()
+    text = found.page(made=datetime(2026, 11, 29, 3, 9, tzinfo=UTC))
+    for fact in ("2026-11-29 03:09 UTC", "ResNet", "100 ms", hardware_name(), __version__):
+        assert f"{fact}" in text
     assert "m &lt; n" in text
     assert "a guess" in text
     assert "within-bound: an inequality" in text, "what verdicts mean"

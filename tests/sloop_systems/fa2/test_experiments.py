@@ -1,5 +1,6 @@
 """FA2's application, planners and loads are those described; rows and figures follow from results."""
 
+from datetime import UTC, datetime
 from functools import cache
 from statistics import mean
 
@@ -121,7 +122,7 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[-1] == 1.0
     assert {figure.name for figure in found.figures} >= {"sweep-cores", "fluctuating", "fixed"}
     assert any("fitted" in line for line in found.assumed)
-    assert found.page().count("<svg") == len(found.figures)
+    assert found.page(made=datetime.now(UTC)).count("<svg") == len(found.figures)
 
 
 # What needs no simulation.

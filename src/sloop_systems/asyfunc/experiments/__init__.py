@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.text import listed
 from sloop_systems.asyfunc.experiments.offline import BODIES, RATES, body_of, candidates_of, left_after, offline_rows
 from sloop_systems.asyfunc.experiments.planner import planner_rows, wanted_planner
 from sloop_systems.asyfunc.experiments.results import (
@@ -50,7 +51,15 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         "service times: without noise, as in the publication's emulation",
     )
     rows = (*offline_rows(quick=quick), *simulated_rows(results, quick=quick), *planner_rows(results, quick=quick))
-    return Reproduction("asyfunc", PAPER, rows, figures, assumed)
+    return Reproduction(
+        "asyfunc",
+        PAPER,
+        rows,
+        figures,
+        assumed,
+        models=listed([*MODELS, VIT]),
+        deadlines="of each model: what its largest batch takes on all cores",
+    )
 
 
 def offloading_figure() -> Figure:

@@ -25,7 +25,7 @@ from sloop_systems.biscale.experiments.results import (
     three,
     wanted,
 )
-from sloop_systems.biscale.experiments.runs import CORES, Kind, excerpt_of
+from sloop_systems.biscale.experiments.runs import CORES, PIPELINES, Kind, excerpt_of
 from sloop_systems.comparison import twitter
 from sloop_systems.comparison.harness import Progress, Reproduction, bars, by_second, run_trials, silent
 from sloop_systems.comparison.rows import with_note
@@ -61,7 +61,15 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         dropping_figure(results),
     )
     rows = [*offline_rows(None if quick else twitter.held_out(data)), *rows]
-    return Reproduction("biscale", SOURCE, tuple(rows), figures, tuple(assumed))
+    return Reproduction(
+        "biscale",
+        SOURCE,
+        tuple(rows),
+        figures,
+        tuple(assumed),
+        models="; ".join(f"{name}: {', '.join(model for model, _ in PIPELINES[name].models)}" for name in NAMES),
+        deadlines=", ".join(f"{name} {PIPELINES[name].slo_ms:g} ms" for name in NAMES),
+    )
 
 
 def evaluation_figure(results: Found) -> Figure:

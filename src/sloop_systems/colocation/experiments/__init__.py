@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Final
 
 from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.text import listed
 from sloop_systems.colocation.experiments.offline import OFFLINE, offline_part
 from sloop_systems.colocation.experiments.results import (
     EFFICIENTNET,
@@ -40,7 +41,7 @@ from sloop_systems.colocation.experiments.runs import (
     play,
     wanted,
 )
-from sloop_systems.colocation.experiments.scene import placed_models
+from sloop_systems.colocation.experiments.scene import MIXED, VISION, placed_models
 from sloop_systems.colocation.experiments.simulated import (
     SimulatedRun,
     SimulatedTrial,
@@ -99,7 +100,15 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         "In core and simulator it measures κ during a warm-up of 15 s, and plans again",
         "the 30 drawn cells, their rates, deadlines and numbers of GPUs, are random",
     )
-    return Reproduction("colocation", SOURCE, tuple(rows), figures, assumed)
+    return Reproduction(
+        "colocation",
+        SOURCE,
+        tuple(rows),
+        figures,
+        assumed,
+        models=listed(list(dict.fromkeys((*VISION, *MIXED)))),
+        deadlines="200 ms for models of images, 300 ms for the mixed ones; random in drawn cells",
+    )
 
 
 def _sorted(

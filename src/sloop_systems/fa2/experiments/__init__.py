@@ -9,8 +9,9 @@ from statistics import fmean
 from typing import Final
 
 from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.text import listed
 from sloop_systems.comparison.harness import Progress, Reproduction, Results, bars, by_second, run_trials, silent
-from sloop_systems.fa2.experiments.application import CPU, GPU, SOURCE, VISION
+from sloop_systems.fa2.experiments.application import CPU, GPU, ORDER, SOURCE, VISION, Hardware
 from sloop_systems.fa2.experiments.offline import RATES, Sweep, offline_rows, swept, throughputs
 from sloop_systems.fa2.experiments.runs import FULL, LONG_NOTE, QUICK, RATIOS, SYSTEMS, Fa2Evaluation, Fa2Result
 
@@ -37,7 +38,20 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         "starting replicas do not slow down others: published as interference, not simulated",
         *(() if quick else (f"long traces: {LONG_NOTE}",)),
     )
-    return Reproduction("fa2", PAPER, tuple(rows), figures, assumed)
+    return Reproduction(
+        "fa2",
+        PAPER,
+        tuple(rows),
+        figures,
+        assumed,
+        models=f"{listed(ORDER)}, as the publication calls them",
+        deadlines=f"of each path: {_ms(CPU)} on cores, {_ms(GPU)} on slices of GPUs",
+    )
+
+
+def _ms(hardware: Hardware) -> str:
+    """The range of the deadlines of paths."""
+    return f"{min(hardware.slos_ms):,} to {max(hardware.slos_ms):,} ms"
 
 
 def sizes_figure() -> Figure:

@@ -6,11 +6,14 @@ Source: San Juan, Flashpoint: A Low-latency Serverless Platform for DL Inference
 from pathlib import Path
 from typing import Final
 
+from sloop.profile.published import FLASHPOINT_MODELS
 from sloop.report.plots import Figure, Panel, Series
+from sloop.text import listed
 from sloop_systems.comparison.harness import Progress, Reproduction, Results, Wanted, bars, run_trials, silent
 from sloop_systems.comparison.rows import with_note
 from sloop_systems.flashpoint.experiments.offline import QUEUES, T5, atoll_targets, benefits, offline_rows
 from sloop_systems.flashpoint.experiments.planner import (
+    SCENE_SLO_MS,
     ScalerResult,
     of_cells,
     of_tuned,
@@ -84,7 +87,15 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     figures = (
         targets_figure(data), plans_figure(), techniques_figure(results), scalers_figure(scalers, quick=quick)
     )  # fmt: skip
-    return Reproduction("flashpoint", SOURCE, (*offline_rows(data), *simulated), figures, tuple(assumed))
+    return Reproduction(
+        "flashpoint",
+        SOURCE,
+        (*offline_rows(data), *simulated),
+        figures,
+        tuple(assumed),
+        models=listed(list(FLASHPOINT_MODELS)),
+        deadlines=f"none, as published: latencies are compared; {SCENE_SLO_MS:g} ms for our own planner",
+    )
 
 
 def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> tuple[Grid, Found, Found]:

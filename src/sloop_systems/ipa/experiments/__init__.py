@@ -64,7 +64,15 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         models = [(stage, model) for stage in PIPELINES[name].stages for model in stage.models]
         assumed += [f"{name}, {s.name}: {m.name}: {m.origin} speed ({m.profile.source})" for s, m in models]
     rows = [*offline_rows(), *timing_rows(sizes, slowest), *rows]
-    return Reproduction("ipa", SOURCE, tuple(rows), tuple(figures), tuple(assumed))
+    return Reproduction(
+        "ipa",
+        SOURCE,
+        tuple(rows),
+        tuple(figures),
+        tuple(assumed),
+        models="; ".join(f"{name}: {', '.join(s.name for s in each.stages)}" for name, each in PIPELINES.items()),
+        deadlines=", ".join(f"{name} {each.slo_s:g} s" for name, each in PIPELINES.items()),
+    )
 
 
 def course_figure(results: Results[IpaResult], evaluation: IpaEvaluation, name: str, data: str) -> Figure:

@@ -105,7 +105,15 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         "differ by knobs that were set so that trees on single packets and the network on headers reach about the "
         "published accuracies",
     )
-    return Reproduction("netnn", SOURCE, tuple(rows), figures, assumed)
+    return Reproduction(
+        "netnn",
+        SOURCE,
+        tuple(rows),
+        figures,
+        assumed,
+        models="perceptrons and recurrent networks on switches, and decision trees to compare with",
+        deadlines="none: latencies are compared",
+    )
 
 
 def accuracy_rows(found: AccuracyComparison) -> list[Row]:

@@ -10,9 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from sloop.profile.paldia import SLO_MS
+from sloop.profile.paldia import PALDIA_MODELS, SLO_MS
 from sloop.report.plots import Figure, Mark, Panel, Series
 from sloop.solvers.paldia import best_split, t_max_ms
+from sloop.text import listed
 from sloop_systems.comparison.harness import Progress, Reproduction, bars, run_trials, silent
 from sloop_systems.paldia.experiments.offline import VECTORS, offline_rows, proportional
 from sloop_systems.paldia.experiments.ours import ours_rows, ours_wanted, price_figures
@@ -40,7 +41,15 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     )
     figures = [split_figure(), trace_figure(), compliance_figure(found, quick=quick), latency_figure(found)]
     figures += price_figures(found, quick=quick)
-    return Reproduction("paldia", SOURCE, tuple(rows), tuple(figures), assumed)
+    return Reproduction(
+        "paldia",
+        SOURCE,
+        tuple(rows),
+        tuple(figures),
+        assumed,
+        models=listed(list(PALDIA_MODELS)),
+        deadlines=f"{SLO_MS:g} ms",
+    )
 
 
 def split_figure() -> Figure:

@@ -68,7 +68,15 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     assumed = [f"YOLOv5s: {YOLOV5S_S.origin} profile ({YOLOV5S_S.source})"]
     assumed += [] if artefact else [f"link: {link.provenance}"]
     figures += [] if quick else ablation_figures(results)
-    return Reproduction("sponge", SOURCE, tuple(rows), tuple(figures), tuple(assumed))
+    return Reproduction(
+        "sponge",
+        SOURCE,
+        tuple(rows),
+        tuple(figures),
+        tuple(assumed),
+        models="YOLOv5s",
+        deadlines=f"{SLO_MS:g} ms from the client's first byte",
+    )
 
 
 def link_figure(link: Link) -> Figure:
