@@ -49,7 +49,7 @@ sloop demo --seconds 30 --out /tmp/demo --json
 )
 def demo(files: Path | None, out: Path, duration_s: int, seed: int) -> CommandOutput:
     """Profile a real model, serve it under bursts with the systems `static` and `sponge`, simulate both, and write a
-    report. It takes about two minutes.
+    report. It takes about two minutes. The model comes with the package onnx (pip install onnx).
     """
     if files is not None:
         check_folder(files, "--files")

@@ -367,7 +367,8 @@ def _run_on_cpu(model: Path, rows: Ints, expected: Ints, exponent: int) -> dict[
 def detect_command(
     capture: Path | None, synthetic: int | None, seed: int, model: Path | None, write: Path | None
 ) -> CommandOutput:
-    """Detect malicious flows in CAPTURE (pcap or pcapng), as the first switch of a fabric would on the path.
+    """Detect malicious flows in CAPTURE (pcap or pcapng), as the first switch of a fabric would on the path. Reading
+    captures needs the package dpkt (pip install dpkt).
 
     The model that ships with sloop was trained on generated traffic only: verdicts on other captures only show how
     detection works.

@@ -149,7 +149,8 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
 @click.option(
     "--device",
     metavar="DEVICE",
-    help="Measure on a GPU of this machine instead of its cores: cuda, or cuda:1 for the second one.",
+    help="Measure on a GPU of this machine instead of its cores: cuda, or cuda:1 for the second one. "
+    "Needs the package onnxruntime-gpu in place of onnxruntime; docs/serving.md says how.",
 )
 @click.option(
     "--shares",
@@ -237,8 +238,8 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
     "--operators",
     multiple=True,
     metavar="LIBRARY",
-    help=f"A library with operators that ONNX Runtime lacks: {EXTENSIONS}, or the path of a shared library. In the "
-    "application file: `operators:` of the stage.",
+    help=f"A library with operators that ONNX Runtime lacks: {EXTENSIONS} (needs pip install {EXTENSIONS}), or the "
+    "path of a shared library. In the application file: `operators:` of the stage.",
 )
 def profile(  # one parameter for each option
     model: Path | None,

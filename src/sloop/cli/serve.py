@@ -230,7 +230,8 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             type=click.Choice(["local", "ray", "agents"]),
             default="local",
             show_default=True,
-            help="Where replicas run: on this machine, on the nodes of a Ray cluster, or where `sloop agent` runs.",
+            help="Where replicas run: on this machine, on the nodes of a Ray cluster (needs pip install ray), or where "
+            "`sloop agent` runs.",
         ),
         click.option(
             "--address",
@@ -349,7 +350,8 @@ def nodes_of(given: Mapping[str, Any]) -> NodeSettings | None:
     "--otlp",
     default="",
     metavar="URL",
-    help="Send OpenTelemetry spans of requests to this receiver (OTLP over HTTP), such as http://localhost:4318.",
+    help="Send OpenTelemetry spans of requests to this receiver (OTLP over HTTP), such as http://localhost:4318. Needs "
+    "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
 )
 @click.option(
     "--otlp-ratio",
