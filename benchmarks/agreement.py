@@ -22,10 +22,10 @@ from sloop.app.scenario import Scenario
 from sloop.demo.run import (
     DemoSettings,
     choose_cores,
+    fitted,
     measure_profile,
     run_live,
     run_simulated,
-    settings_for,
     squeezenet,
     write_files,
 )
@@ -135,7 +135,7 @@ def main() -> None:
         model = squeezenet(folder)
         say("profile")
         profile = measure_profile(model, cores, lambda share, what: None)
-        setting = settings_for(profile, cores, duration_s=round(given.seconds), seed=given.seed)
+        setting, _ = fitted(folder, model, profile, cores, duration_s=round(given.seconds), seed=given.seed)
         found = repeats(folder, model, setting, given.repeats)
     publish("agreement", "Simulator against live", report(found, setting, detected.why), write=not given.no_write)
 

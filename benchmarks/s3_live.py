@@ -24,7 +24,7 @@ from sloop.app.load import load_scenario
 from sloop.demo.live import serving
 from sloop.demo.run import (
     BATCHES,
-    SLO_MS,
+    SLOS_MS,
     WORLD_KEYS,
     ComparedRun,
     DemoSettings,
@@ -242,7 +242,7 @@ def prepared(folder: Path, given: Namespace) -> tuple[Experiment, str]:
         cores=cores,
         static_cores=half,
         counts=(count,) * round(given.seconds),
-        slo_ms=SLO_MS,
+        slo_ms=SLOS_MS[0],
         payload_kb=PAYLOAD_KB,
         seed=given.seed,
     )

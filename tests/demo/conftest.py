@@ -6,7 +6,7 @@ import pytest
 
 from sloop.app.load import load_scenario
 from sloop.demo.live import count_run
-from sloop.demo.run import ComparedRun, Demonstration, scenario_of, settings_for
+from sloop.demo.run import ComparedRun, Demonstration, candidates, scenario_of
 from sloop.load import LoadResult
 from sloop.profile.profile import Amdahl, Profile, Sample
 from sloop.sim.scenarios import run_scenario
@@ -17,13 +17,13 @@ PROFILE = Profile(
     max_batch=4,
     max_cores=1.75,
     hardware="a <machine>",
-    samples=(Sample(1, 1.0, 10.0, 11.0, 50),),
+    samples=(Sample(1, 1.75, 10.0, 11.0, 50),),
 )
 
 
 @pytest.fixture
 def demonstration(tmp_path: Path) -> Demonstration:
-    settings = settings_for(PROFILE, QUARTERS, duration_s=10, seed=1)
+    settings = next(candidates(PROFILE, QUARTERS, duration_s=10, seed=1))[0]
     inline = {"form": "amdahl", "gamma": 10.0, "epsilon": 0.0, "delta": 0.0, "eta": 1.0}
     stages = [{"name": "classify", "profile": {"latency_ms": inline, "max_batch": 4, "max_cores": 1.75}}]
     declared = scenario_of(settings, "", "") | {"stages": stages, "trace": {"kind": "burst", "rate": 20}}

@@ -25,6 +25,7 @@ def test_the_page_is_whole_in_itself(demonstration: Demonstration) -> None:
     assert tags.fetched == []
     assert document.count("<svg") == 4  # live, latency, and live against simulated for two systems
     assert "a &lt;machine&gt;" in document
+    assert "These runs do not compare the systems" in document
     assert "sloop replay out/demo/sponge." in document
 
 

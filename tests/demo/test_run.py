@@ -4,38 +4,75 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from sloop.app.load import load_application, load_scenario
+from sloop.app.scenario import Scenario
 from sloop.demo import run as module
 from sloop.demo.run import (
-    CREST,
+    IN_TIME_MAX,
+    IN_TIME_MIN,
+    RATE_RPS_MAX,
+    Demonstration,
     DemoSettings,
+    candidates,
     choose_cores,
+    fitted,
+    foreseen,
     measured_rps,
-    overloaded_cores,
     scenario_of,
-    settings_for,
     squeezenet,
     systems_of,
-    throughput_rps,
     wave,
-    write_files,
 )
 from sloop.errors import MachineError
 from sloop.profile.model import read_signature
-from sloop.profile.profile import Amdahl, Profile, Sample, path_beside, save_profile
+from sloop.profile.profile import LatencyTable, Profile, Sample, path_beside, save_profile
 from sloop.sim.world import World
 from sloop.systems.setup import set_up
 
-PROFILE = Profile(latency_ms=Amdahl(10.0, 0.0, 0.0, 1.0), max_batch=4, max_cores=1.75)
+QUARTERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+
+
+def profile(cores: tuple[float, ...] = QUARTERS, *, scale: float = 1.0, serial: float = 0.0) -> Profile:
+    """A row takes 20 ms × `scale` of one core; the part `serial` of this is as long on any number of cores. Durations
+    vary from 0.9 to 1.3 times as much."""
+
+    def sample(batch: int, count: float) -> Sample:
+        once_ms = scale * (1 + 20 * batch * (serial + (1 - serial) / count))
+        likely_ms = tuple(once_ms * (0.9 + 0.4 * (place / 63) ** 3) for place in range(64))
+        return Sample(batch, count, likely_ms[32], likely_ms[-1], 64, likely_ms)
+
+    samples = tuple(sample(batch, count) for count in cores for batch in (1, 2, 4))
+    table = {batch: {s.cores: s.p99_ms for s in samples if s.batch == batch} for batch in (1, 2, 4)}
+    return Profile(
+        latency_ms=LatencyTable(table), max_batch=4, max_cores=cores[-1], samples=samples, load_s=0.5, origin="measured"
+    )
+
+
+def fit(folder: Path, made: Profile, cores: tuple[float, ...]) -> tuple[DemoSettings, Scenario]:
+    model = folder / "squeezenet.onnx"
+    model.write_bytes(b"")
+    save_profile(made, path_beside(model))
+    return fitted(folder, model, made, cores, duration_s=40, seed=1)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize(
+    ("cores", "serial"), [(QUARTERS, 0.0), (QUARTERS, 0.5), ((1.0, 2.0), 0.0), ((1.0, 2.0), 0.2), ((0.25, 0.5), 0.2)]
+)
+def test_the_load_tells_the_systems_apart_on_slow_and_fast_machines(
+    cores: tuple[float, ...], serial: float, scale: float, tmp_path: Path
+) -> None:
+    settings, scenario = fit(tmp_path, profile(cores, scale=scale, serial=serial), cores)
+    assert settings.static_cores < cores[-1]
+    static, sponge = (foreseen(scenario, choice, 1.0) for choice in scenario.systems)
+    assert static <= IN_TIME_MAX
+    assert sponge >= IN_TIME_MIN
 
 
 def test_the_files_it_leaves_are_ones_that_sloop_reads(tmp_path: Path) -> None:
-    model = tmp_path / "squeezenet.onnx"
-    model.write_bytes(b"")
-    save_profile(PROFILE, path_beside(model))
-    settings = settings_for(PROFILE, (0.25, 0.5, 1.0, 1.75), duration_s=10, seed=1)
-    scenario = write_files(tmp_path, settings, model)
+    settings, scenario = fit(tmp_path, profile(), QUARTERS)
     assert sum(World.from_scenario(scenario).trace.counts_per_s()) == sum(settings.counts)
     for choice in scenario.systems:
         application = load_application(tmp_path / f"{choice.name}.yaml")
@@ -43,13 +80,48 @@ def test_the_files_it_leaves_are_ones_that_sloop_reads(tmp_path: Path) -> None:
         assert set_up(application).application.cluster == scenario.application.cluster
 
 
-QUARTERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+@pytest.mark.parametrize(
+    ("cores", "serial", "why"),
+    [
+        ((1.0,), 0.0, "a replica cannot grow here: it can have only 1 core"),
+        ((1.0, 2.0), 0.95, "2 cores do only 1.0 times as much as 1; at best, the simulator gives sponge"),
+    ],
+)
+def test_a_machine_on_which_cores_make_no_difference_is_told_why(
+    cores: tuple[float, ...], serial: float, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(MachineError, match="nothing else runs") as raised:
+        fit(tmp_path, profile(cores, serial=serial), cores)
+    assert why in raised.value.what
 
 
-def profile(*, gamma: float = 10.0, delta: float = 0.0) -> Profile:
-    """`gamma` ms per request and core, `delta` ms per request whatever the cores."""
-    samples = tuple(Sample(1, cores, gamma / cores + delta, 1.2 * (gamma / cores + delta), 50) for cores in QUARTERS)
-    return Profile(latency_ms=Amdahl(gamma, 0.0, delta, 0.0), max_batch=4, max_cores=1.5, samples=samples)
+def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_count", lambda: 2)
+    monkeypatch.setattr(module, "getloadavg", lambda: (17.2, 1.0, 1.0))
+    assert module.elsewhere().endswith("; 17 processes want its 2 cores now")
+    monkeypatch.setattr(module, "getloadavg", lambda: (3.0, 9.0, 9.0))
+    assert module.elsewhere().endswith("more cores")
+
+
+def test_settings_follow_the_profile() -> None:
+    """A machine that is three times as fast gets three times the requests, up to what the load generator can send."""
+    slow, fast, fastest = (
+        next(candidates(profile(scale=scale), QUARTERS, duration_s=40, seed=1)) for scale in (1.0, 1 / 3, 0.01)
+    )
+    assert [each.static_cores for each in slow] == [0.75, 0.5, 0.25]
+    assert max(fast[0].counts) == pytest.approx(3 * max(slow[0].counts), abs=3)
+    assert max(slow[0].counts) < measured_rps(profile(), 1.5)
+    assert max(fastest[0].counts) == RATE_RPS_MAX
+
+
+def test_runs_without_a_difference_say_so_instead(demonstration: Demonstration) -> None:
+    said = demonstration.why_inconclusive
+    assert "These runs do not compare the systems" in said
+    assert "static answered 100.0 % in time" in said
+    static, sponge = demonstration.runs
+    worse = structs.replace(static, clients=structs.replace(static.clients, attainment=0.8))
+    assert structs.replace(demonstration, runs=(worse, sponge)).why_inconclusive == ""
+    assert structs.replace(demonstration, runs=(sponge, worse)).why_inconclusive
 
 
 def test_quarters_up_to_what_the_load_generator_leaves() -> None:
@@ -66,18 +138,6 @@ def test_whole_cores_where_the_machine_gives_no_fractions() -> None:
     assert choose_cores(1, fractions=False) == (1.0,)
 
 
-def test_half_the_cores_cannot_bear_the_crest_and_all_can() -> None:
-    settings = settings_for(profile(), QUARTERS, duration_s=40, seed=1)
-    assert settings.static_cores == 0.75
-    assert measured_rps(profile(), 0.75) < max(settings.counts) < throughput_rps(profile(), 1.5)
-
-
-def test_a_flat_profile_still_gives_static_too_little() -> None:
-    """Where more than a quarter of a core gains next to nothing, `static` gets the smallest count."""
-    flat = profile(gamma=0.1, delta=20.0)
-    assert overloaded_cores(flat, QUARTERS, CREST * throughput_rps(flat, 1.5)) == 0.25
-
-
 def test_a_wave_swings_smoothly_between_trough_and_crest() -> None:
     counts = wave(10, 100, 40)
     assert (min(counts), max(counts), len(counts)) == (10, 100, 40)
@@ -86,7 +146,7 @@ def test_a_wave_swings_smoothly_between_trough_and_crest() -> None:
 
 
 def test_the_scenario_is_one_that_sloop_reads() -> None:
-    settings: DemoSettings = settings_for(profile(), QUARTERS, duration_s=40, seed=3)
+    settings = next(candidates(profile(), QUARTERS, duration_s=40, seed=3))[0]
     declared = scenario_of(settings, "unused", "unused")
     stages = [{"name": "classify", "profile": "ResNet-T"}]
     scenario = load_scenario(declared | {"stages": stages, "trace": {"kind": "poisson", "rate": 1}})

@@ -62,7 +62,9 @@ def demo(files: Path | None, out: Path, duration_s: int, seed: int) -> CommandOu
     report, plot = out / "report.html", out / "timeline.png"
     report.write_text(html(results, str(out), made=datetime.now(UTC)), encoding="utf-8")
     plot.write_bytes(png(live_timeline(results)))
-    rows = result(results)
+    rows, why_inconclusive = result(results), results.why_inconclusive
     keys = [column.replace(" %", "").replace(" ", "_") for column in rows.columns]
-    value = {"runs": [dict(zip(keys, row, strict=True)) for row in rows.rows], "report": str(report)}
-    return CommandOutput(value, [summary(results), table(rows), f"report: {report}"])
+    runs = [dict(zip(keys, row, strict=True)) for row in rows.rows]
+    value = {"runs": runs, "report": str(report), "why_inconclusive": why_inconclusive}
+    printed = [why_inconclusive] if why_inconclusive else [summary(results), table(rows)]
+    return CommandOutput(value, [*printed, f"report: {report}"])

@@ -1,21 +1,24 @@
 """The demonstration's report: one self-contained HTML page with results, predictions and settings."""
 
 from datetime import datetime
+from typing import Final
 
 from sloop import __version__
-from sloop.demo.run import ComparedRun, Demonstration
+from sloop.demo.run import ComparedRun, Demonstration, elsewhere
 from sloop.report.html import Section, date_text, page
 from sloop.report.plots import Figure, latency_cdf, timeline
 from sloop.report.tables import Table, agreement, agreement_table, estimate_errors
 from sloop.text import listed
 
 TITLE = "sloop: the demonstration"
+SLOWER: Final = 1.2
+"""Beyond this, the live runs differ from the simulated ones because the machine was slower."""
 
 
 def html(results: Demonstration, folder: str, *, made: datetime) -> str:
     """The whole page, made at `made`."""
     sections = [
-        Section(title="Result", text=(summary(results),), tables=(result(results),)),
+        Section(title="Result", text=(results.why_inconclusive or summary(results),), tables=(result(results),)),
         Section(title="Live, over time", figures=(live_timeline(results),)),
         Section(
             title="Latency",
@@ -51,13 +54,14 @@ def html(results: Demonstration, folder: str, *, made: datetime) -> str:
 
 
 def summary(results: Demonstration) -> str:
-    """The result in one sentence per system."""
+    """The result in one sentence per system, and what made the machine slower than its profile."""
+    slower = max(run.slower for run in results.runs)
     return " ".join(
         f"{run.system} answered {100 * (run.clients.attainment or 0):.1f} % of {run.clients.sent:,} requests in time "
         f"with {run.live.row.core_seconds:,.0f} core-seconds; the simulator predicted "
         f"{100 * run.simulated.row.attainment:.1f} % with {run.simulated.row.core_seconds:,.0f}."
         for run in results.runs
-    )
+    ) + (f" Batches took up to {slower:.1f} times as long as in the profile: {elsewhere()}." if slower > SLOWER else "")
 
 
 def result(results: Demonstration) -> Table:

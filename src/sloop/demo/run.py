@@ -6,8 +6,11 @@ scenario, the logs, the report.
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
+from os import cpu_count, getloadavg
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -29,6 +32,7 @@ from sloop.profile.profile import Profile, Sample, path_beside, save_profile
 from sloop.serve.cpu_quota import Cgroups, confined, detect
 from sloop.sim import BYTES_PER_KB, NOT_RECORDED, RecordedRun, World
 from sloop.sim.scenarios import run_scenario
+from sloop.text import counted
 
 CELL_S: Final = 1.0
 """Seconds of measurement for each batch size on each core count."""
@@ -81,12 +85,19 @@ def measure_profile(model: Path, cores: tuple[float, ...], progress: Progress) -
     return profile
 
 
-# Cores, rates and deadline for this machine, derived from the profile. The shape is the same on any machine: a wave of
-# bursts whose crest overloads the cores of `static` but not all cores. Source: Sponge specification, section 7.2 (a
-# reduced S3: part of the CPU is left to the load generator, Sponge's cores follow link and rate, static has half).
+# Cores, rates and deadline for this machine, derived from the profile: a wave of bursts whose crest is too much for the
+# cores of `static`, and for which all cores suffice. The simulator decides whether that holds. Source: Sponge
+# specification, section 7.2 (a reduced S3: part of the CPU is left to the load generator, Sponge's cores follow link
+# and rate, static has half).
 
-SLO_MS: Final = 1000.0
-"""Sponge's deadline: one second from the client's first byte."""
+SLOS_MS: Final = (1000.0, 800.0, 1500.0, 2500.0)
+"""Deadlines to try. The first is Sponge's: one second from the client's first byte. Where more cores help little, a
+shorter one separates the systems; where a row takes long, or bursts are of a few requests, a longer one."""
+CRESTS: Final = (0.7, 0.6, 0.5, 0.8)
+"""Ratios of the crest's rate to the throughput on all cores, to try in this order. The requests of a second arrive at
+once, so that at the crest all cores are busy for most of the time that the link leaves of the deadline."""
+RATE_RPS_MAX: Final = 250.0
+"""Requests of 600 kB: more would keep the load generator busier than the server."""
 BATCHES: Final = (1, 2, 4)
 MACHINE_CORES_MAX: Final = 2.0
 """Limit of the cores used; more cores would only need more load for the same result."""
@@ -94,15 +105,18 @@ LOADER_CORES: Final = 0.5
 """Cores left to the load generator and the server process, which share this machine: a replica that competes with them
 for a core is slower than its profile."""
 STEP_CORES: Final = 0.25
-CREST: Final = 0.7
-"""Largest ratio of the crest's rate to the throughput on all cores. The requests of a second arrive at once, so that at
-the crest all cores are busy for most of the time that the link leaves of the deadline."""
-OVERLOAD: Final = 1.2
-"""Ratio of the crest's rate to the throughput on the cores of `static`."""
 TROUGH: Final = 0.3
 """Ratio of the trough's rate to the crest's."""
 PERIOD_S: Final = 20
 BURST_MS: Final = 50.0
+PAYLOAD_KB: Final = 284.0
+MARGINS: Final = ((1.3, 0.9), (1.1, 1.0))
+"""A live machine differs from its profile: if batches take so many times as long, `sponge` must still be in time, and
+`static` still be late. The second pair is for machines on which nothing passes the first."""
+IN_TIME_MIN, IN_TIME_MAX = 0.97, 0.9
+"""The attainment that a setting must give `sponge` at least, and `static` at most, in the simulator."""
+DIFFERENCE_MIN: Final = 0.05
+"""A smaller difference between the live systems' attainments may be chance."""
 
 
 class DemoSettings(Struct, frozen=True):
@@ -134,35 +148,65 @@ def choose_cores(machine_cores: float, *, fractions: bool) -> tuple[float, ...]:
     return tuple(min(most, STEP_CORES * place) for place in range(1, places + 1))
 
 
-def settings_for(profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int) -> DemoSettings:
-    """The settings for this profile. `cores` are the measured core counts, ascending."""
-    most_rps = throughput_rps(profile, cores[-1])
-    static_cores = overloaded_cores(profile, cores, CREST * most_rps)
-    crest_rps = min(CREST * most_rps, OVERLOAD * measured_rps(profile, static_cores))
-    return DemoSettings(
-        cores=tuple(cores),
-        static_cores=static_cores,
-        counts=wave(TROUGH * crest_rps, crest_rps, duration_s),
-        slo_ms=SLO_MS,
-        payload_kb=284.0,
-        seed=seed,
+def candidates(profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int) -> Iterator[list[DemoSettings]]:
+    """Settings that may show a difference, the preferred first. Those of one list differ only in the cores of `static`:
+    at most half of all, and fewer if that many bear the load. `cores` are the measured core counts, ascending."""
+    weak = [count for count in reversed(cores) if count <= cores[-1] / 2]
+    for slo_ms, crest in product(SLOS_MS, CRESTS):
+        crest_rps = min(RATE_RPS_MAX, crest * measured_rps(profile, cores[-1]))
+        counts = wave(TROUGH * crest_rps, crest_rps, duration_s)
+        yield [DemoSettings(tuple(cores), static, counts, slo_ms, PAYLOAD_KB, seed) for static in weak]
+
+
+def fitted(
+    folder: Path, model: Path, profile: Profile, cores: Sequence[float], *, duration_s: int, seed: int
+) -> tuple[DemoSettings, Scenario]:
+    """The first settings under which the simulated systems differ clearly, and their scenario, whose files are in
+    `folder` beside the model and its profile. MachineError, with the reason, if there are none."""
+    best = (-1.0, 0.0, 0.0)
+    for slow, fast in MARGINS:
+        for similar in candidates(profile, cores, duration_s=duration_s, seed=seed):
+            adaptive: float | None = None
+            for settings in similar:
+                scenario = write_files(folder, settings, model)
+                static, sponge = scenario.systems
+                adaptive = foreseen(scenario, sponge, slow) if adaptive is None else adaptive
+                fixed = foreseen(scenario, static, fast)
+                if adaptive >= IN_TIME_MIN and fixed <= IN_TIME_MAX:
+                    return settings, scenario
+                best = max(best, (adaptive - fixed, adaptive, fixed))
+                if adaptive < IN_TIME_MIN:
+                    break
+    raise MachineError(_why_inconclusive(profile, cores, best), help=elsewhere())
+
+
+def foreseen(scenario: Scenario, choice: SystemChoice, slower: float) -> float:
+    """The attainment of a system in the simulator if batches take `slower` times as long as in the profile."""
+    truth = replace(scenario.truth, profile_error=slower)
+    return run_scenario(replace(scenario, truth=truth), choice, check_first=0).row.attainment
+
+
+def elsewhere() -> str:
+    """What to do if this machine cannot show a difference, and how busy it is."""
+    load, count = getloadavg()[0], cpu_count() or 1
+    busy = f"; {load:.0f} processes want its {counted(count, 'core')} now" if load > 2 * count else ""
+    return f"try it when nothing else runs, or on a machine with more cores{busy}"
+
+
+def _why_inconclusive(profile: Profile, cores: Sequence[float], best: tuple[float, float, float]) -> str:
+    """Why no load on this machine shows a difference."""
+    if best[0] < 0:
+        return f"a replica cannot grow here: it can have only {counted(cores[-1], 'core')}"
+    gain = measured_rps(profile, cores[-1]) / max(1e-9, measured_rps(profile, cores[0]))
+    return (
+        f"no load tells the systems apart here: {cores[-1]:g} cores do only {gain:.1f} times as much as {cores[0]:g}; "
+        f"at best, the simulator gives sponge {100 * best[1]:.0f} % in time and static {100 * best[2]:.0f} %"
     )
-
-
-def overloaded_cores(profile: Profile, cores: Sequence[float], most_rps: float) -> float:
-    """The largest core count, up to half of all cores, that `most_rps` overloads; the smallest if it overloads none."""
-    weak = [c for c in cores if c <= cores[-1] / 2 and OVERLOAD * measured_rps(profile, c) <= most_rps]
-    return max(weak, default=cores[0])
 
 
 def measured_rps(profile: Profile, cores: float) -> float:
     """The median throughput on `cores` with the best batch size, in requests per second."""
     return max((s.batch * 1e3 / s.p50_ms for s in profile.samples if s.cores == cores), default=0.0)
-
-
-def throughput_rps(profile: Profile, cores: float) -> float:
-    """The throughput on `cores` with the best batch size, by the P99 latency of the profile, in requests per second."""
-    return max(b * 1e3 / profile.latency_ms.latency_ms(b, cores) for b in range(1, profile.max_batch + 1))
 
 
 def wave(trough_rps: float, crest_rps: float, duration_s: int) -> tuple[int, ...]:
@@ -231,6 +275,12 @@ class ComparedRun(Struct, frozen=True):
     clients: LoadResult
     simulated: CountedRun
 
+    @property
+    def slower(self) -> float:
+        """How many times as long batches took live as in the simulator, which draws from the profile."""
+        live, simulated = (each.summary.estimate_errors() for each in (self.live, self.simulated))
+        return (1 + live[0].bias) / (1 + simulated[0].bias) if live and simulated else 1.0
+
 
 class Demonstration(Struct, frozen=True):
     """The results."""
@@ -241,9 +291,24 @@ class Demonstration(Struct, frozen=True):
     limited_by: str
     """How this machine limits replicas to their cores."""
 
+    @property
+    def why_inconclusive(self) -> str:
+        """Why the live runs say nothing about the systems; empty if they show the difference that was to be shown."""
+        live = [run.clients.attainment or 0.0 for run in self.runs]
+        if live[1] - live[0] >= DIFFERENCE_MIN:
+            return ""
+        each = [
+            f"{run.system} answered {100 * share:.1f} % in time ({100 * run.simulated.row.attainment:.1f} % expected, "
+            f"and batches took {run.slower:.1f} times as long as expected)"
+            for run, share in zip(self.runs, live, strict=True)
+        ]
+        why = "this machine was not as fast as when the model was measured just before"
+        return f"These runs do not compare the systems, because {why}: {' and '.join(each)}; {elsewhere()}."
+
 
 def demonstrate(folder: Path, *, duration_s: int, seed: int, progress: Progress) -> Demonstration:
-    """Run the demonstration in `folder`; takes 2 × `duration_s` + 30 s. MachineError if the model is not installed."""
+    """Run the demonstration in `folder`; takes 2 × `duration_s` + 40 s. MachineError if the model is not installed, or
+    if this machine cannot show a difference between the systems."""
     folder.mkdir(parents=True, exist_ok=True)
     progress(0.0, "the model")
     model = squeezenet(folder)
@@ -251,8 +316,8 @@ def demonstrate(folder: Path, *, duration_s: int, seed: int, progress: Progress)
     detected.actuator.close()
     cores = choose_cores(local().cores, fractions=isinstance(detected.actuator, Cgroups))
     profile = measure_profile(model, cores, progress)
-    settings = settings_for(profile, cores, duration_s=duration_s, seed=seed)
-    scenario = write_files(folder, settings, model)
+    progress(PROFILE_SHARE, "a load that suits this machine")
+    settings, scenario = fitted(folder, model, profile, cores, duration_s=duration_s, seed=seed)
     share = (1.0 - PROFILE_SHARE) / len(scenario.systems)
     runs = []
     for place, choice in enumerate(scenario.systems):
