@@ -1,8 +1,9 @@
-"""ONNX files as messages, and the two changes that sloop makes to a graph so that it can be served well.
+"""ONNX files as messages, and the changes that sloop makes to a graph so that it can be served well.
 
-`open_batch` opens a batch dimension that was fixed when the model was exported. `replace_zip_maps` replaces the ZipMap
-nodes of skl2onnx, whose outputs are lists of mappings, by the tensors that they take. Both only edit the message:
-whether the results stay the same is tested by running both files (`sloop.profile.examine`).
+`open_batch` opens a batch dimension that was fixed when the model was exported; `open_outputs` opens that of the
+outputs alone. `replace_zip_maps` replaces the ZipMap nodes of skl2onnx, whose outputs are lists of mappings, by the
+tensors that they take. They only edit the message: whether the results stay the same is tested by running both files
+(`sloop.profile.examine`).
 
 The messages are described here with the fields that are needed, so that serving does not need the `onnx` package. Every
 other field of a file is kept as it is. Source: onnx.proto, version 1.16.
@@ -105,6 +106,10 @@ def _add_fields(message: DescriptorProto, fields: tuple[tuple[str, str, int], ..
 _Model: Final = _describe()
 
 
+LFS: Final = b"version https://git-lfs"
+"""How the file begins that Git LFS puts in place of a large one."""
+
+
 def read_onnx(path: Path) -> Any:  # noqa: ANN401  # a message, whose fields have no static types
     """The message in an ONNX file; weights in other files are not read. InputError if there is none in it."""
     try:
@@ -118,7 +123,29 @@ def parse_onnx(content: bytes, where: str) -> Any:  # noqa: ANN401
     try:
         return _Model.FromString(content)
     except DecodeError as error:
-        raise InputError("not an ONNX model, or truncated", where=where, help="export it again") from error
+        raise no_model(content, where) from error
+
+
+def no_model(content: bytes, where: str) -> InputError:
+    """What to say of a file that is no ONNX model and begins with `content`."""
+    if content.startswith(LFS):
+        return InputError("only a pointer of Git LFS, not the model", where=where, help="fetch it with `git lfs pull`")
+    what = "not an ONNX model, or truncated" if content else "it is empty"
+    return InputError(what, where=where, help="export it again")
+
+
+def unranked_inputs(path: Path) -> tuple[str, ...]:
+    """The inputs in an ONNX file that have no shape, not even a number of dimensions, which ONNX Runtime does not tell
+    from scalars. InputError if there is no model in it."""
+    graph = read_onnx(path).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return tuple(
+        port.name
+        for port in graph.input
+        if port.name not in weights
+        and port.type.HasField("tensor_type")
+        and not port.type.tensor_type.HasField("shape")
+    )
 
 
 def array_in(tensor: Any) -> NDArray[Any]:  # noqa: ANN401
@@ -156,10 +183,10 @@ def external_files(path: Path) -> tuple[str, ...]:
         try:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
-            raise InputError("it is empty", where=str(path), help="export it again") from None
+            raise no_model(b"", str(path)) from None
         with content:
             if not _has_graph(content):
-                raise InputError("not an ONNX model, or truncated", where=str(path), help="export it again")
+                raise no_model(content[: len(LFS)], str(path))
             if content.find(LOCATION.encode()) < 0:  # to parse a model with all its weights in it takes as much memory
                 return ()
     return external_names(path.read_bytes(), str(path))
@@ -287,6 +314,14 @@ def open_batch(model: Any, batch: int) -> None:  # noqa: ANN401
         if port.name in dependent and dims and dims[0].dim_value == batch:
             _open(dims[0])
     del graph.value_info[:]  # recorded shapes of intermediate tensors, which are wrong now
+
+
+def open_outputs(model: Any) -> None:  # noqa: ANN401
+    """Open, in place, the first dimension of all outputs, which some exporters record as the batch of their example."""
+    for port in model.graph.output:
+        dims = port.type.tensor_type.shape.dim
+        if dims and dims[0].HasField("dim_value"):
+            _open(dims[0])
 
 
 def _open(dimension: Any) -> None:  # noqa: ANN401

@@ -51,6 +51,7 @@ PLACE: Final = re.compile(
     r"|\b\w+\.(?:cc|h):\d+ (?:operator\(\)|\w+) )"
 )
 """A place in ONNX Runtime's source, with the function: its whole signature, or its name alone."""
+PREFIX: Final = re.compile(r"^(?:\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : )?(?:Load model from .+? failed: ?)?")
 NODE: Final = re.compile(
     r"Non-zero status code returned while running (?P<op>\w+) node\. ?Name: ?'(?P<name>[^']*)' ?Status Message: "
 )
@@ -397,7 +398,7 @@ class NodeFailure(NamedTuple):
     @classmethod
     def of(cls, message: str) -> "NodeFailure":
         """Without the places in ONNX Runtime's own source."""
-        message = PLACE.sub("", re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", message))
+        message = PLACE.sub("", PREFIX.sub("", message))
         *_, node = (None, *NODE.finditer(message))
         return cls("", "", message) if node is None else cls(node["op"], node["name"], message[node.end() :])
 

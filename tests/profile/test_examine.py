@@ -10,7 +10,7 @@ import pytest
 
 from sloop.errors import InputError, MachineError
 from sloop.onnx_file import write_onnx
-from sloop.profile.examine import Declared, examine, examine_here, free_batch
+from sloop.profile.examine import Declared, changed_copy, examine, examine_here, free_batch
 from sloop.profile.model import open_session, read_signature, row_shapes
 from sloop.profile.profile import Joining
 from sloop.tensor import Port
@@ -37,6 +37,13 @@ def test_a_closed_first_dimension_belongs_to_the_request(tmp_path: Path) -> None
     known = examine(path)
     assert known.obstacle == "input 's' [] belongs to a request as a whole"
     assert [port.has_rows for port in known.signature.inputs] == [True, False]
+
+
+def test_an_input_without_a_shape_is_not_a_scalar(tmp_path: Path) -> None:
+    node = helper.make_node("Mul", ["x", "s"], ["y"])
+    path = model(tmp_path, [node], [X, ("s", FLOAT, None)], ("y", FLOAT, ["n", 4]))
+    with pytest.raises(InputError, match="input 's' has no shape, not even a number of dimensions"):
+        examine(path)
 
 
 def test_a_user_decides_either_way(tmp_path: Path) -> None:
@@ -230,6 +237,36 @@ def test_a_whole_shape_opens_a_batch_of_one_but_names_a_request_of_several_rows(
     assert whole.obstacle == "its batch is fixed to 3: the shape that is given for input 'x' has all its 3 rows"
     assert examine(image, {"x": (4, 5)}).obstacle == ""
     assert str(tmp_path) not in examine(image).obstacle, "clients read it"
+
+
+def test_a_fixed_batch_of_outputs_alone_is_opened(tmp_path: Path) -> None:
+    """Some exporters record the batch of their example in an output."""
+    path = _save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 3], [1, 3], {})
+    known = examine(path)
+    assert (known.obstacle, [port.shape for port in known.signature.outputs]) == ("", [(-1, 3)])
+    copy = Path(known.file)
+    what = "the number of rows of output 'y' is fixed, but not that of the inputs"
+    assert known.notes == (f"m.onnx: {what}; {copy.name} is a copy in which both are open",)
+    assert open_session(copy, 1).run(None, {"x": np.full((2, 3), -1, np.float32)})[0].tolist() == [[0] * 3] * 2
+    assert changed_copy(path, known.changes, tmp_path / "elsewhere").read_bytes() == copy.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("node", "constants", "shape"),
+    [
+        (helper.make_node("ReduceMax", ["x"], ["y"], axes=[0]), {}, [1, 3]),
+        (helper.make_node("Identity", ["w"], ["y"]), {"w": np.ones((1, 3), np.float32)}, [1, 3]),
+        (helper.make_node("Transpose", ["x"], ["y"]), {}, [3, "n"]),
+    ],
+)
+def test_an_output_with_other_rows_than_the_inputs_stays_closed(
+    node: Any, constants: dict[str, Any], shape: list[Any], tmp_path: Path
+) -> None:
+    path = _save(tmp_path / "m.onnx", [node], ["n", 3], shape, constants)
+    known = examine(path)
+    assert known.obstacle.startswith("the first dimension of 'y' [")
+    assert (known.file, known.changes, known.notes) == (str(path), (), ())
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_copy_of_an_earlier_model_is_not_used(tmp_path: Path) -> None:

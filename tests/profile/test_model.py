@@ -66,13 +66,73 @@ def test_refuses_files_it_cannot_serve(save: Save, tmp_path: Path) -> None:
     (tmp_path / "cut.onnx").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=r"cut\.onnx"):
         read_signature(tmp_path / "cut.onnx")
+    (tmp_path / "pointer.onnx").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(InputError, match="only a pointer of Git LFS") as caught:
+        read_signature(tmp_path / "pointer.onnx")
+    assert caught.value.help == "fetch it with `git lfs pull`"
     with pytest.raises(InputError, match="an operator that ONNX Runtime"):
         read_signature(save(operator="Teleport"))
     with pytest.raises(InputError, match=r"tensor\(complex64\)"):
         read_signature(save(operator="Identity", kind=onnx.TensorProto.COMPLEX64))
     (tmp_path / "empty.onnx").write_bytes(b"")
-    with pytest.raises(InputError, match=r"empty\.onnx"):
+    with pytest.raises(InputError, match=r"empty\.onnx: it is empty"):
         read_signature(tmp_path / "empty.onnx")
+
+
+def test_says_which_version_of_the_format_is_too_new(tmp_path: Path) -> None:
+    make = onnx.helper.make_tensor_value_info
+    node, ports = onnx.helper.make_node("Relu", ["x"], ["y"]), [make(name, 1, ["n"]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "g", ports[:1], ports[1:])
+    for opset, version, kind in ((999, 8, "opset"), (13, 999, "IR version")):
+        opsets = [onnx.helper.make_opsetid("", opset)]
+        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=version), str(tmp_path / "new.onnx"))
+        with pytest.raises(InputError, match=rf"its {kind} is 999, and ONNX Runtime [\d.]+ reads up to \d+") as caught:
+            read_signature(tmp_path / "new.onnx")
+        assert caught.value.help.startswith(f"export it with {kind} ")
+
+
+def test_says_which_file_of_weights_is_missing(tmp_path: Path) -> None:
+    weights = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    ports = [onnx.helper.make_tensor_value_info(name, 1, ["n", 4]) for name in "xy"]
+    made = onnx.helper.make_graph([node], "g", ports[:1], ports[1:], [weights])
+    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    beside = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save(model, str(tmp_path / "m.onnx"), **beside)
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(InputError, match=r"its weights are in \S+/weights\.bin, which is missing") as caught:
+        read_signature(tmp_path / "m.onnx")
+    assert caught.value.help == "copy that file with the model"
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "help"),
+    [
+        (
+            onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(1, ["n"])),
+            onnx.helper.make_node("ConcatFromSequence", ["x"], ["y"], axis=0),
+            "requests and answers hold tensors: make each element an input or output of its own",
+        ),
+        (
+            onnx.helper.make_optional_type_proto(onnx.helper.make_tensor_type_proto(1, ["n"])),
+            onnx.helper.make_node("OptionalGetElement", ["x"], ["y"]),
+            "requests and answers hold tensors: export it without Optional",
+        ),
+        (
+            onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT8E4M3FN, ["n"]),
+            onnx.helper.make_node("Cast", ["x"], ["y"], to=1),
+            "let the graph Cast it from or to one of tensor(bool), ",
+        ),
+    ],
+)
+def test_says_what_to_do_about_inputs_that_are_no_tensors(kind: Any, node: Any, help: str, tmp_path: Path) -> None:
+    output = onnx.helper.make_tensor_value_info("y", 1, None)
+    graph = onnx.helper.make_graph([node], "g", [onnx.helper.make_value_info("x", kind)], [output])
+    opset = onnx.helper.make_opsetid("", 19)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), str(tmp_path / "m.onnx"))
+    with pytest.raises(InputError, match="'x' is of type ") as caught:
+        read_signature(tmp_path / "m.onnx")
+    assert caught.value.help.startswith(help)
 
 
 SIGNATURE = Signature((Port("x", "FP32", (-1, 3, -1)), Port("m", "INT64", (-1,)), Port("k", "BYTES", ())), ())

@@ -31,7 +31,15 @@ from msgspec import Struct, structs
 
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.memory import bounded, is_out_of_memory
-from sloop.onnx_file import has_external_weights, open_batch, read_onnx, replace_zip_maps, write_onnx
+from sloop.onnx_file import (
+    has_external_weights,
+    open_batch,
+    open_outputs,
+    read_onnx,
+    replace_zip_maps,
+    unranked_inputs,
+    write_onnx,
+)
 from sloop.profile import operators
 from sloop.profile.batch_axis import draws_random_numbers
 from sloop.profile.joining import is_same, obstacle_in_ports, obstacle_to_joining, read_sample
@@ -71,8 +79,8 @@ BATCHES_TRIED: Final = 3
 """Batches of the original model that are joined to test the model whose batch dimension was opened."""
 SAME_PART_MIN: Final = 0.9
 """The fraction of an output of integers that must be equal: near a tie, rounding decides."""
-MAPS, OPEN = "maps", "open"
-"""What is changed in a copy: its ZipMaps are replaced, or the batch is opened."""
+MAPS, OPEN, OUTPUTS = "maps", "open", "outputs"
+"""What is changed in a copy: its ZipMaps are replaced, or the batch is opened, or only that of the outputs."""
 COPIES: Final = 2
 """The version of the code that changes copies; raise it when the code makes other copies."""
 CLASSES_MAX: Final = 20
@@ -292,6 +300,10 @@ def _examined(
     else:
         prepared = prepare(path, shapes, folder, obstacle_of, is_forced=bool(declared.joins_rows))
     session = prepared.session
+    if path.suffix == ".onnx" and any(port.shape == () for port in session.signature.inputs):
+        for name in unranked_inputs(prepared.file):
+            what = f"input {name!r} has no shape, not even a number of dimensions"
+            raise InputError(what, where=str(path), help="export it with one; its sizes may be open")
     rows = session.signature.fixed_batch or 1
     example = session.example(rows)
     fault, note = None, ""
@@ -420,6 +432,13 @@ def prepare(
             )
         except SloopError as error:
             obstacle = f"its batch is fixed to {batch}: {error.what.removeprefix(f'{file}: ')}"
+    elif closed := _outputs_that_are_closed(session.signature):
+        with contextlib.suppress(SloopError):  # rows meet, or there is no room for a copy: requests run alone
+            file = _with_open_outputs(file, folder, obstacle_of)
+            session, obstacle = OnnxSession(file, 1), ""
+            changes.append(OUTPUTS)
+            what = f"the number of rows of {listed(closed)} is fixed, but not that of the inputs"
+            notes.append(f"{what}; {file.name} is a copy in which both are open")
     named = tuple(f"{path.name}: {note}" for note in notes)
     return PreparedModel(file, session, labels, named, tuple(changes), obstacle)
 
@@ -432,6 +451,8 @@ def changed_copy(path: Path, changes: Sequence[str], folder: Path) -> Path:
         model = read_onnx(path)
         if kind == MAPS:
             replace_zip_maps(model)
+        elif kind == OUTPUTS:
+            open_outputs(model)
         else:
             open_batch(model, int(batch))
         path = _copy(path, model, kind, folder, lambda copy: None)
@@ -469,6 +490,26 @@ def _with_open_batch(
             raise InputError(obstacle, where=str(path), help="export it with an open first dimension")
 
     return _copy(path, model, f"{OPEN}-forced" if is_forced else OPEN, folder, check)
+
+
+def _outputs_that_are_closed(signature: Signature) -> list[str]:
+    """The outputs whose first dimension is fixed, if that of all inputs is open."""
+    if not signature.inputs or not all(port.counts_rows for port in signature.inputs):
+        return []
+    return [f"output {port.name!r}" for port in signature.outputs if port.shape and port.shape[0] >= 0]
+
+
+def _with_open_outputs(path: Path, folder: Path | None, obstacle_of: Callable[[Session, Path], str]) -> Path:
+    """A copy with an open first dimension of all outputs. InputError if its rows may meet, or if an output has other
+    numbers of rows than the inputs."""
+    model = read_onnx(path)
+    open_outputs(model)
+
+    def check(copy: Path) -> None:
+        if obstacle := obstacle_of(OnnxSession(copy, 1), copy):
+            raise InputError(obstacle, where=str(path))
+
+    return _copy(path, model, OUTPUTS, folder, check)
 
 
 def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Callable[[Path], object]) -> Path:  # noqa: ANN401

@@ -33,6 +33,7 @@ import os
 import re
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -42,7 +43,7 @@ from numpy.typing import NDArray
 
 from sloop.cuda import CudaDevice, failure_on
 from sloop.errors import InputError, MachineError
-from sloop.onnx_file import has_external_weights, keep_outputs, read_onnx
+from sloop.onnx_file import LFS, has_external_weights, keep_outputs, no_model, read_onnx
 from sloop.profile import operators
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
 from sloop.text import counted
@@ -648,17 +649,35 @@ def fault_of_inputs(error: BaseException) -> str:
     return f"the model cannot run on these inputs: {f'{failure.op}: ' if failure.op else ''}{said}"
 
 
+NEWER: Final = re.compile(
+    r"Opset (?P<opset>\d+) is under development.*is till opset (?P<opset_most>\d+)|"
+    r"Unsupported model IR version: (?P<ir>\d+), max supported IR version: (?P<ir_most>\d+)",
+    re.DOTALL,
+)
+ABSENT: Final = re.compile(r'External data path does not exist: "(?P<file>[^"]*)"')
+LOCALE: Final = re.compile(r"Failed to construct locale with name:\s*([\w.@-]+)")
+
+
 def _unusable(path: Path, message: str) -> InputError:
     reason = runtime_reason(message, 300)
-    if "INVALID_PROTOBUF" in message:
-        what, help_text = "not an ONNX model, or truncated", "export it again"
+    if "INVALID_PROTOBUF" in message or "No graph was found" in message:
+        with suppress(OSError), path.open("rb") as file:
+            return no_model(file.read(len(LFS)), str(path))
+        return no_model(b"?", str(path))
+    if absent := ABSENT.search(message):
+        what, help_text = f"its weights are in {absent['file']}, which is missing", "copy that file with the model"
+    elif newer := NEWER.search(message):
+        kind = "opset" if newer["opset"] else "IR version"
+        its, most = newer["opset"] or newer["ir"], newer["opset_most"] or newer["ir_most"]
+        what = f"its {kind} is {its}, and ONNX Runtime {onnx_runtime().__version__} reads up to {most}"
+        help_text = f"export it with {kind} {most} or lower, or install a newer onnxruntime"
     elif "NOT_IMPLEMENTED" in message or "No Op registered" in message or "is not a registered function" in message:
         what = f"an operator that ONNX Runtime {onnx_runtime().__version__} does not have: {reason}"
         help_text = (
             "export it with another opset, replace the operator, or name the library that has it: `operators:` of the "
             f"stage, --operators of `sloop profile`; for example {operators.EXTENSIONS}"
         )
-    elif named := re.search(r"Failed to construct locale with name:\s*([\w.@-]+)", message):
+    elif named := LOCALE.search(message):
         what = f"its text operators need the locale {named[1]}, which this machine does not have"
         language, _, encoding = named[1].partition(".")
         made = f"localedef -i {language} -f {encoding or 'UTF-8'} {named[1]}"
@@ -685,9 +704,16 @@ def signature_of(session: Any, path: Path) -> Signature:  # noqa: ANN401
 
 def _onnx_port(given: Any, path: Path) -> Port:  # noqa: ANN401
     if given.type not in DATATYPES:
-        help_text = f"use one of {', '.join(DATATYPES)}"
+        help_text = f"let the graph Cast it from or to one of {', '.join(DATATYPES)}"
         if given.type.startswith("seq(map"):
             help_text = "export it as a tensor; with skl2onnx: to_onnx(…, options={'zipmap': False})"
+        elif given.type.startswith("seq("):
+            help_text = (
+                "requests and answers hold tensors: make each element an input or output of its own (SequenceAt), or "
+                "join them in the graph (ConcatFromSequence)"
+            )
+        elif given.type.startswith("optional("):
+            help_text = "requests and answers hold tensors: export it without Optional"
         raise InputError(f"{given.name!r} is of type {given.type}", where=str(path), help=help_text)
     return Port(given.name, DATATYPES[given.type], tuple(d if isinstance(d, int) else -1 for d in given.shape))
 
