@@ -126,7 +126,7 @@ def _without_plan(deployment: Deployment, apps: Sequence[Path | str]) -> str:
     missing = deployment.without_profile
     has, them = ("have no profiles", "them") if len(missing) > 1 else ("has no profile", "it")
     serves = f"`sloop serve {' '.join(quote(str(app)) for app in apps)}`"
-    measures = " and ".join(f"`sloop profile {quote(os.path.relpath(model))}`" for model in missing)
+    measures = f"`sloop profile {quote(os.path.relpath(missing[0]))}`" + (" and the others" if len(missing) > 1 else "")
     return (
         f"no plan yet: {listed([model.name for model in missing])} {has}\n"
         f"next: {serves}, which measures {them} briefly first; or {measures}, and then this command again for the plan"

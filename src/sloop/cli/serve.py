@@ -584,7 +584,7 @@ def _measured_copy(own: ModelCopy, folder: Path, shapes: Shapes, declared: Decla
         )
     click.echo(f"{model.name}: {_speed(first.profile)}", err=True)
     full = f"sloop profile {shlex.quote(str(model))}"
-    click.echo(f"this short profile is kept in {first.file}; `{full}` makes a full one, with ranges", err=True)
+    click.echo(f"this short profile is kept in {first.file}; `{full}` makes a full one", err=True)
     return first
 
 
