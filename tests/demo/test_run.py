@@ -84,7 +84,8 @@ def test_the_files_it_leaves_are_ones_that_sloop_reads(tmp_path: Path) -> None:
     ("cores", "serial", "why"),
     [
         ((1.0,), 0.0, "a replica cannot grow here: it can have only 1 core"),
-        ((1.0, 2.0), 0.95, "2 cores do only 1.0 times as much as 1; at best, the simulator gives sponge"),
+        ((1.0, 2.0), 0.95, "2 cores do only 1.0 times as much as 1"),
+        ((1.0, 2.0), 0.6, "2 cores do only 1.2 times as much as 1, and at best the simulator gives sponge"),
     ],
 )
 def test_a_machine_on_which_cores_make_no_difference_is_told_why(

@@ -113,6 +113,8 @@ PAYLOAD_KB: Final = 284.0
 MARGINS: Final = ((1.3, 0.9), (1.1, 1.0))
 """A live machine differs from its profile: if batches take so many times as long, `sponge` must still be in time, and
 `static` still be late. The second pair is for machines on which nothing passes the first."""
+GAIN_MIN: Final = 1.2
+"""If all cores do less than this times as much as the fewest, no load is tried."""
 IN_TIME_MIN, IN_TIME_MAX = 0.97, 0.9
 """The attainment that a setting must give `sponge` at least, and `static` at most, in the simulator."""
 DIFFERENCE_MIN: Final = 0.05
@@ -163,6 +165,13 @@ def fitted(
 ) -> tuple[DemoSettings, Scenario]:
     """The first settings under which the simulated systems differ clearly, and their scenario, whose files are in
     `folder` beside the model and its profile. MachineError, with the reason, if there are none."""
+    if cores[0] > cores[-1] / 2:
+        what = f"a replica cannot grow here: it can have only {counted(cores[-1], 'core')}"
+        raise MachineError(what, help=elsewhere())
+    gain = measured_rps(profile, cores[-1]) / measured_rps(profile, cores[0])
+    little = f"{cores[-1]:g} cores do only {gain:.1f} times as much as {cores[0]:g}"
+    if gain < GAIN_MIN:
+        raise MachineError(f"no load tells the systems apart here: {little}", help=elsewhere())
     best = (-1.0, 0.0, 0.0)
     for slow, fast in MARGINS:
         for similar in candidates(profile, cores, duration_s=duration_s, seed=seed):
@@ -177,7 +186,11 @@ def fitted(
                 best = max(best, (adaptive - fixed, adaptive, fixed))
                 if adaptive < IN_TIME_MIN:
                     break
-    raise MachineError(_why_inconclusive(profile, cores, best), help=elsewhere())
+    what = (
+        f"no load tells the systems apart here: {little}, and at best the simulator gives sponge {100 * best[1]:.0f} % "
+        f"in time and static {100 * best[2]:.0f} %"
+    )
+    raise MachineError(what, help=elsewhere())
 
 
 def foreseen(scenario: Scenario, choice: SystemChoice, slower: float) -> float:
@@ -191,17 +204,6 @@ def elsewhere() -> str:
     load, count = getloadavg()[0], cpu_count() or 1
     busy = f"; {load:.0f} processes want its {counted(count, 'core')} now" if load > 2 * count else ""
     return f"try it when nothing else runs, or on a machine with more cores{busy}"
-
-
-def _why_inconclusive(profile: Profile, cores: Sequence[float], best: tuple[float, float, float]) -> str:
-    """Why no load on this machine shows a difference."""
-    if best[0] < 0:
-        return f"a replica cannot grow here: it can have only {counted(cores[-1], 'core')}"
-    gain = measured_rps(profile, cores[-1]) / max(1e-9, measured_rps(profile, cores[0]))
-    return (
-        f"no load tells the systems apart here: {cores[-1]:g} cores do only {gain:.1f} times as much as {cores[0]:g}; "
-        f"at best, the simulator gives sponge {100 * best[1]:.0f} % in time and static {100 * best[2]:.0f} %"
-    )
 
 
 def measured_rps(profile: Profile, cores: float) -> float:
