@@ -60,13 +60,14 @@ def test_shows_slowdowns_laws_and_the_pair(network: Path, tmp_path: Path) -> Non
     for words in (
         "Batches of 1 on",
         "σ",
-        "of other passes %",
+        "mean error %",
         "(chosen)",
         "a batch costs least with",
         f"one worker of {other.name} (batch 1)",
     ):
         assert words in said
     assert "replicas whose cores are not a cap" in said
+    assert "of other passes %" not in said, "of one pass, none can be left out"
 
 
 def test_sharing_stays_when_the_model_is_measured_again(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -498,7 +498,7 @@ def _provenance(runs: Sequence[ReportedRun]) -> Section:
     columns = ("run", *(run.label for run in runs))
     rows = tuple((name, *(each[name] for each in facts)) for name in facts[0] if any(each[name] for each in facts))
     found += (Table("The run" if len(runs) == 1 else "The runs", columns, rows),)
-    said = (text, *([f"Source of the system: {sources}."] if sources else []))
+    said = (*([f"Source of the system: {sources}."] if sources else []), text)
     return Section(title="Where the numbers come from", text=said, tables=found)
 
 
@@ -556,7 +556,7 @@ figure svg{width:100%;height:auto;min-width:36rem;max-width:56rem;color:var(--in
 table{border-collapse:collapse;min-width:20rem;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:.2rem 0 .4rem}
 th,td{padding:.28rem .8rem .28rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
-th[scope=row]{font-weight:500}thead th{color:var(--dim);font-weight:600;white-space:nowrap}
+th[scope=row]{font-weight:500;min-width:5.5rem}thead th{color:var(--dim);font-weight:600;white-space:nowrap}
 th a{color:inherit;text-decoration:underline dotted}
 .n{text-align:right!important}.t{min-width:11rem}tbody tr:hover{background:var(--band)}
 details summary{cursor:pointer;color:var(--link)}

@@ -11,7 +11,8 @@ WORDS: Final[Mapping[str, str]] = {
     "arrivals": "Requests, counted when they reach the server.",
     "attainment": "The part of all requests that were answered within their deadline.",
     "batch": "Requests that run together in one pass of a model.",
-    "bias": "How much longer batches took than estimated, on average; negative if they were faster.",
+    "bias": "How much longer batches took than estimated, on average; negative if they were faster. Estimates are P99s "
+    "unless the profile was made for another percentile, so most batches are faster.",
     "budget": "What is left of the deadline for queue and model, when the network has had its part.",
     "canary": "A new version that gets a part of the requests and is compared with the version before it.",
     "cold start": "The start of a replica, from its order to its first batch: process, weights, first pass.",
