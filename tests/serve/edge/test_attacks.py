@@ -900,6 +900,24 @@ def test_what_has_waited_too_long_is_refused_and_the_newest_is_served_first(edge
     assert edge.server.intake.refused == 4
 
 
+def test_a_connection_is_read_again_after_a_large_request_was_refused(edges: Callable[..., Edge]) -> None:
+    """While a request waits, no more than 64 KiB of it and of what follows is received."""
+    edge = edges(requests_max=1)
+    driver = edge.gateway.driver
+    driver.respond = lambda _: None  # the first occupies the only place
+    with many(edge, 1, AUTHORISED) as (first,):
+        edge.thread.call(asyncio.wait_for(driver.heard.wait(), 5))
+        large = BODY + b" " * (66_000 - len(BODY))
+        with many(edge, 1, post(large, KEY, b"x-slo-ms: 100")) as (wire,):
+            received = wire.makefile("rb")
+            answer = one_answer(received)
+            assert (answer.status, answer.headers.get("connection")) == (503, None), "the connection stays"
+            driver.respond = None
+            first.close()
+            wire.sendall(post(large, KEY))
+            assert one_answer(received).status == 200
+
+
 def test_a_request_that_has_waited_in_the_kernel_is_refused_without_a_connection(edges: Callable[..., Edge]) -> None:
     edge = edges(requests_max=1)
     driver = edge.gateway.driver

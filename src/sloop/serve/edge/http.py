@@ -411,6 +411,7 @@ class HttpConnection(ServerConnection):
             self._advance()
         elif is_whole(self._unread) and not self._server.is_draining:
             self._release_unread(len(self._unread))
+            transport.resume_reading()  # so much had come that it was paused
             self._wait_for(self._server.idle)
             transport.write(whole)
             if self._is_sending:  # it has not taken its last answers
