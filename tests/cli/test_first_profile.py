@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
@@ -20,7 +21,7 @@ from sloop.cli import main
 from sloop.cli import serve as module
 from sloop.cli.command import with_open_sizes
 from sloop.errors import InputError, MachineError
-from sloop.profile.examine import UNDECLARED, examine
+from sloop.profile.examine import UNDECLARED, ExaminedModel, examine
 from sloop.profile.measure import first_profile, kept_profile
 from sloop.profile.profile import (
     FirstProfile,
@@ -34,7 +35,7 @@ from sloop.profile.profile import (
     save_profile,
 )
 from sloop.profile.published import RESNET_T
-from sloop.serve.deploy import ModelSignatures
+from sloop.serve.deploy import ExaminedModels
 
 
 def run(*arguments: object, typed: str = "") -> Result:
@@ -318,6 +319,29 @@ def test_several_models_share_the_time(
     assert given == [each_s] * models
 
 
+def test_a_model_of_a_pipeline_is_examined_once_before_it_is_measured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"m{number}.onnx" for number in range(2)]
+    for name in names:
+        model.with_name(name).write_bytes(model.read_bytes())
+    app = model.with_name("app.yaml")
+    app.write_text(
+        "name: app\nslo_ms: 90\nstages:\n- {name: a, model: m0.onnx}\n- {name: b, model: m1.onnx, after: a}\n"
+    )
+    examined: list[str] = []
+
+    def counted(path: Path, *given: Any, **options: Any) -> ExaminedModel:
+        examined.append(path.name)
+        return examine(path, *given, **options)
+
+    monkeypatch.setattr("sloop.cli.command.examine", counted)
+    monkeypatch.setattr("sloop.serve.deploy.examine", counted)
+    monkeypatch.setattr("sloop.profile.measure.measure_briefly", lambda *_, **__: RESNET_T)
+    found, _ = module.first_profiles(load_deployment(app), None, tmp_path / "state", {})
+    assert [path.name for path in found] == examined == names
+
+
 def test_a_model_of_several_that_cannot_be_measured_is_left_out(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,11 +358,11 @@ def test_a_model_of_several_that_cannot_be_measured_is_left_out(
 def test_each_model_gets_the_shapes_of_its_own_inputs(tmp_path: Path, model: Path) -> None:
     path = open_model(tmp_path / "m.onnx")
     shapes: dict[str, tuple[int, ...]] = {"a": (5, 2), "b": (5, 2), "x": (4,)}
-    assert module._divided(shapes, {path: UNDECLARED, model: UNDECLARED}, ModelSignatures(tmp_path)) == {
+    assert module._divided(shapes, {path: UNDECLARED, model: UNDECLARED}, ExaminedModels(tmp_path)) == {
         path: {"a": (5, 2), "b": (5, 2)},
         model: {"x": (4,)},
     }
-    alone = module._divided(shapes, {path: UNDECLARED}, ModelSignatures(tmp_path))
+    alone = module._divided(shapes, {path: UNDECLARED}, ExaminedModels(tmp_path))
     assert alone == {path: shapes}, "an only model refuses what it does not have"
     result = run("serve", path, model, "--shape", "c=1")
     assert result.exit_code == 2

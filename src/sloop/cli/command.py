@@ -435,12 +435,16 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def examined(
-    copy: ModelCopy, shapes: dict[str, tuple[int, ...]], declared: Declared = UNDECLARED
+    copy: ModelCopy,
+    shapes: dict[str, tuple[int, ...]],
+    declared: Declared = UNDECLARED,
+    known: ExaminedModel | None = None,
 ) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
     """The model, and the shapes to run it with: as given, as in the profile beside it, or asked for on a terminal.
-    InputError for a model that cannot be run."""
+    `known` is what an examination without shapes has found. InputError for a model that cannot be run."""
     shapes = shapes or _kept_shapes(copy.original)
-    known = examine(copy.path, shapes, folder=copy.folder, declared=declared)
+    if shapes or known is None:
+        known = examine(copy.path, shapes, folder=copy.folder, declared=declared)
     complete = with_open_sizes(copy.original, known, shapes)
     if complete != shapes:
         known = examine(copy.path, complete, folder=copy.folder, declared=declared)

@@ -37,14 +37,14 @@ from sloop.cli.command import (
 )
 from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.errors import InputError, SloopError
-from sloop.profile.examine import Declared
+from sloop.profile.examine import Declared, ExaminedModel
 from sloop.profile.measure import BRIEF_EACH_S, BRIEF_S, first_profile, kept_profile
 from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
 from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import COPIES, ROWS_MAX, ModelSignatures, UnloadedModel, check_wiring, unprofiled
+from sloop.serve.deploy import COPIES, ROWS_MAX, ExaminedModels, UnloadedModel, check_wiring, unprofiled
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
@@ -519,15 +519,15 @@ def first_profiles(
         if variant.model is not None and (model := Path(variant.model)) in measured
     }
     use_operators(name for each in declared.values() for name in each.operators)
-    signatures = ModelSignatures(folder / COPIES)
+    known = ExaminedModels(folder / COPIES)
     failed: dict[str, SloopError] = {}
     for application in deployment.applications if measured else ():
         try:
-            check_wiring(application, signatures.of_stages(application))  # a mistake there is told before measuring
+            check_wiring(application, known.of_stages(application))  # a mistake there is told before measuring
         except SloopError as error:
             failed[application.name] = _unless_all(error, failed, deployment)
     each_s = max(BRIEF_EACH_S, BRIEF_S / max(1, len(measured)))
-    for place, (model, own) in enumerate(_divided(shapes, declared, signatures).items(), 1):
+    for place, (model, own) in enumerate(_divided(shapes, declared, known).items(), 1):
         users = [
             each.name
             for each in deployment.without(failed).applications
@@ -539,7 +539,7 @@ def first_profiles(
                 click.echo(
                     f"{model.name} has no profile: it is tried, then measured for about {each_s:.2g} s{which}", err=True
                 )
-                found[model] = _measured(model, folder, own, declared[model], each_s)
+                found[model] = _measured(model, folder, own, declared[model], known, each_s)
         except SloopError as error:
             for name in users:
                 failed[name] = _unless_all(error, failed, deployment)
@@ -554,11 +554,11 @@ def _unless_all(error: SloopError, failed: Mapping[str, SloopError], deployment:
     return error
 
 
-def _divided(shapes: Shapes, models: Mapping[Path, Declared], signatures: ModelSignatures) -> dict[Path, Shapes]:
+def _divided(shapes: Shapes, models: Mapping[Path, Declared], examined: ExaminedModels) -> dict[Path, Shapes]:
     """The shapes of each model's own inputs; wrong use for an input that none of several models has."""
     if not shapes or len(models) < 2:
         return dict.fromkeys(models, shapes)
-    found = {model: signatures.of(model, declared) for model, declared in models.items()}
+    found = {model: examined.of(model, declared).signature for model, declared in models.items()}
     inputs = {model: {port.name for port in signature.inputs} for model, signature in found.items()}
     for name in shapes:
         if not any(name in names for names in inputs.values()):
@@ -566,14 +566,18 @@ def _divided(shapes: Shapes, models: Mapping[Path, Declared], signatures: ModelS
     return {model: {name: row for name, row in shapes.items() if name in names} for model, names in inputs.items()}
 
 
-def _measured(model: Path, folder: Path, shapes: Shapes, declared: Declared, seconds: float) -> FirstProfile:
+def _measured(
+    model: Path, folder: Path, shapes: Shapes, declared: Declared, models: ExaminedModels, seconds: float
+) -> FirstProfile:
     with private_copy(model, folder / COPIES) as own:
-        return _measured_copy(own, folder, shapes, declared, seconds)
+        return _measured_copy(own, folder, shapes, declared, models.same(own), seconds)
 
 
-def _measured_copy(own: ModelCopy, folder: Path, shapes: Shapes, declared: Declared, seconds: float) -> FirstProfile:
+def _measured_copy(
+    own: ModelCopy, folder: Path, shapes: Shapes, declared: Declared, known: ExaminedModel | None, seconds: float
+) -> FirstProfile:
     model = own.original
-    known, rows = examined(own, dict(shapes), declared)
+    known, rows = examined(own, dict(shapes), declared, known)
     with progress(f"measuring {model.name}", total=1.0) as advance:
 
         def update(share: float, sample: Sample) -> None:

@@ -239,25 +239,31 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
     return {largest, *(size for size in measured if size < largest)}
 
 
-class ModelSignatures:
-    """The signatures of models, each examined once, in copies below a folder."""
+class ExaminedModels:
+    """Models without known sizes, each examined once, in copies that stay below a folder."""
 
     def __init__(self, copies: Path) -> None:
         self._copies = copies
-        self._found: dict[Path, Signature] = {}
+        self._found: dict[Path, tuple[str, ExaminedModel]] = {}
+        """With the digest of what was examined."""
 
-    def of(self, model: Path, declared: Declared) -> Signature:
+    def of(self, model: Path, declared: Declared) -> ExaminedModel:
         """InputError for a model that cannot be served."""
         if model not in self._found:
             with private_copy(model, self._copies) as own:
-                self._found[model] = examine(own.path, folder=own.folder, declared=declared).signature
-        return self._found[model]
+                self._found[model] = own.digest, examine(own.path, folder=own.folder, declared=declared)
+        return self._found[model][1]
+
+    def same(self, own: ModelCopy) -> ExaminedModel | None:
+        """What is known of the model of this copy; None if it is other bytes, or was not examined."""
+        digest, known = self._found.get(own.original, ("", None))
+        return known if digest == own.digest else None
 
     def of_stages(self, application: Application) -> dict[tuple[str, str], Signature]:
-        """By stage and variant, those of an application of several stages, whose tensors must fit together."""
+        """By stage and variant, the signatures of an application of several stages, whose tensors must fit together."""
         stages = application.stages if len(application.stages) > 1 else ()
         return {
-            (stage.name, variant.name): self.of(Path(variant.model), unprofiled(variant))
+            (stage.name, variant.name): self.of(Path(variant.model), unprofiled(variant)).signature
             for stage in stages
             for variant in stage.variants
             if variant.model is not None
