@@ -25,7 +25,8 @@ from sloop.core.protocols import Forecast
 from sloop.core.views import Bucket, Traffic
 from sloop.errors import InputError, MachineError
 from sloop.policies.forecast import SHIPPED, Lstm, OracleForecast
-from sloop.report.plots import Figure, Kind, Panel, Series, thin, write_figure
+from sloop.report.plots import Figure, Kind, Panel, Series, thin
+from sloop.report.svg import write_figure
 from sloop.report.tables import Table
 from sloop.solvers.forecasting import LstmNetwork
 from sloop.streams import stream
@@ -47,7 +48,7 @@ LINE_CHARS: Final = 100
 
 EXAMPLE = """
 python -m benchmarks.forecasts
-python -m benchmarks.forecasts requests.txt --forecaster last --forecaster '{name: holt, trend: 0.3}' --plot x.png
+python -m benchmarks.forecasts requests.txt --forecaster last --forecaster '{name: holt, trend: 0.3}' --plot x.svg
 python -m benchmarks.forecasts requests.txt --train mine.yaml
 """
 NOTES = f"""{TRACE_HELP} Without TRACE: days 14 to 21 of the Twitter trace without its silent seconds, or days that are
@@ -259,9 +260,7 @@ def _mean(values: Sequence[float]) -> float:
     "--epochs", type=click.IntRange(min=1), default=LstmTraining().epochs, show_default=True, help="Training epochs."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all random numbers.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw forecasts and actual rate into this file (.png, .svg)."
-)
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw forecasts and actual rate into this file (.svg).")
 def forecast(  # noqa: PLR0913, PLR0917  # one parameter per option
     trace: str | None,
     names: Sequence[str],

@@ -17,7 +17,8 @@ from typing import Final
 
 from sloop import units
 from sloop.machine import hardware_name
-from sloop.report.plots import Figure, png
+from sloop.report.plots import Figure
+from sloop.report.svg import svg, svg_file
 from sloop.serve.processes import SPARE
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -96,14 +97,14 @@ def publish(name: str, title: str, text: str, figures: Sequence[Figure] = (), *,
     now = datetime.now(UTC)
     load = os.getloadavg()[0]
     made = f"`{command_line()}`, {now:%Y-%m-%d %H:%M} UTC, {hardware_name()}; load average at the end {load:.1f}."
-    images = [f"![{figure.alt}]({name}-{figure.name}.png)" for figure in figures]
+    images = [f"![{figure.alt}]({name}-{figure.name}.svg)" for figure in figures]
     page = "\n\n".join([f"# {title}", made, text.strip(), *images]) + "\n"
     sys.stdout.write(page)
     if not write:
         return
     RESULTS.mkdir(exist_ok=True)
     for figure in figures:
-        (RESULTS / f"{name}-{figure.name}.png").write_bytes(png(figure))
+        (RESULTS / f"{name}-{figure.name}.svg").write_text(svg_file(svg(figure)))
     path = RESULTS / f"{name}.md"
     _, found, notes = path.read_text().partition(NOTES) if path.exists() else ("", "", "")
     path.write_text(page + (f"\n{NOTES}{notes}" if found else ""))

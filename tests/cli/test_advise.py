@@ -73,9 +73,8 @@ def test_people_see_what_to_rent_and_what_less_would_cost(photos: Path) -> None:
     assert "on offer: c5.2xlarge at 0.34 USD/h and g4dn.xlarge at 0.526 USD/h" in shown
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_the_frontier_can_be_drawn(photos: Path, tmp_path: Path, suffix: str) -> None:
-    file = tmp_path / f"frontier.{suffix}"
+def test_the_frontier_can_be_drawn(photos: Path, tmp_path: Path) -> None:
+    file = tmp_path / "frontier.svg"
     answer(photos, "--rate", 10, *SHORT, "--plot", file)
     assert file.stat().st_size > 1000
 
@@ -222,7 +221,7 @@ def test_the_same_seed_prints_the_same_bytes(photos: Path) -> None:
         (["{app}", "--rate", "5", "--slo-ms", "50"], 2, "write --slo-ms NAME=MS"),
         (["{app}", "--rate", "5", "--slo-ms", "photos=5"], 1, "g4dn.xlarge comes closest with 10 ms, 5 ms too long"),
         (["{app}", "--rate", "5", "--slo-ms", "foto=5"], 1, "--slo-ms: no application is called 'foto'"),
-        (["{app}", "--rate", "5", "--plot", "x.gif"], 1, "is neither .png nor .svg"),
+        (["{app}", "--rate", "5", "--plot", "x.gif"], 1, "is no .svg"),
         (
             ["{app}", "--rate", "5", "--plot", "no-folder/x.svg"],
             1,

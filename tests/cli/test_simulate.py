@@ -151,9 +151,9 @@ def test_a_trace_is_written_and_read_back(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_drawn(tmp_path: Path) -> None:
-    plot = tmp_path / "trace.png"
+    plot = tmp_path / "trace.svg"
     assert CliRunner().invoke(main, ["trace", MADE, "--duration-s", "5", "--plot", str(plot)]).exit_code == 0
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert plot.read_text().startswith("<svg")
 
 
 # Several applications

@@ -44,7 +44,8 @@ from sloop.errors import InputError
 from sloop.options import nearest
 from sloop.profile.model import is_model
 from sloop.profile.published import PUBLISHED
-from sloop.report.plots import Figure, check_figure_file, frontier_figure, write_figure
+from sloop.report.plots import Figure, frontier_figure
+from sloop.report.svg import check_figure_file, write_figure
 from sloop.report.tables import Table
 from sloop.sim import advice
 from sloop.sim.advice import Question, first_rps, mean_rps
@@ -151,7 +152,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 )
 @click.option("--budget-s", type=Number(min=0, min_open=True), help="End the search after so many seconds.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of all random draws [default: 0, or the scenario's].")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the frontier to this file (.png or .svg).")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the frontier to this file (.svg).")
 def advise(
     apps: tuple[str, ...],
     plot: Path | None,

@@ -9,7 +9,7 @@ from sloop.cli.command import FOLDER, CommandOutput, check_folder, check_tempora
 from sloop.demo import write_example
 from sloop.demo.page import html, live_timeline, result, summary
 from sloop.demo.run import demonstrate
-from sloop.report.plots import png
+from sloop.report.svg import write_figure
 
 EXAMPLE = """
 sloop demo
@@ -59,9 +59,9 @@ def demo(files: Path | None, out: Path, duration_s: int, seed: int) -> CommandOu
     check_folder(out, "--out")
     with progress("demo", total=1.0) as advance:
         results = demonstrate(out, duration_s=duration_s, seed=seed, progress=advance)
-    report, plot = out / "report.html", out / "timeline.png"
+    report, plot = out / "report.html", out / "timeline.svg"
     report.write_text(html(results, str(out), made=datetime.now(UTC)), encoding="utf-8")
-    plot.write_bytes(png(live_timeline(results)))
+    write_figure(live_timeline(results), plot)
     rows, why_inconclusive = result(results), results.why_inconclusive
     keys = [column.replace(" %", "").replace(" ", "_") for column in rows.columns]
     runs = [dict(zip(keys, row, strict=True)) for row in rows.rows]

@@ -32,7 +32,7 @@ from sloop.innet.xdp import XdpFabric, why_no_xdp
 from sloop.options import read_options
 from sloop.profile.fabric import fabric_profile
 from sloop.profile.profile import path_beside, save_profile
-from sloop.report.plots import draw_fabric
+from sloop.report.svg import draw_fabric
 from sloop.report.tables import Table
 from sloop.text import counted, number
 
@@ -121,7 +121,7 @@ def _network(model: Path | None, rows: Path | None, inputs: str = "bits", *, onl
 )
 @click.argument("model", required=False, type=FILE)
 @fabric_option
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the fabric with its layers (.png or .svg).")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the fabric with its layers (.svg).")
 def map_command(model: Path | None, fabric: str | None, plot: Path | None) -> CommandOutput:
     """Show which switch computes which layer of MODEL (ONNX), with its memory, packets and modelled time.
 

@@ -24,7 +24,8 @@ from sloop.profile.profile import (
     load_profile,
     save_profile,
 )
-from sloop.report.plots import layers_figure, write_figure
+from sloop.report.plots import layers_figure
+from sloop.report.svg import write_figure
 from sloop.report.tables import Cell, Table
 from sloop.serve.copies import ModelCopy
 from sloop.serve.cpu_quota import confined

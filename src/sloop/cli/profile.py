@@ -212,7 +212,7 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
 @click.option(
     "--plot",
     type=click.Path(path_type=Path),
-    help="With --layers: draw compute and weights of the blocks to this file (.png or .svg). With --sharing: draw the "
+    help="With --layers: draw compute and weights of the blocks to this file (.svg). With --sharing: draw the "
     "measured slowdowns and the laws.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the profile [default: beside MODEL].")

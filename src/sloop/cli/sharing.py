@@ -21,7 +21,8 @@ from sloop.profile.interference import ScalabilityLaw
 from sloop.profile.model import is_python
 from sloop.profile.profile import DeviceSharing, Profile, load_profile, save_profile
 from sloop.profile.sharing import Contender, SharingFits, SharingTimes, fit_all_laws, measure_sharing
-from sloop.report.plots import sharing_figure, write_figure
+from sloop.report.plots import sharing_figure
+from sloop.report.svg import write_figure
 from sloop.report.tables import Cell, Table
 from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.shared_workers import shared_stream

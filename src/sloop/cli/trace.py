@@ -5,11 +5,12 @@ from pathlib import Path
 import click
 
 from sloop.cli.command import TRACE_HELP, CommandOutput, Number, command, facts, trace_at
-from sloop.report.plots import arrivals_figure, write_figure
+from sloop.report.plots import arrivals_figure
+from sloop.report.svg import write_figure
 from sloop.workload.trace import statistics, write_counts, write_times
 
 EXAMPLE = """
-sloop trace '{kind: diurnal, rate: 50, period_s: 600}' --duration-s 600 --counts day.txt --plot day.png
+sloop trace '{kind: diurnal, rate: 50, period_s: 600}' --duration-s 600 --counts day.txt --plot day.svg
 sloop trace '{file: day.txt, scale: 2, spread: poisson}' --times twice.txt
 """
 
@@ -27,7 +28,7 @@ sloop trace '{file: day.txt, scale: 2, spread: poisson}' --times twice.txt
     help="Write the number of requests in each second to this file, one per line.",
 )
 @click.option("--times", type=click.Path(path_type=Path), help="Write the time of every arrival to this file, in ns.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Plot requests per second to this file (.png or .svg).")
+@click.option("--plot", type=click.Path(path_type=Path), help="Plot requests per second to this file (.svg).")
 def trace(
     trace: str,
     duration_s: float | None,

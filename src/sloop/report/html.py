@@ -27,9 +27,9 @@ from sloop.report.plots import (
     latency_cdf,
     most_requests,
     route_cdf,
-    svg,
     timeline,
 )
+from sloop.report.svg import svg
 from sloop.report.tables import Table, cell_text
 from sloop.report.words import KINDS, word_of, words_in
 from sloop.runlog import Header, Record, RecordedLog

@@ -8,7 +8,7 @@ from msgspec import structs
 from sloop.actions import Decided
 from sloop.core.views import Traffic
 from sloop.policies.forecast import MovingMax, OracleForecast
-from sloop.report.plots import svg
+from sloop.report.svg import svg
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 from sloop_systems.comparison.harness import Results

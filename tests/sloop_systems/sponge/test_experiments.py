@@ -11,7 +11,7 @@ from sloop.core.views import Bucket, ClusterView
 from sloop.errors import InputError
 from sloop.policies.scale.sponge import Sponge
 from sloop.profile.published import YOLOV5S_S
-from sloop.report.plots import svg
+from sloop.report.svg import svg
 from sloop.units import s
 from sloop.vocabulary import Node, Plan
 from sloop_systems.comparison import reproduce
