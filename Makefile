@@ -58,13 +58,13 @@ reproduce: $(READY) ## the published experiments, beside what we measure
 	$(BIN)/sloop reproduce all $(FLAGS)
 
 fuzz: $(READY) ## a minute of random worlds under all checkers
-	$(BIN)/python -m sloop.sim.fuzz $(FLAGS)
+	$(BIN)/python -m tests.dst.fuzz $(FLAGS)
 
 SEED ?= 0
 MINUTES ?= 1
 
 soak: $(READY) ## random faults against the core on all CPU cores, every invariant checked; SEED=N MINUTES=M
-	$(BIN)/python -m sloop.sim.soak --seed $(SEED) --minutes $(MINUTES) $(FLAGS)
+	$(BIN)/python -m tests.dst.soak --seed $(SEED) --minutes $(MINUTES) $(FLAGS)
 
 bench-sim: $(READY) ## requests simulated per second, beside SimPy, salabim and a bare heap loop
 	$(BIN)/python -m benchmarks.sim_speed $(FLAGS)

@@ -1,6 +1,7 @@
 """`sloop check` tries the models of an application."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,66 @@ def test_stages_that_do_not_fit_together_are_told_before_anything_is_measured(tm
         assert "input 'in' of stage 'two' is INT64" in result.stderr
         assert "measuring" not in result.stderr
     assert not list(tmp_path.glob("*.profile.json"))
+
+
+SYSTEM = """
+from dataclasses import dataclass, replace
+
+from sloop.policies import targets
+from sloop.systems import SYSTEMS
+from sloop.systems.system import System
+from sloop.vocabulary import Plan
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    is_quick = True
+    period_ns: int = 1_000_000_000
+
+    def plan(self, now_ns, view):
+        (stage,) = targets.on_one_kind(view).stages
+        if {when}:
+            raise KeyError(stage.name)
+        belief = targets.belief_of(stage)
+        return Plan((targets.equal_replicas(stage, belief, count=2, cores=1.0, batch_max=4),), why="two")
+
+SYSTEM = System("own", "system", "a test", replace(SYSTEMS["static"].policies, scale=Own()))
+"""
+
+
+def in_worlds(folder: Path, when: str, *options: str) -> Result:
+    (folder / "own.py").write_text(SYSTEM.format(when=when), encoding="utf-8")
+    app = folder / "app.yaml"
+    app.write_text(
+        "name: app\nslo_ms: 800\nstages: [{name: one, profile: ResNet-T}]\nsystem: ./own.py\n"
+        "cluster: {nodes: [{hardware: c5.4xlarge, count: 1}]}\n",
+        encoding="utf-8",
+    )
+    return CliRunner().invoke(main, ["check", str(app), "--rate", "9", *options])
+
+
+def test_worlds_show_a_policy_s_mistake_where_a_plan_shows_none(tmp_path: Path) -> None:
+    rare = "2e9 < now_ns < 6e11 and not stage.replicas"
+    assert in_worlds(tmp_path, rare).exit_code == 0
+    found = in_worlds(tmp_path, rare, "--worlds", "12")
+    assert found.exit_code == 1
+    assert "12 random worlds: " in found.stdout
+    assert re.search(r"KeyError: '(app@\d/)?one' \(own.py:17\)", found.stdout)
+    again = re.search(r"play it again: sloop (check .*/app.yaml --rate 9 --worlds 1 --seed (\d+))", found.stdout)
+    assert again is not None
+    told = CliRunner().invoke(main, [*again[1].split(), "--json"])
+    assert told.exit_code == 1
+    worlds = json.loads(told.stdout)["worlds"]
+    assert (worlds["worlds"], worlds["failures"][0]["seed"]) == (1, int(again[2]))
+
+
+def test_worlds_without_a_mistake_are_counted(tmp_path: Path) -> None:
+    found = in_worlds(tmp_path, "False", "--worlds", "3")
+    assert found.exit_code == 0
+    assert "no world has shown a mistake of a policy" in found.stdout
+    assert "worlds" not in json.loads(in_worlds(tmp_path, "False", "--json").stdout)
+
+
+def test_a_policy_that_cannot_plan_is_told_with_its_line(tmp_path: Path) -> None:
+    found = in_worlds(tmp_path, "now_ns > 6e11")
+    assert found.exit_code == 1
+    assert found.stderr.startswith(f"error: {tmp_path / 'own.py'}:17: it cannot plan: KeyError: 'one'\n")

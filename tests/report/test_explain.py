@@ -46,7 +46,7 @@ from sloop.report.explain import DecisionStory, RequestStory, miss_reasons, plan
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState, OnlyGraph
 from sloop.sim import simulate
-from sloop.sim.fuzz import random_world
+from sloop.sim.worlds import random_world
 from sloop.units import ms, s
 from sloop.vocabulary import (
     BatchId,

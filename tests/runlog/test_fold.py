@@ -32,7 +32,7 @@ from sloop.runlog.fold import (
     combined_accuracy,
 )
 from sloop.sim import simulate
-from sloop.sim.fuzz import random_world
+from sloop.sim.worlds import random_world
 from sloop.units import ms, s
 from sloop.vocabulary import (
     ALONE,

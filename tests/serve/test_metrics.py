@@ -46,7 +46,7 @@ from sloop.serve.messages import EdgeCounts
 from sloop.serve.metrics import RECORDS_MAX, SAMPLES_MAX, Metrics
 from sloop.serve.protocols import SpareProcesses
 from sloop.sim import simulate
-from sloop.sim.fuzz import random_world
+from sloop.sim.worlds import random_world
 from sloop.systems.setup import build, set_up
 from sloop.units import ms, s
 from sloop.vocabulary import BatchId, Node, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot

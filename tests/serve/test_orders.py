@@ -22,13 +22,13 @@ from sloop.serve.backends.ray import RayNodes, Reserve, Reserved
 from sloop.serve.cpu_quota import detect
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Arenas
-from sloop.sim.schedules import HOME
 from sloop.units import s
 from sloop.vocabulary import Node, ReplicaId, ReplicaSpec, Slot
+from tests.dst.schedules import HOME
+from tests.dst.test_agents import STAGE, cluster, events_of
 from tests.serve.rig import wirings_of
 from tests.serve.test_local_backend import BYTES, Ear
 from tests.serve.test_network import HOST, TOKEN, until
-from tests.sim.test_agents import STAGE, cluster, events_of
 
 pytestmark = pytest.mark.live
 A: Final = ReplicaId(0)

@@ -25,7 +25,7 @@ from sloop.errors import InputError
 from sloop.events import Finished, NodeLost, NodeReady, NodeReleased, Planned, ReplicaLost, ReplicaReady, Resized
 from sloop.runlog import ACTIONS, EVENTS, MemoryLog, Record
 from sloop.sim import Violation, World, simulate
-from sloop.sim.fuzz import random_world
+from sloop.sim.worlds import random_world
 from sloop.systems.replay import replay_log
 from sloop.units import ms, s
 from sloop.vocabulary import Outcome, Request
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
 def test_another_process_with_other_hashes_gives_the_same_bytes() -> None:
     program = (
         "import hashlib, msgspec; from sloop.runlog import MemoryLog; from sloop.sim import simulate;"
-        "from sloop.sim.fuzz import random_world; log = MemoryLog(); simulate(random_world(71), [log]);"
+        "from sloop.sim.worlds import random_world; log = MemoryLog(); simulate(random_world(71), [log]);"
         "print(hashlib.sha256(msgspec.json.encode(log.records)).hexdigest())"
     )
     command = [sys.executable, "-c", program]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from sloop.app.graph import Edge, Graph
 from sloop.app.progress import Entered, RequestProgress
-from sloop.sim import Violation, fuzz
-from sloop.sim.fuzz import random_world
+from sloop.sim import Violation, worlds
 from sloop.sim.walk import DeclaredStages, Walk
+from sloop.sim.worlds import random_world
 from sloop.units import ms
 from sloop.vocabulary import Path, Request, RequestId
 from tests.app.test_progress import decide, graphs
@@ -101,7 +101,7 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., object], int]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_on_the_way_through_a_graph_is_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, wrong, seed = MISTAKES[mistake]
-    fuzz.play(random_world(seed))
+    worlds.play(random_world(seed))
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(Violation, match=r"does not wait|finished every stage|its deadline|overtook"):
-        fuzz.play(random_world(seed))
+        worlds.play(random_world(seed))

@@ -21,9 +21,9 @@ from sloop.runlog import FileLog, MemoryLog
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.summary import RunSummary
 from sloop.sim import RecordedRun, World, recorded_in, simulate
-from sloop.sim.fuzz import random_deployment, random_world
 from sloop.sim.truth.failure import FaultRates
 from sloop.sim.world import faults_of
+from sloop.sim.worlds import random_deployment, random_world
 from sloop.systems import SYSTEMS
 from sloop.systems.replay import header_of, replay_log
 from sloop.systems.setup import build, weights_of

@@ -19,7 +19,7 @@ from sloop.events import WOKE, Deployed, ReplicaCompleted, ReplicaReady
 from sloop.runlog import EVENTS, MemoryLog, Record
 from sloop.runlog.fold import DeploymentState, Kept
 from sloop.sim import World, simulate
-from sloop.sim.fuzz import random_deployment, random_world
+from sloop.sim.worlds import random_deployment, random_world
 from sloop.systems import SYSTEMS
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_policies

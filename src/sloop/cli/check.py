@@ -33,6 +33,7 @@ from sloop.profile.examine import ExaminedModel, examine, joining_text
 from sloop.report.tables import Table
 from sloop.serve.copies import private_copy
 from sloop.serve.deploy import check_wiring, declared_of, with_lone_requests
+from sloop.sim.world_checks import WorldsReport, check_in_worlds
 from sloop.systems.planning import Arrivals, PlanReport, explain_plan
 from sloop.systems.setup import set_up
 from sloop.tensor import Signature
@@ -45,7 +46,11 @@ EXAMPLE = """
 sloop check app.yaml && sloop serve app.yaml
 sloop check app.yaml --rate 200 --json
 sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
+sloop check mine.yaml --worlds 200
 """
+WORLDS_MAX: Final = 1_000_000
+LINE_MAX: Final = 400
+"""Characters of a line about a world, such as a plan that differs; `--json` has all."""
 
 
 @command("check", example=EXAMPLE, notes=CODE_NOTE)
@@ -59,13 +64,27 @@ sloop check digits.yaml ocr.yaml --rate digits=50 --rate 5
 )
 @arrivals_option
 @slo_option
+@click.option(
+    "--worlds",
+    type=click.IntRange(0, WORLDS_MAX),
+    default=0,
+    help="Also simulate the applications in so many random worlds, with faults of all kinds, to find mistakes of a "
+    "policy of your own.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of these worlds.")
 def check(
-    apps: tuple[Path | str, ...], rates: tuple[tuple[str, float], ...], arrivals: Arrivals, slo_ms: float | None
+    apps: tuple[Path | str, ...],
+    rates: tuple[tuple[str, float], ...],
+    arrivals: Arrivals,
+    slo_ms: float | None,
+    worlds: int,
+    seed: int,
 ) -> CommandOutput:
     """Validate the applications in APP..., run each of their models on a few rows, and show their plan, if each model
     has a profile. No server is started, nothing is measured, and no file is kept.
 
-    Exit code 1 if a file has a mistake, a model would fail for every request, or the plan is not feasible.
+    Exit code 1 if a file has a mistake, a model would fail for every request, the plan is not feasible, or a world
+    shows a mistake.
     """
     check_temporary()
     deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
@@ -103,7 +122,12 @@ def check(
     parts += faults
     if plan is None:
         parts.append(_without_plan(deployment, apps))
-    return CommandOutput(value, parts, exit_code=1 if faults or (plan is not None and not plan.feasible) else 0)
+    is_right = not faults and (plan is None or plan.feasible)
+    if worlds:
+        value["worlds"] = report = _in_worlds(deployment, given, range(seed, seed + worlds))
+        parts += _worlds(report, _again(apps, rates, slo_ms))
+        is_right = is_right and report is not None and not report.failures
+    return CommandOutput(value, parts, exit_code=0 if is_right else 1)
 
 
 def _planned(
@@ -131,6 +155,39 @@ def _without_plan(deployment: Deployment, apps: Sequence[Path | str]) -> str:
         f"no plan yet: {listed([model.name for model in missing])} {has}\n"
         f"next: {serves}, which measures {them} briefly first; or {measures}, and then this command again for the plan"
     )
+
+
+def _in_worlds(deployment: Deployment, given: Mapping[str, float], seeds: range) -> WorldsReport | None:
+    """The applications in the worlds of these seeds, at about the rates of --rate; None if a model has no profile."""
+    if deployment.without_profile:
+        return None
+    rates = {each.name: given.get(each.name, given.get("", RATE_RPS)) for each in deployment.applications}
+    with progress("playing worlds", total=float(len(seeds))) as advance:
+        return check_in_worlds(deployment, rates, seeds, played=advance)
+
+
+def _again(apps: Sequence[Path | str], rates: Sequence[tuple[str, float]], slo_ms: float | None) -> str:
+    """The command line without worlds."""
+    options = [f"--rate {f'{name}=' if name else ''}{rate:.12g}" for name, rate in rates]
+    options += [] if slo_ms is None else [f"--slo-ms {slo_ms:.12g}"]
+    return " ".join(["sloop check", *(quote(str(app)) for app in apps), *options])
+
+
+def _worlds(report: WorldsReport | None, again: str) -> list[RenderableType]:
+    """What the worlds have shown; `again` is the command line without worlds."""
+    if report is None:
+        return ["no world was played: they take the latencies of the profiles"]
+    ends = ("served", "late", "dropped", "rejected", "failed", "unanswered")
+    refused = f", {report.refused} of which the system refuses" if report.refused else ""
+    title = f"{counted(report.worlds, 'random world')}{refused}: {counted(report.requests, 'request')}"
+    parts: list[RenderableType] = [table(Table(title, ends, (tuple(f"{getattr(report, end):,}" for end in ends),)))]
+    for each in report.failures:
+        parts.append(f"{counted(each.worlds, 'world')} failed, the first that of seed {each.seed}: {each.what}")
+        parts += [line if len(line) <= LINE_MAX else f"{line[:LINE_MAX]} …" for line in each.detail.splitlines()]
+        parts.append(f"play it again: {again} --worlds 1 --seed {each.seed}")
+    if not report.failures:
+        parts.append("no world has shown a mistake of a policy")
+    return parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The simulator: runs the core in virtual time, with true durations and faults that are hidden from the core.
 
 `simulate(World.from_scenario(...))` runs one simulation and writes its event log to the given sinks. `random_world` in
-`sloop.sim.fuzz` makes a world from any seed. Checkers verify invariants on the log. `FlowNetwork` says how long
+`sloop.sim.worlds` makes a world from any seed. Checkers verify invariants on the log. `FlowNetwork` says how long
 transfers over a `Topology` take, without a run.
 """
 

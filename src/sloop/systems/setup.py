@@ -10,7 +10,7 @@ hold, from which `build` makes the same parts wherever it is called, in a server
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import structs
@@ -240,7 +240,7 @@ def _rehearse(setup: Setup, *, must_fit: bool) -> None:
     for each in fresh:
         error = core.planner.failures.get(each.application.key)
         if error is not None:
-            _raise(error, each, setup)
+            raise_of_policy(error, each, several=len(setup.applications) > 1)
         plan = core.plan_of(each.application.key)
         if plan is None or not nodes or not must_fit:
             continue
@@ -264,12 +264,13 @@ def _check_placements(fresh: Sequence[ApplicationSetup], core: Core, setup: Setu
     check_overbooked(setup.deployment.cluster, placed)
 
 
-def _raise(error: BaseException, failed: ApplicationSetup, setup: Setup) -> None:
-    """Raise the exception of a policy at the place of its system in the user's file."""
+def raise_of_policy(error: BaseException, failed: ApplicationSetup, *, several: bool) -> NoReturn:
+    """Raise the exception of a policy at the place of its system in the user's file; of a system that is a Python file,
+    at the line that raised it. `several` says whether there are other applications."""
     choice = failed.application.system
     if is_system_file(choice.name) and not isinstance(error, InputError):
         raise_user_error(error, Path(choice.name), "it cannot plan")
-    of = f"application {failed.application.name!r}: " if len(setup.applications) > 1 else ""
+    of = f"application {failed.application.name!r}: " if several else ""
     with placed(choice.declared):
         if isinstance(error, InputError) and not error.where:
             raise InputError(f"{of}{error.what}", help=error.help) from error

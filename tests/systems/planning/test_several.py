@@ -219,7 +219,7 @@ def test_a_policy_that_cannot_plan_for_few_cores_has_an_empty_plan(tmp_path: Pat
     x = found.applications[0]
     assert (x.feasible, x.cores, x.plan_feasible) == (False, 0, False)
     assert x.plan_why == "picky has no plan for the cores that the other applications leave it: RuntimeError: too few"
-    with pytest.raises(RuntimeError, match="too few"):
+    with pytest.raises(InputError, match=r"picky.py:15: it cannot plan: RuntimeError: too few"):
         explain_plan(deployed(str(tmp_path / "picky.py"), nodes(1, 1), x={}), 500)
 
 

@@ -34,7 +34,7 @@ from sloop.systems.planning.prediction import (
     smallest_batch,
     stage_beliefs,
 )
-from sloop.systems.setup import ApplicationSetup
+from sloop.systems.setup import ApplicationSetup, raise_of_policy
 from sloop.text import counted, number
 from sloop.units import NS_PER_S
 from sloop.vocabulary import Life, Plan, ReplicaId, StagePlan
@@ -138,14 +138,14 @@ def _largest(setup: ApplicationSetup, plans: Sequence[Plan]) -> tuple[Plan, str]
 
 def _failed(planner: Planner, setups: Iterable[ApplicationSetup]) -> dict[str, Plan]:
     """Empty plans of applications whose policy failed because of the cores that it was left. Raises other failures."""
-    systems = {setup.application.key: setup.system.name for setup in setups}
+    by_key = {setup.application.key: setup for setup in setups}
     limited = {key for key, _ in planner.limits}
     found: dict[str, Plan] = {}
     for key, error in planner.failures.items():
         if key not in limited:
-            raise error
+            raise_of_policy(error, by_key[key], several=len(by_key) > 1)
         what = error.what if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        why = f"{systems[key]} has no plan for the cores that the other applications leave it: {what}"
+        why = f"{by_key[key].system.name} has no plan for the cores that the other applications leave it: {what}"
         found[key] = Plan((), why, feasible=False)
     return found
 

@@ -1,38 +1,30 @@
-"""Fuzzing: simulates random worlds with all checkers for a given time. See `python -m sloop.sim.fuzz --help`.
+"""Random worlds, and what must hold in each of them.
 
 A seed determines a world: nodes, graph, profiles, load, deadlines, truth, wrong beliefs and faults are drawn from it.
 As in the swarm testing of TigerBeetle and FoundationDB, each world is extreme in a few ways instead of average in all:
 a kind of fault is on for the whole run in one world of four and off in the others, beliefs are wrong by a factor of up
 to four, and policies are mixed.
 
-There are two sorts. `random_world` is one application on equal nodes that are always there. `random_deployment` is one
+`world_around` is a world for given applications on their own cluster. Two others have random applications.
+`random_world` is one application on equal nodes that are always there. `random_deployment` is one
 application or several, on nodes of several kinds with accelerators, of which some are rented on demand; plans may take
 longer than their period; and during the run versions are deployed, promoted and removed. `play` simulates a world under
 the checkers, replays its log, and compares the fold's figures with those of the checkers.
 
-`play_successors` lets the deciding process of a world without other faults die once or twice, as the schedules do
-(`sloop.sim.schedules`), but under the published systems: another process, which knows only what the world declares,
-adopts the replicas.
-
-Guarantees that a failure prints one command that reproduces it, and that a seed and a system give the same world on
-every machine. The possible draws are listed here instead of read from the registries, so that a new policy does not
-change the worlds of old seeds. Every seed that ever failed becomes a named test.
+Guarantees that a seed and a system give the same world on every machine. The possible draws are listed here instead of
+read from the registries, so that a new policy does not change the worlds of old seeds.
 """
 
-import argparse
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeVar
 
 from msgspec import convert, structs
 
-from sloop.actions import Action, Decided, End
+from sloop.actions import Decided
 from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
 from sloop.app.graph import Each, When, declared_name
 from sloop.app.scenario import (
@@ -45,27 +37,22 @@ from sloop.app.scenario import (
     TopologyTruth,
     Truth,
 )
-from sloop.core.planner import Planner
-from sloop.core.views import PlanInput
+from sloop.core.protocols import CoreInterface
 from sloop.errors import InputError
-from sloop.events import Cancelled
 from sloop.profile.interference import BandwidthLaw, CountLaw, PairLaw, ProcessorSharing, ShareLaw, Slowdown
 from sloop.profile.profile import Amdahl, DeviceSharing, LayerBlock, LayerProfile, ParametricLatency, Profile, Startup
-from sloop.runlog import MemoryLog, Record
+from sloop.runlog import MemoryLog, Record, Sink
 from sloop.runlog.fold import DeploymentState
-from sloop.sim.agents import CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster
 from sloop.sim.checkers import Checkers, Violation
 from sloop.sim.engine import RunTotals
-from sloop.sim.engine import play as run
 from sloop.sim.run import rules_of, simulate
-from sloop.sim.truth.failure import NO_FAULTS, FaultRates
-from sloop.sim.world import Clients, World
+from sloop.sim.truth.failure import FaultRates
+from sloop.sim.world import Clients, World, foretold
 from sloop.streams import stream
-from sloop.systems import SYSTEMS
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import build
-from sloop.units import FOREVER_NS, ms, s
-from sloop.vocabulary import Canary, Device, Node, Outcome, Request, RequestId
+from sloop.units import ms, s, to_ms
+from sloop.vocabulary import Canary, Device, Node, Outcome
 from sloop.vocabulary import Path as PathWithDeadline
 from sloop.workload import Link, link_from, trace_from
 
@@ -192,11 +179,8 @@ SPEEDS: Final = {"small": 1.0, "large": 0.7, "gpu": 0.3, "gpus": 0.2}
 NAMES: Final = ("red", "green", "blue", "grey")
 """Applications of random deployments."""
 Make = Callable[[int, str], World]
-Play = Callable[[World], RunTotals]
 
 PLAN_MS: Final = (0.0, 5.0, 5.0, 200.0, 1_500.0)
-
-ALONE: Final = "an edge answers without a deciding process"
 
 Value = TypeVar("Value")
 
@@ -251,7 +235,6 @@ def random_world(seed: int, system: str = "static") -> World:
             for variant in stage.variants
         },
         faults=_faults(random, seed),
-        origin=_command(seed, system),
     )
     return _binding(_uncapped(_sharing(_provisioned(world))))
 
@@ -360,12 +343,6 @@ def _one(random: Random, *values: Value) -> Value:
     return random.choice(values)
 
 
-def random_succession(seed: int, system: str = "static") -> World:
-    """The world of a seed for `play_successors`, without random faults."""
-    world = random_world(seed, system)
-    return replace(world, faults=NO_FAULTS, origin=_command(seed, system, "--successors"))
-
-
 def random_deployment(seed: int, system: str = "static") -> World:
     """The deployment of a seed, its requests and its changes, under a system with some of its policies replaced."""
     random = stream(seed, "deployment")
@@ -396,10 +373,47 @@ def random_deployment(seed: int, system: str = "static") -> World:
         ),
         faults=replace(_faults(random, seed), failed_acquire=_one(random, 0.0, 0.0, 0.3), node_repair_s=2.0),
         changes=changes,
-        origin=_command(seed, system, "--deployment"),
     )
     world = replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
     return _binding(_uncapped(_sharing(_provisioned(world))))
+
+
+RATES: Final = (0.1, 0.5, 1.0, 1.0, 2.0, 4.0)
+"""The mean rate of a world around given applications, relative to the rate that somebody expects."""
+
+
+def world_around(deployment: Deployment, rates_rps: Mapping[str, float], seed: int) -> World:
+    """The world of a seed for these applications, on their cluster, under their system with its parameters.
+
+    `rates_rps` are the expected requests per second, by application. Drawn are the load, from a tenth to four times of
+    that, the truth of service, starts and network, beliefs that are wrong, faults of all kinds, plans that take long,
+    and up to four deployments, promotions and removals of the same applications.
+    """
+    random, applications = stream(seed, "around"), deployment.applications
+    duration_s = float(random.randint(5, 20))
+    stages = [stage for application in applications for stage in application.stages]
+    truth, link = _truth(random, seed, _fan_out(stages, seed))
+    most_rps = REQUESTS_MAX / duration_s / len(applications)
+    clients = {}
+    for each in applications:
+        rate_rps = round(min(most_rps, rates_rps[each.name] * random.choice(RATES)), 6)
+        trace = trace_from(_load(random, rate_rps), seed=seed, duration_s=duration_s, folder=Path())
+        slos_ns = (each.slo_ns, each.slo_ns // 2, 2 * each.slo_ns) if random.random() < 0.3 else ()
+        clients[each.name] = Clients(trace, link, slos_ns)
+    world = World(
+        seed=seed,
+        deployment=foretold(deployment, clients),
+        clients=clients,
+        duration_ns=s(duration_s),
+        truth=replace(
+            truth,
+            plan_ms=random.choice(PLAN_MS),
+            nodes=NodeTruth(random.choice((0.2, 2.0, 5.0)), random.choice((0.0, 0.5)), repair_s=2.0),
+        ),
+        faults=replace(_faults(random, seed), failed_acquire=_one(random, 0.0, 0.0, 0.3), node_repair_s=2.0),
+        changes=_changes(random, applications, duration_s, renames=False) if random.random() < 0.5 else (),
+    )
+    return replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
 
 
 def _provisioned(world: World) -> World:
@@ -640,8 +654,11 @@ def _clients(
     return Clients(trace, begins_ns=s(begins_s))
 
 
-def _changes(random: Random, applications: Sequence[Application], duration_s: float) -> tuple[Change, ...]:
-    """Up to four deployments, promotions and removals, also of applications and versions that are not there."""
+def _changes(
+    random: Random, applications: Sequence[Application], duration_s: float, *, renames: bool = True
+) -> tuple[Change, ...]:
+    """Up to four deployments, promotions and removals, also of versions that are not there; with `renames`, also of
+    further applications."""
     found: list[Change] = []
     for _ in range(random.choice((0, 0, 1, 2, 4))):
         at_s, kind = round(random.uniform(0.0, duration_s), 3), random.random()
@@ -651,7 +668,7 @@ def _changes(random: Random, applications: Sequence[Application], duration_s: fl
             canary = Canary(random.choice((0.1, 0.5)), random.choice((0.0, 1.0)), 0.05, random.choice((5, 50)))
             error = random.choice((1.0, 3.0))
             found.append(Change(at_s, slowed, canary if random.random() < 0.5 else None, error))
-        elif kind < 0.7:
+        elif kind < 0.7 and renames:
             new = replace(application, name=f"{application.name}-new")
             found.append(Change(at_s, new))
         elif kind < 0.85:
@@ -671,109 +688,30 @@ def fitting(make: Make, seed: int, system: str) -> World | None:
     return world
 
 
-def play(world: World) -> RunTotals:
-    """Simulate a world under the checkers, and check what else must hold of its log.
+def play(world: World, sinks: Sequence[Sink] = (), core: CoreInterface | None = None) -> RunTotals:
+    """Simulate a world under the checkers, and check what else must hold of its log, which also goes to `sinks`. `core`
+    is one of this world that nothing has used; by default it is made.
 
     Raises Violation if an invariant is broken, if a policy failed, if a replay differs, or if the fold and the checkers
     disagree about how long nodes were held, how requests ended and how long they took.
     """
     log = MemoryLog()
-    totals = simulate(world, [log], patience_ns=s(PATIENCE_S))
+    totals = simulate(world, [log, *sinks], core=core, patience_ns=s(PATIENCE_S))
     for now_ns, record in log:
         if isinstance(record, Decided) and record.kind == "planner":
             _fail(world, f"at {now_ns} ns: {record.why}")
-    replayed = replay_log(log, world.setup().core())
-    if replayed.difference is not None:
-        _fail(world, f"the replay differs: {replayed.difference}")
+    check_replay(world, log, "the replay")
     _compare_figures(world, log.records)
     return totals
 
 
-class DecidingProcesses:
-    """The deciding process of a world, and those that take its place when it has died, each with a log and checkers of
-    its own (`CoreInterface`). `opened` are the requests that edges hold; while there is no deciding process, an edge
-    answers those by itself that clients cancel or whose deadline has passed."""
-
-    def __init__(self, world: World, opened: OpenRequests) -> None:
-        self._world, self._opened = world, opened
-        self.logs: list[MemoryLog] = []
-        self._is_down = False
-        self._begin()
-
-    def _begin(self) -> None:
-        setup = self._world.setup()
-        self._core, nodes = setup.core(), self._world.deployment.cluster
-        self.checkers = Checkers([rules_of(each) for each in setup.applications], nodes, origin=self._world.origin)
-        self.logs.append(MemoryLog())
-
-    @property
-    def wake_ns(self) -> int:
-        """See `CoreInterface`."""
-        return FOREVER_NS if self._is_down else self._core.wake_ns
-
-    @property
-    def planner(self) -> Planner:
-        """See `CoreInterface`."""
-        return self._core.planner
-
-    @property
-    def plan_input(self) -> PlanInput | None:
-        """See `CoreInterface`."""
-        return self._core.plan_input
-
-    def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # also those of the cluster
-        """Check and keep a record of the process that is there."""
-        if type(record) is CoreDied:
-            self._is_down = True
-        elif type(record) is CoreBegun:
-            self._is_down = False
-            self._begin()
-        elif not (self._is_down or (type(record) is End and record.why == ALONE)):
-            self.checkers.append(now_ns, record)
-            self.logs[-1].append(now_ns, record)
-
-    def handle(self, now_ns: int, event: Any, more_at_this_instant: bool = False) -> Sequence[Action]:  # noqa: ANN401
-        """See `CoreInterface`."""
-        held = self._opened.by_id
-        if type(event) is Request:
-            held[event.id] = event
-        if type(event) is CoreBegun:
-            return self._answer_alone([id for id, request in held.items() if request.deadline_ns < now_ns])
-        if type(event) is CoreDied or self._is_down:
-            return self._answer_alone([event.request] if type(event) is Cancelled else [])
-        actions = self._core.handle(now_ns, event, more_at_this_instant)
-        for action in actions:
-            if type(action) is End:
-                held.pop(action.request, None)
-        return actions
-
-    def _answer_alone(self, ids: Sequence[RequestId]) -> list[Action]:
-        """Edges answer requests of which no deciding process is told."""
-        return [End(id, Outcome.REJECTED, ALONE) for id in ids if self._opened.by_id.pop(id, None) is not None]
-
-
-def play_successors(world: World) -> RunTotals:
-    """Simulate a world without faults but these: its deciding process dies once or twice. Raises Violation as `play`
-    does; each request must end once, whoever decides."""
-    random, opened = stream(world.seed, "deaths"), OpenRequests()
-    cluster = RemoteCluster(world.truths(), world.deployment.cluster, opened)
-    deciding = DecidingProcesses(world, opened)
-    for _ in range(random.randint(1, 2)):
-        at_ns = random.randrange(world.duration_ns)
-        away_ns = ms(random.choice((0.0, 10.0, 500.0, 3_000.0)))
-        cluster.schedule(at_ns, FaultBegins(FaultKind.CORE_DOWN, "", 0, away_ns))
-    totals = run(
-        *(deciding, cluster, world.ingress()),
-        until_ns=world.duration_ns + s(10),
-        appends=[deciding.append],
-        patience_ns=s(PATIENCE_S),
-    )
-    deciding.checkers.finish()
-    for number, log in enumerate(deciding.logs, 1):
-        replayed = replay_log(log, world.setup().core())
-        if replayed.difference is not None:
-            _fail(world, f"the replay of deciding process {number} differs: {replayed.difference}")
-    return totals
+def check_replay(world: World, log: MemoryLog, what: str) -> None:
+    """Raise Violation if a fresh core of the world orders something else than the log says; `what` names the replay."""
+    replayed = replay_log(log, world.setup().core())
+    found = replayed.difference
+    if found is not None:
+        when = f"{what} differs at {to_ms(found.at_ns):.6f} ms: a policy answers otherwise to the same arguments"
+        _fail(world, f"{when}\nrecorded: {found.recorded}\nreplayed: {found.replayed}")
 
 
 def _compare_figures(world: World, records: Sequence[tuple[int, Record]]) -> None:
@@ -811,53 +749,4 @@ def _ended(state: DeploymentState) -> tuple[Counter[tuple[str, Outcome]], Counte
 
 
 def _fail(world: World, what: str) -> None:
-    raise Violation(f"{what}\nreproduce with: {world.origin}")
-
-
-def _command(seed: int, system: str, *options: str) -> str:
-    """The command that simulates this world again."""
-    return " ".join(("python -m sloop.sim.fuzz --seed", str(seed), "--system", system, *options))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Simulate worlds until the time is up. Returns 1 as soon as one breaks an invariant, or if none could be
-    simulated; otherwise 0."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sloop.sim.fuzz", description="Play random worlds under all checkers."
-    )
-    parser.add_argument("--seconds", type=float, default=60.0, help="start no world after this time (default: 60)")
-    parser.add_argument("--seed", type=int, help="play only the worlds of this seed")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--system", action="append", choices=sorted(SYSTEMS), help="default: all systems")
-    parser.add_argument("--deployment", action="store_true", help="only deployments of several applications and kinds")
-    parser.add_argument("--successors", action="store_true", help="only worlds whose deciding process dies")
-    options = parser.parse_args(arguments)
-    systems = options.system or sorted(SYSTEMS)
-    seeds = [options.seed] if options.seed is not None else count(options.first)
-    sorts: list[tuple[Make, Play]] = [(random_deployment, play)] if options.deployment else []
-    sorts += [(random_succession, play_successors)] if options.successors else []
-    sorts = sorts or [(random_world, play), (random_deployment, play), (random_succession, play_successors)]
-    until_s = time.monotonic() + options.seconds
-    worlds = requests = 0
-    for seed, system, sort in ((seed, system, sort) for seed in seeds for system in systems for sort in sorts):
-        if time.monotonic() > until_s:
-            break
-        make, simulates = sort
-        world = fitting(make, seed, system)
-        if world is None:
-            continue
-        try:
-            requests += simulates(world).requests
-        except (AssertionError, InputError) as failure:
-            sys.stderr.write(f"{type(failure).__name__}: {failure}\nreproduce with: {world.origin}\n")
-            return 1
-        worlds += 1
-    if not worlds:
-        sys.stderr.write("no world was played: the systems can serve none of those that were made\n")
-        return 1
-    sys.stderr.write(f"{worlds} worlds with {requests} requests, every invariant held\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    raise Violation(f"{what}\nreproduce with: {world.origin}" if world.origin else what)

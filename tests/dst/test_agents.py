@@ -18,11 +18,11 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
 )
-from sloop.sim.agents import SILENT_NS, AllHealed, FaultBegins, FaultKind, OpenRequests, RemoteCluster
 from sloop.sim.checkers import Violation
-from sloop.sim.schedules import HOME, Schedule, Setting, schedule_of
 from sloop.units import s
 from sloop.vocabulary import STORE, BatchId, ModelWeights, ReplicaId, ReplicaSpec, Request, RequestId, Slot, TransferId
+from tests.dst.agents import SILENT_NS, AllHealed, FaultBegins, FaultKind, OpenRequests, RemoteCluster
+from tests.dst.schedules import HOME, Schedule, Setting, schedule_of
 
 R0 = ReplicaId(0)
 SCHEDULE = schedule_of(25)

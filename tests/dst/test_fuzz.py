@@ -31,25 +31,18 @@ from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
 from sloop.runlog import MemoryLog
 from sloop.runlog.fold import DeploymentState, RequestRecord, RunState
-from sloop.sim import fuzz, simulate
-from sloop.sim.agents import OpenRequests
+from sloop.sim import simulate
 from sloop.sim.checkers import Violation
-from sloop.sim.fuzz import (
-    BRANCHING,
-    CHOICES,
-    FAULTS,
-    GRAPHS,
-    NAMES,
-    DecidingProcesses,
-    random_deployment,
-    random_succession,
-    random_world,
-)
 from sloop.sim.world import World
+from sloop.sim.worlds import BRANCHING, CHOICES, FAULTS, GRAPHS, NAMES, Make, play
+from sloop.sim.worlds import fitting as fitting_world
 from sloop.systems import SYSTEMS
 from sloop.systems.registry import POLICIES
 from sloop.units import s
 from sloop.vocabulary import Request
+from tests.dst import fuzz
+from tests.dst.agents import OpenRequests
+from tests.dst.fuzz import DecidingProcesses, random_deployment, random_succession, random_world
 from tests.sim.scene import world
 
 WORLDS_EACH, DEPLOYMENTS_EACH = 8, 4
@@ -67,10 +60,10 @@ DEPLOYMENTS_FAILED_ONCE = {
 """The same of deployments, with their systems."""
 
 
-def fitting(make: fuzz.Make, system: str, first: Iterable[int], further: Iterable[int], least: int) -> list[World]:
+def fitting(make: Make, system: str, first: Iterable[int], further: Iterable[int], least: int) -> list[World]:
     """The worlds of the first seeds that the system can serve. If they are fewer than `least`, further ones follow."""
-    worlds = [world for seed in first if (world := fuzz.fitting(make, seed, system)) is not None]
-    others = (world for seed in further if (world := fuzz.fitting(make, seed, system)) is not None)
+    worlds = [world for seed in first if (world := fitting_world(make, seed, system)) is not None]
+    others = (world for seed in further if (world := fitting_world(make, seed, system)) is not None)
     worlds += islice(others, max(0, least - len(worlds)))
     assert len(worlds) >= least, f"{system} is hardly played"
     return worlds
@@ -89,7 +82,7 @@ def test_every_invariant_holds_in_random_deployments(place: int) -> None:
     first = place * DEPLOYMENTS_EACH + 1  # the very first of `mixed` alone takes 20 s
     seeds, further = range(first, first + DEPLOYMENTS_PLAYED), 100_000 + 100 * place
     for played in fitting(random_deployment, list(SYSTEMS)[place], seeds, range(further, further + 100), 1):
-        fuzz.play(played)
+        play(played)
 
 
 @pytest.mark.parametrize("place", range(0, len(SYSTEMS), 3))
@@ -112,9 +105,9 @@ def test_a_batch_that_nobody_gives_up_is_a_violation(
     monkeypatch.setattr(ControlPath, "_watch_batches", look_away)
     monkeypatch.setattr(ControlPath, "silent", lambda *_: None)
     with pytest.raises(Violation, match=r"request \d+ still runs in batch \d+"):
-        fuzz.play(random_world(3))
+        play(random_world(3))
     assert fuzz.main(["--first", "3", "--system", "static"]) == 1
-    assert capsys.readouterr().err.endswith("reproduce with: python -m sloop.sim.fuzz --seed 3 --system static\n")
+    assert capsys.readouterr().err.endswith("reproduce with: python -m tests.dst.fuzz --seed 3 --system static\n")
 
 
 def played_successors(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[MemoryLog]:
@@ -162,7 +155,7 @@ def test_a_stage_that_is_given_up_for_lack_of_room_is_a_violation(monkeypatch: p
 
     monkeypatch.setattr(ControlPath, "_advance", gives_up)
     with pytest.raises(Violation, match="requests never ended"):
-        fuzz.play(random_world(47))
+        play(random_world(47))
 
 
 def test_a_core_that_forgets_what_was_kept_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +171,7 @@ def test_worlds_that_failed_once_hold_now(seed: int) -> None:
 
 @pytest.mark.parametrize(("system", "seed"), DEPLOYMENTS_FAILED_ONCE)
 def test_deployments_that_failed_once_hold_now(system: str, seed: int) -> None:
-    fuzz.play(random_deployment(seed, system))
+    play(random_deployment(seed, system))
 
 
 @cache
@@ -374,7 +367,7 @@ def test_a_fold_that_counts_requests_wrongly_is_noticed(
     plant: Callable[[pytest.MonkeyPatch], World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Violation, match=r"requests have ended as .*, the checkers say"):
-        fuzz.play(plant(monkeypatch))
+        play(plant(monkeypatch))
 
 
 def test_a_run_without_a_world_is_no_success(
@@ -415,7 +408,7 @@ def test_a_failure_says_how_to_see_it_again(
     assert fuzz.main(["--seed", "7", "--system", "static"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("Violation: a replica runs two batches\n")
-    assert said.endswith("reproduce with: python -m sloop.sim.fuzz --seed 7 --system static\n")
+    assert said.endswith("reproduce with: python -m tests.dst.fuzz --seed 7 --system static\n")
 
 
 FAILING = """
@@ -446,4 +439,4 @@ def test_a_policy_that_fails_is_found(tmp_path: Path) -> None:
     played = world(system={"name": str(tmp_path / "mine.py")})
     assert simulate(played).open == 0
     with pytest.raises(Violation, match="no new plan: ZeroDivisionError: two plans are enough"):
-        fuzz.play(played)
+        play(played)

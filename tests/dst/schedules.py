@@ -35,22 +35,17 @@ from sloop.core.views import ClusterView, PlanInput
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.profile.profile import Amdahl, LayerBlock, LayerProfile, ParametricLatency, Profile
-from sloop.sim.agents import (
-    OF_REQUESTS,
-    SILENT_NS,
-    AllHealed,
-    CoreBegun,
-    CoreDied,
-    FaultBegins,
-    FaultKind,
-    OpenRequests,
-    RemoteCluster,
-)
 from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.sim.cluster import ClusterTruths, Truths
 from sloop.sim.engine import Ingress
 from sloop.sim.engine import play as run
-from sloop.sim.fuzz import (
+from sloop.sim.truth.branches import BranchSampler
+from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
+from sloop.sim.truth.failure import FaultSampler
+from sloop.sim.truth.flows import Topology
+from sloop.sim.truth.service import ServiceSampler
+from sloop.sim.truth.weights import WeightPlaces
+from sloop.sim.worlds import (
     BRANCHING,
     CHOICES,
     EARLY_ROUTES,
@@ -62,12 +57,6 @@ from sloop.sim.fuzz import (
     with_uncapped,
     with_weights,
 )
-from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
-from sloop.sim.truth.failure import FaultSampler
-from sloop.sim.truth.flows import Topology
-from sloop.sim.truth.service import ServiceSampler
-from sloop.sim.truth.weights import WeightPlaces
 from sloop.streams import stream
 from sloop.systems.registry import POLICIES
 from sloop.systems.setup import beliefs_of, starts_of, weights_of
@@ -91,6 +80,17 @@ from sloop.vocabulary import (
     Slot,
     StagePlan,
     Visit,
+)
+from tests.dst.agents import (
+    OF_REQUESTS,
+    SILENT_NS,
+    AllHealed,
+    CoreBegun,
+    CoreDied,
+    FaultBegins,
+    FaultKind,
+    OpenRequests,
+    RemoteCluster,
 )
 
 REQUESTS: Final = (205, 260)
@@ -859,7 +859,7 @@ class Audit:
         return FOREVER_NS if self._is_down else self._core.wake_ns
 
     @property
-    def planner(self) -> Any:  # noqa: ANN401  # a planner
+    def planner(self) -> Any:  # a planner
         """That of the core."""
         return self._core.planner
 
@@ -868,7 +868,7 @@ class Audit:
         """That of the core."""
         return self._core.plan_input
 
-    def append(self, now_ns: int, record: Any) -> None:  # noqa: ANN401  # also those of the simulated cluster
+    def append(self, now_ns: int, record: Any) -> None:  # also those of the simulated cluster
         """Check a record of the log of the core that is there."""
         if type(record) is CoreDied:
             self._is_down = True
@@ -903,7 +903,7 @@ class Audit:
         if self._opened.by_id.pop(id, None) is not None:
             self.outcomes[Outcome.REJECTED] += 1
 
-    def handle(self, now_ns: int, event: Any, more_at_this_instant: bool = False) -> Sequence[Action]:  # noqa: ANN401
+    def handle(self, now_ns: int, event: Any, more_at_this_instant: bool = False) -> Sequence[Action]:
         """The core's actions. Violation if they, or the core's state, are wrong."""
         if self._is_for_nobody(event):
             self._hold(event)

@@ -406,7 +406,7 @@ class RemoteCluster(Cluster):
         slow_ns = SLOW_PLAN_NS if self._active[FaultKind.SLOW_PLANS, ""] else 0
         self._report(now_ns + self._truths.plan_ns + slow_ns, planned)
 
-    def _send(self, now_ns: int, node: str, message: Any, *, is_report: bool = False) -> None:  # noqa: ANN401
+    def _send(self, now_ns: int, node: str, message: Any, *, is_report: bool = False) -> None:
         """Send a message over the link of a node, behind what was sent before."""
         link = self._links[node]
         at_ns = link.last_ns[is_report] = max(link.last_ns[is_report], now_ns + link.delay_ns)
@@ -418,7 +418,7 @@ class RemoteCluster(Cluster):
 
     # What happens
 
-    def happen(self, now_ns: int, sequence: int, event: Any) -> Event | None:  # noqa: ANN401  # also those of this class
+    def happen(self, now_ns: int, sequence: int, event: Any) -> Event | None:  # also those of this class
         """Apply a pending entry. Returns the event for the core, or None."""
         found: Any = self._happen(now_ns, sequence, event)
         if isinstance(found, Transferred | TransferFailed):
@@ -432,7 +432,7 @@ class RemoteCluster(Cluster):
         name = self._name_of.get(number)
         return None if name is None else structs.replace(found, replica=name)
 
-    def _happen(self, now_ns: int, sequence: int, event: Any) -> Any:  # noqa: ANN401
+    def _happen(self, now_ns: int, sequence: int, event: Any) -> Any:
         """The same, with the numbers that replicas have here."""
         kind = type(event)
         if kind is Passing:
@@ -457,7 +457,7 @@ class RemoteCluster(Cluster):
         is_of_node = kind is Transferred or kind is TransferFailed
         return self._leave(now_ns, event.node if is_of_node else self._node_of[event.replica], found)
 
-    def _leave(self, now_ns: int, node: str, event: Any) -> Event | None:  # noqa: ANN401  # an event of a node
+    def _leave(self, now_ns: int, node: str, event: Any) -> Event | None:  # an event of a node
         """An agent or a worker reports something: it reaches the core at once if the link is as quick as that."""
         link = self._links[node]
         if type(event) is not Finished and type(event) is not BatchFailed:

@@ -19,12 +19,12 @@ from sloop.core.rollout import Rollouts
 from sloop.core.state import LayerPipeline, Queue, ReplicaLane, ReplicaPool, StageState, State
 from sloop.core.weights import WeightRegistry
 from sloop.policies.admit import Bounded
-from sloop.sim import schedules
-from sloop.sim.agents import OF_REQUESTS, FaultKind
 from sloop.sim.checkers import Checkers, Violation
-from sloop.sim.schedules import Doing, Schedule, failure_of, kind_of, play, schedule_of, shrink
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import Life, NodeState, Outcome
+from tests.dst import schedules
+from tests.dst.agents import OF_REQUESTS, FaultKind
+from tests.dst.schedules import Doing, Schedule, failure_of, kind_of, play, schedule_of, shrink
 
 SCHEDULES = 60
 

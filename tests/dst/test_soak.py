@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from sloop.sim import soak
 from sloop.sim.checkers import Violation
-from sloop.sim.schedules import Schedule, schedule_of
-from sloop.sim.soak import PlayedChunk, Soak, main, play_chunk, replay, report
+from tests.dst import soak
+from tests.dst.schedules import Schedule, schedule_of
+from tests.dst.soak import PlayedChunk, Soak, main, play_chunk, replay, report
 
 
 def test_a_chunk_counts_what_it_plays() -> None:
@@ -55,7 +55,7 @@ def test_a_failure_is_shrunk_and_printed_with_the_command_that_plays_it_again() 
     assert said.startswith("seed 3 fails; leaving out ")
     assert len(re.findall(r"^ +\d+ +[\d.]+ ms ", said, re.MULTILINE)) == 2
     assert "Violation: both are there\n" in said
-    assert said.endswith("reproduce with: python -m sloop.sim.soak --schedule 3 --only 7,90\n")
+    assert said.endswith("reproduce with: python -m tests.dst.soak --schedule 3 --only 7,90\n")
     assert replay(schedule_of(3).only([7]), out, broken) == 0
     assert out.getvalue().endswith("every invariant held\n")
 

@@ -1,4 +1,4 @@
-"""Plays random schedules on all CPU cores for a given time. See `python -m sloop.sim.soak --help`.
+"""Plays random schedules on all CPU cores for a given time. See `python -m tests.dst.soak --help`.
 
 A schedule that breaks an invariant is shrunk, and printed with the command that plays it again.
 """
@@ -19,8 +19,8 @@ from typing import Final, TextIO
 from msgspec import Struct
 
 from sloop.machine import capacity
-from sloop.sim.schedules import Schedule, kind_of, play, schedule_of, shrink
 from sloop.text import counted
+from tests.dst.schedules import Schedule, kind_of, play, schedule_of, shrink
 
 CHUNK: Final = 16
 """Schedules that a process plays before it reports."""
@@ -134,7 +134,7 @@ def replay(schedule: Schedule, out: TextIO, run_it: Play = play) -> int:
     except Exception as error:  # whatever the core raises is a bug
         out.write(f"{''.join(traceback.format_tb(error.__traceback__)[-2:])}{type(error).__name__}: {error}\n")
         numbers = ",".join(map(str, schedule.numbers))
-        out.write(f"reproduce with: python -m sloop.sim.soak --schedule {schedule.scene.seed} --only {numbers}\n")
+        out.write(f"reproduce with: python -m tests.dst.soak --schedule {schedule.scene.seed} --only {numbers}\n")
         return 1
     out.write("every invariant held\n")
     return 0
@@ -143,7 +143,7 @@ def replay(schedule: Schedule, out: TextIO, run_it: Play = play) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Play schedules until the time is over, or one of them. Returns 1 if an invariant was broken, else 0."""
     parser = argparse.ArgumentParser(
-        prog="python -m sloop.sim.soak", description="Play random schedules of requests, faults and changes."
+        prog="python -m tests.dst.soak", description="Play random schedules of requests, faults and changes."
     )
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument(
