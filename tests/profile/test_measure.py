@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -17,6 +18,7 @@ from sloop.profile.fit import fit_all
 from sloop.profile.measure import (
     CELL_RUNS,
     CELLS_S,
+    RUNS_FEW,
     RUNS_MIN,
     CellRuns,
     Timing,
@@ -476,7 +478,7 @@ def test_a_model_of_any_speed_is_measured_in_the_announced_time(
 
     def takes_ms(batch: int, cores: float) -> float:
         took_ms = row_ms * batch / cores
-        takes.append(took_ms / 1e3 * (RUNS_MIN + CELL_RUNS))
+        takes.append(took_ms / 1e3 * (RUNS_FEW + CELL_RUNS))
         return took_ms
 
     (found,) = cells_of(monkeypatch, model, takes_ms, cores=cores)
@@ -514,5 +516,5 @@ def test_the_time_that_is_left_falls_to_zero(monkeypatch: pytest.MonkeyPatch, mo
             progress=lambda left_s, sample: left.append(left_s),
         )
         assert left[-1] == 0
-        assert left == sorted(left, reverse=True)
+        assert all(later <= 1.25 * earlier for earlier, later in pairwise(left)), left
         assert left[0] < measuring_s(batches, (1.0, 2.0), None, passes)

@@ -94,8 +94,10 @@ SILENCE_S: Final = 600.0
 WARM_MIN, WARM_MAX = 3, 50
 WARM_SHARE: Final = 0.2
 """Share of a cell's time that warm-up runs may use."""
-RUNS_MIN, RUNS_MAX = 7, 2000
-"""Of a cell in one pass."""
+RUNS_MIN, RUNS_MAX = 20, 2000
+"""Of a cell in all passes together, and in one pass."""
+RUNS_FEW: Final = 3
+"""Of a cell in a pass at least, where the time for all cells is limited: more batch sizes tell more than more runs."""
 PAUSES: Final = (0.0, 0.0, 0.5, 1.0)
 """Pauses between runs, used in turn, as multiples of a run's duration; the replica is busy 73 % of the time. A process
 with a fraction of a core gets none: a pause refills its CPU quota, and on a quarter of a core a small model would seem
@@ -108,7 +110,7 @@ BRIEF_S: Final = 10.0
 """For the cells of `measure_briefly`; starting processes and loading the model come on top."""
 BRIEF_EACH_S: Final = 3.0
 """The least for each of several models that share `BRIEF_S`."""
-BRIEF_CELL_S, BRIEF_RUNS_MIN = 0.15, 3
+BRIEF_CELL_S: Final = 0.15
 BRIEF_SILENCE_S: Final = 60.0
 """A model whose single pass takes longer cannot be measured briefly."""
 
@@ -221,8 +223,12 @@ class _Effort(Struct, frozen=True):
     """For all cells of a pass."""
     is_bounded: bool = True
     """Whether cells that would take longer than `cells_s` together are left out, but for the first."""
-    runs_min: int = RUNS_MIN
     silence_s: float = SILENCE_S
+
+    @property
+    def runs_min(self) -> int:
+        """Of each cell in a pass."""
+        return RUNS_FEW if self.is_bounded else ceil(RUNS_MIN / self.passes)
 
 
 class _Measurement:
@@ -319,15 +325,17 @@ class _Measurement:
         self._samples.append(sample_of(*found))
         self._runs.setdefault((found.cores, found.batch), []).extend(found.runs_ns)
         self._cells_left_s -= self._expected_s(found.batch, found.cores)
+        sizes = self._sizes_on(found.cores)
+        larger = next((size for size in sizes if size > found.batch), None)
+        is_enough = False
+        if larger is not None and found.cores not in self._sizes:
+            is_open = not self._sizes and self._effort.batches is None and found.batch > BATCHES[-1]
+            is_worth = found.batch / self._samples[-1].p50_ms > GAIN_MIN * max(rates, default=0.0)
+            is_enough = (is_open and not is_worth) or self._is_too_long(larger, found.cores)
+            if is_enough:
+                self._sizes[found.cores] = sizes[: sizes.index(larger)]
         self._progress(self._left_s(), self._samples[-1])
-        if found.cores in self._sizes:
-            return False
-        is_first = not self._sizes and self._effort.batches is None
-        is_worth = found.batch / self._samples[-1].p50_ms > GAIN_MIN * max(rates, default=0.0)
-        if is_first and found.batch > BATCHES[-1] and not is_worth:
-            return True
-        larger = next((size for size in self._sizes_on(found.cores) if size > found.batch), None)
-        return larger is not None and self._is_too_long(larger, found.cores)
+        return is_enough
 
     def _is_too_long(self, batch: int, cores: float) -> bool:
         return self._effort.is_bounded and self._expected_s(batch, cores) > self._cells_left_s
@@ -402,7 +410,6 @@ def measure_briefly(
         tuple({all_cores, min(1.0, all_cores)}),
         BRIEF_CELL_S,
         cells_s=seconds,
-        runs_min=BRIEF_RUNS_MIN,
         silence_s=BRIEF_SILENCE_S,
     )
     measured = _Measurement(file or model_path, shapes or {}, effort, limit, update)
