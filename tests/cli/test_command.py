@@ -198,12 +198,12 @@ def test_what_is_no_list_is_refused_with_an_example(text: str) -> None:
             read(text)
 
 
-HEAVY = {
+SOLVERS_AND_PLOTS = {"highspy", "scipy", "matplotlib", "PIL", "pandas"}
+"""Only a program that is solved needs `highspy`, and nothing in a default installation the others."""
+HEAVY = SOLVERS_AND_PLOTS | {
     "numpy",
-    "scipy",
     "onnxruntime",
     "onnx",
-    "matplotlib",
     "httptools",
     "grpc",
     "rich",
@@ -219,6 +219,15 @@ def test_help_lists_every_command_without_importing_one() -> None:
     listing, _, modules = shown.rstrip().rpartition("\n")
     assert all(f"\n  {name} " in listing for name in COMMANDS)
     assert not HEAVY & set(modules.split())
+
+
+def test_no_command_imports_a_solver_before_it_solves() -> None:
+    helps = "".join(f"main(['{name}', '--help'], standalone_mode=False); " for name in COMMANDS)
+    script = f"import sys; from sloop.cli import main; {helps}print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    modules = set(shown.rstrip().rpartition("\n")[2].split())
+    assert "sloop.systems" in modules
+    assert not SOLVERS_AND_PLOTS & modules
 
 
 @pytest.mark.parametrize("name", COMMANDS)

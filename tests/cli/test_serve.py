@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -36,6 +36,7 @@ from sloop.serve.network import NodeTls
 from sloop.serve.processes import spawn
 from sloop.serve.server import GRACE_S, Settings
 from tests.cli.conftest import APPLICATION, SERVED
+from tests.cli.test_command import SOLVERS_AND_PLOTS
 from tests.serve.edge.test_attacks import make_certificate
 from tests.systems.test_replay import logged
 
@@ -327,6 +328,32 @@ def test_a_trace_is_sent_and_counted(server: "subprocess.Popen[str]") -> None:
     answer = json.loads(result.stdout)
     assert answer.keys() >= KEYS
     assert (answer["sent"], answer["ok"]) == (20, 20)
+
+
+@pytest.mark.live
+def test_processes_that_serve_have_no_solver_and_no_plots(server: "subprocess.Popen[str]") -> None:
+    assert server.stdout is not None
+    url = json.loads(server.stdout.readline())["http"]
+    arguments = ["load", url, "--trace", "{kind: equal, rate: 20}", "--duration-s", "1", "--slo-ms", "20000", "--json"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    libraries = {path.parts[path.parts.index("site-packages") + 1] for pid in family(server.pid) for path in maps(pid)}
+    assert {"numpy", "onnxruntime", "uvloop"} <= libraries
+    assert not SOLVERS_AND_PLOTS & libraries
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all that come from it."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from family(int(child))
+
+
+def maps(pid: int) -> Iterator[Path]:
+    """The files of installed packages that a process has mapped."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if "/site-packages/" in line:
+            yield Path(line.split(maxsplit=5)[-1])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 The bounds stand some per cent above what is counted today on CPython 3.11.
 """
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -99,9 +98,3 @@ def test_memory_does_not_grow_with_the_length_of_a_run(check_first: int | None) 
     blocks = Blocks((s(800), s(2_400)))
     simulate(quiet(10_000, every_ns=ms(250)), [blocks], check_first=check_first)
     assert blocks.seen[1] - blocks.seen[0] < 3_200, "6,400 requests between the two; from 2,000 s on it is constant"
-
-
-def test_a_simulation_imports_no_optimiser() -> None:
-    """SciPy's take longer to import than many a run; solvers and fits import them when they are first needed."""
-    code = "import sys, sloop.cli.simulate; sys.exit('scipy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
