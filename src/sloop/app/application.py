@@ -334,8 +334,8 @@ class Deployment:
     applications: tuple[Application, ...]
     """Each with the cluster of the deployment, and with the system that is in force for it."""
     system: SystemChoice
-    """The system, with the parameters that all applications have. Its path is empty, and it has no parameters, if only
-    the applications declare it."""
+    """The system, with the parameters that all applications have: those of the default, if nobody declares a system.
+    Its path is empty, and it has no parameters, if only the applications declare it."""
     cluster: tuple[Node, ...] = ()
     limits: Limits = Limits()
     """Of all applications together."""
@@ -352,7 +352,7 @@ class Deployment:
         return cls(
             application.name,
             (replace(application, system=system.of(None)),),
-            replace(system, parameters={}, path=""),
+            replace(system, parameters={} if system.path else system.parameters, path=""),
             application.cluster,
             file=application.file,
             lines=application.lines,

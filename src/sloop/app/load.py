@@ -59,9 +59,11 @@ SYSTEM_KEYS: Final = {"system", "systems"}
 APPLICATIONS_MAX, CHANGES_MAX = 1_000, 10_000
 WAKE_S_MAX: Final = 3_600.0
 NAME_CHARS_MAX: Final = 100
-DEFAULT_SYSTEM, DEFAULT_SYSTEM_OF_GRAPHS = "sponge", "biscale"
-SYSTEM_OF_MODELS: Final = SystemChoice("sponge", {"criterion": "steady"})
-"""The system of model files: one replica that takes the cores that the rate needs, for evenly spaced requests."""
+_IDLE: Final = {"divide": {"name": "max_min", "idle": "use"}}
+"""Whoever names no system gets the cores that nobody needs; published systems leave them idle."""
+DEFAULT_SYSTEM: Final = SystemChoice("sponge", {"criterion": "steady", **_IDLE})
+"""For single models: one replica that takes the cores that the rate needs, for evenly spaced requests."""
+DEFAULT_SYSTEM_OF_GRAPHS: Final = SystemChoice("biscale", _IDLE)
 SLO_FACTOR: Final = 5.0
 """The usual deadline as a multiple of the time of a single request, as publications choose deadlines for many models at
 once. Five leaves time for the batch before a request's own, and for its own."""
@@ -238,11 +240,8 @@ def _model_document(path: FilePath) -> Value:
 
 def is_model_application(application: Application) -> bool:
     """Whether the user gave a model, or a Triton model repository, instead of an application file."""
-    return _is_of_model(application.file)
-
-
-def _is_of_model(file: str) -> bool:
-    return is_model(FilePath(file)) or FilePath(file).name == CONFIG
+    file = FilePath(application.file)
+    return is_model(file) or file.name == CONFIG
 
 
 def with_deadline(application: Application, slo_ms: float | None = None) -> tuple[Application, str]:
@@ -381,9 +380,7 @@ def _deployment(members: Sequence[_Member], given: Deployment, cluster: Declared
     if not system.name:
         named = next((each.system for each in applications if each.system.path), None)
         most = max(len(each.stages) for each in applications)
-        are_models = most == 1 and all(map(is_model_application, applications))
-        default = SYSTEM_OF_MODELS if are_models else _default_system(most)
-        system = default if named is None else replace(named, parameters={}, path="")
+        system = _default_system(most) if named is None else replace(named, parameters={}, path="")
     made = replace(given, cluster=cluster.nodes, system=system)
     joined = [made.joined_by(application) for application in applications]
     if len(joined) > 1:
@@ -426,7 +423,7 @@ def read_application(
         name=read_name(fields["name"]),
         slo_ms=slo_ms,
         stages=stages,
-        system=_systems(fields, folder, len(stages), is_given=not _is_of_model(document.file))[0],
+        system=_systems(fields, folder, len(stages))[0],
         declared_paths=read_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
         cluster=nodes,
         estimates=read_options(Estimates, fields["estimates"]) if "estimates" in fields else Estimates(),
@@ -468,16 +465,14 @@ def _joined_cluster(fields: Mapping[str, Value], cluster: DeclaredCluster | None
     return cluster.nodes
 
 
-def _systems(
-    fields: Mapping[str, Value], folder: FilePath, stages: int, *, is_given: bool = True
-) -> tuple[SystemChoice, ...]:
+def _systems(fields: Mapping[str, Value], folder: FilePath, stages: int) -> tuple[SystemChoice, ...]:
     """The systems under `systems` or `system`; without both keys, the default system for this number of stages, with an
-    empty path. `is_given`: by an application file."""
+    empty path."""
     if "systems" in fields and "system" in fields:
         fields["systems"].fail("a scenario has either 'system' or 'systems', not both", "keep 'systems'")
     declared = fields.get("systems", fields.get("system"))
     if declared is None:
-        return (_default_system(stages) if is_given or stages > 1 else SYSTEM_OF_MODELS,)
+        return (_default_system(stages),)
     choices = tuple(_system(each, folder) for each in declared.one_or_more())
     if not choices:
         declared.wrong("at least one system")
@@ -485,7 +480,7 @@ def _systems(
 
 
 def _default_system(stages: int) -> SystemChoice:
-    return SystemChoice(DEFAULT_SYSTEM if stages == 1 else DEFAULT_SYSTEM_OF_GRAPHS)
+    return DEFAULT_SYSTEM if stages == 1 else DEFAULT_SYSTEM_OF_GRAPHS
 
 
 def _system(value: Value, folder: FilePath) -> SystemChoice:

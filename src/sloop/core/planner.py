@@ -34,6 +34,8 @@ QUICK_MAX = 4
 """The most applications whose plans are made within the event loop; a quick policy takes up to a millisecond or two."""
 FAILURES = (Exception, SystemExit)
 """What a user's policy may raise; the plans of the other applications are made nevertheless."""
+GAIN_MIN = 0.05
+"""The least gain from all cores for which replicas share them; less is the noise of a measurement."""
 WORTHWHILE = 0.01
 """An application plans again with the cores that others leave if they are at least this fraction of its part."""
 REPLICAS_MAX = 100_000
@@ -94,9 +96,13 @@ class Planner:
             plans = self._together(given, views)
         else:
             plans = {key: self._plan(given.now_ns, key, view, self._policies[key].scale) for key, view in views.items()}
+        made = {key: plan for key, plan in plans.items() if plan is not None}
+        for key, plan in made.items():
+            if getattr(self._policies[key].divide, "idle", "leave") == "use":
+                made[key] = sharing_idle_cores(plan, views[key], given.nodes)
         return Planned(
             given.number,
-            {key: plan for key, plan in plans.items() if plan is not None},
+            made,
             {key: f"{type(error).__name__}: {error}" for key, error in self.failures.items()},
         )
 
@@ -444,6 +450,60 @@ def packed(plan: Plan, view: ClusterView) -> Plan:
         node_cores = [each.node.cores for each in view.nodes if _is_of(each, hardware)]
         plan = _with_room_for_all(_packed_on(plan, hardware, node_cores), hardware, node_cores)
     return plan
+
+
+def sharing_idle_cores(plan: Plan, view: ClusterView, nodes: Sequence[NodeView]) -> Plan:
+    """The plan, with replicas that only reserve their cores and may use those that are idle (`Slot.is_capped`), where
+    that costs nothing and makes them faster; and while no request is expected, with batches that suit a burst.
+
+    It costs nothing on the only node of a kind of hardware if that is always there, such as a server's own machine: on
+    several, replicas that are faster than planned on one node would say nothing of those on the next, and a node on
+    demand is given back instead. A model is faster if a batch of one is expected to gain `GAIN_MIN` from all cores of
+    the node; one that is measured on more cores than there are is not known to be. Both are the same for all plans of a
+    version, so that no replica is replaced for it.
+    """
+    alone: dict[str, float] = {}
+    for each in nodes:
+        alone[each.node.hardware] = 0.0 if each.node.hardware in alone or each.node.on_demand else each.node.cores
+    beliefs = {stage.name: stage.beliefs for stage in view.stages}
+    used = list[float]()
+
+    def shared(group: Group) -> Group:
+        spec, slot = group.spec, group.spec.slot
+        cores, belief = alone.get(slot.hardware, 0.0), beliefs[spec.stage][spec.variant, slot.hardware]
+        if not slot.is_capped or slot.accelerator or spec.shadow is not None:
+            return group
+        if not cores or belief.cores_max > cores * (1 + ROUNDING):
+            return group
+        on_all, on_one = (belief.latency_ms(1, belief.slot(each)) for each in (cores, min(1.0, cores)))
+        if on_all > on_one * (1 - GAIN_MIN):
+            return group
+        used.append(cores)
+        return structs.replace(group, spec=structs.replace(spec, slot=structs.replace(slot, is_capped=False)))
+
+    def for_bursts(target: StagePlan) -> StagePlan:
+        made = structs.replace(target, groups=tuple(map(shared, target.groups)))
+        if view.forecast_rps or target.wait_ns or any(each.batch_max for each in made.groups):
+            return made
+        limit_ns = view.stages[0].slo_ns // (2 * len(view.stages))  # who just missed a batch is in time with the next
+        of_stage, specs = beliefs[target.stage], [each.spec for each in made.groups]
+        costs_ns = [of_stage[spec.variant, spec.slot.hardware].costs_ns(spec.slot) for spec in specs]
+        sizes = [_burst_batch(each, target.batch_max, limit_ns) for each in costs_ns]
+        return structs.replace(made, batch_max=min(sizes, default=target.batch_max))
+
+    stages = tuple(map(for_bursts, plan.stages))
+    why = f"{plan.why}; while other cores are idle, replicas use all {max(used):g}" if used else plan.why
+    return structs.replace(plan, stages=stages, why=why)
+
+
+def _burst_batch(costs_ns: Sequence[int], planned: int, limit_ns: int) -> int:
+    """The largest batch for a burst at an idle model: the planned one, or one that serves notably more requests per
+    second and takes at most `limit_ns`."""
+    best = planned
+    for size in range(planned + 1, len(costs_ns)):
+        if costs_ns[size] <= limit_ns and costs_ns[size] * best < costs_ns[best] * size * (1 - GAIN_MIN):
+            best = size
+    return best
 
 
 def _has_shared_cores(plan: Plan | None) -> bool:

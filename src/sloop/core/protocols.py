@@ -194,7 +194,11 @@ class Scale(Protocol):
 
 
 class Divide(Protocol):
-    """How to divide the cores of a cluster among applications that want more than there are."""
+    """How to divide the cores of a cluster among applications that want more than there are.
+
+    A policy may say `idle = "use"`: on a machine of their own, replicas of its application then only reserve the cores
+    of their plan, and may use all that are idle (`sloop.core.planner.sharing_idle_cores`).
+    """
 
     def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
         """The cores for each demand, in the same order: at most what it asks for, and together at most `total`.

@@ -23,7 +23,6 @@ slo_ms: 100                # end to end, from sending to the answer
 stages:
   - name: read
     model: ./digits.onnx
-system: {name: sponge, criterion: steady}
 """
 
 SCENARIO: Final = """\

@@ -1,11 +1,15 @@
-"""Divide: how many cores each application gets when they want more than there are.
+"""Divide: how many cores each application gets when they want more than there are, and who may use those that no plan
+needs.
 
-Each class is one policy; none uses another. All give nobody more than it wants, and leave no core unused.
+Each class is one policy; none uses another. All give nobody more than it wants, and leave no core unused. With
+`idle: use`, plans only reserve cores on a machine that is there anyway, and each replica may use what the others leave
+idle: a burst at an idle model need not wait for the next plan (`sloop.core.planner.sharing_idle_cores`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 from sloop.core.views import CoreDemand
 
@@ -19,6 +23,10 @@ class MaxMin:
     what an application gets is too little for any replica: nobody else can use it.
     """
 
+    idle: Literal["leave", "use"] = "leave"
+    """Whether replicas on a machine of its own may use cores that others have reserved or nobody has, while they are
+    idle."""
+
     def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
         return _filled(total, [demand.cores for demand in demands], [demand.weight for demand in demands])
 
@@ -31,6 +39,9 @@ class Proportional:
     more, so the overload of one takes cores from all others.
     """
 
+    idle: Literal["leave", "use"] = "leave"
+    """As in `MaxMin`."""
+
     def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
         wanted = [demand.cores for demand in demands]
         return _filled(total, wanted, [demand.cores * demand.weight for demand in demands])
@@ -42,6 +53,9 @@ class Priority:
 
     Fails for those of low weight, which may get nothing for as long as the others are busy.
     """
+
+    idle: Literal["leave", "use"] = "leave"
+    """As in `MaxMin`."""
 
     def cores(self, total: float, demands: Sequence[CoreDemand]) -> list[float]:
         found = [0.0] * len(demands)

@@ -67,10 +67,11 @@ class ScenarioRun(Struct, frozen=True):
 
 def chosen_systems(scenario: Scenario, names: Sequence[str]) -> tuple[SystemChoice, ...]:
     """The scenario's entries for these systems, else their published parameters; all systems of the scenario if `names`
-    is empty."""
+    is empty. The default of a scenario that names no system is none of its entries."""
     found: list[SystemChoice] = []
     for name in names:
-        found += [choice for choice in scenario.systems if name in (choice.name, choice.label)] or [SystemChoice(name)]
+        own = [each for each in scenario.systems if each.path and name in (each.name, each.label)]
+        found += own or [SystemChoice(name)]
     return tuple(found) or scenario.systems
 
 
