@@ -201,7 +201,7 @@ def test_a_start_without_room_for_its_weights_is_missing() -> None:
     scene = scene_of(3, nodes=small)
     assert starts(scene.act(0, Woke())) == [("n0", 0)], "100 of memory each, and 600 for the weights"
     (why,) = [each.why for each in scene.actions if isinstance(each, Decided) and each.kind == "shortage"]
-    assert why == "no node has room for a replica of a with 1 cores and 6e-07 GB for its weights"
+    assert why == "no node has room for a replica of a with 1 core and 6e-07 GB for its weights"
 
 
 def test_memory_of_weights_that_nobody_uses_gives_way() -> None:

@@ -98,7 +98,10 @@ def test_replicas_without_memory_stop_the_newest_first_but_not_the_last() -> Non
     assert free(scene)[1] == -50
     actions = scene.act(1600, ReplicaStopped(ReplicaId(2)))
     assert free(scene)[1] == 50
-    assert said(scene.actions, "shortage") == ["no node has room for a replica of a with 1 cores"]
+    assert said(scene.actions, "shortage") == [
+        "no node has room for a replica of a with 1 core: nodes with enough free cores have less than 9.31e-08 GiB of "
+        "memory free"
+    ]
     assert stops(scene.act(2500, NodeReady(sized(memory_bytes=50)))) == [1]
     assert stops(scene.act(2600, ReplicaStopped(ReplicaId(1)), WOKE)) == []
     back = scene.act(3500, NodeReady(sized(memory_bytes=300)))

@@ -142,7 +142,7 @@ def test_a_replica_without_room_is_logged_as_a_shortage() -> None:
     assert (short.kind, short.stage, short.why) == (
         "shortage",
         "b",
-        "replica 1 has 1 cores, not 2: n0 has no more free",
+        "replica 1 has 1 core, not 2: n0 has no more free",
     )
     assert scene.act(2000, WOKE) == []
 

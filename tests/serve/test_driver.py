@@ -638,6 +638,27 @@ def test_the_end_of_losses_and_of_failed_plans_is_told(caplog: pytest.LogCapture
     play(scene, lambda event: [lost, unplanned] if isinstance(event, Woke) else [], explains=told)
 
 
+def test_a_stage_without_room_is_written_with_the_reason_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """A stage that serves with fewer replicas than planned is in the decisions alone."""
+    told = Told()
+    told.gap = ServiceGap("no replica", True, 1)
+    short = Decided("shortage", "no node has room for a replica of v with 1 core: all cores are taken", "a")
+
+    async def scene(driver: Driver, backend: Notes, core: Script) -> None:
+        driver.on_event(WOKE)
+        await turn()
+        assert [record.getMessage() for record in caplog.records] == [f"no replica of stage 'a' can start: {short.why}"]
+        caplog.clear()
+        told.gap = None
+        driver.on_event(ReplicaReady(R))
+        await turn()
+        driver.on_event(WOKE)
+        await turn()
+        assert [record.getMessage() for record in caplog.records] == ["stage 'a' has a ready replica now"]
+
+    play(scene, lambda event: [short] if isinstance(event, Woke) else [], explains=told)
+
+
 def test_a_version_that_ends_is_not_said_to_be_ready_or_planned_again(caplog: pytest.LogCaptureFixture) -> None:
     """As a canary that died in a loop and was given up."""
     told = Told()

@@ -28,8 +28,21 @@ from sloop.serve.metrics import Metrics
 from sloop.serve.protocols import ModelState, Readiness, ServerReadiness
 from sloop.systems.system import System
 from sloop.units import GIB, ms, s
-from sloop.vocabulary import BatchId, Canary, Device, Node, Outcome, Plan, ReplicaId, RequestId
-from tests.core.scene import Acting, Deployment, Scene, plan_of, request
+from sloop.vocabulary import (
+    BatchId,
+    Canary,
+    Device,
+    Group,
+    Node,
+    Outcome,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    RequestId,
+    Slot,
+    StagePlan,
+)
+from tests.core.scene import Acting, Deployment, Scene, graph, plan_of, request
 
 
 class Observed:
@@ -190,9 +203,33 @@ def test_a_start_that_does_not_end_is_not_waited_for() -> None:
 def test_a_model_without_room_says_so() -> None:
     server = of_one(plan_of(count=1, cores=8))
     server.act(0, WOKE)
-    why = "no replica of stage 'only' can start: no node has room for a replica of a with 8 cores"
+    why = "no replica of stage 'only' can start: no node has room for a replica of a with 8 cores: at most 4 cores of "
+    why += "a node are free"
     assert server.insight.readiness("") == Readiness(ModelState.FAILING, why)
     assert server.insight.server_readiness().why == why, "nothing answers"
+
+
+def test_every_stage_that_cannot_serve_is_named_with_its_reason() -> None:
+    each = [StagePlan(name, (Group(ReplicaSpec(name, "a", Slot(1.0)), 1),), batch_max=1) for name in "abc"]
+    server = Observed(Scene(Plan(tuple(each), "one of each"), application=graph(a={}, b={}, c={})))
+    server.act(0, WOKE)
+    for replica in (ReplicaId(0), ReplicaId(1), ReplicaId(2)):
+        server.act(1, ReplicaLost(replica, f"error {replica}"))
+    found = server.insight.readiness("")
+    assert found is not None
+    assert found.state is ModelState.FAILING
+    assert all(f"stage {name!r}" in found.why for name in "abc"), found.why
+
+
+def test_a_stage_for_which_nothing_is_planned_is_told_if_the_plan_is_not_feasible() -> None:
+    for feasible in (True, False):
+        first = StagePlan("a", (Group(ReplicaSpec("a", "a", Slot(1.0)), 1),), batch_max=1)
+        plan = Plan((first, StagePlan("b", (), batch_max=1)), "too little memory", feasible=feasible)
+        server = Observed(Scene(plan, application=graph(a={}, b={})))
+        server.act(0, WOKE)
+        server.make_ready(1)
+        wanted = Readiness(ModelState.WAITING, "no replicas are planned of b: too little memory")
+        assert server.insight.readiness("") == (Readiness(ModelState.READY) if feasible else wanted)
 
 
 def test_a_model_that_was_refused_at_the_start_is_told() -> None:
@@ -295,7 +332,7 @@ def test_shows_queues_replicas_and_plan() -> None:
     server.act(1000, request(1, at_ms=1000), request(2, at_ms=1000))
     page = server.page
     assert (page["deployment"], page["system"], page["now_s"]) == ("scene", "static", 2.0)
-    assert (page["divide"], page["draining"]) == ({"name": "max_min"}, False)
+    assert (page["divide"], page["draining"]) == ({"name": "max_min", "idle": "leave"}, False)
     (application,) = page["applications"]
     assert (application["slo_ms"], application["version"], application["rollout"]) == (1000.0, "1", "serving")
     assert (application["plan"]["why"], application["open"]) == ("the test says so", 2)

@@ -27,7 +27,7 @@ from sloop.actions import (
 )
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
-from sloop.core.ledger import MILLI, Reservation, millicores, why_unfit
+from sloop.core.ledger import MILLI, Reservation, millicores, what_is_scarce, why_impossible, why_unfit
 from sloop.core.nodes import UNUSED_NS, NodePool
 from sloop.core.pipeline import (
     break_up,
@@ -126,6 +126,8 @@ class Shortage:
     shadow: Shadow | None = None
     weights_bytes: int = 0
     """The most memory that the weights of a new replica take beside its own."""
+    scarce: str = field(default="", compare=False)
+    """Of what the nodes have too little for a new replica, as text; empty if its weights are what has no room."""
 
     @property
     def why(self) -> str:
@@ -135,10 +137,12 @@ class Shortage:
             share = f"{slot.share:g} of a" if slot.share else "a shared"
             device = f" and {share} {slot.accelerator}" if slot.accelerator else ""
             weights = f" and {self.weights_bytes / 1e9:.3g} GB for its weights" if self.weights_bytes else ""
-            return f"no node has room for a replica of {self.variant} with {slot.cores:g} cores{device}{weights}"
+            wanted = f"a replica of {self.variant} with {counted(slot.cores, 'core')}{device}{weights}"
+            return f"no node has room for {wanted}{f': {self.scarce}' if self.scarce else ''}"
         if self.shadow is not None:
-            return f"{self.node} has no room for a shadow of replica {self.replica} with {self.shadow.cores:g} cores"
-        has = f"replica {self.replica} has {self.present_cores:g} cores, not {slot.cores:g}"
+            cores = counted(self.shadow.cores, "core")
+            return f"{self.node} has no room for a shadow of replica {self.replica} with {cores}"
+        has = f"replica {self.replica} has {counted(self.present_cores, 'core')}, not {slot.cores:g}"
         return f"{has}: {self.node} has no more free"
 
 
@@ -902,7 +906,7 @@ class ControlPath:
         if missing and not is_too_soon:
             spec, provision = missing[0][0], stage.application.parts.policies.provision
             weights_bytes = first_weights_bytes(provision, stage.start_costs(spec))
-            shortage = Shortage(spec.variant, spec.slot, weights_bytes=weights_bytes)
+            shortage = Shortage(spec.variant, spec.slot, weights_bytes=weights_bytes, scarce=self._scarce(*missing[0]))
             without_room += missing
         if shortage is not None:
             if not difference.holds or self._nodes.can_acquire(shortage.slot.hardware):
@@ -917,6 +921,14 @@ class ControlPath:
         application.forget_shortages(stage.name, of_shadows=attaching is not PlanProgress.NO_ROOM)
         waits = difference.holds or moves or difference.detach or [each for each in difference.start if each.shadow]
         return max(PlanProgress.WAITING if waits else PlanProgress.MET, attaching)
+
+    def _scarce(self, spec: ReplicaSpec, belief: Belief) -> str:
+        """Of what the ready nodes have too little for a new replica, as text; empty if one has room for it."""
+        ledger = self._state.ledger
+        if ledger.sites(spec, belief, one_of_equal=True):
+            return ""
+        ready = [each for each in ledger.views() if each.state is NodeState.READY]
+        return why_impossible(spec, [each.node for each in ready]) or what_is_scarce(spec, belief, ready)[1]
 
     def _move(
         self, now_ns: int, stage: StageState, difference: Difference, out: list[Action]

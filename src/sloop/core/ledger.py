@@ -9,13 +9,13 @@ a lost node stay until its replicas are reported lost.
 
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from msgspec import Struct, structs
 
 from sloop.core.views import Belief, DeviceView, NodeView, Site
-from sloop.text import number
-from sloop.units import GIB
+from sloop.text import counted, number
+from sloop.units import GIB, ROUNDING
 from sloop.vocabulary import Device, Node, NodeState, ReplicaId, ReplicaSpec, Slot
 
 MILLI = 1_000
@@ -427,6 +427,37 @@ def why_full(wanted: Reservation, view: NodeView) -> str:
         for what, needed, free in wants
         if needed > free
     )
+
+
+Scarce = Literal["cores", "memory", "device"]
+"""What nodes have too little of for one more replica. `device`: accelerators, or shares, memory or clients of them."""
+
+
+def what_is_scarce(
+    spec: ReplicaSpec, belief: Belief, nodes: Iterable[NodeView], of_kind: str = ""
+) -> tuple[Scarce, str]:
+    """The scarce resource because of which none of these nodes has room for one more replica of `spec`, and a text that
+    calls their kind `of_kind`."""
+    slot = spec.slot
+    views = [view for view in nodes if slot.hardware in ("", view.node.hardware)]
+    free = max((view.free_cores for view in views), default=0.0)
+    if free <= 0:
+        return "cores", f"all cores{of_kind} are taken"
+    if spec.cores > free + ROUNDING:
+        return "cores", f"at most {counted(free, 'core')} of a node{of_kind} are free"
+    views = [view for view in views if spec.cores <= view.free_cores + ROUNDING]
+    views = [view for view in views if view.free_memory_bytes >= belief.memory_bytes]
+    if not views:
+        wanted = f"{belief.memory_bytes / GIB:.3g} GiB"
+        return "memory", f"nodes{of_kind} with enough free cores have less than {wanted} of memory free"
+    kind = slot.accelerator
+    devices = [each for view in views for each in view.devices if each.device.kind == kind and each.free_clients > 0]
+    if not devices:
+        return "device", f"no {kind} on a node{of_kind} with enough free cores takes another client"
+    if (share := max(each.free_share for each in devices)) < slot.share - ROUNDING:
+        return "device", f"at most {number(share)} of a {kind} is free, and each needs {number(slot.share)}"
+    wanted = f"{belief.device_memory_bytes / GIB:.3g} GiB"
+    return "device", f"no {kind} has {wanted} of memory free and the share that each needs"
 
 
 def why_impossible(spec: ReplicaSpec, nodes: Sequence[Node]) -> str:

@@ -254,6 +254,8 @@ class FailureLog:
         self._recurrences: dict[tuple[str, ...], Recurrence] = {}
         self.losses: dict[str, int] = {}
         """By stage that has lost replicas, and has had no ready one since: how many."""
+        self.without_room: set[str] = set()
+        """Stages without a ready replica for which no node had room."""
         self.unplanned: dict[str, int] = {}
         """By application version whose policy makes no plan, how many attempts have failed."""
         self._second, self._lines, self._left_out = 0, 0, 0
@@ -284,6 +286,13 @@ class FailureLog:
         if more is not None:
             _log.error("a replica of stage %r is lost: %s%s", decided.stage, decided.why, more)
 
+    def note_shortage(self, now_s: float, decided: Decided) -> None:
+        """A stage has no ready replica, and no node has room for one: write why."""
+        self.without_room.add(decided.stage)
+        more = self._more(now_s, ("room", decided.stage, decided.why), "time")
+        if more is not None:
+            _log.error("no replica of stage %r can start: %s%s", decided.stage, decided.why, more)
+
     def note_unplanned(self, now_s: float, decided: Decided) -> None:
         """A policy has made no plan: write why."""
         key = decided.application
@@ -292,12 +301,21 @@ class FailureLog:
         if more is not None:
             _log.error("%s%s%s; the plan in force stays", f"{key}: " if key else "", decided.why, more)
 
+    @property
+    def has_open(self) -> bool:
+        """Whether anything is written that may be over."""
+        return bool(self.losses or self.without_room or self.unplanned)
+
     def look_again(self, has_ready: Callable[[str], bool], plan_error: Callable[[str], str]) -> None:
         """Write what is over: stages that have a ready replica again, and policies that plan again."""
         for stage in list(self.losses):
             if has_ready(stage):
                 lost = counted(self.losses.pop(stage), "loss", "losses")
                 _log.warning("stage %r has a ready replica again, after %s", stage, lost)
+        for stage in list(self.without_room):
+            if has_ready(stage):
+                self.without_room.discard(stage)
+                _log.warning("stage %r has a ready replica now", stage)
         for key in list(self.unplanned):
             if not plan_error(key):
                 failed = counted(self.unplanned.pop(key), "failed attempt")
@@ -308,6 +326,7 @@ class FailureLog:
         self.unplanned.pop(key, None)
         for stage in stages:
             self.losses.pop(stage, None)
+            self.without_room.discard(stage)
 
     def note_order(self, now_s: float, order: str, error: Exception) -> None:
         """The backend has raised on an order, which is a bug: write it with its traceback."""
@@ -683,7 +702,7 @@ class Driver:
                     self._request_plan()
             for end in ends:
                 self._end(end)
-            if (self._failures.losses or self._failures.unplanned) and not LOOK_EVENTS.isdisjoint(map(type, events)):
+            if self._failures.has_open and not LOOK_EVENTS.isdisjoint(map(type, events)):
                 self._failures.look_again(self._has_ready, self._plan_error)
         finally:
             self._record(now_ns, records)
@@ -778,6 +797,8 @@ class Driver:
             self._failures.note_lost(time.monotonic(), action)
         elif action.kind == "planner":
             self._failures.note_unplanned(time.monotonic(), action)
+        elif action.kind == "shortage" and not self._has_ready(action.stage):
+            self._failures.note_shortage(time.monotonic(), action)
 
     def _gap(self, stage: str) -> ServiceGap | None:
         """Why no replica of a stage serves now; None if one does, or that is not known."""

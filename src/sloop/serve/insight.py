@@ -33,7 +33,7 @@ from sloop.serve.messages import (
 from sloop.serve.metrics import Metrics, Total, VersionRows
 from sloop.serve.protocols import ModelState, Readiness, ServerReadiness
 from sloop.systems.system import System
-from sloop.text import counted
+from sloop.text import counted, listed
 from sloop.units import NS_PER_MS, NS_PER_S, to_ms, to_s
 from sloop.vocabulary import Outcome, Plan
 
@@ -224,13 +224,16 @@ class Insight:
     def _started(self, key: str, plan: Plan, *, is_waking: bool) -> Readiness:
         """The state of a version that is to have replicas."""
         now_ns, planned = self._clock(), [target.stage for target in plan.stages if has_replicas(target)]
+        missing = [declared_name(target.stage) for target in plan.stages if not has_replicas(target)]
+        if missing and not plan.feasible:  # a feasible plan starts them when requests come there
+            return Readiness(ModelState.WAITING, f"no replicas are planned of {listed(missing)}: {plan.why}")
         gaps = [gap for stage in planned if (gap := self._core.service_gap(now_ns, key, stage)) is not None]
         if not gaps:
             return Readiness(ModelState.READY)
-        gap = max(gaps, key=lambda gap: gap.is_known)
-        if is_waking and not gap.is_known:
-            return Readiness(ModelState.WAKING)
-        return Readiness(ModelState.FAILING if gap.is_known else ModelState.STARTING, gap.why)
+        known = dict.fromkeys(gap.why for gap in gaps if gap.is_known)
+        if known:
+            return Readiness(ModelState.FAILING, "; ".join(known))
+        return Readiness(ModelState.WAKING) if is_waking else Readiness(ModelState.STARTING, gaps[0].why)
 
     # Pages
 

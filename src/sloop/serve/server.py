@@ -330,6 +330,8 @@ async def tell_when_ready(insight: Insight, said_after_s: float = NOT_READY_S) -
         await asyncio.sleep(LOOK_READY_S)
     without = f", without {listed(sorted(found.models))}" if found.models else ""
     _log.info("ready after %.1f s%s", time.monotonic() - began_s, without)
+    for name, each in sorted(found.models.items()):
+        _log.warning("%s is not ready: %s", name, each.why)
 
 
 def reload(server: Serving) -> None:

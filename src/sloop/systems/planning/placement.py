@@ -13,22 +13,18 @@ from typing import Final, Literal
 from msgspec import Struct, structs
 
 from sloop.app.hardware import ANY_BYTES
-from sloop.core.ledger import Ledger, Reservation, sites, why_impossible
+from sloop.core.ledger import Ledger, Reservation, Scarce, sites, what_is_scarce, why_impossible
 from sloop.core.planner import cores_by_hardware
 from sloop.core.protocols import Place
 from sloop.core.views import Belief, NodeView, Site
 from sloop.systems.setup import ApplicationSetup
 from sloop.text import counted, number
-from sloop.units import GIB, ROUNDING
+from sloop.units import GIB
 from sloop.vocabulary import Group, Node, NodeState, Plan, ReplicaId, ReplicaSpec
 
 SHOWN_MAX: Final = 32
 """A cluster of at most this many nodes is shown to place policies in full, so that a policy may choose by names. Of a
 larger one they see a node of each class, which is all that matters to policies that choose by resources."""
-
-Scarce = Literal["cores", "memory", "device", "hardware"]
-"""What the nodes have too little of. `device`: accelerators, or shares, memory or clients of them. `hardware`: nodes of
-a kind."""
 
 
 class PlanShortfall(Struct, frozen=True):
@@ -204,27 +200,7 @@ def _too_large(spec: ReplicaSpec, belief: Belief, nodes: Sequence[Node], of_kind
 
 def _scarce(spec: ReplicaSpec, belief: Belief, classes: "NodeClasses") -> tuple[Scarce, str]:
     """The scarce resource because of which no node has room for one more replica of `spec`, and a text."""
-    slot, of_kind = spec.slot, classes.of_kind(spec.slot.hardware)
-    views = [view for view in classes.candidates(spec) if slot.hardware in ("", view.node.hardware)]
-    free = max((view.free_cores for view in views), default=0.0)
-    if not free:
-        return "cores", f"all cores{of_kind} are taken"
-    if spec.cores > free + ROUNDING:
-        return "cores", f"at most {counted(free, 'core')} of a node{of_kind} are free"
-    views = [view for view in views if spec.cores <= view.free_cores + ROUNDING]
-    views = [view for view in views if view.free_memory_bytes >= belief.memory_bytes]
-    if not views:
-        return (
-            "memory",
-            f"nodes{of_kind} with enough free cores have less than {_gib(belief.memory_bytes)} of memory free",
-        )
-    kind = slot.accelerator
-    devices = [each for view in views for each in view.devices if each.device.kind == kind and each.free_clients > 0]
-    if not devices:
-        return "device", f"no {kind} on a node{of_kind} with enough free cores takes another client"
-    if (share := max(each.free_share for each in devices)) < slot.share - ROUNDING:
-        return "device", f"at most {number(share)} of a {kind} is free, and each needs {number(slot.share)}"
-    return "device", f"no {kind} has {_gib(belief.device_memory_bytes)} of memory free and the share that each needs"
+    return what_is_scarce(spec, belief, list(classes.candidates(spec)), classes.of_kind(spec.slot.hardware))
 
 
 def _gib(size_bytes: int) -> str:
