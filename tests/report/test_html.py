@@ -16,7 +16,7 @@ from sloop.profile.profile import Profile, Quadratic
 from sloop.report import tables
 from sloop.report.html import (
     DECISIONS_MAX,
-    UPRIGHT_COLUMNS_MIN,
+    TEXT_CHARS_MIN,
     UPRIGHT_ROWS_MAX,
     NotedRecords,
     ReportedRun,
@@ -179,7 +179,8 @@ def check_tables(reader: Reader) -> None:
     assert all(scrolls for _, scrolls in reader.scrolls)
     for headings, *rows in reader.tables:
         assert all(len(row) == len(headings) for row in rows)
-        assert len(rows) > UPRIGHT_ROWS_MAX or len(headings) <= UPRIGHT_COLUMNS_MIN
+        has_text = any(len(cell) > TEXT_CHARS_MIN for row in rows for cell in row)
+        assert has_text or len(rows) > UPRIGHT_ROWS_MAX or len(headings) <= 1 + UPRIGHT_ROWS_MAX
         for cells in list(zip(*rows, strict=True))[1:]:
             assert set(cells) - {"", "–"}, headings
 

@@ -45,12 +45,12 @@ DECISIONS_MAX: Final = 500
 OPEN_ROWS_MAX: Final = 20
 """A longer table is collapsed, so that the sections after it stay visible."""
 UPRIGHT_ROWS_MAX: Final = 4
-UPRIGHT_COLUMNS_MIN: Final = 5
-"""A table with more columns, and at most so many rows, has a row for each column,"""
+UPRIGHT_COLUMNS_MIN: Final = 4
+"""A table with so many columns, and at most so many rows, has a row for each column,"""
 HEADING_CHARS_MAX: Final = 24
-"""unless the names of its rows are too long for headings."""
+"""unless the names of its rows are too long for headings,"""
 TEXT_CHARS_MIN: Final = 40
-"""A cell with more text is wide enough for several words."""
+"""or a cell has more text, which then gets room for several words."""
 NAMES_MAX: Final = 8
 """The most models and deadlines at the top of a page."""
 NUMBER_CLASS, TEXT_CLASS = ' class="n"', ' class="t"'
@@ -384,8 +384,7 @@ def _section(number: int, section: Section, words: Container[str]) -> str:
 def _table(table: Table, words: Container[str]) -> str:
     """A table without empty columns. One of few rows and many columns stands upright, so that it fits a telephone."""
     table = table.filled
-    is_upright = 0 < len(table.rows) <= UPRIGHT_ROWS_MAX and len(table.columns) > UPRIGHT_COLUMNS_MIN
-    is_upright &= all(len(cell_text(row[0])) <= HEADING_CHARS_MAX for row in table.rows)
+    is_upright = _stands_upright(table)
     if is_upright:
         table = table.transposed
     right = [(is_upright and column > 0) or table.is_number(column) for column in range(len(table.columns))]
@@ -405,6 +404,13 @@ def _table(table: Table, words: Container[str]) -> str:
         f'<div class="wide" tabindex="0"><table>{caption}<thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}{empty}</tbody></table></div>"
     )
+
+
+def _stands_upright(table: Table) -> bool:
+    if not 0 < len(table.rows) <= UPRIGHT_ROWS_MAX or len(table.columns) < UPRIGHT_COLUMNS_MIN:
+        return False
+    longest = max(len(cell_text(cell)) for row in table.rows for cell in row[1:])
+    return longest <= TEXT_CHARS_MIN and all(len(cell_text(row[0])) <= HEADING_CHARS_MAX for row in table.rows)
 
 
 def _heading(name: str, words: Container[str], scope: str, *, is_right: bool) -> str:
@@ -558,7 +564,7 @@ caption{text-align:left;font-weight:600;padding:.2rem 0 .4rem}
 th,td{padding:.28rem .8rem .28rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 th[scope=row]{font-weight:500;min-width:5.5rem}thead th{color:var(--dim);font-weight:600;white-space:nowrap}
 th a{color:inherit;text-decoration:underline dotted}
-.n{text-align:right!important}.t{min-width:11rem}tbody tr:hover{background:var(--band)}
+.n{text-align:right!important}.t{min-width:8.5rem}tbody tr:hover{background:var(--band)}
 details summary{cursor:pointer;color:var(--link)}
 :focus-visible{outline:2px solid var(--link);outline-offset:2px}
 @media (max-width:30rem){body{padding:1rem .8rem 3rem}th,td{padding-right:.5rem}.words div{display:block}}
