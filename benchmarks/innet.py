@@ -20,15 +20,15 @@ import onnxruntime  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from benchmarks.notebook import arguments, publish, quantile, say, table
-from sloop.innet.accuracy import dataset
-from sloop.innet.bpf import measuring
-from sloop.innet.emulator import Emulator
-from sloop.innet.network import Ints
-from sloop.innet.program import Program, compile_network
-from sloop.innet.shipped import DetectionModel, shipped_file, shipped_model
-from sloop.innet.traffic import mixed
-from sloop.innet.xdp import XdpFabric, why_no_xdp
 from sloop.machine import usable_cpus
+from sloop_systems.netnn.accuracy import dataset
+from sloop_systems.netnn.bpf import measuring
+from sloop_systems.netnn.emulator import Emulator
+from sloop_systems.netnn.network import Ints
+from sloop_systems.netnn.program import Program, compile_network
+from sloop_systems.netnn.shipped import DetectionModel, shipped_file, shipped_model
+from sloop_systems.netnn.traffic import mixed
+from sloop_systems.netnn.xdp import XdpFabric, why_no_xdp
 
 TIMEOUT_S: Final = 10.0
 WARM: Final = 20

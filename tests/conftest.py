@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if few:
             _draw_at_most(few, test)
         if test.get_closest_marker("live"):
-            is_fabric = test.get_closest_marker("needs_hosts") and "innet" in test.path.parts
+            is_fabric = test.get_closest_marker("needs_hosts") and "netnn" in test.path.parts
             test.add_marker(pytest.mark.xdist_group("fabric" if is_fabric else "live"))
 
 

@@ -40,7 +40,7 @@ def test_imports_go_downwards_only() -> None:
         ("systems/planning/__init__.py", "import time", "Law 1: systems"),
         ("units.py", "import sloop.sim", "The house"),
         ("report/__init__.py", "import sloop.sim.truth", "Law 2"),
-        ("innet/switch.py", "import sloop.app", "The house"),
+        ("workload/link.py", "import sloop.app", "The house"),
         ("report/html.py", "import sloop.sim.run", "The house"),
         ("cli/systems.py", "import sloop_systems.fa2", "Law 4: the platform"),
     ],

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 
-from sloop.innet.shipped import shipped_file
+from sloop_systems.netnn.shipped import shipped_file
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -247,10 +247,6 @@ class Plan(Struct, frozen=True):
         return other is not None and self.stages == other.stages
 
 
-FABRIC: Final = "innet"
-"""The kind of device that is a fabric of programmable switches; a replica is a slot of it."""
-
-
 class Device(Struct, frozen=True):
     """An accelerator of a node."""
 

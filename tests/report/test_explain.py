@@ -409,8 +409,6 @@ def test_an_infeasible_plan_says_so() -> None:
 def test_plans_and_their_differences_in_words() -> None:
     one = StagePlan("a", (Group(ReplicaSpec("a", "v", Slot(2.0, "x", "T4", 0.25)), 3),), 8)
     assert plan_text(Plan((one,), "")) == "a: 3 × v on 2 cores and 25% of a T4 of x, batches up to 8"
-    slot = StagePlan("a", (Group(ReplicaSpec("a", "v", Slot(1.0, "x", "innet", 0.25)), 1),), 1)
-    assert "1 core and 25% of a fabric of switches of x" in plan_text(Plan((slot,), ""))
     spec = ReplicaSpec("a", "v", Slot(1.0, "x", "T4", 0.0), "x-0", "T4-1")
     placed = StagePlan("a", (Group(spec, 1), Group(structs.replace(spec, slot=Slot(1.0, "x", "T4", 0.025)), 1)), 4)
     assert plan_text(Plan((placed,), "")) == (

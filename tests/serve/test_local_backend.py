@@ -33,12 +33,8 @@ from sloop.events import (
     ReplicaStopped,
     Resized,
 )
-from sloop.innet.compiled import CompiledNetwork, save
-from sloop.innet.mapper import Fabric
-from sloop.innet.quantiser import quantise
-from sloop.innet.training import Architecture
 from sloop.machine import capacity
-from sloop.profile.model import open_model, read_signature
+from sloop.profile.model import read_signature
 from sloop.serve import processes
 from sloop.serve.backends import local as module
 from sloop.serve.backends.local import LocalBackend
@@ -50,7 +46,7 @@ from sloop.serve.transport import FrameKind, ProcessLink
 from sloop.shared_memory import Address
 from sloop.tensor import Port, Signature, Tensor
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import FABRIC, BatchId, Node, ReplicaId, ReplicaSpec, Slot
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, Slot
 from tests.serve.rig import alone, run_of, tensors_in, wirings_of
 
 pytestmark = pytest.mark.live
@@ -154,24 +150,6 @@ def test_a_life_from_start_to_stop_and_an_answer_that_is_the_models_own(mlp: Pat
         ]
 
     play(scene, {"mlp": Servable(str(mlp), read_signature(mlp))})
-
-
-def test_a_slot_of_a_fabric_is_a_worker_that_computes_what_the_switches_would(tmp_path: Path) -> None:
-    network = Architecture(30, (4,), (6,), kernel=3, pool=2).made(1)
-    given = np.random.RandomState(0).randint(0, 2, (1, 30))
-    compiled = CompiledNetwork(quantise(network, given), Fabric())
-    path = tmp_path / "small.innet"
-    save(compiled, path)
-
-    async def scene(backend: LocalBackend, ear: Ear) -> None:
-        backend.start(A, ReplicaSpec("stage", "sniff", Slot(1, "local", FABRIC, 0.25), "here", "innet"))
-        await ear.hear(ReplicaReady)
-        backend.run(BatchId(5), A, run_of([[Tensor("UINT8", (1, 30), given.astype(np.uint8).tobytes())]]))
-        await ear.hear(Finished)
-        ((logits, _, _),) = ear.outputs[BatchId(5)]
-        assert np.frombuffer(logits.data, np.int32).tolist() == compiled.network.run(given)[0].tolist()
-
-    play(scene, {"sniff": Servable(str(path), open_model(path, 1).signature)})
 
 
 def test_nodes_and_grants_follow_the_machine() -> None:

@@ -12,11 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from sloop.innet.emulator import Emulator, run_in_lanes
-from sloop.innet.mapper import Fabric, place
-from sloop.innet.network import FloatNetwork
-from sloop.innet.program import compile_network
-from sloop.innet.quantiser import quantise
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.profile.pairs import BlockCosts
 from sloop.profile.v100 import IGNITER_V100, IGNITER_V100_MODELS
@@ -44,7 +39,12 @@ from sloop.solvers import (
 )
 from sloop.solvers.budget import IndexedPath, Segment, StageOptions
 from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, placed_models
+from sloop_systems.netnn.emulator import Emulator, run_in_lanes
 from sloop_systems.netnn.experiments.offline import flow_model, inputs, small_model
+from sloop_systems.netnn.mapper import Fabric, place
+from sloop_systems.netnn.network import FloatNetwork
+from sloop_systems.netnn.program import compile_network
+from sloop_systems.netnn.quantiser import quantise
 from tests.solvers.ipa_scene import drawn, fan, large
 
 Answers = list[Any]

@@ -16,7 +16,7 @@ from sloop.cli import main
 from sloop.core import Core
 from sloop.errors import InputError
 from sloop.events import WOKE, Deployed, Event, Finished, Planned, ReplicaCompleted, ReplicaReady
-from sloop.profile.profile import LatencyTable, Profile, load_profile, sample_of, save_profile
+from sloop.profile.profile import LatencyTable, Profile, sample_of, save_profile
 from sloop.runlog import EVENTS, FileLog, Header, MemoryLog, Record, read_log
 from sloop.sim import simulate
 from sloop.sim.scenarios import run_scenario
@@ -398,22 +398,6 @@ def test_models_that_were_deployed_during_the_run_are_refined_too(tmp_path: Path
         ("net.onnx.profile.json", False),  # both read p.json, which cannot be right for both
         ("new.onnx.profile.json", False),
     ]
-
-
-def test_the_profile_of_switches_is_not_refined_by_processors(tmp_path: Path) -> None:
-    """A server computes what a fabric would: its durations would replace the modelled ones."""
-    path = logged(tmp_path, "live")
-    profile = load_profile(tmp_path / "p.json")
-    save_profile(msgspec.structs.replace(profile, accelerator="innet"), tmp_path / "p.json")
-    fabric = "{hardware: custom, devices: [{kind: innet, memory_gib: 1}],"
-    (tmp_path / "scene.yaml").write_text(MODEL_APP.replace("{hardware: custom,", fabric))
-    scenario = load_scenario(tmp_path / "scene.yaml")
-    run_scenario(scenario, scenario.systems[0], log=path)
-    header, rest = path.read_bytes().split(b"\n", 1)
-    path.write_bytes(msgspec.json.encode(msgspec.json.decode(header) | {"origin": "live"}) + b"\n" + rest)
-    with pytest.raises(InputError, match=r"the profile of net\.onnx is of switches, modelled") as refused:
-        refined_profiles(read_log(path))
-    assert "--hardware local" in str(refused.value.help)
 
 
 def test_the_profile_for_a_kind_of_hardware_is_refined_where_it_was_read(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ COMMANDS: Final = {
     "check": ("sloop.cli.check", "Validate an application file and show its plan, without starting anything."),
     "systems": ("sloop.cli.systems", "List the systems: who published them, and which policies they use."),
     "trace": ("sloop.cli.trace", "Describe, convert or plot a trace of arrivals."),
-    "innet": ("sloop.cli.innet", "Run small networks inside the network; detect intrusions on the path."),
     "demo": ("sloop.cli.demo", "Run a real model under bursts, live and simulated, and write a report."),
 }
 """Per command: its module, which defines a function of the same name, and its line in `sloop --help`."""

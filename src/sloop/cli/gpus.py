@@ -15,10 +15,10 @@ from sloop.cuda import GpuPlace, MpsDaemon, gpu_called
 from sloop.errors import InputError, MachineError
 from sloop.profile.kernels import KernelMeasurement, Wanted, measure_kernels, with_kernels
 from sloop.profile.measure import ShareSample, measure_shares
+from sloop.profile.model import is_modelled
 from sloop.profile.profile import DeviceSharing, Profile, load_profile
 from sloop.report.tables import Table
 from sloop.serve.cpu_quota import confined
-from sloop.vocabulary import FABRIC
 
 
 def place_on(device: str | None, shares: Sequence[float]) -> GpuPlace | None:
@@ -36,12 +36,12 @@ def place_on(device: str | None, shares: Sequence[float]) -> GpuPlace | None:
 
 
 def check_replaced(model: Path, path: Path, on: GpuPlace | None) -> None:
-    """InputError if the profile would replace one of other hardware: of switches, a GPU or cores."""
+    """InputError if the profile would replace one of other hardware."""
     there, here = load_profile(path).accelerator if path.is_file() else None, on.kind if on is not None else ""
     if there is None or there == here:
         return
-    names = {"": "CPU cores", FABRIC: "switches, modelled"}
-    of, on_this = names.get(there, there), here or "this machine" if there == FABRIC else here or "CPU cores"
+    of = f"{there}, modelled" if is_modelled(there) else there or "CPU cores"
+    on_this = here or ("this machine" if is_modelled(there) else "CPU cores")
     raise InputError(
         f"its profile {path.name} is of {of}; what is measured on {on_this} would replace it",
         where=str(model),

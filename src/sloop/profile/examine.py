@@ -47,8 +47,8 @@ from sloop.profile.model import (
     OnnxSession,
     OpenDimension,
     Session,
+    has_runtime,
     input_shapes,
-    is_compiled,
     is_python,
     open_dimensions,
     open_model,
@@ -295,7 +295,7 @@ def _examined(
     def obstacle_of(session: Session, file: Path) -> str:
         return _obstacle(session, path, file, shapes, declared, time.monotonic() - began_s)
 
-    if is_python(path) or is_compiled(path) or not declared.batch:
+    if is_python(path) or has_runtime(path) or not declared.batch:
         prepared = PreparedModel(path, open_model(path, 1))
     else:
         prepared = prepare(path, shapes, folder, obstacle_of, is_forced=bool(declared.joins_rows))

@@ -21,8 +21,8 @@ from sloop.profile.batch_rules import obstacle_in_graph
 from sloop.profile.model import (
     Array,
     Session,
+    has_runtime,
     input_shapes,
-    is_compiled,
     is_python,
     open_dimensions,
     open_model,
@@ -84,9 +84,9 @@ def obstacle_to_joining(
     """
     if without := obstacle_in_ports(session.signature):
         return without
-    if is_compiled(path):
-        return ""  # compiled here, row by row
-    if is_python(path):
+    if has_runtime(path) and session.joins_rows:
+        return ""  # its author knows how it computes rows; trials look into ONNX files
+    if is_python(path) or has_runtime(path):
         if session.joins_rows is None:
             return "its class does not say that rows may be joined (`joins_rows = True`)"
         if not session.joins_rows:

@@ -1,6 +1,7 @@
 """Model files: their inputs and outputs, sessions that run them, and inputs for trial runs.
 
-A model is an ONNX graph, a Python file with a class `Model`, or a network compiled for a fabric of switches. The
+A model is an ONNX graph, a Python file with a class `Model`, or a file of a runtime that an installed distribution adds
+(`RUNTIMES`). The
 profiler, the batching check and the server's workers all open models here, so that the measured model is the served
 model. ONNX Runtime is imported when the first ONNX file is opened; a file that cannot be served raises InputError with
 the reason and a remedy.
@@ -44,6 +45,7 @@ from numpy.typing import NDArray
 from sloop.cuda import CudaDevice, failure_on
 from sloop.errors import InputError, MachineError
 from sloop.onnx_file import LFS, has_external_weights, keep_outputs, no_model, read_onnx
+from sloop.plugins import Registry
 from sloop.profile import operators
 from sloop.tensor import ARRAY_TYPES, NUMPY_TYPES, Port, Signature, bfloats_of
 from sloop.text import counted
@@ -59,7 +61,8 @@ from sloop.user_code import (
 )
 
 PYTHON: Final = ".py"
-COMPILED: Final = ".innet"
+PLAIN: Final = frozenset({"", ".onnx", PYTHON, ".yaml", ".yml", ".json", ".pbtxt"})
+"""Suffixes for which no distribution's runtime is looked for: those of sloop's own models and documents."""
 DATATYPES: Final[Mapping[str, str]] = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -130,14 +133,25 @@ def is_python(path: Path) -> bool:
     return path.suffix == PYTHON
 
 
-def is_compiled(path: Path) -> bool:
-    """Whether the model is a network compiled for a fabric of switches."""
-    return path.suffix == COMPILED
+RUNTIMES: Final[Registry[Callable[[Path, int], Session]]] = Registry("sloop.runtimes", {}, type)
+"""What installed distributions open models with: by the suffix of the files without its dot, a class that makes a
+`Session` of a path and a number of threads. Its name is also the kind of a device whose time is modelled: what runs
+there is computed on a processor."""
+
+
+def has_runtime(path: Path) -> bool:
+    """Whether an installed distribution adds what opens the model."""
+    return path.suffix not in PLAIN and path.suffix[1:] in RUNTIMES
+
+
+def is_modelled(accelerator: str) -> bool:
+    """Whether a kind of device is one that a runtime computes on a processor; "" is no device."""
+    return accelerator != "" and accelerator in RUNTIMES
 
 
 def is_model(path: Path) -> bool:
-    """Whether the name is that of a model file: ONNX, Python, or a network compiled for a fabric of switches."""
-    return path.suffix in (".onnx", PYTHON, COMPILED)
+    """Whether the name is that of a model file: ONNX, Python, or one of an installed runtime."""
+    return path.suffix in (".onnx", PYTHON) or has_runtime(path)
 
 
 def open_model(path: Path, threads: int, *, optimise: bool = True, device: CudaDevice | None = None) -> Session:
@@ -146,10 +160,8 @@ def open_model(path: Path, threads: int, *, optimise: bool = True, device: CudaD
 
     A Python model sees that GPU as the only one, and decides itself what it computes there.
     """
-    if is_compiled(path):
-        from sloop.profile.fabric import FabricSession  # noqa: PLC0415  # few models need it
-
-        return FabricSession(path)
+    if has_runtime(path):
+        return RUNTIMES[path.suffix[1:]](path, threads)
     if is_python(path):
         return PythonSession(path, threads)
     return OnnxSession(path, threads, optimise=optimise, device=device)

@@ -59,7 +59,6 @@ from sloop.systems.setup import Setup, build
 from sloop.text import counted, in_ms, listed, number, numbered, quoted
 from sloop.units import NS_PER_S, to_ms, to_s
 from sloop.vocabulary import (
-    FABRIC,
     BatchId,
     Group,
     Life,
@@ -1116,9 +1115,8 @@ def slot_text(slot: Slot) -> str:
     if not slot.is_capped and not slot.accelerator:
         text += " reserved"
     if slot.accelerator:
-        one = "fabric of switches" if slot.accelerator == FABRIC else slot.accelerator
         part = {1.0: "a", 0.0: "a shared"}.get(slot.share, f"{100 * slot.share:.3g}% of a")
-        text += f" and {part} {one}"
+        text += f" and {part} {slot.accelerator}"
     return f"{text} of {slot.hardware}" if slot.hardware and slot.hardware != LOCAL else text
 
 

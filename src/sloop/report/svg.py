@@ -1,4 +1,4 @@
-"""Drawings as SVG: figures (`sloop.report.plots`) and fabrics of switches.
+"""Drawings as SVG: figures (`sloop.report.plots`), and elements for drawings of another kind.
 
 Written here because a plotting library is a fifth of the installation and most of the time of a report, for drawings of
 four kinds. Text and lines have the text colour of the page, so that a drawing suits light and dark pages; a file of its
@@ -12,14 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sloop.errors import InputError, MachineError
 from sloop.report.plots import Figure, Mark, Panel, Series
 from sloop.text import number
-
-if TYPE_CHECKING:
-    from sloop.innet.mapper import Fabric, LayerPlacement
 
 PALETTE: Final = (
     "#2f7ed8",
@@ -51,8 +48,6 @@ X_TICK: Final = 72
 Y_TICK: Final = 26
 SLANT: Final = 20
 """Degrees by which labels are turned that would touch."""
-LEAVES_MAX: Final = 24
-"""More switches cannot be told apart on a page; those without a layer are left out."""
 FILE_STYLE: Final = (
     "<style>svg{color:#1b1f23;background:#fff;font-family:system-ui,sans-serif}"
     "@media(prefers-color-scheme:dark){svg{color:#e6e8eb;background:#14171a}}</style>"
@@ -73,8 +68,8 @@ def check_figure_file(path: Path) -> None:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as .svg. InputError for another suffix, MachineError if it cannot be written."""
-    _write(svg(figure), path)
+    """Write a figure as .svg; raises what `write_drawing` does."""
+    write_drawing(svg(figure), path)
 
 
 def svg_file(drawing: str) -> str:
@@ -83,7 +78,8 @@ def svg_file(drawing: str) -> str:
     return f"{head}>{FILE_STYLE}{rest}\n"
 
 
-def _write(drawing: str, path: Path) -> None:
+def write_drawing(drawing: str, path: Path) -> None:
+    """Write a drawing (`svg_element`) as .svg. InputError for another suffix, MachineError if it cannot be written."""
     check_figure_file(path)
     try:
         path.write_text(svg_file(drawing), encoding="utf-8")
@@ -99,7 +95,7 @@ def _px(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _element(tag: str, inner: str | None = None, /, **attributes: str | float) -> str:
+def element(tag: str, inner: str | None = None, /, **attributes: str | float) -> str:
     """Numbers are pixels. Underscores in names stand for hyphens."""
     written = "".join(
         f' {name.replace("_", "-")}="{_px(value) if isinstance(value, int | float) else escape(value)}"'
@@ -108,17 +104,18 @@ def _element(tag: str, inner: str | None = None, /, **attributes: str | float) -
     return f"<{tag}{written}/>" if inner is None else f"<{tag}{written}>{inner}</{tag}>"
 
 
-def _text(x: float, y: float, text: str, *, size: float = SIZE, **attributes: str | float) -> str:
+def text_at(x: float, y: float, text: str, *, size: float = SIZE, **attributes: str | float) -> str:
     """One or more lines, the first on the baseline `y`."""
     lines = text.split("\n")
     if len(lines) == 1:
-        return _element("text", escape(text), x=x, y=y, font_size=size, **attributes)
-    inner = "".join(_element("tspan", escape(line), x=x, y=y + (size + 2) * place) for place, line in enumerate(lines))
-    return _element("text", inner, font_size=size, **attributes)
+        return element("text", escape(text), x=x, y=y, font_size=size, **attributes)
+    inner = "".join(element("tspan", escape(line), x=x, y=y + (size + 2) * place) for place, line in enumerate(lines))
+    return element("text", inner, font_size=size, **attributes)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, opacity: float, **attributes: str | float) -> str:
-    return _element(
+def line_element(x1: float, y1: float, x2: float, y2: float, opacity: float, **attributes: str | float) -> str:
+    """A line in the colour of the text."""
+    return element(
         "line", x1=x1, y1=y1, x2=x2, y2=y2, stroke="currentColor", stroke_opacity=f"{opacity:g}", **attributes
     )
 
@@ -127,8 +124,9 @@ def _named(name: str, drawn: str) -> str:
     return f"<g><title>{escape(name)}</title>{drawn}</g>"
 
 
-def _svg(inner: Iterable[str], *, width: float, height: float, alt: str) -> str:
-    return _element(
+def svg_element(inner: Iterable[str], *, width: float, height: float, alt: str) -> str:
+    """A drawing of these elements; `alt` says in words what it shows."""
+    return element(
         "svg",
         "".join(inner),
         xmlns="http://www.w3.org/2000/svg",
@@ -275,7 +273,7 @@ def svg(figure: Figure) -> str:
         default=0.0,
     )
     left = max(labels_width + tick_width + 12, *(_slanted_left(panel) for panel in figure.panels))
-    drawn = [_text(0, 16, title, size=13, font_weight="bold"), *_legend(legend, y, left)]
+    drawn = [text_at(0, 16, title, size=13, font_weight="bold"), *_legend(legend, y, left)]
     for place, panel in enumerate(figure.panels):
         last = place == len(figure.panels) - 1
         across = _x_axis(figure.panels if shared else [panel], left)
@@ -283,7 +281,7 @@ def svg(figure: Figure) -> str:
         middle = y + height / 2
         label = label_lines[place]
         drawn.append(
-            _text(SIZE, middle, label, text_anchor="middle", transform=f"rotate(-90 {_px(SIZE)} {_px(middle)})")
+            text_at(SIZE, middle, label, text_anchor="middle", transform=f"rotate(-90 {_px(SIZE)} {_px(middle)})")
         )
         drawn += _panel(panel, across, up, colours)
         y += height
@@ -294,8 +292,8 @@ def svg(figure: Figure) -> str:
         y += 0 if last else GAP
     if figure.x_label:
         y += LINE
-        drawn.append(_text((left + WIDTH - RIGHT) / 2, y, figure.x_label, text_anchor="middle"))
-    return _svg(drawn, width=WIDTH, height=y + 8, alt=figure.alt)
+        drawn.append(text_at((left + WIDTH - RIGHT) / 2, y, figure.x_label, text_anchor="middle"))
+    return svg_element(drawn, width=WIDTH, height=y + 8, alt=figure.alt)
 
 
 def _colours(figure: Figure) -> dict[str, str]:
@@ -349,30 +347,30 @@ def _legend(lines: Sequence[Sequence[_LegendEntry]], bottom: float, left: float)
         x, y = left, bottom - 14 - LINE * (len(lines) - 1 - place)
         for entry in line:
             yield _sample(entry, x, y - 4)
-            yield _text(x + SWATCH + 6, y, entry.name, size=SMALL)
+            yield text_at(x + SWATCH + 6, y, entry.name, size=SMALL)
             x += _entry_width(entry)
 
 
 def _sample(entry: _LegendEntry, x: float, y: float) -> str:
     if entry.kind == "mark":
-        return _line(x, y, x + SWATCH, y, 0.6, stroke_dasharray="5 3", stroke_width="1.2")
+        return line_element(x, y, x + SWATCH, y, 0.6, stroke_dasharray="5 3", stroke_width="1.2")
     if entry.kind == "points":
-        return _element("circle", cx=x + SWATCH / 2, cy=y, r=3, fill=entry.colour)
+        return element("circle", cx=x + SWATCH / 2, cy=y, r=3, fill=entry.colour)
     if entry.kind in ("area", "bars"):
         opacity = "0.35" if entry.kind == "area" else "1"
-        return _element("rect", x=x, y=y - 5, width=SWATCH, height=9, fill=entry.colour, fill_opacity=opacity)
-    return _element("line", x1=x, y1=y, x2=x + SWATCH, y2=y, stroke=entry.colour, stroke_width="1.8")
+        return element("rect", x=x, y=y - 5, width=SWATCH, height=9, fill=entry.colour, fill_opacity=opacity)
+    return element("line", x1=x, y1=y, x2=x + SWATCH, y2=y, stroke=entry.colour, stroke_width="1.8")
 
 
 def _panel(panel: Panel, across: _Axis, up: _Axis, colours: Mapping[str, str]) -> Iterator[str]:
     left, right, bottom, top = across.start, across.end, up.start, up.end
     for value, label in up.ticks(Y_TICK):
         y = up.at(value)
-        yield _line(left, y, right, y, 0.13)
-        yield _text(left - 6, y + 4, label, size=SMALL, text_anchor="end")
+        yield line_element(left, y, right, y, 0.13)
+        yield text_at(left - 6, y + 4, label, size=SMALL, text_anchor="end")
     if not panel.ticks:
         for value, _ in across.ticks(X_TICK):
-            yield _line(across.at(value), top, across.at(value), bottom, 0.13)
+            yield line_element(across.at(value), top, across.at(value), bottom, 0.13)
     bars = [series for series in panel.series if series.kind == "bars"]
     for place, series in enumerate(bars):
         yield from _bars(series, panel.ticks, across, up, colours[series.name], place=place, of=len(bars))
@@ -381,8 +379,8 @@ def _panel(panel: Panel, across: _Axis, up: _Axis, colours: Mapping[str, str]) -
             yield _named(series.name, "".join(_curve(series, across, up, colours[series.name])))
     for mark in panel.marks:
         yield _named(mark.name, _mark(mark, across, up))
-    yield _line(left, bottom, right, bottom, 0.5)
-    yield _line(left, bottom, left, top, 0.5)
+    yield line_element(left, bottom, right, bottom, 0.5)
+    yield line_element(left, bottom, left, top, 0.5)
 
 
 def _mark(mark: Mark, across: _Axis, up: _Axis) -> str:
@@ -390,7 +388,7 @@ def _mark(mark: Mark, across: _Axis, up: _Axis) -> str:
         ends = (across.start, up.at(mark.at), across.end, up.at(mark.at))
     else:
         ends = (across.at(mark.at), up.start, across.at(mark.at), up.end)
-    return _line(*ends, 0.6, stroke_dasharray="5 3", stroke_width="1.2")
+    return line_element(*ends, 0.6, stroke_dasharray="5 3", stroke_width="1.2")
 
 
 def _path(points: Sequence[tuple[float, float]], across: _Axis, up: _Axis, *, steps: bool) -> str:
@@ -411,19 +409,19 @@ def _curve(series: Series, across: _Axis, up: _Axis, colour: str) -> Iterator[st
     points = list(zip(series.x, series.y, strict=True))
     if series.low:
         corners = [*zip(series.x, series.high, strict=True), *reversed(list(zip(series.x, series.low, strict=True)))]
-        yield _element("path", d=_path(corners, across, up, steps=False) + "Z", fill=colour, fill_opacity="0.18")
+        yield element("path", d=_path(corners, across, up, steps=False) + "Z", fill=colour, fill_opacity="0.18")
     if series.kind == "points":
         for x, y in points:
             if math.isfinite(x) and math.isfinite(y):
-                yield _element("circle", cx=across.at(x), cy=up.at(y), r="2.7", fill=colour, fill_opacity="0.85")
+                yield element("circle", cx=across.at(x), cy=up.at(y), r="2.7", fill=colour, fill_opacity="0.85")
     elif series.kind == "area":
         if points:
             outline = _path(points, across, up, steps=True)
             outline += f"V{_px(up.at(0.0))}H{_px(across.at(points[0][0]))}Z"
-            yield _element("path", d=outline, fill=colour, fill_opacity="0.4")
+            yield element("path", d=outline, fill=colour, fill_opacity="0.4")
     elif points:
         path = _path(points, across, up, steps=series.kind == "steps")
-        yield _element("path", d=path, fill="none", stroke=colour, stroke_width="1.6", stroke_linejoin="round")
+        yield element("path", d=path, fill="none", stroke=colour, stroke_width="1.6", stroke_linejoin="round")
 
 
 def _bars(
@@ -438,17 +436,17 @@ def _bars(
             continue
         middle = across.at(position) + (place - (of - 1) / 2) * width
         ends = up.at(value), up.at(0.0)
-        drawn = _element(
+        drawn = element(
             "rect", x=middle - width / 2, y=min(ends), width=width, height=abs(ends[1] - ends[0]), fill=colour
         )
         top = min(ends)
         if series.low:
             low, high = up.at(series.low[at]), up.at(series.high[at])
-            drawn += _line(middle, low, middle, high, 0.6, stroke_width="1.2")
-            drawn += "".join(_line(middle - 3, y, middle + 3, y, 0.6, stroke_width="1.2") for y in (low, high))
+            drawn += line_element(middle, low, middle, high, 0.6, stroke_width="1.2")
+            drawn += "".join(line_element(middle - 3, y, middle + 3, y, 0.6, stroke_width="1.2") for y in (low, high))
             top = min(top, high)
         if labelled:
-            drawn += _text(middle, top - 4, label, size=SMALL, text_anchor="middle")
+            drawn += text_at(middle, top - 4, label, size=SMALL, text_anchor="middle")
         tick = ticks[round(position)].replace("\n", " ") if ticks else ""
         yield _named(f"{series.name}, {tick}: {label}" if tick else f"{series.name}: {label}", drawn)
 
@@ -472,7 +470,9 @@ def _x_labels(panel: Panel, across: _Axis, y: float) -> tuple[list[str], float]:
     """The labels below the axis at `y`, and the room that they take."""
     if not panel.ticks:
         found = across.ticks(X_TICK)
-        return [_text(across.at(at), y + LINE, text, size=SMALL, text_anchor="middle") for at, text in found], LINE + 4
+        return [
+            text_at(across.at(at), y + LINE, text, size=SMALL, text_anchor="middle") for at, text in found
+        ], LINE + 4
     if _touch(panel):
         angle = math.radians(SLANT)
         drawn = []
@@ -480,79 +480,13 @@ def _x_labels(panel: Panel, across: _Axis, y: float) -> tuple[list[str], float]:
             x, below = _px(across.at(place) + 4), _px(y + 12)
             turn = f"rotate(-{SLANT} {x} {below})"
             drawn.append(
-                _text(float(x), float(below), tick.replace("\n", " "), size=SMALL, text_anchor="end", transform=turn)
+                text_at(float(x), float(below), tick.replace("\n", " "), size=SMALL, text_anchor="end", transform=turn)
             )
         longest = max(_width(tick, SMALL) for tick in panel.ticks)
         return drawn, 14 + longest * math.sin(angle)
     lines = 1 + max(tick.count("\n") for tick in panel.ticks)
     drawn = [
-        _text(across.at(place), y + LINE, tick, size=SMALL, text_anchor="middle")
+        text_at(across.at(place), y + LINE, tick, size=SMALL, text_anchor="middle")
         for place, tick in enumerate(panel.ticks)
     ]
     return drawn, LINE * lines + 4
-
-
-# A fabric of switches
-
-
-def draw_fabric(fabric: "Fabric", placements: "Sequence[LayerPlacement]", title: str, path: Path) -> None:
-    """Leaves below, upper switches above, a link from each leaf to each of them; a leaf shows its pipelines, those that
-    compute filled. InputError for a suffix other than .svg, MachineError if it cannot be written."""
-    used = max(placement.leaves[-1] for placement in placements) + 1
-    leaves = min(fabric.leaves, max(used, min(LEAVES_MAX, fabric.leaves)))
-    slot, top, upper_y = 108.0, 150.0, 40.0
-    left = max(0.0, (504.0 - slot * leaves) / 2)
-    uppers = [left + (place + 0.5) * slot * leaves / fabric.pipelines for place in range(fabric.pipelines)]
-    drawn = [_text(0, 16, title, size=13, font_weight="bold")]
-    for leaf in range(leaves):
-        x = left + (leaf + 0.5) * slot
-        drawn += [_line(x, top, upper, upper_y + 26, 0.3, stroke_width="0.6") for upper in uppers]
-    for place, upper in enumerate(uppers):
-        drawn.append(_box(upper - 32, upper_y, 64, 26, PALETTE[7], f"spine {place + 1}"))
-    owners = {leaf: placement for placement in placements for leaf in placement.leaves}
-    colours = {placement.name: PALETTE[at % 7] for at, placement in enumerate(placements)}
-    for leaf in range(leaves):
-        owner = owners.get(leaf)
-        drawn += _leaf(leaf, owner, fabric.pipelines, left + leaf * slot, top, slot, colours)
-    alt = f"{title}: {len(placements)} layers on {used} of {fabric.leaves} leaves."
-    _write(_svg(drawn, width=max(504.0, slot * leaves), height=top + 140, alt=alt), path)
-
-
-def _leaf(
-    leaf: int,
-    placement: "LayerPlacement | None",
-    pipelines: int,
-    x: float,
-    y: float,
-    slot: float,
-    colours: Mapping[str, str],
-) -> Iterator[str]:
-    width = 0.9 * slot / pipelines
-    for pipeline in range(pipelines):
-        computes = placement is not None and (leaf, pipeline) in placement.units
-        text = str(placement.neurons_per_unit) if placement is not None and computes else ""
-        colour = colours[placement.name] if placement is not None and computes else ""
-        yield _box(x + 0.05 * slot + pipeline * width, y, width * 0.92, 72, colour, text)
-    middle = x + slot / 2
-    name = "features" if leaf == 0 else placement.name if placement else ""
-    yield _text(middle, y + 90, f"leaf {leaf}\n{name}", size=SMALL, text_anchor="middle", font_weight="bold")
-    if placement is not None:
-        size = number(round(placement.memory_bytes / len(placement.leaves)))
-        yield _text(middle, y + 120, f"{size} B", size=10, text_anchor="middle")
-
-
-def _box(x: float, y: float, width: float, height: float, colour: str, text: str) -> str:
-    """Filled, or an outline where nothing is computed."""
-    fill, opacity = (colour, "1") if colour else ("currentColor", "0.08")
-    drawn = _element(
-        "rect",
-        x=x,
-        y=y,
-        width=width,
-        height=height,
-        stroke="currentColor",
-        stroke_opacity="0.4",
-        fill=fill,
-        fill_opacity=opacity,
-    )
-    return drawn + (_text(x + width / 2, y + height / 2 + 4, text, size=10, text_anchor="middle") if text else "")

@@ -16,10 +16,10 @@ from msgspec import structs
 from sloop.app.application import Deployment
 from sloop.cuda import CudaDevice, Gpu, MpsDaemon, environment_on, present_gpus
 from sloop.errors import MachineError
-from sloop.profile.model import check_cuda, is_python
+from sloop.profile.model import check_cuda, is_modelled, is_python
 from sloop.profile.profile import Profile
 from sloop.text import listed
-from sloop.vocabulary import FABRIC, Device, Node, ReplicaSpec
+from sloop.vocabulary import Device, Node, ReplicaSpec
 
 MPS: Final = "mps"
 """The folder of MPS, in a state folder."""
@@ -90,7 +90,7 @@ def assigned(nodes: Iterable[Node], present: Sequence[Gpu]) -> dict[tuple[str, s
 
 
 def _gpus_of(node: Node) -> list[Device]:
-    return [device for device in node.devices if device.kind != FABRIC]
+    return [device for device in node.devices if not is_modelled(device.kind)]
 
 
 def _as_present(node: Node, gpus: Mapping[tuple[str, str], Gpu]) -> Node:
@@ -122,7 +122,7 @@ def opened_gpus(deployment: Deployment, folder: Path) -> Iterator[tuple[Deployme
         for stage in application.stages
         for variant in stage.variants
         for profile in application.profiles_of(variant).values()
-        if profile.accelerator not in ("", FABRIC)
+        if profile.accelerator and not is_modelled(profile.accelerator)
     ]
     gpus = assigned(nodes, present_gpus())
     if any(not is_python(Path(model)) for model, _ in on_gpus):

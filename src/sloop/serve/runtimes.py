@@ -27,7 +27,7 @@ from sloop.profile.model import (
     OnnxSession,
     Places,
     Session,
-    is_compiled,
+    has_runtime,
     is_python,
     onnx_runtime,
     open_model,
@@ -116,7 +116,7 @@ def open_runtime(
 
 def prepare_runtimes(model: str = "") -> None:
     """Load the libraries of a model, or of most models before one is asked for."""
-    if model.startswith("fake:") or is_python(Path(model)) or is_compiled(Path(model)):
+    if model.startswith("fake:") or is_python(Path(model)) or has_runtime(Path(model)):
         return
     with contextlib.suppress(Exception):  # whoever opens a model gets the error
         onnx_runtime()

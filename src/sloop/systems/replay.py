@@ -23,6 +23,7 @@ from sloop.core import ApplicationParts, Core
 from sloop.errors import InputError
 from sloop.events import Deployed, Event, Planned, ReplicaReady
 from sloop.profile.fit import Percentile
+from sloop.profile.model import is_modelled
 from sloop.profile.passes import refined
 from sloop.profile.profile import Profile, digest, load_profile, path_beside
 from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
@@ -31,7 +32,7 @@ from sloop.runlog.fold import DeploymentState, Kept
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, restore
 from sloop.text import listed
-from sloop.vocabulary import FABRIC, Life, Node, version_key
+from sloop.vocabulary import Life, Node, version_key
 
 
 def header_of(
@@ -204,7 +205,7 @@ def refined_profiles(
             continue
         path = Path(variant.model)
         if model is None or path.resolve() == model.resolve():
-            if profile.accelerator == FABRIC:  # the server computed what the switches would, on its processor
+            if is_modelled(profile.accelerator):  # the server computed on its processor what the device would
                 modelled.add(path)
                 continue
             key = (path, variant.file_on(hardware))
@@ -213,7 +214,7 @@ def refined_profiles(
                 runs_ns.setdefault(key, {}).setdefault(cell, []).extend(found_ns)
     if not profiles and modelled:
         names = listed(sorted(path.name for path in modelled))
-        what = f"the profile of {names} is of switches, modelled, and a server computes on processors"
+        what = f"the profile of {names} is of a device whose time is modelled; a server computes it on processors"
         fix = f"measure it for nodes of this kind: sloop profile {min(modelled)} --hardware local"
         raise InputError(what, where=where, help=fix)
     if not profiles:

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sloop.innet.accuracy import ALONE, INTEGERS, MODELS, TENTH, TREES, AccuracyComparison, AccuracyTrial, play
-from sloop.innet.emulator import run_in_lanes
-from sloop.innet.mapper import Fabric, time_of
-from sloop.innet.program import compile_network
 from sloop_systems.comparison import REPRODUCTIONS
 from sloop_systems.comparison.harness import Reproduction
 from sloop_systems.comparison.rows import Row, difference
 from sloop_systems.netnn import experiments as netnn
+from sloop_systems.netnn.accuracy import ALONE, INTEGERS, MODELS, TENTH, TREES, AccuracyComparison, AccuracyTrial, play
+from sloop_systems.netnn.emulator import run_in_lanes
 from sloop_systems.netnn.experiments import offline
 from sloop_systems.netnn.experiments.offline import (
     OPERATIONS_AT,
@@ -30,6 +28,8 @@ from sloop_systems.netnn.experiments.offline import (
     recirculating,
     small_model,
 )
+from sloop_systems.netnn.mapper import Fabric, time_of
+from sloop_systems.netnn.program import compile_network
 
 
 def verdicts(rows: Sequence[Row]) -> dict[str, str]:

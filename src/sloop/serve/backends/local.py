@@ -69,6 +69,7 @@ from sloop.events import (
 )
 from sloop.machine import capacity
 from sloop.memory import own_bytes
+from sloop.profile.model import is_modelled
 from sloop.profile.profile import START_CORES_MIN
 from sloop.serve.backends import KnownStages
 from sloop.serve.backends.pipelines import ProcessPipeline, check_part, joined
@@ -93,7 +94,7 @@ from sloop.serve.worker import MILLIONTHS, STEPS
 from sloop.shared_memory import Address, Arenas, HeldArena
 from sloop.units import s
 from sloop.user_code import ModelFailure
-from sloop.vocabulary import FABRIC, BatchId, Node, Part, PipelineId, ReplicaId, ReplicaSpec, Shadow, TransferId
+from sloop.vocabulary import BatchId, Node, Part, PipelineId, ReplicaId, ReplicaSpec, Shadow, TransferId
 
 START_S_MAX: Final = 300.0
 """Seconds after which a worker that is not ready is killed. Generous, because a large model on a fraction of a core
@@ -491,7 +492,7 @@ class LocalBackend(KnownStages):
 
     def _device_of(self, spec: ReplicaSpec) -> CudaDevice | None:
         """The GPU of a replica; None if its slot has none. MachineError if there is no such GPU here."""
-        if spec.device is None or spec.slot.accelerator == FABRIC:
+        if spec.device is None or is_modelled(spec.slot.accelerator):
             return None
         if self._gpus is None:
             what = f"it needs {spec.slot.accelerator or 'an accelerator'} (device {spec.device!r} of {spec.node})"

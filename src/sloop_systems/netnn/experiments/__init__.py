@@ -10,7 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from sloop.innet.accuracy import (
+from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.text import counted
+from sloop_systems.comparison.harness import Progress, Reproduction, bars, in_parallel, silent
+from sloop_systems.comparison.rows import Claim, Row, difference, directed
+from sloop_systems.netnn.accuracy import (
     ALONE,
     INTEGERS,
     MODELS,
@@ -24,10 +28,6 @@ from sloop.innet.accuracy import (
     play,
     together,
 )
-from sloop.report.plots import Figure, Mark, Panel, Series
-from sloop.text import counted
-from sloop_systems.comparison.harness import Progress, Reproduction, bars, in_parallel, silent
-from sloop_systems.comparison.rows import Claim, Row, difference, directed
 from sloop_systems.netnn.experiments.offline import (
     OPERATIONS_AT,
     TABLE_6,

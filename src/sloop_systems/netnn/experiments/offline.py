@@ -16,12 +16,12 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.innet.emulator import Emulator, Faults, InferenceEnding, LayerCounts, run_in_lanes
-from sloop.innet.mapper import Fabric, FabricTime, memory_bytes, time_of
-from sloop.innet.network import SIGNED, Convolution, Dense, FloatNetwork, Ints, Layer, Network
-from sloop.innet.program import Program, compile_network
 from sloop.onnx_file import FLOAT, parse_onnx
 from sloop_systems.comparison.rows import Claim, Row, bounded, compare, contradicted, directed, similar
+from sloop_systems.netnn.emulator import Emulator, Faults, InferenceEnding, LayerCounts, run_in_lanes
+from sloop_systems.netnn.mapper import Fabric, FabricTime, memory_bytes, time_of
+from sloop_systems.netnn.network import SIGNED, Convolution, Dense, FloatNetwork, Ints, Layer, Network
+from sloop_systems.netnn.program import Program, compile_network
 
 Style = Literal["paper", "strict"]
 

@@ -1,0 +1,553 @@
+"""Run small networks inside the network; detect intrusions on the path.
+
+`sloop innet`: map, compile and run small networks on switches, and classify the flows of a capture.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from sloop.app.document import parse_yaml, read_yaml
+from sloop.cli.command import FILE, CommandOutput, Number, command, facts, progress, table
+from sloop.errors import InputError, MachineError
+from sloop.options import read_options
+from sloop.profile.profile import path_beside, save_profile
+from sloop.report.tables import Table
+from sloop.text import counted, number
+from sloop_systems.netnn.captures import CaptureReader, write_capture
+from sloop_systems.netnn.compiled import SUFFIX, CompiledNetwork, load, save
+from sloop_systems.netnn.detection import Detector, FlowVotes, flow_name, infer_with
+from sloop_systems.netnn.emulator import run_in_lanes
+from sloop_systems.netnn.live import LiveReport, demonstrate
+from sloop_systems.netnn.mapper import Fabric
+from sloop_systems.netnn.network import BITS, BYTES, SIGNED, Ints, Network, classify
+from sloop_systems.netnn.plots import draw_fabric
+from sloop_systems.netnn.quantiser import quantise, read_network
+from sloop_systems.netnn.runtime import fabric_profile
+from sloop_systems.netnn.shipped import DetectionModel, shipped_file, shipped_model
+from sloop_systems.netnn.shipped import load as load_detection
+from sloop_systems.netnn.traffic import in_order_of_time, labels_csv, mixed
+from sloop_systems.netnn.xdp import XdpFabric, why_no_xdp
+
+RUNNERS: Final = ("reference", "emulator", "kernel")
+INPUTS: Final = {"bits": BITS, "bytes": BYTES, "signed": SIGNED}
+FLOWS_SHOWN: Final = 20
+FABRIC_HELP: Final = (
+    "Fabric: a YAML file, or a mapping such as '{leaves: 8, slots: 8}' [default: 8 leaves with 4 pipelines each]."
+)
+
+fabric_option = click.option("--fabric", metavar="FABRIC", help=FABRIC_HELP)
+rows_option = click.option(
+    "--rows",
+    type=FILE,
+    help="Inputs of the network: integers, rows × inputs (.npy). They also calibrate the scales of an ONNX model.",
+)
+inputs_option = click.option(
+    "--inputs",
+    type=click.Choice(list(INPUTS)),
+    default="bits",
+    show_default=True,
+    help="What the integers of an ONNX model's --rows are: bits; bytes, 0 to 127 for 0 to 127/128 in the model; or "
+    "signed, -127 to 127 for -127/128 to 127/128.",
+)
+
+
+@click.group("innet")
+def innet() -> None:
+    """Run small neural networks on programmable switches: each layer on a switch, activations as packets.
+
+    \b
+    Example:
+      sloop innet map --json
+      sloop innet demo --seconds 20
+    """
+
+
+def innet_command(name: str, *, example: str) -> Callable[[Callable[..., CommandOutput | None]], click.Command]:
+    """As `command`, below `sloop innet`."""
+
+    def decorate(function: Callable[..., CommandOutput | None]) -> click.Command:
+        made = command(name, example=example)(function)
+        innet.add_command(made)
+        return made
+
+    return decorate
+
+
+def _fabric(text: str | None) -> Fabric:
+    if text is None:
+        return Fabric()
+    value = parse_yaml(text, "--fabric") if text.lstrip().startswith("{") else read_yaml(Path(text))
+    return read_options(Fabric, value)
+
+
+def _rows_in(path: Path) -> Ints:
+    """The rows in a file of NumPy's. InputError if there are none."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError("it is no array of NumPy's", where=str(path), help="write one with numpy.save") from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iub" or found.ndim != 2 or not len(found):
+        raise InputError("it is no table of integers", where=str(path), help="save integers, rows × inputs")
+    return found.astype(np.int64)
+
+
+def _network(model: Path | None, rows: Path | None, inputs: str = "bits", *, only_shape: bool = False) -> Network:
+    """The network in a model file: the one that ships, one with a card beside it, or one calibrated with rows."""
+    if model is None:
+        return shipped_model().network
+    if model.suffix == SUFFIX:
+        return load(model).network
+    if rows is None and model.with_suffix(".json").is_file():
+        return load_detection(model).network
+    if rows is None and not only_shape:
+        what = "its activations have no scale yet"
+        raise InputError(what, where=str(model), help="give typical rows with --rows FILE.npy")
+    floats = read_network(model)
+    given = np.ones((1, int(np.prod(floats.shape))), np.int64) if rows is None else _rows_in(rows)
+    return quantise(floats, given, inputs=INPUTS[inputs])
+
+
+@innet_command(
+    "map",
+    example="sloop innet map\nsloop innet map model.onnx --fabric '{leaves: 8, routing: three-tier}' --plot fabric.svg",
+)
+@click.argument("model", required=False, type=FILE)
+@fabric_option
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the fabric with its layers (.svg).")
+def map_command(model: Path | None, fabric: str | None, plot: Path | None) -> CommandOutput:
+    """Show which switch computes which layer of MODEL (ONNX), with its memory, packets and modelled time.
+
+    Without MODEL: the detection model that ships with sloop. A network that does not fit is an error that names the
+    layer and the numbers.
+    """
+    compiled = CompiledNetwork(_network(model, None, only_shape=True), _fabric(fabric))
+    if plot is not None:
+        title = f"{model.name if model else 'detection model'}: neurons of each pipeline"
+        draw_fabric(compiled.fabric, compiled.program.placements, title, plot)
+    return CommandOutput(_map_value(compiled), _map_display(compiled))
+
+
+def _map_value(compiled: CompiledNetwork) -> dict[str, Any]:
+    program, modelled = compiled.program, compiled.program.time
+    return {
+        "parameters": compiled.network.parameters,
+        "products": compiled.network.products,
+        "layers": [
+            {
+                "name": placed.name,
+                "leaves": placed.leaves,
+                "units": len(placed.units),
+                "neurons_per_unit": placed.neurons_per_unit,
+                "memory_bytes": placed.memory_bytes,
+                "packets": copies,
+                "work_ns": layer.work_ns,
+                "chain_ns": layer.chain_ns,
+            }
+            for placed, copies, layer in zip(program.placements, program.copies, modelled.layers, strict=True)
+        ],
+        "packets": sum(program.copies),
+        "latency_ns": modelled.latency_ns,
+        "rate_rps": modelled.rate_rps,
+        "bottleneck": modelled.bottleneck.name,
+        "shares": modelled.shares,
+    }
+
+
+def _map_display(compiled: CompiledNetwork) -> list[RenderableType]:
+    value = _map_value(compiled)
+    rows = tuple(
+        (
+            *(layer["name"], ", ".join(map(str, layer["leaves"])), layer["units"], layer["neurons_per_unit"]),
+            *(layer["memory_bytes"], layer["packets"], layer["work_ns"] / 1e3, layer["chain_ns"] / 1e3),
+        )
+        for layer in value["layers"]
+    )
+    columns = ("layer", "leaf", "units", "neurons/unit", "bytes", "packets", "work µs", "chain µs")
+    return [
+        table(Table("", columns, rows)),
+        facts(
+            [
+                ("weights", number(value["parameters"])),
+                ("one inference", f"{value['latency_ns'] / 1e3:.1f} µs, {number(value['packets'])} packets (modelled)"),
+                (
+                    "at most",
+                    f"{number(round(value['rate_rps']))} inferences/s; {value['bottleneck']} has the most work",
+                ),
+                ("shares", f"{counted(value['shares'], 'slot')} at the same time without slowing each other down"),
+            ]
+        ),
+    ]
+
+
+@innet_command(
+    "compile",
+    example="sloop innet compile --out intrusion.innet\nsloop innet compile ids.onnx --rows rows.npy --out ids.innet",
+)
+@click.argument("model", required=False, type=FILE)
+@rows_option
+@inputs_option
+@fabric_option
+@click.option("--out", required=True, type=FILE, help="The compiled network, a file that ends in .innet.")
+@click.option(
+    "--doubt",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Verdicts with a logit nearer to 0 are doubtful.",
+)
+@click.option(
+    "--emulate",
+    type=click.IntRange(min=0, max=10_000),
+    default=1,
+    show_default=True,
+    help="Number of inferences to emulate, instruction by instruction, for the profile. With 0, the profile has only "
+    "modelled times.",
+)
+@click.option("--kernel", is_flag=True, help="Servers run it as programs in the kernel (root), not as the reference.")
+def compile_command(  # one parameter for each option
+    model: Path | None,
+    rows: Path | None,
+    inputs: str,
+    fabric: str | None,
+    out: Path,
+    doubt: int,
+    emulate: int,
+    kernel: bool,
+) -> CommandOutput:
+    """Compile MODEL (ONNX) for a fabric of switches; write the compiled network, and its profile beside it.
+
+    Serve the file like any model: as a stage of an application, on a node with a device of kind innet. Without MODEL:
+    the detection model that ships with sloop.
+    """
+    if out.suffix != SUFFIX:
+        raise click.UsageError(f"--out {out}: the name of a compiled network ends in {SUFFIX}")
+    compiled = CompiledNetwork(_network(model, rows, inputs), _fabric(fabric), doubt=doubt, in_kernel=kernel)
+    shares = compiled.program.time.shares
+    save(compiled, out)
+    with progress(f"emulating {counted(emulate, 'inference')}", total=1):
+        profile = fabric_profile(compiled, out, emulated_rows=emulate)
+    save_profile(profile, path_beside(out))
+    value = {
+        **_map_value(compiled),
+        "file": str(out),
+        "profile": str(path_beside(out)),
+        "modelled_ms": profile.latency_ms.latency_ms(1, 1.0),
+        "emulated_ms": [sample.p50_ms for sample in profile.samples],
+    }
+    emulated = f", emulated {profile.samples[0].p50_ms:.3f} ms" if profile.samples else ""
+    line = f"{out}: modelled {value['modelled_ms']:.3f} ms{emulated}; room for {counted(shares, 'replica')} on a fabric"
+    return CommandOutput(value, [*_map_display(compiled), line, f"its profile: {path_beside(out)}"])
+
+
+@innet_command(
+    "run", example="sloop innet run --count 32\nsloop innet run model.innet --rows rows.npy --runner reference --json"
+)
+@click.argument("model", required=False, type=FILE)
+@rows_option
+@inputs_option
+@click.option(
+    "--count",
+    type=click.IntRange(1, 100_000),
+    default=16,
+    show_default=True,
+    help="Number of random rows, without --rows.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random rows.")
+@click.option(
+    "--runner",
+    "runners",
+    multiple=True,
+    type=click.Choice(RUNNERS),
+    help="Runner to use; can be repeated [default: all that can run].",
+)
+@fabric_option
+def run_command(  # one parameter for each option
+    model: Path | None,
+    rows: Path | None,
+    inputs: str,
+    count: int,
+    seed: int,
+    runners: tuple[str, ...],
+    fabric: str | None,
+) -> CommandOutput:
+    """Run rows through MODEL (ONNX or .innet) on several runners, which must give the same logits, bit for bit.
+
+    If MODEL is ONNX, its floats in ONNX Runtime on the CPU are timed beside them, and are the fastest on Linux. The
+    gain of a fabric is the time that switches would take, which is modelled.
+    """
+    is_compiled = model is not None and model.suffix == SUFFIX
+    if is_compiled and fabric is not None:
+        raise click.UsageError("--fabric: a compiled network has its fabric already.")
+    compiled = load(model) if model and is_compiled else CompiledNetwork(_network(model, rows, inputs), _fabric(fabric))
+    network = compiled.network
+    drawn = np.random.RandomState(seed).randint(
+        network.inputs.low, network.inputs.high + 1, (count, network.input_count)
+    )
+    given = _rows_in(rows) if rows else drawn
+    expected = compiled.network.run(given)
+    notes: list[str] = []
+    chosen = list(runners or RUNNERS)
+    if not runners and (why := why_no_xdp()):
+        chosen.remove("kernel")
+        notes.append(f"the kernel is left out: {why}")
+    results: dict[str, dict[str, Any]] = {}
+    with progress("running", total=len(chosen)) as advance:
+        for place, runner in enumerate(chosen):
+            advance(place, runner)
+            results[runner] = _run_with(runner, compiled, given, expected)
+    if not is_compiled:
+        results["onnx runtime"] = _run_on_cpu(model or shipped_file(), given, expected, network.inputs.exponent)
+    wrong = [name for name in chosen if results[name]["differ"]]
+    columns = ("runner", "verdicts", "without verdict", "differ", "µs/inference")
+    cells = tuple(
+        (name, each["verdicts"], each["lost"], each["differ"], each["ns_per_inference"] / 1e3)
+        for name, each in results.items()
+    )
+    modelled_ns = compiled.program.time.latency_ns
+    value = {"rows": len(given), "runners": results, "equal": not wrong, "modelled_ns": modelled_ns, "notes": notes}
+    lines = [f"a switch would take {modelled_ns / 1e3:.1f} µs, modelled", *notes]
+    return CommandOutput(value, [table(Table("", columns, cells)), *lines], exit_code=1 if wrong else 0)
+
+
+def _run_with(runner: str, compiled: CompiledNetwork, rows: Ints, expected: Ints) -> dict[str, Any]:
+    """Verdicts, losses, differences and time of one runner."""
+    lost = 0
+    if runner == "kernel":
+        with XdpFabric(compiled.program) as fabric:
+            began = time.perf_counter_ns()
+            found = [verdict.logits for verdict in fabric.run(rows)]
+            elapsed_ns = time.perf_counter_ns() - began
+        lost = sum(each is None for each in found)
+        pairs = [(each, right) for each, right in zip(found, expected, strict=True) if each is not None]
+        differ = sum(not np.array_equal(each, right) for each, right in pairs)
+    else:
+        run = compiled.network.run if runner == "reference" else lambda given: run_in_lanes(compiled.program, given)[0]
+        began = time.perf_counter_ns()
+        logits = run(rows)
+        elapsed_ns = time.perf_counter_ns() - began
+        differ = int((logits != expected).any(axis=1).sum())
+    return {"verdicts": len(rows) - lost, "lost": lost, "differ": differ, "ns_per_inference": elapsed_ns / len(rows)}
+
+
+def _run_on_cpu(model: Path, rows: Ints, expected: Ints, exponent: int) -> dict[str, Any]:
+    """The model's floats on the CPU; `differ` counts other classes."""
+    from sloop.profile.model import open_model  # noqa: PLC0415  # brings ONNX Runtime
+
+    session = open_model(model, 1)
+    port = session.signature.inputs[0]
+    shape = (-1, *port.shape[1:])
+    feed: NDArray[Any] = rows.astype(np.float32) / np.float32(2.0**exponent)
+    session.run({port.name: feed[:1].reshape(shape)})
+    began = time.perf_counter_ns()
+    logits = np.concatenate([np.asarray(session.run({port.name: row.reshape(shape)})[0]) for row in feed[:, None]])
+    elapsed_ns = time.perf_counter_ns() - began
+    differ = int((classify(logits.reshape(len(rows), -1)) != classify(expected)).sum())
+    return {"verdicts": len(rows), "lost": 0, "differ": differ, "ns_per_inference": elapsed_ns / len(rows)}
+
+
+@innet_command(
+    "detect",
+    example="sloop innet detect office.pcapng\nsloop innet detect --synthetic 200 --seed 7 --write traffic.pcap",
+)
+@click.argument("capture", required=False, type=FILE)
+@click.option("--synthetic", type=click.IntRange(1, 100_000), help="Number of generated flows, instead of CAPTURE.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of generated flows.")
+@click.option(
+    "--model", type=FILE, help="A model made by `python -m sloop_systems.netnn.shipped` [default: the one that ships]."
+)
+@click.option("--write", type=FILE, help="Write the generated traffic as a capture, and its labels as .csv beside it.")
+def detect_command(
+    capture: Path | None, synthetic: int | None, seed: int, model: Path | None, write: Path | None
+) -> CommandOutput:
+    """Detect malicious flows in CAPTURE (pcap or pcapng), as the first switch of a fabric would on the path. Reading
+    captures needs the package dpkt (pip install dpkt).
+
+    The model that ships with sloop was trained on generated traffic only: verdicts on other captures only show how
+    detection works.
+    """
+    if (capture is None) == (synthetic is None):
+        raise click.UsageError("Give CAPTURE or --synthetic FLOWS, one of them.")
+    if write is not None and synthetic is None:
+        raise click.UsageError("--write needs --synthetic FLOWS.")
+    if write is not None and write.suffix == ".csv":
+        raise click.UsageError(f"--write {write}: the labels get this name; name the capture {write.stem}.pcap.")
+    detection = shipped_model() if model is None else load_detection(model)
+    detector = Detector(infer_with(detection.network), detection.encoding)
+    labels: dict[bytes, tuple[str, bool]] = {}
+    if capture is not None:
+        reader = CaptureReader(capture)
+        with progress(f"reading {capture.name}", total=1) as advance:
+            for votes in detector.run(reader):
+                advance(reader.done, flow_name(votes.key))
+        counts = {**{f"file_{name}": found for name, found in reader.counts.items()}, **detector.counts}
+    else:
+        flows = list(mixed(seed, synthetic or 1))
+        if write is not None:
+            _write_traffic(write, flows, seed)
+        labels = {detector_key: (flow.label, flow.malicious) for flow in flows if (detector_key := _key(flow))}
+        with progress("detecting", total=sum(map(len, flows))) as advance:
+            for votes in detector.run(in_order_of_time(flows)):
+                advance(detector.counts["packets"], flow_name(votes.key))
+        counts = detector.counts
+    return _detected(detection, detector, counts, labels, cut_short=bool(counts.get("file_cut_short")))
+
+
+def _key(flow: Any) -> bytes:  # noqa: ANN401
+    head = flow.heads[0].tobytes()
+    return bytes(head[12:16] + head[20:22] + head[16:20] + head[22:24] + head[9:10])
+
+
+def _write_traffic(path: Path, flows: Sequence[Any], seed: int) -> None:
+    try:
+        write_capture(path, in_order_of_time(flows))
+        path.with_suffix(".csv").write_text(labels_csv(flows, seed), encoding="utf-8")
+    except OSError as error:
+        raise MachineError(f"cannot write {str(path)!r}: {error.strerror}", help="give another path") from error
+
+
+def _detected(
+    detection: DetectionModel,
+    detector: Detector,
+    counts: dict[str, int],
+    labels: dict[bytes, tuple[str, bool]],
+    *,
+    cut_short: bool,
+) -> CommandOutput:
+    verdicts = list(detector.verdicts.values())
+    malicious = [votes for votes in verdicts if votes.malicious]
+    value: dict[str, Any] = {
+        "counts": counts,
+        "cut_short": cut_short,
+        "flows": len(verdicts),
+        "malicious": len(malicious),
+        "verdicts": [_flow_value(votes, labels) for votes in verdicts],
+        "model": structs.asdict(detection.card),
+    }
+    cells = tuple(
+        (flow_name(votes.key), len(votes.logits), votes.last_n, votes.margin, labels.get(votes.key, ("",))[0])
+        for votes in malicious[:FLOWS_SHOWN]
+    )
+    display: list[RenderableType] = [
+        table(Table(f"malicious: {len(malicious)} of {counted(len(verdicts), 'flow')}", _FLOW_COLUMNS, cells)),
+        ", ".join(f"{name.replace('_', ' ')} {number(found)}" for name, found in counts.items()),
+    ]
+    if len(malicious) > FLOWS_SHOWN:
+        display.append(f"{len(malicious) - FLOWS_SHOWN} more: --json shows all")
+    if labels:
+        right = [votes.malicious == labels[votes.key][1] for votes in verdicts if votes.key in labels]
+        value["right"] = sum(right) / max(1, len(right))
+        display.append(
+            f"{value['right']:.1%} of the flows are judged rightly: on generated traffic, orders count, no more"
+        )
+    if cut_short:
+        display.append("the capture ends within a packet; all before it was read")
+    return CommandOutput(value, display)
+
+
+_FLOW_COLUMNS: Final = ("flow", "votes", "packets", "agreement", "generated as")
+
+
+def _flow_value(votes: FlowVotes, labels: dict[bytes, tuple[str, bool]]) -> dict[str, Any]:
+    found = {
+        "flow": flow_name(votes.key),
+        "malicious": votes.malicious,
+        "votes": len(votes.logits),
+        "packets": votes.last_n,
+        "agreement": votes.margin,
+    }
+    return found | ({"label": labels[votes.key][0]} if votes.key in labels else {})
+
+
+@innet_command("demo", example="sloop innet demo\nsloop innet demo --seconds 10 --seed 3 --runner emulator --json")
+@click.option(
+    "--seconds", type=Number(min=1, max=600), default=60.0, show_default=True, help="How long traffic is sent."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the traffic.")
+@click.option("--runner", type=click.Choice(RUNNERS[1:]), help="[default: the kernel if this machine allows it].")
+@fabric_option
+def demo_command(seconds: float, seed: int, runner: str | None, fabric: str | None) -> CommandOutput:
+    """Send mixed traffic from a client through a switch to a server, and classify its flows on the way.
+
+    With root, client, switch and server are network namespaces, and the neural network runs in the kernel; packets
+    are forwarded unchanged. Without root, the emulator runs instead, in virtual time, and the output says so.
+    """
+    model = shipped_model()
+    compiled = CompiledNetwork(model.network, _fabric(fabric))
+    console = Console(stderr=True)
+    kernel = None if runner is None else runner == "kernel"
+    with Live(console=console, transient=True, auto_refresh=False) as live, progress("traffic", seconds) as advance:
+
+        def watch(now_s: float, report: LiveReport) -> None:
+            if console.is_terminal:
+                live.update(_demo_table(report), refresh=True)
+            else:
+                advance(now_s, f"{counted(len(report.flows), 'flow')}")
+
+        report = demonstrate(compiled.program, model.encoding, seconds=seconds, seed=seed, kernel=kernel, watch=watch)
+    value = {
+        "runner": report.runner,
+        "seconds": seconds,
+        "sent": report.sent,
+        "received": report.received,
+        "unchanged": report.unchanged,
+        "counts": report.counts,
+        "flows": len(report.flows),
+        "right": report.right,
+        "delay_p50_ms": report.delay_ms(0.5),
+        "delay_p99_ms": report.delay_ms(0.99),
+        "cpu_share": report.cpu_share,
+        "modelled_ms": compiled.program.time.latency_ns / 1e6,
+        "verdicts": [
+            {
+                "flow": flow.name,
+                "label": flow.label,
+                "malicious": flow.verdict,
+                "votes": flow.votes,
+                "packets": flow.packets,
+            }
+            for flow in report.flows
+        ],
+    }
+    return CommandOutput(value, _demo_display(report, value), exit_code=0 if report.unchanged else 1)
+
+
+def _demo_table(report: LiveReport) -> RenderableType:
+    """Flows by class: how many, and how they were judged."""
+    judged: dict[str, Counter[bool]] = {}
+    for flow in report.flows:
+        judged.setdefault(flow.label, Counter())[flow.verdict] += 1
+    truth = {flow.label: flow.malicious for flow in report.flows}
+    cells = tuple(
+        (label, "malicious" if truth[label] else "benign", found[False] + found[True], found[True], found[False])
+        for label, found in sorted(judged.items(), key=lambda each: (truth[each[0]], each[0]))
+    )
+    title = f"{counted(len(report.flows), 'flow')}, {number(report.sent)} packets sent"
+    return table(Table(title, ("class", "in truth", "flows", "judged malicious", "judged benign"), cells))
+
+
+def _demo_display(report: LiveReport, value: dict[str, Any]) -> list[RenderableType]:
+    how = "forwarded unchanged" if report.unchanged else "NOT all forwarded unchanged"
+    return [
+        _demo_table(report),
+        facts(
+            [
+                ("ran on", report.runner),
+                ("packets", f"{number(report.received)} of {number(report.sent)}, {how}"),
+                ("judged rightly", f"{report.right:.1%} of the flows (generated traffic: orders count, no more)"),
+                ("delay", f"p50 {value['delay_p50_ms']:.2f} ms, p99 {value['delay_p99_ms']:.2f} ms"),
+                ("a switch", f"{value['modelled_ms']:.3f} ms for an inference, modelled"),
+                ("CPU", f"{report.cpu_share:.0%} of one core, the traffic included"),
+            ]
+        ),
+        ", ".join(f"{name.replace('_', ' ')} {number(found)}" for name, found in report.counts.items()),
+    ]
