@@ -46,6 +46,32 @@ def test_an_input_without_a_shape_is_not_a_scalar(tmp_path: Path) -> None:
         examine(path)
 
 
+def test_first_dimensions_that_count_different_things_are_no_batch(tmp_path: Path) -> None:
+    """A graph network: each edge adds the features of one node to another, so there are not as many edges as nodes."""
+    nodes = [
+        helper.make_node("Gather", ["x", "source"], ["message"]),
+        helper.make_node("ScatterElements", ["x", "target", "message"], ["y"], axis=0, reduction="add"),
+    ]
+    inputs = [("x", FLOAT, ["nodes", 1]), ("source", INT64, ["edges"]), ("target", INT64, ["edges", 1])]
+    known = examine(model(tmp_path, nodes, inputs, ("y", FLOAT, ["nodes", 1])))
+    assert known.obstacle
+    assert not any(port.has_rows for port in (*known.signature.inputs, *known.signature.outputs))
+    assert "count different things (edges and nodes), so a request is one unit" in known.notes[0]
+    sizes = {each.name: each.proposal for each in known.dimensions}
+    assert (sizes["nodes"] > 1, known.refusal) == (True, ""), "a single node has no second one to refer to"
+    kept = examine(tmp_path / "m.onnx", declared=Declared(joins_rows=False))
+    assert all(port.has_rows for port in kept.signature.inputs), "the user has said what it is"
+
+
+@pytest.mark.parametrize("names", [("batch", "n_batch"), ("unk__1", "unk__2"), ("N", "N")])
+def test_names_that_exporters_make_up_say_nothing(names: tuple[str, str], tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "z"], ["s"]), helper.make_node("Softmax", ["s"], ["y"], axis=0)]
+    inputs = [(name, FLOAT, [first, 4]) for name, first in zip("xz", names, strict=True)]
+    known = examine(model(tmp_path, nodes, inputs, ("y", FLOAT, ["k", 4])))
+    assert known.obstacle == "Softmax 'y' normalises over the rows"
+    assert all(port.has_rows for port in known.signature.inputs)
+
+
 def test_a_user_decides_either_way(tmp_path: Path) -> None:
     mixing = helper.make_node("Softmax", ["x"], ["y"], axis=0)
     path = model(tmp_path, [mixing], [X], ("y", FLOAT, ["n", 4]))

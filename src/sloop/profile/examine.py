@@ -14,6 +14,7 @@ of JSON: the caller never imports the author's code and its libraries. Anything 
 import contextlib
 import hashlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -77,6 +78,10 @@ ENDED_S: Final = 0.02
 """How soon its end is noticed if the pipes from it stay open."""
 BATCHES_TRIED: Final = 3
 """Batches of the original model that are joined to test the model whose batch dimension was opened."""
+MADE_UP: Final = re.compile(
+    r"unk__\d+|(?:.*\.)?DynamicDimension\.\d+|(?:\w*_)?dim_?\d+|[snd]\d+|\?|.*batch.*", re.IGNORECASE
+)
+"""Names of dimensions that say nothing of what the inputs have apart from each other."""
 SAME_PART_MIN: Final = 0.9
 """The fraction of an output of integers that must be equal: near a tie, rounding decides."""
 MAPS, OPEN, OUTPUTS = "maps", "open", "outputs"
@@ -314,9 +319,15 @@ def _examined(
     signature, obstacle = session.signature, prepared.obstacle
     if obstacle is None:
         obstacle = obstacle_of(session, prepared.file) if fault is None else ""
-    if not declared.batch or signature.fixed_batch is not None:
+    things = _counted_things(session) if obstacle and declared.joins_rows is None and declared.batch else []
+    if len(things) > 1 or not declared.batch or signature.fixed_batch is not None:
         signature = signature.without_rows()
-    dimensions = open_dimensions(session, signature) if example is None else ()
+    notes, has_run_on_one = prepared.notes, len(things) > 1 and not note and fault is None
+    if len(things) > 1:
+        what = f"its first dimensions count different things ({listed(things)})"
+        notes += (f"{path.name}: {what}, so a request is one unit with any number of each (`batch: false`)",)
+    of = session.signature if has_run_on_one else signature
+    dimensions = open_dimensions(session, of) if example is None else ()
     if note and not is_python(path) and (found := accepted_sizes(session, signature, dimensions, shapes)):
         dimensions, note = found, ""
     return ExaminedModel(
@@ -324,7 +335,7 @@ def _examined(
         obstacle,
         str(prepared.file),
         prepared.labels,
-        prepared.notes + ((f"{path.name}: {note}",) if note else ()),
+        notes + ((f"{path.name}: {note}",) if note else ()),
         dimensions,
         prepared.changes,
         "" if obstacle or fault else DECLARED if declared.joins_rows else AUTHOR if is_python(path) else GRAPH,
@@ -332,6 +343,13 @@ def _examined(
         bool(declared.joins_rows) and path.suffix == ".onnx" and draws_random_numbers(prepared.file),
         note if dimensions else "",
     )
+
+
+def _counted_things(session: Session) -> list[str]:
+    """What the first dimensions count, by their names; those that exporters make up, and a batch, are one thing."""
+    named = session.dimension_names
+    names = {named.get((port.name, 0), "") for port in session.signature.inputs if port.counts_rows}
+    return sorted({name for name in names if name and not MADE_UP.fullmatch(name)})
 
 
 def _obstacle(

@@ -103,10 +103,8 @@ SHOWN_INPUTS_MAX: Final = 4
 """Inputs that an error shows."""
 
 
-ROWS_FIX: Final = (
-    "send fewer at a time, or raise `limits: {rows: N}` of the application; if the first dimension does not count "
-    "rows, write `batch: false` at its stage"
-)
+NOT_ROWS: Final = "if the first dimension does not count rows, write `batch: false` at its stage"
+ROWS_FIX: Final = f"send fewer at a time, or raise `limits: {{rows: N}}` of the application; {NOT_ROWS}"
 ONE_ROW_FIX: Final = "send one request for each row: a graph with branches decides about each request as a whole"
 
 
@@ -182,9 +180,7 @@ class InputValidator:
             rows = tensors[name].shape[0]
             if count and rows != count:
                 both = sorted((rows, count))
-                raise bad(
-                    field, f"the inputs have {both} rows (first dimension)", "send the same number of rows in each"
-                )
+                raise bad(field, f"the inputs have {both} rows (first dimension)", f"send as many in each; {NOT_ROWS}")
             count = rows
         if count > self.signature.rows_max:
             raise self.too_many(f"{count} rows (first dimension) exceed", field)
