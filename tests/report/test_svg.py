@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError, MachineError
@@ -209,6 +209,16 @@ def test_a_single_series_needs_no_legend_and_many_have_several_lines() -> None:
     assert len(rows) > 1
 
 
+def test_a_long_title_has_several_lines() -> None:
+    words = " ".join(["word"] * 40)
+    root = drawn(Panel(y_label="y", series=(Series("s", (0, 1), (1, 2)),)), title=words)
+    (title,) = [text for text in root.iter(f"{SVG}text") if text.attrib.get("font-weight") == "bold"]
+    lines = ["".join(line.itertext()) for line in title]
+    assert len(lines) > 1
+    assert " ".join(lines) == words
+    assert max(map(len, lines)) < 90
+
+
 # Everything is inside
 
 values = st.one_of(st.floats(-1e9, 1e9), st.sampled_from([0.0, 1.0, math.nan, 1e-9]))
@@ -240,8 +250,12 @@ def figures(draw: st.DrawFn) -> Figure:
     return Figure(name="n", title="t <&>", x_label="x", panels=tuple(panels), alt="a")
 
 
+TINY = Series("s", (0.0, 1.0), (1.0, 1e-313))
+
+
 @settings(max_examples=150, deadline=None)
 @given(figures())
+@example(Figure(name="n", title="", x_label="", panels=(Panel(y_label="", series=(TINY,), log=True),), alt=""))
 def test_everything_is_inside(figure: Figure) -> None:
     root = ET.fromstring(svg(figure))
     left, _, width, height = map(float, root.attrib["viewBox"].split())

@@ -46,6 +46,7 @@ SWATCH: Final = 18.0
 X_TICK: Final = 72
 """About the distance of labels on the horizontal axis."""
 Y_TICK: Final = 26
+TINY: Final = 1e-30
 SLANT: Final = 20
 """Degrees by which labels are turned that would touch."""
 FILE_STYLE: Final = (
@@ -210,7 +211,8 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _finite(values: Iterable[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]
+    """The numbers among them; those that are as good as 0 as 0, so that no axis spans hundreds of powers of ten."""
+    return [value if abs(value) > TINY else 0.0 for value in values if math.isfinite(value)]
 
 
 def _are_whole(values: Iterable[float]) -> bool:
@@ -315,7 +317,7 @@ class _LegendEntry(NamedTuple):
 
 def _head(figure: Figure, colours: Mapping[str, str]) -> tuple[str, list[list[_LegendEntry]]]:
     """The lines of the title, and of the legend: none where there is only one series."""
-    title = _wrapped(figure.title, WIDTH, 13.5)
+    title = _wrapped(figure.title, WIDTH, 15)  # bold letters are wider than those of this size, 13
     marks = [mark for panel in figure.panels for mark in panel.marks]
     if (len(colours) < 2 and not marks) or all(panel.ticks and len(panel.series) == 1 for panel in figure.panels):
         return title, []
