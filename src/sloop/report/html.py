@@ -417,7 +417,8 @@ def _heading(name: str, words: Container[str], scope: str, *, is_right: bool) ->
     """The heading of a column or a row; it leads to the explanation of its word, if the page has one."""
     word = word_of(name) if words else ""
     text = f'<a href="#{_anchor(word)}">{escape(name)}</a>' if word and word in words else escape(name)
-    return f'<th scope="{scope}"{NUMBER_CLASS if is_right else ""}>{text}</th>'
+    own = NUMBER_CLASS if is_right else TEXT_CLASS if len(name) > HEADING_CHARS_MAX else ""
+    return f'<th scope="{scope}"{own}>{text}</th>'
 
 
 def _words(words: Mapping[str, str]) -> str:
