@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from msgspec import structs
 from onnx import TensorProto, helper
 
+from sloop.app.application import Deployment
 from sloop.app.load import load_deployment
 from sloop.cli import main
 from sloop.cli import serve as module
@@ -35,7 +36,14 @@ from sloop.profile.profile import (
     save_profile,
 )
 from sloop.profile.published import RESNET_T
-from sloop.serve.deploy import ExaminedModels
+from sloop.serve.copies import ExaminedModels
+from sloop.serve.deploy import COPIES, UnloadedModel
+from sloop.serve.server import models_of
+from sloop.systems.setup import set_up
+
+
+def first_profiles_of(deployment: Deployment, state: Path) -> tuple[dict[Path, FirstProfile], dict[str, UnloadedModel]]:
+    return module.first_profiles(deployment, None, state, {}, ExaminedModels(state / COPIES))
 
 
 def run(*arguments: object, typed: str = "") -> Result:
@@ -163,7 +171,7 @@ def test_what_is_measured_is_kept_in_the_state_folder_if_the_models_cannot_be_wr
     first = first_profile(model, examine(model), {}, state)
     assert first.file.parent == state / "profiles"
     assert kept_profile(model, state) == first
-    found, left_out = module.first_profiles(load_deployment(model), None, state, {})
+    found, left_out = first_profiles_of(load_deployment(model), state)
     assert found == {model: first}, "it is not measured again"
     assert not left_out
     model.write_bytes(model.read_bytes() + b"\x00")
@@ -314,12 +322,12 @@ def test_several_models_share_the_time(
     paths = [model.with_name(f"m{number}.onnx") for number in range(models)]
     for path in paths:
         path.write_bytes(model.read_bytes())
-    found, _ = module.first_profiles(load_deployment(paths), None, tmp_path / "state", {})
+    found, _ = first_profiles_of(load_deployment(paths), tmp_path / "state")
     assert list(found) == paths
     assert given == [each_s] * models
 
 
-def test_a_model_of_a_pipeline_is_examined_once_before_it_is_measured(
+def test_a_model_is_examined_once_before_it_is_measured_and_served(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"m{number}.onnx" for number in range(2)]
@@ -335,11 +343,15 @@ def test_a_model_of_a_pipeline_is_examined_once_before_it_is_measured(
         examined.append(path.name)
         return examine(path, *given, **options)
 
-    monkeypatch.setattr("sloop.cli.command.examine", counted)
-    monkeypatch.setattr("sloop.serve.deploy.examine", counted)
+    monkeypatch.setattr("sloop.serve.copies.examine", counted)
     monkeypatch.setattr("sloop.profile.measure.measure_briefly", lambda *_, **__: RESNET_T)
-    found, _ = module.first_profiles(load_deployment(app), None, tmp_path / "state", {})
+    state = tmp_path / "state"
+    models = ExaminedModels(state / COPIES)
+    deployment = load_deployment(app)
+    found, _ = module.first_profiles(deployment, None, state, {}, models)
     assert [path.name for path in found] == examined == names
+    models_of(set_up(deployment.with_profiles(found)), state, models)
+    assert examined == names, "nor again before it is served"
 
 
 def test_a_model_of_several_that_cannot_be_measured_is_left_out(
@@ -348,11 +360,11 @@ def test_a_model_of_several_that_cannot_be_measured_is_left_out(
     bad = tmp_path / "bad.py"
     bad.write_text("raise ValueError('no weights')")
     monkeypatch.setattr("sloop.profile.measure.measure_briefly", lambda *_, **__: RESNET_T)
-    found, left_out = module.first_profiles(load_deployment([model, bad]), None, tmp_path / "state", {})
+    found, left_out = first_profiles_of(load_deployment([model, bad]), tmp_path / "state")
     assert list(found) == [model]
     assert {name: "no weights" in each.why for name, each in left_out.items()} == {"bad": True}
     with pytest.raises(InputError, match="no weights"):
-        module.first_profiles(load_deployment([bad]), None, tmp_path / "state", {})
+        first_profiles_of(load_deployment([bad]), tmp_path / "state")
 
 
 def test_each_model_gets_the_shapes_of_its_own_inputs(tmp_path: Path, model: Path) -> None:

@@ -36,11 +36,11 @@ from sloop.app.load import (
 from sloop.app.stages import SLO_MS_MAX
 from sloop.app.triton import is_repository, read_repository
 from sloop.errors import InputError, MachineError, SloopError
-from sloop.profile.examine import UNDECLARED, Declared, ExaminedModel, examine
+from sloop.profile.examine import UNDECLARED, Declared, ExaminedModel
 from sloop.profile.model import is_model, row_shapes
 from sloop.profile.profile import load_profile, path_beside
 from sloop.report.tables import Table, as_rich
-from sloop.serve.copies import ModelCopy
+from sloop.serve.copies import ExaminedModels, ModelCopy
 from sloop.serve.stores import ModelSource
 from sloop.serve.weights import ModelFolder, usual_folder
 from sloop.systems import build_system
@@ -438,16 +438,16 @@ def examined(
     copy: ModelCopy,
     shapes: dict[str, tuple[int, ...]],
     declared: Declared = UNDECLARED,
-    known: ExaminedModel | None = None,
+    models: ExaminedModels | None = None,
 ) -> tuple[ExaminedModel, dict[str, tuple[int, ...]]]:
     """The model, and the shapes to run it with: as given, as in the profile beside it, or asked for on a terminal.
-    `known` is what an examination without shapes has found. InputError for a model that cannot be run."""
+    `models` remembers what is found. InputError for a model that cannot be run."""
+    models = models or ExaminedModels(copy.folder)
     shapes = shapes or _kept_shapes(copy.original)
-    if shapes or known is None:
-        known = examine(copy.path, shapes, folder=copy.folder, declared=declared)
+    known = models.examined(copy, shapes, declared)
     complete = with_open_sizes(copy.original, known, shapes)
     if complete != shapes:
-        known = examine(copy.path, complete, folder=copy.folder, declared=declared)
+        known = models.examined(copy, complete, declared)
     if known.fault is not None:
         raise known.fault.error
     return known, complete

@@ -37,14 +37,14 @@ from sloop.cli.command import (
 )
 from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.errors import InputError, SloopError
-from sloop.profile.examine import Declared, ExaminedModel
+from sloop.profile.examine import Declared
 from sloop.profile.measure import BRIEF_EACH_S, BRIEF_S, first_profile, kept_profile
 from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
-from sloop.serve.copies import ModelCopy, private_copy
+from sloop.serve.copies import ExaminedModels, ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import COPIES, ROWS_MAX, ExaminedModels, UnloadedModel, check_wiring, unprofiled
+from sloop.serve.deploy import COPIES, ROWS_MAX, UnloadedModel, check_wiring, signatures_of, unprofiled
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls
@@ -462,9 +462,9 @@ def serve(
         drain_s=others["drain_s"],
         spare_workers=others["spare_workers"],
     )
-    choice = chosen_system(system)
-    folder = check_usable(settings, deployment)
-    first, left_out = ({}, {}) if no_profile else first_profiles(deployment, choice, folder, dict(shapes))
+    choice, folder = chosen_system(system), check_usable(settings, deployment)
+    known = ExaminedModels(folder / COPIES)
+    first, left_out = ({}, {}) if no_profile else first_profiles(deployment, choice, folder, dict(shapes), known)
     deployment, notes = with_deadlines(deployment.without(left_out).with_profiles(first), slo_ms)
     _tell(notes)
 
@@ -473,7 +473,7 @@ def serve(
             served = deployment.without(server.insight.refused)
             print_output(addresses(served, server, list(first.values()), is_secure=settings.http.tls is not None))
 
-    serve_until_stopped(deployment, settings, choice=choice, on_start=on_start, left_out=left_out)
+    serve_until_stopped(deployment, settings, choice=choice, on_start=on_start, left_out=left_out, examined=known)
 
 
 def _tell(notes: Sequence[str]) -> None:
@@ -498,10 +498,10 @@ def _with_rows(deployment: Deployment, rows: int | None) -> Deployment:
 
 
 def first_profiles(
-    deployment: Deployment, choice: SystemChoice | None, folder: Path, shapes: Shapes
+    deployment: Deployment, choice: SystemChoice | None, folder: Path, shapes: Shapes, known: ExaminedModels
 ) -> tuple[dict[Path, FirstProfile], dict[str, UnloadedModel]]:
     """Profiles for the models that have none: kept in the state folder, or measured now. And, by name, the applications
-    whose models cannot be measured; if there is no other, raises the first error."""
+    whose models cannot be measured; if there is no other, raises the first error. `known` gets what is found out."""
     missing = deployment.without_profile
     if missing:
         check_systems(deployment.under(choice) if choice else deployment)  # a mistake there is told before measuring
@@ -519,14 +519,17 @@ def first_profiles(
         if variant.model is not None and (model := Path(variant.model)) in measured
     }
     use_operators(name for each in declared.values() for name in each.operators)
-    known = ExaminedModels(folder / COPIES)
     failed: dict[str, SloopError] = {}
+    each_s = max(BRIEF_EACH_S, BRIEF_S / max(1, len(measured)))
+    if measured:
+        names, (has, it) = [model.name for model in measured], ("have", "each") if len(measured) > 1 else ("has", "it")
+        what = f"{listed(names)} {has} no profile: {it} is tried, then measured for about {each_s:.2g} s"
+        click.echo(what, err=True)
     for application in deployment.applications if measured else ():
         try:
-            check_wiring(application, known.of_stages(application))  # a mistake there is told before measuring
+            check_wiring(application, signatures_of(application, known))  # a mistake there is told before measuring
         except SloopError as error:
             failed[application.name] = _unless_all(error, failed, deployment)
-    each_s = max(BRIEF_EACH_S, BRIEF_S / max(1, len(measured)))
     for place, (model, own) in enumerate(_divided(shapes, declared, known).items(), 1):
         users = [
             each.name
@@ -535,10 +538,8 @@ def first_profiles(
         ]
         try:
             if users:
-                which = f" ({place} of {len(measured)})" if len(measured) > 1 else ""
-                click.echo(
-                    f"{model.name} has no profile: it is tried, then measured for about {each_s:.2g} s{which}", err=True
-                )
+                if len(measured) > 1:
+                    click.echo(f"measuring {model.name} ({place} of {len(measured)})", err=True)
                 found[model] = _measured(model, folder, own, declared[model], known, each_s)
         except SloopError as error:
             for name in users:
@@ -570,14 +571,14 @@ def _measured(
     model: Path, folder: Path, shapes: Shapes, declared: Declared, models: ExaminedModels, seconds: float
 ) -> FirstProfile:
     with private_copy(model, folder / COPIES) as own:
-        return _measured_copy(own, folder, shapes, declared, models.same(own), seconds)
+        return _measured_copy(own, folder, shapes, declared, models, seconds)
 
 
 def _measured_copy(
-    own: ModelCopy, folder: Path, shapes: Shapes, declared: Declared, known: ExaminedModel | None, seconds: float
+    own: ModelCopy, folder: Path, shapes: Shapes, declared: Declared, models: ExaminedModels, seconds: float
 ) -> FirstProfile:
     model = own.original
-    known, rows = examined(own, dict(shapes), declared, known)
+    known, rows = examined(own, dict(shapes), declared, models)
     with progress(f"measuring {model.name}", total=1.0) as advance:
 
         def update(share: float, sample: Sample) -> None:

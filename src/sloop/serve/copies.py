@@ -36,11 +36,12 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, Self
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sloop.cuda import CudaDevice
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.onnx_file import external_names
+from sloop.profile.examine import Declared, ExaminedModel, examine
 from sloop.profile.model import ModelBytes, OnnxSession, Session, is_python, open_model, open_session
 from sloop.profile.profile import beside, digest, digest_of_all, files_of_weights
 from sloop.serve.protocols import ExaminedFile
@@ -184,6 +185,31 @@ def private_copy(model: Path, folder: Path | None = None) -> Iterator[ModelCopy]
         copy.close()
         if folder is None:
             collect(place)
+
+
+class ExaminedModels:
+    """Models that are examined while a server starts: each once, in copies that stay below a folder."""
+
+    def __init__(self, copies: Path) -> None:
+        self._copies = copies
+        self._found: dict[tuple[object, ...], ExaminedModel] = {}
+
+    def examined(self, own: ModelCopy, shapes: Mapping[str, tuple[int, ...]], declared: Declared) -> ExaminedModel:
+        """What is known of a copy, with these sizes of open dimensions. InputError for a model that cannot be
+        served."""
+        asked = own.path, own.digest, frozenset(shapes.items()), structs.replace(declared, known=None)
+        found = self._found.get(asked)
+        # What requests that shared a pass have shown outweighs every examination.
+        if own.difference or found is None or not Path(found.file).exists():
+            found = examine(own.path, shapes, folder=own.folder, declared=declared)
+        if not own.difference:
+            self._found[asked] = found
+        return found
+
+    def of(self, model: Path, declared: Declared) -> ExaminedModel:
+        """What is known of a model without sizes. Errors as for `examined`."""
+        with private_copy(model, self._copies) as own:
+            return self.examined(own, {}, declared)
 
 
 # Contents

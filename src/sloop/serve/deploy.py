@@ -35,7 +35,7 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.machine import capacity
 from sloop.options import Value
-from sloop.profile.examine import Declared, ExaminedModel, examine, joining_text
+from sloop.profile.examine import Declared, ExaminedModel, joining_text
 from sloop.profile.layers import kept_pieces
 from sloop.profile.onnx_cut import ModelPiece, data_file
 from sloop.profile.profile import Joining, LayerProfile, Profile, joining_in, path_beside
@@ -52,7 +52,7 @@ from sloop.serve.control import (
     Tell,
     VersionStatus,
 )
-from sloop.serve.copies import ModelCopy, VersionFiles, has_changed, private_copy
+from sloop.serve.copies import ExaminedModels, ModelCopy, VersionFiles, has_changed, private_copy
 from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.refusal import Refusal
@@ -122,6 +122,17 @@ Models = Mapping[tuple[str, str], Servable]
 # What it takes to serve a version
 
 
+def signatures_of(application: Application, models: ExaminedModels) -> dict[tuple[str, str], Signature]:
+    """By stage and variant, the signatures of an application of several stages, whose tensors must fit together."""
+    stages = application.stages if len(application.stages) > 1 else ()
+    return {
+        (stage.name, variant.name): models.of(Path(variant.model), unprofiled(variant)).signature
+        for stage in stages
+        for variant in stage.variants
+        if variant.model is not None
+    }
+
+
 def servables_of(
     application: Application,
     folder: Path,
@@ -130,13 +141,16 @@ def servables_of(
     in_parts: bool = False,
     must_run: bool = False,
     worker_bytes: int = 0,
+    examined: ExaminedModels | None = None,
 ) -> dict[tuple[str, str], Servable]:
     """The model and signature of every variant, read from its file, and its blocks if it is to be served `in_blocks`,
     so that its replicas can have shadows, or `in_parts`, so that they can start as parts of one model. Raises
     `InputError` for a variant without a model, or one that cannot be cut.
 
-    The files are copied into the state folder `folder`; these private copies are examined, and opened later.
+    The files are copied into the state folder `folder`; these private copies are examined, and opened later. `examined`
+    has those that were examined a moment ago.
     """
+    examined = examined or ExaminedModels(folder / COPIES)
     found: dict[tuple[str, str], Servable] = {}
     called = weights_of(application)
     for index, stage in enumerate(application.stages):
@@ -158,6 +172,7 @@ def servables_of(
                     in_blocks=in_blocks,
                     in_parts=in_parts,
                     must_run=must_run,
+                    examined=examined,
                 )
             weights = dict.fromkeys(called[stage.name, variant.name, kind] for kind in profiles)
             most_bytes = application.limits.worker_bytes or worker_bytes
@@ -186,10 +201,11 @@ def _servable(
     in_blocks: bool,
     in_parts: bool,
     must_run: bool,
+    examined: ExaminedModels,
 ) -> Servable:
     """A model as it is examined in its private copy."""
     shapes = next((profile.shapes for profile in profiles.values() if profile.shapes), None)
-    known = examine(copy.path, shapes, folder=copy.folder, declared=declared_of(variant, copy))
+    known = examined.examined(copy, shapes or {}, declared_of(variant, copy))
     if must_run and known.fault is not None:
         raise known.fault.error
     first, share = _verified(variant, verify, known)
@@ -237,37 +253,6 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
     largest = max((profile.max_batch for profile in profiles), default=1)
     measured = {sample.batch for profile in profiles for sample in profile.samples}
     return {largest, *(size for size in measured if size < largest)}
-
-
-class ExaminedModels:
-    """Models without known sizes, each examined once, in copies that stay below a folder."""
-
-    def __init__(self, copies: Path) -> None:
-        self._copies = copies
-        self._found: dict[Path, tuple[str, ExaminedModel]] = {}
-        """With the digest of what was examined."""
-
-    def of(self, model: Path, declared: Declared) -> ExaminedModel:
-        """InputError for a model that cannot be served."""
-        if model not in self._found:
-            with private_copy(model, self._copies) as own:
-                self._found[model] = own.digest, examine(own.path, folder=own.folder, declared=declared)
-        return self._found[model][1]
-
-    def same(self, own: ModelCopy) -> ExaminedModel | None:
-        """What is known of the model of this copy; None if it is other bytes, or was not examined."""
-        digest, known = self._found.get(own.original, ("", None))
-        return known if digest == own.digest else None
-
-    def of_stages(self, application: Application) -> dict[tuple[str, str], Signature]:
-        """By stage and variant, the signatures of an application of several stages, whose tensors must fit together."""
-        stages = application.stages if len(application.stages) > 1 else ()
-        return {
-            (stage.name, variant.name): self.of(Path(variant.model), unprofiled(variant)).signature
-            for stage in stages
-            for variant in stage.variants
-            if variant.model is not None
-        }
 
 
 def check_wiring(application: Application, signatures: Mapping[tuple[str, str], Signature]) -> None:

@@ -40,6 +40,7 @@ from sloop.runlog.segments import FOLDER
 from sloop.serve.backends.agents import AgentBackend, JoiningNodes, NodeMemory, NodeProvider, NodeSettings
 from sloop.serve.backends.local import LocalBackend
 from sloop.serve.control import ControlSocket
+from sloop.serve.copies import ExaminedModels
 from sloop.serve.cpu_quota import detect
 from sloop.serve.deploy import (
     COPIES,
@@ -274,6 +275,7 @@ def serve(
     choice: SystemChoice | None = None,
     on_start: Callable[[Serving], None] = lambda _: None,
     left_out: Mapping[str, UnloadedModel] = {},
+    examined: ExaminedModels | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; after SIGTERM, first serve for `grace_s` more. `on_start` is called
     when the ports are open. A server whose core has failed ends at once, so that whoever supervises it can start
@@ -281,10 +283,11 @@ def serve(
 
     Raises `InputError` for an application that cannot be served, and `MachineError` for what the machine does not
     allow. Of several applications, those whose models cannot be loaded are left out and tried again, as long as there
-    is another one; `left_out` has those that are left out already, by name.
+    is another one; `left_out` has those that are left out already, by name, and `examined` what was examined a moment
+    ago.
     """
     setup = set_up(declared, choice)
-    setup, models, refused = loadable(setup, settings.folder_of(setup.deployment))
+    setup, models, refused = loadable(setup, settings.folder_of(setup.deployment), examined)
     setup = with_lone_requests(setup, runs_alone(models))
     left_out = {**left_out, **refused}
 
@@ -569,13 +572,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def models_of(setup: Setup, folder: Path) -> dict[tuple[str, str], Servable]:
-    """The models of all applications; for `folder` see `servables_of`. InputError for a variant without one."""
+def models_of(setup: Setup, folder: Path, examined: ExaminedModels | None = None) -> dict[tuple[str, str], Servable]:
+    """The models of all applications; for `folder` and `examined` see `servables_of`. InputError for a variant without
+    one."""
     found: dict[tuple[str, str], Servable] = {}
     most_bytes = setup.deployment.limits.worker_bytes
     for each in setup.applications:
         blocks, parts = needs_blocks(each), starts_parts(each)
-        found |= servables_of(each.application, folder, in_blocks=blocks, in_parts=parts, worker_bytes=most_bytes)
+        found |= servables_of(
+            *(each.application, folder),
+            in_blocks=blocks,
+            in_parts=parts,
+            worker_bytes=most_bytes,
+            examined=examined,
+        )
     return found
 
 
@@ -596,16 +606,18 @@ def within(limit_s: float | None, work: Callable[[], T]) -> T:
         raise MachineError(f"it takes more than {limit_s:g} s to load") from error
 
 
-def loadable(setup: Setup, folder: Path) -> tuple[Setup, dict[tuple[str, str], Servable], dict[str, UnloadedModel]]:
+def loadable(
+    setup: Setup, folder: Path, examined: ExaminedModels | None = None
+) -> tuple[Setup, dict[tuple[str, str], Servable], dict[str, UnloadedModel]]:
     """The setup of the applications whose models can be loaded, these models, and by name the other applications; for
-    `folder` see `servables_of`. Raises the first error if no application can be loaded."""
+    `folder` and `examined` see `servables_of`. Raises the first error if no application can be loaded."""
     found: dict[tuple[str, str], Servable] = {}
     left_out: dict[str, UnloadedModel] = {}
     errors: list[SloopError] = []
     limit_s = None if len(setup.applications) == 1 else LOAD_S_MAX
     for each in setup.applications:
         try:
-            found |= within(limit_s, partial(models_of, replace(setup, applications=(each,)), folder))
+            found |= within(limit_s, partial(models_of, replace(setup, applications=(each,)), folder, examined))
         except SloopError as error:
             errors.append(error)
             left_out[each.application.name] = UnloadedModel(error.what, each.application.file, definition_of(each))
