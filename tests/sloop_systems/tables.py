@@ -306,8 +306,6 @@ def paldia_answers() -> Answers:
         ]
         limits = {"cpu_limit_ms": 150.0, "gpu_limit_ms": 250.0, "tolerance_ms": 50.0}
         found += [paldia.choose_hardware(offers, choice, **limits) for choice in ("slo_first", "tolerance", "fastest")]
-        lanes = paldia.split_models([model, model], [count, count // 3], [300.0, 200.0])
-        found += [lanes, paldia.lanes_ms([model, model], lanes)]
     return found
 
 

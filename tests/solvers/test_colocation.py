@@ -24,7 +24,6 @@ from sloop.solvers.colocation import (
     planned_rates,
     possible_contents,
     relabelled,
-    round_robin_shares,
 )
 from sloop_systems.colocation.experiments.scene import (
     AO,
@@ -280,10 +279,6 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 
 # Routing
-
-
-def test_batches_in_turn_split_requests_by_batch_size() -> None:
-    assert round_robin_shares([9, 5, 5, 5]) == pytest.approx((0.375, 0.2083, 0.2083, 0.2083), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Flashpoint's partition solver: the specification's exact cases, brute force, and what a real pipeline does."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
-from time import process_time
 
 import numpy as np
 import pytest
@@ -21,9 +21,7 @@ from sloop.solvers.flashpoint import (
     fewest_pieces,
     filled_pieces,
     plan_fronts,
-    plan_table,
     rounds_before,
-    thesis_plan,
 )
 
 EXACT = 1e-9
@@ -69,13 +67,14 @@ def test_the_worked_example() -> None:
 
 
 def test_best_cuts_change_while_their_number_stays() -> None:
-    """Section 2.5, first exact case: a table that compares only numbers of pieces would keep the first cut."""
-    table = plan_table(PieceCosts((7, 17, 20), (2.5, 0.5, 2.0), (0.25, 0.25)), 200)
-    assert [(each.first, each.last, each.plan.cuts) for each in table.rows[1]] == [(1, 52, (2,)), (53, 200, (1,))]
-    assert table.plan(10, 2).mean_s(10, 2) == pytest.approx(42.75, abs=EXACT)
-    assert table.plan(100, 2).mean_s(100, 2) == pytest.approx(166, abs=EXACT)
-    plans = [each.plan.mean_s(53, 2) for each in table.rows[1]]
-    assert plans[0] == plans[1], "equal at 53: the earlier cut is taken"
+    """Section 2.5, first exact case: a plan that goes by the number of pieces alone would keep the first cut."""
+    costs = PieceCosts((7, 17, 20), (2.5, 0.5, 2.0), (0.25, 0.25))
+    fronts = plan_fronts(costs)
+    found = [best_plan(fronts, requests, 2) for requests in range(1, 201)]
+    assert [plan.cuts for plan in found if plan] == [(2,)] * 52 + [(1,)] * 148
+    assert costs.plan((2,)).mean_s(10, 2) == pytest.approx(42.75, abs=EXACT)
+    assert costs.plan((1,)).mean_s(100, 2) == pytest.approx(166, abs=EXACT)
+    assert costs.plan((1,)).mean_s(53, 2) == costs.plan((2,)).mean_s(53, 2), "equal at 53: the earlier cut is taken"
 
 
 def test_the_number_of_pieces_is_not_monotone_in_the_queue() -> None:
@@ -91,8 +90,6 @@ def test_the_number_of_pieces_is_not_monotone_in_the_queue() -> None:
         plan = found[requests - 1]
         assert plan is not None
         assert plan.mean_s(requests, 9) == pytest.approx(mean_s, abs=1e-6)
-    table = plan_table(costs, 200)
-    assert [table.plan(requests, 9) for requests in range(1, 201)] == found, "nine devices have no row: solved anew"
 
 
 @pytest.mark.parametrize(
@@ -274,6 +271,47 @@ def test_equal_plans_go_to_fewer_pieces_then_earlier_cuts(seed: int, layers: int
         assert (found.mean_s(requests, devices), found.pieces) == (first.mean_s(requests, devices), first.pieces)
 
 
+def thesis_plan(costs: PieceCosts, requests: int, devices: int) -> PiecePlan:
+    """The recursion as the thesis prints it: it splits a range of layers at the best place, as if the range were alone.
+
+    The objective combines maxima and sums, so the best halves need not give the best whole. The result is never better
+    than that of `best_plan`, and there is no bound on how much worse it is. For few layers only: O(L³ c²).
+    """
+    memory: dict[tuple[int, int, int], PiecePlan] = {}
+
+    def value(first: int, end: int, plan: PiecePlan) -> float:
+        waiting = rounds_before(requests, devices // plan.pieces) / requests
+        return plan.cold_s + plan.slowest_s * waiting + costs.exec(first, end) + plan.transfers_s
+
+    def best(first: int, end: int, cuts: int) -> PiecePlan:
+        """The best plan of the layers before `end`, with at most this many cuts."""
+        key = first, end, cuts
+        if key not in memory:
+            whole_s = costs.exec(first, end)
+            found = best(first, end, cuts - 1) if cuts else PiecePlan((), costs.cold(first, end), whole_s, 0.0, whole_s)
+            for plan in joined(first, end, cuts):
+                if value(first, end, plan) < value(first, end, found):
+                    found = plan
+            memory[key] = found
+        return memory[key]
+
+    def joined(first: int, end: int, cuts: int) -> Iterator[PiecePlan]:
+        for cut in range(first + 1, end) if cuts else ():
+            moved_s = costs.transfer_s[cut - 1]
+            for before in range(cuts):
+                if before < cut - first and cuts - 1 - before < end - cut:
+                    one, other = best(first, cut, before), best(cut, end, cuts - 1 - before)
+                    yield PiecePlan(
+                        (*one.cuts, cut, *other.cuts),
+                        max(one.cold_s, other.cold_s),
+                        max(one.slowest_s, other.slowest_s, moved_s),
+                        one.transfers_s + other.transfers_s + moved_s,
+                        costs.exec(first, end),
+                    )
+
+    return best(0, costs.layers, min(devices, costs.layers) - 1)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 9), st.integers(1, 2000))
 def test_the_printed_recursion_is_never_better(seed: int, layers: int, devices: int, requests: int) -> None:
@@ -290,43 +328,12 @@ def test_the_printed_recursion_finds_the_best_of_easy_cases() -> None:
     assert thesis_plan(costs, 8, 1).cuts == ()
 
 
-# The table
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 120))
-def test_the_table_covers_every_queue(seed: int, layers: int, requests_max: int) -> None:
-    costs = random_costs(seed, layers)
-    table = plan_table(costs, requests_max)
-    assert len(table.rows) == layers
-    for devices, row in enumerate(table.rows, start=1):
-        assert (row[0].first, row[-1].last) == (1, requests_max)
-        assert all(one.last + 1 == other.first for one, other in pairwise(row)), "no gap"
-        for requests in (1, requests_max // 2 + 1, requests_max):
-            direct = best_plan(table.fronts, requests, devices)
-            assert direct is not None
-            found = table.plan(requests, devices)
-            assert found.mean_s(requests, devices) == pytest.approx(direct.mean_s(requests, devices), rel=1e-12)
-    assert table.plan(0, 1) == table.plan(1, 1)
-    assert table.plan(10**6, 1) == table.plan(requests_max, 1), "longer queues are taken as the longest"
-
-
-def test_a_table_needs_room_for_the_whole_model() -> None:
-    with pytest.raises(ValueError, match="one device cannot hold the whole model"):
-        plan_table(PieceCosts((1.0, 1.0), (1.0, 1.0), (0.1,), (5.0, 5.0), 6.0))
+def test_a_device_alone_needs_room_for_the_whole_model() -> None:
     fronts = plan_fronts(PieceCosts((1.0, 1.0), (1.0, 1.0), (0.1,), (5.0, 5.0), 6.0))
     assert best_plan(fronts, 1, 1) is None
     plan = best_plan(fronts, 1, 2)
     assert plan is not None
     assert plan.cuts == (1,)
-
-
-def test_55_layers_and_3000_requests_take_seconds() -> None:
-    """In CPU seconds, for the machine may be shared; 1.6 s when this was written."""
-    begin_s = process_time()
-    table = plan_table(random_costs(1, 55, spread=0.5), 3000)
-    assert process_time() - begin_s < 5
-    assert len(table.rows) == 55
 
 
 # The formulas
@@ -357,7 +364,8 @@ def test_the_time_of_a_queue_is_that_of_a_real_line(seed: int, pieces: int, requ
     random = np.random.default_rng(seed)
     execution, transfer = random.uniform(0.1, 3, pieces).tolist(), random.uniform(0.1, 3, pieces - 1).tolist()
     plan = PieceCosts((1.0,) * pieces, tuple(execution), tuple(transfer)).plan(range(1, pieces))
-    assert plan.line_s(requests) == pytest.approx(line(execution, transfer, requests), rel=1e-9)
+    passed_s = plan.last_s(requests, pieces) - plan.cold_s
+    assert passed_s == pytest.approx(line(execution, transfer, requests), rel=1e-9)
 
 
 def test_the_mean_is_that_of_all_requests() -> None:

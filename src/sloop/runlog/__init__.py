@@ -142,17 +142,6 @@ class MemoryLog:
         return len(self.records)
 
 
-class Tee:
-    """Passes every record to several sinks, in the order given."""
-
-    def __init__(self, *sinks: Sink) -> None:
-        self._appends = tuple(sink.append for sink in sinks)
-
-    def append(self, now_ns: int, record: Record) -> None:
-        for append in self._appends:
-            append(now_ns, record)
-
-
 class FileLog:
     """Writes a log to disk, replacing an existing file. Buffers at most about `RECORDS_PER_WRITE` records until
     `flush`. MachineError if the file cannot be written."""

@@ -245,12 +245,6 @@ def planned_rates(models: Sequence[SharedModel], contents: Sequence[Content]) ->
     ]
 
 
-def round_robin_shares(batches: Sequence[int]) -> tuple[float, ...]:
-    """The share of a model's requests that each replica gets if full batches go to the replicas in turn: its batch size
-    divided by the sum of all, whatever was planned."""
-    return tuple(batch / sum(batches) for batch in batches)
-
-
 def mean_batch(batch: int, rate_rps: float, wait_ms: float, *, timer: bool = True) -> float:
     """The mean size of a batch that is built from Poisson arrivals until it is full or `wait_ms` after its first
     request: the mean of min(b, 1 + Poisson(λW)). Without a `timer`, the time is checked only when a request arrives, so

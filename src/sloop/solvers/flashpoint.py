@@ -15,7 +15,7 @@ with those of `fewest_pieces` and `filled_pieces`.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -119,10 +119,6 @@ class PiecePlan(NamedTuple):
     def request_s(self) -> float:
         """I(p): the time of one request through the idle pipeline."""
         return self.exec_whole_s + self.transfers_s
-
-    def line_s(self, requests: int) -> float:
-        """L(p, x): the time until the last of x requests has passed a pipeline that has started."""
-        return self.slowest_s * (requests - 1) + self.request_s
 
     def last_s(self, requests: int, devices: int) -> float:
         """T(p, x, P): the time until the last of x waiting requests is answered, by as many pipelines as the devices
@@ -367,120 +363,7 @@ def even_plan(costs: PieceCosts, pieces: int) -> PiecePlan | None:
     return costs.plan(best[costs.layers][2]) if costs.layers in best else None
 
 
-# The table of plans
-
-
-class PlanRange(NamedTuple):
-    """A plan for queues of `first` to `last` requests."""
-
-    first: int
-    last: int
-    plan: PiecePlan
-
-
-@dataclass(frozen=True)
-class PlanTable:
-    """The best plans for every queue up to a largest one, and every number of added devices up to a largest one."""
-
-    fronts: list[list[PiecePlan]]
-    rows: tuple[tuple[PlanRange, ...], ...]
-    """By the number of devices from 1: ranges without a gap."""
-
-    def plan(self, requests: int, devices: int) -> PiecePlan:
-        """The best plan. The length of the queue is limited to the range 1 to `requests_max`. With more devices than
-        the table has, more pipelines of the same pieces are possible, so the problem is solved anew."""
-        last = self.rows[0][-1].last
-        waiting = max(1, min(requests, last))
-        if devices > len(self.rows):
-            found = best_plan(self.fronts, waiting, devices)
-            assert found is not None, "a row says that there is a plan"
-            return found
-        row = self.rows[devices - 1]
-        return row[bisect_right(row, waiting, key=lambda each: each.first) - 1].plan
-
-
-def plan_table(costs: PieceCosts, requests_max: int = WAITING_MAX) -> PlanTable:
-    """Solve all queues from 1 to `requests_max`, for devices from 1 to the number of layers.
-
-    ValueError if the memory holds no whole model: a single device could then not be added.
-    """
-    fronts = plan_fronts(costs)
-    if not fronts[0]:
-        raise ValueError("one device cannot hold the whole model")
-    useful = [_of_use(front) for front in fronts]
-    requests = np.arange(1, requests_max + 1)
-    rows = []
-    for devices in range(1, costs.layers + 1):
-        plans: list[PiecePlan] = []
-        lines: list[NDArray[np.float64]] = []
-        for pieces, front in enumerate(useful[:devices], start=1):
-            whole, rest = np.divmod(requests, devices // pieces)
-            waiting = ((devices // pieces) * whole * (whole - 1) // 2 + rest * whole) / requests
-            plans += front
-            lines += [plan.cold_s + plan.request_s + plan.slowest_s * waiting for plan in front]
-        rows.append(_ranges(np.argmin(np.array(lines), axis=0), plans))
-    return PlanTable(fronts, tuple(rows))
-
-
-def _of_use(front: Sequence[PiecePlan]) -> list[PiecePlan]:
-    """The plans that are best for some length of the queue, in the order of their cuts: no other plan is better in both
-    B and C + IN."""
-    kept: list[PiecePlan] = []
-    for plan in sorted(front, key=lambda each: (each.cold_s + each.request_s, each.slowest_s, each.cuts)):
-        if not kept or plan.slowest_s < kept[-1].slowest_s:
-            kept.append(plan)
-    return sorted(kept)
-
-
-def _ranges(chosen: NDArray[np.intp], plans: Sequence[PiecePlan]) -> tuple[PlanRange, ...]:
-    changes = (np.flatnonzero(np.diff(chosen)) + 1).tolist()
-    return tuple(
-        PlanRange(first + 1, end, plans[int(chosen[first])]) for first, end in pairwise((0, *changes, len(chosen)))
-    )
-
-
 # The planners that it is compared with
-
-
-def thesis_plan(costs: PieceCosts, requests: int, devices: int) -> PiecePlan:
-    """The recursion as the thesis prints it: it splits a range of layers at the best place, as if the range were alone.
-
-    The objective combines maxima and sums, so the best halves need not give the best whole. The result is never better
-    than that of `best_plan`, and there is no bound on how much worse it is. For few layers only: O(L³ c²).
-    """
-    memory: dict[tuple[int, int, int], PiecePlan] = {}
-
-    def value(first: int, end: int, plan: PiecePlan) -> float:
-        waiting = rounds_before(requests, devices // plan.pieces) / requests
-        return plan.cold_s + plan.slowest_s * waiting + costs.exec(first, end) + plan.transfers_s
-
-    def best(first: int, end: int, cuts: int) -> PiecePlan:
-        """The best plan of the layers before `end`, with at most this many cuts."""
-        key = first, end, cuts
-        if key not in memory:
-            whole_s = costs.exec(first, end)
-            found = best(first, end, cuts - 1) if cuts else PiecePlan((), costs.cold(first, end), whole_s, 0.0, whole_s)
-            for plan in joined(first, end, cuts):
-                if value(first, end, plan) < value(first, end, found):
-                    found = plan
-            memory[key] = found
-        return memory[key]
-
-    def joined(first: int, end: int, cuts: int) -> Iterator[PiecePlan]:
-        for cut in range(first + 1, end) if cuts else ():
-            moved_s = costs.transfer_s[cut - 1]
-            for before in range(cuts):
-                if before < cut - first and cuts - 1 - before < end - cut:
-                    one, other = best(first, cut, before), best(cut, end, cuts - 1 - before)
-                    yield PiecePlan(
-                        (*one.cuts, cut, *other.cuts),
-                        max(one.cold_s, other.cold_s),
-                        max(one.slowest_s, other.slowest_s, moved_s),
-                        one.transfers_s + other.transfers_s + moved_s,
-                        costs.exec(first, end),
-                    )
-
-    return best(0, costs.layers, min(devices, costs.layers) - 1)
 
 
 def fewest_pieces(sizes_bytes: Sequence[float], transfer_s: Sequence[float], limit_bytes: float) -> tuple[int, ...]:

@@ -198,56 +198,6 @@ def executed_ms(model: DeviceModel, running: Sequence[int], queued: Sequence[int
     return now_ms
 
 
-# Several models on one device
-
-
-class Lane(NamedTuple):
-    """The batches of one model on a device that it shares with others: how many run together, and how many wait."""
-
-    running: int
-    queued: int
-
-
-def lanes_ms(models: Sequence[DeviceModel], lanes: Sequence[Lane]) -> list[float]:
-    """For each model, when its last batch ends (specification, 2.7): its batches that run are slowed by all that run,
-    and its queue follows, as if alone."""
-    demands = [[model.largest] * lane.running for model, lane in zip(models, lanes, strict=True)]
-    found = []
-    for at, (model, lane) in enumerate(zip(models, lanes, strict=True)):
-        running_ms = 0.0
-        if lane.running:
-            others = [each for place, own in enumerate(demands) for each in (own[1:] if place == at else own)]
-            running_ms = model.solo_ms * model.law.slowdown(demands[at][0], others)
-        found.append(lane.queued * model.solo_ms + running_ms)
-    return found
-
-
-def split_models(models: Sequence[DeviceModel], counts: Sequence[int], slos_ms: Sequence[float]) -> list[Lane]:
-    """For several models with whole batches on one device: which run together and which wait.
-
-    Greedy, from all together: as long as it lowers the largest T/SLO, move to the queue the batch that lowers it most,
-    of equal ones that of the first model. Exact for one model; for two and three, one case in twenty ends above the
-    exhaustive optimum, the worst by 15 %.
-    """
-    lanes = [Lane(count, 0) for count in counts]
-
-    def worst(of: Sequence[Lane]) -> float:
-        return max((t / slo for t, slo in zip(lanes_ms(models, of), slos_ms, strict=True)), default=0.0)
-
-    now = worst(lanes)
-    while True:
-        moved = [
-            [*lanes[:at], Lane(lane.running - 1, lane.queued + 1), *lanes[at + 1 :]]
-            for at, lane in enumerate(lanes)
-            if lane.running > 1
-        ]
-        scores = [worst(each) for each in moved]
-        if not scores or min(scores) >= now - ROUNDING:
-            return lanes
-        now = min(scores)
-        lanes = moved[scores.index(now)]
-
-
 # Which hardware
 
 
@@ -350,17 +300,3 @@ class DelayedTermination:
         while recent[0][0] <= now_ns - self.keep_alive_ns and len(recent) > 1:
             recent.popleft()
         return recent[0][1]
-
-
-# The bandwidth that a model demands, where it was not measured
-
-
-def bandwidth_demand(moved_bytes: float, solo_ms: float, bytes_per_s: float) -> float:
-    """FBR from what a full batch reads and writes: its part of the bandwidth while it is alone, at most 1."""
-    return min(1.0, moved_bytes / (solo_ms / 1000.0) / bytes_per_s)
-
-
-def bandwidth_elsewhere(bandwidth: float, bytes_per_s: float, other_bytes_per_s: float, time_ratio: float) -> float:
-    """FBR on another device, on which a full batch takes `time_ratio` times as long: the same bytes in another time, of
-    another bandwidth; at most 1 (specification, 3.4)."""
-    return min(1.0, bandwidth * (bytes_per_s / other_bytes_per_s) / time_ratio)
