@@ -27,9 +27,6 @@ from sloop.solvers import (
     harbor,
     highs,
     igniter,
-    ipa,
-    ipa_milp,
-    label_setting,
     mixed,
     paldia,
     queueing,
@@ -39,13 +36,16 @@ from sloop.solvers import (
 )
 from sloop.solvers.budget import IndexedPath, Segment, StageOptions
 from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, placed_models
+from sloop_systems.ipa import label_setting
+from sloop_systems.ipa import milp as ipa_milp
+from sloop_systems.ipa import solver as ipa
 from sloop_systems.netnn.emulator import Emulator, run_in_lanes
 from sloop_systems.netnn.experiments.offline import flow_model, inputs, small_model
 from sloop_systems.netnn.mapper import Fabric, place
 from sloop_systems.netnn.network import FloatNetwork
 from sloop_systems.netnn.program import compile_network
 from sloop_systems.netnn.quantiser import quantise
-from tests.solvers.ipa_scene import drawn, fan, large
+from tests.sloop_systems.ipa.scene import drawn, fan, large
 
 Answers = list[Any]
 

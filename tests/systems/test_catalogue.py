@@ -22,7 +22,6 @@ from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
-from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -45,10 +44,6 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "inferline": ("baseline", Inferline(cores=1, period_ns=s(10))),
     "grandslam": ("baseline", Grandslam(cores=1, period_ns=s(10))),
     "fa2-single": ("baseline", Fa2Single(cores=1, replicas_max=16, initial=1, batch_max=8, margin=0.9)),
-    "ipa": ("system", Ipa(interval_ns=s(10))),
-    "fa2-low": ("baseline", Ipa(only="lightest")),
-    "fa2-high": ("baseline", Ipa(only="heaviest")),
-    "rim": ("baseline", Ipa(replicas=4)),
     "biscale": ("system", Biscale(throughput="with_queue", reference="max10", stable="ge", settle=5)),
     "vertical-only": ("baseline", Vertical(replicas=1)),
     "early-drop": ("system", Static()),
@@ -114,7 +109,6 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
 
 _FA2 = (Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
-_IPA = (Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"))
 _BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
 _REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
@@ -135,7 +129,6 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "inferline": (Fifo(), *_FA2),
     "grandslam": (Edf(), *_FA2),
     "fa2-single": (Fifo(), WorkConserving(), RoundRobin(), *_ONE_REPLICA[2:]),
-    **dict.fromkeys(("ipa", "fa2-low", "fa2-high", "rim"), _IPA),
     "biscale": (*_BISCALE, MovingMax(horizon_ns=s(10), window_ns=s(1))),
     "vertical-only": (*_BISCALE, Last(window_ns=s(2))),
     "early-drop": (Edf(), Deadline(), FirstIdle(), PredictiveDrop(), PredictiveAdmit(trust=0.7), BestFit(), Last()),
@@ -181,7 +174,7 @@ PROVISION = {
 """Section 5.1 of Flashpoint's specification, and ours; all others leave starts to the place policy."""
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", SYSTEMS.own)
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
@@ -252,12 +245,6 @@ def test_a_fixed_mix_is_written_as_groups() -> None:
         StaticGroup(hardware="c5.2xlarge", replicas=2),
         StaticGroup(hardware="g4dn.xlarge", batch_max=64),
     )
-
-
-def test_parameters_of_single_stages_are_written_as_mappings() -> None:
-    scale = build_system("ipa", {"stages": {"detect": {"cores": {"n": 1}, "threshold_rps": 4}}}).policies.scale
-    assert isinstance(scale, Ipa)
-    assert (scale.stages["detect"].cores, scale.stages["detect"].threshold_rps) == ({"n": 1}, 4)
 
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "systems.md").read_text()

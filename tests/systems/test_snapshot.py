@@ -1,5 +1,6 @@
 """A core that is restored from a snapshot decides as the core would have that was saved."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -196,10 +197,10 @@ def test_policies_of_users_are_saved_if_their_state_is_plain(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ("Own()", r"past\[0\] is a sloop_user_own_\w+:Own"),
+        ("__import__('fractions').Fraction(1)", r"past\[0\] is a fractions:Fraction"),
         ("lambda: 1", r"past\[0\] is the function"),
         ("__import__('threading').Lock()", r"past\[0\] is a _thread:lock"),
-        ("Own", r"past\[0\] is or has class"),
+        ("__import__('fractions').Fraction", r"past\[0\] is or has class"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_with_its_path(tmp_path: Path, state: str, says: str) -> None:
@@ -209,6 +210,19 @@ def test_what_cannot_be_saved_is_refused_with_its_path(tmp_path: Path, state: st
     core.handle(0, core.planner.plan(core.plan_input))
     with pytest.raises(SnapshotError, match=says):
         save(core, 0)
+
+
+def test_objects_of_classes_beside_a_policy_are_saved(tmp_path: Path) -> None:
+    setup = own_system(tmp_path, "[Own, Own()]")
+    run = fresh(setup)
+    run[0].handle(0, WOKE)
+    assert run[0].plan_input is not None
+    run[0].handle(0, run[0].planner.plan(run[0].plan_input))
+    core, _ = restored(run, setup, 0, [])
+    scale: Any = core.planner.policies["one"].scale
+    kind, made = scale.past[0]
+    assert kind is sys.modules[type(scale).__module__].Own
+    assert type(made) is kind
 
 
 def test_a_core_that_waits_for_a_plan_is_not_saved(tmp_path: Path) -> None:

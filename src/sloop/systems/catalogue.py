@@ -16,7 +16,7 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, OracleForecast, Times
+from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import CheapestStart, Flashpoint
@@ -25,7 +25,6 @@ from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
-from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -59,9 +58,6 @@ QUEUE_TRUST: Final = 0.7
 of P99s for the models we measured. A request that is admitted and still too late is dropped before it costs
 anything."""
 
-_IPA: Final = Policies(
-    Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"), Ipa(), MaxMin()
-)
 _BISCALE: Final = Policies(
     Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(),
     # The node with the most free cores, so that a replica has room to grow in place.
@@ -160,31 +156,6 @@ CATALOGUE: Final = (
         Policies(
             Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), BestFit(), Last(), Fa2Single(margin=0.9), MaxMin()
         ),
-        ONE_KIND,
-    ),
-    # The most accurate variants that are worth their cores, with batches and replicas, every ten seconds.
-    System("ipa", "system", f"{DISSERTATION} P3; Ghafouri et al., IPA: arXiv 2308.12871", _IPA, ONE_KIND),
-    System(
-        "fa2-low",
-        "baseline",
-        "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: the lightest variants",
-        replace(_IPA, scale=Ipa(only="lightest")),
-        ONE_KIND,
-    ),
-    # The publication uses heavy variants, not always the heaviest, because its cluster is small: set them in `stages`.
-    System(
-        "fa2-high",
-        "baseline",
-        "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: heavy variants",
-        replace(_IPA, scale=Ipa(only="heaviest")),
-        ONE_KIND,
-    ),
-    # A fixed number of replicas, and the most accurate variants with which they keep up.
-    System(
-        "rim",
-        "baseline",
-        f"RIM with batching, as compared with in {DISSERTATION} P3",
-        replace(_IPA, scale=Ipa(replicas=4)),
         ONE_KIND,
     ),
     # Larger replicas in place through a surge, then more of them.

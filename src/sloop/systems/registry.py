@@ -28,7 +28,6 @@ from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
 from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
-from sloop.policies.scale.ipa import Ipa
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -82,7 +81,6 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "hpa": Hpa,
         "kpa": Kpa,
         "vpa": Vpa,
-        "ipa": Ipa,
         "biscale": Biscale,
         "vertical": Vertical,
         "mixed": Mixed,

@@ -3,10 +3,11 @@
 A segment of a server's event log begins with one, so that a replay can start there. What follows from the definitions
 of the applications (graphs, profiles, parameters of policies) is not in it: it is built again, and the snapshot refers
 to it by name. The rest is written field by field, with shared and cyclic references. It is no pickle: reading it makes
-only values, containers, and objects of sloop's own classes, and runs no code that the snapshot names.
+only values, containers, and objects of sloop's classes and of those beside the application's policies, and runs no code
+that the snapshot names.
 
-What cannot be saved is refused with the path of fields that leads to it: a closure, an open file, an object of a class
-of the user's own other than a policy. Two class attributes say what saving a class means: `NOT_IN_SNAPSHOT`, its fields
+What cannot be saved is refused with the path of fields that leads to it: a closure, an open file, an object of a
+class from elsewhere. Two class attributes say what saving a class means: `NOT_IN_SNAPSHOT`, its fields
 that are left out, and `restored()`, which sets them afterwards.
 """
 
@@ -48,7 +49,7 @@ MODULES: Final = (
     "sloop.actions",
     "sloop.events",
 )
-"""Objects of classes in these modules, and of those below them, can be saved."""
+"""Objects of classes in these modules, and below them, can be saved, and those of the package with a user's policy."""
 PLAIN: Final = frozenset({int, str, bool, NoneType})
 VALUES: Final = frozenset(
     kind
@@ -134,10 +135,15 @@ def _as_tuple(slots: str | Iterable[str]) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _is_own(kind: type | FunctionType) -> bool:
-    """Whether a class or function may be named in a snapshot."""
-    module = kind.__module__
-    return any(module == own or module.startswith(f"{own}.") for own in MODULES)
+def _is_within(module: str, modules: Iterable[str]) -> bool:
+    return any(module == own or module.startswith(f"{own}.") for own in modules)
+
+
+def _modules_of(externals: Externals) -> tuple[str, ...]:
+    """The modules whose classes and functions a snapshot may name: `MODULES`, and where users' policies come from: the
+    package around the module, or the module if it is in none."""
+    users = {type(each).__module__ for name, each in externals if _has_state(name) and is_dataclass(each)}
+    return (*MODULES, *(module.rpartition(".")[0] or module for module in users if not _is_within(module, MODULES)))
 
 
 def _name_of(kind: type | FunctionType) -> str:
@@ -153,7 +159,8 @@ class _TreeWriter:
     def __init__(self, externals: Externals, classes: list[tuple[str, list[str]]]) -> None:
         self._names = {id(each): name for name, each in reversed(externals)}
         self._classes = classes
-        self._types = {type(each): name for name, each in externals if not _is_own(type(each))}
+        self._modules = _modules_of(externals)
+        self._types = {type(each): name for name, each in externals if not _is_within(type(each).__module__, MODULES)}
         """Classes of the user's own: those of policies."""
         self._numbers: dict[int, int] = {}
         self._owned: set[int] = set()
@@ -248,7 +255,7 @@ class _TreeWriter:
             return met
         kind = type(value)
         own = self._types.get(kind) if name is None else name
-        if own is None and not _is_own(kind):
+        if own is None and not _is_within(kind.__module__, self._modules):
             raise SnapshotError(f" is a {_name_of(kind)}, which cannot be saved", help=REPORT)
         names = self._saved(value, is_external=own is not None)
         index = self._indices.get((kind, names))
@@ -272,12 +279,14 @@ class _TreeWriter:
         return tuple([name for name in names if name not in left_out])
 
     def _class_name(self, kind: type) -> str:
-        if not _is_own(kind):
+        if not _is_within(kind.__module__, self._modules):
             raise SnapshotError(f" is or has class {_name_of(kind)}, which cannot be saved", help=REPORT)
         return _name_of(kind)
 
     def _function(self, value: FunctionType) -> Tree:
-        if not _is_own(value) or getattr(sys.modules[value.__module__], value.__qualname__, None) is not value:
+        module = value.__module__
+        is_own = _is_within(module, self._modules)
+        if not is_own or getattr(sys.modules[module], value.__qualname__, None) is not value:
             raise SnapshotError(f" is the function {_name_of(value)}, which cannot be saved", help=REPORT)
         return ["fn", _name_of(value)]
 
@@ -294,7 +303,8 @@ class _TreeReader:
     def __init__(self, externals: Externals, classes: Sequence[tuple[str, list[str]]]) -> None:
         self._externals = dict(externals)
         self._classes = classes
-        self._types = [None if not _is_allowed(name) else _found(name) for name, _ in classes]
+        self._modules = _modules_of(externals)
+        self._types = [self._found(name) if self._is_allowed(name) else None for name, _ in classes]
         self._met: list[Any] = []
         self._restored: list[Any] = []
         self._values = {kind.__name__: kind for kind in VALUES}
@@ -304,11 +314,11 @@ class _TreeReader:
             "t": lambda tree: tuple(self._contents(tree, 1)),
             "z": lambda tree: frozenset(map(self.read, tree[1:])),
             "b": lambda tree: b64decode(tree[1]),
-            "e": lambda tree: _found(tree[1], EnumType)(tree[2]),
+            "e": lambda tree: self._found(tree[1], EnumType)(tree[2]),
             "k": lambda tree: (
-                next((kind for kind, name in BUILT_IN.items() if name == tree[1]), None) or _found(tree[1])
+                next((kind for kind, name in BUILT_IN.items() if name == tree[1]), None) or self._found(tree[1])
             ),
-            "fn": lambda tree: _found(tree[1], FunctionType),
+            "fn": lambda tree: self._found(tree[1], FunctionType),
             "@": lambda tree: self._before(tree[1]),
             "x": lambda tree: self._external(tree[1]),
             "v": lambda tree: msgspec.convert(tree[2], self._values[tree[1]]),
@@ -416,22 +426,19 @@ class _TreeReader:
             self._restored.append(made)
         return made
 
+    def _is_allowed(self, name: str) -> bool:
+        return _is_within(name.partition(":")[0], self._modules)
+
+    def _found(self, name: str, kind: type = type) -> Any:  # noqa: ANN401  # a class, or a function
+        """The class or function with this name."""
+        module, _, qualified = name.partition(":")
+        found = getattr(import_module(module), qualified, None) if self._is_allowed(name) else None
+        if not isinstance(found, kind) or found.__module__ != module:
+            raise SnapshotError(f": {name} is not something that a snapshot may have", help=REPORT)
+        return found
+
 
 _UNFINISHED: Final = object()
-
-
-def _is_allowed(name: str) -> bool:
-    module = name.partition(":")[0]
-    return any(module == own or module.startswith(f"{own}.") for own in MODULES)
-
-
-def _found(name: str, kind: type = type) -> Any:  # noqa: ANN401  # a class, or a function
-    """The class or function of sloop's own with this name."""
-    module, _, qualified = name.partition(":")
-    found = getattr(import_module(module), qualified, None) if _is_allowed(name) else None
-    if not isinstance(found, kind) or found.__module__ != module:
-        raise SnapshotError(f": {name} is not something that a snapshot may have", help=REPORT)
-    return found
 
 
 # A run

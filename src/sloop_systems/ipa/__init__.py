@@ -1,1 +1,49 @@
 """IPA (Razavi, dissertation, TU Darmstadt 2024, chapter P3): the most accurate variants that are worth their cores."""
+
+from dataclasses import replace
+from typing import Final
+
+from sloop.core.protocols import Policies
+from sloop.policies.admit import Open
+from sloop.policies.batch import Full
+from sloop.policies.divide import MaxMin
+from sloop.policies.drop import Age
+from sloop.policies.forecast import Lstm
+from sloop.policies.order import Fifo
+from sloop.policies.place import SpreadPlacement
+from sloop.policies.route import RoundRobin
+from sloop.systems.system import System
+from sloop_systems.ipa.policy import Ipa
+
+CHAPTER: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter P3"
+ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile"
+
+_POLICIES: Final = Policies(
+    Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"), Ipa(), MaxMin()
+)
+
+IPA: Final = System("ipa", "system", f"{CHAPTER}; Ghafouri et al., IPA: arXiv 2308.12871", _POLICIES, ONE_KIND)
+"""The most accurate variants that are worth their cores, with batches and replicas, every ten seconds."""
+FA2_LOW: Final = System(
+    "fa2-low",
+    "baseline",
+    "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: the lightest variants",
+    replace(_POLICIES, scale=Ipa(only="lightest")),
+    ONE_KIND,
+)
+FA2_HIGH: Final = System(
+    "fa2-high",
+    "baseline",
+    "FA2 (RTAS 2022) as compared with in Razavi, dissertation, chapter P3: heavy variants",
+    replace(_POLICIES, scale=Ipa(only="heaviest")),
+    ONE_KIND,
+)
+"""The publication uses heavy variants, not always the heaviest, because its cluster is small: set them in `stages`."""
+RIM: Final = System(
+    "rim",
+    "baseline",
+    f"RIM with batching, as compared with in {CHAPTER}",
+    replace(_POLICIES, scale=Ipa(replicas=4)),
+    ONE_KIND,
+)
+"""A fixed number of replicas, and the most accurate variants with which they keep up."""

@@ -11,10 +11,10 @@ from math import prod
 from random import Random
 from typing import Final
 
-from sloop.solvers import label_setting
-from sloop.solvers.ipa import Candidate, IpaGoal, IpaSolution, IpaStage, derived_slo_ms, scores
 from sloop_systems.comparison.rows import Claim, Row, bounded, compare, contradicted
+from sloop_systems.ipa import label_setting
 from sloop_systems.ipa.experiments.published import PIPELINES, IpaPipeline, PipelineStage
+from sloop_systems.ipa.solver import Candidate, IpaGoal, IpaSolution, IpaStage, derived_slo_ms, scores
 
 SIZES: Final = tuple(range(1, 11))
 """Numbers of stages, and of variants per stage, in the published scalability figure."""

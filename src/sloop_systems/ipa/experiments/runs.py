@@ -33,12 +33,10 @@ from sloop.core.protocols import Forecast, Policies
 from sloop.core.views import Traffic
 from sloop.policies.drop import Age
 from sloop.policies.forecast import Lstm, MovingMax, OracleForecast
-from sloop.policies.scale.ipa import Ipa, IpaStageTerms
 from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.world import World
-from sloop.solvers.ipa import Measure
 from sloop.systems import SYSTEMS
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Node, Plan
@@ -62,6 +60,8 @@ from sloop_systems.ipa.experiments.published import (
     Policy,
     Reading,
 )
+from sloop_systems.ipa.policy import Ipa, IpaStageTerms
+from sloop_systems.ipa.solver import Measure
 
 SECONDS: Final = 1200
 INTERVAL_S: Final = 10

@@ -3,10 +3,10 @@
 import pytest
 
 from sloop.errors import InputError
-from sloop.solvers import label_setting
-from sloop.solvers.ipa import IpaGoal
-from sloop.solvers.ipa_milp import solve
-from tests.solvers.ipa_scene import SENTIMENT, VIDEO_GOAL, audio, drawn, large, video
+from sloop_systems.ipa import label_setting
+from sloop_systems.ipa.milp import solve
+from sloop_systems.ipa.solver import IpaGoal
+from tests.sloop_systems.ipa.scene import SENTIMENT, VIDEO_GOAL, audio, drawn, large, video
 
 
 @pytest.mark.parametrize("block", range(4))

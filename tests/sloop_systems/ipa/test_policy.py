@@ -1,6 +1,6 @@
 """IPA's decisions and their reasons; views as problems, base allocation, and plans from solutions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -10,14 +10,15 @@ import pytest
 from sloop.core.views import Bucket, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.policies import targets
-from sloop.policies.scale.ipa import Ipa, IpaProblem, IpaStageTerms, VariantsByStage, ipa_stage, variants_by_stage
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile, Quadratic
-from sloop.solvers import ipa_milp, label_setting
 from sloop.solvers.budget import IndexedPath
-from sloop.solvers.ipa import Candidate, IpaGoal, IpaStage
 from sloop.units import ms, s
 from sloop.vocabulary import Path, Plan
+from sloop_systems.ipa import label_setting
+from sloop_systems.ipa import milp as ipa_milp
+from sloop_systems.ipa.policy import Ipa, IpaProblem, IpaStageTerms, VariantsByStage, ipa_stage, variants_by_stage
+from sloop_systems.ipa.solver import Candidate, IpaGoal, IpaStage
 from tests.policies.conftest import make_belief, make_node, make_stage, make_view, named
 
 DETECTION = {"n": (45.7, 57.3, 22.7), "s": (56.8, 160.0, 40.0), "m": (64.1, 186.7, 160.3)}
@@ -181,9 +182,9 @@ def test_every_measure_falls_with_the_rate(measure: Any) -> None:
     assert cores[0] < cores[1]
 
 
-def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], view: Callable[..., ClusterView]) -> None:
+def test_a_stage_that_is_not_there_is_named() -> None:
     with pytest.raises(InputError, match="no stage 'third'"):
-        Ipa(stages={"third": IpaStageTerms()}).plan(0, view(stage()))
+        Ipa(stages={"third": IpaStageTerms()}).plan(0, make_view(make_stage()))
 
 
 def test_a_solver_that_gives_up_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,14 @@ from sloop.core.views import Belief, ClusterView, StageView
 from sloop.errors import InputError
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.solvers import ipa_milp, label_setting
-from sloop.solvers.ipa import (
+from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
+from sloop.text import chain, counted
+from sloop.units import ROUNDING, s, to_ms
+from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
+from sloop_systems.ipa import label_setting
+from sloop_systems.ipa import milp as ipa_milp
+from sloop_systems.ipa.label_setting import LabelSettingResult
+from sloop_systems.ipa.solver import (
     Candidate,
     IpaGoal,
     IpaOption,
@@ -38,11 +44,6 @@ from sloop.solvers.ipa import (
     quickest_cores,
     scores,
 )
-from sloop.solvers.label_setting import LabelSettingResult
-from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
-from sloop.text import chain, counted
-from sloop.units import ROUNDING, s, to_ms
-from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
 
 UNITS: Final = (1, 2, 4, 8, 16, 32)
 """Cores per replica that base allocation chooses from, in units."""

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from sloop.solvers import label_setting
 from sloop.solvers.budget import IndexedPath
-from sloop.solvers.ipa import (
+from sloop_systems.ipa import label_setting
+from sloop_systems.ipa.solver import (
     Candidate,
     IpaGoal,
     IpaSolution,
@@ -25,7 +25,7 @@ from sloop.solvers.ipa import (
     ranks,
     scores,
 )
-from tests.solvers.ipa_scene import (
+from tests.sloop_systems.ipa.scene import (
     AUDIO,
     CLASSIFICATION,
     DETECTION,

@@ -24,7 +24,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.solvers.ipa import (
+from sloop.units import ROUNDING
+from sloop_systems.ipa.solver import (
     CORES_SLACK,
     LATENCY_SLACK_MS,
     IpaGoal,
@@ -39,7 +40,6 @@ from sloop.solvers.ipa import (
     penalty_of,
     solution_key,
 )
-from sloop.units import ROUNDING
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

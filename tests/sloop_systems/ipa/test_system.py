@@ -12,7 +12,6 @@ from sloop.policies.drop import Age
 from sloop.policies.forecast import Lstm
 from sloop.policies.order import Fifo
 from sloop.policies.route import RoundRobin
-from sloop.policies.scale.ipa import Ipa
 from sloop.profile.profile import Profile, Quadratic
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
@@ -22,7 +21,8 @@ from sloop.systems.setup import set_up
 from sloop.units import s
 from sloop.vocabulary import Node
 from sloop.workload.generate import generated, kind_of
-from tests.solvers.ipa_scene import CLASSIFICATION, DETECTION
+from sloop_systems.ipa.policy import Ipa
+from tests.sloop_systems.ipa.scene import CLASSIFICATION, DETECTION
 
 
 @pytest.mark.parametrize(

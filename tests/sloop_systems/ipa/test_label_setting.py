@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.solvers import label_setting
 from sloop.solvers.budget import IndexedPath
-from sloop.solvers.ipa import Candidate, IpaGoal, IpaStage, Measure, is_feasible, objective, options_of
-from sloop.solvers.label_setting import WORK_MAX, _Arrays, _Prices, best_effort, solve
-from tests.solvers.ipa_scene import SENTIMENT, VIDEO_GOAL, audio, drawn, enumerated, fan, large, video
+from sloop_systems.ipa import label_setting
+from sloop_systems.ipa.label_setting import WORK_MAX, _Arrays, _Prices, best_effort, solve
+from sloop_systems.ipa.solver import Candidate, IpaGoal, IpaStage, Measure, is_feasible, objective, options_of
+from tests.sloop_systems.ipa.scene import SENTIMENT, VIDEO_GOAL, audio, drawn, enumerated, fan, large, video
 
 BLOCK = 50
 

@@ -1,4 +1,4 @@
-"""IPA's problem as a mixed-integer linear program for HiGHS, the alternative to `sloop.solvers.label_setting`.
+"""IPA's problem as a mixed-integer linear program for HiGHS, the alternative to `label_setting`.
 
 Each option of a stage is a binary variable. A sum of scores is already linear. A product needs a variable for each
 combination of scores; its marginals equal the stages' binaries, so it is integer if they are. This is exact, but
@@ -16,7 +16,7 @@ import numpy as np
 from sloop.errors import InputError
 from sloop.solvers import highs
 from sloop.solvers.highs import Row
-from sloop.solvers.ipa import (
+from sloop_systems.ipa.solver import (
     IpaGoal,
     IpaOption,
     IpaSolution,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 from sloop.solvers.budget import IndexedPath
-from sloop.solvers.ipa import (
+from sloop_systems.ipa.solver import (
     Candidate,
     IpaGoal,
     IpaSolution,
