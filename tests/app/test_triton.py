@@ -201,6 +201,66 @@ output [ { name: "y" }, { name: "b" } ]
     assert content["labels"] == dict.fromkeys(("y", "b"), str(tmp_path / "twice" / "l.txt"))
 
 
+OUTER = """\
+platform: "ensemble"
+input [ { name: "scan" }, { name: "limit" } ]
+output [ { name: "text" }, { name: "raw" } ]
+ensemble_scheduling { step [
+  { model_name: "crop" input_map { key: "x" value: "scan" } output_map { key: "y" value: "part" } },
+  { model_name: "ocr" input_map [ { key: "page" value: "part" }, { key: "least" value: "limit" } ]
+    output_map { key: "words" value: "raw" } },
+  { model_name: "fix" input_map { key: "x" value: "raw" } output_map { key: "y" value: "text" } } ] }
+"""
+
+
+def test_an_ensemble_within_another_gives_its_stages(tmp_path: Path) -> None:
+    add(tmp_path, "scans", OUTER, 1)
+    add(tmp_path, "ocr", ENSEMBLE, 1)
+    for name in ("find", "read", "crop", "fix"):
+        add(tmp_path, name, None, 1)
+    found = read_repository(tmp_path, 200)
+    by_name = {each.mapping()["name"].content: each.content for each in found.applications}
+    assert list(by_name) == ["ocr", "scans"], "and no model alone"
+    scans = by_name["scans"]
+    assert isinstance(scans, dict)
+    wiring = {each["name"]: (each.get("after"), each["inputs"]) for each in scans["stages"]}
+    assert wiring == {
+        "crop": (None, {"x": "scan"}),
+        "ocr-read": (["ocr-find"], {"x": "ocr-find.y", "limit": "limit"}),
+        "ocr-find": (["crop"], {"x": "crop.y"}),
+        "fix": (["ocr-read"], {"x": "ocr-read.y"}),
+    }
+    assert scans["outputs"] == {"text": "fix.y", "raw": "ocr-read.y"}
+    assert scans["labels"] == {"raw": str(tmp_path / "ocr" / "words.txt")}
+    (tmp_path / "ocr" / "words.txt").write_text("a")
+    load_deployment(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('key: "words"', 'key: "letters"', "ocr has no output 'letters'; it has words"),
+        ('"crop"', '"scans"', "model_name: an ensemble that contains itself"),
+    ],
+)
+def test_an_ensemble_with_a_wrong_one_within_is_left_out(tmp_path: Path, old: str, new: str, says: str) -> None:
+    add(tmp_path, "scans", OUTER.replace(old, new), 1)
+    add(tmp_path, "ocr", ENSEMBLE, 1)
+    for name in ("find", "read", "crop", "fix"):
+        add(tmp_path, name, None, 1)
+    found = read_repository(tmp_path, 200)
+    assert "scans" not in [each.mapping()["name"].content for each in found.applications]
+    assert any(says in note and note.endswith("model 'scans' is left out") for note in found.notes), found.notes
+
+
+def test_the_folder_of_one_model_is_an_application(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        add(tmp_path, name, None, 1)
+    assert load_application(tmp_path / "one").name == "one"
+    with pytest.raises(InputError, match="a repository of several applications: one and two"):
+        load_application(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -216,7 +276,7 @@ output [ { name: "y" }, { name: "b" } ]
         ),
         ('value: "kind"', 'value: "line"', "output_map[1].value: two steps give this tensor"),
         ('"find"', '"lost"', "9: ensemble_scheduling.step[1].model_name: the model of this step is missing"),
-        ('"find"', '"ocr"', "model_name: the model of this step is an ensemble itself"),
+        ('"find"', '"ocr"', "model_name: an ensemble that contains itself"),
         ('"find"', '"../read"', "model_name: the model of this step is missing"),
         ("output_map { key", "outputs { key", "step[0]: the key 'output_map' is missing"),
         ("model_version: 1", "model_version: 5", "version 5 has no 'model.onnx'; there is no such folder"),

@@ -11,7 +11,10 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner
 
+from sloop.app.load import load_application
+from sloop.cli import deploy as deploy_module
 from sloop.cli import main
+from sloop.serve.control import Deploy, Done, Order
 from tests.cli.conftest import SERVED
 
 
@@ -83,6 +86,35 @@ def test_without_a_server_nothing_is_deployed(app: Path, tmp_path: Path, monkeyp
     result = CliRunner().invoke(main, ["deploy", str(app)])
     assert result.exit_code == 1
     assert "name its state folder with --server" in result.stderr
+
+
+def test_what_serve_takes_can_be_deployed(
+    app: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with an application file, a model at a URL, and the folder of a Triton model, with what is not taken."""
+    orders: list[Order] = []
+
+    def sent(server: Path, order: Order, tell: object) -> Done:
+        orders.append(order)
+        return Done(())
+
+    monkeypatch.setattr(deploy_module, "send", sent)
+    monkeypatch.setattr(deploy_module, "find_server", lambda server: server)
+    folder = tmp_path / "models" / "digits"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(model.read_bytes())
+    (folder / "config.pbtxt").write_text("optimization { }")
+    cache = tmp_path / "cache"
+    for given in (str(app.parent), model.as_uri(), str(folder)):
+        result = CliRunner().invoke(main, ["deploy", given, "--models-cache", str(cache)])
+        assert result.exit_code == 0, result.output
+    assert "optimization: ONNX Runtime optimises" in result.stderr
+    of_folder, of_url, of_triton = [Path(order.file) for order in orders if isinstance(order, Deploy)]
+    assert of_folder == app
+    assert of_url.read_bytes() == model.read_bytes()
+    assert of_url.is_relative_to(cache)
+    assert of_triton == folder
+    assert load_application(of_triton).name == "digits"
 
 
 @pytest.mark.parametrize(

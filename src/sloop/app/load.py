@@ -144,12 +144,16 @@ def _document(source: Source, folder: FilePath | None, models: Models = NO_MODEL
     path = FilePath(source)
     if isinstance(source, str) and is_url(source):
         if source not in models:
-            help = "fetch it with `sloop pull`; for `sloop deploy`, write the path that it prints instead of the URL"
+            help = "fetch it with `sloop pull`; in files for `sloop deploy`, write the path that it prints instead"
             raise InputError("this model is not on this machine", where=source, help=help)
         path = models[source]
-    if path.name == CONFIG:
-        (document, _), *_ = _documents(path.parent, None, models)
-        return document, FilePath()
+    if path.name == CONFIG or path.is_dir():
+        found = _documents(path.parent if path.name == CONFIG else path, None, models)
+        if len(found) > 1:
+            names = listed([document.mapping()["name"].text() for document, _ in found])
+            what = f"a repository of several applications: {names}"
+            raise InputError(what, where=str(path), help="give the folder of one of them")
+        return found[0]
     if is_model(path):
         return _model_document(path), FilePath()
     return _with_models(read_yaml(path), models), folder or path.parent

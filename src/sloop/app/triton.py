@@ -356,41 +356,100 @@ class _TritonModels:
 # Ensembles
 
 
-def _ensemble(ensemble: _TritonModel, models: _TritonModels) -> tuple[list[dict[str, object]], set[str]]:
-    """The stages of an ensemble, and the models that they run. InputError if they cannot be served."""
+def _ensemble(
+    ensemble: _TritonModel, models: _TritonModels, within: tuple[str, ...] = ()
+) -> tuple[list[dict[str, object]], set[str]]:
+    """The stages of an ensemble, and the models that they run; those of an ensemble within it have its step's name
+    before theirs. `within` are the ensembles around it. InputError if they cannot be served."""
     scheduling = ensemble.config.mapping(required=("ensemble_scheduling",))["ensemble_scheduling"]
     steps = scheduling.mapping(required=("step",))["step"].one_or_more()
     fields = [step.mapping(required=("model_name", "output_map")) for step in steps]
     names = _stage_names([each["model_name"].text() for each in fields])
+    own = [_step(name, each, models, (*within, ensemble.name)) for name, each in zip(names, fields, strict=True)]
     sources = {port.mapping()["name"].text(): ("", "") for port in ensemble.ports("input")}
-    for name, each in zip(names, fields, strict=True):
+    for each, step in zip(fields, own, strict=True):
         for output, tensor in _entries(each["output_map"]):
             if tensor.text() in sources:
                 tensor.fail("two steps give this tensor, or clients send it too", "give it another name")
-            sources[tensor.text()] = (name, output)
+            sources[tensor.text()] = step.source(output, tensor)
     stages: list[dict[str, object]] = []
     labels: dict[tuple[str, str], str] = {}
-    for name, each in zip(names, fields, strict=True):
-        model = models.of(each["model_name"].text())
-        if model is None or model.is_ensemble:
-            what = "is an ensemble itself" if model is not None else "is missing, or left out"
-            each["model_name"].fail(f"the model of this step {what}", "write a stage for it in the application file")
-        labels |= {(name, output): file for output, file in model.labels.items()}
-        version = each["model_version"].integer() if "model_version" in each else -1
-        stage = model.stage(name, version if version > 0 else None)
-        inputs: dict[str, str] = {}
-        after: dict[str, None] = {}
+    for each, step in zip(fields, own, strict=True):
+        labels |= {step.source(output, each["output_map"]): file for output, file in step.model.labels.items()}
+        given: dict[str, tuple[str, str]] = {}
         for input, tensor in _entries(each["input_map"]) if "input_map" in each else ():
             if tensor.text() not in sources:
                 tensor.fail(
                     "no step gives this tensor, and clients do not send it", f"known: {listed([*sources], 'or')}"
                 )
             source, output = sources[tensor.text()]
-            inputs[input] = f"{source}.{output}" if source else tensor.text()
-            after |= {source: None} if source else {}
-        stages.append(stage | ({"after": list(after)} if after else {}) | ({"inputs": inputs} if inputs else {}))
+            given[input] = (source, output) if source else ("", tensor.text())
+        stages += [_fed(stage, inputs, given) for stage, inputs in step.stages]
     ensemble.outputs = _outputs(ensemble, sources, labels)
-    return stages, {each["model_name"].text() for each in fields}
+    return stages, {name for step in own for name in step.runs}
+
+
+Fed = Mapping[str, tuple[str, str]]
+"""By input, the stage and output that it comes from, or "" and what clients send."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EnsembleStep:
+    """A step of an ensemble: a stage, or those of an ensemble within it."""
+
+    name: str
+    model: _TritonModel
+    stages: list[tuple[dict[str, object], Fed | None]]
+    """Each with its inputs, as the step's own; None for those of the step."""
+    runs: set[str]
+    """The models that it runs."""
+
+    def source(self, output: str, at: Value) -> tuple[str, str]:
+        """The stage that gives an output of the step, and the output's name there."""
+        if not self.model.is_ensemble:
+            return self.name, output
+        if output not in self.model.outputs:
+            at.fail(f"{self.model.name} has no output {output!r}", f"it has {listed([*self.model.outputs])}")
+        stage, _, inner = self.model.outputs[output].partition(".")
+        return f"{self.name}-{stage}", inner
+
+
+def _step(name: str, fields: Mapping[str, Value], models: _TritonModels, within: tuple[str, ...]) -> _EnsembleStep:
+    value = fields["model_name"]
+    model = models.of(value.text())
+    if model is None:
+        value.fail("the model of this step is missing, or left out", "write a stage for it in the application file")
+    if not model.is_ensemble:
+        version = fields["model_version"].integer() if "model_version" in fields else -1
+        return _EnsembleStep(name, model, [(model.stage(name, version if version > 0 else None), None)], {value.text()})
+    if model.name in within:
+        value.fail("an ensemble that contains itself", "remove the step")
+    stages, runs = _ensemble(model, models, within)
+    return _EnsembleStep(name, model, [_prefixed(name, stage) for stage in stages], runs)
+
+
+def _prefixed(name: str, stage: Mapping[str, object]) -> tuple[dict[str, object], Fed]:
+    """A stage of an ensemble within another, with the step's name before its own, and where its inputs come from."""
+    made = {key: value for key, value in stage.items() if key not in ("after", "inputs")}
+    declared, after = stage.get("inputs", {}), stage.get("after", [])
+    assert isinstance(declared, dict)
+    assert isinstance(after, list)
+    inputs: dict[str, tuple[str, str]] = {}
+    for input, text in declared.items():
+        source, dot, output = text.partition(".")
+        inputs[input] = (f"{name}-{source}", output) if dot and source in after else ("", text)
+    return made | {"name": f"{name}-{stage['name']}"}, inputs
+
+
+def _fed(stage: dict[str, object], inputs: Fed | None, given: Fed) -> dict[str, object]:
+    """A stage with its inputs. Those of an ensemble within another get what clients would send it from the step."""
+    if inputs is None:
+        inputs = given
+    else:
+        inputs = {input: source if source[0] else given.get(source[1], source) for input, source in inputs.items()}
+    after = dict.fromkeys(source for source, _ in inputs.values() if source)
+    texts = {input: f"{source}.{output}" if source else output for input, (source, output) in inputs.items()}
+    return stage | ({"after": list(after)} if after else {}) | ({"inputs": texts} if texts else {})
 
 
 def _outputs(

@@ -30,6 +30,7 @@ from sloop.cli.command import (
 from sloop.cli.plan import CODE_NOTE, RATE_HELP, RATE_MAX, apps_argument, arrivals_option, plan_display
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel, examine, joining_text
+from sloop.profile.model import model_label
 from sloop.report.tables import Table
 from sloop.serve.copies import private_copy
 from sloop.serve.deploy import check_wiring, declared_of, with_lone_requests
@@ -152,7 +153,7 @@ def _without_plan(deployment: Deployment, apps: Sequence[Path | str]) -> str:
     serves = f"`sloop serve {' '.join(quote(str(app)) for app in apps)}`"
     measures = f"`sloop profile {quote(os.path.relpath(missing[0]))}`" + (" and the others" if len(missing) > 1 else "")
     return (
-        f"no plan yet: {listed([model.name for model in missing])} {has}\n"
+        f"no plan yet: {listed(list(map(model_label, missing)))} {has}\n"
         f"next: {serves}, which measures {them} briefly first; or {measures}, and then this command again for the plan"
     )
 
@@ -242,7 +243,7 @@ def _tried(variant: Variant, shapes: Mapping[str, tuple[int, ...]] | None) -> Tr
     except InputError as error:
         return TriedModel(known, str(error), known.notes if known is not None else ())
     except MachineError as error:
-        return TriedModel(None, notes=(f"{model.name} was not tried: {error}",))
+        return TriedModel(None, notes=(f"{model_label(model)} was not tried: {error}",))
     return TriedModel(known, notes=known.notes)
 
 

@@ -383,12 +383,17 @@ def cached_models(apps: Apps) -> dict[str, Path]:
     return found
 
 
-def loaded(apps: Apps, slo_ms: float | None, models: Models | None = None) -> Deployment:
-    """The deployment of the files in APP..., which may be application files or models; or one deployment file. `models`
-    are those that were fetched [default: what is in the cache]. Says what is not taken of model repositories."""
+def tell_notes(apps: Apps) -> None:
+    """Say what is not taken of model repositories."""
     for folder in (app for app in apps if isinstance(app, Path) and app.is_dir()):
         for note in read_repository(folder, SLO_MS_LEAST).notes:
             click.echo(note, err=True)
+
+
+def loaded(apps: Apps, slo_ms: float | None, models: Models | None = None) -> Deployment:
+    """The deployment of the files in APP..., which may be application files or models; or one deployment file. `models`
+    are those that were fetched [default: what is in the cache]. Says what is not taken of model repositories."""
+    tell_notes(apps)
     deployment = load_deployment(apps, models=cached_models(apps) if models is None else models)
     if slo_ms is not None and not any(map(is_model_application, deployment.applications)):
         raise click.UsageError("--slo-ms is the deadline of model files; an application file declares its own.")

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import RenderableType
 
-from sloop.cli.command import FILE, FOLDER, CommandOutput, Number, command, table
+from sloop.app.load import model_urls
+from sloop.cli.command import FOLDER, AppPath, CommandOutput, Number, command, table, tell_notes
+from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.report.tables import Table
 from sloop.serve.control import Deploy, Done, ListVersions, Order, Promote, Remove, find_server, send
 from sloop.vocabulary import Canary
@@ -14,6 +17,7 @@ from sloop.vocabulary import Canary
 EXAMPLE = """
 sloop deploy words.yaml                     # a new application, or a new version of one
 sloop deploy words.yaml --canary 10% --promote-after-s 600
+sloop deploy https://models.example.org/resnet.onnx
 sloop deploy --promote words
 sloop deploy --remove words --version 2     # take a canary back
 sloop deploy --list --json
@@ -44,7 +48,7 @@ class Share(click.ParamType[float]):
 
 
 @command("deploy", example=EXAMPLE, notes=NOTES)
-@click.argument("app", required=False, type=FILE)
+@click.argument("app", required=False, type=AppPath())
 @click.option(
     "--server",
     type=FOLDER,
@@ -69,8 +73,9 @@ class Share(click.ParamType[float]):
 @click.option("--promote", metavar="NAME", help="Give the canary of application NAME all requests (NAME@V: version V).")
 @click.option("--remove", metavar="NAME", help="Remove application NAME, or NAME@V, one version of it.")
 @click.option("--list", "lists", is_flag=True, help="List the versions that start, serve or end.")
+@models_options
 def deploy(
-    app: Path | None,
+    app: Path | str | None,
     server: Path | None,
     version: str,
     canary: float | None,
@@ -79,8 +84,10 @@ def deploy(
     promote: str | None,
     remove: str | None,
     lists: bool,
+    **models: Any,  # noqa: ANN401  # see cache_of
 ) -> CommandOutput:
-    """Deploy the application in APP to a running server, or promote, remove or list what it serves.
+    """Deploy the application in APP to a running server, or promote, remove or list what it serves. APP is what `sloop
+    serve` takes: an application file, a model or its URL, a folder with one of these, or that of a Triton model.
 
     If the server has an application with the `name` in APP, this is a new version of it; otherwise a new application.
     The version that serves goes on until the new one is ready; then the new one gets all requests, or as a canary a
@@ -98,7 +105,9 @@ def deploy(
         raise click.UsageError("--version does not apply to --list, which shows all versions.")
     order: Order = ListVersions()
     if app is not None:
-        order = Deploy(str(app.absolute()), version, _canary(canary, promote_after_s, tolerance))
+        path = app if isinstance(app, Path) else fetched_models(model_urls((app,)), cache_of(models))[app]
+        tell_notes((path,))
+        order = Deploy(str(path.absolute()), version, _canary(canary, promote_after_s, tolerance))
     elif promote is not None:
         order = Promote(*_named(promote, version))
     elif remove is not None:

@@ -39,6 +39,7 @@ from sloop.cli.pull import cache_of, fetched_models, models_options
 from sloop.errors import InputError, SloopError
 from sloop.profile.examine import Declared
 from sloop.profile.measure import BRIEF_EACH_S, BRIEF_S, first_profile, kept_profile
+from sloop.profile.model import model_label
 from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
@@ -507,7 +508,7 @@ def first_profiles(
         check_systems(deployment.under(choice) if choice else deployment)  # a mistake there is told before measuring
     found = {model: kept for model in missing if (kept := kept_profile(model, folder)) is not None}
     for first in found.values():
-        click.echo(f"{first.model.name}: its profile is {first.file}", err=True)
+        click.echo(f"{model_label(first.model)}: its profile is {first.file}", err=True)
     measured = [model for model in missing if model not in found]
     if shapes and not measured:
         click.echo("--shape has no effect: every model has a profile", err=True)
@@ -539,7 +540,7 @@ def first_profiles(
         try:
             if users:
                 if len(measured) > 1:
-                    click.echo(f"measuring {model.name} ({place} of {len(measured)})", err=True)
+                    click.echo(f"measuring {model_label(model)} ({place} of {len(measured)})", err=True)
                 found[model] = _measured(model, folder, own, declared[model], known, each_s)
         except SloopError as error:
             for name in users:
@@ -579,7 +580,7 @@ def _measured_copy(
 ) -> FirstProfile:
     model = own.original
     known, rows = examined(own, dict(shapes), declared, models)
-    with progress(f"measuring {model.name}", total=1.0) as advance:
+    with progress(f"measuring {model_label(model)}", total=1.0) as advance:
 
         def update(share: float, sample: Sample) -> None:
             advance(share, f"batch {sample.batch} on {sample.cores:g} cores: {sample.p99_ms:.3g} ms")
@@ -587,7 +588,7 @@ def _measured_copy(
         first = first_profile(
             model, known, rows, folder, own=own.path, limit=confined, seconds=seconds, progress=update
         )
-    click.echo(f"{model.name}: {_speed(first.profile)}", err=True)
+    click.echo(f"{model_label(model)}: {_speed(first.profile)}", err=True)
     full = f"sloop profile {shlex.quote(str(model))}"
     click.echo(f"this short profile is kept in {first.file}; `{full}` makes a full one", err=True)
     return first

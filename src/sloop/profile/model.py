@@ -149,6 +149,14 @@ def is_modelled(accelerator: str) -> bool:
     return accelerator != "" and accelerator in RUNTIMES
 
 
+def model_label(path: Path) -> str:
+    """The name of a model in messages: of its file, and in a Triton model repository, where all files have the same, of
+    the model's folder with the version."""
+    version = path.parent
+    in_repository = version.name.isdecimal() and version.parent.name
+    return f"{version.parent.name}/{version.name}/{path.name}" if in_repository else path.name
+
+
 def is_model(path: Path) -> bool:
     """Whether the name is that of a model file: ONNX, Python, or one of an installed runtime."""
     return path.suffix in (".onnx", PYTHON) or has_runtime(path)
