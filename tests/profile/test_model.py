@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sloop.app.load import load_deployment
 from sloop.errors import InputError, MachineError
 from sloop.profile.examine import examine, examine_here
 from sloop.profile.measure import measure
@@ -25,6 +26,7 @@ from sloop.profile.model import (
     synthesise,
     zeros,
 )
+from sloop.profile.warming import DECLARED_PROFILE
 from sloop.tensor import Port, Signature, array_of, bfloats_of, elements_of, floats_of, join_strings
 from sloop.user_code import WrongOutputsError, failure_of
 
@@ -734,6 +736,12 @@ def test_a_model_that_refuses_the_values_that_were_made_up_is_served(tmp_path: P
     assert found.fault is None
     assert "Integer division by zero" in found.notes[0]
     assert "nothing could be tried" in found.obstacle
+    assert "if it needs other values of 'a' and 'b' than 0 and 1, which sloop makes up, write" in found.notes[0]
+    assert f"`{DECLARED_PROFILE}`" in found.notes[0]
+    app = tmp_path / "app.yaml"
+    stage = f"{{name: s, model: m.onnx, {DECLARED_PROFILE.replace('MS', '5')}}}"
+    app.write_text(f"name: app\nslo_ms: 90\nstages: [{stage}]\n")
+    assert load_deployment(app).without_profile == (), "with it nothing is measured"
 
 
 def test_text_that_is_not_utf8_is_the_clients_fault(save: Save) -> None:

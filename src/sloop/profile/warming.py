@@ -31,6 +31,7 @@ from sloop.profile.model import (
     synthesise,
 )
 from sloop.tensor import Port, Signature
+from sloop.text import listed
 from sloop.user_code import LIBRARIES, WrongOutputsError, failure_of, line_in, raised_by_users, said_by
 
 WARM_S_MAX: Final = 10.0
@@ -46,6 +47,10 @@ ones, and at least `DEARER_S` longer."""
 SIZES_TRIED: Final = tuple(sorted((*(1 << place for place in range(15)), 3, 48, 80, 400, 16_000)))
 """Powers of two, and what else models have: channels, heights of lines of text, bands and windows of spectra, a second
 of speech."""
+DECLARED_PROFILE: Final = (
+    "profile: {max_batch: 1, max_cores: 1, latency_ms: {form: quadratic, alpha: 0, beta: 0, gamma: MS}}"
+)
+"""With which a model is not measured."""
 SEARCH_S_MAX: Final = 3.0
 """How long sizes are looked for that a model accepts."""
 
@@ -154,7 +159,11 @@ def _nearby_sizes(usual: Sequence[int]) -> Iterator[list[int]]:
 def remedy(session: Session, path: Path) -> str:
     """What to do about a model that fails on inputs that sloop has made."""
     if not is_python(path):
-        return "give other sizes (--shape), or write a `profile` of it into the application file"
+        made_up = [f"{port.name!r}" for port in session.signature.inputs if port.datatype.startswith(("INT", "UINT"))]
+        if not made_up:
+            return "give other sizes (--shape), or write a `profile` of it into the application file"
+        values = f"other values of {listed(made_up)} than 0 and 1, which sloop makes up"
+        return f"give other sizes (--shape); if it needs {values}, write an application file with `{DECLARED_PROFILE}`"
     if _has_texts(session):
         return "it has text inputs, for which sloop writes only 'a', and no `example(rows)`: write one"
     return "correct the file, or give it an `example(rows)`"
