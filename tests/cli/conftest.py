@@ -5,10 +5,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from sloop.cli import main
 
 APPLICATION = """\
 name: demo
@@ -29,6 +32,16 @@ stages:
     profile: {latency_ms: {form: quadratic, alpha: 0, beta: 0.1, gamma: 1}, max_batch: 4}
 system: static
 """
+
+
+@pytest.fixture(autouse=True)
+def free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve` without ports takes free ones here: others on this machine may hold the usual ones."""
+    command = main.get_command(click.Context(main), "serve")
+    assert command is not None
+    for option in command.params:
+        if option.name in ("http_port", "grpc_port"):
+            monkeypatch.setattr(option, "default", 0)
 
 
 @pytest.fixture
