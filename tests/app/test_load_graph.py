@@ -354,6 +354,14 @@ def test_what_does_not_fit_is_named_with_its_line(stages: tuple[str, ...], where
     assert not caught.value.what.startswith(tuple(f"app.yaml:{where}: {name}:" for name in "abc")), "said once"
 
 
+def test_stages_without_dashes_are_refused_with_the_remedy() -> None:
+    with pytest.raises(InputError, match="stages: must be a list, not a mapping") as caught:
+        read_application(
+            parse_yaml("name: g\nslo_ms: 300\nstages:\n  name: a\n  profile: ResNet-T\n", "a.yaml"), Path()
+        )
+    assert caught.value.help == "begin each stage with `- `"
+
+
 def test_independent_branches_and_equal_conditions_may_sum_up_to_more_than_one() -> None:
     def branch(name: str, output: str, share: float) -> str:
         return f"name: {name}, after: a, when: {{output: {output}, share: {share}}}"

@@ -79,7 +79,7 @@ def answer_of(command: list[str], folder: Path) -> str:
     """What a command prints; it is repeated while a busy machine does not answer in time (504)."""
     for _ in range(50):
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-        if "504" not in result.stderr and '"error":"dropped' not in result.stdout:
+        if "504" not in result.stderr and '"error":"dropped' not in result.stdout + result.stderr:
             break
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -103,6 +103,35 @@ def test_requests_shown_get_the_answers_shown(document: Path, app: str, model: s
             if command[0] == "sh" and shutil.which("curl") is None:
                 continue
             assert answer_of([*command[:2], command[2].replace(SHOWN, url)], tmp_path) == shown
+
+
+REFUSING = """
+import sloop
+
+class Model:
+    inputs = {"text": ("BYTES", (-1, 1)), "flag": ("BOOL", (-1, 2))}
+    outputs = {"y": ("BOOL", (-1, 2))}
+
+    def run(self, text, flag):
+        raise sloop.Refused(f"{text.tolist()} and {flag.tolist()} say nothing")
+"""
+
+
+@pytest.mark.live
+def test_the_request_of_zeros_takes_texts_and_flags_and_shows_what_the_server_says(tmp_path: Path) -> None:
+    model = tmp_path / "words.py"
+    model.write_text(REFUSING)
+    save_profile(structs.replace(QUICK, model_digest=digest_of_model(model)), path_beside(model))
+    with serving(tmp_path, model.name) as url:
+        sent = shown_files()["zeros.py"].replace(f"{SHOWN}/v2/models/digits", f"{url}/v2/models/words")
+        for _ in range(50):  # a busy machine may drop it
+            result = subprocess.run(
+                [sys.executable, "-c", sent], capture_output=True, text=True, timeout=60, check=False
+            )
+            if '"error":"dropped' not in result.stderr:
+                break
+    assert result.returncode == 1
+    assert json.loads(result.stderr)["error"] == "[[b'']] and [[False, False]] say nothing"
 
 
 def test_the_first_application_is_the_one_that_the_demo_writes(tmp_path: Path) -> None:

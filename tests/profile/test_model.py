@@ -437,6 +437,7 @@ def test_the_tokenizer_that_the_documentation_shows_is_one(tmp_path: Path) -> No
     [
         ("", "no class 'Model'"),
         ("Model = 3", "no class 'Model'"),
+        (one().replace("class Model", "class Scale"), "its class is called 'Scale', not 'Model'"),
         ("def f(:", r"stage\.py:1: it cannot be imported: SyntaxError"),
         ("x = 1\nimport nothing_like_it", r"stage\.py:2: it cannot be imported: ModuleNotFoundError"),
         ("import sys\nsys.exit(3)", r"stage\.py:2: it cannot be imported: SystemExit: 3"),
@@ -465,6 +466,18 @@ def test_invalid_python_models_are_refused_with_the_reason(text: str, what: str,
     with pytest.raises(InputError, match=what) as caught:
         examine_here(write(tmp_path, text), {})
     assert caught.value.help
+
+
+@pytest.mark.parametrize("how", ["", "async "])
+def test_inputs_are_given_in_the_order_of_their_declaration(how: str, tmp_path: Path) -> None:
+    inputs = '{"a": ("FP32", (-1,)), "b": ("FP32", (-1,))}'
+    for parameters in ("a, b", "first, second", "a, second", "*both", "a, b, c=None"):
+        right = one(inputs).replace("def run(self, x)", f"{how}def run(self, {parameters})")
+        assert PythonSession(write(tmp_path, right), 1).signature.inputs[0].name == "a"
+    with pytest.raises(InputError) as caught:
+        PythonSession(write(tmp_path, right.replace("a, b, c", "b, a, c")), 1)
+    assert caught.value.what.endswith("run(self, b, a) gets its inputs in the order of `inputs`: a, b")
+    assert caught.value.help == "write `def run(self, a, b)`"
 
 
 def test_the_reason_comes_out_of_the_other_process(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ SHARE_SLACK: Final = 1e-6
 
 def read_stages(value: Value, folder: FilePath, kinds: Kinds) -> tuple[Stage, ...]:
     """The stages under `stages`, in the file's order. `kinds` is the hardware of the cluster."""
+    if isinstance(value.content, Mapping):
+        value.wrong("a list", "begin each stage with `- `")
     values = value.elements()
     if not 1 <= len(values) <= STAGES_MAX:
         value.fail(f"{len(values)} stages; an application has 1 to {STAGES_MAX}", "add or remove stages")

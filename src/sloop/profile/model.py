@@ -761,6 +761,7 @@ class PythonSession:
             self.software = str(getattr(self._model, "software", ""))
         except raised_by_users() as error:  # the author's code
             raise_user_error(error, path, "its class 'Model' cannot be made")
+        _check_order(self._model.run, [port.name for port in self.signature.inputs], path)
 
     def example(self, rows: int) -> dict[str, Array] | None:
         """The result of the class's `example` method, checked against `inputs`; None if it has no such method."""
@@ -819,10 +820,29 @@ async def _finished(made: Awaitable[Any]) -> Any:  # noqa: ANN401
 
 def model_class(path: Path) -> Any:  # noqa: ANN401  # the author's
     """The class `Model` of a file, which is imported on first use. InputError if that fails or there is none."""
-    declared = getattr(module_in(path), "Model", None)
+    module = module_in(path)
+    declared = getattr(module, "Model", None)
     if not isinstance(declared, type):
-        raise InputError("it has no class 'Model'", where=str(path), help=f"write one with {CLASS_EXAMPLE}")
+        own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
+        classes = [each for each in own if isinstance(each, type)]
+        other = next((each.__name__ for each in classes if hasattr(each, "run") or hasattr(each, "inputs")), "")
+        what, help_text = "it has no class 'Model'", f"write one with {CLASS_EXAMPLE}"
+        if other:
+            what, help_text = f"its class is called {other!r}, not 'Model'", "write `class Model:`"
+        raise InputError(what, where=str(path), help=help_text)
     return declared
+
+
+def _check_order(run: Any, inputs: Sequence[str], path: Path) -> None:  # noqa: ANN401  # the author's
+    """InputError if the parameters of `run` are called like the inputs, but are in another order: inputs are given by
+    position, so it would compute with the wrong ones, and often without an error."""
+    try:
+        names = list(inspect.signature(run).parameters)[: len(inputs)]
+    except (TypeError, ValueError):  # written in C
+        return
+    if names != list(inputs) and set(names) == set(inputs):
+        what = f"run(self, {', '.join(names)}) gets its inputs in the order of `inputs`: {', '.join(inputs)}"
+        raise InputError(what, where=str(path), help=f"write `def run(self, {', '.join(inputs)})`")
 
 
 def _takes_threads(declared: Any) -> bool:  # noqa: ANN401

@@ -184,7 +184,7 @@ def without(tensor: dict[str, object], key: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"", "body: malformed JSON"),
+        (b"", "the body is empty; help: send"),
         (b"{", "body: malformed JSON"),
         (b"\xff\xfe", "body: malformed JSON"),
         (b"[" * 30_000, "body: "),

@@ -439,7 +439,7 @@ def decoded(
     except msgspec.ValidationError as error:
         raise bad("body", str(error), fix) from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise malformed(error, fix) from None
+        raise (malformed(error, fix) if content else Refusal(400, "the body is empty", fix)) from None
     except RecursionError:
         raise too_deep() from None
 
@@ -474,7 +474,7 @@ def ask_in_steps(body: Text, header_length: str | None, validator: InputValidato
     if header_length is not None:
         head, tail = split(body, header_length)
         size = len(head)
-    if not OBJECT.match(body):  # a picture, say, which must not be searched for lists
+    if body and not OBJECT.match(body):  # a picture, say, which must not be searched for lists
         raise malformed("it does not begin with {", validator.help)
     if size > LARGE_BYTES:
         found = yield from outline(body, size, b"data")
@@ -525,7 +525,7 @@ def _pack_lists(asked: Asked, validator: InputValidator) -> Steps[dict[int, byte
 def split(body: Text, header_length: str) -> tuple[Buffer, Buffer]:
     """Split a body into its JSON and the binary tensors after it."""
     field = "Inference-Header-Content-Length"
-    if not (header_length.isascii() and header_length.isdigit()):
+    if not (header_length.isascii() and header_length.lstrip("0").isdigit()):  # 0 would leave no JSON
         raise bad(field, f"{quoted(header_length)} is not a length", "send the length of the JSON in bytes")
     length = int(header_length)
     if length > len(body):
