@@ -110,6 +110,38 @@ def test_a_failure_on_guessed_sizes_is_told(tmp_path: Path) -> None:
     assert "give it an `example(rows)`" in text
 
 
+def in_a_row(folder: Path, run: str, after: str) -> Result:
+    """Two stages without profiles, checked."""
+    text = STAGE.format(run=run, size=3)
+    (folder / "one.py").write_text(text, encoding="utf-8")
+    (folder / "two.py").write_text(text.replace('"y"', '"z"').replace('"x"', '"y"'), encoding="utf-8")
+    stages = f"stages: [{{name: scale, model: ./one.py}}, {{name: score, model: ./two.py{after}}}]"
+    (folder / "app.yaml").write_text(f"name: app\nslo_ms: 100\n{stages}\n", encoding="utf-8")
+    return CliRunner().invoke(main, ["check", str(folder / "app.yaml")])
+
+
+def test_a_failed_trial_is_the_last_that_is_said(tmp_path: Path) -> None:
+    result = in_a_row(tmp_path, "def run(self, x): raise ValueError('no')", ", after: scale")
+    assert result.exit_code == 1
+    assert "no plan yet" not in result.output
+    assert "next:" not in result.output
+    first, help_text, *others = result.stderr.splitlines()
+    assert first == f"error: {tmp_path / 'one.py'}:12: it fails on random inputs: ValueError: no"
+    assert help_text == "help: correct the file, or give it an `example(rows)`"
+    assert [line.partition(":")[0] for line in others] == ["error", "help"], "the second stage's"
+    assert result.output.splitlines()[-4:] == [first, help_text, *others]
+    assert "ValueError" not in result.stdout
+
+
+def test_what_clients_send_and_get_is_told(tmp_path: Path) -> None:
+    joined = in_a_row(tmp_path, "def run(self, x): return x", ", after: scale").stdout.splitlines()
+    assert "app takes x FP32[-1, 3] and answers z FP32[-1, 3]" in joined
+    assert not [line for line in joined if "stages get" in line]
+    apart = in_a_row(tmp_path, "def run(self, x): return x", "").stdout.splitlines()
+    assert "app takes x FP32[-1, 3] and y FP32[-1, 3] and answers y FP32[-1, 3] and z FP32[-1, 3]" in apart
+    assert "2 stages get the client's request: scale, score" in apart
+
+
 def test_what_this_machine_lacks_is_only_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacks(*_: object, **__: object) -> None:
         raise MachineError("no CUDA here", help="look for some")

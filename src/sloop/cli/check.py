@@ -25,6 +25,7 @@ from sloop.cli.command import (
     rates_by_name,
     slo_option,
     table,
+    tensors_line,
     with_deadlines,
 )
 from sloop.cli.plan import CODE_NOTE, RATE_HELP, RATE_MAX, apps_argument, arrivals_option, plan_display
@@ -91,8 +92,7 @@ def check(
     deployment, notes = with_deadlines(loaded(apps, slo_ms), slo_ms)
     given = rates_by_name(rates)
     models = examined_models(deployment.applications)
-    for each in deployment.applications:
-        check_wiring(each, _signatures(each, models))
+    wired = {each.name: check_wiring(each, _signatures(each, models)) for each in deployment.applications}
     plan = None
     if deployment.without_profile:
         check_systems(deployment)
@@ -113,22 +113,23 @@ def check(
     if by_default and plan is not None:
         of = f" of {listed(by_default)}" if given else " of each application" if len(by_default) > 1 else ""
         parts.append(f"planned for {RATE_RPS:g} requests/s{of}, the default of `sloop check` (--rate sets another)")
+    for each in deployment.applications:
+        parts += _tensors(each, wired[each.name])
     parts += [*(plan_display(plan) if plan is not None else ()), *notes, *code_notes(deployment)]
     parts += dict.fromkeys(note for model in models.values() for note in model.notes)
     for (application, stage, variant), tried in models.items():
         if tried.known is not None and not tried.fault:
             of = f"{application}/{stage}/{variant}"
             parts.append(f"{of}: {joining_text(tried.known.obstacle, tried.known.evidence)}")
-    faults = dict.fromkeys(model.fault for model in models.values() if model.fault)
-    parts += faults
-    if plan is None:
+    faults = tuple(dict.fromkeys(model.fault for model in models.values() if model.fault))
+    if plan is None and not faults:
         parts.append(_without_plan(deployment, apps))
     is_right = not faults and (plan is None or plan.feasible)
     if worlds:
         value["worlds"] = report = _in_worlds(deployment, given, range(seed, seed + worlds))
         parts += _worlds(report, _again(apps, rates, slo_ms))
         is_right = is_right and report is not None and not report.failures
-    return CommandOutput(value, parts, exit_code=0 if is_right else 1)
+    return CommandOutput(value, parts, exit_code=0 if is_right else 1, errors=faults)
 
 
 def _planned(
@@ -305,6 +306,14 @@ def _graph(application: Application, *, is_derived: bool = False) -> RenderableT
     if limits := _limits(application.limits):
         title += f", {limits}"
     return table(Table(title, COLUMNS[:width], tuple(row[:width] for row in rows)))
+
+
+def _tensors(application: Application, signature: Signature | None) -> list[str]:
+    """What a request has and what its answer; which stages get the request, if they are several: one of them may lack
+    its `after`."""
+    lines = [] if signature is None else [tensors_line(application.name, signature)]
+    first = [stage.name for stage in application.order if not stage.after]
+    return lines + ([f"{len(first)} stages get the client's request: {', '.join(first)}"] if len(first) > 1 else [])
 
 
 def _nodes(cluster: Sequence[Node]) -> str:

@@ -45,6 +45,7 @@ from sloop.serve.stores import ModelSource
 from sloop.serve.weights import ModelFolder, usual_folder
 from sloop.systems import build_system
 from sloop.systems.system import is_system_file
+from sloop.tensor import Port, Signature
 from sloop.text import counted, listed
 from sloop.workload.link import Link, link_from, read_link
 from sloop.workload.read import trace_from
@@ -52,6 +53,8 @@ from sloop.workload.trace import Trace
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+PORTS_MAX: Final = 4
+"""Inputs or outputs of an application that a line shows."""
 
 
 class AppPath(click.Path):
@@ -103,6 +106,8 @@ class CommandOutput:
     display: Sequence[RenderableType]
     """For people: lines and tables."""
     exit_code: int = 0
+    errors: Sequence[str] = ()
+    """What is wrong, each with its help: shown last, on stderr, in both forms."""
 
 
 def print_output(output: CommandOutput) -> None:
@@ -113,6 +118,17 @@ def print_output(output: CommandOutput) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=200, soft_wrap=False)
     for part in output.display:
         console.print(part, highlight=False, markup=False)  # a file may be called `[b].onnx`
+
+
+def tensors_line(name: str, signature: Signature) -> str:
+    """What an application takes and answers, such as `digits takes image FP32[-1, 28, 28] and answers digit
+    INT64[-1]`."""
+    return f"{name} takes {_ports(signature.inputs)} and answers {_ports(signature.outputs)}"
+
+
+def _ports(ports: Sequence[Port]) -> str:
+    named = [f"{port.name} {port.kind}" for port in ports[:PORTS_MAX]]
+    return listed(named + ([f"{len(ports) - PORTS_MAX} more"] if len(ports) > PORTS_MAX else []))
 
 
 class Command(click.Command):
@@ -129,14 +145,12 @@ class Command(click.Command):
             _check_paths(ctx.params.values())
             output = super().invoke(ctx)
         except SloopError as error:
-            what = str(error.args[0])
-            click.echo(f"error: {what}", err=True)
-            if error.help:
-                click.echo(f"help: {error.help}", err=True)
-            output = CommandOutput({"error": what, "help": error.help}, (), exit_code=1)
+            output = CommandOutput({"error": error.what, "help": error.help}, (), exit_code=1, errors=[str(error)])
         if output is not None:
             assert isinstance(output, CommandOutput), f"{self.name} returned {output!r}"
             print_output(output)
+            for each in output.errors:
+                click.echo(f"error: {each}", err=True)
             if output.exit_code:
                 ctx.exit(output.exit_code)
 

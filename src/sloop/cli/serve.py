@@ -33,6 +33,7 @@ from sloop.cli.command import (
     progress,
     shape_option,
     slo_option,
+    tensors_line,
     with_deadlines,
 )
 from sloop.cli.pull import cache_of, fetched_models, models_options
@@ -55,13 +56,10 @@ from sloop.serve.server import GRACE_S, Serving, Settings, check_usable, stoppab
 from sloop.serve.server import serve as serve_until_stopped
 from sloop.serve.spans import SpanSettings
 from sloop.serve.stderr import never_waiting
-from sloop.tensor import Port
 from sloop.text import counted, host_and_port, listed, number
 
 PORT = click.IntRange(0, 65535)
 POSITIVE = Number(min=0, min_open=True)
-PORTS_MAX: Final = 4
-"""Inputs or outputs of an application that a line shows."""
 KEY_VARIABLE: Final = "SLOOP_API_KEY"
 EXAMPLE = """
 sloop serve app.yaml
@@ -622,14 +620,7 @@ def addresses(
     log = f"event log {value['log']}" if value["log"] else "no event log"
     where = f"at {value['http']} and grpc://{value['grpc']}; {log}"
     takes = [
-        f"{model.name} takes {_ports(model.signature.inputs)} and answers {_ports(model.signature.outputs)} "
-        f"at {value['http']}/v2/models/{model.name}/infer"
+        f"{tensors_line(model.name, model.signature)} at {value['http']}/v2/models/{model.name}/infer"
         for model in server.edges.models.values()
     ]
     return CommandOutput(value, [f"serving {listed(names)} {where}", *takes])
-
-
-def _ports(ports: Sequence[Port]) -> str:
-    """Such as `image FP32[-1, 3, 224, 224]`."""
-    named = [f"{port.name} {port.kind}" for port in ports[:PORTS_MAX]]
-    return listed(named + ([f"{len(ports) - PORTS_MAX} more"] if len(ports) > PORTS_MAX else []))

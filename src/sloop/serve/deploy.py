@@ -255,10 +255,12 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
     return {largest, *(size for size in measured if size < largest)}
 
 
-def check_wiring(application: Application, signatures: Mapping[tuple[str, str], Signature]) -> None:
-    """InputError if the tensors of its models do not fit together, where all of them are known."""
-    if len(signatures) == sum(len(stage.variants) for stage in application.stages):
-        wire(application.graph, signatures, where=application.file)
+def check_wiring(application: Application, signatures: Mapping[tuple[str, str], Signature]) -> Signature | None:
+    """The inputs and outputs of an application; None if not all of its models are known. InputError if their tensors do
+    not fit together."""
+    if len(signatures) < sum(len(stage.variants) for stage in application.stages):
+        return None
+    return wire(application.graph, signatures, where=application.file).signature
 
 
 def unprofiled(variant: Variant) -> Declared:
