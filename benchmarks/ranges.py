@@ -164,7 +164,8 @@ def slower_than(log: Path, profile: Profile) -> float:
     """Measured durations of all batches divided by their durations in the profile."""
     cells = {(s.batch, s.cores): s.mean_ms for s in profile.samples}
     taken_ms = expected_ms = 0.0
-    for found in batch_durations(read_log(log)).values():
+    recorded = read_log(log)
+    for found in batch_durations(recorded, recorded.header.cluster).values():
         for cell, runs_ns in found.items():
             if cell in cells:
                 taken_ms += sum(runs_ns) / 1e6

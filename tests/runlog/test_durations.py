@@ -2,9 +2,9 @@
 
 from sloop.actions import StartBatch, StartReplica
 from sloop.events import Finished, Resized
-from sloop.runlog.durations import BATCHES_MIN, batch_durations
+from sloop.runlog.durations import BATCHES_MIN, BatchFold, batch_durations
 from sloop.units import ms
-from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, RequestId, Slot
+from sloop.vocabulary import BatchId, Node, ReplicaId, ReplicaSpec, RequestId, Slot
 from tests.runlog.story import Rows
 
 CORES = (1.0, 1.5, 0.3)
@@ -54,3 +54,26 @@ def test_on_a_fraction_of_a_core_only_the_batches_of_a_busy_replica_count() -> N
         (1, 1.5): [busy] * BATCHES_MIN,
         (1, 0.3): [busy] * BATCHES_MIN,
     }
+
+
+def test_batches_on_reserved_cores_count_for_the_whole_node_unless_others_ran_there() -> None:
+    """Two replicas reserve 0.5 and 1 core of a node of 4; a third has its cores to itself."""
+    slots = [Slot(0.5, "k", is_capped=False), Slot(1.0, "k", is_capped=False), Slot(2.0, "k")]
+    rows: Rows = [
+        (0, StartReplica(ReplicaId(n), ReplicaSpec("m/s", "v", slot, node="k-0"))) for n, slot in enumerate(slots)
+    ]
+    half = BATCHES_MIN // 2
+    rows += batches(0, half, 10) + batches(1, half, 10, first=half)  # together enough for a cell
+    beside = 2 * BATCHES_MIN
+    rows += batches(0, BATCHES_MIN, 30, first=beside)  # while these run, so do those of the third
+    rows += [(at_ns + 1, record) for at_ns, record in batches(2, BATCHES_MIN, 20, first=beside)]
+    rows.sort(key=lambda row: row[0])
+    node = Node("k-0", "k", 4.0, 0)
+    (found,) = batch_durations(rows, [node]).values()
+    assert found == {(1, 4.0): [ms(10)] * BATCHES_MIN, (1, 2.0): [ms(20)] * BATCHES_MIN}
+    fold = BatchFold([node])
+    for row in rows:
+        fold.append(*row)
+    assert fold.shared == {("m/s", "v", "k"): BATCHES_MIN}
+    (found,) = batch_durations(rows, [node, Node("k-1", "k", 8.0, 0)]).values()
+    assert found.keys() == {(1, 2.0)}, "the nodes of this kind differ, so that nothing says how many cores they used"

@@ -356,14 +356,20 @@ truth: {profile_error: 1.5, cold_start: {start_s: 1}}
 """
 
 
-def logged(folder: Path, origin: str, more: str = "") -> Path:
-    """The log of a run in which every batch took 1.5 × its profile. `more` are further lines of the scenario."""
-    samples = tuple(sample_of(batch, 1.0, [ms(10 * batch)] * 100) for batch in (1, 2, 4))
-    table = LatencyTable({sample.batch: {1.0: sample.p99_ms} for sample in samples})
-    profile = Profile(latency_ms=table, max_batch=4, max_cores=1, origin="measured", samples=samples, date="2026-11-20")
+def logged(folder: Path, origin: str, more: str = "", app: str = MODEL_APP, cores_max: int = 1) -> Path:
+    """The log of a run in which every batch took 1.5 × its profile, which has 1 to `cores_max` cores. `more` are
+    further lines of the scenario."""
+    all_cores = range(1, cores_max + 1)
+    samples = tuple(
+        sample_of(batch, float(cores), [ms(10 * batch / cores)] * 100) for batch in (1, 2, 4) for cores in all_cores
+    )
+    table = LatencyTable({batch: {float(cores): 10 * batch / cores for cores in all_cores} for batch in (1, 2, 4)})
+    profile = Profile(
+        latency_ms=table, max_batch=4, max_cores=cores_max, origin="measured", samples=samples, date="2026-11-20"
+    )
     save_profile(profile, folder / "p.json")
     (folder / "net.onnx").write_bytes(b"a model")
-    (folder / "scene.yaml").write_text(MODEL_APP + more)
+    (folder / "scene.yaml").write_text(app + more)
     scenario = load_scenario(folder / "scene.yaml")
     path = folder / "run.jsonl"
     run_scenario(scenario, scenario.systems[0], log=path)
@@ -384,6 +390,28 @@ def test_a_servers_log_refines_the_profiles_of_its_models(tmp_path: Path) -> Non
     assert refined.passes[-1].beside == "a server under static, run.jsonl"
     save_profile(refined, found.file)
     assert refined_profiles(log) == [found]  # the same log adds nothing
+
+
+def test_batches_on_cores_that_are_only_reserved_count_for_all_cores_of_the_node(tmp_path: Path) -> None:
+    """Under the default system, a replica has reserved one core and uses both: those are what its batches took."""
+    app = MODEL_APP.replace("system: {name: static, cores: 1}\n", "").replace("count: 2, cores: 1", "cores: 2")
+    log = read_log(logged(tmp_path, "live", app=app, cores_max=2))
+    plan = next(record.plan for _, record in log if isinstance(record, Decided) and record.plan is not None)
+    slot = plan.stages[0].groups[0].spec.slot
+    assert (slot.cores, slot.is_capped) == (1.0, False)
+    (found,) = refined_profiles(log)
+    (seen,) = [sample for sample in found.profile.passes[-1].samples if sample.batch == 1]
+    assert seen.cores == 2.0
+    assert seen.mean_ms == pytest.approx(7.5, rel=0.01)
+
+
+def test_a_log_whose_batches_shared_all_cores_says_so(tmp_path: Path) -> None:
+    system = "{name: static, stages: {only: {groups: [{replicas: 2, cores: 1, is_capped: false}]}}}"
+    app = MODEL_APP.replace("{name: static, cores: 1}", system).replace("count: 2, cores: 1", "cores: 2")
+    path = logged(tmp_path, "live", app=app.replace("rate: 30", "rate: 1000"), cores_max=2)
+    with pytest.raises(InputError, match=r"of its batches shared the cores of their node with others") as refused:
+        refined_profiles(read_log(path), tmp_path / "net.onnx")
+    assert "static" in refused.value.help
 
 
 def test_models_that_were_deployed_during_the_run_are_refined_too(tmp_path: Path) -> None:

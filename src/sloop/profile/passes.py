@@ -136,6 +136,7 @@ def refined(
         profile,
         latency_ms=fits["table"].params,
         max_batch=max(profile.max_batch, *(batch for batch, _ in runs)),
+        max_cores=max(profile.max_cores, *(cores for _, cores in runs)),
         origin="measured",
         measured=None,
         source=f"{profile.source.partition('; refined')[0]}; refined from service, {percentile}",

@@ -41,7 +41,7 @@ from sloop.runlog.fold import (
 )
 from sloop.text import listed
 from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
-from sloop.vocabulary import Node, Request, RequestId
+from sloop.vocabulary import Node, Request, RequestId, Slot
 
 Values = np.ndarray[tuple[int], np.dtype[np.int64]]
 IDLE_NS: Final = 60 * NS_PER_S
@@ -613,9 +613,9 @@ class RunSummary(Figures):
     def assumed(self) -> tuple[str, ...]:
         """One line for each value that the run used although it was not measured: assumed profiles of variants that
         ran, and batch sizes and core counts outside the measured region."""
-        ran: dict[VariantKey, list[tuple[int, float]]] = {}
+        ran: dict[VariantKey, list[tuple[int, Slot]]] = {}
         for group in self._groups():
-            ran.setdefault(group.variant_key, []).extend((size, group.cores) for size in group.sizes)
+            ran.setdefault(group.variant_key, []).extend((size, group.slot) for size in group.sizes)
         several = len({hardware for _, _, hardware in self._estimates}) > 1
         return tuple(
             dict.fromkeys(
@@ -783,11 +783,12 @@ def _estimate_error(key: VariantKey, groups: Sequence[BatchGroup], estimate: Sta
     return EstimateError(*key, batches, *means_ms, error / batches)
 
 
-def _assumptions(name: str, profile: Profile, ran: Sequence[tuple[int, float]]) -> Iterator[str]:
-    """What is assumed about a variant that ran batches of these sizes on these numbers of cores."""
+def _assumptions(name: str, profile: Profile, ran: Sequence[tuple[int, Slot]]) -> Iterator[str]:
+    """What is assumed about a variant that ran batches of these sizes on these slots."""
     if profile.origin == "assumed":
         yield f"{name}: assumed profile ({profile.source or 'no source given'})"
-    beyond = [point for point in ran if profile.is_extrapolated(*point)]
+    points = [(size, profile.cores_on(slot)) for size, slot in ran]
+    beyond = [point for point in points if profile.is_extrapolated(*point)]
     if beyond and profile.region is not None:
         sizes, cores = [size for size, _ in beyond], [cores for _, cores in beyond]
         reached = Region(min(sizes), max(sizes), min(cores), max(cores))

@@ -403,7 +403,7 @@ def recorded_in(log: Path, deployment: Deployment) -> RecordedRun:
             where=str(log),
             help="give the log of a run of these stages and variants",
         )
-    return recorded_run(with_beginning(recorded), tuple(deployment.by_name))
+    return recorded_run(with_beginning(recorded), tuple(deployment.by_name), recorded.header.cluster)
 
 
 def faults_of(truth: Truth) -> FaultRates:

@@ -7,7 +7,7 @@ applications with their profiles and their system's parameters. Applications tha
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from sloop.profile.model import is_modelled
 from sloop.profile.passes import refined
 from sloop.profile.profile import Profile, digest, load_profile, path_beside
 from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
-from sloop.runlog.durations import BATCHES_MIN, batch_durations
+from sloop.runlog.durations import BATCHES_MIN, BatchFold
 from sloop.runlog.fold import DeploymentState, Kept
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, restore
@@ -188,7 +188,9 @@ def refined_profiles(
     if header.origin != "live":
         raise InputError("a simulated run shows nothing about a machine", where=where, help="give a server's log")
     require_all(log, "a profile")
-    durations_ns = batch_durations(with_beginning(log))
+    batches = BatchFold(header.cluster, only_busy=True)
+    for now_ns, record in with_beginning(log):
+        batches.append(now_ns, record)
     variants = {
         (stage.name, variant.name): variant
         for application in _applications_of(log)
@@ -198,13 +200,17 @@ def refined_profiles(
     profiles: dict[tuple[Path, str], Profile] = {}
     runs_ns: dict[tuple[Path, str], dict[tuple[int, float], list[int]]] = {}
     modelled: set[Path] = set()
-    for (stage, name, hardware), cells in durations_ns.items():
+    shared = 0
+    for (stage, name, hardware), cells in batches.durations().items():
         variant = variants.get((stage, name))
         profile = variant.on(hardware) if variant is not None else None
-        if not cells or variant is None or variant.model is None or profile is None:
+        if variant is None or variant.model is None or profile is None:
             continue
         path = Path(variant.model)
         if model is None or path.resolve() == model.resolve():
+            shared += batches.shared[stage, name, hardware]
+            if not cells:
+                continue
             if is_modelled(profile.accelerator):  # the server computed on its processor what the device would
                 modelled.add(path)
                 continue
@@ -212,15 +218,8 @@ def refined_profiles(
             profiles[key] = profile
             for cell, found_ns in cells.items():
                 runs_ns.setdefault(key, {}).setdefault(cell, []).extend(found_ns)
-    if not profiles and modelled:
-        names = listed(sorted(path.name for path in modelled))
-        what = f"the profile of {names} is of a device whose time is modelled; a server computes it on processors"
-        fix = f"measure it for nodes of this kind: sloop profile {min(modelled)} --hardware local"
-        raise InputError(what, where=where, help=fix)
     if not profiles:
-        of = f"{model.name!r}" if model else "any model"
-        what = f"no {BATCHES_MIN} batches of one size on one core count were run by {of}"
-        raise InputError(what, where=where, help="record a longer run, or one of this model")
+        raise _no_batches(model, modelled, shared, where)
     beside = f"a server under {header.system}, {log.path.name}"
     sharing = Counter(file for _, file in profiles)
     found: list[RefinedProfile] = []
@@ -231,6 +230,23 @@ def refined_profiles(
         made = refined(newest, runs_ns[path, declared], date=header.date, beside=beside, percentile=percentile)
         found.append(RefinedProfile(path, file, is_read, made))
     return found
+
+
+def _no_batches(model: Path | None, modelled: Set[Path], shared: int, where: str) -> InputError:
+    """Why no batch of `model`, or of any, says how long one takes: they were on devices that are `modelled`, or
+    `shared` of them ran beside others on the same cores."""
+    if modelled:
+        names = listed(sorted(path.name for path in modelled))
+        what = f"the profile of {names} is of a device whose time is modelled; a server computes it on processors"
+        fix = f"measure it for nodes of this kind: sloop profile {min(modelled)} --hardware local"
+        return InputError(what, where=where, help=fix)
+    of = f"{model.name!r}" if model else "any model"
+    what = f"no {BATCHES_MIN} batches of one size on one core count were run by {of}"
+    fix = "record a longer run, or one of this model"
+    if shared >= BATCHES_MIN:
+        what += f": {shared} of its batches shared the cores of their node with others, and had no fixed number"
+        fix = "record a run under `system: {name: static, cores: 1}`, whose replicas keep their cores to themselves"
+    return InputError(what, where=where, help=fix)
 
 
 def _applications_of(log: RecordedLog) -> Iterator[Application]:

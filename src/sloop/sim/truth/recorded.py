@@ -17,11 +17,10 @@ from msgspec import Struct
 from sloop.actions import StartBatch
 from sloop.events import Finished
 from sloop.runlog import Record
-from sloop.runlog.durations import ANY_GRAPH, Durations, durations_of
-from sloop.runlog.fold import RunState
+from sloop.runlog.durations import BatchFold, Durations
 from sloop.sim.truth.branches import RecordedBranches
 from sloop.sim.truth.network import Delay
-from sloop.vocabulary import BatchId, Request
+from sloop.vocabulary import BatchId, Node, Request
 
 
 class RecordedRun(Struct, frozen=True):
@@ -36,16 +35,18 @@ class RecordedRun(Struct, frozen=True):
 NOT_RECORDED: Final = RecordedRun()
 
 
-def recorded_run(records: Iterable[tuple[int, Record]], names: Sequence[str] = ("",)) -> RecordedRun:
+def recorded_run(
+    records: Iterable[tuple[int, Record]], names: Sequence[str] = ("",), nodes: Iterable[Node] = ()
+) -> RecordedRun:
     """Read the truth from a log, in one pass. `names` are the applications of its deployment; if there is only one, its
-    requests need not name it."""
-    state = RunState(ANY_GRAPH)
+    requests need not name it. `nodes` are those of its header."""
+    batches = BatchFold(nodes)
     branches: dict[str, dict[tuple[int, int], tuple[int, ...]]] = defaultdict(dict)
     requests: dict[str, list[tuple[int, Delay]]] = defaultdict(list)
     ids: dict[str, list[int]] = defaultdict(list)
     started: dict[BatchId, StartBatch] = {}
     for now_ns, record in records:
-        state.append(now_ns, record)
+        batches.append(now_ns, record)
         if isinstance(record, Request):
             delay = record.arrived_ns - record.sent_ns, now_ns - record.sent_ns
             requests[record.application or names[0]].append((record.sent_ns, delay))
@@ -61,4 +62,4 @@ def recorded_run(records: Iterable[tuple[int, Record]], names: Sequence[str] = (
         for stage, taken in branches.items():
             branches[stage] = {(numbers.get(id, id), part): counts for (id, part), counts in taken.items()}
     delays = {name: tuple(delay for _, delay in sorted(own)) for name, own in requests.items()}
-    return RecordedRun(durations_of(state), dict(branches), delays)
+    return RecordedRun(batches.durations(), dict(branches), delays)
