@@ -85,6 +85,23 @@ def test_a_user_decides_either_way(tmp_path: Path) -> None:
     assert [each.joining for each in (joined, whole)] == [None, None], "true of the user's file, not of the model"
 
 
+def test_a_copy_that_a_user_once_asked_for_decides_nothing_later(tmp_path: Path) -> None:
+    """The copy, whose output has an open first dimension, stays in the folder."""
+    path = model(tmp_path, [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [X], ("y", FLOAT, [1, 4]))
+    for declared, is_joined in ((True, True), (None, False), (True, True), (False, False)):
+        known = examine(path, folder=tmp_path / "copies", declared=Declared(joins_rows=declared))
+        assert (not known.obstacle) is is_joined, f"{declared}: {known.obstacle!r}"
+    assert list((tmp_path / "copies").iterdir()), "a copy was made"
+
+
+@pytest.mark.parametrize("rows", ["n", 1])
+def test_a_user_may_keep_rows_apart_that_a_copy_was_made_to_join(rows: str | int, tmp_path: Path) -> None:
+    path = model(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, [rows, 4])], ("y", FLOAT, [1, 4]))
+    assert not examine(path, folder=tmp_path / "copies").obstacle
+    apart = examine(path, folder=tmp_path / "copies", declared=Declared(joins_rows=False))
+    assert "joins_rows: false" in apart.obstacle
+
+
 def test_what_has_no_rows_cannot_be_declared_to_join_them(tmp_path: Path) -> None:
     node = helper.make_node("Mul", ["x", "s"], ["y"])
     path = model(tmp_path, [node], [X, ("s", FLOAT, [])], ("y", FLOAT, ["n", 4]))

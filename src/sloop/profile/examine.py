@@ -303,7 +303,7 @@ def _examined(
     if is_python(path) or has_runtime(path) or not declared.batch:
         prepared = PreparedModel(path, open_model(path, 1))
     else:
-        prepared = prepare(path, shapes, folder, obstacle_of, is_forced=bool(declared.joins_rows))
+        prepared = prepare(path, shapes, folder, obstacle_of)
     session = prepared.session
     if path.suffix == ".onnx" and any(port.shape == () for port in session.signature.inputs):
         for name in unranked_inputs(prepared.file):
@@ -417,15 +417,12 @@ def prepare(
     shapes: Mapping[str, tuple[int, ...]],
     folder: Path | None = None,
     obstacle_of: Callable[[Session, Path], str] = lambda session, file: "",
-    *,
-    is_forced: bool = False,
 ) -> PreparedModel:
     """The file to open for an ONNX model.
 
     A copy is written beside the model, or in `folder`, if the model has ZipMaps, or a fixed batch that can be opened.
-    It can be opened if the results stay the same and `obstacle_of` a session of the copy is empty. A copy with a batch
-    that is open because the user says so (`is_forced`) has a name of its own. InputError for an unusable file,
-    MachineError if a copy is needed and cannot be written.
+    It can be opened if the results stay the same and `obstacle_of` a session of the copy is empty. InputError for an
+    unusable file, MachineError if a copy is needed and cannot be written.
     """
     labels: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
@@ -442,7 +439,7 @@ def prepare(
     batch, obstacle = session.signature.fixed_batch, None
     if batch is not None:
         try:
-            file = _with_open_batch(file, batch, shapes, folder, obstacle_of, is_forced=is_forced)
+            file = _with_open_batch(file, batch, shapes, folder, obstacle_of)
             session, obstacle = OnnxSession(file, 1), ""
             changes.append(f"{OPEN} {batch}")
             notes.append(
@@ -490,8 +487,6 @@ def _with_open_batch(
     shapes: Mapping[str, tuple[int, ...]],
     folder: Path | None,
     obstacle_of: Callable[[Session, Path], str],
-    *,
-    is_forced: bool,
 ) -> Path:
     """A copy whose batch is open. InputError if its results would differ, if its rows may meet, or if the user's shape
     of one request has all rows."""
@@ -507,7 +502,7 @@ def _with_open_batch(
         if obstacle := obstacle_of(session, copy):
             raise InputError(obstacle, where=str(path), help="export it with an open first dimension")
 
-    return _copy(path, model, f"{OPEN}-forced" if is_forced else OPEN, folder, check)
+    return _copy(path, model, OPEN, folder, check)
 
 
 def _outputs_that_are_closed(signature: Signature) -> list[str]:
@@ -533,6 +528,7 @@ def _with_open_outputs(path: Path, folder: Path | None, obstacle_of: Callable[[S
 def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Callable[[Path], object]) -> Path:  # noqa: ANN401
     """The path of the changed copy of a file. A new one is kept only if `check` does not raise.
 
+    One that is there already is checked too: it may have been made because the user said so then (`joins_rows: true`).
     Its name has a digest of the model that it was made from, so that the copy of an earlier version is not used.
     MachineError if it cannot be written.
     """
@@ -543,6 +539,7 @@ def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Calla
         what = "a copy of it is needed, and the weights in other files are found in the folder of the model only"
         raise MachineError(f"{path}: {what}", help="free space for a copy of all its files")
     if (place / name).is_file():
+        check(place / name)
         return place / name
     part = place / f".{os.getpid()}-{name}"
     try:
