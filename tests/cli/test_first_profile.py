@@ -144,8 +144,9 @@ def test_a_wrong_system_is_told_before_anything_is_measured(model: Path, monkeyp
 def test_a_model_file_is_planned_and_checked_with_a_derived_or_a_given_deadline(model: Path) -> None:
     save_profile(structs.replace(RESNET_T, model_digest=digest(model)), path_beside(model))
     shown = run("plan", model, "--rate", "1").stdout
-    assert "tiny: its deadline is 300 ms (5 × 57.48 ms, the time of one request on 1 core, rounded up)" in " ".join(
-        shown.split()
+    assert (
+        "tiny: its deadline is 300 ms (5 × 57.48 ms, the planned time of one request on 1 core, rounded up)"
+        in " ".join(shown.split())
     )
     assert json.loads(run("check", model, "--slo-ms", "400", "--json").stdout)["slo_ms"] == 400
     app = model.with_name("app.yaml")
@@ -383,8 +384,8 @@ def test_each_model_gets_the_shapes_of_its_own_inputs(tmp_path: Path, model: Pat
 
 def test_the_time_and_the_rate_that_are_told_are_both_medians() -> None:
     samples = (Sample(1, 1, p50_ms=2.0, p99_ms=9.0, n=10), Sample(8, 2, p50_ms=8.0, p99_ms=20.0, n=10))
-    made = Profile(latency_ms=Quadratic(0, 1, 8), max_batch=8, max_cores=2, samples=samples)
+    made = Profile(latency_ms=Quadratic(0, 1, 2.5), max_batch=8, max_cores=2, samples=samples)
     assert module._speed(made) == (
-        "2 ms for 1 row on 1 core, or at most 1,000 rows/s in batches of 8 on 2 cores (medians; it is planned with "
-        "9 ms, the 99th percentile)"
+        "2 ms for 1 row on 1 core, or at most 1,000 rows/s in batches of 8 on 2 cores (medians; 3.5 ms is the planned "
+        "time of the first, for slower runs too)"
     )

@@ -168,7 +168,10 @@ def test_serve_reads_a_repository_itself(repository: Path, tmp_path: Path, monke
         (application,) = seen.pop().applications
         assert [stage.name for stage in application.stages] == ["first", "second"]
         assert application.slo_ms == 50
-        assert "its deadline is 50 ms (5 × 2.2 ms, the time of one request in 2 stages, but at least" in result.stderr
+        assert (
+            "its deadline is 50 ms (5 × 2.2 ms, the planned time of one request in 2 stages, but at least"
+            in result.stderr
+        )
     assert run("serve", repository, "--slo-ms", 300).exit_code == 0
     assert seen.pop().applications[0].slo_ms == 300
     assert run("serve", repository / "first").exit_code == 0

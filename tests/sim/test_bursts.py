@@ -63,7 +63,12 @@ def test_a_burst_uses_all_cores_under_the_default_and_one_under_the_published_sy
     default, plan = served(tmp_path)
     assert are_reserved(plan)
     assert plan.stages[0].groups[0].spec.cores == 1, "what it reserves is what the rate needs"
-    assert "replicas use all 2" in plan.why
+    size = plan.stages[0].batch_max
+    on_reserved, on_all = 14 * size, 8 * size  # as in `SCALES`
+    assert (
+        f"replicas use all 2: a batch of {size} takes {on_reserved} ms on its reserved core, and {on_all} ms on all"
+        in plan.why
+    )
     assert sponge < 0.9 * default
     assert default == len(BURSTS_S) * SIZE
 

@@ -262,14 +262,14 @@ def with_deadline(application: Application, slo_ms: float | None = None) -> tupl
     single_ms = sum(each_ms for each_ms, _ in singles)
     usual_ms = usual_slo_ms(single_ms)
     on = f"on {counted(singles[0][1], 'core')}" if len(singles) == 1 else f"in {len(singles)} stages"
-    why = f"{SLO_FACTOR:g} × {number(single_ms)} ms, the time of one request {on}"
+    why = f"{SLO_FACTOR:g} × {number(single_ms)} ms, the planned time of one request {on}"
     least = f", but at least {SLO_MS_LEAST:g} ms" if usual_ms == SLO_MS_LEAST else ", rounded up"
     note = f"{application.name}: its deadline is {number(usual_ms)} ms ({why}{least})"
     return replace(application, slo_ms=usual_ms), note
 
 
 def _single(profile: Profile) -> tuple[float, float]:
-    """The milliseconds of a single request, and on how many cores: one if the profile has it."""
+    """The planned milliseconds of a single request, and on how many cores: one if the profile has it."""
     region = profile.region
     cores = 1.0 if region is None or region.has(region.batch_min, 1.0) else profile.max_cores
     return profile.latency_ms.latency_ms(1, cores), cores

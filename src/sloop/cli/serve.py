@@ -599,7 +599,8 @@ def _speed(profile: Profile) -> str:
     one = f"{number(single.p50_ms)} ms for {counted(single.batch, 'row')} on {counted(single.cores, 'core')}"
     rows_s = number(1e3 * best.batch / best.p50_ms)
     most = f"{rows_s} rows/s in batches of {best.batch} on {counted(best.cores, 'core')}"
-    return f"{one}, or at most {most} (medians; it is planned with {number(single.p99_ms)} ms, the 99th percentile)"
+    planned_ms = number(profile.latency_ms.latency_ms(single.batch, single.cores))
+    return f"{one}, or at most {most} (medians; {planned_ms} ms is the planned time of the first, for slower runs too)"
 
 
 def addresses(

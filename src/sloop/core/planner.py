@@ -23,7 +23,16 @@ from msgspec import structs
 
 from sloop.core.ledger import MILLI, millicores
 from sloop.core.protocols import Policies, Scale
-from sloop.core.views import ApplicationView, ClusterView, CoreDemand, NodeView, PlanInput, StageView
+from sloop.core.views import (
+    ApplicationView,
+    Belief,
+    BeliefKey,
+    ClusterView,
+    CoreDemand,
+    NodeView,
+    PlanInput,
+    StageView,
+)
 from sloop.errors import InputError
 from sloop.events import Planned
 from sloop.text import counted
@@ -492,8 +501,25 @@ def sharing_idle_cores(plan: Plan, view: ClusterView, nodes: Sequence[NodeView])
         return structs.replace(made, batch_max=min(sizes, default=target.batch_max))
 
     stages = tuple(map(for_bursts, plan.stages))
-    why = f"{plan.why}; while other cores are idle, replicas use all {max(used):g}" if used else plan.why
+    why = f"{plan.why}; {_idle_cores_text(stages, beliefs, max(used))}" if used else plan.why
     return structs.replace(plan, stages=stages, why=why)
+
+
+def _idle_cores_text(
+    stages: Sequence[StagePlan], beliefs: Mapping[str, Mapping[BeliefKey, Belief]], cores: float
+) -> str:
+    """How many cores replicas use that only reserve some, and of a single group, how long a batch takes on either: the
+    policy's own reason has the times on those that are reserved."""
+    text = f"while other cores are idle, replicas use all {cores:g}"
+    found = [(target, group) for target in stages for group in target.groups if not group.spec.slot.is_capped]
+    if len(found) > 1 or found[0][1].spec.cores >= cores:
+        return text
+    ((target, group),) = found
+    spec, size = group.spec, target.batch_max_of(group)
+    belief = beliefs[spec.stage][spec.variant, spec.slot.hardware]
+    on_reserved, on_all = (belief.latency_ms(size, slot) for slot in (belief.slot(spec.cores), spec.slot))
+    own = "its reserved core" if spec.cores == 1 else f"its {spec.cores:g} reserved cores"
+    return f"{text}: a batch of {size} takes {on_reserved:.4g} ms on {own}, and {on_all:.4g} ms on all"
 
 
 def _burst_batch(costs_ns: Sequence[int], planned: int, limit_ns: int) -> int:
