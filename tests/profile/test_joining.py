@@ -188,6 +188,10 @@ HIDDEN = {
         int64[1] one = {1}, int64[1] many = {100}, int64[1] minus = {-1}, float[1] five = {5}> {
         s = Shape(x)  n = Slice(s, zero, one)  d = Sub(n, many)  e = Equal(d, minus)  i = Cast<to = 7>(e)
         k = Add(i, one)  f = Expand(five, k)  r = ReduceSum<keepdims = 0>(f)  y = Add(x, r) }""",
+    "Mul 'd' computes numbers that are too large for their type with many rows": """g (float[N, 3] x) => (float[N, 3] y)
+        <int64[1] zero = {0}, int32[1] factor = {600000000}, int32[1] wrapped = {-884901888}> {
+        s = Shape(x)  n = Gather(s, zero)  i = Cast<to = 6>(n)  d = Mul(i, factor)  e = Equal(d, wrapped)
+        t = Add(x, x)  y = Where(e, t, x) }""",
     "Slice 'k' computes with the number of rows": """g (float[N, 3] x) => (float[N, 3] y) <int64[1] zero = {0},
         int64[1] one = {1}, int64[1] two = {2}, int64[2] flip = {1, 0}, float many = {1000}> {
         s = Shape(x)  f = Gather(s, flip)  u = Unsqueeze(f, zero)  k = Slice(u, one, two, one)  e = Cast<to = 1>(k)

@@ -33,6 +33,8 @@ NO_TENSORS: Final = re.compile("^(?!Reverse).*Sequence|Optional")
 """Operators with inputs or outputs that are not tensors."""
 STANDARD: Final = "ai.onnx"
 """Another name of the domain of the standard operators, which usually has none."""
+PASS_ROWS_MAX: Final = 4096
+"""A number that is computed from the number of rows must be exact up to so many rows; profiles have far smaller passes."""
 VALUES_MAX: Final = 64
 """Tensors of up to so many elements may be shapes, axes or bounds: their values are kept."""
 SHAPE: Final = "sloop/shape/"
@@ -410,6 +412,10 @@ class RowWalk:
             times = one.values[name][mask] / one.rows
             if np.any((times < 1) | (times % 1 != 0) | (times != other.values[name][mask] / other.rows)):
                 raise RowsMeet("computes with the number of rows")
+            kind = one.values[name].dtype
+            exact = 2.0 ** (np.finfo(kind).nmant + 1) if kind.kind == "f" else np.iinfo(kind).max
+            if np.any(times * PASS_ROWS_MAX > exact):  # it would wrap around at some number of rows
+                raise RowsMeet("computes numbers that are too large for their type with many rows")
 
     # What rules ask
 
