@@ -34,7 +34,7 @@ NO_TENSORS: Final = re.compile("^(?!Reverse).*Sequence|Optional")
 STANDARD: Final = "ai.onnx"
 """Another name of the domain of the standard operators, which usually has none."""
 PASS_ROWS_MAX: Final = 4096
-"""A number that is computed from the number of rows must be exact up to so many rows; profiles have far smaller passes."""
+"""What is computed from the number of rows must be exact up to so many rows; profiles have far smaller passes."""
 VALUES_MAX: Final = 64
 """Tensors of up to so many elements may be shapes, axes or bounds: their values are kept."""
 SHAPE: Final = "sloop/shape/"
