@@ -470,7 +470,7 @@ def changed_copy(path: Path, changes: Sequence[str], folder: Path) -> Path:
             open_outputs(model)
         else:
             open_batch(model, int(batch))
-        path = _copy(path, model, kind, folder, lambda copy: None)
+        path = _copy(path, model, kind, folder, lambda copy, is_new: None)
     return path
 
 
@@ -478,7 +478,12 @@ def _without_maps(path: Path, folder: Path | None) -> tuple[Path, dict[str, tupl
     """A copy whose ZipMaps are replaced, and the classes of the columns by output."""
     model = read_onnx(path)
     labels = replace_zip_maps(model)
-    return _copy(path, model, MAPS, folder, lambda copy: signature_of(open_session(copy, 1), path)), labels
+
+    def check(copy: Path, is_new: bool) -> None:
+        if is_new:
+            signature_of(open_session(copy, 1), path)
+
+    return _copy(path, model, MAPS, folder, check), labels
 
 
 def _with_open_batch(
@@ -497,8 +502,8 @@ def _with_open_batch(
     model = read_onnx(path)
     open_batch(model, batch)
 
-    def check(copy: Path) -> None:
-        session = _check_opened(path, copy, batch, shapes)
+    def check(copy: Path, is_new: bool) -> None:
+        session = _check_opened(path, copy, batch, shapes) if is_new else OnnxSession(copy, 1)
         if obstacle := obstacle_of(session, copy):
             raise InputError(obstacle, where=str(path), help="export it with an open first dimension")
 
@@ -518,18 +523,24 @@ def _with_open_outputs(path: Path, folder: Path | None, obstacle_of: Callable[[S
     model = read_onnx(path)
     open_outputs(model)
 
-    def check(copy: Path) -> None:
+    def check(copy: Path, is_new: bool) -> None:
         if obstacle := obstacle_of(OnnxSession(copy, 1), copy):
             raise InputError(obstacle, where=str(path))
 
     return _copy(path, model, OUTPUTS, folder, check)
 
 
-def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Callable[[Path], object]) -> Path:  # noqa: ANN401
+def _copy(
+    path: Path,
+    model: Any,  # noqa: ANN401
+    change: str,
+    folder: Path | None,
+    check: Callable[[Path, bool], object],
+) -> Path:
     """The path of the changed copy of a file. A new one is kept only if `check` does not raise.
 
-    One that is there already is checked too: it may have been made because the user said so then (`joins_rows: true`).
-    Its name has a digest of the model that it was made from, so that the copy of an earlier version is not used.
+    One that is there already is checked as not new: its results are known to be the same, but it may have been made
+    because the user said so then (`joins_rows: true`). Its name has a digest of the model that it was made from, so that the copy of an earlier version is not used.
     MachineError if it cannot be written.
     """
     made_of = hashlib.sha256(f"{digest_of_model(path)} {COPIES}".encode()).hexdigest()[:12]
@@ -539,13 +550,13 @@ def _copy(path: Path, model: Any, change: str, folder: Path | None, check: Calla
         what = "a copy of it is needed, and the weights in other files are found in the folder of the model only"
         raise MachineError(f"{path}: {what}", help="free space for a copy of all its files")
     if (place / name).is_file():
-        check(place / name)
+        check(place / name, False)
         return place / name
     part = place / f".{os.getpid()}-{name}"
     try:
         place.mkdir(parents=True, exist_ok=True)
         write_onnx(model, part)
-        check(part)
+        check(part, True)
         return part.replace(place / name)
     except (OSError, MachineError) as error:
         what = f"a copy of it is needed, and {place} cannot be written"
