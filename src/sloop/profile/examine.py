@@ -540,8 +540,8 @@ def _copy(
     """The path of the changed copy of a file. A new one is kept only if `check` does not raise.
 
     One that is there already is checked as not new: its results are known to be the same, but it may have been made
-    because the user said so then (`joins_rows: true`). Its name has a digest of the model that it was made from, so that
-    the copy of an earlier version is not used.
+    because the user said so then (`joins_rows: true`). Its name has a digest of the model that it was made from, so
+    that the copy of an earlier version is not used.
     MachineError if it cannot be written.
     """
     made_of = hashlib.sha256(f"{digest_of_model(path)} {COPIES}".encode()).hexdigest()[:12]
