@@ -1,9 +1,15 @@
-"""What the documents show works: links lead somewhere, files shown are valid, commands shown exist and parse."""
+"""What the documents show works: links lead somewhere, files shown are valid, commands shown exist and parse.
+
+An example that needs a publication's folder says so in its first line (```yaml needs=sloop_systems.sponge), and is
+skipped where that folder is not there; so is a link into the folder.
+"""
 
 import re
 import shlex
 from importlib.util import find_spec
+from os.path import normpath
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -18,8 +24,10 @@ from sloop.systems.setup import set_up
 from tests.cli.conftest import save_small_model
 
 ROOT = Path(__file__).resolve().parents[2]
+PUBLICATIONS = [ROOT / "src" / "sloop_systems", ROOT / "tests" / "sloop_systems"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)(?: needs=[\w.]+)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NEEDS = re.compile(r"^```\w+ needs=([\w.]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -27,15 +35,35 @@ def blocks(language: str) -> list[str]:
     return [text for path in DOCUMENTS for kind, text in BLOCK.findall(path.read_text()) if kind == language]
 
 
+def needed() -> dict[str, str]:
+    """What each block needs that names a publication's folder."""
+    return {text: module for path in DOCUMENTS for module, text in NEEDS.findall(path.read_text())}
+
+
+def skipped_without(text: str, module: str) -> Any:
+    """A case that is skipped if the module that it needs, if any, is not there."""
+    is_there = not module or (find_spec(module.partition(".")[0]) and find_spec(module))
+    return pytest.param(text, marks=[] if is_there else pytest.mark.skip(reason=f"needs {module}"))
+
+
+def is_gone(path: Path) -> bool:
+    """Whether the path is in a publication's folder that is not there."""
+    packages = [folder for folder in PUBLICATIONS if path.is_relative_to(folder)]
+    return any(not Path(folder, *path.relative_to(folder).parts[:1]).exists() for folder in packages)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    missing = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
+    targets = {link: Path(normpath(document.parent / link)) for link in LINK.findall(document.read_text())}
+    missing = [link for link, path in targets.items() if not (path.exists() or is_gone(path))]
     assert not missing, f"{document.name} links to {missing}: correct or remove these"
 
 
-def shown_commands() -> list[str]:
-    lines = [line.partition("#")[0].strip() for text in blocks("sh") for line in text.splitlines()]
-    return sorted({part.strip() for line in lines for part in line.split("&&") if part.strip()})
+def shown_commands() -> list[Any]:
+    needs = needed()
+    lines = {line.partition("#")[0]: needs.get(text, "") for text in blocks("sh") for line in text.splitlines()}
+    found = {part.strip(): module for line, module in lines.items() for part in line.split("&&") if part.strip()}
+    return [skipped_without(line, module) for line, module in sorted(found.items())]
 
 
 @pytest.mark.parametrize("line", shown_commands())
@@ -64,9 +92,10 @@ def test_commands_parse(line: str) -> None:
     command.make_context(name, arguments)  # raises UsageError for an option that does not exist
 
 
-def shown_files() -> list[str]:
+def shown_files() -> list[Any]:
     """Whole files; lists are of traces or links, which tests/workload/test_read.py reads."""
-    return [text for text in blocks("yaml") if not text.startswith("- ")]
+    needs = needed()
+    return [skipped_without(text, needs.get(text, "")) for text in blocks("yaml") if not text.startswith("- ")]
 
 
 def write_shown_system(path: Path) -> None:
