@@ -93,9 +93,9 @@ def test_every_policy_is_a_frozen_slotted_dataclass_that_reads_what_it_writes(ve
 
 def test_policies_that_are_called_within_the_event_loop() -> None:
     """All others are called beside it, because their decisions may take longer than a request can wait."""
-    quick = {name for name, kind in POLICIES["scale"].items() if getattr(kind, "is_quick", False)}
+    quick = {name for name, kind in POLICIES["scale"].own.items() if getattr(kind, "is_quick", False)}
     reactive = {"atoll_rate", "torchserve", "sagemaker", "paldia"}
-    assert quick == {"static", "sponge", "ds2", "fa2_single", "hpa", "kpa", "vpa", "by_capacity"} | reactive
+    assert quick == {"static", "sponge", "hpa", "kpa", "vpa", "by_capacity"} | reactive
 
 
 @pytest.mark.parametrize(("verb", "name"), EVERY)

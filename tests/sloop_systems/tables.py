@@ -20,7 +20,6 @@ from sloop.solvers import (
     biscale,
     budget,
     colocation,
-    fa2,
     flashpoint,
     forecasting,
     frontier,
@@ -36,6 +35,7 @@ from sloop.solvers import (
 )
 from sloop.solvers.budget import IndexedPath, Segment, StageOptions
 from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, placed_models
+from sloop_systems.fa2 import solver as fa2
 from sloop_systems.ipa import label_setting
 from sloop_systems.ipa import milp as ipa_milp
 from sloop_systems.ipa import solver as ipa

@@ -13,6 +13,7 @@ from sloop.solvers.budget import (
     GAVE_UP,
     INFEASIBLE,
     BudgetRule,
+    IndexedPath,
     KnapsackSolution,
     Segment,
     StageOptions,
@@ -21,6 +22,7 @@ from sloop.solvers.budget import (
     improved,
     is_exact,
     segment_matrix,
+    slot_ms_of,
     within_budgets,
 )
 from sloop.solvers.highs import MilpSolution
@@ -257,3 +259,9 @@ def test_it_is_limited_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stage_that_fits_nowhere_needs_no_solver() -> None:
     assert cheapest_by_milp([make((1, 9))], [Segment((0,), 8)]) == INFEASIBLE
+
+
+def test_slots_follow_the_deadlines() -> None:
+    assert slot_ms_of([IndexedPath((0,), 3000.0), IndexedPath((0,), 25_710.0)]) == 1.0
+    assert slot_ms_of([IndexedPath((0,), 20.0)]) == 0.02
+    assert slot_ms_of([IndexedPath((0,), 3_276_800.0)]) == 100.0

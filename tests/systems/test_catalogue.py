@@ -21,7 +21,6 @@ from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Sm
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
-from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -39,11 +38,6 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
         "system",
         Sponge(planning_set="rate", criterion="burst", budget="clmax", margin=0.9, batch_max=16, period_ns=s(1)),
     ),
-    "fa2": ("system", Fa2(cores=1, period_ns=s(10))),
-    "ds2": ("baseline", Ds2(cores=1, period_ns=s(10))),
-    "inferline": ("baseline", Inferline(cores=1, period_ns=s(10))),
-    "grandslam": ("baseline", Grandslam(cores=1, period_ns=s(10))),
-    "fa2-single": ("baseline", Fa2Single(cores=1, replicas_max=16, initial=1, batch_max=8, margin=0.9)),
     "biscale": ("system", Biscale(throughput="with_queue", reference="max10", stable="ge", settle=5)),
     "vertical-only": ("baseline", Vertical(replicas=1)),
     "early-drop": ("system", Static()),
@@ -108,7 +102,6 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
 }
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
 
-_FA2 = (Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
 _BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
 _REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
@@ -124,11 +117,6 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("offline-hybrid", "mps-only", "time-shared"), _PALDIA),
     "oracle": (*_PALDIA[:-1], OracleForecast(horizon_ns=s(2))),
     "sponge": (Edf(), *_ONE_REPLICA),
-    "fa2": (Fifo(), *_FA2),
-    "ds2": (Fifo(), WorkConserving(), *_FA2[1:]),
-    "inferline": (Fifo(), *_FA2),
-    "grandslam": (Edf(), *_FA2),
-    "fa2-single": (Fifo(), WorkConserving(), RoundRobin(), *_ONE_REPLICA[2:]),
     "biscale": (*_BISCALE, MovingMax(horizon_ns=s(10), window_ns=s(1))),
     "vertical-only": (*_BISCALE, Last(window_ns=s(2))),
     "early-drop": (Edf(), Deadline(), FirstIdle(), PredictiveDrop(), PredictiveAdmit(trust=0.7), BestFit(), Last()),

@@ -40,6 +40,14 @@ SHARE_ROUNDING: Final = 1e-6
 `sloop.units.ROUNDING`, because deadlines reach 1e5 ms."""
 
 
+SLOTS_TIGHTEST: Final = 1_000
+"""Deadlines below a second are divided into this many slots, so that rounding latencies up costs at most 0.1 %."""
+SLOTS_MAX: Final = 32_768
+"""The most slots of the loosest deadline; they bound memory and time of the dynamic program."""
+SLOTS_COARSE: Final = 2_048
+"""The most slots where one decision solves a dozen programs, or where parts of deadlines need be no finer."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexedPath:
     """A path (or a segment of one) as stage indices in order, and its deadline in milliseconds."""
@@ -50,6 +58,14 @@ class IndexedPath:
     def slots(self, slot_ms: float = 1.0) -> int:
         """The deadline in whole slots, rounded down."""
         return int(self.slo_ms / slot_ms + SHARE_ROUNDING)
+
+
+def slot_ms_of(paths: Sequence[IndexedPath], slots_max: int = SLOTS_MAX) -> float:
+    """Length of a slot: 1 ms as published; shorter for tight deadlines, longer if the loosest would exceed `slots_max`
+    slots."""
+    shortest = min(path.slo_ms for path in paths)
+    longest = max(path.slo_ms for path in paths)
+    return max(min(1.0, shortest / SLOTS_TIGHTEST), longest / slots_max)
 
 
 class PathMatrix:

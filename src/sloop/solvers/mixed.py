@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.solvers import highs
-from sloop.solvers.budget import IndexedPath, StageOptions, cheapest_by_forests
-from sloop.solvers.fa2 import SLOTS_COARSE, slot_ms_of
+from sloop.solvers.budget import SLOTS_COARSE, IndexedPath, StageOptions, cheapest_by_forests, slot_ms_of
 from sloop.units import ROUNDING
 
 NODES_MAX: Final = 2_000

@@ -24,7 +24,6 @@ from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Sm
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
-from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -39,7 +38,6 @@ AS_IN_FLASHPOINT: Final = "as compared with in San Juan, Flashpoint, thesis, Wat
 COLOCATION: Final = "Elvinger, thesis, ETH Zurich 2024"
 AS_IN_COLOCATION: Final = f"as compared with in {COLOCATION}"
 PALDIA: Final = "Bhasi et al., PALDIA, IPDPS 2024"
-AS_IN_FA2: Final = "as compared with in Razavi et al., FA2, RTAS 2022"
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
 LAST_10_S: Final = Last(window_ns=s(10))
@@ -113,48 +111,6 @@ CATALOGUE: Final = (
             Last(),
             Sponge(margin=0.9),
             MaxMin(),
-        ),
-        ONE_KIND,
-    ),
-    # The fewest replicas over a whole graph, every ten seconds.
-    System(
-        "fa2",
-        "system",
-        "Razavi et al., FA2, RTAS 2022; dissertation, TU Darmstadt 2024, chapter P1",
-        Policies(Fifo(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Fa2(), MaxMin()),
-        ONE_KIND,
-    ),
-    # Replicas by rate alone, no batches: the baseline of FA2 that spends most.
-    System(
-        "ds2",
-        "baseline",
-        f"Kalavri et al., DS2, OSDI 2018, {AS_IN_FA2}",
-        Policies(Fifo(), WorkConserving(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Ds2(), MaxMin()),
-        ONE_KIND,
-    ),
-    # Batches grown stage by stage: FA2's closest baseline.
-    System(
-        "inferline",
-        "baseline",
-        f"Crankshaw et al., InferLine, SoCC 2020, {AS_IN_FA2}",
-        Policies(Fifo(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Inferline(), MaxMin()),
-        ONE_KIND,
-    ),
-    # Fixed shares of the deadline and the batches that fit them, on FA2's replicas.
-    System(
-        "grandslam",
-        "baseline",
-        f"Kannan et al., GrandSLAm, EuroSys 2019, {AS_IN_FA2}",
-        Policies(Edf(), Full(), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Grandslam(), MaxMin()),
-        ONE_KIND,
-    ),
-    # FA2's rule for a single model: replicas of one core, the baseline of Sponge.
-    System(
-        "fa2-single",
-        "baseline",
-        "FA2 (RTAS 2022) as compared with in Razavi et al., Sponge, EuroMLSys 2024, for one model",
-        Policies(
-            Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), BestFit(), Last(), Fa2Single(margin=0.9), MaxMin()
         ),
         ONE_KIND,
     ),

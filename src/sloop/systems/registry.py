@@ -27,7 +27,6 @@ from sloop.policies.route import (
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
-from sloop.policies.scale.fa2 import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -73,11 +72,6 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "scale": {
         "static": Static,
         "sponge": Sponge,
-        "fa2": Fa2,
-        "ds2": Ds2,
-        "inferline": Inferline,
-        "grandslam": Grandslam,
-        "fa2_single": Fa2Single,
         "hpa": Hpa,
         "kpa": Kpa,
         "vpa": Vpa,

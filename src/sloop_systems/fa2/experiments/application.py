@@ -11,7 +11,7 @@ from typing import Final
 
 from sloop.profile.profile import Profile, Quadratic
 from sloop.solvers.budget import IndexedPath
-from sloop.solvers.fa2 import Fa2Stage
+from sloop_systems.fa2.solver import Fa2Stage
 
 BATCH_MAX: Final = 16
 KAPPA: Final = 0.004

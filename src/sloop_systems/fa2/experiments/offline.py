@@ -17,10 +17,10 @@ import numpy as np
 
 from sloop.profile.published import RESNET18_HUMAN, YOLOV5S_S
 from sloop.solvers.budget import IndexedPath, Ties
-from sloop.solvers.fa2 import Fa2Choice, Fa2Mode, Fa2Solution, Fa2Stage, ds2, inferline, inferline_full, solve
 from sloop.streams import stream
 from sloop_systems.comparison.rows import Claim, Row, bounded, compare, directed
 from sloop_systems.fa2.experiments.application import CPU, VISION, Hardware, models, problem
+from sloop_systems.fa2.solver import Fa2Choice, Fa2Mode, Fa2Solution, Fa2Stage, ds2, inferline, inferline_full, solve
 from sloop_systems.sponge.experiments.offline import grid_points
 
 RATES: Final = tuple(range(6, 61))

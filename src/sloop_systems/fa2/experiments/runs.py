@@ -27,8 +27,6 @@ from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
 from sloop.sim.world import World
-from sloop.solvers import fa2
-from sloop.solvers.fa2 import Fa2Choice, Fa2Solution
 from sloop.streams import stream
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Node, Path
@@ -36,6 +34,7 @@ from sloop.workload import Trace, trace_of
 from sloop.workload.generate import poisson_ns
 from sloop_systems.comparison.harness import Results, RunResult, Trial, Wanted
 from sloop_systems.comparison.rows import Claim, Row, bounded, compare, directed
+from sloop_systems.fa2 import solver
 from sloop_systems.fa2.experiments.application import (
     COLD_START_S,
     CPU,
@@ -46,6 +45,7 @@ from sloop_systems.fa2.experiments.application import (
     problem,
     profile_of,
 )
+from sloop_systems.fa2.solver import Fa2Choice, Fa2Solution
 
 LEAD_S: Final = 12
 """Seconds that a system runs before its results count: its first decision has no rate yet."""
@@ -136,15 +136,15 @@ def chosen(plan: str, hardware: Hardware, paths: int, rate_rps: float) -> tuple[
     given = problem(hardware, paths, rate_rps)
     stages, indexed = given.stages, given.paths
     if plan in {"fa2", "optimal", "grandslam"}:
-        answer = fa2.solve(stages, indexed, mode="milp" if plan == "optimal" else "tree")
+        answer = solver.solve(stages, indexed, mode="milp" if plan == "optimal" else "tree")
         assert isinstance(answer, Fa2Solution), rate_rps
         if plan == "grandslam":
-            return fa2.grandslam(stages, indexed, [choice.replicas for choice in answer.choices])
+            return solver.grandslam(stages, indexed, [choice.replicas for choice in answer.choices])
         return answer.choices
     if plan == "inferline":
-        return fa2.inferline(stages, indexed)
+        return solver.inferline(stages, indexed)
     assert plan == "ds2", plan
-    return fa2.ds2(stages)
+    return solver.ds2(stages)
 
 
 def world_of(trial: Fa2Trial) -> World:

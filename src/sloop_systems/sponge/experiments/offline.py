@@ -17,11 +17,12 @@ from sloop.profile.estimate import Estimate
 from sloop.profile.fit import Point, fit_amdahl
 from sloop.profile.profile import Amdahl, Profile
 from sloop.profile.published import RESNET18_HUMAN, RESNET_T, RESNET_T_CELLS, YOLOV5S_S
-from sloop.solvers import fa2, sponge
+from sloop.solvers import sponge
 from sloop.solvers.sponge import SpongeGrid
 from sloop.units import NS_PER_MS, interpolated_quantile
 from sloop.workload import Link
 from sloop_systems.comparison.rows import Claim, Row, compare, contradicted
+from sloop_systems.fa2.solver import fa2_single
 from sloop_systems.sponge.experiments.runs import BYTES_PER_KB, PAYLOAD_KB, RATE_RPS, SLO_MS
 
 BATCH_MAX = CORES_MAX = 16
@@ -224,7 +225,7 @@ def _fa2(artefact: Path) -> list[Row]:
     kept = 1
     for left_ms, replicas in zip(_list(text, "sla"), _list(text, "replicas"), strict=False):
         if left_ms:
-            answer = fa2.fa2_single(
+            answer = fa2_single(
                 YOLO_WHOLE_MS,
                 RATE_RPS,
                 network_ms_max=SLO_MS - left_ms,

@@ -1,7 +1,7 @@
 """Scaling policies that plan equal replicas: `Fa2`, the planners of its evaluation, and `Fa2Single` for one model.
 
 `Fa2`, `Ds2`, `Inferline` and `Grandslam` share `EqualReplicasProblem` and differ only in their solver
-(`sloop.solvers.fa2`). Each stage runs one variant with `cores` per replica; its rate is the stage's demand, its parts
+(`solver.py`). Each stage runs one variant with `cores` per replica; its rate is the stage's demand, its parts
 are the visits of a request, rounded up. The paths and their deadlines are those of the view.
 """
 
@@ -18,17 +18,25 @@ from sloop.core.ledger import equal_nodes, replicas_max
 from sloop.core.views import Belief, ClusterView
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.solvers import fa2
-from sloop.solvers.budget import NODES_MAX, BudgetRule, IndexedPath, Ties
-from sloop.solvers.fa2 import Fa2Choice, Fa2GaveUp, Fa2Infeasible, Fa2Mode, Fa2SingleChoice, Fa2Solution, Fa2Stage
+from sloop.solvers.budget import BudgetRule, IndexedPath
 from sloop.text import chain, counted
 from sloop.units import NS_PER_MS, NS_PER_S, round_up, s, to_ms
 from sloop.vocabulary import Plan, StagePlan
+from sloop_systems.fa2 import solver
+from sloop_systems.fa2.solver import (
+    Fa2Choice,
+    Fa2GaveUp,
+    Fa2Infeasible,
+    Fa2Mode,
+    Fa2SingleChoice,
+    Fa2Solution,
+    Fa2Stage,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EqualReplicasProblem:
-    """A cluster view as input of `sloop.solvers.fa2`: stages in topological order, every stage on a path."""
+    """A cluster view as input of `solver.py`: stages in topological order, every stage on a path."""
 
     view: ClusterView
     stages: tuple[Fa2Stage, ...]
@@ -50,7 +58,7 @@ class EqualReplicasProblem:
         why = self.describe(choices)
         if count > self.replicas_max:
             why += f"; the nodes hold {counted(self.replicas_max, 'replica')}"
-        feasible = fa2.keeps_deadlines(choices, self.paths) and count <= self.replicas_max
+        feasible = solver.keeps_deadlines(choices, self.paths) and count <= self.replicas_max
         return self.plan(choices, why, feasible=feasible)
 
     def describe(self, choices: Sequence[Fa2Choice]) -> str:
@@ -60,9 +68,9 @@ class EqualReplicasProblem:
             for stage, choice in zip(self.stages, choices, strict=True)
         )
         count = sum(choice.replicas for choice in choices)
-        path = fa2.tightest(choices, self.paths)
-        left_ms = path.slo_ms - fa2.path_ms(choices, path)
-        if left_ms > -fa2.SLACK_MS:
+        path = solver.tightest(choices, self.paths)
+        left_ms = path.slo_ms - solver.path_ms(choices, path)
+        if left_ms > -solver.SLACK_MS:
             fate = f"{left_ms:.4g} of {path.slo_ms:.4g} ms left"
         else:
             fate = f"{-left_ms:.4g} ms over its {path.slo_ms:.4g} ms"
@@ -77,7 +85,7 @@ class EqualReplicasProblem:
 
         If the solver only gave up, the current plan stays.
         """
-        otherwise = fa2.ds2(self.stages)
+        otherwise = solver.ds2(self.stages)
         if isinstance(failure, Fa2Infeasible):
             why = f"{self._infeasibility(failure)}; {self.describe(otherwise)}"
             return self.plan(otherwise, why, feasible=False)
@@ -143,7 +151,6 @@ _RANGES: Final[Mapping[str, dict[str, float]]] = {
     "batch_max": {"least": 1},
     "replicas_max": {"least": 1},
     "hysteresis": {"least": 1},
-    "nodes_max": {"least": 1},
     "initial": {"least": 0},
     "margin": {"above": 0, "most": 1},
     "headroom": {"least": 0},
@@ -204,30 +211,21 @@ def _solution(
     stages: tuple[Fa2Stage, ...],
     paths: tuple[IndexedPath, ...],
     mode: Fa2Mode,
-    ties: Ties,
-    polish: bool,
-    nodes_max: int,
 ) -> Fa2Solution | Fa2Infeasible | Fa2GaveUp:
     """The solver's answer. Most rates are the same in the next decision, or in another application."""
-    return fa2.solve(stages, paths, mode=mode, ties=ties, polish=polish, nodes_max=nodes_max)
+    return solver.solve(stages, paths, mode=mode, polish=True)
 
 
-def _fewest(
-    problem: EqualReplicasProblem,
-    mode: Fa2Mode = "tree",
-    ties: Ties = "best",
-    polish: bool = True,
-    nodes_max: int = NODES_MAX,
-) -> Plan:
+def _fewest(problem: EqualReplicasProblem, mode: Fa2Mode = "tree") -> Plan:
     """FA2's plan: the fewest replicas that keep the deadlines; if they do not fit, those for the largest share of the
     rate that fits."""
     unnamed = tuple([replace(stage, name="") for stage in problem.stages])
-    solution = _solution(unnamed, problem.paths, mode, ties, polish, nodes_max)
+    solution = _solution(unnamed, problem.paths, mode)
     if not isinstance(solution, Fa2Solution):
         return problem.plan_without_solution(solution)
     if solution.replicas > problem.replicas_max:
         rule: BudgetRule = "paper" if mode == "paper" else "tree"
-        share = fa2.largest_share(problem.stages, problem.paths, int(problem.replicas_max), mode=rule)
+        share = solver.largest_share(problem.stages, problem.paths, int(problem.replicas_max), mode=rule)
         return problem.plan_for_share(share)
     return problem.checked_plan(solution.choices)
 
@@ -248,19 +246,12 @@ class Fa2:
     mode: Fa2Mode = "tree"
     """How deadlines are divided: by `tree`, exact on trees, by the rule of the `paper`, or with an integer program
     (`milp`)."""
-    ties: Ties = "best"
-    """Which edge of the graph to cut where several are equally good: the `first`, the one on the segment with the most
-    time (`loosest`), or each in turn (`best`)."""
-    polish: bool = True
-    """Whether to improve single stages afterwards, where cutting the graph was too cautious."""
     margin: float = 1.0
     """Fraction of every deadline to plan with."""
     headroom: float = 0.0
     """Plan for the demand times 1 + `headroom`."""
     initial_rps: float = 0.0
     """The rate to expect at the ingress before any request has come."""
-    nodes_max: int = NODES_MAX
-    """The most branch-and-bound nodes of the integer program."""
     variant: str = ""
     """Empty: the first variant of each stage."""
     hardware: str = ""
@@ -270,12 +261,12 @@ class Fa2:
     period_ns: int = s(10)
 
     def __post_init__(self) -> None:
-        _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps", "nodes_max")
+        _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps")
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """The plan with the fewest replicas. InputError for an unknown stage or variant."""
         problem = equal_replicas_problem(view, self, self.batch_max, self.margin, self.variants)
-        return _fewest(problem, self.mode, self.ties, self.polish, self.nodes_max)
+        return _fewest(problem, self.mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,24 +292,19 @@ class Ds2:
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
         problem = equal_replicas_problem(view, self, 1)
-        return problem.checked_plan(fa2.ds2(problem.stages))
+        return problem.checked_plan(solver.ds2(problem.stages))
 
 
 @dataclass(frozen=True, slots=True)
 class Inferline:
     """Greedy: starts with batches of 1; then each stage in turn grows its batch as far as the deadlines allow.
 
-    Crankshaw et al., InferLine (SoCC 2020), with one kind of hardware, in the form of FA2's evaluation. With `full`, as
-    in its own paper, it repeatedly doubles the batch that saves most replicas. Fails if early stages use the time with
-    which later, more expensive stages would save more. Other parameters as in `Fa2`.
+    Crankshaw et al., InferLine (SoCC 2020), with one kind of hardware, in the form of FA2's evaluation. Fails if early
+    stages use the time with which later, more expensive stages would save more. Parameters as in `Fa2`.
     """
 
     cores: float = 1.0
     batch_max: int = 16
-    full: bool = False
-    """Whether it doubles the batch that saves most replicas, as in its own paper, instead of one stage after the
-    other."""
-    margin: float = 1.0
     headroom: float = 0.0
     initial_rps: float = 0.0
     variant: str = ""
@@ -326,13 +312,12 @@ class Inferline:
     period_ns: int = s(10)
 
     def __post_init__(self) -> None:
-        _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps")
+        _check_ranges(self, "batch_max", "headroom", "initial_rps")
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
-        problem = equal_replicas_problem(view, self, self.batch_max, self.margin)
-        choose = fa2.inferline_full if self.full else fa2.inferline
-        return problem.checked_plan(choose(problem.stages, problem.paths))
+        problem = equal_replicas_problem(view, self, self.batch_max)
+        return problem.checked_plan(solver.inferline(problem.stages, problem.paths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +331,6 @@ class Grandslam:
 
     cores: float = 1.0
     batch_max: int = 16
-    margin: float = 1.0
     headroom: float = 0.0
     initial_rps: float = 0.0
     variant: str = ""
@@ -354,15 +338,15 @@ class Grandslam:
     period_ns: int = s(10)
 
     def __post_init__(self) -> None:
-        _check_ranges(self, "batch_max", "margin", "headroom", "initial_rps")
+        _check_ranges(self, "batch_max", "headroom", "initial_rps")
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
-        problem = equal_replicas_problem(view, self, self.batch_max, self.margin)
+        problem = equal_replicas_problem(view, self, self.batch_max)
         pools = _fewest(problem)
         counts = {target.stage: sum(group.count for group in target.groups) for target in pools.stages}
         replicas = [counts[stage.name] for stage in problem.stages]
-        return problem.checked_plan(fa2.grandslam(problem.stages, problem.paths, replicas))
+        return problem.checked_plan(solver.grandslam(problem.stages, problem.paths, replicas))
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +396,7 @@ class Fa2Single:
         network_ms = max(0.0, to_ms(stage.slo_ns - min(slack_ns, default=stage.slo_ns)))
         costs_ns = belief.costs_ns(belief.slot(self.cores))[1 : min(self.batch_max, belief.batch_max) + 1]
         limit_ms = self.margin * slo_ms
-        choice = fa2.fa2_single(
+        choice = solver.fa2_single(
             [to_ms(cost_ns) for cost_ns in costs_ns],
             rate_rps,
             network_ms_max=network_ms,

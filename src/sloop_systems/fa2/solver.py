@@ -24,6 +24,7 @@ from sloop.solvers.budget import (
     CUTS_MAX,
     NODES_MAX,
     SHARE_ROUNDING,
+    SLOTS_COARSE,
     BudgetRule,
     IndexedPath,
     PathMatrix,
@@ -35,18 +36,13 @@ from sloop.solvers.budget import (
     is_exact,
     segment_matrix,
     segments_of,
+    slot_ms_of,
 )
 from sloop.solvers.queueing import fill_ms, replicas_needed
 
 Fa2Mode = Literal["tree", "paper", "milp"]
 """The budget rule of the dynamic program (`budget.BudgetRule`), or `milp` for the integer program."""
 
-SLOTS_TIGHTEST: Final = 1_000
-"""Deadlines below a second are divided into this many slots, so that rounding latencies up costs at most 0.1 %."""
-SLOTS_MAX: Final = 32_768
-"""The most slots of the loosest deadline; they bound memory and time of the dynamic program."""
-SLOTS_COARSE: Final = 2_048
-"""The most slots in `largest_share`, which solves a dozen programs."""
 HALVINGS_MAX: Final = 30
 """The most halvings of the rates until something fits: down to a billionth."""
 BISECTIONS: Final = 7
@@ -161,14 +157,6 @@ def stage_choices(stage: Fa2Stage, slo_ms: float = math.inf) -> list[Fa2Choice]:
                 made.append(choice)
             previous = replicas
     return made
-
-
-def slot_ms_of(paths: Sequence[IndexedPath], slots_max: int = SLOTS_MAX) -> float:
-    """Length of a slot: 1 ms as published; shorter for tight deadlines, longer if the loosest would exceed `slots_max`
-    slots."""
-    shortest = min(path.slo_ms for path in paths)
-    longest = max(path.slo_ms for path in paths)
-    return max(min(1.0, shortest / SLOTS_TIGHTEST), longest / slots_max)
 
 
 def solve(

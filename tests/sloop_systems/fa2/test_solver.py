@@ -1,17 +1,17 @@
 """FA2: exact on trees, sound on graphs, published totals to the unit; DS2, InferLine, GrandSLAm; FA2 for one model."""
 
 import math
-import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.solvers import budget, fa2
+from sloop.solvers import budget
 from sloop.solvers.budget import IndexedPath, Ties
-from sloop.solvers.fa2 import (
+from sloop_systems.fa2 import solver
+from sloop_systems.fa2.experiments.application import CPU, GPU, Hardware, problem
+from sloop_systems.fa2.solver import (
     Fa2Choice,
     Fa2GaveUp,
     Fa2Infeasible,
@@ -29,7 +29,6 @@ from sloop.solvers.fa2 import (
     solve,
     stage_choices,
 )
-from sloop_systems.fa2.experiments.application import CPU, GPU, Hardware, problem
 
 some = settings(max_examples=30)
 
@@ -225,19 +224,13 @@ def test_when_cuts_leave_nothing_the_integer_program_is_asked(monkeypatch: pytes
     paths = [IndexedPath((0, 2), 101.0), IndexedPath((1, 2), 21.0)]
     answer = solve(stages, paths)
     assert isinstance(answer, Fa2Solution)
-    monkeypatch.setattr(fa2, "_by_forests", lambda *_: None)
+    monkeypatch.setattr(solver, "_by_forests", lambda *_: None)
     answer = solve(stages, paths)
     assert isinstance(answer, Fa2Solution)
     assert answer.method == "milp"
     assert answer.proven
-    monkeypatch.setattr(fa2, "cheapest_by_milp", lambda *_, **__: budget.GAVE_UP)
+    monkeypatch.setattr(solver, "cheapest_by_milp", lambda *_, **__: budget.GAVE_UP)
     assert solve(stages, paths, nodes_max=5) == Fa2GaveUp(5)
-
-
-def test_slots_follow_the_deadlines() -> None:
-    assert fa2.slot_ms_of([IndexedPath((0,), 3000.0), IndexedPath((0,), 25_710.0)]) == 1.0
-    assert fa2.slot_ms_of([IndexedPath((0,), 20.0)]) == 0.02
-    assert fa2.slot_ms_of([IndexedPath((0,), 3_276_800.0)]) == 100.0
 
 
 def test_parts_of_a_request_come_at_once() -> None:
@@ -277,9 +270,9 @@ def test_the_path_that_binds() -> None:
     given = problem(CPU, 3, 30)
     answer = solve(given.stages, given.paths)
     assert isinstance(answer, Fa2Solution)
-    binding = fa2.tightest(answer.choices, given.paths)
-    left = [path.slo_ms - fa2.path_ms(answer.choices, path) for path in given.paths]
-    assert binding.slo_ms - fa2.path_ms(answer.choices, binding) == min(left) >= 0
+    binding = solver.tightest(answer.choices, given.paths)
+    left = [path.slo_ms - solver.path_ms(answer.choices, path) for path in given.paths]
+    assert binding.slo_ms - solver.path_ms(answer.choices, binding) == min(left) >= 0
 
 
 def replicas_of(choices: tuple[Fa2Choice, ...]) -> int:
@@ -375,20 +368,3 @@ def test_says_how_it_gets_there() -> None:
 def test_larger_batches_where_they_save_replicas() -> None:
     answer = fa2_single((100.0, 110.0), 20.0, network_ms_max=0.0, limit_ms=900.0, slo_ms=1000.0, replicas_max=16)
     assert answer == Fa2SingleChoice(replicas=2, batch=2, latency_ms=110.0, rounds=5)
-
-
-def column(text: str, name: str) -> list[float]:
-    start = text.index("[", text.index(f"'{name}':"))
-    return [float(number) for number in re.findall(r"[\d.]+", text[start : text.index("]", start)])]
-
-
-def test_replay_of_the_recorded_run(sponge_data: Path) -> None:
-    """Every row of the artefact's log; it keeps the previous count where nothing was measured or nothing holds."""
-    text = (sponge_data / "notebook_outputs" / "comparison.txt").read_text()
-    remaining, recorded = column(text, "sla"), column(text, "replicas")
-    count, ours = 1, []
-    for remaining_ms in remaining:
-        count = (replicas(remaining_ms) if remaining_ms else None) or count
-        ours.append(count)
-    assert len(ours) == 561
-    assert ours == recorded
