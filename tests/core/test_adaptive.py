@@ -1,5 +1,5 @@
-"""A batch policy that asks for all idle replicas before it waits or drops: AsyFunc's adaptive scheduling, against its
-Algorithm 3 as our specification corrects it (section 2.9)."""
+"""Adaptive batches, against Algorithm 3 of AsyFunc as our specification corrects it (section 2.9), for one idle replica
+at a time: the smallest."""
 
 from typing import Any
 
@@ -42,40 +42,22 @@ def together(scene: Scene, at_ms: float, requests: list[Request]) -> list[Action
 
 def algorithm_3(now_ns: int, sent_ns: list[int], idle: list[int]) -> tuple[list[tuple[int, list[int]]], list[int], int]:
     """The batches with the place of their replica, what is dropped, and when to look again."""
-    slo_ns, queue, idle, batches, dropped = ms(SLO_MS), list(range(len(sent_ns))), sorted(idle), [], list[int]()
+    slo_ns, queue, at, dropped = ms(SLO_MS), list(range(len(sent_ns))), min(idle), list[int]()
 
-    def cost_ns(at: int, count: int) -> int:
-        return ms((10 + count) / CORES[at])
+    def taken_ns(oldest: int, count: int) -> int:
+        return now_ns - sent_ns[oldest] + ms((10 + count) / CORES[at])
 
-    while queue and idle:
-        count, head, wait_ns, chosen = len(queue), sent_ns[queue[0]], FOREVER_NS, None
-        is_feasible = False
-        for at in idle:
-            if count > LIMITS[at] or now_ns - head + cost_ns(at, count) > slo_ns:
-                continue
-            is_feasible = True
-            taken_ns = now_ns - head + cost_ns(at, count)
-            if taken_ns * (count + 1) > slo_ns * count or count == LIMITS[at]:
-                chosen = at
-                break
-            wait_ns = min(wait_ns, head + slo_ns * count // (count + 1) - cost_ns(at, count) + 1)
-        if chosen is not None:
-            batches.append((chosen, queue))
-            idle.remove(chosen)
-            queue = []
-        elif is_feasible:
-            return batches, dropped, wait_ns
-        else:
-            at = idle[-1]
-            fits = [
-                n
-                for n in range(1, min(count, LIMITS[at]) + 1)
-                if now_ns - sent_ns[queue[-n]] + cost_ns(at, n) <= slo_ns
-            ]
-            kept = max(fits, default=0)  # the newest alone is dropped too where it would be late
-            dropped += queue[: count - kept]
-            queue = queue[count - kept :]
-    return batches, dropped, FOREVER_NS
+    while queue:
+        count = len(queue)
+        if count <= LIMITS[at] and (due_ns := taken_ns(queue[0], count)) <= slo_ns:
+            if due_ns * (count + 1) <= slo_ns * count and count < LIMITS[at]:
+                return [], dropped, now_ns + slo_ns * count // (count + 1) - due_ns + 1
+            return [(at, queue)], dropped, FOREVER_NS
+        fits = [n for n in range(1, min(count, LIMITS[at]) + 1) if taken_ns(queue[-n], n) <= slo_ns]
+        kept = max(fits, default=0)  # the newest alone is dropped too where it would be late
+        dropped += queue[: count - kept]
+        queue = queue[count - kept :]
+    return [], dropped, FOREVER_NS
 
 
 @settings(max_examples=150, deadline=None)

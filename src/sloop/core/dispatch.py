@@ -21,7 +21,7 @@ from msgspec import structs
 
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.progress import Entered, RequestProgress
-from sloop.core.protocols import Policies, Take
+from sloop.core.protocols import Policies
 from sloop.core.state import (
     ApplicationState,
     DeviceKey,
@@ -265,17 +265,12 @@ class DataPath:
             else:
                 take = self._batch.decide(now_ns, visits, limit, costs_ns, stage.limits.wait_ns, times.remaining_ns)
                 count = take.count
-                if take.skip or not count:
-                    if take.asks_others and len(idle) > 1:
-                        index, take = self._ask_others(now_ns, stage, index, take)
-                        replica, count = idle[index], take.count
-                        rate, costs_ns, limit = replica.service_rate, replica.service_rate.costs_ns, replica.batch_max
-                    if take.skip:
-                        self._skip(now_ns, stage, take.skip, alone_ns, out)
-                        continue  # the new head of the queue is not pruned yet
-                    if not count:
-                        assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
-                        return take.wait_until_ns
+                if take.skip:
+                    self._skip(now_ns, stage, take.skip, alone_ns, out)
+                    continue  # the new head of the queue is not pruned yet
+                if not count:
+                    assert take.wait_until_ns > now_ns, f"a batch policy waits at {stage.name} until now"
+                    return take.wait_until_ns
             assert count <= limit, f"batch of {count} at {stage.name}, whose limit is {limit}"
             del idle[index]
             taken = queue.take(count)
@@ -304,26 +299,6 @@ class DataPath:
             stage.monitor.queue(now_ns, -1)
             why = "it would force a batch that is too small for the requests behind it"
             self._drop_visit(now_ns, visit, alone_ns, why, out)
-
-    def _ask_others(self, now_ns: int, stage: StageState, index: int, take: Take) -> tuple[int, Take]:
-        """Ask the batch policy for the other idle replicas, in the order of the route policy, until it takes a batch
-        for one; returns the place of the last one that it was asked for, with the answer."""
-        pool, wait_ns = stage.pool, take.wait_until_ns
-        places = list(range(len(pool.idle)))
-        while take.asks_others and len(places) > 1:
-            places.remove(index)
-            left = [pool.idle[place] for place in places]
-            index = places[self._route.choose(now_ns, left, pool.last) if len(left) > 1 else 0]
-            rate = pool.idle[index].service_rate
-            costs_ns = self._costs_beside(pool.idle[index]) if rate.is_shared else rate.costs_ns
-            remaining_ns = stage.times.remaining_ns
-            take = self._batch.decide(
-                now_ns, stage.queue.visits, rate.batch_max, costs_ns, stage.limits.wait_ns, remaining_ns
-            )
-            wait_ns = min(wait_ns, take.wait_until_ns)
-        if not take.skip and not take.count:
-            take = structs.replace(take, wait_until_ns=wait_ns)
-        return index, take
 
     def sweep(self, now_ns: int, stage: StageState, out: list[Action]) -> None:
         """Drop visits that no replica could serve in time, even while no replica is idle."""

@@ -44,9 +44,6 @@ class Take(Struct, frozen=True, gc=False):
     count: int
     skip: int = 0
     wait_until_ns: int = FOREVER_NS
-    asks_others: bool = False
-    """Whether, instead of this wait or drop, the other idle replicas are to be asked for first, as the route policy
-    orders them; what the last of them answers then counts, and the earliest wait of all."""
 
 
 class Batch(Protocol):

@@ -151,8 +151,8 @@ class Adaptive:
     The adaptive scheduling of AsyFunc (submission to SoCC'23, Algorithm 3, as corrected in our specification, section
     2.9). With q visits waiting, the batch would end t_s after the oldest was sent; it starts when t_s · (q + 1)/q
     exceeds the SLO, or at once if the replica takes no more than q. Where more wait than this replica serves in time,
-    `overflow` decides. Before any visit is dropped, the other idle replicas are asked; the last one that is asked
-    decides. Needs the order `fifo` and the route `smallest`.
+    `overflow` decides. Needs the order `fifo`. The publication asks for the smallest idle replica first (the route
+    `smallest`), and drops visits only when it has asked for all; here the first that is asked for decides.
     Fails, with `drop`, where a replica would soon have served what it drops, and with `split` under overload, where
     the oldest visits have little time left, so that all batches are small.
     """
@@ -177,18 +177,18 @@ class Adaptive:
             if count == limit or taken_ns * (count + 1) > slo_ns * count:
                 return Take(count=count)
             full_ns = sent_ns + slo_ns * count // (count + 1) - costs_ns[count] - remaining_ns + 1
-            return Take(count=0, wait_until_ns=full_ns, asks_others=True)
+            return Take(count=0, wait_until_ns=full_ns)
         due_ns = now_ns + remaining_ns
         if self.overflow == "split":
             count = min(_affordable(head.deadline_ns - due_ns, limit, costs_ns), count)
-            return Take(count=count) if count else Take(count=0, skip=1, asks_others=True)
+            return Take(count=count) if count else Take(count=0, skip=1)
         if self.overflow == "early_drop":
             skip, count = _early_drop(due_ns, queue, limit, costs_ns)
-            return Take(count=count) if not skip else Take(count=0, skip=skip, asks_others=True)
+            return Take(count=count) if not skip else Take(count=0, skip=skip)
         for served in range(min(count, limit), 0, -1):
             if due_ns + costs_ns[served] <= queue[count - served].deadline_ns:
-                return Take(count=0, skip=count - served, asks_others=True)
-        return Take(count=0, skip=count, asks_others=True)
+                return Take(count=0, skip=count - served)
+        return Take(count=0, skip=count)
 
 
 LOOKAHEAD_BATCHES = 4
