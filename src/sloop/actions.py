@@ -37,26 +37,6 @@ class StartBatch(Struct, frozen=True, gc=False, tag="start_batch"):
         return zip(self.requests, self.parts or repeat(0), strict=False)
 
 
-class BindBatch(Struct, frozen=True, gc=False, tag="bind_batch", omit_defaults=True):
-    """These requests will run together on this replica, after the batch that it runs and those bound to it before.
-
-    Only where a route policy binds early. A `StartBatch` follows when the replica is free, with those of the requests
-    that have not ended by then. If the replica drains or is lost, its batches are unbound: their requests wait as
-    before. A driver need not do anything; one may move inputs to the replica beforehand.
-    """
-
-    replica: ReplicaId
-    stage: str
-    requests: tuple[RequestId, ...]
-    parts: tuple[int, ...] = ()
-    """As in `StartBatch`."""
-
-    @property
-    def visits(self) -> Iterator[tuple[RequestId, int]]:
-        """Each request with its part; part 0 at a stage that runs once for a request."""
-        return zip(self.requests, self.parts or repeat(0), strict=False)
-
-
 class End(Struct, frozen=True, gc=False, tag="end", omit_defaults=True):
     """End this request and answer its client. `why` is empty for a request that was served in time."""
 
@@ -239,7 +219,6 @@ class Decided(Struct, frozen=True, tag="decided", omit_defaults=True):
 
 Action = (
     StartBatch
-    | BindBatch
     | End
     | StartReplica
     | Transfer

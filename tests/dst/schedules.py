@@ -48,7 +48,6 @@ from sloop.sim.truth.weights import WeightPlaces
 from sloop.sim.worlds import (
     BRANCHING,
     CHOICES,
-    EARLY_ROUTES,
     GRAPHS,
     PATHS,
     PROVISIONS,
@@ -342,9 +341,6 @@ def _scene(seed: int, random: Random) -> Scene:
     if has_uncapped:
         cores = {"cpu": own.choice((2.0, 8.0, 32.0)), "gpu": 8.0}
         applications = [with_uncapped(application, own, cores) for application in applications]
-    own = stream(seed, "binding")
-    if own.random() < 0.2:
-        policies["route"], share = own.choice(EARLY_ROUTES), "take_all"
     return Scene(
         seed,
         tuple(nodes),
@@ -962,8 +958,6 @@ class Audit:
                 why = self._wrong_counts(stage)
                 if not why and stage.queue.visits:
                     why = self._wrong_deadline(stage.queue.visits, has_paths)
-                if not why and stage.binds_early:
-                    why = _wrong_lanes(stage) or self._wrong_deadline(stage.pool.bound, has_paths)
                 if why:
                     return f"stage {stage.name}: {why}"
             for stage in application.entries:
@@ -997,7 +991,7 @@ class Audit:
         if running > self._most_running.get(stage.name, 0):
             self._most_running[stage.name] = running
         counted = (monitor.waiting, monitor.running, monitor.busy_millicores, monitor.ready_millicores)
-        found = (len(stage.queue.visits) + len(stage.pool.bound), running, busy, ready)
+        found = (len(stage.queue.visits), running, busy, ready)
         if counted != found:
             return f"it counts {counted} waiting, running, busy and ready, where there are {found}"
         if len(stage.pool.idle) != idle:
@@ -1027,23 +1021,6 @@ QUICK_ACTIONS: Final = frozenset({StartBatch, End, Assigned})
 ANSWERED: Final = (Outcome.SERVED, Outcome.LATE)
 PROBES: Final = 1_000_000
 """Requests with larger numbers come after all faults."""
-
-
-def _wrong_lanes(stage: StageState) -> str:
-    """What is wrong with the batches that are bound to replicas, and with the replica that the next one is for."""
-    for replica in stage.pool.replicas.values():
-        lane = replica.lane
-        if lane is None:
-            continue
-        if replica.life is not Life.READY or replica.batch is None or not lane.batches:
-            return f"replica {replica.id} has a lane and is {replica.life}, with batch {replica.batch}"
-        if lane.work_ns != sum(each.cost_ns for each in lane.batches):
-            return f"the lane of replica {replica.id} counts {lane.work_ns} ns"
-        if stage.lanes_ns == FOREVER_NS:
-            return "nobody will look at its lanes"
-    if stage.opened is not None and stage.pool.replicas.get(stage.opened.id) is not stage.opened:
-        return f"a batch forms for replica {stage.opened.id}, which is gone"
-    return ""
 
 
 def _fail(now_ns: int, event: Event, what: str) -> None:

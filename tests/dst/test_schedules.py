@@ -16,7 +16,7 @@ from sloop.core.dispatch import DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.nodes import NodePool
 from sloop.core.rollout import Rollouts
-from sloop.core.state import LayerPipeline, Queue, ReplicaLane, ReplicaPool, StageState, State
+from sloop.core.state import LayerPipeline, Queue, ReplicaPool, StageState, State
 from sloop.core.weights import WeightRegistry
 from sloop.policies.admit import Bounded
 from sloop.sim.checkers import Checkers, Violation
@@ -323,26 +323,6 @@ def never_hear_of_weights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WeightRegistry, "arrived", lambda *given: None)
 
 
-def lose_what_is_bound(patch: pytest.MonkeyPatch) -> None:
-    def unbind(self: StageState, now_ns: int, replica: Any) -> None:
-        replica.lane = None
-
-    patch.setattr(StageState, "unbind", unbind)
-
-
-def keep_what_is_bound(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StageState, "unbind", lambda *given: None)
-
-
-def begin_the_last_bound_first(patch: pytest.MonkeyPatch) -> None:
-    def take(self: ReplicaLane) -> Any:
-        batch = self.batches.pop()
-        self.work_ns -= batch.cost_ns
-        return batch.visits
-
-    patch.setattr(ReplicaLane, "take", take)
-
-
 def compare_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rollouts, "count", lambda *given: None)
 
@@ -378,9 +358,6 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     complete_no_part: "parts of pipelines",
     cancel_no_transfer: "no replica waits for it",
     never_hear_of_weights: "have not ended|after 200 s and more, ",
-    lose_what_is_bound: "waiting, running, busy",
-    keep_what_is_bound: "has a lane and is|waiting, running, busy",
-    begin_the_last_bound_first: "bound to it first",
     number_from_the_start: "replica 0 after replica 0|counts|are idle|reserved twice",
 }
 """What is broken in the core, and what the schedules say of it."""

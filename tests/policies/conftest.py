@@ -38,7 +38,7 @@ from sloop.vocabulary import (
 
 
 class Idle(Struct, frozen=True):
-    """A ready replica as a router sees it; idle unless a test says when its work ends."""
+    """An idle replica as a router sees it."""
 
     id: ReplicaId
     cores: float = 1.0
@@ -46,8 +46,6 @@ class Idle(Struct, frozen=True):
     weight: float = 1.0
     alone_ns: int = 1
     batch_max: int = 1
-    ends_ns: int = 0
-    lane_ns: int = 0
 
 
 def make_visit(number: int = 0, *, deadline_ms: float = 1000, arrived_ms: float = 0, sent_ms: float = 0) -> Visit:

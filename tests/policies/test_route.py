@@ -2,19 +2,12 @@
 
 from collections.abc import Callable
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from sloop.core.protocols import ReadyReplica
 from sloop.policies.route import (
     FORGOTTEN_MAX,
-    BatchRoundRobin,
-    EarliestFree,
     Fastest,
     FirstIdle,
     LeastLoaded,
-    PlannedRate,
     RoundRobin,
     SmoothWeighted,
 )
@@ -94,41 +87,3 @@ def test_the_quickest_first_and_among_equals_the_oldest() -> None:
     assert Fastest().choose(0, idle, NONE) == 1
     assert Fastest().choose(0, idle[2:], ReplicaId(2)) == 0
     assert Fastest().choose(0, [idle[0], idle[3]], NONE) == 1
-
-
-# Early binding
-
-
-@pytest.mark.parametrize("policy", [BatchRoundRobin(), PlannedRate(), EarliestFree()])
-def test_they_bind_early(policy: object) -> None:
-    assert getattr(policy, "binds_early", False) is True
-    assert getattr(RoundRobin(), "binds_early", False) is False
-
-
-def test_batches_go_round_the_ready_replicas(idle: Callable[..., list[ReadyReplica]]) -> None:
-    choose = BatchRoundRobin().choose
-    assert [choose(0, idle(2, 5, 9), ReplicaId(last)) for last in (-1, 2, 3, 5, 8, 9, 70)] == [0, 1, 1, 2, 2, 0, 0]
-
-
-@given(st.lists(st.tuples(st.integers(1, 500), st.sampled_from((1, 2, 4, 8, 64))), min_size=1, max_size=6))
-def test_requests_follow_planned_rates_whatever_the_batches(planned: list[tuple[int, int]]) -> None:
-    """After any number of full batches, a replica has its part of the requests, but for one batch of each replica."""
-    replicas = [Idle(ReplicaId(number), weight=rate, batch_max=batch) for number, (rate, batch) in enumerate(planned)]
-    policy, sent = PlannedRate(), [0] * len(replicas)
-    for _ in range(200):
-        at = policy.choose(0, replicas, NONE)
-        sent[at] += replicas[at].batch_max
-    total, rates = sum(sent), sum(rate for rate, _ in planned)
-    most = sum(batch for _, batch in planned)
-    assert all(abs(own - total * rate / rates) <= most for own, (rate, _) in zip(sent, planned, strict=True))
-
-
-def test_the_first_to_be_free_gets_the_batch_and_late_batches_count_as_done_now() -> None:
-    busy = [
-        Idle(ReplicaId(1), ends_ns=500, lane_ns=100),
-        Idle(ReplicaId(2), ends_ns=50, lane_ns=300),
-        Idle(ReplicaId(3), ends_ns=450, lane_ns=0),
-    ]
-    assert EarliestFree().choose(100, busy, NONE) == 1, "400 ns"
-    assert EarliestFree().choose(200, busy, NONE) == 2, "450 ns, before 500"
-    assert EarliestFree().choose(100, [*busy, Idle(ReplicaId(4)), Idle(ReplicaId(5))], NONE) == 3

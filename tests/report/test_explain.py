@@ -12,7 +12,6 @@ from msgspec import structs
 from sloop.actions import (
     AcquireNode,
     AttachShadow,
-    BindBatch,
     Decided,
     End,
     RequestPlan,
@@ -134,17 +133,6 @@ def test_a_late_request() -> None:
         (0.33, "the batch finished after 150.0 ms", ""),
         (0.33, "late", "20 ms past its deadline"),
     ]
-
-
-def test_a_request_that_was_bound_to_a_busy_replica() -> None:
-    bound = BindBatch(ReplicaId(0), "classify", (RequestId(3), RequestId(2)))
-    place = next(place for place, row in enumerate(STORY) if row[0] == ms(180))
-    story = explain_request([*STORY[:place], (ms(150), bound), *STORY[place:]], 2, GRAPH)
-    assert (story.wait_ms, story.steps[3].what, story.steps[3].why) == (
-        60,
-        "bound to replica 0 at classify, together with request 3",
-        "it runs batch no. 0",
-    )
 
 
 def test_a_request_whose_replica_was_lost() -> None:

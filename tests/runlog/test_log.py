@@ -273,7 +273,7 @@ def test_a_crash_costs_only_what_was_cut(
 
 def test_every_kind_of_record_is_known() -> None:
     assert len(runlog.EVENTS) == 26
-    assert len(runlog.ACTIONS) == 18
+    assert len(runlog.ACTIONS) == 17
 
 
 def test_records_are_held_back_within_a_bound(tmp_path: Path) -> None:

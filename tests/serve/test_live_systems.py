@@ -2,23 +2,21 @@
 and no request is lost or answered twice."""
 
 import asyncio
-import os
-import signal
 from collections import Counter
 from typing import Any
 
 import pytest
 import uvloop
 
-from sloop.actions import BindBatch, ResizeReplica, StartReplica, StopReplica
+from sloop.actions import ResizeReplica, StartReplica, StopReplica
 from sloop.app.load import load_application
-from sloop.events import ReplicaLost, ReplicaReady
+from sloop.events import ReplicaReady
 from sloop.serve.dataflow import wire
 from sloop.serve.protocols import Servable
 from sloop.sim.checkers import Checkers, Rules
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
-from sloop.vocabulary import Outcome, ReplicaId
+from sloop.vocabulary import Outcome
 from tests.serve.test_live import ECHO, TWO_CORES, Live, check_each_ended_once, live_driver, text
 
 pytestmark = pytest.mark.live
@@ -133,38 +131,3 @@ def moved(live: Live) -> Counter[str]:
     kinds = {StartReplica: "started", StopReplica: "stopped", ResizeReplica: "resized"}
     found = Counter(kinds[type(record)] for _, record in live.log if type(record) in kinds)
     return found + Counter(record.spec.variant for _, record in live.log if isinstance(record, StartReplica))
-
-
-def test_batches_that_are_bound_to_busy_workers_are_all_served() -> None:
-    """Two workers with lanes: one dies while batches wait for it, which then go to the other and to its successor."""
-    system = {"name": "static", "replicas": 2, "cores": 0.5, "batch_max": 4, "drop": "never"}
-    early = {"route": "batch_round_robin", "batch": {"name": "timeout", "wait_ms": 5}}
-    profile = {"latency_ms": {"form": "amdahl", "gamma": 1, "epsilon": 1, "delta": 1, "eta": 20}, "max_batch": 4}
-    bounds = {"max_cores": 1, "load_s": 0.3, "memory_bytes": 1_000_000}
-    stage = {"name": "only", "variants": [{"name": "v", "profile": profile | bounds}]}
-    declared = {"name": "live", "slo_ms": 5000, "stages": [stage], "system": system | early, "cluster": TWO_CORES}
-    setup = set_up(load_application(declared))
-
-    async def main() -> None:
-        models = {("only", "v"): Servable("fake:sleep:20:1", ECHO)}
-        wiring = wire(setup.application.graph, {key: model.signature for key, model in models.items()})
-        async with live_driver(setup, models, wiring) as live:
-            await live.until(ReplicaReady, 2)
-            for number in range(60):
-                live.ask(text(b"%d" % number))
-            await live.until(BindBatch, 4)
-            pid = live.backend.pid(ReplicaId(0))
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await live.all_answered()
-            outcomes = check_each_ended_once(live)
-            assert outcomes[Outcome.SERVED] + outcomes[Outcome.LATE] == 60
-            for number, [ended] in live.answers.items():
-                assert bytes(ended.outputs["x"].data) == b"%d" % number
-            assert any(isinstance(record, ReplicaLost) for _, record in live.log)
-            checkers = Checkers([Rules(setup.application, setup.system.policies.order)], setup.deployment.cluster)
-            for now_ns, record in live.log:
-                checkers.append(now_ns, record)
-            assert replay_log(list(live.log), set_up(setup.application).core()).difference is None
-
-    uvloop.run(main())

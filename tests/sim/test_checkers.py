@@ -13,7 +13,6 @@ from sloop.actions import (
     AcquireNode,
     Action,
     Assigned,
-    BindBatch,
     Decided,
     End,
     ReleaseNode,
@@ -168,64 +167,6 @@ def test_the_unbroken_core_passes() -> None:
 def test_a_broken_core_is_caught(name: str) -> None:
     tamper, complaint = MUTATIONS[name]
     played = busy()
-    with pytest.raises(Violation, match=complaint):
-        simulate(played, core=Broken(played.setup().core(), tamper))
-
-
-def early() -> World:
-    """The same with batches that are bound to busy replicas."""
-    system = {"name": "static", "replicas": 2, "batch_max": 4, "order": "fifo", "drop": "never"}
-    early = {"route": "batch_round_robin", "batch": {"name": "timeout", "wait_ms": 20}}
-    return world(system=system | early, trace={"kind": "poisson", "rate": 300}, slo_ms=25)
-
-
-def bound(**changes: object) -> Tamper:
-    return once(BindBatch, lambda action: [replace(action, **changes)])
-
-
-def backwards(order: Action) -> list[Action]:
-    assert isinstance(order, StartBatch)
-    return [replace(order, requests=order.requests[::-1])]
-
-
-EARLY_MUTATIONS: dict[str, tuple[Tamper, str]] = {
-    "a batch is bound to a replica that is not there": (bound(replica=ReplicaId(77)), "does not exist"),
-    "a batch of another stage is bound": (bound(stage="other"), "serves stage only"),
-    "a bound batch is too large": (bound(requests=tuple(RequestId(id) for id in range(5))), "takes up to 4"),
-    "a batch is bound twice": (once(BindBatch, lambda order: [order, order]), "does not wait in the queue"),
-    "what is bound to one replica is bound to another": (
-        once(BindBatch, lambda order: [order, replace(order, replica=ReplicaId(1 - order.replica))]),
-        "does not wait in the queue|is idle",
-    ),
-    "a batch is bound to an idle replica": (
-        once(StartBatch, lambda order: [BindBatch(order.replica, order.stage, order.requests), order]),
-        "that is idle",
-    ),
-    "a batch is bound to a replica that stops": (
-        once(BindBatch, lambda order: [Decided("drain", "why", "only", order.replica), order]),
-        "not ready or drains",
-    ),
-    "a bound batch is forgotten": (once(BindBatch, lambda order: []), "overtook|never ended|does not wait|first"),
-    "a bound batch begins in another order": (
-        lambda action: backwards(action) if isinstance(action, StartBatch) else [action],
-        "the one that was bound to it first|overtook",
-    ),
-    "a bound batch begins without one of its requests": (
-        once(StartBatch, lambda order: [replace(order, requests=order.requests[1:])], after=20),
-        "the one that was bound to it first|a batch of 0|overtook",
-    ),
-}
-
-
-def test_early_binding_passes() -> None:
-    log = records_of(early())
-    assert sum(isinstance(record, BindBatch) for _, record in log) > 20
-
-
-@pytest.mark.parametrize("name", EARLY_MUTATIONS)
-def test_a_core_that_binds_wrongly_is_caught(name: str) -> None:
-    tamper, complaint = EARLY_MUTATIONS[name]
-    played = early()
     with pytest.raises(Violation, match=complaint):
         simulate(played, core=Broken(played.setup().core(), tamper))
 

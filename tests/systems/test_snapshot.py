@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.actions import Action, BindBatch, RequestPlan, StartReplica
+from sloop.actions import Action, RequestPlan, StartReplica
 from sloop.app.load import load_application
 from sloop.core import Core
 from sloop.errors import InputError
@@ -25,7 +25,7 @@ from sloop.systems import SYSTEMS
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_policies
 from sloop.units import s
-from tests.sim.scene import in_parts, world
+from tests.sim.scene import in_parts
 
 Records = Sequence[tuple[int, Record]]
 Run = tuple[Core, DeploymentState]
@@ -126,16 +126,6 @@ def test_pipelines_are_in_a_snapshot() -> None:
         place = next(place for place, (_, each) in enumerate(log) if isinstance(each, StartReplica) and each.part)
         place = kinds.index(kind, place)
         assert check(world, (place + 1) / len(kinds))
-
-
-def test_lanes_are_in_a_snapshot() -> None:
-    early = {"route": "earliest_free", "batch": {"name": "timeout", "wait_ms": 20}, "drop": "predictive"}
-    system = {"name": "static", "replicas": 2, "batch_max": 4, **early}
-    made, log = world(system=system, trace={"kind": "poisson", "rate": 250}, slo_ms=60), MemoryLog()
-    simulate(made, [log], check_first=0)
-    bound = [place for place, (_, record) in enumerate(log) if isinstance(record, BindBatch)]
-    for place in bound[10::40][:4]:
-        assert check(made, (place + 1) / len(log.records))
 
 
 # What is refused

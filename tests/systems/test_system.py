@@ -126,11 +126,3 @@ def test_parameters_say_what_they_mean_as_users_write_them() -> None:
     assert (calm.verb, calm.policy, calm.default) == ("scale", "mixed", 60_000)
     assert calm.meaning == "How long the demand must have been lower before fewer replicas are planned."
     assert found["forecast.window_ms"].policy == "moving_max"
-
-
-def test_a_route_that_binds_early_and_a_share_policy_exclude_each_other() -> None:
-    assert build_system("static", {"route": "batch_round_robin"}).policies.share.takes_all
-    with pytest.raises(InputError, match=r"'planned_rate' binds batches.*early.*'hybrid'") as caught:
-        build_system("paldia", {"route": "planned_rate"})
-    assert caught.value.help == "use another route policy, or `share: take_all`"
-    build_system("paldia", {"route": "planned_rate", "share": "take_all"})

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from sloop.actions import Action, Assigned, End, Rollout, VersionState
 from sloop.app.graph import declared_name
-from sloop.core.binding import EarlyDataPath
 from sloop.core.control import ControlledApplication, ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
@@ -94,16 +93,10 @@ class Core:
         assert application.key not in self.state.applications, application.key
         self.state.applications[application.key] = application
         control = self._control.add(application, now_ns)
-        path: DataPath
-        if binds_early := getattr(parts.policies.route, "binds_early", False):
-            assert parts.policies.share.takes_all, "a system with both is refused"
-            path = EarlyDataPath(application, parts.policies, self._batch_ids, self.state.devices, self._control.remind)
-        else:
-            path = DataPath(application, parts.policies, self._batch_ids, self.state.devices)
+        path = DataPath(application, parts.policies, self._batch_ids, self.state.devices)
         self._paths[application.key] = path
         for stage in application.all_stages:
             stage.dispatch = path.dispatch if parts.policies.share.takes_all else path.dispatch_shared
-            stage.binds_early = binds_early
         self.wake_ns = now_ns
         application.refuse(self._draining_why)
         return self._rollouts.add(now_ns, application, control, canary)
@@ -255,7 +248,7 @@ class Core:
             queue = stage.queue
             if not queue.visits:
                 continue
-            if stage.pool.idle or (stage.binds_early and stage.pool.replicas):
+            if stage.pool.idle:
                 wait_until_ns = stage.dispatch(now_ns, stage, out)
                 if wait_until_ns < wake_ns:  # noqa: PLR1730
                     wake_ns = wait_until_ns
@@ -278,14 +271,9 @@ class Core:
         if not self._control.has_begun and isinstance(event, NodeReady | NodeLost):
             return
         if now_ns >= self._control.wake_ns:
-            is_tick = self._control.look(now_ns, out)
-            if is_tick and not self._is_plain:
+            self._control.tick(now_ns, out)
+            if not self._is_plain:
                 self._advance_rollouts(now_ns, out)
-            for stage in self._active:
-                if stage.binds_early:
-                    path = self._paths[stage.application.key]
-                    assert isinstance(path, EarlyDataPath), stage.name
-                    path.watch_lanes(now_ns, stage, out)
         for stage in self._active:
             if now_ns >= stage.queue.sweep_ns:
                 self._paths[stage.application.key].sweep(now_ns, stage, out)

@@ -286,8 +286,7 @@ class ControlledApplication:
 
 
 class ControlPath:
-    """Owns the plans and works towards them. `wake_ns` is when to call `look`: at the next tick, or before if the data
-    path has asked for it (`remind`).
+    """Owns the plans and works towards them. `wake_ns` is when to call `tick` next.
 
     `lose` tells the data path that a replica and its batch are gone, and whether the batch is to blame; `expire` that
     its batch is stalled, and returns when to tell it again.
@@ -314,7 +313,7 @@ class ControlPath:
         """The view of the plan request that is not yet answered."""
         self.traffic: Callable[[ApplicationState], Traffic] = own_traffic
         """The requests that an application version is to be planned for, before its share is taken."""
-        self.wake_ns = self._tick_ns = 0
+        self.wake_ns = 0
         self.has_begun = False
         """Whether there has been a tick."""
 
@@ -330,7 +329,7 @@ class ControlPath:
         )
         scales = [each.state.parts.policies.scale for each in self._applications.values()]
         self._plans_beside = self._plans_beside or plans_beside(scales)
-        self.wake_ns = self._tick_ns = now_ns
+        self.wake_ns = now_ns
         return made
 
     @property
@@ -346,18 +345,6 @@ class ControlPath:
     def of(self, key: str) -> ControlledApplication:
         """The control state of an application version."""
         return self._applications[key]
-
-    def remind(self, at_ns: int) -> None:
-        """Be called at this time at the latest."""
-        self.wake_ns = min(self.wake_ns, at_ns)
-
-    def look(self, now_ns: int, out: list[Action]) -> bool:
-        """Tick if it is time; returns whether it is. All reminders are forgotten."""
-        if now_ns >= self._tick_ns:
-            self.tick(now_ns, out)
-            return True
-        self.wake_ns = self._tick_ns
-        return False
 
     def tick(self, now_ns: int, out: list[Action]) -> None:
         """Close buckets, look after stalled batches, make plans if it is time, work towards the plans."""
@@ -393,7 +380,7 @@ class ControlPath:
         if again:
             self._compare(now_ns, again, out)
         self._release_unused(now_ns, out)
-        self.wake_ns = self._tick_ns = min((now_ns // bucket_ns + 1) * bucket_ns, next_plan_ns, self._watch_ns)
+        self.wake_ns = min((now_ns // bucket_ns + 1) * bucket_ns, next_plan_ns, self._watch_ns)
 
     def _release_unused(self, now_ns: int, out: list[Action]) -> None:
         """Release the nodes on demand that have been empty for long enough."""
@@ -514,7 +501,7 @@ class ControlPath:
         self._compare(now_ns, [application], out)
         if not is_blamed and application.progress is PlanProgress.NO_ROOM:
             # Its node is gone, perhaps the only one of its kind: plan for the others now, not when it is time.
-            application.next_plan_ns = self.wake_ns = self._tick_ns = now_ns
+            application.next_plan_ns = self.wake_ns = now_ns
 
     def stopped(self, now_ns: int, event: ReplicaStopped, out: list[Action]) -> None:
         """A replica has stopped and freed its resources."""
@@ -627,7 +614,7 @@ class ControlPath:
             for each in self._applications.values():
                 if not each.is_frozen and not each.is_resting:
                     each.next_plan_ns = each.active_ns = now_ns
-            self.wake_ns = self._tick_ns = now_ns
+            self.wake_ns = now_ns
         for each in self._applications.values():
             for stage in each.state.all_stages:
                 stage.avoided_ns.pop(event.node.name, None)  # what it lacked may be there now
@@ -743,7 +730,7 @@ class ControlPath:
         given, self.plan_input = self.plan_input, None
         self._accept(now_ns, given, event, out)
         if any(each.next_plan_ns <= each.woken_ns for each in self._applications.values()):
-            self.wake_ns = self._tick_ns = now_ns  # an application was woken meanwhile, and is still to be planned
+            self.wake_ns = now_ns  # an application was woken meanwhile, and is still to be planned
 
     def _update_plans(self, now_ns: int, due: Sequence[ControlledApplication], out: list[Action]) -> None:
         """Call the policies of the applications, or order their call beside the event loop."""

@@ -221,12 +221,12 @@ class DataPath:
         return max(look_ns, now_ns + SWEEP_NS_MIN)
 
     def cancel(self, now_ns: int, event: Cancelled, out: list[Action]) -> None:
-        """The client disconnected: remove the request from all queues and lanes, and end it. A running batch goes on,
+        """The client disconnected: remove the request from all queues, and end it. A running batch goes on,
         and with one stage it ends its requests as usual."""
         request, is_graph = event.request, self._state.open_requests is not None
         removed = 0
         for stage in self._state.stages.values():
-            waiting = stage.remove_request(request)
+            waiting = stage.queue.remove_request(request)
             stage.monitor.queue(now_ns, -waiting)
             removed += waiting
         if removed or is_graph:

@@ -66,7 +66,7 @@ class Batch(Protocol):
 
 
 class ReadyReplica(Protocol):
-    """A ready replica as a route policy sees it: an idle one, unless the policy binds early."""
+    """A ready replica as a route policy sees it."""
 
     @property
     def id(self) -> ReplicaId: ...
@@ -92,23 +92,9 @@ class ReadyReplica(Protocol):
         """The largest batch that it gets."""
         ...
 
-    @property
-    def ends_ns(self) -> int:
-        """When its running batch is believed to end, perhaps before now; 0 if it is idle."""
-        ...
-
-    @property
-    def lane_ns(self) -> int:
-        """Believed duration of the batches that are bound to it and have not begun."""
-        ...
-
 
 class Route(Protocol):
-    """Which idle replica takes the next batch.
-
-    A policy may say `binds_early = True`. Then each batch is bound to a replica when it begins to form, and may wait
-    for it: `choose` gets all ready replicas, busy or not (`sloop.core.binding`).
-    """
+    """Which idle replica takes the next batch."""
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
         """An index into `idle`, which is sorted by id and not empty; `last` is the replica chosen last, -1 at first."""

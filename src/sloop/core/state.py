@@ -7,7 +7,7 @@ Nothing here depends on whether the driver is a live server or the simulator. In
     BatchLimits      the batch sizes, rates and waiting time that the current plan has for a stage
     ServiceRate      the believed speed of equal replicas
     DeviceLoad       the batches that run beside each other on one device, and how far they are believed to be
-    Replica          one replica, from the order to start it until it is gone; with `RunningBatch`, `ReplicaLane`
+    Replica          one replica, from the order to start it until it is gone; with `RunningBatch`
     LayerPipeline         replicas that start as parts of a model, and serve together until each has all of it
     ReplicaPool      a stage's replicas: which are idle, how much they can serve together
     RestartBackoff   how soon a lost replica is replaced
@@ -524,46 +524,6 @@ class RunningBatch(Struct, frozen=True, gc=False):
         return self.visits[0].attempts > 0 and self.requests == 1
 
 
-class BoundBatch(Struct, frozen=True, gc=False):
-    """A batch that waits for its replica."""
-
-    visits: list[Visit]
-    """Those that have not ended."""
-    cost_ns: int
-    """Its believed duration when it was bound."""
-
-
-@dataclass(slots=True, eq=False)
-class ReplicaLane:
-    """The batches that are bound to a busy replica, in the order in which it will run them; at least one."""
-
-    batches: deque[BoundBatch] = field(default_factory=deque)
-    work_ns: int = 0
-    """Their believed duration."""
-
-    def add(self, batch: BoundBatch) -> None:
-        """Bind a batch behind the others."""
-        self.batches.append(batch)
-        self.work_ns += batch.cost_ns
-
-    def take(self) -> list[Visit]:
-        """Remove the first batch."""
-        batch = self.batches.popleft()
-        self.work_ns -= batch.cost_ns
-        return batch.visits
-
-    def keep(self, stays: Callable[[Visit], bool]) -> int:
-        """Remove all other visits, and batches that have none left; returns how many visits that are."""
-        removed = 0
-        for batch in self.batches:
-            before = len(batch.visits)
-            batch.visits[:] = [visit for visit in batch.visits if stays(visit)]
-            removed += before - len(batch.visits)
-        self.batches = deque([batch for batch in self.batches if batch.visits])
-        self.work_ns = sum(batch.cost_ns for batch in self.batches)
-        return removed
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
     """A replica from the order to start it until it has stopped or is lost."""
@@ -608,8 +568,6 @@ class Replica:
     """In which it serves, or will."""
     completes: bool = False
     """Whether it gets the other layers; only if it has started as a part."""
-    lane: ReplicaLane | None = None
-    """The batches that are bound to it; only while it is ready and runs one."""
 
     def __post_init__(self) -> None:
         self.slot = self.spec.slot
@@ -644,22 +602,6 @@ class Replica:
         return self.service_rate.batch_max
 
     @property
-    def ends_ns(self) -> int:
-        """When its running batch is believed to end; 0 if it runs none."""
-        batch = self.batch
-        return batch.started_ns + batch.cost_ns if batch is not None else 0
-
-    @property
-    def lane_ns(self) -> int:
-        """Believed duration of the batches that are bound to it."""
-        return self.lane.work_ns if self.lane is not None else 0
-
-    @property
-    def bound(self) -> list[Visit]:
-        """The visits in the batches that are bound to it, in their order."""
-        return [visit for batch in self.lane.batches for visit in batch.visits] if self.lane is not None else []
-
-    @property
     def will_free_cores(self) -> bool:
         """Whether it, or its shadow, stops or shrinks, so that other replicas soon have room."""
         is_shrinking = self.resizing > 0 and self.target_cores < self.slot.cores
@@ -678,8 +620,8 @@ class Replica:
             spec = spec.with_cores(self.target_cores)
         if self.shadow is not None:
             spec = structs.replace(spec, shadow=self.shadow)
-        running, waiting = len(batch.visits) if batch else 0, len(self.bound) if self.lane is not None else 0
-        return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.form, waiting)
+        running = len(batch.visits) if batch else 0
+        return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.form)
 
 
 @dataclass(slots=True, eq=False)
@@ -768,16 +710,6 @@ class ReplicaPool:
         """Whether a replica starts, drains or is being resized, or a shadow stops, so that room or capacity may soon
         grow."""
         return any(r.life is not Life.READY or r.resizing or r.is_parting for r in self.replicas.values())
-
-    @property
-    def bound(self) -> list[Visit]:
-        """The visits in batches that are bound to replicas."""
-        return [visit for replica in self.replicas.values() if replica.lane is not None for visit in replica.bound]
-
-    @property
-    def ready(self) -> list[Replica]:
-        """The ready replicas, by id."""
-        return [replica for replica in self.replicas.values() if replica.life is Life.READY]
 
     def add(self, replica: Replica) -> None:
         """Add a replica whose start was ordered."""
@@ -1005,12 +937,6 @@ class StageState:
         self.runs_for_parts = False
         self.is_new = True
         """Whether no replica was provided for it yet."""
-        self.binds_early = False
-        """Whether batches are bound to busy replicas; set by the core."""
-        self.opened: Replica | None = None
-        """If so, the replica for which the next batch forms."""
-        self.lanes_ns = FOREVER_NS
-        """When to search lanes next for passed deadlines."""
         self.response_timeout_ns = 0
         """The response timeout that the stage declares; 0 for the default."""
         self.watched_ns = -1
@@ -1043,36 +969,6 @@ class StageState:
         if self.limits.follow(target):
             self.pool.regroup()
         self.refresh()
-
-    def unbind(self, now_ns: int, replica: Replica) -> None:
-        """A replica takes no more batches: what was bound to it waits in the queue again, as before."""
-        if self.opened is replica:
-            self.opened = None
-        lane, replica.lane = replica.lane, None
-        for batch in lane.batches if lane is not None else ():
-            if batch.visits and batch.visits[0].group:
-                self.queue.push_again(now_ns, batch.visits)
-                continue
-            for visit in batch.visits:
-                self.queue.push(now_ns, visit)
-
-    def remove_request(self, request: RequestId) -> int:
-        """Remove every waiting visit of a request; returns how many there were."""
-        removed = self.queue.remove_request(request)
-        if self.binds_early:
-            removed += self.keep_bound(lambda visit: visit.request.id != request)
-        return removed
-
-    def keep_bound(self, stays: Callable[[Visit], bool]) -> int:
-        """Remove all other visits from lanes; returns how many there were."""
-        removed = 0
-        for replica in self.pool.replicas.values():
-            if replica.lane is not None:
-                removed += replica.lane.keep(stays)
-                self.pool.note_change(replica)
-                if not replica.lane.batches:
-                    replica.lane = None
-        return removed
 
     def start_costs(self, spec: ReplicaSpec) -> StartCosts:
         """What a start consists of; weights of its own without a size if nobody has said."""
@@ -1171,7 +1067,7 @@ class StageState:
             after=self.after,
             beliefs=self.beliefs,
             replicas=self.pool.views(),
-            queue=tuple(self.queue.visits) if not self.binds_early else (*self.queue.visits, *self.pool.bound),
+            queue=tuple(self.queue.visits),
             running=self.monitor.running,
             buckets=tuple(self.monitor.buckets),
             bucket_ns=self.monitor.bucket_ns,
@@ -1322,8 +1218,6 @@ class State:
         """Move a replica to another state."""
         stage, before = replica.stage, replica.life
         stage.pool.set_life(replica, life)
-        if stage.binds_early and life is not Life.READY:
-            stage.unbind(now_ns, replica)
         replica.since_ns = now_ns
         if Life.READY in (before, life) and before is not life:
             stage.monitor.ready(now_ns, replica.millicores if life is Life.READY else -replica.millicores)
@@ -1359,8 +1253,6 @@ class State:
             out += self.weights.leave(now_ns, replica.id, replica.transfer)
         del self.replicas[replica.id]
         replica.stage.pool.remove(replica)
-        if replica.stage.binds_early:
-            replica.stage.unbind(now_ns, replica)
         self._refresh(replica.stage)
 
     def _refresh(self, stage: StageState) -> None:

@@ -172,8 +172,6 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """The accelerator of the node that it runs on, if any."""
     form: Form = ALONE
     """In effect: while `spec.shadow` still loads, or has just been told to stop, it serves alone."""
-    waiting: int = 0
-    """Requests in batches that are bound to it and wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

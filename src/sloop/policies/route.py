@@ -1,13 +1,9 @@
-"""Route: which idle replica takes the next batch. Each class is one policy; none uses another.
-
-Those with `binds_early` choose among all ready replicas when a batch begins to form, and it may wait for its replica.
-"""
+"""Route: which idle replica takes the next batch. Each class is one policy; none uses another."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar
 
 from sloop.core.protocols import ReadyReplica
 from sloop.vocabulary import ReplicaId
@@ -59,22 +55,17 @@ class SmoothWeighted:
     _credit: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
-        return _most_credit(self._credit, idle, [replica.weight for replica in idle])
-
-
-def _most_credit(credit: dict[ReplicaId, float], candidates: Sequence[ReadyReplica], weights: Sequence[float]) -> int:
-    """The index of the next candidate of smooth weighted round robin, whose credit is charged."""
-    best = 0
-    for index, (replica, weight) in enumerate(zip(candidates, weights, strict=True)):
-        credit[replica.id] = credit.get(replica.id, 0.0) + weight
-        if credit[replica.id] > credit[candidates[best].id]:
-            best = index
-    credit[candidates[best].id] -= sum(weights)
-    if len(credit) > len(candidates) + FORGOTTEN_MAX:
-        present = {replica.id for replica in candidates}
-        for replica_id in sorted(credit.keys() - present)[: -FORGOTTEN_MAX // 2]:
-            del credit[replica_id]
-    return best
+        credit, best = self._credit, 0
+        for index, replica in enumerate(idle):
+            credit[replica.id] = credit.get(replica.id, 0.0) + replica.weight
+            if credit[replica.id] > credit[idle[best].id]:
+                best = index
+        credit[idle[best].id] -= sum(replica.weight for replica in idle)
+        if len(credit) > len(idle) + FORGOTTEN_MAX:
+            present = {replica.id for replica in idle}
+            for replica_id in sorted(credit.keys() - present)[: -FORGOTTEN_MAX // 2]:
+                del credit[replica_id]
+        return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,50 +104,3 @@ class Smallest:
 
     def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
         return min(range(len(idle)), key=lambda index: idle[index].batch_max)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRoundRobin:
-    """Early binding: each batch goes to the ready replica with the next higher id, busy or not.
-
-    The router of the colocation thesis (Elvinger, ETH Zurich 2024, section 4.3.1). A replica gets the share
-    batch / Σ batch of the requests if batches are full, whatever its speed. Fails if the replicas of a stage differ in
-    speed, or if one is slow for a while: its lane grows while others are idle.
-    """
-
-    binds_early: ClassVar[bool] = True
-
-    def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
-        index = bisect_right(idle, last, key=_ID_OF)
-        return index if index < len(idle) else 0
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRate:
-    """Early binding: each replica gets requests in proportion to the rate that the plan expects it to serve.
-
-    Smooth weighted round robin over batches, where a replica counts with its planned rate divided by its largest batch;
-    with its cores, likewise, if the plan does not say. O(n) in ready replicas. Fails if batches are not full where
-    replicas have different ones: those with large batches then get too little.
-    """
-
-    binds_early: ClassVar[bool] = True
-
-    _credit: dict[ReplicaId, float] = field(init=False, default_factory=dict, repr=False, compare=False)
-
-    def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
-        return _most_credit(self._credit, idle, [replica.weight / max(1, replica.batch_max) for replica in idle])
-
-
-@dataclass(frozen=True, slots=True)
-class EarliestFree:
-    """Early binding: the ready replica that is believed to have done first what it has; ties go to the lowest id.
-
-    A batch that runs for longer than believed counts as if it ended now. O(n) in ready replicas. Fails if beliefs are
-    wrong for some replicas only; late binding does not need them.
-    """
-
-    binds_early: ClassVar[bool] = True
-
-    def choose(self, now_ns: int, idle: Sequence[ReadyReplica], last: ReplicaId) -> int:
-        return min(range(len(idle)), key=lambda index: max(now_ns, idle[index].ends_ns) + idle[index].lane_ns)

@@ -16,7 +16,6 @@ from msgspec import Struct
 from sloop.actions import (
     AdoptReplica,
     Assigned,
-    BindBatch,
     Decided,
     End,
     RequestPlan,
@@ -378,7 +377,7 @@ class _Visit:
         return VisitStory(stage=stage, part=part, entered_s=to_s(self.entered_ns), critical=critical, **spent_ms)
 
 
-def _others(batch: StartBatch | BindBatch, id: RequestId) -> list[RequestId]:
+def _others(batch: StartBatch, id: RequestId) -> list[RequestId]:
     """The requests of a batch besides this one."""
     return sorted({each for each in batch.requests if each != id})
 
@@ -466,9 +465,6 @@ class _Follower:
             for visit in self._visits:
                 if visit.batch is not None and visit.batch.replica == record.replica:
                     self._leave(now_ns, visit, record)
-        elif isinstance(record, BindBatch):
-            if self._id in record.requests:
-                self._bind(now_ns, record)
         elif isinstance(record, End):
             if record.request == self._id:
                 self._finish(now_ns, record)
@@ -569,14 +565,6 @@ class _Follower:
                 f"started {beside}, in batch no. {batch.batch} at {self._where(visit)} on replica {batch.replica}{on} "
                 f"after {in_ms(waited_ns)} in the queue{estimate}",
             )
-
-    def _bind(self, now_ns: int, batch: BindBatch) -> None:
-        """The request waits for a certain replica from now on."""
-        replica = self._run.replicas.get(batch.replica) if self._run is not None else None
-        running = replica.running if replica is not None else None
-        why = f"it runs batch no. {running.batch}" if running is not None else ""
-        together = f", together with {numbered('request', others)}" if (others := _others(batch, self._id)) else ""
-        self._add(now_ns, f"bound to replica {batch.replica} at {batch.stage}{together}", why)
 
     def _leave(self, now_ns: int, visit: _Visit, record: _EndOfBatch) -> None:
         """A visit's batch has ended, or its replica is gone."""

@@ -32,7 +32,6 @@ from sloop.actions import (
     AdoptReplica,
     Assigned,
     AttachShadow,
-    BindBatch,
     CancelTransfer,
     Decided,
     DetachShadow,
@@ -413,7 +412,6 @@ class Driver:
         self._has_several_applications = self._has_several_versions = False
         self._orders: Mapping[type, Callable[[Any], None]] = {
             StartBatch: self._run,
-            BindBatch: _note,
             StartReplica: lambda order: backend.start(order.replica, order.spec, order.transfer, order.part),
             Transfer: backend.transfer,
             CancelTransfer: backend.cancel_transfer,

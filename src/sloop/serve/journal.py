@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct, structs
 
-from sloop.actions import Assigned, BindBatch, End, StartBatch
+from sloop.actions import Assigned, End, StartBatch
 from sloop.core import Core
 from sloop.errors import MachineError, SloopError
 from sloop.events import Finished
@@ -592,7 +592,7 @@ def _requests_of(record: Record) -> Sequence[RequestId]:
     """The requests that a record is about; none for one that is always kept."""
     if isinstance(record, Request):
         return (record.id,)
-    if isinstance(record, StartBatch | BindBatch):
+    if isinstance(record, StartBatch):
         return record.requests
     if isinstance(record, End | Assigned):
         return (record.request,)

@@ -13,7 +13,7 @@ Must not import the core, beliefs or truth. State, node capacities and the walks
 deliberately computed a second time: a checker that shared the core's code would share its mistakes.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -26,7 +26,6 @@ from sloop.actions import (
     AdoptReplica,
     Assigned,
     AttachShadow,
-    BindBatch,
     CancelTransfer,
     Decided,
     DetachShadow,
@@ -109,9 +108,6 @@ FIRST_KEY: Final = -(1 << 63)
 
 FETCHING: Final = "fetching"
 """The step of a start that waits for its weights."""
-
-BOUND: Final = -1
-"""Instead of the step in which a visit was queued: it is in a batch that waits for its replica."""
 
 STALL_NS_MIN: Final = NS_PER_S
 """A request is dropped from a running batch only if the batch has run for this long."""
@@ -239,8 +235,7 @@ class CheckedRequest:
         self.deadline_ns = request.deadline_ns
         """The deadline of its path, if paths have deadlines; known once it is done."""
         self.waiting: dict[Place, tuple[int, Visit, int]] = {}
-        """Per place where it is queued: the step in which it was queued, the visit, and the visit's key. The step is
-        `BOUND` for a visit that is bound to a replica."""
+        """Per place where it is queued: the step in which it was queued, the visit, and the visit's key."""
 
     def blame(self) -> None:
         """It has been found to be the cause of a failure, and may fail."""
@@ -262,7 +257,6 @@ class CheckedReplica:
         "draining",
         "form",
         "has_rest",
-        "lane",
         "limit",
         "part",
         "pipeline",
@@ -322,8 +316,6 @@ class CheckedReplica:
         """When its batch began."""
         self.visits: list[tuple[CheckedRequest, Visit]] = []
         """The visits in its batch."""
-        self.lane: deque[list[tuple[CheckedRequest, Place]]] = deque()
-        """The batches that are bound to it."""
 
     @property
     def assembles(self) -> bool:
@@ -608,16 +600,6 @@ class CheckerState:
         for member in pipeline.members.values():
             member.pipeline = None
             member.ready = member.part is None
-            if not member.ready:
-                self.unbind(member)
-
-    def unbind(self, replica: CheckedReplica) -> None:
-        """A replica takes no more batches: those in its lane wait in the queue again."""
-        lane, replica.lane = replica.lane, deque()
-        for entry, place in (each for batch in lane for each in batch):
-            waiting = entry.waiting.get(place)
-            if entry.request.id in self.requests and waiting is not None:
-                self._queue(entry, place, waiting[1])
 
     def _put_back(self, replica: CheckedReplica, retry_of: Callable[[CheckedRequest], Retry] | None) -> None:
         """The requests of a batch wait at the same stage again."""
@@ -643,7 +625,6 @@ class CheckerState:
         """A replica is gone; its resources are free. If it has died, its batch is to blame, unless its node is lost."""
         replica = self.replicas.pop(id, None)
         if replica is not None:
-            self.unbind(replica)
             node = self.nodes.get(replica.spec.node or "")
             self.lose(replica, is_blamed=has_died and (node is None or node.state is not NodeState.LOST))
             if node is not None:
@@ -750,7 +731,6 @@ class Checkers:
             Assigned: self._assigned,
             Rollout: self._rolled_out,
             StartBatch: self._start_batch,
-            BindBatch: self._bind_batch,
             End: self._end,
             StartReplica: self._start_replica,
             AdoptReplica: self._adopt_replica,
@@ -921,7 +901,7 @@ class Checkers:
 
     def _start_batch(self, order: StartBatch) -> None:
         replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
-        size, limit, lane = len(order.requests), replica.limit, replica.lane
+        size, limit = len(order.requests), replica.limit
         if self._unassigned is not None:
             self._settle()
         if order.batch <= self._last_batch:
@@ -932,72 +912,13 @@ class Checkers:
             self._fail(f"the replica still runs batch {replica.batch}")
         if replica.spec.stage != order.stage:
             self._fail(f"the replica serves stage {replica.spec.stage}")
-        if lane:
-            limit = len(self._next_bound(replica)) or limit  # that of the plan may have changed since it was bound
         if not 0 < size <= limit:
             self._fail(f"a batch of {size} where the plan allows up to {limit}")
         if size > (replica.size_max or size):
             self._fail(f"a batch of {size} where {replica.spec.variant} takes up to {replica.size_max}")
-        if lane:
-            self._take_bound(order, replica)
-        else:
-            self._take(order, replica)
+        self._take(order, replica)
         replica.batch = self._last_batch = order.batch
         replica.started_ns = self._now_ns
-
-    def _bind_batch(self, order: BindBatch) -> None:
-        """A batch is given to a busy replica, for which it waits behind those that were bound before."""
-        replica = self._state.replicas.get(order.replica) or self._unknown(order.replica)
-        if self._unassigned is not None:
-            self._settle()
-        if not replica.ready or replica.draining:
-            self._fail("a batch is bound to a replica that is not ready or drains")
-        if replica.batch is None:
-            self._fail("a batch is bound to a replica that is idle")
-        size, limit = len(order.requests), min(replica.limit, replica.size_max or replica.limit)
-        if replica.spec.stage != order.stage:
-            self._fail(f"the replica serves stage {replica.spec.stage}")
-        if not 0 < size <= limit:
-            self._fail(f"a batch of {size} is bound to a replica that takes up to {limit}")
-        if order.parts and len(order.parts) != size:
-            self._fail(f"{len(order.parts)} parts of {size} requests")
-        largest, bound, requests = FIRST_KEY, list[tuple[CheckedRequest, Place]](), self._state.requests
-        for id, part in order.visits:
-            entry, place = requests.get(id), (order.stage, part)
-            waiting = entry.waiting.get(place) if entry is not None else None
-            if entry is None or waiting is None or waiting[0] == BOUND:
-                self._fail(f"request {id}, part {part}, does not wait in the queue of {order.stage}")
-            _, visit, key = waiting
-            entry.waiting[place] = BOUND, visit, key
-            bound.append((entry, place))
-            largest = max(largest, key)
-            if key == FIRST_KEY:
-                self._check_retry(order)
-        replica.lane.append(bound)
-        if self._is_ordered:
-            self._started.append((order.stage, largest))
-
-    def _next_bound(self, replica: CheckedReplica) -> list[tuple[CheckedRequest, Place]]:
-        """What is left of the first batch of a replica's lane of which not all requests have ended."""
-        requests, lane = self._state.requests, replica.lane
-        while lane:
-            lane[0] = [each for each in lane[0] if each[0].request.id in requests]
-            if lane[0]:
-                return lane[0]
-            lane.popleft()
-        return []
-
-    def _take_bound(self, order: StartBatch, replica: CheckedReplica) -> None:
-        """A batch must be the first of its replica's lane, without the requests that have ended."""
-        expected = replica.lane.popleft()
-        if list(order.visits) != [(entry.request.id, place[1]) for entry, place in expected]:
-            bound = [entry.request.id for entry, _ in expected]
-            self._fail(f"the next batch of the replica is the one that was bound to it first, of requests {bound}")
-        for entry, place in expected:
-            waiting = entry.waiting.pop(place, None)
-            if waiting is None:
-                self._fail(f"request {entry.request.id} began elsewhere while it was bound to this replica")
-            replica.visits.append((entry, waiting[1]))
 
     def _take(self, order: StartBatch, replica: CheckedReplica) -> None:
         """Move the visits of a batch from the queue to the replica."""
@@ -1019,7 +940,7 @@ class Checkers:
         if self._is_ordered:
             self._started.append((stage, largest))
 
-    def _check_retry(self, order: StartBatch | BindBatch) -> None:
+    def _check_retry(self, order: StartBatch) -> None:
         """Visits of a batch that are tried again must be few enough, and all of one failed or lost batch."""
         requests = self._state.requests
         all_tries = [(requests[id].tries, (order.stage, part)) for id, part in order.visits if id in requests]
@@ -1122,7 +1043,6 @@ class Checkers:
         elif note.kind == "drain" and note.replica is not None:
             replica = self._state.replicas.get(note.replica) or self._unknown(note.replica)
             replica.draining = True
-            self._state.unbind(replica)
 
     def _change_patience(self, note: Decided) -> None:
         """From now on requests may wait for a start, or may not. A request of this step has come after that: the core
@@ -1466,7 +1386,6 @@ class Checkers:
         if replica.stopping:
             self._fail("the replica is ordered to stop twice")
         replica.stopping = replica.draining = True
-        self._state.unbind(replica)
         if replica.batch is not None:  # a replica whose batch is stuck: the core reuses its cores at once
             self._state.forget(order.replica, has_died=True)
 

@@ -108,9 +108,6 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Policies that may replace the system's, each kind in one world of three."""
 
-EARLY_ROUTES: Final = ("batch_round_robin", "planned_rate", "earliest_free")
-"""Route policies that bind batches to busy replicas; one of them in one world of five."""
-
 FAULTS: Final[dict[str, float]] = {
     "crash_mtbf_s": 3.0,
     "node_mtbf_s": 8.0,
@@ -236,7 +233,7 @@ def random_world(seed: int, system: str = "static") -> World:
         },
         faults=_faults(random, seed),
     )
-    return _binding(_uncapped(_sharing(_provisioned(world))))
+    return _uncapped(_sharing(_provisioned(world)))
 
 
 def _stages(random: Random, seed: int) -> tuple[Stage, ...]:
@@ -375,7 +372,7 @@ def random_deployment(seed: int, system: str = "static") -> World:
         changes=changes,
     )
     world = replace(world, errors={key: random.choice(ERRORS) for key in world.profiles})
-    return _binding(_uncapped(_sharing(_provisioned(world))))
+    return _uncapped(_sharing(_provisioned(world)))
 
 
 RATES: Final = (0.1, 0.5, 1.0, 1.0, 2.0, 4.0)
@@ -485,25 +482,6 @@ def _uncapped(world: World) -> World:
         world,
         deployment=replace(world.deployment, applications=tuple(map(uncapped, world.deployment.applications))),
         changes=tuple(replace(each, deploy=each.deploy and uncapped(each.deploy)) for each in world.changes),
-    )
-
-
-def _binding(world: World) -> World:
-    """In one world of five, the same with a route policy that binds early. From a separate stream, so that the others
-    do not change."""
-    own = stream(world.seed, "binding")
-    if own.random() >= 0.2:
-        return world
-    chosen = {"route": own.choice(EARLY_ROUTES), "share": "take_all"}
-
-    def binding(application: Application) -> Application:
-        parameters = {**application.system.parameters, **chosen}
-        return replace(application, system=replace(application.system, parameters=parameters))
-
-    return replace(
-        world,
-        deployment=replace(world.deployment, applications=tuple(map(binding, world.deployment.applications))),
-        changes=tuple(replace(each, deploy=each.deploy and binding(each.deploy)) for each in world.changes),
     )
 
 

@@ -14,12 +14,9 @@ from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
 from sloop.policies.route import (
-    BatchRoundRobin,
-    EarliestFree,
     Fastest,
     FirstIdle,
     LeastLoaded,
-    PlannedRate,
     RoundRobin,
     Smallest,
     SmoothWeighted,
@@ -52,9 +49,6 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "least_loaded": LeastLoaded,
         "fastest": Fastest,
         "smallest": Smallest,
-        "batch_round_robin": BatchRoundRobin,
-        "planned_rate": PlannedRate,
-        "earliest_free": EarliestFree,
     },
     "drop": {"never": Never, "age": Age, "predictive": PredictiveDrop},
     "admit": {"open": Open, "bounded": Bounded, "predictive": PredictiveAdmit},

@@ -36,16 +36,6 @@ class System:
     drivers: tuple[str, ...] = ("live", "sim")
     """What can carry out its actions, apart from what depends on its parameters (`runs`)."""
 
-    def __post_init__(self) -> None:
-        early = getattr(self.policies.route, "binds_early", False)
-        if early and not self.policies.share.takes_all:
-            names = [_slot(verb, getattr(self.policies, verb))["name"] for verb in ("route", "share")]
-            raise InputError(
-                f"route {names[0]!r} binds batches to replicas early, and share {names[1]!r} wants to form them "
-                "for each device when it has idle replicas",
-                help="use another route policy, or `share: take_all`",
-            )
-
     @property
     def runs(self) -> tuple[str, ...]:
         """Where it runs with its defaults: `live`, `sim`. In no server do the replicas of a node share loaded

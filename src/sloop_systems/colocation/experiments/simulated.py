@@ -1,10 +1,11 @@
 """Cells of the colocation thesis in core and simulator: systems of the catalogue place the models and serve them.
 
 Each published system plans once, for the rates of its cell, as in the thesis. Our system plans again after a warm-up,
-with the durations that it has measured. Batches are bound early to replicas in turn, by a router without a timer. True
-durations are the profile's × κ × the law of shares: batches are slower if their share is a limit (MPS, in the modes of
-the thesis), and if the models on a device together need more SMs than it has. Arrivals are those of the small stack in
-`router`. The simulator has neither the two calls nor the transfer of a batch; their times are added to each latency.
+with the durations that it has measured. A router without a timer gives batches to idle replicas in turn; that of the
+thesis, and of the small stack, binds each batch to a replica that may still be busy. True durations are the profile's ×
+κ × the law of shares: batches are slower if their share is a limit (MPS, in the modes of the thesis), and if the models
+on a device together need more SMs than it has. Arrivals are those of the small stack in `router`. The simulator has
+neither the two calls nor the transfer of a batch; their times are added to each latency.
 Source: Elvinger (ETH Zurich, MSc thesis 505, 2024), chapters 4 and 6.
 """
 
@@ -24,7 +25,7 @@ from sloop.core.views import ClusterView
 from sloop.events import Finished
 from sloop.policies.batch import Timeout
 from sloop.policies.drop import Never
-from sloop.policies.route import BatchRoundRobin
+from sloop.policies.route import RoundRobin
 from sloop.policies.scale.colocation import Colocated, Harbor, Igniter, Usher
 from sloop.profile.interference import IgniterLaw, ShareLaw
 from sloop.profile.profile import Profile
@@ -227,7 +228,7 @@ def policies_of(trial: SimulatedTrial) -> Policies:
         given,
         order=SYSTEMS["usher"].policies.order,
         batch=Timeout(wait_ns=ms(SERVING.wait_ms), timer=False),
-        route=BatchRoundRobin(),
+        route=RoundRobin(),
         drop=Never(),
         scale=fixed,
     )
