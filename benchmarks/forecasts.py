@@ -24,16 +24,16 @@ from sloop.core.monitor import BUCKETS_KEPT
 from sloop.core.protocols import Forecast
 from sloop.core.views import Bucket, Traffic
 from sloop.errors import InputError, MachineError
-from sloop.policies.forecast import SHIPPED, Lstm, OracleForecast
+from sloop.policies.forecast import OracleForecast
 from sloop.report.plots import Figure, Kind, Panel, Series, thin
 from sloop.report.svg import write_figure
 from sloop.report.tables import Table
-from sloop.solvers.forecasting import LstmNetwork
 from sloop.streams import stream
 from sloop.systems.registry import POLICIES, build
 from sloop.units import NS_PER_S, s
 from sloop.workload import Trace
 from sloop_systems.comparison import data_folder, twitter
+from sloop_systems.ipa.lstm import SHIPPED, Lstm, LstmNetwork
 
 WARM_S: Final = 120
 """The first forecast is made after two minutes, when every forecaster has seen as much as it looks at."""
@@ -48,7 +48,7 @@ LINE_CHARS: Final = 100
 
 EXAMPLE = """
 python -m benchmarks.forecasts
-python -m benchmarks.forecasts requests.txt --forecaster last --forecaster '{name: holt, trend: 0.3}' --plot x.svg
+python -m benchmarks.forecasts requests.txt --forecaster last --forecaster '{name: ewma, half_life_s: 3}' --plot x.svg
 python -m benchmarks.forecasts requests.txt --train mine.yaml
 """
 NOTES = f"""{TRACE_HELP} Without TRACE: days 14 to 21 of the Twitter trace without its silent seconds, or days that are

@@ -1,4 +1,4 @@
-"""Training of the recurrent network of the `lstm` forecaster (`sloop.solvers.forecasting`).
+"""Training of the recurrent network of the `lstm` forecaster (`sloop_systems.ipa.lstm`).
 
 Back-propagation through time with Adam, on the absolute error of the logarithm of the forecast factor. For small errors
 that is the symmetric percentage error by which forecasts are compared. The best weights on held-out windows are kept.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sloop.errors import InputError
-from sloop.solvers.forecasting import Floats, LstmNetwork, LstmWeights, lstm_step, normalised, outputs
+from sloop_systems.ipa.lstm import Floats, LstmNetwork, LstmWeights, lstm_step, normalised, outputs
 
 _FIRST_DECAY, _SECOND_DECAY, _TINY = 0.9, 0.999, 1e-8
 """Adam's published constants."""

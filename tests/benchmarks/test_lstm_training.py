@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.lstm_training import LstmTraining, TrainingEpoch, loss_gradient, train, untrained, windows
 from sloop.errors import InputError
-from sloop.solvers.forecasting import LstmNetwork, normalised, outputs
+from sloop_systems.ipa.lstm import LstmNetwork, normalised, outputs
 
 
 def chance(seed: int = 0) -> Callable[[], float]:

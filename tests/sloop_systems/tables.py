@@ -36,7 +36,7 @@ from sloop.solvers import (
 from sloop.solvers.budget import IndexedPath, Segment, StageOptions
 from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, placed_models
 from sloop_systems.fa2 import solver as fa2
-from sloop_systems.ipa import label_setting
+from sloop_systems.ipa import label_setting, lstm
 from sloop_systems.ipa import milp as ipa_milp
 from sloop_systems.ipa import solver as ipa
 from sloop_systems.netnn.emulator import Emulator, run_in_lanes
@@ -395,10 +395,10 @@ def forecasting_answers() -> Answers:
     random = Random(0)
     counts = [random.randint(0, 90) for _ in range(240)]
     rates = forecasting.seconds_rps(counts, 250_000_000)
-    found: Answers = [rates, forecasting.peaks_of(rates, 5)]
+    found: Answers = [rates, lstm.peaks_of(rates, 5)]
     for bins, units in ((12, 5), (24, 25)):
         flat = np.array([random.uniform(-0.4, 0.4) for _ in range(4 * units * units + 9 * units + 1)])
-        network = forecasting.LstmNetwork(bins, 5, 20, flat)
+        network = lstm.LstmNetwork(bins, 5, 20, flat)
         found += [network.forecast([random.randint(1, 400) for _ in range(bins)]) for _ in range(10)]
     return found
 

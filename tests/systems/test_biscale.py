@@ -9,13 +9,13 @@ from sloop.app.load import load_scenario
 from sloop.events import ReplicaReady, Resized
 from sloop.policies.batch import Full
 from sloop.policies.drop import PredictiveDrop
-from sloop.policies.forecast import Lstm
 from sloop.policies.scale.biscale import Biscale
 from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
 from sloop.systems import build_system
 from sloop.units import s
 from sloop.vocabulary import Outcome
+from sloop_systems.ipa.lstm import Lstm
 
 FORMS = {
     "detect": {"form": "amdahl", "gamma": 148.8, "epsilon": 5.4, "delta": 37.5, "eta": -15.5},

@@ -13,7 +13,7 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, Lstm, MovingMax, OracleForecast, Times
+from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
@@ -207,7 +207,6 @@ def test_every_system_reads_what_it_shows_and_has_a_memory_of_its_own(name: str)
             {"shrink": False, "blocking": True, "whole": True, "reference": "now", "settle": 10, "drop": "age"},
             {"scale": Biscale(shrink=False, blocking=True, whole=True, reference="now", settle=10), "drop": Age()},
         ),
-        ("biscale", {"forecast": {"name": "lstm", "weights": "biscale"}}, {"forecast": Lstm(weights="biscale")}),
         ("static", {"cores": 8}, {"scale": Static(replicas=1, cores=8)}),
         ("hpa", {"divide": "priority"}, {"divide": Priority()}),
         ("early-drop", {"replicas": 2, "cores": 4}, {"scale": Static(replicas=2, cores=4)}),
@@ -215,7 +214,6 @@ def test_every_system_reads_what_it_shows_and_has_a_memory_of_its_own(name: str)
     ids=[
         "sponge's variants",
         "biscale's artefact",
-        "biscale's published network",
         "static-8",
         "another rule for too few cores",
         "early-drop",

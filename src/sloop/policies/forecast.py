@@ -4,17 +4,12 @@ Each class is one policy; none uses another. All but `OracleForecast` compute th
 at each call, so they keep no state that could become stale.
 """
 
-from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import Final
 
 from sloop.core.views import Traffic
-from sloop.errors import InputError
-from sloop.options import OutOfRange, check_range
-from sloop.solvers.forecasting import LstmNetwork, decoded, peaks_of, seconds_rps
-from sloop.text import quoted
-from sloop.units import NS_PER_S, quantile, s, to_s
+from sloop.options import check_range
+from sloop.units import NS_PER_S, s
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,112 +108,10 @@ class Ewma:
         return (max(mean, bucket.arrivals) if self.at_least_last else mean) * NS_PER_S / ingress.bucket_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Holt:
-    """Double exponential smoothing (C. C. Holt, 1957): level + trend × `horizon_ns`, at least zero.
-
-    Each second corrects the level by `level` times the forecast error, and the trend by `trend` times that correction.
-    The Paldia specification, section 2.2, looks 4 s ahead. Follows a ramp without lag; fails after a step, which it
-    takes for a ramp and overshoots.
-    """
-
-    level: float = 0.5
-    trend: float = 0.1
-    horizon_ns: int = s(4)
-
-    def __post_init__(self) -> None:
-        check_range("level", self.level, above=0, most=1)
-        check_range("trend", self.trend, above=0, most=1)
-        check_range("horizon_ns", self.horizon_ns, least=0)
-
-    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
-        rates = seconds_rps([bucket.arrivals for bucket in ingress.buckets], ingress.bucket_ns)
-        if not rates:
-            return 0.0
-        level, trend = rates[0], 0.0
-        for rate in rates[1:]:
-            before = level
-            level += trend + self.level * (rate - level - trend)
-            trend += self.trend * (level - before - trend)
-        return max(0.0, level + trend * to_s(self.horizon_ns))
-
-
-@dataclass(frozen=True, slots=True)
-class P99Rate:
-    """The `share` quantile of the rates of the seconds within the last `window_ns`.
-
-    Atoll's request-rate mode takes the P99 of the arrival rate over a window (FlashPoint specification, section 2.13).
-    Fails on a step, which it sees only after a hundredth of the window, and on cost for a window after it.
-    """
-
-    share: float = 0.99
-    window_ns: int = s(60)
-
-    def __post_init__(self) -> None:
-        check_range("share", self.share, above=0, most=1)
-        check_range("window_ns", self.window_ns, above=0)
-
-    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
-        window = ingress.window(self.window_ns)
-        rates = sorted(seconds_rps([bucket.arrivals for bucket in window], ingress.bucket_ns))
-        return quantile(rates, self.share) if rates else 0.0
-
-
-SHIPPED: Final = ("ipa", "biscale")
-"""Weights in the package. `ipa` predicts the busiest second of the next 20 s from 2 minutes of history; `biscale` that
-of the next 10 s from 1 minute."""
 RATE_MAX_RPS: Final = 1e9
 """The largest rate that `OracleForecast` accepts: a hundred times the highest rate of a trace."""
 FACTOR_MAX: Final = 1e6
 """The largest factor on rates: a larger one is a typing error, and products with it could be infinite."""
-
-
-@cache
-def _network(weights: str) -> LstmNetwork:
-    """The network with these weights. OutOfRange for a text that is neither a name of `SHIPPED` nor weights.
-
-    Reading the shipped weights is no I/O in the sense of law 1: they are a constant of the package, like its source.
-    """
-    if weights in SHIPPED:
-        return decoded((files(__package__) / "weights" / f"{weights}.lstm").read_text(encoding="ascii"))
-    try:
-        return decoded(weights)
-    except InputError as error:
-        wrong = (
-            f"must be {' or '.join(SHIPPED)}, or the text of trained weights, not {quoted(weights, 20)}: {error.what}"
-        )
-        raise OutOfRange("weights", wrong, error.help) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Lstm:
-    """A small recurrent network's prediction of the busiest second of the near future, times 1 + `margin`.
-
-    The forecaster of IPA and Biscale (section 2.8 of both specifications). `weights` is the name of weights that ship
-    with sloop, trained on the first fortnight of the Twitter trace (docs/forecasters.md), or the text of other weights.
-    Until enough seconds are measured, it predicts the busiest second so far. Fails on a sudden jump, like every
-    forecast from the past, and on traffic unlike its training data.
-    """
-
-    weights: str = "ipa"
-    """The name of weights that ship with sloop, `ipa` or `biscale`, or the text of other weights."""
-    margin: float = 0.0
-    """Predict 1 + `margin` times as much."""
-    _network: LstmNetwork = field(init=False, repr=False, compare=False)
-    NOT_IN_SNAPSHOT: ClassVar = ("_network",)
-
-    def __post_init__(self) -> None:
-        check_range("margin", self.margin, above=-1, most=FACTOR_MAX)
-        object.__setattr__(self, "_network", _network(self.weights))
-
-    def demand_rps(self, now_ns: int, ingress: Traffic) -> float:
-        network = self._network
-        window = ingress.window(s(network.bins * network.bin_s))
-        rates = seconds_rps([bucket.arrivals for bucket in window], ingress.bucket_ns)
-        peaks = peaks_of(rates, network.bin_s)
-        if len(peaks) < network.bins:
-            return (1 + self.margin) * max(rates, default=0.0)
-        return (1 + self.margin) * network.forecast(peaks)
 
 
 @dataclass(frozen=True, slots=True)

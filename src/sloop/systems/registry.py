@@ -9,7 +9,7 @@ from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout, WorkConserving
 from sloop.policies.divide import MaxMin, Priority, Proportional
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Holt, Last, Lstm, MovingMax, OracleForecast, P99Rate, Times
+from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
@@ -58,9 +58,6 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "times": Times,
         "moving_max": MovingMax,
         "ewma": Ewma,
-        "holt": Holt,
-        "p99_rate": P99Rate,
-        "lstm": Lstm,
         "oracle": OracleForecast,
     },
     "scale": {

@@ -8,11 +8,11 @@ from sloop.policies.admit import Open
 from sloop.policies.batch import Full
 from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age
-from sloop.policies.forecast import Lstm
 from sloop.policies.order import Fifo
 from sloop.policies.place import SpreadPlacement
 from sloop.policies.route import RoundRobin
 from sloop.systems.system import System
+from sloop_systems.ipa.lstm import Lstm
 from sloop_systems.ipa.policy import Ipa
 
 CHAPTER: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter P3"

@@ -9,7 +9,6 @@ from sloop.app.application import Application, Estimates, Stage, SystemChoice, V
 from sloop.app.scenario import ServiceTruth, Truth
 from sloop.policies.batch import Full
 from sloop.policies.drop import Age
-from sloop.policies.forecast import Lstm
 from sloop.policies.order import Fifo
 from sloop.policies.route import RoundRobin
 from sloop.profile.profile import Profile, Quadratic
@@ -21,6 +20,7 @@ from sloop.systems.setup import set_up
 from sloop.units import s
 from sloop.vocabulary import Node
 from sloop.workload.generate import generated, kind_of
+from sloop_systems.ipa.lstm import Lstm
 from sloop_systems.ipa.policy import Ipa
 from tests.sloop_systems.ipa.scene import CLASSIFICATION, DETECTION
 

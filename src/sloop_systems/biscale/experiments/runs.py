@@ -27,7 +27,7 @@ from sloop.core.views import ClusterView
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
 from sloop.policies.batch import Full, Timeout
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Last, Lstm, MovingMax, OracleForecast
+from sloop.policies.forecast import Last, MovingMax, OracleForecast
 from sloop.policies.scale.biscale import Biscale, SizeLimits, Vertical, biscale_model, stage_replicas
 from sloop.profile.profile import Amdahl, Profile
 from sloop.runlog import Record
@@ -232,7 +232,8 @@ def policies_of(trial: BiscaleTrial) -> Policies:
             counts = excerpt_of(trial.pipeline, trial.data).counts
             forecast = OracleForecast(tuple(map(float, counts)), horizon_ns=s(10))
         elif trial.predictor == "lstm":
-            forecast = Lstm("biscale")
+            network = {"name": "lstm", "weights": "biscale"}
+            forecast = build_system("biscale", {"forecast": network}).policies.forecast
     batch: Batch = Full(patience=1.0) if trial.shipped else Timeout(wait_ns=s(NEVER_FULL_S))
     drop, scale = drops[trial.drop], scale_of(trial)
     return replace(SYSTEMS["biscale"].policies, batch=batch, drop=drop, forecast=forecast, scale=scale)

@@ -32,7 +32,7 @@ from sloop.app.scenario import ColdStartTruth, ServiceTruth, Truth
 from sloop.core.protocols import Forecast, Policies
 from sloop.core.views import Traffic
 from sloop.policies.drop import Age
-from sloop.policies.forecast import Lstm, MovingMax, OracleForecast
+from sloop.policies.forecast import MovingMax, OracleForecast
 from sloop.runlog import Record
 from sloop.runlog.summary import RunSummary
 from sloop.sim.run import simulate
@@ -60,6 +60,7 @@ from sloop_systems.ipa.experiments.published import (
     Policy,
     Reading,
 )
+from sloop_systems.ipa.lstm import Lstm
 from sloop_systems.ipa.policy import Ipa, IpaStageTerms
 from sloop_systems.ipa.solver import Measure
 
