@@ -1,24 +1,29 @@
 """Rows of a reproduction: a published or derived figure, our result, and a verdict computed from both.
 
-No verdict is written by hand. It is computed from the numbers, one table of tolerances (`TOLERANCES`), and a tested
-shape (an order, a direction, a factor of two). The tolerance depends only on the kind of the figure:
+No verdict is written by hand, and each row says which results would be `off`: `Row.least` and `Row.most`. What no
+result can fail is no row: limits that every possible result keeps are refused.
 
-| kind of figure | tolerance | at least | at most, for % and points |
-| --- | --- | --- | --- |
-| `exact`: a table cell, a count, a recorded output, a derivation | half a unit of its last printed digit | | |
-| `simulated`: the mean of somebody's simulation or experiment | 10 % | 0.1 | 2 points |
-| `plot`: read off a figure | 15 % | 1, or 0.3 points | 3 points |
-| `text`: "about", "up to", "x times" | 20 % | 1, or 0.5 points | 5 points |
+How far our mean may be from a figure depends on how the figure is known:
 
-A row may set a smaller tolerance, never a larger one. A figure below its tolerance cannot be distinguished from 0, so
-that it is only a bound (`within-bound`). Our simulated results must also be precise enough: at least three runs, whose
-mean has a standard error of at most half the tolerance (so that the 95 % confidence interval is about ± the tolerance).
-Fewer runs, such as those of `--quick`, or runs that scatter more can only be `shape`.
+| kind of figure | tolerance | counts at least | % and points at least | at most |
+| --- | --- | --- | --- | --- |
+| `exact`: a table cell, a count, a recorded output, a derivation | half a unit of its last printed digit | | | |
+| `simulated`: the mean of somebody's simulation or experiment | 10 % | 0.1 | 0.1 | 2 |
+| `plot`: read off a figure | 15 % | 1 | 0.3 | 3 |
+| `text`: "about", "up to", "x times" | 20 % | 1 | 0.5 | 5 |
+
+A percentage is judged on the smaller of itself and the rest to 100: 99.5 % in time are 0.5 % late. A row may set a
+smaller tolerance, never a larger one. A figure below its tolerance cannot be distinguished from 0 (or 100 %), so that
+it is only a bound (`within-bound`). Simulated results must also be precise enough: at least three runs, whose mean has
+a standard error of at most half the tolerance (so that the 95 % confidence interval is about ± the tolerance). Fewer
+runs, such as those of `--quick`, or runs that scatter more are a `shape` at most.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from statistics import fmean, stdev
 from typing import Final, Literal, get_args
 
@@ -28,53 +33,62 @@ from sloop.report.tables import Table
 from sloop.text import number
 from sloop.units import ROUNDING
 
-Verdict = Literal["reproduced", "within-bound", "shape", "off", "source-inconsistent"]
+Verdict = Literal["reproduced", "derived", "fitted", "self", "within-bound", "shape", "off", "source-inconsistent"]
 Known = Literal["exact", "simulated", "plot", "text"]
+Judged = Literal["mean", "every run", "interval", "doubt"]
 
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 MEANINGS: Final = (
-    "reproduced: our mean is within the tolerance of the published figure, or of the derived one if none was "
-    "published. The tolerance depends on the kind of figure: half a unit of the last digit for exact figures, 10 % for "
-    "means of simulations, 15 % for figures read off a plot, 20 % for 'about' or 'up to' in a text. Simulated means "
-    "need at least three runs that agree.",
-    "within-bound: an inequality, published or set by us as an acceptance test, holds in every run; or the figure is "
-    "so small that its tolerance includes 0. This is weaker than `reproduced`.",
-    "shape: our result differs from the figure, or is not precise enough, but the expected order, direction or "
-    "magnitude (within a factor of two) holds.",
-    "off: none of these. source-inconsistent: the source's own figures contradict each other, or a constant that the "
-    "source leaves open and the note names; ours agrees with one of them.",
+    "reproduced: our mean is within the tolerance of a printed figure, and nothing was fitted to it. The tolerance "
+    "depends on the kind of figure: half a unit of the last digit for exact figures, 10 % for means of simulations, "
+    "15 % for figures read off a plot, 20 % for 'about' or 'up to' in a text. Simulated means need at least three runs "
+    "that agree.",
+    "derived: the same for a figure that is not printed, but was derived from the publication by arithmetic or by "
+    "another simulation.",
+    "fitted: the same, but parameters were set by the source's own numbers; the note says which. self: our formula "
+    "agrees with our formula.",
+    "within-bound: an inequality, published or set by us as an acceptance test, holds in every run, or of the mean if "
+    "the note says so; or the figure is so small that its tolerance includes 0.",
+    "shape: our result differs from the figure, or is not precise enough, but an order, a direction or the magnitude "
+    "(within a factor of two) is as expected; the note says what was expected.",
+    "off: none of these. source-inconsistent: two statements of the source contradict each other, and ours agrees with "
+    "the one that is not the figure.",
 )
 COLUMNS: Final = (
-    "Columns: paper is the published figure; derived one that was computed from the publication; ours the mean "
-    "of our runs, low and high the least and the most of them; note says what differs from the publication."
+    "Columns: paper is the published figure; derived one that was computed from the publication; ours the mean of our "
+    "runs, low and high the least and the most of them; off below and off above what would have failed; note says what "
+    "differs from the publication."
 )
 RUNS_MIN: Final = 3
 """Runs needed to estimate the standard error of a mean."""
 STUDENT: Final = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.306, 2.26216)
 """0.975 quantiles of Student's t with 1, 2, … degrees of freedom."""
+COUNTS: Final = frozenset({"cores", "replicas", "GPUs", "instances", "bodies", "runs"})
+NEVER_NEGATIVE: Final = frozenset({"×", "GPUs"})
+"""Units of results that are 0 or more, also as differences, so that a limit of 0 asks for nothing."""
 
 
 class Tolerance(Struct, frozen=True):
     """The allowed difference between our mean and a figure of one kind."""
 
     relative: float
-    least: float
+    least_count: float
     least_points: float
     most_points: float
 
     def of(self, figure: float, unit: str) -> float:
         """The tolerance in the figure's unit. Percentages have a limit in points, because 10 % of 90 % would be too
         wide."""
-        wide = self.relative * abs(figure)
+        wide = self.relative * _small_part(figure, unit)
         if unit in {"%", "points"}:
             return max(self.least_points, min(wide, self.most_points))
-        return max(self.least, wide)
+        return max(self.least_count, wide) if unit in COUNTS else wide
 
 
 TOLERANCES: Final = {
-    "simulated": Tolerance(relative=0.10, least=0.1, least_points=0.1, most_points=2.0),
-    "plot": Tolerance(relative=0.15, least=1.0, least_points=0.3, most_points=3.0),
-    "text": Tolerance(relative=0.20, least=1.0, least_points=0.5, most_points=5.0),
+    "simulated": Tolerance(relative=0.10, least_count=0.1, least_points=0.1, most_points=2.0),
+    "plot": Tolerance(relative=0.15, least_count=1.0, least_points=0.3, most_points=3.0),
+    "text": Tolerance(relative=0.20, least_count=1.0, least_points=0.5, most_points=5.0),
 }
 IN_WORDS: Final = {
     "exact": "exact figure",
@@ -96,8 +110,69 @@ class Row(Struct, frozen=True, kw_only=True):
     ours: float
     low: float
     high: float
+    least: float | None = None
+    """A result below this is `off`."""
+    most: float | None = None
+    """A result above this is `off`."""
     verdict: Verdict
     note: str = ""
+
+
+class ResultLimits(Struct, frozen=True):
+    """What a result has to keep. ValueError if every result does."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    of: Judged = "mean"
+    """Whether the mean, every run, or the whole 95 % interval of the mean has to keep them; in `doubt`, a mean that
+    breaks them is forgiven while its interval does not."""
+
+    def __post_init__(self) -> None:
+        if self.least is None and self.most is None:
+            raise ValueError("a row needs a result that fails it: limits that every result keeps are none")
+
+    @property
+    def least(self) -> float | None:
+        """The lower limit."""
+        return self.at_least if self.at_least is not None else self.above
+
+    @property
+    def most(self) -> float | None:
+        """The upper limit."""
+        return self.at_most if self.at_most is not None else self.below
+
+    def keep(self, samples: Sequence[float]) -> bool:
+        """Whether our samples, one of each run, keep these limits."""
+        if self.of == "every run":
+            return all(map(self._keeps, samples))
+        mean = fmean(samples)
+        if self.of == "mean":
+            return self._keeps(mean)
+        half = half_width(samples)
+        if self.of == "interval":
+            return self._keeps(mean - half) and self._keeps(mean + half)
+        return self._keeps(mean) or self._keeps(mean - half) or self._keeps(mean + half)
+
+    def _keeps(self, value: float) -> bool:
+        return (
+            (self.at_least is None or value >= self.at_least - ROUNDING * max(1.0, abs(self.at_least)))
+            and (self.at_most is None or value <= self.at_most + ROUNDING * max(1.0, abs(self.at_most)))
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        named = (("at least", self.at_least), ("at most", self.at_most), ("above", self.above), ("below", self.below))
+        said = " and ".join(f"{word} {number(value)}" for word, value in named if value is not None)
+        whole = {
+            "mean": "",
+            "every run": " in every run",
+            "interval": " by the whole 95 % interval",
+            "doubt": " unless the 95 % interval leaves it open",
+        }
+        return said + whole[self.of]
 
 
 class Claim(Struct, frozen=True):
@@ -112,6 +187,12 @@ class Claim(Struct, frozen=True):
     note: str = ""
     computed: bool = False
     """Our result is computed rather than simulated, so one value is enough; always so for `exact` figures."""
+    fitted: str = ""
+    """Which parameters the source's own numbers have set."""
+    itself: bool = False
+    """The figure comes from our own formula, with our own parameters."""
+    places: int | None = None
+    """Decimals of an exact figure as it is printed, if these end with zeros."""
 
     @property
     def figure(self) -> float:
@@ -120,45 +201,78 @@ class Claim(Struct, frozen=True):
         assert found is not None, self
         return found
 
+    @property
+    def equal(self) -> Verdict:
+        """The verdict if ours is the figure."""
+        if self.itself:
+            return "self"
+        if self.fitted:
+            return "fitted"
+        return "derived" if self.paper is None else "reproduced"
+
     def tolerance(self, within: float | None = None) -> float:
-        """The allowed difference: `within`, if that is smaller. For an exact figure, half a unit of the last digit of
-        the literal."""
+        """The allowed difference: `within`, if that is smaller. For an exact figure, half a unit of the last digit."""
         if self.known == "exact":
-            widest = 0.5 * 10.0 ** -len(repr(self.figure).partition(".")[2])
+            exponent = Decimal(repr(self.figure)).as_tuple().exponent
+            assert isinstance(exponent, int), self
+            widest = 0.5 * 10.0 ** (min(0, exponent) if self.places is None else -self.places)
         else:
             widest = TOLERANCES[self.known].of(self.figure, self.unit)
         return widest if within is None else min(within, widest)
+
+    def similar(self) -> ResultLimits | None:
+        """Between half and double the figure, or what is missing to 100 % if that is less; None for a figure of 0."""
+        part = _small_part(self.figure, self.unit)
+        if not part:
+            return None
+        edges = (100 - 2 * part, 100 - part / 2) if part < abs(self.figure) else (self.figure / 2, 2 * self.figure)
+        return ResultLimits(at_least=min(edges), at_most=max(edges))
+
+
+def _small_part(figure: float, unit: str) -> float:
+    """The figure without its sign; of a percentage near 100, what is missing."""
+    return min(figure, 100 - figure) if unit == "%" and 0 <= figure <= 100 else abs(figure)
 
 
 def compare(
     claim: Claim,
     samples: Sequence[float],
     *,
-    shape: bool = False,
+    similar: bool = False,
+    shape: ResultLimits | None = None,
     within: float | None = None,
     runs: int = 0,
-    error: float = 0.0,
+    error: float | None = None,
 ) -> Row:
     """Compare our samples with the claim's figure.
 
-    `shape` says whether the expected order, direction or magnitude holds, `within` narrows the tolerance. If the only
-    sample is itself a mean or a ratio of means, `runs` is the number of runs behind it and `error` its standard error,
-    if known.
+    A result that differs is a `shape` if it is `similar` (a factor of two) or keeps the limits `shape`, which an order
+    or a direction sets; without these it is `off`. `within` narrows the tolerance. If the only sample is itself a mean
+    or a ratio of means, `runs` is the number of runs behind it and `error` its standard error.
     """
+    assert not runs or error is not None, f"{claim}: the standard error of a mean of {runs} runs is missing"
     tolerance, mean = claim.tolerance(within), fmean(samples)
-    apart = abs(mean - claim.figure)
-    rounding = ROUNDING * max(1.0, abs(claim.figure))
-    note = f"{IN_WORDS[claim.known]}, within {number(tolerance)}"
-    error = error or (_standard_error(samples) if len(samples) > 1 else 0.0)
-    enough = max(runs, len(samples)) >= RUNS_MIN and error <= tolerance / 2
-    if claim.known == "exact" or claim.computed or enough:
-        verdict: Verdict = "reproduced" if apart <= tolerance + rounding else "shape" if shape else "off"
-    else:
-        verdict = "shape" if shape or apart <= 2 * tolerance + rounding else "off"
-        note += f"; {_uncertainty(max(runs, len(samples)), error)}"
-    if verdict == "reproduced" and claim.known != "exact" and tolerance > abs(claim.figure):
-        verdict, note = "within-bound", f"{note}, so that it cannot be distinguished from 0"
-    return _row(claim, samples, verdict, note)
+    close = abs(mean - claim.figure) <= tolerance + ROUNDING * max(1.0, abs(claim.figure))
+    if error is None:
+        error = _standard_error(samples) if len(samples) > 1 else 0.0
+    runs = max(runs, len(samples))
+    enough = claim.known == "exact" or claim.computed or (runs >= RUNS_MIN and error <= tolerance / 2)
+    limits = shape if shape is not None else claim.similar() if similar else None
+    notes = [f"{IN_WORDS[claim.known]}, within {number(tolerance)}"]
+    verdict: Verdict = "off"
+    if close and enough:
+        verdict = claim.equal
+        if claim.known != "exact" and tolerance > _small_part(claim.figure, claim.unit) and not claim.fitted:
+            verdict = "within-bound"
+            notes.append("cannot be distinguished from 0")
+    elif close or (limits is not None and limits.keep(samples)):
+        verdict = "shape"
+    if not enough:
+        notes.append(_uncertainty(runs, error))
+    if limits is not None and not (close and enough):
+        notes.append(f"expected: {limits}")
+    around = ResultLimits(at_least=claim.figure - tolerance, at_most=claim.figure + tolerance)
+    return _row(claim, samples, verdict, notes, around, limits or around)
 
 
 def bounded(
@@ -167,17 +281,82 @@ def bounded(
     *,
     at_most: float | None = None,
     at_least: float | None = None,
-    shape: bool = False,
+    mean: bool = False,
+    shape: ResultLimits | None = None,
     runs: int = 0,
 ) -> Row:
-    """The row of an inequality, published or ours: `within-bound` if every sample is within the bounds."""
-    kept = all((at_most is None or x <= at_most) and (at_least is None or x >= at_least) for x in samples)
+    """The row of an inequality, published or ours: `within-bound` if every sample is within the bounds, or their mean
+    if the row is about the `mean`; else `shape` if the limits `shape` are kept. If the only sample is a mean, a ratio
+    of means or a maximum, `runs` is the number of runs behind it, and the row is about the mean."""
+    mean = mean or bool(runs)
+    limits = ResultLimits(at_least=at_least, at_most=at_most, of="mean" if mean else "every run")
+    whose = "published bound" if claim.paper is not None else "our bound"
+    assert claim.paper is None or claim.paper in {at_least, at_most}, f"{claim}: not the published bound"
     runs = max(runs, len(samples))
     enough = claim.computed or runs >= RUNS_MIN
-    verdict: Verdict = "within-bound" if kept and enough else "shape" if shape or kept else "off"
-    whose = "published bound" if claim.paper is not None else "our bound"
-    note = f"{whose}: {_limits(at_least, at_most)}" + ("" if enough else f"; {_uncertainty(runs, 0.0)}")
-    return _row(claim, samples, verdict, note)
+    verdict: Verdict = "off"
+    if limits.keep(samples):
+        verdict = "shape" if not enough else claim.equal if claim.fitted or claim.itself else "within-bound"
+    elif shape is not None and shape.keep(samples):
+        verdict = "shape"
+    each = "" if claim.computed and len(samples) == 1 else f" of the mean of {runs} runs" if mean else " in every run"
+    notes = [f"{whose}{each}: {ResultLimits(at_least=at_least, at_most=at_most)}"]
+    notes += [] if enough else [_uncertainty(runs, 0.0)]
+    notes += [f"expected: {shape}"] if shape is not None and verdict in {"shape", "off"} else []
+    return _row(claim, samples, verdict, notes, limits, shape or limits)
+
+
+def directed(
+    claim: Claim,
+    samples: Sequence[float],
+    expect: str = "",
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    of: Judged = "mean",
+) -> Row:
+    """The row of a claim without a figure: `shape` if our samples keep the expected order or direction, else `off`.
+    `expect` says what the limits mean."""
+    limits = ResultLimits(at_least=at_least, at_most=at_most, above=above, below=below, of=of)
+    said = f"expected: {expect}, {limits}" if expect else f"expected: {limits}"
+    if of in {"interval", "doubt"}:
+        said += "; one run, which says nothing about the scatter" if len(samples) == 1 else f"; {_interval(samples)}"
+    return _row(claim, samples, "shape" if limits.keep(samples) else "off", [said], limits, limits)
+
+
+def contradicted(claim: Claim, samples: Sequence[float], *, other: float, why: str, within: float | None = None) -> Row:
+    """The row of a printed figure that another statement of the same source contradicts: `source-inconsistent` if ours
+    is `other`, which follows from that statement; `why` says how."""
+    assert claim.paper is not None, claim
+    mean, rival = fmean(samples), structs.replace(claim, paper=other)
+    around = ResultLimits(at_least=claim.paper - claim.tolerance(within), at_most=claim.paper + claim.tolerance(within))
+    against = ResultLimits(at_least=other - rival.tolerance(within), at_most=other + rival.tolerance(within))
+    verdict: Verdict = claim.equal if around.keep([mean]) else "source-inconsistent" if against.keep([mean]) else "off"
+    return _row(claim, samples, verdict, [f"the source says {number(other)}, too: {why}"], around, against)
+
+
+def outside(
+    claim: Claim,
+    samples: Sequence[float],
+    *,
+    why: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Row:
+    """The row of a published figure that lies outside the bounds which other figures of the same source give it:
+    `source-inconsistent` if ours keeps these bounds, else `off`. `why` says where they come from."""
+    assert claim.paper is not None, claim
+    limits = ResultLimits(at_least=at_least, at_most=at_most)
+    assert not limits.keep([claim.paper]), f"{claim}: the figure is within the bounds"
+    verdict: Verdict = "source-inconsistent" if limits.keep(samples) else "off"
+    return _row(claim, samples, verdict, [f"the source's own figures allow {limits}: {why}"], limits, limits)
+
+
+def half_width(samples: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of the mean of at most ten samples (Student's t); 0 of one."""
+    return STUDENT[len(samples) - 2] * _standard_error(samples) if len(samples) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -205,60 +384,20 @@ class PairedDifference:
         return f"{self.mean:+.1f} {self.unit}, 95 % interval {low:.1f} to {high:.1f}"
 
 
+def minus(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """The differences, run by run."""
+    return [a - b for a, b in zip(one, other, strict=True)]
+
+
+def over(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """The ratios, run by run."""
+    return [a / b for a, b in zip(one, other, strict=True)]
+
+
 def difference(one: Sequence[float], other: Sequence[float], unit: str = "points") -> PairedDifference:
     """Of results in `unit`, one of each seed, at most ten."""
-    pairs = [a - b for a, b in zip(one, other, strict=True)]
-    half = STUDENT[len(pairs) - 2] * _standard_error(pairs) if len(pairs) > 1 else None
-    return PairedDifference(fmean(pairs), half, unit)
-
-
-def similar(figure: float, samples: Sequence[float]) -> bool:
-    """Whether our mean lies between half and double the figure; a test for `shape`."""
-    return figure / 2 <= fmean(samples) <= 2 * figure
-
-
-def directed(claim: Claim, samples: Sequence[float], *, holds: bool, expect: str) -> Row:
-    """The row of a claim without a figure: `shape` if the expected order or direction holds, else `off`."""
-    return _row(claim, samples, "shape" if holds else "off", f"expected: {expect}")
-
-
-def contradicted(
-    claim: Claim,
-    samples: Sequence[float],
-    *,
-    other: float,
-    within: float | None = None,
-    by: str = "the source's own figures give",
-) -> Row:
-    """The row of a figure that `other` contradicts, which follows from the same source or, if `by` says so, from a
-    constant that the source leaves open: `source-inconsistent` if ours matches `other`.
-    """
-    assert claim.paper is not None, claim
-    mean = fmean(samples)
-    rival = structs.replace(claim, paper=other)
-    verdict: Verdict = "off"
-    if abs(mean - claim.paper) <= claim.tolerance(within):
-        verdict = "reproduced"
-    elif abs(mean - other) <= rival.tolerance(within):
-        verdict = "source-inconsistent"
-    return _row(claim, samples, verdict, f"{by} {number(other)}")
-
-
-def outside(
-    claim: Claim,
-    samples: Sequence[float],
-    *,
-    why: str,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Row:
-    """The row of a published figure that lies outside the bounds which other figures of the same source give it:
-    `source-inconsistent` if ours keeps these bounds, else `off`. `why` says where they come from."""
-    assert claim.paper is not None, claim
-    low, high = -math.inf if at_least is None else at_least, math.inf if at_most is None else at_most
-    assert not low <= claim.paper <= high, f"{claim}: the figure is within the bounds"
-    verdict: Verdict = "source-inconsistent" if low <= fmean(samples) <= high else "off"
-    return _row(claim, samples, verdict, f"the source's own figures allow {_limits(at_least, at_most)}: {why}")
+    pairs = minus(one, other)
+    return PairedDifference(fmean(pairs), half_width(pairs) if len(pairs) > 1 else None, unit)
 
 
 def with_note(rows: Sequence[Row], note: str) -> list[Row]:
@@ -268,11 +407,10 @@ def with_note(rows: Sequence[Row], note: str) -> list[Row]:
 
 def as_table(rows: Sequence[Row], title: str = "") -> Table:
     """The rows as a table for people."""
-    return Table(
-        title,
-        ("metric", "unit", "paper", "derived", "ours", "low", "high", "verdict", "note"),
-        tuple((r.metric, r.unit, r.paper, r.derived, r.ours, r.low, r.high, r.verdict, r.note) for r in rows),
-    )
+    columns = ("metric", "unit", "paper", "derived", "ours", "low", "high", "off below", "off above", "verdict", "note")
+    cells = ((r.metric, r.unit, r.paper, r.derived, r.ours, r.low, r.high, r.least, r.most, r.verdict, r.note)
+             for r in rows)  # fmt: skip
+    return Table(title, columns, tuple(cells))
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -281,14 +419,13 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(rows)} rows: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
 
 
-def _limits(at_least: float | None, at_most: float | None) -> str:
-    limits = [f"at least {number(at_least)}"] if at_least is not None else []
-    limits += [f"at most {number(at_most)}"] if at_most is not None else []
-    return " and ".join(limits)
-
-
 def _standard_error(samples: Sequence[float]) -> float:
     return stdev(samples) / math.sqrt(len(samples))
+
+
+def _interval(samples: Sequence[float]) -> str:
+    mean, half = fmean(samples), half_width(samples)
+    return f"95 % interval {number(mean - half)} to {number(mean + half)}"
 
 
 def _uncertainty(runs: int, error: float) -> str:
@@ -297,7 +434,19 @@ def _uncertainty(runs: int, error: float) -> str:
     return f"the mean of {runs} runs has a standard error of {number(error)}"
 
 
-def _row(claim: Claim, samples: Sequence[float], verdict: Verdict, rule: str) -> Row:
+def _row(
+    claim: Claim,
+    samples: Sequence[float],
+    verdict: Verdict,
+    notes: Sequence[str],
+    one: ResultLimits,
+    other: ResultLimits,
+) -> Row:
+    """A row that is off for results which keep neither of two limits."""
+    fitted = f"fitted: {claim.fitted}" if claim.fitted else ""
+    least = None if one.least is None or other.least is None else min(one.least, other.least)
+    most = None if one.most is None or other.most is None else max(one.most, other.most)
+    _can_fail(claim, least, most)
     return Row(
         experiment=claim.experiment,
         metric=claim.metric,
@@ -307,6 +456,17 @@ def _row(claim: Claim, samples: Sequence[float], verdict: Verdict, rule: str) ->
         ours=fmean(samples),
         low=min(samples),
         high=max(samples),
+        least=least,
+        most=most,
         verdict=verdict,
-        note="; ".join(part for part in (rule, claim.note) if part),
+        note="; ".join(part for part in (*notes, fitted, claim.note) if part),
     )
+
+
+def _can_fail(claim: Claim, least: float | None, most: float | None) -> None:
+    """ValueError if no possible result lies outside the limits: for `of N`, 0 to N; 0 for what is never negative."""
+    counted = re.fullmatch(r"of ([\d,]+)", claim.unit)
+    floor = 0.0 if counted or claim.unit in NEVER_NEGATIVE else -math.inf
+    ceiling = float(counted[1].replace(",", "")) if counted else math.inf
+    if (least is None or least <= floor) and (most is None or most >= ceiling):
+        raise ValueError(f"{claim.experiment}, {claim.metric}: no result in {claim.unit or 'this unit'} can fail it")

@@ -35,7 +35,6 @@ from sloop_systems.asyfunc.experiments.results import (
     Found,
     at_equal_violations,
     batch_rows,
-    difference,
     less,
     own,
     prewarmed,
@@ -116,19 +115,18 @@ def offline() -> dict[tuple[str, str], Row]:
 
 def test_every_derived_figure_comes_out() -> None:
     exact = [row for row in offline().values() if row.paper is None and row.derived is not None]
-    exact = [row for row in exact if "our bound" not in row.note]
     assert len(exact) > 35
-    assert {row.verdict for row in exact} == {"reproduced"}
+    assert {row.verdict for row in exact} == {"self"}, "of latencies that we assumed"
 
 
 def test_misnamed_models_are_said_to_be() -> None:
-    assert offline()["Table 2", "ResNet50: size"].verdict == "source-inconsistent"
+    assert offline()["Table 2", "ResNet50: size"].verdict == "off"
     assert offline()["Table 2", "ResNet101: size"].verdict == "reproduced"
-    assert offline()["Table 2", "YOLOv8x: size"].verdict == "source-inconsistent", "half precision"
+    assert offline()["Table 2", "YOLOv8x: size"].verdict == "off", "half precision"
 
 
 def test_what_the_publication_says_of_layers_does_not_hold_for_all() -> None:
-    row = offline()["Fig. 3 layers", "models where blocks that compute more weigh less, of six"]
+    row = offline()["Fig. 3 layers", "models where blocks that compute more weigh less"]
     assert (row.paper, row.ours, row.verdict) == (6, 1, "off"), "VGG19 alone"
 
 
@@ -257,12 +255,8 @@ def test_the_mean_rate_on_bodies_alone_keeps_more_of_them() -> None:
 
 
 def test_a_difference_needs_its_whole_interval() -> None:
-    assert less("e", "m", difference([1.0, 1.1, 0.9], [2.0, 2.0, 2.1])).verdict == "shape"
-    assert less("e", "m", difference([1.0, 3.0, 0.0], [2.0, 2.0, 2.1])).verdict == "off", "fewer in the mean only"
-    assert difference([1.0], [3.0]).half == math.inf
-    found = difference([2.0, 4.0], [1.0, 1.0])
-    assert found.mean == 2.0
-    assert found.half == pytest.approx(12.706, abs=1e-3), "t of one degree of freedom"
+    assert less("e", "m", [1.0, 1.1, 0.9], [2.0, 2.0, 2.1]).verdict == "shape"
+    assert less("e", "m", [1.0, 3.0, 0.0], [2.0, 2.0, 2.1]).verdict == "off", "fewer in the mean only"
 
 
 def made(violations: float, memory_mib: float, utility: float = 50.0) -> AsyFuncResult:

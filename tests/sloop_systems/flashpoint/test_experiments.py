@@ -437,7 +437,7 @@ def test_rows_of_published_scalers() -> None:
     results = scaler_results(lambda _, found: found)
     rows = scaler_rows(results, quick=False)
     found = {row.metric: row for row in rows}
-    assert len(found) == 3 * 2 * 2 * 3
+    assert len(found) == 3 * 2 * 2 * 2
     assert found["cold start, fa2, Twitter, with flashpoint - without"].ours == pytest.approx(-18.0)
     assert found["requests in time, biscale, Azure LLM, with flashpoint - without"].ours == pytest.approx(2.0)
     assert "98 and 96" in found["requests in time, biscale, Azure LLM, with flashpoint - without"].note
@@ -482,7 +482,7 @@ def test_a_user_declares_scaler_and_mechanism_together(monkeypatch: pytest.Monke
 def test_rows_of_single_runs(simulated: dict[tuple[str, str], Row]) -> None:
     assert simulated["check 27", "mean latency, own links, window 470470"].verdict == "shape", "4 is not 4.16 ± 3 %"
     cold = simulated["check 27", "shortest and longest cold start, own links, window 10800"]
-    assert cold.verdict == "reproduced"
+    assert cold.verdict == "derived"
     assert cold.ours == pytest.approx(56.771)
     order = simulated["check 15", "cold start, baseline / locality and chains, window 470470"]
     assert order.verdict == "shape"
@@ -496,10 +496,10 @@ def test_rows_of_single_runs(simulated: dict[tuple[str, str], Row]) -> None:
     assert "T5: 75.00 %" in own.note
     assert simulated["E7 testbed", "the same, of each hour"].verdict == "within-bound"
     assert simulated["E7 testbed", "mean latency that pieces save"].ours == pytest.approx(60)
-    assert simulated["E8 bandwidth", "mean latency, 2 / 16 Gbit/s"].ours == 1
+    assert simulated["E8 bandwidth", "mean latency at a bandwidth / at the next larger one, least"].ours == 1
     assert simulated["E8 bandwidth", "mean latency, the baseline / pieces, 2,000 Mbit/s"].ours == pytest.approx(2.5)
     assert simulated["E9 most pieces", "mean cold start, at most 4, window 1652593"].ours == pytest.approx(6)
-    assert simulated["E9 most pieces", "mean cold start, at most 1 / 64 pieces"].ours == pytest.approx(64)
+    assert simulated["E9 most pieces", "mean cold start with pieces / with the next larger number, least"].ours > 1
     slower = simulated["E6 plans", "ALBERT-xxlarge: mean latency, Gillis's pieces / Flashpoint's"]
     assert slower.ours == pytest.approx((2.5 / 2.0) ** (2 / 6))
     assert "it cuts the model in 0 % of the scale-ups" in slower.note

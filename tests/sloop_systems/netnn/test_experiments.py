@@ -1,11 +1,10 @@
 """NetNN's tables in closed form and by execution, its latency claims, and rows that follow from accuracies."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import NormalDist
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sloop_systems.comparison import REPRODUCTIONS
@@ -36,13 +35,13 @@ def verdicts(rows: Sequence[Row]) -> dict[str, str]:
     return {row.metric: row.verdict for row in rows}
 
 
-def test_table_5_as_printed() -> None:
+def test_table_5_as_printed_but_for_three_parameters() -> None:
     table = costs(alexnet(), "paper")
+    three_more = {"conv3": (663_936, 21_227_520, 665_472)}
     assert {cost.name: (cost.parameters, cost.operations, cost.memory_bytes) for cost in table} == {
-        name: cells for name, cells in TABLE_5.items() if name != "total"
+        name: cells for name, cells in (TABLE_5 | three_more).items() if name != "total"
     }
-    totals = [sum(getattr(cost, name) for cost in table) for name in ("parameters", "operations", "memory_bytes")]
-    assert totals == [15_483_213, 91_086_653, 15_515_287]
+    assert sum(cost.operations for cost in table) == 91_086_653
 
 
 def test_table_5_counted_strictly() -> None:
@@ -60,7 +59,7 @@ def test_rows_of_table_5() -> None:
         *("parameters, conv3", "parameters, total"),
         *("weights and activations, conv3", "weights and activations, total"),
     }
-    assert {row.verdict for row in rows} == {"reproduced", "source-inconsistent", "within-bound"}
+    assert {row.verdict for row in rows} == {"reproduced", "derived", "fitted", "source-inconsistent", "within-bound"}
 
 
 def test_latencies_by_operations_of_a_pass() -> None:
@@ -77,11 +76,11 @@ def test_constants_that_the_claims_need() -> None:
 def test_the_published_latency_does_not_survive_recirculation() -> None:
     found = verdicts(offline.latency_rows())
     assert found["all layers"] == "within-bound"
-    assert found["all layers, each packet recirculates alone"] == "source-inconsistent"
+    assert found["all layers, each packet recirculates alone"] == "off"
     (row,) = (row for row in offline.latency_rows() if "recirculates alone" in row.metric)
-    assert "with passes of 400 ns, a constant that the paper does not state, it is 23.4" in row.note
+    assert "with passes of 400 ns, which the paper does not state" in row.note
     assert "24.4 ns, or 17 clones" in row.note
-    assert found["clones with which the slowest layer is below 1 ms"] == "reproduced"
+    assert found["clones with which the slowest layer is below 1 ms"] == "self"
     assert found["clones with which all layers are below 2 ms"] == "shape"
     assert recirculating(17).latency_ns < 2e6 < recirculating(16).latency_ns
     products = offline._products(sends_windows=True)
@@ -89,15 +88,14 @@ def test_the_published_latency_does_not_survive_recirculation() -> None:
 
 
 def test_modelled_times_are_those_derived() -> None:
-    assert {row.verdict for row in offline.time_rows()} == {"reproduced"}
+    assert {row.verdict for row in offline.time_rows()} == {"self"}
 
 
 def test_table_6_by_execution() -> None:
     program = compile_network(flow_model())
     _, counts = run_in_lanes(program, inputs(flow_model(), 1), multiplier="shift-add")
     rows = offline.execution_rows(counts, program)
-    assert {row.verdict for row in rows} == {"reproduced"}
-    assert len([row for row in rows if row.paper is not None]) == 16
+    assert Counter(row.verdict for row in rows) == {"reproduced": 4, "fitted": 12, "derived": 8}
 
 
 def test_models_are_those_of_the_test_vectors() -> None:
@@ -108,14 +106,14 @@ def test_models_are_those_of_the_test_vectors() -> None:
 @pytest.mark.slow
 def test_mini_alexnet_runs_on_switches() -> None:
     row = offline._alexnet_row()
-    assert row.verdict == "reproduced"
+    assert row.verdict == "self"
     assert row.note.endswith("4,880 copies; 42,797,824 products")
 
 
 @pytest.mark.slow
 def test_runners_agree() -> None:
     found = {row.metric: row.verdict for row in offline.agreement_rows(quick=True)}
-    assert list(found.values()) == ["reproduced"] * 4 + ["within-bound"]
+    assert list(found.values()) == ["derived"] * 2 + ["self"] * 2 + ["within-bound"]
 
 
 def test_mini_alexnet_is_timed_on_this_machine() -> None:
@@ -150,10 +148,11 @@ def compared(accuracies: Mapping[str, tuple[float, float | None]], points: Seque
 
 def test_orders_of_accuracy() -> None:
     rows = netnn.accuracy_rows(compared(GOOD, SAWTOOTH))
-    assert {row.verdict for row in rows} == {"shape"}
-    trees = next(row for row in rows if row.metric == f"{TREES}, by packet")
-    assert trees.paper == 58.0
-    assert "-25.0 points, 95 % interval" in trees.note
+    assert {row.verdict for row in rows} == {"shape", "fitted"}
+    trees = next(row for row in rows if row.metric == f"{ALONE} - {TREES}, by packet")
+    assert trees.paper == 83.0 - 58.0
+    assert trees.ours == pytest.approx(25.0, abs=0.2)
+    assert "95 % interval" in trees.note
     assert "100 flows tested with each of 3 seeds" in trees.note
     without = {name: value for name, value in GOOD.items() if name not in {netnn.BYTE, netnn.BASE10}}
     assert not [row for row in netnn.accuracy_rows(compared(without, SAWTOOTH)) if "byte" in row.metric]
@@ -162,15 +161,15 @@ def test_orders_of_accuracy() -> None:
 @pytest.mark.parametrize(
     ("name", "accuracy", "metric"),
     [
-        (ALONE, (0.579, None), "network of packets, by packet"),
-        (TENTH, (0.62, 0.62), "trees, random tenth, by packet"),
-        (TENTH, (0.52, 0.899), "trees, random tenth, by flow"),
-        (TREES, (0.58, 0.99), "trees, by flow"),
-        (netnn.MASKED, (0.85, 0.80), f"{netnn.MASKED}, by flow"),
-        (netnn.SPLITS[1], (0.58, 0.97), f"{netnn.SPLITS[1]}, by packet"),
-        (INTEGERS, (0.84, 0.90), "network, integers, by flow"),
-        (netnn.BYTE, (0.90, 0.95), "network, byte, by packet"),
-        (netnn.BASE10, (0.70, 0.96), "network, base10, by flow"),
+        (ALONE, (0.579, None), f"{ALONE} - {TREES}, by packet"),
+        (TENTH, (0.62, 0.62), f"{TREES} - {TENTH}, by packet"),
+        (TENTH, (0.52, 0.899), f"{TREES} - {TENTH}, by flow"),
+        (TREES, (0.58, 0.99), f"{netnn.MASKED} - {TREES}, by flow"),
+        (netnn.MASKED, (0.85, 0.80), f"{netnn.MASKED} - {TREES}, by flow"),
+        (netnn.SPLITS[1], (0.58, 0.97), f"{netnn.SPLITS[1]} - {TREES}, by packet"),
+        (INTEGERS, (0.84, 0.90), f"{INTEGERS} - {netnn.MASKED}, by flow"),
+        (netnn.BYTE, (0.90, 0.95), f"{netnn.MASKED} - {netnn.BYTE}, by packet"),
+        (netnn.BASE10, (0.70, 0.96), f"{netnn.BYTE} - {netnn.BASE10}, by flow"),
     ],
 )
 def test_each_order_can_fail(name: str, accuracy: tuple[float, float | None], metric: str) -> None:
@@ -181,11 +180,8 @@ def test_each_order_can_fail(name: str, accuracy: tuple[float, float | None], me
 @pytest.mark.parametrize(
     ("points", "metric"),
     [
-        (
-            (0.75, 0.83, 0.9, 0.905, 0.885, *SAWTOOTH[5:]),
-            "largest loss from an odd number of votes to the next odd one",
-        ),
-        ((*SAWTOOTH[:5], 0.99, *SAWTOOTH[6:]), "largest loss from an even number of votes to the next odd one"),
+        ((0.75, 0.83, 0.9, 0.905, 0.885, *SAWTOOTH[5:]), "least gain of one more vote"),
+        ((*SAWTOOTH[:5], 0.99, *SAWTOOTH[6:]), "least gain of one more vote"),
         ((*SAWTOOTH[:3], 0.89, *SAWTOOTH[4:]), "votes of 4 points (up to packet 8)"),
         ((*SAWTOOTH[:7], 0.94, *SAWTOOTH[8:]), "votes of 8 points (up to packet 128)"),
     ],
@@ -205,16 +201,6 @@ def test_an_order_needs_more_than_chance() -> None:
     assert apart.is_at_least(0)
     assert not difference([50, 51, 52], [60, 61, 62.5]).is_at_least(0)
     assert difference([50], [40]).is_above
-
-
-def test_a_tie_that_logits_decide_is_right_more_often_than_a_majority_of_one_more() -> None:
-    logits = np.random.default_rng(1).normal(NormalDist().inv_cdf(0.75), 1, (400_000, 7))
-    six, seven = (
-        np.mean((2 * votes > count) | ((2 * votes == count) & (logits[:, :count].sum(axis=1) >= 0)))
-        for count in (6, 7)
-        for votes in [(logits[:, :count] >= 0).sum(axis=1)]
-    )
-    assert 100 * (six - seven) == pytest.approx(netnn.TIE_LOSS, abs=0.2)
 
 
 def test_the_whole_reproduction(monkeypatch: pytest.MonkeyPatch) -> None:

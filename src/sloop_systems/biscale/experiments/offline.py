@@ -17,7 +17,7 @@ from sloop.machine import usable_cpus
 from sloop.profile.examine import free_batch
 from sloop.solvers.biscale import BiscaleChoice, BiscaleProblem, BiscaleStage, Throughput, chain
 from sloop_systems.biscale.experiments.runs import CORES_MAX, PIPELINES
-from sloop_systems.comparison.rows import Claim, Row, bounded, compare
+from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare
 from sloop_systems.comparison.twitter import Excerpt
 
 Pairs = tuple[tuple[int, int], ...]
@@ -124,7 +124,7 @@ def _times() -> list[Row]:
             asked.split(rate_rps, single)
             samples.append(1e3 * (time.perf_counter() - started_s))
         claim = Claim("decision time", f"{name}: all programs", "ms", paper=100, computed=True)
-        rows.append(bounded(claim, samples, at_most=100, shape=min(samples) <= 100))
+        rows.append(bounded(claim, samples, at_most=100))
     return rows
 
 
@@ -143,7 +143,7 @@ def _persistence(testing: Excerpt) -> Row:
         derived=9.0,
         note=f"expected: more than the published LSTM's {LSTM_ERROR:g} %; {testing.provenance}",
     )
-    return compare(claim, [error], shape=error > LSTM_ERROR)
+    return compare(claim, [error], shape=ResultLimits(above=LSTM_ERROR))
 
 
 # E5: threads within an operator make one batch faster, threads between operators do not. Fig. P4.10 shows it for
@@ -176,14 +176,17 @@ def _threads() -> list[Row]:
     branches = "ONNX Runtime runs the two branches of a fire module in parallel; PyTorch, which was published, does not"
     return [
         bounded(
-            claim("time saved by a second thread within operators", measured), [within], at_least=25, shape=within > 0
+            claim("time saved by a second thread within operators", measured),
+            [within],
+            at_least=25,
+            shape=ResultLimits(above=0),
         ),
         bounded(
             claim("time saved by a second thread between operators", branches),
             [between],
             at_least=-5,
             at_most=5,
-            shape=between < within,
+            shape=ResultLimits(below=within),
         ),
     ]
 

@@ -33,7 +33,7 @@ from sloop.vocabulary import Node, Path
 from sloop.workload import Trace, trace_of
 from sloop.workload.generate import poisson_ns
 from sloop_systems.comparison.harness import Results, RunResult, Trial, Wanted
-from sloop_systems.comparison.rows import Claim, Row, bounded, compare, directed
+from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, directed, minus
 from sloop_systems.fa2 import solver
 from sloop_systems.fa2.experiments.application import (
     COLD_START_S,
@@ -278,6 +278,8 @@ def trace_at(rates: Sequence[float], seed: int, name: str) -> Trace:
 STEADY: Final = tuple((paths, rate) for paths in (3, 6) for rate in (8, 27))
 MET: Final = ((3, 12), (3, 18), (3, 24), (3, 50))
 """Paths and rates, in addition to `STEADY`, at which FA2 with headroom must have at most 1.4 % violations."""
+MARGIN: Final = "the mean service time, d/1.15; with d/1.1 the specification finds up to 5.3 %"
+"""FA2's only safety margin, which is not printed (specification 7.3, 8)."""
 RATIOS: Final = (1.0, 1.1, 1.15, 1.25)
 MOVING: Final = ("fluctuating", "random")
 LONG: Final = ("diurnal", "square")
@@ -349,12 +351,13 @@ class Fa2Evaluation(Struct, frozen=True):
                     note += "; batches sized by a share of the deadline take too long to fill"
                 found = results.violations(trial)
                 metric = f"violations of {plan}, {where}"
-                claim = Claim("E1 steady", metric, "%", paper=1.0, note=note)
-                rows.append(bounded(claim, found, at_most=1.0, shape=fmean(found) <= 1.0))
+                fitted = MARGIN if plan == "fa2" else ""
+                claim = Claim("E1 steady", metric, "%", paper=1.0, note=note, fitted=fitted)
+                rows.append(bounded(claim, found, at_most=1.0))
             for rival in ("inferline", "ds2"):
-                more = busy["fa2"] - busy[rival]
+                more = minus(*(results.each(trials[plan], "utilisation") for plan in ("fa2", rival)))
                 claim = Claim("E1 steady", f"utilisation of FA2 - {rival}, {where}", "points")
-                rows.append(directed(claim, [more], holds=more > 0, expect="FA2's replicas are the busiest"))
+                rows.append(directed(claim, more, "FA2's replicas are the busiest", above=0))
         return rows
 
     def _checks(self, results: Results[Fa2Result]) -> list[Row]:
@@ -362,31 +365,29 @@ class Fa2Evaluation(Struct, frozen=True):
         rows = []
         for paths, rate in MET:
             metric = f"violations of FA2, {paths} paths at {rate}/s"
-            claim = Claim("check 7.3", metric, "%", paper=1.4)
+            claim = Claim("check 7.3", metric, "%", paper=1.4, fitted=MARGIN)
             rows.append(bounded(claim, results.violations(self.steady("fa2", paths, rate)), at_most=1.4))
         for rate, derived in ((8, 4.0), (10, 2.0), (27, 2.5)):
             metric = f"violations of the optimum, six paths on slices at {rate}/s"
             claim = Claim("check 7.3", metric, "%", derived=derived)
             found = results.violations(self.slices("optimal", rate))
-            rows.append(compare(claim, found, shape=max(found) < derived))
+            rows.append(compare(claim, found, similar=True))
         samples = {ratio: results.violations(self.headroom(ratio)) for ratio in RATIOS}
-        falls = all(before >= after - 0.5 for before, after in pairwise(map(fmean, samples.values())))
-        for ratio, found in samples.items():
-            metric = f"violations of FA2, 24/s, mean service time d/{ratio:g}"
-            claim = Claim("check 7.3", metric, "%")
-            rows.append(directed(claim, found, holds=falls, expect="more headroom, fewer violations"))
+        for (less, before), (more, after) in pairwise(samples.items()):
+            metric = f"violations of FA2, 24/s, mean service time d/{more:g} - d/{less:g}"
+            claim = Claim("check 7.3", metric, "points")
+            rows.append(directed(claim, minus(after, before), "more headroom, no more violations", at_most=0))
         return rows
 
     def _e2(self, results: Results[Fa2Result]) -> list[Row]:
         rows = []
         for load in self.moving_loads:
             runs = {name: self.moving(name, load) for name in SYSTEMS}
-            count = {name: results.mean(trial, "cores") for name, trial in runs.items()}
-            late = {name: results.mean(trial, "violations") for name, trial in runs.items()}
-            least = count["fa2"] <= min(count["inferline"], count["ds2"])
-            for name, trial in runs.items():
-                claim = Claim("E2 moving", f"replicas of {name}, {load}", "replicas")
-                rows.append(directed(claim, results.cores(trial), holds=least, expect="FA2 needs the fewest"))
+            late = results.mean(runs["fa2"], "violations")
+            for name in ("inferline", "ds2"):
+                claim = Claim("E2 moving", f"replicas of {name} - FA2, {load}", "replicas")
+                more = minus(results.cores(runs[name]), results.cores(runs["fa2"]))
+                rows.append(directed(claim, more, "FA2 needs the fewest", at_least=0))
             own = results.violations(runs["fa2"])
             for name in SYSTEMS[1:]:
                 note = (
@@ -394,14 +395,12 @@ class Fa2Evaluation(Struct, frozen=True):
                 )
                 metric = f"violations of {name} - FA2, {load}"
                 claim = Claim("E2 moving", metric, "points", paper=4.0, note=note)
-                more = [theirs - ours for theirs, ours in zip(results.violations(runs[name]), own, strict=True)]
-                rows.append(bounded(claim, more, at_least=0.0, at_most=4.0, shape=late[name] > late["fa2"]))
+                more = minus(results.violations(runs[name]), own)
+                rows.append(bounded(claim, more, at_least=0.0, at_most=4.0, shape=ResultLimits(above=0)))
             cautious = self.moving("fa2", load, LOOKBACK_S)
             note = f"ours: plans for the busiest 10 s of {LOOKBACK_S} s; {results.mean(cautious, 'cores'):.1f} replicas"
             claim = Claim("E2 moving", f"violations of cautious FA2, {load}", "%", note=note)
-            fewer = results.mean(cautious, "violations") < late["fa2"]
-            expect = f"fewer than FA2's {late['fa2']:.1f} %"
-            rows.append(directed(claim, results.violations(cautious), holds=fewer, expect=expect))
+            rows.append(directed(claim, results.violations(cautious), "fewer than FA2's", below=late))
         return rows
 
     def _recovery(self, results: Results[Fa2Result]) -> list[Row]:
@@ -409,12 +408,11 @@ class Fa2Evaluation(Struct, frozen=True):
         note = "from the step to the last second with violations; derived: tick + start + drain"
         metric = "time in which FA2 recovers from 8 → 27/s"
         claim = Claim("E2 moving", metric, "s", known="text", derived=20.0, note=note)
-        rows = [compare(claim, found, shape=max(found) < 60)]
+        rows = [compare(claim, found, similar=True)]
         if "random" in self.moving_loads:
-            means = [results.mean(self.moving("fa2", load), "violations") for load in MOVING]
-            worse = means[1] - means[0]
+            steps, drawn = (results.violations(self.moving("fa2", load)) for load in MOVING)
             claim = Claim("E2 moving", "violations of FA2, random - fluctuating", "points")
-            rows.append(directed(claim, [worse], holds=worse > 0, expect="random is worse"))
+            rows.append(directed(claim, minus(drawn, steps), "random is worse", above=0))
         return rows
 
     def _e3(self, results: Results[Fa2Result]) -> list[Row]:
@@ -428,47 +426,45 @@ class Fa2Evaluation(Struct, frozen=True):
                 saved = 100 * (1 - count["fa2"] / count[name])
                 metric = f"replicas that FA2 saves compared with {name}, {load}"
                 claim = Claim("E3 long", metric, "%", paper=14.6, note=note)
-                rows.append(compare(claim, [saved], shape=saved > 0))
+                rows.append(compare(claim, [saved], similar=True))
             for name in ("ds2", "grandslam"):
                 metric, note = f"violations of {name} - FA2, {load}", f"FA2 {late['fa2']:.2f} %"
                 claim = Claim("E3 long", metric, "points", paper=4.8, note=note)
                 more = late[name] - late["fa2"]
-                rows.append(compare(claim, [more], shape=more > 0))
+                rows.append(compare(claim, [more], similar=True))
         return rows
 
     def _e4_and_e7(self, results: Results[Fa2Result]) -> list[Row]:
         def each(plan: str, field: str) -> list[float]:
             return results.each(self.fixed(plan), field)
 
-        def claim(metric: str, paper: float | None = None, derived: float | None = None, note: str = "") -> Claim:
-            return Claim("E4 fixed", metric, "%", paper=paper, derived=derived, note=note)
+        def claim(metric: str, paper: float | None = None, derived: float | None = None, fitted: str = "") -> Claim:
+            return Claim("E4 fixed", metric, "%", paper=paper, derived=derived, fitted=fitted)
 
-        lost = {plan: fmean(each(plan, "violations")) for plan in SYSTEMS}
-        fewer = fmean(each("inferline", "dropped")) <= fmean(each("ds2", "dropped"))
-        waits = [results.mean(self.fixed("grandslam", rate), "violations") for rate in (50, 27, 8)]
-        note = "expected: more at lower rates; at 50, 27 and 8/s " + ", ".join(f"{v:.1f} %" for v in waits)
-        slices = results.violations(self.slices("fa2"))
+        waits = {rate: results.violations(self.fixed("grandslam", rate)) for rate in (50, 27, 8)}
         metric = "violations of FA2, six paths on slices at 10/s"
+        slices = Claim("E7 slices", metric, "%", paper=1.0, fitted=MARGIN)
         return [
-            bounded(claim("violations of FA2", 1.4, 0.7), each("fa2", "violations"), at_most=1.4),
+            bounded(claim("violations of FA2", 1.4, 0.7, MARGIN), each("fa2", "violations"), at_most=1.4),
             bounded(claim("dropped by DS2", 32.0, 65.0), each("ds2", "dropped"), at_least=32.0),
             bounded(claim("late with DS2", 17.0), each("ds2", "late"), at_most=17.0),
+            compare(claim("late with InferLine", None, 78.0), each("inferline", "late"), similar=True),
             compare(
-                claim("late with InferLine", None, 78.0),
-                each("inferline", "late"),
-                shape=lost["inferline"] > 10 * max(1.0, lost["fa2"]),
-            ),
-            compare(
-                claim("dropped by InferLine", None, 22.0, "expected: fewer than by DS2"),
+                claim("dropped by InferLine", None, 22.0),
                 each("inferline", "dropped"),
-                shape=fewer,
+                shape=ResultLimits(at_most=fmean(each("ds2", "dropped"))),
             ),
-            compare(
-                claim("violations of GrandSLAm", None, 5.5, note),
-                each("grandslam", "violations"),
-                shape=waits == sorted(waits) and waits[-1] > 50,
+            compare(claim("violations of GrandSLAm", None, 5.5), waits[50], similar=True),
+            *(
+                directed(
+                    Claim("E4 fixed", f"violations of GrandSLAm, {fewer}/s - {more}/s", "points"),
+                    minus(waits[fewer], waits[more]),
+                    "full batches wait longer",
+                    above=0,
+                )
+                for more, fewer in pairwise(waits)
             ),
-            bounded(Claim("E7 slices", metric, "%", paper=1.0), slices, at_most=1.0, shape=fmean(slices) <= 1.0),
+            bounded(slices, results.violations(self.slices("fa2")), at_most=1.0),
         ]
 
 

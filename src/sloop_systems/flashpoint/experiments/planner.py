@@ -210,10 +210,7 @@ class BestBeside(NamedTuple):
         )
         claim = Claim(EXPERIMENT, f"mean latency, {self.name}, ours - {LABELS[self.best]}", "s", note=note)
         values = [ours - other for ours, other in zip(self.ours_s, self.best_s, strict=True)]
-        return directed(claim, values, holds=not more.is_above, expect=EXPECTED)
-
-
-EXPECTED: Final = "no more than the best single technique, as far as the 95 % interval of pairs can tell"
+        return directed(claim, values, "no more than the best single technique", at_most=0, of="doubt")
 
 
 def of_cells(results: Found, *, quick: bool) -> list[BestBeside]:
@@ -251,7 +248,7 @@ def planner_rows(found: Sequence[BestBeside]) -> list[Row]:
     slower = [each.name for each in found if each.more.is_above]
     claim = Claim(EXPERIMENT, f"experiments in which ours is slower, of {len(found)}", "", note="; ".join(slower))
     expect = "none, as far as the 95 % intervals can tell"
-    return [*rows, directed(claim, [float(len(slower))], holds=not slower, expect=expect)]
+    return [*rows, directed(claim, [float(len(slower))], expect, at_most=0)]
 
 
 # Published scalers
@@ -416,7 +413,6 @@ def scaler_rows(results: Results[ScalerResult], *, quick: bool) -> list[Row]:
             for what, unit, field, sign in (
                 ("cold start", "s", "cold_s", 1),
                 ("requests in time", "points", "violations", -1),
-                ("cores", "cores", "cores", 0),
             ):
                 ours, others = (
                     [each if sign >= 0 else 100 - each for each in results.each(found, field)]
@@ -426,9 +422,11 @@ def scaler_rows(results: Results[ScalerResult], *, quick: bool) -> list[Row]:
                 note = f"{fmean(ours):.4g} and {fmean(others):.4g}; {starts[0]:g} and {starts[1]:g} starts; {more}"
                 claim = Claim("published scalers", f"{what}, {of}, with {how} - without", unit, note=note)
                 values = [one - other for one, other in zip(ours, others, strict=True)]
-                holds = {1: not more.is_above, -1: more.is_at_least(0.0), 0: True}[sign]
-                expect = {1: "no longer", -1: "no fewer", 0: "either"}[sign]
-                rows.append(directed(claim, values, holds=holds, expect=expect))
+                rows.append(
+                    directed(claim, values, "no longer", at_most=0, of="doubt")
+                    if sign > 0
+                    else directed(claim, values, "no fewer", at_least=0, of="doubt")
+                )
     return rows
 
 

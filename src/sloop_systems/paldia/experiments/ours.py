@@ -23,7 +23,7 @@ from msgspec import structs
 
 from sloop.report.plots import Figure, Panel, Series
 from sloop_systems.comparison.harness import Results, Wanted
-from sloop_systems.comparison.rows import Claim, Row, difference, directed
+from sloop_systems.comparison.rows import Claim, Row, difference, directed, minus, over
 from sloop_systems.paldia.experiments.runs import Options, PaldiaResult, PaldiaTrial
 from sloop_systems.paldia.experiments.traces import RECORDED, RECORDED_LATER
 
@@ -140,8 +140,7 @@ def ours_rows(found: Results[PaldiaResult], *, quick: bool, kinds: Sequence[Arri
                 loads = dict.fromkeys(win.partition(",")[0] for win in wins)
                 claim = Claim("ours", f"loads on which it is cheaper with no fewer in time, {what}", "",
                               note="; ".join(wins) or "none")  # fmt: skip
-                expect = f"at least {least}"
-                counts.append(directed(claim, [float(len(loads))], holds=len(loads) >= least, expect=expect))
+                counts.append(directed(claim, [float(len(loads))], at_least=least))
     return [*counts, *rows]
 
 
@@ -150,15 +149,14 @@ def _against(found: Results[PaldiaResult], what: str, own: PaldiaTrial, rival: P
     least as many requests in time."""
     usd, usd_rival = (found.each(each, "usd_per_h") for each in (own, rival))
     in_time, in_time_rival = (found.each(each, "compliance") for each in (own, rival))
-    costs = [100.0 * (a / b - 1.0) for a, b in zip(usd, usd_rival, strict=True)]
+    costs = [100.0 * (ratio - 1.0) for ratio in over(usd, usd_rival)]
     dearer, points = difference(costs, [0.0] * len(costs), "%"), difference(in_time, in_time_rival)
     is_cheaper = dearer.mean + (dearer.half or 0.0) < 0
-    note = f"{fmean(usd):.3f} and {fmean(usd_rival):.3f} $/h; {dearer}"
-    cost = directed(Claim("ours", f"cost, {what}", "%", note=note), costs, holds=is_cheaper, expect="cheaper")
+    note = f"{fmean(usd):.3f} and {fmean(usd_rival):.3f} $/h"
+    cost = directed(Claim("ours", f"cost, {what}", "%", note=note), costs, "cheaper", below=0, of="interval")
     note = f"{fmean(in_time):.2f} and {fmean(in_time_rival):.2f} %; {points}"
     claim = Claim("ours", f"compliance, {what}", "points", note=note)
-    samples = [a - b for a, b in zip(in_time, in_time_rival, strict=True)]
-    compliance = directed(claim, samples, holds=points.mean >= 0, expect="no fewer in time")
+    compliance = directed(claim, minus(in_time, in_time_rival), "no fewer in time", at_least=0)
     return [cost, compliance], is_cheaper and points.mean >= 0
 
 

@@ -13,7 +13,7 @@ Source: Razavi et al., Sponge (EuroMLSys 2024), evaluation; generator, margin an
 ablations and checks as listed in the specification (5.4 and 7.3).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -38,7 +38,7 @@ from sloop.workload import Link, link_from, read_link
 from sloop.workload.generate import generated, kind_of
 from sloop.workload.link import LinkFile
 from sloop_systems.comparison.harness import Results, RunResult, Trial, Wanted
-from sloop_systems.comparison.rows import Claim, Row, bounded, compare, directed, similar
+from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, directed, minus, over
 
 SLO_MS = 1000.0
 RATE_RPS = 20
@@ -243,26 +243,24 @@ def _derived(results: Results[RunResult]) -> list[Row]:
                 metric = f"violations of {policy.policy}, mean service time l/{ratio:g}"
                 claim = Claim("S3 evaluation", metric, "%", derived=expected)
                 found = results.violations(at(policy, ratio))
-                rows.append(compare(claim, found, shape=_in_order(results, policy, ratio)))
+                rows.append(compare(claim, found, shape=_order(results, policy, ratio)))
         if cores is not None:
             claim = Claim("S3 evaluation", f"cores of {policy.policy}", "cores", derived=cores)
-            found = results.cores(at(policy, MIDDLE))
-            rows.append(compare(claim, found, within=0.15, shape=similar(cores, found)))
+            rows.append(compare(claim, results.cores(at(policy, MIDDLE)), within=0.15, similar=True))
     return rows
 
 
-def _in_order(results: Results[RunResult], policy: SpongeTrial, ratio: float) -> bool:
-    """Whether the order of policies is as published: static-16 ≤ Sponge < FA2 from 1 replica, static-8 above
-    static-16."""
+def _order(results: Results[RunResult], policy: SpongeTrial, ratio: float) -> ResultLimits:
+    """What the published order asks of a policy: static-16 ≤ Sponge < FA2 from 1 replica, static-8 above static-16."""
 
     def mean(trial: SpongeTrial) -> float:
         return results.mean(at(trial, ratio), "violations")
 
     if policy.system == "sponge":
-        return mean(policy) < mean(FA2_COLD)
+        return ResultLimits(below=mean(FA2_COLD))
     if policy in (FA2_COLD, FA2_COLDER):
-        return mean(policy) > mean(SPONGE[0.9])
-    return mean(policy) > mean(STATIC_16) if policy == STATIC_8 else mean(policy) <= mean(SPONGE[0.9])
+        return ResultLimits(above=mean(SPONGE[0.9]))
+    return ResultLimits(above=mean(STATIC_16)) if policy == STATIC_8 else ResultLimits(at_most=mean(SPONGE[0.9]))
 
 
 def _monitored(results: Results[RunResult]) -> list[Row]:
@@ -273,7 +271,7 @@ def _monitored(results: Results[RunResult]) -> list[Row]:
         metric = f"violations of sponge 0.9 that measures the rate, mean service time l/{ratio:g}"
         note = f"it starts on one core without a rate for a second; with a known rate, as derived, {known:.2f} %"
         claim = Claim("S3 evaluation", metric, "%", derived=expected, note=note)
-        shape = known <= fmean(monitored) < results.mean(at(FA2_COLD, ratio), "violations")
+        shape = ResultLimits(at_least=known, below=results.mean(at(FA2_COLD, ratio), "violations"))
         rows.append(compare(claim, monitored, shape=shape))
     return rows
 
@@ -281,33 +279,34 @@ def _monitored(results: Results[RunResult]) -> list[Row]:
 def _printed(results: Results[RunResult]) -> list[Row]:
     """Rows of Fig. P2.4 and of the headline."""
     own, cold, static = (at(trial, MIDDLE) for trial in (SPONGE[0.9], FA2_COLD, STATIC_16))
-    sponge_found, static_found = results.violations(own), results.violations(static)
-    ratios = [theirs / ours for theirs, ours in zip(results.violations(cold), sponge_found, strict=True)]
+    sponge_found, cold_found = results.violations(own), results.violations(cold)
+    ratios = over(cold_found, sponge_found)
     worst = [max(run.violations_by_second) for run in results.of(cold)]
     later = [run.violations_by_second[10:] for run in results.of(at(STATIC_8, 1.0))]
     violating = [100 * sum(share > 0 for share in seconds) / len(seconds) for seconds in later]
     saved = [100 * (1 - cores / CORES_ALL) for cores in results.cores(own)]
     warm = results.mean(at(FA2_WARM, MIDDLE), "violations")
-    shape = min(ratios) >= 4
 
     def claim(metric: str, paper: float, note: str, unit: str = "%", **known: Any) -> Claim:  # noqa: ANN401
         return Claim("S3 evaluation", metric, unit, paper=paper, note=note, **known)
 
     in_time = "published: at most 0.3 % in the figure, more than 99.6 % in time in the text"
     return [
-        compare(claim("violations of Sponge", 0.3, in_time), sponge_found, shape=shape),
+        compare(claim("violations of Sponge", 0.3, in_time), sponge_found,
+                shape=ResultLimits(at_most=fmean(cold_found) / 4)),
         compare(
             claim("violations of FA2", 5.0, f"{warm:.2f} % if it starts with 4 replicas instead of 1"),
-            results.violations(cold),
-            shape=shape,
+            cold_found,
+            shape=ResultLimits(at_least=4 * fmean(sponge_found)),
         ),
-        compare(claim("violations of FA2 / Sponge", 15.0, "", "×", known="text"), ratios, shape=shape),
+        compare(claim("violations of FA2 / Sponge", 15.0, "", "×", known="text"), ratios,
+                shape=ResultLimits(at_least=4, of="every run")),
         bounded(claim("FA2's worst second", 50.0, "published: more than half, near t = 0"), worst, at_least=50),
         compare(
             claim("violations of static-16", 0.0, "published: the bar is not visible", known="plot"),
-            static_found,
+            results.violations(static),
             within=0.1,
-            shape=fmean(static_found) <= fmean(sponge_found),
+            shape=ResultLimits(at_most=fmean(sponge_found)),
         ),
         compare(
             claim("seconds after the tenth in which static-8 violates, mean service time l", 100.0,
@@ -323,16 +322,19 @@ def _acceptance(results: Results[RunResult]) -> list[Row]:
     rows = []
     for ratio in RATIOS:
         own, static, cold = (results.violations(at(trial, ratio)) for trial in (SPONGE[0.9], STATIC_16, FA2_COLD))
-        apart = [ours - other for ours, other in zip(own, static, strict=True)]
-        times = [other / ours for ours, other in zip(own, cold, strict=True)]
 
         def claim(metric: str, unit: str, here: float = ratio) -> Claim:
             return Claim("check 6", f"{metric}, mean service time l/{here:g}", unit)
 
         rows += [
-            bounded(claim("violations of Sponge", "%"), own, at_most=0.6, shape=fmean(own) <= 0.6),
-            bounded(claim("violations of Sponge - static-16", "points"), apart, at_most=0.3, shape=fmean(apart) <= 0.3),
-            bounded(claim("violations of FA2 from 1 replica / Sponge", "×"), times, at_least=4, shape=fmean(times) > 1),
+            bounded(claim("violations of Sponge", "%"), own, at_most=0.6),
+            bounded(claim("violations of Sponge - static-16", "points"), minus(own, static), at_most=0.3),
+            bounded(
+                claim("violations of FA2 from 1 replica / Sponge", "×"),
+                over(cold, own),
+                at_least=4,
+                shape=ResultLimits(above=1),
+            ),
         ]
     return rows
 
@@ -431,13 +433,12 @@ def _burstiness(results: Results[RunResult]) -> list[Row]:
         claim = Claim("check 7", f"violations, {what}", "%", derived=derived)
         found = results.violations(trial)
         if at_most is not None:
-            rows.append(bounded(claim, found, at_most=at_most, shape=fmean(found) < 2 * at_most))
+            rows.append(bounded(claim, found, at_most=at_most))
         elif derived is not None:
-            rows.append(compare(claim, found, shape=min(found) > SMOOTH_MAX))
+            rows.append(compare(claim, found, similar=True))
         if cores is not None:
             claim = Claim("check 7", f"cores, {what}", "cores", derived=cores)
-            found = results.cores(trial)
-            rows.append(compare(claim, found, within=0.2, shape=similar(cores, found)))
+            rows.append(compare(claim, results.cores(trial), within=0.2, similar=True))
     return rows
 
 
@@ -448,16 +449,14 @@ def _payloads(results: Results[RunResult]) -> list[Row]:
             (("violations", "%", None), ("cores", "cores", 0.2)), figures, strict=True
         ):
             if figure is not None:
-                found = results.each(trial, field)
                 claim = Claim("check 8", f"{field}, {what}", unit, derived=figure)
-                rows.append(compare(claim, found, within=within, shape=similar(figure, found)))
+                rows.append(compare(claim, results.each(trial, field), within=within, similar=True))
     for margin, clmax in CLMAX.items():
         for field, unit in (("violations", "points"), ("cores", "cores")):
-            pairs = zip(results.each(PER_BATCH[margin], field), results.each(clmax, field), strict=True)
             metric = f"{field}, per_batch - clmax, margin {margin:g}"
             claim = Claim("check 8", metric, unit, note="per_batch with EDF must need and miss less")
-            apart = [own - other for own, other in pairs]
-            rows.append(bounded(claim, apart, at_most=0, shape=sum(apart) < 0))
+            apart = minus(results.each(PER_BATCH[margin], field), results.each(clmax, field))
+            rows.append(bounded(claim, apart, at_most=0, shape=ResultLimits(below=0)))
     return rows
 
 
@@ -470,12 +469,15 @@ def _dispatch(results: Results[RunResult]) -> list[Row]:
             note = REMAINDER if (what, semantics) == ("full", "attach") else "margin 1, mean service time l"
             metric = f"violations, {what} batches, {semantics}, {fallback}"
             claim = Claim("check 9", metric, "%", derived=expected, note=note)
-            rows.append(compare(claim, found, shape=min(waiting) > max(prompt)))
+            order = ResultLimits(above=max(prompt), of="every run")
+            if what == "work-conserving":
+                order = ResultLimits(below=min(waiting), of="every run")
+            rows.append(compare(claim, found, shape=order))
     found = results.violations(BLIND)
     prompt = results.violations(_check_9(CONSERVING["keep"], "attach"))
     metric, derived = "violations, full batches, attach, keep, measured rate", CHECK_9["attach", "keep"]
     claim = Claim("check 9", metric, "%", derived=derived[0], note="from batch 1, as in the derived runs")
-    return [*rows, compare(claim, found, shape=min(found) > max(prompt))]
+    return [*rows, compare(claim, found, shape=ResultLimits(above=max(prompt), of="every run"))]
 
 
 BLIND: Final = structs.replace(_check_9(FULL["keep"], "attach"), rate_known=False)
@@ -526,14 +528,6 @@ KNOBS: Final[tuple[tuple[str, Direction, str, Settings], ...]] = (
     ),
     ("largest batch", "falling", "larger batches do not violate more", _tuned("{}", (1, 4, 16), "batch_max")),
     (
-        "order of equal clients", "level", "all budgets shrink equally, so that order does not matter",
-        (("EDF", BASE), ("FIFO", fifo(BASE))),
-    ),
-    (
-        "budget of equal clients", "level", "clmax and per_batch are the same for equal clients",
-        (("clmax", BASE), ("per_batch", sponge("", budget="per_batch"))),
-    ),
-    (
         "memory of the network", "falling", "planning for the worst of 3 s does not violate more",
         (("1 s", BASE), ("3 s", sponge("", lookback=3))),
     ),
@@ -565,26 +559,19 @@ KNOBS: Final[tuple[tuple[str, Direction, str, Settings], ...]] = (
 
 
 def ablation_rows(results: Results[RunResult]) -> list[Row]:
-    """Violations for each setting; all settings of a parameter have the same verdict."""
+    """How violations change from each setting to the next, and from the first to the last, within `NOISE`."""
     rows = []
     for knob, direction, expect, settings in KNOBS:
-        found = [results.violations(at(trial, MIDDLE)) for _, trial in settings]
-        holds = follows(direction, [fmean(values) for values in found])
-        for (setting, trial), values in zip(settings, found, strict=True):
-            note = f"{results.mean(at(trial, MIDDLE), 'cores'):.2f} cores"
-            claim = Claim("ablation", f"violations, {knob}: {setting}", "%", note=note)
-            rows.append(directed(claim, values, holds=holds, expect=expect))
+        steps = [*pairwise(settings), *([(settings[0], settings[-1])] if len(settings) > 2 else [])]
+        for (before, one), (after, other) in steps:
+            change = minus(*(results.violations(at(trial, MIDDLE)) for trial in (other, one)))
+            cores = [results.mean(at(trial, MIDDLE), "cores") for trial in (one, other)]
+            note = f"{cores[0]:.2f} and {cores[1]:.2f} cores"
+            claim = Claim("ablation", f"change of violations, {knob}: {before} to {after}", "points", note=note)
+            least = None if direction == "falling" else -NOISE
+            most = None if direction == "rising" else NOISE
+            rows.append(directed(claim, change, expect, at_least=least, at_most=most))
     return rows
-
-
-def follows(direction: Direction, means: Sequence[float]) -> bool:
-    """Whether the means follow the direction, in each step and from first to last, within `NOISE`."""
-    steps = [after - before for before, after in pairwise(means)] + [means[-1] - means[0]]
-    if direction == "rising":
-        return min(steps) >= -NOISE
-    if direction == "falling":
-        return max(steps) <= NOISE
-    return max(map(abs, steps)) <= NOISE
 
 
 def wanted(seeds: int, *, ablations: bool) -> Wanted[SpongeTrial]:
