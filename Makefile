@@ -8,7 +8,7 @@ FLAGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
+.PHONY: help test test-systems test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -21,6 +21,9 @@ $(READY): pyproject.toml
 
 test: $(READY) ## every test but those of test-hosts; tests of live servers one after another
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not needs_hosts" $(FLAGS)
+
+test-systems: $(READY) ## the suite of every system under all names; `test` has one of each scale policy
+	SLOOP_SUITE=all $(BIN)/pytest -n 2 tests/systems/test_suite.py tests/sloop_systems/*/test_suite.py $(FLAGS)
 
 test-hosts: $(READY) ## several hosts out of namespaces, and Ray on them; needs root, skipped without
 	$(BIN)/pytest -n 2 --dist loadgroup -m needs_hosts $(FLAGS)

@@ -123,6 +123,17 @@ def test_its_system_and_command_are_listed(foreign: Path, tmp_path: Path) -> Non
     assert sloop(foreign, "street", cwd=tmp_path) == "Elm Street\n"
 
 
+def test_it_passes_the_suite_of_every_system(foreign: Path, tmp_path: Path) -> None:
+    (shown,) = (text for text in blocks("python") if "SystemSuite" in text)
+    write_shown_system(tmp_path / "headroom.py")
+    (tmp_path / "test_file.py").write_text(shown)
+    (tmp_path / "test_package.py").write_text(shown.replace('systems = ("headroom.py",)', 'package = "street"'))
+    printed = python(foreign, "-m", "pytest", "-p", "no:cacheprovider", "-v", cwd=tmp_path)
+    assert "test_file.py::TestSuite::test_it_reads_what_it_shows[headroom.py] PASSED" in printed
+    assert "test_package.py::TestSuite::test_a_policy_obeys_the_law_of_its_verb[scale.headroom] PASSED" in printed
+    assert "18 passed" in printed
+
+
 @pytest.mark.live
 def test_its_system_serves_and_its_log_is_replayed(foreign: Path, tmp_path: Path) -> None:
     save_small_model(tmp_path / "tiny.onnx")

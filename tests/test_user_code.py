@@ -24,11 +24,13 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_is_executed_once_and_can_import_its_neighbours(tmp_path: Path) -> None:
+def test_a_file_is_executed_once_and_can_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is named."""
     (tmp_path / "beside_it.py").write_text("VALUE = 7")
     path = written(tmp_path, "from beside_it import VALUE\nseen = [VALUE]")
     module_in(path).seen.append(8)
-    assert module_in(path).seen == [7, 8]
+    monkeypatch.chdir(tmp_path)
+    assert module_in(Path(path.name)).seen == [7, 8]
 
 
 def test_what_a_file_prints_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

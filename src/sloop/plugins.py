@@ -65,6 +65,15 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def names_in(self, package: str) -> list[str]:
+        """The names of entries that a package adds, without importing it; the own ones are those of `sloop`."""
+        added = (
+            name.removeprefix(self._prefix)
+            for name, found in points(self._group).items()
+            if name.startswith(self._prefix) and f"{found[0].module}.".startswith(f"{package}.")
+        )
+        return list(self.own if package == "sloop" else added)
+
     def name_of(self, kind: type[Any]) -> str | None:
         """The name of a class that is an entry, or None. No distribution's module is imported to find out."""
         there = f"{kind.__module__}:{kind.__qualname__}"

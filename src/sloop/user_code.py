@@ -84,15 +84,16 @@ def module_in(path: Path) -> ModuleType:
             own = kept[path.name]
             _executed[path, b"", ()] = _execute(own, source, folders_of(own))
         return _executed[path, b"", ()]
-    contents = _contents(_beside.get((path, source), ()))
-    found = _executed.get((path, source, contents))
+    place = path.absolute()  # a log or a definition may name the same file otherwise
+    contents = _contents(_beside.get((place, source), ()))
+    found = _executed.get((place, source, contents))
     if found is None:
         folder = path.resolve().parent
         _forget_changed(folder)
         found = _execute(path, source, folders_of(path))
         files = tuple(sorted({file for file, _ in _imported.values() if folder in file.parents}))
-        _beside[path, source] = files
-        _executed[path, source, _contents(files)] = found
+        _beside[place, source] = files
+        _executed[place, source, _contents(files)] = found
     return found
 
 

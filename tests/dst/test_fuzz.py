@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -34,8 +34,7 @@ from sloop.runlog.fold import DeploymentState, RequestRecord, RunState
 from sloop.sim import simulate
 from sloop.sim.checkers import Violation
 from sloop.sim.world import World
-from sloop.sim.worlds import BRANCHING, CHOICES, FAULTS, GRAPHS, NAMES, Make, play
-from sloop.sim.worlds import fitting as fitting_world
+from sloop.sim.worlds import BRANCHING, CHOICES, FAULTS, GRAPHS, NAMES, fitting, play
 from sloop.systems import SYSTEMS
 from sloop.systems.registry import POLICIES
 from sloop.units import s
@@ -44,11 +43,6 @@ from tests.dst import fuzz
 from tests.dst.agents import OpenRequests
 from tests.dst.fuzz import DecidingProcesses, random_deployment, random_succession, random_world
 from tests.sim.scene import world
-
-WORLDS_EACH, DEPLOYMENTS_EACH = 8, 4
-"""Seeds for each system; other ones for each, so that many are seen."""
-WORLDS_PLAYED, DEPLOYMENTS_PLAYED = 5, 2
-"""Of these, the first; `make fuzz` plays others."""
 
 FAILED_ONCE = {
     71: "a batch took a request that had ended on another branch, behind visits its policy skipped",
@@ -60,38 +54,14 @@ DEPLOYMENTS_FAILED_ONCE = {
 """The same of deployments, with their systems."""
 
 
-def fitting(make: Make, system: str, first: Iterable[int], further: Iterable[int], least: int) -> list[World]:
-    """The worlds of the first seeds that the system can serve. If they are fewer than `least`, further ones follow."""
-    worlds = [world for seed in first if (world := fitting_world(make, seed, system)) is not None]
-    others = (world for seed in further if (world := fitting_world(make, seed, system)) is not None)
-    worlds += islice(others, max(0, least - len(worlds)))
-    assert len(worlds) >= least, f"{system} is hardly played"
-    return worlds
-
-
-@pytest.mark.parametrize("place", range(len(SYSTEMS)), ids=SYSTEMS)
-def test_every_invariant_holds_in_random_worlds(place: int) -> None:
-    """A system that serves one model is refused in worlds of several."""
-    seeds, further = range(place * WORLDS_EACH, place * WORLDS_EACH + WORLDS_PLAYED), 100_000 + 100 * place
-    for played in fitting(random_world, list(SYSTEMS)[place], seeds, range(further, further + 100), 2):
-        simulate(played)
-
-
-@pytest.mark.parametrize("place", range(len(SYSTEMS)), ids=SYSTEMS)
-def test_every_invariant_holds_in_random_deployments(place: int) -> None:
-    first = place * DEPLOYMENTS_EACH + 1  # the very first of `mixed` alone takes 20 s
-    seeds, further = range(first, first + DEPLOYMENTS_PLAYED), 100_000 + 100 * place
-    for played in fitting(random_deployment, list(SYSTEMS)[place], seeds, range(further, further + 100), 1):
-        play(played)
-
-
-@pytest.mark.parametrize("place", range(0, len(SYSTEMS), 3))
-def test_every_request_ends_once_whoever_decides(place: int) -> None:
-    """Under three systems each, in the smallest of four worlds."""
-    first, further = 100 + 4 * place, 100_000 + 100 * place
-    for system in list(SYSTEMS)[place : place + 3]:
-        found = fitting(random_succession, system, range(first, first + 4), range(further, further + 100), 1)
-        fuzz.play_successors(min(found, key=lambda world: len(list(world.trace.times_ns()))))
+@pytest.mark.parametrize("system", SYSTEMS.own)
+def test_every_request_ends_once_whoever_decides(system: str) -> None:
+    """In the smaller of the first two worlds that the system can serve; `make fuzz` plays others."""
+    first = 100 + 4 * list(SYSTEMS.own).index(system)
+    made = (fitting(random_succession, seed, system) for seed in range(first, first + 100))
+    found = list(islice((world for world in made if world is not None), 2))
+    assert found, f"{system} is hardly played"
+    fuzz.play_successors(min(found, key=lambda world: len(list(world.trace.times_ns()))))
 
 
 def test_a_batch_that_nobody_gives_up_is_a_violation(
@@ -302,7 +272,7 @@ def test_deployments_are_of_every_shape() -> None:
 
 def test_in_deployments_happens_what_is_to_be_tested() -> None:
     found = Counter[str]()
-    for played in fitting(random_deployment, "hpa", range(40), (), 40):
+    for played in (random_deployment(seed, "hpa") for seed in range(40)):
         simulate(played, [log := MemoryLog()], check_first=0, patience_ns=10**11)
         for _, record in log.records:
             found[type(record).__name__] += 1

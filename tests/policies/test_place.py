@@ -10,8 +10,8 @@ from sloop.core.views import NodeView
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
+from sloop.testing.views import make_node
 from sloop.vocabulary import NodeState, ReplicaSpec, Slot
-from tests.policies.conftest import make_node
 
 
 def chosen(policy: Place, cores: float, *nodes: NodeView, accelerator: str = "", share: float = 1.0) -> tuple[str, str]:

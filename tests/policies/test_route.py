@@ -11,8 +11,8 @@ from sloop.policies.route import (
     RoundRobin,
     SmoothWeighted,
 )
+from sloop.testing.views import Idle
 from sloop.vocabulary import ReplicaId
-from tests.policies.conftest import Idle
 
 
 def test_always_the_first(idle: Callable[..., list[ReadyReplica]]) -> None:

@@ -8,9 +8,9 @@ from sloop.core.views import ClusterView
 from sloop.errors import InputError
 from sloop.policies import targets
 from sloop.solvers.budget import IndexedPath
+from sloop.testing.views import make_belief, make_node, make_stage, make_view
 from sloop.units import ms
 from sloop.vocabulary import Group, NodeState, Path, ReplicaSpec, Slot, StagePlan
-from tests.policies.conftest import make_belief, make_node, make_stage, make_view
 
 SMALL, LARGE = make_belief(variant="small"), make_belief(variant="large")
 STAGE = make_stage(name="detect", beliefs=(SMALL, LARGE))

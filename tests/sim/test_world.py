@@ -24,7 +24,6 @@ from sloop.sim import RecordedRun, World, recorded_in, simulate
 from sloop.sim.truth.failure import FaultRates
 from sloop.sim.world import faults_of
 from sloop.sim.worlds import random_deployment, random_world
-from sloop.systems import SYSTEMS
 from sloop.systems.replay import header_of, replay_log
 from sloop.systems.setup import build, weights_of
 from sloop.units import ms, s
@@ -555,28 +554,6 @@ def test_cold_starts_take_what_the_level_of_their_source_says() -> None:
     assert max(baseline) > 2 * 41.427 + 15.344 > min(baseline) == pytest.approx(56.771, rel=1e-4), (
         "they share the store's link"
     )
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_takes_a_provision_policy(name: str) -> None:
-    """A user writes both in the application file; the starts then wait for the transfers that the policy orders."""
-    weights = {"weights_bytes": 10**8, "load_s": 1.0, "memory_bytes": 10**8}
-    latency_ms = {"form": "quadratic", "alpha": 0.0, "beta": 10.0, "gamma": 20.0}
-    scene = {
-        "name": "scene",
-        "slo_ms": 1000,
-        "stages": [{"name": "only", "profile": {"latency_ms": latency_ms, "max_batch": 8, "max_cores": 8, **weights}}],
-        "system": {"name": name, "provision": "cheapest_start"},
-        "cluster": {"nodes": [{"hardware": "custom", "count": 2, "cores": 16, "memory_bytes": 10**10}]},
-        "trace": {"kind": "poisson", "rate": 5},
-        "duration_s": 3,
-        "truth": {"cold_start": {"warm": False}, "network": {"topology": {"store_mbps": 1000, "node_mbps": 4000}}},
-    }
-    records = [record for _, record in records_of(World.from_scenario(load_scenario(scene)))]
-    ordered = {record.transfer for record in records if isinstance(record, Transfer)}
-    starts = [record for record in records if isinstance(record, StartReplica)]
-    assert ordered
-    assert starts[0].transfer in ordered
 
 
 def test_a_provisioned_run_replays_and_its_fold_counts_the_transfers() -> None:

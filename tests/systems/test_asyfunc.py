@@ -15,10 +15,10 @@ from sloop.runlog import MemoryLog
 from sloop.sim import World, simulate
 from sloop.sim.truth.failure import FaultRates
 from sloop.systems.replay import replay_log
+from sloop.testing.restoring import restores
 from sloop.units import s
 from sloop.vocabulary import Outcome
 from sloop.workload import trace_from
-from tests.systems.test_snapshot import check
 
 MODEL = "InceptionV3-asyfunc"
 SLO_MS = round(PUBLISHED[MODEL].latency_ms.latency_ms(8, 16), 2)
@@ -79,7 +79,7 @@ def test_adaptive_batches_miss_fewer_requests_than_fixed_ones() -> None:
 
 @pytest.mark.parametrize("system", ["asyfunc", "asyfunc-noadapt"])
 def test_a_run_with_shadows_goes_on_from_a_snapshot(system: str) -> None:
-    assert check(world(system, duration_s=40.0), 0.55)
+    assert restores(world(system, duration_s=40.0), 0.55)
 
 
 def test_a_run_with_shadows_is_replayed() -> None:

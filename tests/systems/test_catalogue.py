@@ -30,7 +30,6 @@ from sloop.policies.scale.static import Static, StaticGroup
 from sloop.policies.share import Hybrid, TakeAll
 from sloop.systems import SYSTEMS, build_system
 from sloop.systems.registry import POLICIES
-from sloop.systems.system import VERBS
 from sloop.units import ms, s
 
 PUBLISHED: dict[str, tuple[str, Any]] = {
@@ -169,19 +168,6 @@ def test_published_parameters(name: str) -> None:
     share = Hybrid() if name in ("paldia", "paldia-band", "oracle", "offline-hybrid") else TakeAll()
     expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), PROVISION.get(name, AsPlaced()), share)
     assert (system.kind, system.policies) == (kind, Policies(*expected))
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_reads_what_it_shows_and_has_a_memory_of_its_own(name: str) -> None:
-    first, second = build_system(name), build_system(name)
-    assert first.name == name
-    assert first.source
-    assert first.mixed, "say what it does on a mixed cluster"
-    for verb in VERBS:
-        assert getattr(first.policies, verb) is not getattr(second.policies, verb)
-    shown = first.slots
-    assert set(shown) == set(VERBS)
-    assert build_system(name, shown).policies == first.policies
 
 
 @pytest.mark.parametrize(

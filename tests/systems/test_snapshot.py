@@ -1,7 +1,6 @@
 """A core that is restored from a snapshot decides as the core would have that was saved."""
 
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,113 +8,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sloop.actions import Action, RequestPlan, StartReplica
+from sloop.actions import StartReplica
 from sloop.app.load import load_application
 from sloop.core import Core
 from sloop.errors import InputError
-from sloop.events import WOKE, Deployed, ReplicaCompleted, ReplicaReady
-from sloop.runlog import EVENTS, MemoryLog, Record
-from sloop.runlog.fold import DeploymentState, Kept
-from sloop.sim import World, simulate
-from sloop.sim.worlds import random_deployment, random_world
-from sloop.systems import SYSTEMS
-from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
+from sloop.events import WOKE, ReplicaCompleted, ReplicaReady
+from sloop.runlog import MemoryLog
+from sloop.sim import simulate
+from sloop.systems.setup import Setup, build, set_up
 from sloop.systems.snapshot import Snapshot, SnapshotError, restore, save, save_policies
+from sloop.testing.restoring import fresh_run, restored_run, restores, through_json
 from sloop.units import s
 from tests.sim.scene import in_parts
-
-Records = Sequence[tuple[int, Record]]
-Run = tuple[Core, DeploymentState]
-
-
-def fresh(setup: Setup) -> Run:
-    kept = Kept(seconds=11, routes=False)
-    return setup.core(), DeploymentState(setup.parts(), nodes=setup.deployment.cluster, build=build, kept=kept)
-
-
-def play(run: Run, records: Records) -> list[list[Action]]:
-    """Feed the events among these records to a core, and all records to its fold; returns the core's answers. Plans are
-    as they were recorded, and made again, so that policies remember them."""
-    core, fold = run
-    events = [(now_ns, record) for now_ns, record in records if isinstance(record, EVENTS)]
-    answers: list[list[Action]] = []
-    for place, (now_ns, event) in enumerate(events):
-        more = place + 1 < len(events) and events[place + 1][0] == now_ns
-        answers.append(core.handle(now_ns, event, more))
-        if any(isinstance(action, RequestPlan) for action in answers[-1]):
-            assert core.plan_input is not None
-            core.planner.plan(core.plan_input)
-    for now_ns, record in records:
-        fold.append(now_ns, record)
-    return answers
-
-
-def through_json(snapshot: Snapshot) -> Snapshot:
-    return msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot)
-
-
-def restored(run: Run, setup: Setup, at_ns: int, records: Iterable[tuple[int, Record]]) -> Run:
-    """The core and the fold after a snapshot has been written and read, as by another process."""
-    definitions = [definition_of(each) for each in setup.applications]
-    definitions += [record.definition for _, record in records if isinstance(record, Deployed)]
-    parts = {}
-    for each in msgspec.json.decode(msgspec.json.encode(definitions)):
-        application = application_in(each)
-        parts[application.key] = build(application.name, application.version, each)
-    core, fold = restore(through_json(save(run[0], at_ns, fold=run[1])), list(parts.values()), build)
-    assert fold is not None
-    return core, fold
-
-
-def cut_after(records: Records, at: int) -> int:
-    """The first place from here on where an instant begins."""
-    while at < len(records) and (at == 0 or records[at - 1][0] == records[at][0]):
-        at += 1
-    return at
-
-
-def check(world: World, fraction: float) -> bool:
-    """Simulate a world, save the core after a fraction of the records, and compare what both cores do afterwards. False
-    if there is nothing to compare."""
-    try:
-        setup = world.setup()
-    except InputError:  # the system cannot serve such a graph
-        return False
-    log = MemoryLog()
-    simulate(world, [log], check_first=0)
-    records = log.records
-    run, done = fresh(setup), 0
-    cut = cut_after(records, round(fraction * len(records)))
-    while True:
-        play(run, records[done:cut])
-        if run[0].plan_input is None or cut == len(records):
-            break
-        done, cut = cut, cut_after(records, cut + 1)
-    if cut == len(records):
-        return False
-    other = restored(run, setup, records[cut - 1][0], records[:cut])
-    assert play(other, records[cut:]) == play(run, records[cut:])
-    if run[0].plan_input is None:
-        one, two = [msgspec.to_builtins(through_json(save(core, 0, fold=fold))) for core, fold in (other, run)]
-        assert (one["core"][2], one["fold"]) == (two["core"][2], two["fold"]), (
-            "queues, replicas, counts are the same, too"
-        )
-    return True
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-@settings(max_examples=2, derandomize=True)
-@given(seed=st.integers(0, 10_000), fraction=st.floats(0.02, 0.95), several=st.booleans())
-def test_a_restored_core_decides_as_the_saved_one(system: str, seed: int, fraction: float, several: bool) -> None:
-    check((random_deployment if several else random_world)(seed, system), fraction)
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_every_system_is_compared_with_its_state(system: str) -> None:
-    assert any(check(random_world(seed, system), 0.5) for seed in range(20))
 
 
 def test_pipelines_are_in_a_snapshot() -> None:
@@ -125,7 +30,7 @@ def test_pipelines_are_in_a_snapshot() -> None:
     for kind in (ReplicaReady, ReplicaCompleted):  # while parts start, and while they get the other layers
         place = next(place for place, (_, each) in enumerate(log) if isinstance(each, StartReplica) and each.part)
         place = kinds.index(kind, place)
-        assert check(world, (place + 1) / len(kinds))
+        assert restores(world, (place + 1) / len(kinds))
 
 
 # What is refused
@@ -173,12 +78,12 @@ def own_system(folder: Path, state: str) -> Setup:
 
 def test_policies_of_users_are_saved_if_their_state_is_plain(tmp_path: Path) -> None:
     setup = own_system(tmp_path, "[now_ns, (1.5, None), {'a'}, float('inf'), -2**70]")
-    run = fresh(setup)
+    run = fresh_run(setup)
     for second in range(3):
         run[0].handle(s(second), WOKE)
         assert run[0].plan_input is not None
         run[0].handle(s(second), run[0].planner.plan(run[0].plan_input))
-    core, _ = restored(run, setup, s(2), [])
+    core, _ = restored_run(run, setup, s(2), [])
     scale: Any = core.planner.policies["one"].scale
     assert (scale.calls, scale.step) == (6, 2)
     assert scale.past == {s(second): [s(second), (1.5, None), {"a"}, float("inf"), -(2**70)] for second in range(3)}
@@ -204,11 +109,11 @@ def test_what_cannot_be_saved_is_refused_with_its_path(tmp_path: Path, state: st
 
 def test_objects_of_classes_beside_a_policy_are_saved(tmp_path: Path) -> None:
     setup = own_system(tmp_path, "[Own, Own()]")
-    run = fresh(setup)
+    run = fresh_run(setup)
     run[0].handle(0, WOKE)
     assert run[0].plan_input is not None
     run[0].handle(0, run[0].planner.plan(run[0].plan_input))
-    core, _ = restored(run, setup, 0, [])
+    core, _ = restored_run(run, setup, 0, [])
     scale: Any = core.planner.policies["one"].scale
     kind, made = scale.past[0]
     assert kind is sys.modules[type(scale).__module__].Own

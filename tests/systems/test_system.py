@@ -105,21 +105,6 @@ def test_a_file_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> N
         load_application(tmp_path / "app.yaml")
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_every_parameter_that_is_listed_can_be_written_with_its_default(name: str) -> None:
-    system = SYSTEMS[name]
-    declared: dict[str, Any] = {}
-    for each in parameters_of(system):
-        verb, dot, key = each.key.partition(".")
-        (declared.setdefault(verb, {}) if dot else declared)[key or verb] = each.default
-    assert build_system(name, declared).slots == system.slots
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_it_is_said_what_each_parameter_means(name: str) -> None:
-    assert [each.key for each in parameters_of(SYSTEMS[name]) if not each.meaning] == []
-
-
 def test_parameters_say_what_they_mean_as_users_write_them() -> None:
     found = {each.key: each for each in parameters_of(SYSTEMS["mixed"])}
     calm = found["calm_ms"]

@@ -21,10 +21,10 @@ from sloop.policies.scale.biscale import (
 )
 from sloop.profile.profile import Amdahl, Profile
 from sloop.solvers.biscale import StageReplicas, replicas_carry, small_first, total_units, with_small
+from sloop.testing.views import by_kind, make_belief
 from sloop.units import ms, s
 from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, Slot, StagePlan
 from sloop_systems.biscale.experiments.runs import VIDEO
-from tests.policies.conftest import by_kind, make_belief
 
 HALVING = Amdahl(100, 0, 0, 0)
 LIMITS = SizeLimits(1.0, 8, 16, "with_queue", 1.0, "")

@@ -21,9 +21,9 @@ from sloop.profile.estimate import Estimate
 from sloop.profile.interference import IgniterLaw
 from sloop.profile.profile import Profile, Quadratic
 from sloop.profile.published import PUBLISHED
+from sloop.testing.views import make_belief, make_stage, make_view
 from sloop.units import s
 from sloop.vocabulary import Node, NodeState, Path, Plan, ReplicaId
-from tests.policies.conftest import make_belief, make_stage, make_view
 
 VISION = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
 BATCHES = (4, 8, 16, 32, 64, 128)

@@ -16,9 +16,9 @@ from sloop.policies.scale.mixed import Mixed, ReplicaSize
 from sloop.profile.estimate import Estimate
 from sloop.profile.interference import BandwidthLaw
 from sloop.profile.profile import Amdahl, DeviceSharing, LatencyTable, Profile, Quadratic
+from sloop.testing.views import make_belief, make_node, make_stage, make_view
 from sloop.units import ms, s
 from sloop.vocabulary import NodeState, Path, Plan, ReplicaId
-from tests.policies.conftest import make_belief, make_node, make_stage, make_view
 
 CPU = Profile(latency_ms=LatencyTable({1: {8: 40}, 2: {8: 60}, 4: {8: 100}, 8: {8: 180}}), max_batch=8, max_cores=8)
 """At most 44 requests/s in 180 ms."""

@@ -23,9 +23,9 @@ from sloop.profile.published import YOLOV5S_S
 from sloop.solvers import paldia as solver
 from sloop.solvers.paldia import DeviceModel
 from sloop.systems.registry import build
+from sloop.testing.views import make_belief, make_stage, make_view, make_visit
 from sloop.units import s
 from sloop.vocabulary import Group, Life, NodeState, ReplicaId, ReplicaSpec, Slot
-from tests.policies.conftest import make_belief, make_stage, make_view, make_visit
 
 EC2 = ("m4.xlarge", "c6i.2xlarge", "c6i.4xlarge", "g3s.xlarge", "p2.xlarge", "p3.2xlarge")
 M60, K80, V100 = EC2[3:]

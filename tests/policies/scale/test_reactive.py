@@ -16,9 +16,9 @@ from sloop.policies.scale.kubernetes import Hpa
 from sloop.policies.scale.reactive import AtollRate, ReactiveScale, SageMaker, TorchServe
 from sloop.profile.profile import Profile, Quadratic
 from sloop.systems import build_system
+from sloop.testing.views import make_arrivals, make_belief, make_replica, make_stage, make_view
 from sloop.units import NS_PER_S, interpolated_quantile, ms, s
 from sloop.vocabulary import Life
-from tests.policies.conftest import make_arrivals, make_belief, make_replica, make_stage, make_view
 
 T5 = make_belief(Profile(latency_ms=Quadratic(0.0, 140.6, 0.0), max_batch=1, max_cores=1))
 BELIEFS = {("v", "local"): T5}

@@ -12,9 +12,9 @@ from sloop.errors import InputError
 from sloop.policies.scale.sponge import Sponge
 from sloop.profile.estimate import Estimate
 from sloop.profile.published import YOLOV5S_S
+from sloop.testing.views import make_stage, make_view
 from sloop.units import ms, s
 from sloop.vocabulary import Plan, Slot, StagePlan, Visit
-from tests.policies.conftest import make_stage, make_view
 
 Stage = Callable[..., StageView]
 View = Callable[..., ClusterView]

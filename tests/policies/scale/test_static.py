@@ -17,8 +17,8 @@ from sloop.profile.profile import Profile, Quadratic
 from sloop.systems.planning import explain_plan
 from sloop.systems.registry import build
 from sloop.systems.setup import set_up
+from sloop.testing.views import make_belief, make_node, make_stage, make_view
 from sloop.vocabulary import Group, ReplicaSpec, Slot, StagePlan
-from tests.policies.conftest import make_belief, make_node, make_stage, make_view
 
 
 def on(hardware: str, cores: float, stage: str = "stage", variant: str = "v") -> ReplicaSpec:

@@ -15,6 +15,7 @@ from sloop.profile.profile import Profile, Quadratic
 from sloop.solvers import budget
 from sloop.solvers.budget import IndexedPath
 from sloop.systems.registry import POLICIES, build
+from sloop.testing.views import make_belief, make_stage, make_view
 from sloop.units import ms, s
 from sloop.vocabulary import Group, Path, Plan, ReplicaSpec, Slot, StagePlan
 from sloop_systems.fa2 import policy, solver
@@ -29,7 +30,6 @@ from sloop_systems.fa2.policy import (
     equal_replicas_problem,
 )
 from sloop_systems.fa2.solver import Fa2Choice, Fa2Solution
-from tests.policies.conftest import make_belief, make_stage, make_view
 
 
 def published(

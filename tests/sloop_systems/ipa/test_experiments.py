@@ -9,6 +9,7 @@ from sloop.actions import Decided
 from sloop.core.views import Traffic
 from sloop.policies.forecast import MovingMax, OracleForecast
 from sloop.report.svg import svg
+from sloop.testing.views import make_arrivals
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 from sloop_systems.comparison.harness import Results
@@ -30,7 +31,6 @@ from sloop_systems.ipa.experiments.runs import (
     scale_of,
     world_of,
 )
-from tests.policies.conftest import make_arrivals
 
 TRIAL = IpaTrial(pipeline="video", workload="steady_low")
 BOTH: tuple[Workload, ...] = ("bursty", "steady_high")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.lstm_training import untrained
 from sloop.errors import InputError
+from sloop.testing.views import make_arrivals
 from sloop.units import ms
 from sloop_systems.ipa.lstm import SHIPPED, Lstm, LstmNetwork, decoded, outputs, peaks_of
-from tests.policies.conftest import make_arrivals
 
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 12))

@@ -13,13 +13,13 @@ from sloop.policies import targets
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile, Quadratic
 from sloop.solvers.budget import IndexedPath
+from sloop.testing.views import make_belief, make_node, make_stage, make_view, named
 from sloop.units import ms, s
 from sloop.vocabulary import Path, Plan
 from sloop_systems.ipa import label_setting
 from sloop_systems.ipa import milp as ipa_milp
 from sloop_systems.ipa.policy import Ipa, IpaProblem, IpaStageTerms, VariantsByStage, ipa_stage, variants_by_stage
 from sloop_systems.ipa.solver import Candidate, IpaGoal, IpaStage
-from tests.policies.conftest import make_belief, make_node, make_stage, make_view, named
 
 DETECTION = {"n": (45.7, 57.3, 22.7), "s": (56.8, 160.0, 40.0), "m": (64.1, 186.7, 160.3)}
 CLASSIFICATION = {"R18": (69.75, 44.3, 28.7), "R34": (73.31, 78.0, 32.0), "R50": (76.13, 99.6, 36.4)}

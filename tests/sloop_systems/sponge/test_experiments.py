@@ -12,6 +12,7 @@ from sloop.errors import InputError
 from sloop.policies.scale.sponge import Sponge
 from sloop.profile.published import YOLOV5S_S
 from sloop.report.svg import svg
+from sloop.testing.views import make_stage, make_view
 from sloop.units import s
 from sloop.vocabulary import Node, Plan
 from sloop_systems.comparison import reproduce
@@ -34,7 +35,6 @@ from sloop_systems.sponge.experiments.runs import (
     wanted,
     world_of,
 )
-from tests.policies.conftest import make_stage, make_view
 
 KEYS = {"experiment", "metric", "unit", "paper", "ours", "low", "high", "verdict", "note"}
 

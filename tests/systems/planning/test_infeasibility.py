@@ -79,7 +79,7 @@ def test_a_cluster_too_small_for_the_rate() -> None:
     )
 
 
-@pytest.mark.parametrize("system", ["static", "fa2", "ipa", "biscale", "inferline", "grandslam", "ds2"])
+@pytest.mark.parametrize("system", ["static", "hpa", "kpa", "vertical-only", "mixed"])
 def test_no_system_promises_what_cannot_be(system: str) -> None:
     impossible = explain_plan(setup(*TWO, slo_ms=25, system=system), 5)
     assert not impossible.feasible

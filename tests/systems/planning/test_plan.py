@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from sloop.app.application import SystemChoice
 from sloop.app.load import load_application
 from sloop.core.monitor import BUCKETS_KEPT, Monitor
 from sloop.solvers import sponge as solver
-from sloop.systems import SYSTEMS
 from sloop.systems.planning import PlanReport, explain_plan
 from sloop.systems.planning.steady import BEYOND, REPLICAS_MAX, Occupation, SteadyBuckets, steady_plans
 from sloop.systems.setup import set_up
@@ -150,30 +148,6 @@ def test_batches_grow_to_what_the_rate_needs() -> None:
     )
     found = explain_plan(set_up(application), 200.0)
     assert found.stages[0].predicted_ms == pytest.approx(12 + 10)  # three per batch; two more arrive in 10 ms
-
-
-TO_AND_FRO = ("torchserve", "kpa")
-"""Both ask for fewer replicas as soon as no request waits, down to too few for the rate."""
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_settles_on_a_plan(name: str) -> None:
-    """Or, for the two that keep none at a steady rate, says between which it goes to and fro."""
-    application = load_application(
-        {
-            "name": "one",
-            "slo_ms": 1000,
-            "stages": [{"name": "a", "profile": "ResNet-T"}],
-            "cluster": {"nodes": [{"hardware": "c5.4xlarge", "count": 4}]},
-        }
-    )
-    told = {each: {"cores": 8} for each in ("static", "early-drop")} | {"vertical-only": {"replicas": 2}}
-    choice = SystemChoice(name, told.get(name, {}))
-    busy, idle = explain_plan(set_up(application, choice), 60.0), explain_plan(set_up(application, choice), 0.0)
-    assert busy.feasible, busy.why
-    assert busy.cores >= idle.cores
-    assert busy.predicted_ms < 1000
-    assert any("keeps no plan at this rate" in note for note in busy.notes) == (name in TO_AND_FRO)
 
 
 def test_a_policy_that_keeps_no_plan_shows_its_largest() -> None:
