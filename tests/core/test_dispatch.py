@@ -97,7 +97,7 @@ def test_a_policy_that_never_drops_is_asked_ever_more_seldom() -> None:
 
 
 def test_a_batch_that_waits_starts_when_its_time_is_up() -> None:
-    scene = warm(batch=Timeout(size=4, wait_ns=ms(10)))
+    scene = warm(batch=Timeout(wait_ns=ms(10)))
     assert scene.act(3, request(1, at_ms=3)) == []
     assert scene.core.wake_ns == ms(13)
     assert scene.act(13, WOKE) == [StartBatch(B0, R0, "only", (RequestId(1),))]
@@ -227,7 +227,7 @@ def test_drop_policies_are_shown_the_time_in_full_batches() -> None:
 
 
 def test_batch_policies_that_wait_leave_time_for_later_stages() -> None:
-    scene = on(CHAIN, batch=Full(forever=False, patience=1e9))
+    scene = on(CHAIN, batch=Full(patience=1e9))
     scene.application.stages["a"].limits.wait_ns = 1
     assert scene.act(0, request(1, slo_ms=100)) == []
     assert scene.core.wake_ns == ms(100 - 14 - 22), "a batch of four here, and two of one"

@@ -36,7 +36,6 @@ def test_admits_what_can_make_it_and_names_the_excess(visit: Callable[..., Visit
     request = visit(deadline_ms=100).request
     assert PredictiveAdmit().retry_after_ns(ms(20), request, 5, ms(80)) == 0
     assert PredictiveAdmit().retry_after_ns(ms(20), request, 5, ms(95)) == ms(15)
-    assert PredictiveAdmit(reserve_ns=ms(10)).retry_after_ns(ms(20), request, 5, ms(80)) == ms(10)
 
 
 def test_trusts_the_believed_drain_time_as_far_as_it_is_told(visit: Callable[..., Visit]) -> None:
@@ -48,9 +47,4 @@ def test_trusts_the_believed_drain_time_as_far_as_it_is_told(visit: Callable[...
 
 
 def test_an_empty_queue_admits_everything(visit: Callable[..., Visit]) -> None:
-    assert PredictiveAdmit(reserve_ns=ms(500)).retry_after_ns(0, visit(deadline_ms=1).request, 0, 0) == 0
-
-
-def test_refuses_a_negative_reserve() -> None:
-    with pytest.raises(InputError, match="reserve_ms"):
-        PredictiveAdmit(reserve_ns=-1)
+    assert PredictiveAdmit().retry_after_ns(0, visit(deadline_ms=1).request, 0, 0) == 0

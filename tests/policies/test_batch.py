@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from sloop.core.protocols import Take
 from sloop.errors import InputError
 from sloop.policies.batch import LOOKAHEAD_BATCHES, Deadline, Full, Slack, Timeout, WorkConserving
-from sloop.units import FOREVER_NS, ms
+from sloop.units import ms
 from sloop.vocabulary import Request, RequestId, Visit
 
 
@@ -32,37 +31,24 @@ COSTS_NS = range(17)
 
 def test_a_full_batch_starts_at_once(visit: Callable[..., Visit]) -> None:
     queue = [visit(number) for number in range(9)]
-    assert Timeout(size=4).decide(0, queue, 16, COSTS_NS) == Take(count=4)
     assert Timeout().decide(0, queue, 8, COSTS_NS) == Take(count=8)
-    assert Timeout(size=12).decide(0, queue, 8, COSTS_NS) == Take(count=8)
 
 
 def test_the_wait_counts_from_the_oldest_arrival_wherever_it_stands(visit: Callable[..., Visit]) -> None:
     queue = [visit(1, arrived_ms=7, deadline_ms=50), visit(2, arrived_ms=2, deadline_ms=900)]
-    policy = Timeout(size=4, wait_ns=ms(10))
+    policy = Timeout(wait_ns=ms(10))
     assert policy.decide(ms(8), queue, 16, COSTS_NS) == Take(count=0, wait_until_ns=ms(12))
     assert policy.decide(ms(12), queue, 16, COSTS_NS) == Take(count=2)
 
 
-def test_without_a_timer_only_an_arrival_looks_at_the_time(visit: Callable[..., Visit]) -> None:
-    policy = Timeout(size=4, wait_ns=ms(10), timer=False)
-    queue = [visit(1, arrived_ms=2), visit(2, arrived_ms=7)]
-    assert policy.decide(ms(7), queue, 16, COSTS_NS).count == 0
-    assert policy.decide(ms(13), queue, 16, COSTS_NS) == Take(count=0, wait_until_ns=ms(102))
-    queue.append(visit(3, arrived_ms=40))
-    assert policy.decide(ms(40), queue, 16, COSTS_NS) == Take(count=3), "the one that looks leaves with the others"
-    assert policy.decide(ms(102), queue[:2], 16, COSTS_NS) == Take(count=2), "no other came"
-
-
-@pytest.mark.parametrize("timer", [True, False])
-def test_sizes_of_batches_follow_poisson_s_law(visit: Callable[..., Visit], timer: bool) -> None:
-    """min(b, 1 + Poisson(λW)) with a timer; min(b, 2 + Poisson(λW)) without, as the one that looks leaves with them."""
+def test_sizes_of_batches_follow_poisson_s_law(visit: Callable[..., Visit]) -> None:
+    """min(b, 1 + Poisson(λW))."""
     random, wait_ms, rate, limit = Random(7), 10.0, 0.3, 6
-    policy = Timeout(wait_ns=ms(wait_ms), timer=timer)
+    policy = Timeout(wait_ns=ms(wait_ms))
     arrivals = list(accumulate(random.expovariate(rate) for _ in range(20_000)))
     sizes, queue = Counter[int](), list[Visit]()
     for number, at_ms in enumerate(arrivals):
-        if timer and queue and policy.decide(ms(at_ms), queue, limit, COSTS_NS).count:  # its time was up before
+        if queue and policy.decide(ms(at_ms), queue, limit, COSTS_NS).count:  # its time was up before
             sizes[len(queue)] += 1
             queue = []
         queue.append(visit(number, arrived_ms=at_ms))
@@ -70,17 +56,15 @@ def test_sizes_of_batches_follow_poisson_s_law(visit: Callable[..., Visit], time
             sizes[len(queue)] += 1
             queue = []
     mean, total = wait_ms * rate, sum(sizes.values())
-    least = 1 if timer else 2
-    expected = {k + least: math.exp(-mean) * mean**k / math.factorial(k) for k in range(limit - least)}
+    expected = {k + 1: math.exp(-mean) * mean**k / math.factorial(k) for k in range(limit - 1)}
     expected[limit] = 1 - sum(expected.values())
     assert {size: sizes[size] / total for size in expected} == pytest.approx(expected, abs=0.02)
     assert set(sizes) <= set(expected)
 
 
-@pytest.mark.parametrize("parameters", [{"size": -1}, {"wait_ns": -1}])
-def test_refuses_negative_parameters(parameters: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="must be a"):
-        Timeout(**parameters)
+def test_refuses_a_negative_wait() -> None:
+    with pytest.raises(InputError, match="wait_ms must be a time of at least 0 ms, not -1 ms"):
+        Timeout(wait_ns=ms(-1))
 
 
 # full
@@ -93,7 +77,6 @@ MakeVisit = Callable[..., Visit]
 def test_a_full_batch_goes_at_once(visit: MakeVisit) -> None:
     queue = [visit(number) for number in range(6)]
     assert Full().decide(0, queue, 4, FULL_COSTS_NS, ms(50)) == Take(4)
-    assert Full(forever=True).decide(0, queue, 4, FULL_COSTS_NS, ms(50)) == Take(4)
 
 
 def test_it_waits_as_long_as_the_plan_counts_on_times_its_patience(visit: MakeVisit) -> None:
@@ -125,11 +108,6 @@ def test_full_does_not_wait_without_a_planned_wait(visit: MakeVisit) -> None:
     assert Full().decide(ms(1), [visit()], 4, FULL_COSTS_NS) == Take(1)
 
 
-def test_full_may_wait_forever(visit: MakeVisit) -> None:
-    take = Full(forever=True).decide(ms(5_000), [visit(deadline_ms=10)], 4, FULL_COSTS_NS, ms(50))
-    assert take == Take(0, wait_until_ns=FOREVER_NS)
-
-
 def test_refuses_what_cannot_be() -> None:
     with pytest.raises(InputError, match="patience must be a number of at least 0, not -1"):
         Full(patience=-1)
@@ -146,7 +124,6 @@ def test_waits_until_a_full_batch_would_just_make_it(visit: Callable[..., Visit]
     start_by_ns = ms(100 - 18 - 20)
     assert Slack().decide(0, queue, 8, SLACK_COSTS_NS) == Take(count=0, wait_until_ns=start_by_ns)
     assert Slack().decide(start_by_ns, queue, 8, SLACK_COSTS_NS) == Take(count=2)
-    assert Slack(guard_ns=0).decide(start_by_ns, queue, 8, SLACK_COSTS_NS) == Take(count=0, wait_until_ns=ms(82))
 
 
 def test_slack_leaves_time_for_the_remaining_stages(visit: Callable[..., Visit]) -> None:
@@ -156,11 +133,6 @@ def test_slack_leaves_time_for_the_remaining_stages(visit: Callable[..., Visit])
 
 def test_slack_starts_a_full_batch_at_once(visit: Callable[..., Visit]) -> None:
     assert Slack().decide(0, [visit(number) for number in range(9)], 8, SLACK_COSTS_NS) == Take(count=8)
-
-
-def test_refuses_a_negative_guard() -> None:
-    with pytest.raises(InputError, match="guard_ms must be a time of at least 0 ms, not -1 ms"):
-        Slack(guard_ns=ms(-1))
 
 
 # deadline
@@ -185,8 +157,6 @@ def test_the_batch_is_as_large_as_the_head_affords() -> None:
 
 def test_the_remaining_stages_take_their_part_of_the_slack() -> None:
     assert Deadline().decide(0, queue_of(24, *[500] * 5), 32, DEADLINE_COSTS_NS, 0, ms(10)) == Take(count=4)
-    waiting = Deadline(wait_ns=ms(100)).decide(0, queue_of(60), 32, DEADLINE_COSTS_NS, 0, ms(10))
-    assert waiting == Take(count=0, wait_until_ns=ms(60 - 10 - 12))
 
 
 def test_a_head_that_costs_nobody_else_anything_is_served() -> None:
@@ -202,14 +172,6 @@ def test_a_queue_without_hope_is_dropped_as_far_as_it_looks() -> None:
     assert Deadline().decide(ms(100), queue_of(20, 30, 110), 32, DEADLINE_COSTS_NS) == Take(count=0, skip=3)
     many = Deadline().decide(ms(100), queue_of(*[20] * 500), 8, DEADLINE_COSTS_NS)
     assert many == Take(count=0, skip=8 * LOOKAHEAD_BATCHES)
-
-
-def test_waits_for_company_only_as_long_as_the_head_can_afford() -> None:
-    only = queue_of(15)
-    assert Deadline(wait_ns=ms(50)).decide(0, only, 8, DEADLINE_COSTS_NS) == Take(count=0, wait_until_ns=ms(15 - 12))
-    assert Deadline(wait_ns=ms(50)).decide(ms(3), only, 8, DEADLINE_COSTS_NS) == Take(count=1)
-    assert Deadline(wait_ns=ms(2)).decide(0, only, 8, DEADLINE_COSTS_NS) == Take(count=0, wait_until_ns=ms(2))
-    assert Deadline(wait_ns=ms(50)).decide(0, queue_of(*[900] * 8), 8, DEADLINE_COSTS_NS) == Take(count=8)
 
 
 @settings(max_examples=50)
@@ -238,8 +200,3 @@ def test_work_is_bounded_on_long_queues(visit: Callable[..., Visit]) -> None:
     queue = Counted(visit(number, deadline_ms=11 + number / 1000) for number in range(100_000))
     Deadline().decide(0, queue, 32, DEADLINE_COSTS_NS)
     assert Counted.reads <= 32 * LOOKAHEAD_BATCHES + 1
-
-
-def test_refuses_a_negative_wait() -> None:
-    with pytest.raises(InputError, match="wait_ms"):
-        Deadline(wait_ns=-ms(1))

@@ -44,7 +44,6 @@ def test_finishing_at_the_deadline_is_in_time(visit: Callable[..., Visit]) -> No
     waiting = visit(deadline_ms=100)
     assert not PredictiveDrop().is_hopeless(ms(60), waiting, ms(40))
     assert PredictiveDrop().is_hopeless(ms(60) + 1, waiting, ms(40))
-    assert not PredictiveDrop(trust=0.5).is_hopeless(ms(80), waiting, ms(40))
 
 
 def test_the_way_ahead_alone_or_in_full_batches(visit: Callable[..., Visit]) -> None:
@@ -52,8 +51,3 @@ def test_the_way_ahead_alone_or_in_full_batches(visit: Callable[..., Visit]) -> 
     assert not PredictiveDrop().is_hopeless(ms(50), waiting, ms(40), ms(60))
     assert PredictiveDrop(batch="full").is_hopeless(ms(50), waiting, ms(40), ms(60))
     assert not PredictiveDrop(batch="full").is_hopeless(ms(40), waiting, ms(40), ms(60))
-
-
-def test_refuses_negative_trust() -> None:
-    with pytest.raises(InputError, match="trust"):
-        PredictiveDrop(trust=-0.1)

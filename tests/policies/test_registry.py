@@ -7,7 +7,7 @@ import pytest
 
 from sloop.errors import InputError
 from sloop.options import adjust
-from sloop.policies.batch import Slack, Timeout
+from sloop.policies.batch import Full, Slack, Timeout
 from sloop.policies.drop import Age
 from sloop.policies.route import SmoothWeighted
 from sloop.policies.scale.static import Static
@@ -17,9 +17,9 @@ from sloop.vocabulary import ReplicaId
 
 
 def test_durations_are_written_in_ms_or_s() -> None:
-    assert build("batch", "timeout", {"size": 4, "wait_ms": 2.5}) == Timeout(size=4, wait_ns=ms(2.5))
+    assert build("batch", "timeout", {"wait_ms": 2.5}) == Timeout(wait_ns=ms(2.5))
     assert build("batch", "timeout", {"wait_s": 2}) == Timeout(wait_ns=s(2))
-    assert build("batch", "slack", {"guard_ms": 5}) == Slack(guard_ns=ms(5))
+    assert build("batch", "slack") == Slack()
 
 
 def test_nested_values_are_checked_too() -> None:
@@ -37,14 +37,14 @@ def test_nested_values_are_checked_too() -> None:
     [
         ("bach", "slack", {}, "unknown verb 'bach'\nhelp: did you mean 'batch'?"),
         ("batch", "slak", {}, "unknown batch policy 'slak'\nhelp: did you mean 'slack'?"),
-        ("batch", "slack", {"gard_ms": 1}, "gard_ms: unknown key 'gard_ms'\nhelp: did you mean 'guard_ms'?"),
-        ("batch", "slack", {"guard_ns": 1}, "guard_ns: unknown key 'guard_ns'\nhelp: did you mean 'guard_ms'?"),
-        ("batch", "slack", {"guard_ms": "5ms"}, "guard_ms: must be a number of at least 0, not '5ms'"),
-        ("batch", "slack", {"guard_ms": float("inf")}, "guard_ms: must be a number of at least 0, not inf"),
+        ("batch", "timeout", {"wat_ms": 1}, "wat_ms: unknown key 'wat_ms'\nhelp: did you mean 'wait_ms'?"),
+        ("batch", "timeout", {"wait_ns": 1}, "wait_ns: unknown key 'wait_ns'\nhelp: did you mean 'wait_ms'?"),
+        ("batch", "timeout", {"wait_ms": "5ms"}, "wait_ms: must be a number of at least 0, not '5ms'"),
+        ("batch", "timeout", {"wait_ms": float("inf")}, "wait_ms: must be a number of at least 0, not inf"),
         ("scale", "hpa", {"replicas_max": 10**400}, "replicas_max: must be a whole number, not a huge number"),
-        ("batch", "timeout", {"size": 2.5}, "size: must be a whole number, not 2.5"),
-        ("batch", "timeout", {"size": True}, "size: must be a whole number, not true"),
-        ("batch", "timeout", {"size": -1}, "size: must be a number of at least 0, not -1"),
+        ("admit", "bounded", {"queue_max": 2.5}, "queue_max: must be a whole number, not 2.5"),
+        ("admit", "bounded", {"queue_max": True}, "queue_max: must be a whole number, not true"),
+        ("admit", "bounded", {"queue_max": 0}, "queue_max: must be a number of at least 1, not 0"),
         ("drop", "age", {"limit": -1}, "limit: must be a number above 0, not -1"),
         ("drop", "never", {"x": 1}, "x: unknown key 'x'\nhelp: known here: none"),
     ],
@@ -56,7 +56,8 @@ def test_mistakes_are_named_with_the_fix(verb: str, name: str, parameters: Mappi
 
 
 def test_a_copy_starts_with_an_empty_memory() -> None:
-    assert adjust(Timeout(size=4), {"wait_ms": 1}) == Timeout(size=4, wait_ns=ms(1))
+    assert adjust(Full(patience=4), {}) == Full(patience=4)
+    assert adjust(Timeout(wait_ns=5), {"wait_ms": 1}) == Timeout(wait_ns=ms(1))
     with pytest.raises(InputError, match=r"limit: must be a number above 0, not 0"):
         adjust(Age(), {"limit": 0})
     used = SmoothWeighted()

@@ -16,7 +16,7 @@ from sloop.systems import SYSTEMS, build_system
 from sloop.systems.registry import POLICIES
 from sloop.systems.setup import set_up
 from sloop.systems.system import VERBS, is_system_file, parameters_of, system_in_file
-from sloop.units import ms, s
+from sloop.units import ms
 
 
 def test_verbs_are_those_of_the_registry() -> None:
@@ -24,9 +24,9 @@ def test_verbs_are_those_of_the_registry() -> None:
 
 
 def test_parameters_are_the_scale_policy_s_and_verbs_replace_policies() -> None:
-    declared = {"replicas": 2, "period_s": 5, "batch": {"name": "timeout", "wait_ms": 5}, "drop": "predictive"}
+    declared = {"replicas": 2, "cores": 5, "batch": {"name": "timeout", "wait_ms": 5}, "drop": "predictive"}
     policies = build_system("static", declared).policies
-    assert policies.scale == Static(replicas=2, period_ns=s(5))
+    assert policies.scale == Static(replicas=2, cores=5)
     assert policies.batch == Timeout(wait_ns=ms(5))
     assert policies.drop == PredictiveDrop()
 

@@ -40,24 +40,20 @@ class Bounded:
 class PredictiveAdmit:
     """Refuse a request that would be late because of the queue.
 
-    Refuses if now + `trust` × drain time + `reserve_ns` > deadline; the reserve is for the request's own service and
-    transport. A client that is refused at once can go elsewhere; one whose request is dropped in the queue has lost its
-    whole budget. `trust` below 1 admits more requests, because the believed drain time is a sum of P99s, which a queue
-    rarely takes. Fails if the drain time is wrong, and is too strict for urgent requests under EDF, which overtake the
-    queue.
+    Refuses if now + `trust` × drain time > deadline. A client that is refused at once can go elsewhere; one whose
+    request is dropped in the queue has lost its whole budget. `trust` below 1 admits more requests, because the
+    believed drain time is a sum of P99s, which a queue rarely takes. Fails if the drain time is wrong, and is too
+    strict for urgent requests under EDF, which overtake the queue.
     """
 
-    reserve_ns: int = 0
-    """For the request's own service and transport."""
     trust: float = 1.0
     """Factor of the believed drain time; below 1 more requests are admitted."""
 
     def __post_init__(self) -> None:
-        check_range("reserve_ns", self.reserve_ns, least=0)
         check_range("trust", self.trust, above=0)
 
     def retry_after_ns(self, now_ns: int, request: Request, queued: int, drain_ns: int) -> int:
         """The expected lateness in ns: after this time the queue is short enough for a request with the same budget."""
         if queued == 0:
             return 0
-        return max(0, now_ns + round(self.trust * drain_ns) + self.reserve_ns - request.deadline_ns)
+        return max(0, now_ns + round(self.trust * drain_ns) - request.deadline_ns)

@@ -6,7 +6,7 @@ Each class is one policy; none uses another. `core.protocols.Batch` describes th
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from sloop.core.protocols import Take
 from sloop.options import check_range
@@ -35,28 +35,22 @@ class WorkConserving:
         return Take(count if count < limit else limit)
 
 
-LAST_WAITS = 10
-"""How many times the waiting time of `Timeout` a batch waits at most if there is no timer and no visit arrives."""
+GUARD_NS: Final = ms(20)
+"""What `Slack` leaves for transport and for the error of the believed cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
     """Wait for a full batch, at most `wait_ns` after the oldest arrival.
 
-    The dynamic batching of Triton and most serving systems, and of Sponge's public artefact. A full batch has `size`
-    visits; 0 means the plan's batch. Under EDF the oldest arrival may not be at the head of the queue. Fails at low
-    rates: every batch waits the whole time for visits that do not arrive.
+    The dynamic batching of Triton and most serving systems, and of Sponge's public artefact. Under EDF the oldest
+    arrival may not be at the head of the queue. Fails at low rates: every batch waits the whole time for visits that do
+    not arrive.
     """
 
-    size: int = 0
     wait_ns: int = s(1)
-    timer: bool = True
-    """Without one, the waiting time is looked at only when a visit arrives, which then joins the batch: the router of
-    the colocation thesis (Elvinger, ETH Zurich 2024, section 4.3.1). If none comes any more, the batch starts after
-    ten times the waiting time; there, at the end of the run."""
 
     def __post_init__(self) -> None:
-        check_range("size", self.size, least=0)
         check_range("wait_ns", self.wait_ns, least=0)
 
     def decide(
@@ -68,13 +62,9 @@ class Timeout:
         wait_ns: int = 0,
         remaining_ns: int = 0,
     ) -> Take:
-        size = min(self.size or limit, limit)
-        if len(queue) >= size:
-            return Take(count=size)
-        first_ns = min(visit.arrived_ns for visit in queue)
-        start_by_ns = first_ns + self.wait_ns
-        if not self.timer and max(visit.arrived_ns for visit in queue) < now_ns:
-            start_by_ns = max(first_ns + LAST_WAITS * self.wait_ns, first_ns + 1)
+        if len(queue) >= limit:
+            return Take(count=limit)
+        start_by_ns = min(visit.arrived_ns for visit in queue) + self.wait_ns
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
 
 
@@ -83,15 +73,13 @@ class Full:
     """Wait for a full batch: at most `patience` times the plan's waiting time, and within the tightest deadline.
 
     FA2, IPA, Biscale and their baselines assume this: their plans count on full batches and on the time to fill one.
-    The publications wait without limit (`forever`), so when a stream stops, its last requests are never served. The
-    time counts from the oldest arrival at the stage; a plan without a waiting time does not wait. Fails if the arrival
-    rate falls below the planned rate: every batch then waits the whole time and still is not full.
+    The publications wait without limit, so that the last requests of a stream are never served; here the time counts
+    from the oldest arrival at the stage; a plan without a waiting time does not wait. Fails if the arrival rate falls
+    below the planned rate: every batch then waits the whole time and still is not full.
     """
 
     patience: float = 2.0
     """A batch waits at most this many times the plan's waiting time."""
-    forever: bool = False
-    """Whether a batch waits until it is full, as published: the last requests of a stream are then never served."""
 
     def __post_init__(self) -> None:
         check_range("patience", self.patience, least=0)
@@ -107,8 +95,6 @@ class Full:
     ) -> Take:
         if len(queue) >= limit:
             return Take(count=limit)
-        if self.forever:
-            return Take(count=0)
         latest_ns = min(visit.deadline_ns for visit in queue) - remaining_ns - costs_ns[limit]
         patient_ns = min(visit.arrived_ns for visit in queue) + round(self.patience * wait_ns)
         start_by_ns = min(patient_ns, latest_ns)
@@ -119,14 +105,9 @@ class Full:
 class Slack:
     """Wait for a full batch only while the tightest deadline can afford one.
 
-    Starts when slack ≤ cost of a full batch + `guard_ns`, which covers transport and the error of the believed cost.
-    Fails if the believed cost is too low by more than the guard: then every batch starts too late.
+    Starts when slack ≤ cost of a full batch + 20 ms, which cover transport and the error of the believed cost. Fails if
+    the believed cost is too low by more than that: then every batch starts too late.
     """
-
-    guard_ns: int = ms(20)
-
-    def __post_init__(self) -> None:
-        check_range("guard_ns", self.guard_ns, least=0)
 
     def decide(
         self,
@@ -140,7 +121,7 @@ class Slack:
         if len(queue) >= limit:
             return Take(count=limit)
         earliest_ns = min(visit.deadline_ns for visit in queue)
-        start_by_ns = earliest_ns - remaining_ns - costs_ns[limit] - self.guard_ns
+        start_by_ns = earliest_ns - remaining_ns - costs_ns[limit] - GUARD_NS
         return Take(count=len(queue)) if now_ns >= start_by_ns else Take(count=0, wait_until_ns=start_by_ns)
 
 
@@ -201,17 +182,11 @@ class Deadline:
 
     The slack of the first visit bounds the batch. Under overload that slack is always small, so every batch is small
     and throughput falls below that of FIFO. Nexus' early drop therefore drops a few visits for a large batch; this
-    policy does so only if a dry run over the visible queue then serves more requests. (Four replicas of 8 + b ms at
-    70 % load, budgets of 25, 50 and 200 ms: 94 % in time, against 82 % with the largest batch always and 79 %
-    work-conserving.) A batch that could still grow waits up to `wait_ns`, if its first visit has the slack. Needs the
-    `edf` order. Fails if the believed cost is too high: it drops visits that could be served.
+    policy does so only if a dry run over the visible queue then serves more requests. (Four replicas of 8 + b ms at 70
+    % load, budgets of 25, 50 and 200 ms: 94 % in time, against 82 % with the largest batch always and 79 %
+    work-conserving.) Needs the `edf` order. Fails if the believed cost is too high: it drops visits that could be
+    served.
     """
-
-    wait_ns: int = 0
-    """How long a batch that could still grow waits, if its first visit has the time."""
-
-    def __post_init__(self) -> None:
-        check_range("wait_ns", self.wait_ns, least=0)
 
     def decide(
         self,
@@ -226,14 +201,6 @@ class Deadline:
         skip, count = 0, min(_affordable(queue[0].deadline_ns - due_ns, limit, costs_ns), len(queue))
         if count < min(limit, len(queue)):
             skip, count = _early_drop(due_ns, queue, limit, costs_ns)
-            if not count:
-                return Take(count=0, skip=skip)
-        could_grow = self.wait_ns > 0 and count < limit and skip + count == len(queue)
-        if could_grow:
-            head = queue[skip]
-            start_by_ns = min(head.arrived_ns + self.wait_ns, head.deadline_ns - remaining_ns - costs_ns[count + 1])
-            if now_ns < start_by_ns:
-                return Take(count=0, skip=skip, wait_until_ns=start_by_ns)
         return Take(count=count, skip=skip)
 
 

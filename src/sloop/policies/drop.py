@@ -42,22 +42,16 @@ class Age:
 class PredictiveDrop:
     """Drop a visit that would be late even if it started now and found only idle replicas.
 
-    A visit is hopeless if now + `trust` × cost > deadline. The cost includes all later stages: in batches of one
-    (`alone`), its lower bound, or in the plan's full batches (`full`), as in Biscale's rule. Fails if the believed cost
-    is too high: it drops visits that would have been in time; `trust` below 1 compensates for this.
+    A visit is hopeless if now + cost > deadline. The cost includes all later stages: in batches of one (`alone`), its
+    lower bound, or in the plan's full batches (`full`), as in Biscale's rule. Fails if the believed cost is too high:
+    it drops visits that would have been in time.
     """
 
-    trust: float = 1.0
-    """Factor of the believed cost; below 1 fewer visits are dropped."""
     batch: Literal["alone", "full"] = "alone"
     """The cost to expect of all stages: in batches of one (`alone`), or in the plan's `full` batches."""
     strict: bool = False
     """Whether to drop all that waits at a stage that has run nothing for seconds, too. Otherwise one visit is served: a
     cost that is believed too high would stop the stage for ever, because nothing would run that shows it."""
 
-    def __post_init__(self) -> None:
-        check_range("trust", self.trust, least=0)
-
     def is_hopeless(self, now_ns: int, visit: Visit, cost_ns: int, full_ns: int = 0) -> bool:
-        left_ns = visit.deadline_ns - now_ns
-        return self.trust * (cost_ns if self.batch == "alone" else full_ns) > left_ns
+        return now_ns + (cost_ns if self.batch == "alone" else full_ns) > visit.deadline_ns

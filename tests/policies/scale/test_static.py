@@ -128,7 +128,6 @@ def test_a_stage_that_is_not_there_is_named(stage: Callable[..., StageView], vie
         lambda: Static(cores=0),
         lambda: Static(cores=1e300),
         lambda: Static(batch_max=-1),
-        lambda: Static(period_ns=0),
         lambda: Static(stages={"stage": StaticStage(cores=-1)}),
     ],
 )

@@ -17,6 +17,22 @@ from sloop.text import counted, in_s
 from sloop.units import FOREVER_NS, NS_PER_S, round_up, s, to_s
 from sloop.vocabulary import Life, Plan, StagePlan
 
+TOLERANCE: Final = 0.1
+"""`Hpa` and `Vpa` change nothing while utilisation over target differs from 1 by less than this."""
+HPA_WINDOW_NS: Final = s(15)
+"""Utilisation is the mean over this time."""
+HPA_UP_PERIOD_NS: Final = s(15)
+"""Scale up by at most 4 replicas or a doubling in this time."""
+PANIC_NS: Final = s(6)
+"""Length of Knative's panic window."""
+PANIC_THRESHOLD: Final = 2.0
+"""A panic begins when the panic window requires this many times the ready replicas."""
+UP_RATE: Final = 1000.0
+"""One step multiplies the ready replicas at most by this."""
+DOWN_RATE: Final = 2.0
+"""One step divides the ready replicas at most by this."""
+ZERO_DELAY_NS: Final = s(30)
+"""How long the stable window must have been empty before the last replica stops."""
 CORES_MAX: Final = 16
 """The largest default core count of `Vpa`, which chooses from 1 to 16."""
 
@@ -37,8 +53,6 @@ class Hpa:
     resizes: ClassVar[bool] = False
     target: float = 0.8
     """The utilisation to aim for."""
-    tolerance: float = 0.1
-    """No change while measured over target differs from 1 by less than this."""
     replicas_min: int = 1
     replicas_max: int = 64
     initial: int = 0
@@ -50,19 +64,15 @@ class Hpa:
     variant: str = ""
     hardware: str = ""
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
-    window_ns: int = s(15)
-    """Utilisation is the mean over this time."""
     stabilisation_ns: int = s(300)
     """Scale down only to the largest number proposed in this time."""
-    up_period_ns: int = s(15)
-    """Scale up by at most 4 replicas or a doubling in this time."""
     period_ns: int = s(15)
     _past: dict[str, targets.CountHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("target", "cores", "window_ns", "up_period_ns", "period_ns"):
+        for key in ("target", "cores", "period_ns"):
             check_range(key, getattr(self, key), above=0)
-        for key in ("tolerance", "initial", "batch_max", "stabilisation_ns"):
+        for key in ("initial", "batch_max", "stabilisation_ns"):
             check_range(key, getattr(self, key), least=0)
         check_range("replicas_min", self.replicas_min, least=1)
         check_range("replicas_max", self.replicas_max, least=self.replicas_min)
@@ -81,7 +91,7 @@ class Hpa:
             now_ns,
             proposed,
             stabilisation_ns=self.stabilisation_ns,
-            up_period_ns=self.up_period_ns,
+            up_period_ns=HPA_UP_PERIOD_NS,
             replicas_max=self.replicas_max,
         )
         why = f"{stage.name}: {seen} → {counted(desired, 'replica')}{note}"
@@ -94,20 +104,20 @@ class Hpa:
     def _proposed(self, stage: StageView, current: int) -> tuple[int, str]:
         """The replicas that the metric requires, within the bounds, and the measurement as text."""
         ready, starting = stage.count(Life.READY), stage.count(Life.STARTING)
-        window = stage.window(self.window_ns)
+        window = stage.window(HPA_WINDOW_NS)
         if not ready or not sum(bucket.ready_core_ns for bucket in window):
             return current, "no replica has been ready"
-        utilisation = stage.utilisation(self.window_ns)
+        utilisation = stage.utilisation(HPA_WINDOW_NS)
         ratio = utilisation / self.target
         seen = f"utilisation {utilisation:.2f} of {self.target:g}"
-        if abs(ratio - 1.0) <= self.tolerance:
+        if abs(ratio - 1.0) <= TOLERANCE:
             return current, f"{seen}, within tolerance"
         replicas = ready
         if starting and ratio > 1.0:
             replicas = ready + starting
             ratio *= ready / replicas
             seen += f", {starting} starting"
-            if ratio <= 1.0 + self.tolerance:
+            if ratio <= 1.0 + TOLERANCE:
                 return current, seen
         desired = round_up(ratio * replicas)
         if (ratio > 1.0 and desired < current) or (ratio < 1.0 and desired > current):
@@ -130,16 +140,14 @@ class Vpa:
     A threshold recommender on utilisation, the vertical baseline suggested for Sponge: cores = used cores ÷ target,
     rounded up to one of the core counts. A replica of the new size starts, and the old one stops when the new one is
     ready. A change comes at least `settle_ns` after the previous one, and only if utilisation differs from the target
-    by more than `tolerance`. Fails for bursts: a replica cannot use more cores than it has, so each change grows by at
-    most 1/target and costs a cold start.
+    by more than a tenth of it. Fails for bursts: a replica cannot use more cores than it has, so each change grows by
+    at most 1/target and costs a cold start.
     """
 
     is_quick: ClassVar[bool] = True
     resizes: ClassVar[bool] = False
     target: float = 0.7
     """The utilisation to aim for."""
-    tolerance: float = 0.1
-    """No change while utilisation differs from the target by less than this."""
     replicas: int = 1
     cores: tuple[float, ...] = ()
     """Core counts to choose from; empty: 1 to 16."""
@@ -155,7 +163,6 @@ class Vpa:
 
     def __post_init__(self) -> None:
         check_range("target", self.target, above=0, most=1)
-        check_range("tolerance", self.tolerance, least=0)
         check_range("replicas", self.replicas, least=1)
         for cores in self.cores:
             check_range("cores", cores, above=0)
@@ -192,7 +199,7 @@ class Vpa:
         window = stage.window(self.settle_ns)
         used = sum(bucket.busy_core_ns for bucket in window) / (len(window) * stage.bucket_ns * self.replicas)
         seen = f"{used:.2f} of {counted(size.cores, 'core')} used, target {self.target:g}"
-        if abs(used / size.cores / self.target - 1.0) <= self.tolerance:
+        if abs(used / size.cores / self.target - 1.0) <= TOLERANCE:
             return size.cores, f"{seen}, {kept}"
         wanted = used / self.target
         cores = next((c for c in choices if c >= wanted - 1e-9), choices[-1])
@@ -242,7 +249,7 @@ class Kpa:
     utilisation: float = 0.7
     """Fraction of `concurrency` to aim for."""
     replicas_min: int = 0
-    """0 allows scaling to zero, `zero_delay_ns` after the stable window is empty."""
+    """0 allows scaling to zero, half a minute after the stable window is empty."""
     replicas_max: int = 64
     initial: int = 1
     """Replicas before any request has come."""
@@ -255,30 +262,18 @@ class Kpa:
     """The kind of node to use; empty: the first kind on which every stage has a profile."""
     stable_ns: int = s(60)
     """Length of the stable window."""
-    panic_ns: int = s(6)
-    """Length of the panic window."""
-    panic_threshold: float = 2.0
-    """A panic begins when the panic window requires this many times the ready replicas."""
-    up_rate: float = 1000.0
-    """One step multiplies the ready replicas at most by this."""
-    down_rate: float = 2.0
-    """One step divides the ready replicas at most by this."""
-    zero_delay_ns: int = s(30)
-    """How long the stable window must have been empty before the last replica stops."""
     period_ns: int = s(2)
     _past: dict[str, KpaHistory] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("concurrency", "replicas_min", "batch_max", "zero_delay_ns"):
+        for key in ("concurrency", "replicas_min", "batch_max"):
             check_range(key, getattr(self, key), least=0)
-        for key in ("cores", "panic_ns", "period_ns"):
+        for key in ("cores", "period_ns"):
             check_range(key, getattr(self, key), above=0)
-        for key in ("panic_threshold", "up_rate", "down_rate"):
-            check_range(key, getattr(self, key), above=1)
         check_range("utilisation", self.utilisation, above=0, most=1)
         check_range("replicas_max", self.replicas_max, least=max(1, self.replicas_min))
         check_range("initial", self.initial, least=self.replicas_min)
-        check_range("stable_ns", self.stable_ns, least=self.panic_ns)
+        check_range("stable_ns", self.stable_ns, least=PANIC_NS)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a variant that some stage does not have."""
@@ -303,19 +298,19 @@ class Kpa:
         per_replica = (self.concurrency or batch) * self.utilisation
         latency_s = belief.latency_ms(batch, belief.slot(self.cores)) / 1e3
         stable = _concurrency(stage, self.stable_ns, past, latency_s)
-        panic = _concurrency(stage, self.panic_ns, past, latency_s)
+        panic = _concurrency(stage, PANIC_NS, past, latency_s)
         count, mode = self._desired(now_ns, stage, past, stable / per_replica, panic / per_replica)
-        seen = f"{stable:.3g} requests at once over {in_s(self.stable_ns)}, {panic:.3g} over {in_s(self.panic_ns)}"
+        seen = f"{stable:.3g} requests at once over {in_s(self.stable_ns)}, {panic:.3g} over {in_s(PANIC_NS)}"
         why = f"{stage.name}: {seen}, target {per_replica:.3g} each → {counted(count, 'replica')}{mode}"
         return planned(count), why
 
     def _desired(self, now_ns: int, stage: StageView, past: KpaHistory, stable: float, panic: float) -> tuple[int, str]:
         """The number of replicas from the fractional numbers that the two windows require, and the mode as text."""
         ready = max(1, stage.count(Life.READY))
-        most, least = math.ceil(self.up_rate * ready), math.floor(ready / self.down_rate)
+        most, least = math.ceil(UP_RATE * ready), math.floor(ready / DOWN_RATE)
         stable_count = min(max(round_up(stable), least), most)
         panic_count = min(max(round_up(panic), least), most)
-        if round_up(panic) / ready >= self.panic_threshold:
+        if round_up(panic) / ready >= PANIC_THRESHOLD:
             past.panic_ns = now_ns
         elif past.panic_ns is not None and now_ns - past.panic_ns > self.stable_ns:
             past.panic_ns, past.panic_count = None, 0
@@ -328,14 +323,14 @@ class Kpa:
     def _kept_from_zero(
         self, now_ns: int, stage: StageView, past: KpaHistory, count: int, mode: str
     ) -> tuple[int, str]:
-        """Keep at least one replica while requests are in the stage, and for `zero_delay_ns` after the last one."""
+        """Keep at least one replica while requests are in the stage, and for half a minute after the last one."""
         if count > 0 or stage.queue or stage.running:
             past.idle_ns = None
             count, mode = (count, mode) if count else (1, ", for waiting requests")
         elif self.replicas_min == 0 and any(replica.life is not Life.DRAINING for replica in stage.replicas):
             past.idle_ns = now_ns if past.idle_ns is None else past.idle_ns
-            if now_ns - past.idle_ns < self.zero_delay_ns:
-                count, mode = 1, f", none in {to_s(past.idle_ns + self.zero_delay_ns - now_ns):g} s"
+            if now_ns - past.idle_ns < ZERO_DELAY_NS:
+                count, mode = 1, f", none in {to_s(past.idle_ns + ZERO_DELAY_NS - now_ns):g} s"
         return max(self.replicas_min, min(count, self.replicas_max)), mode
 
     def _track_starts(self, now_ns: int, stage: StageView, past: KpaHistory, batch: int) -> None:

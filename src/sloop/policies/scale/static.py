@@ -84,6 +84,7 @@ class Static:
 
     is_quick: ClassVar[bool] = True
     resizes: ClassVar[bool] = False
+    period_ns: ClassVar[int] = s(1)
 
     replicas: int = 1
     cores: float = 1.0
@@ -98,12 +99,10 @@ class Static:
     placements: tuple[StaticPlacement, ...] = ()
     """Where each replica is, instead of all the above; in application files also the name of a file with them, such as
     `sloop plan --json` writes."""
-    period_ns: int = s(1)
     _declared: dict[str, tuple[StaticGroup, ...]] = field(init=False, default_factory=dict, repr=False, compare=False)
     """By stage, its groups."""
 
     def __post_init__(self) -> None:
-        check_range("period_ns", self.period_ns, above=0)
         _check_ranges(self.replicas, self.cores, self.batch_max)
 
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:

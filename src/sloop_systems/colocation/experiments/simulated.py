@@ -23,7 +23,6 @@ from sloop.app.scenario import InterferenceTruth, ServiceTruth, Truth
 from sloop.core.protocols import Policies, Scale
 from sloop.core.views import ClusterView
 from sloop.events import Finished
-from sloop.policies.batch import Timeout
 from sloop.policies.drop import Never
 from sloop.policies.route import RoundRobin
 from sloop.policies.scale.colocation import Colocated, Harbor, Igniter, Usher
@@ -39,6 +38,7 @@ from sloop.text import listed
 from sloop.units import NS_PER_MS, ms, s
 from sloop.vocabulary import Device, Node, Path, Plan, ReplicaId, Request, RequestId
 from sloop.workload.trace import trace_of
+from sloop_systems.colocation.batch import Untimed
 from sloop_systems.colocation.experiments.router import SERVING
 from sloop_systems.colocation.experiments.runs import (
     BASELINES,
@@ -227,7 +227,7 @@ def policies_of(trial: SimulatedTrial) -> Policies:
     return replace(
         given,
         order=SYSTEMS["usher"].policies.order,
-        batch=Timeout(wait_ns=ms(SERVING.wait_ms), timer=False),
+        batch=Untimed(wait_ns=ms(SERVING.wait_ms)),
         route=RoundRobin(),
         drop=Never(),
         scale=fixed,

@@ -189,9 +189,13 @@ def _stages(hardware: Hardware, chains: Sequence[tuple[str, ...]]) -> tuple[Stag
     return tuple(stages)
 
 
+NEVER_S: Final = 1_000_000
+"""A batch waits until it is full, as published, for longer than any run."""
+
+
 def _choice(trial: Fa2Trial, hardware: Hardware, rate_rps: float) -> SystemChoice:
     """The trial's system, or one that keeps the plan for the load's first rate."""
-    published: dict[str, Any] = {"batch": {"name": "full", "forever": True}, "drop": {"name": "age", "limit": 3.0}}
+    published: dict[str, Any] = {"batch": {"name": "timeout", "wait_s": NEVER_S}, "drop": {"name": "age", "limit": 3.0}}
     if not trial.plan:
         own: dict[str, Any] = {"headroom": 0.0, "initial_rps": rate_rps}
         if trial.lookback_s:
