@@ -9,10 +9,10 @@ import pytest
 
 from sloop.core.protocols import Take
 from sloop.errors import InputError
+from sloop.testing.views import make_visit
 from sloop.units import ms
 from sloop.vocabulary import Visit
 from sloop_systems.colocation.batch import Untimed
-from tests.policies.conftest import make_visit
 
 COSTS_NS = range(17)
 
