@@ -13,10 +13,9 @@ from typing import Final
 
 from benchmarks.notebook import arguments, publish, say, table
 from sloop_systems.comparison import data_folder
-from sloop_systems.comparison.harness import Results, run_trials
+from sloop_systems.comparison.harness import UNSEEN, Results, run_trials
 from sloop_systems.paldia.experiments.ours import (
     ARRIVALS,
-    FIRST_SEED,
     SCENES,
     SEEDS,
     Arrivals,
@@ -72,7 +71,7 @@ def main() -> None:
     wanted = [(trial, given.seeds) for trial, _ in ours_wanted(quick=False, kinds=kinds)]
     found: Results[PaldiaResult] = run_trials(wanted, str(given.data or ""), progress=progress)
     rows = ours_rows(found, quick=False, kinds=kinds)
-    seeds = f"{FIRST_SEED} to {FIRST_SEED + given.seeds - 1}"
+    seeds = f"{UNSEEN} to {UNSEEN + given.seeds - 1}"
     parts = [f"Means (least to most) of {given.seeds} runs, seeds {seeds}. {ABOUT}"]
     for arrivals in kinds:
         parts += [f"## Arrivals: {arrivals.label}", prices(found, arrivals)]

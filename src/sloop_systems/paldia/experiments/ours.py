@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from sloop.report.plots import Figure, Panel, Series
-from sloop_systems.comparison.harness import Results, Wanted
+from sloop_systems.comparison.harness import UNSEEN, Results, Wanted
 from sloop_systems.comparison.rows import Claim, Row, difference, directed, minus, over
 from sloop_systems.paldia.experiments.runs import Options, PaldiaResult, PaldiaTrial
 from sloop_systems.paldia.experiments.traces import RECORDED, RECORDED_LATER
@@ -42,8 +42,6 @@ GROUPS_MS: Final = (1000, 200)
 WITH_HARBOR: Final = ("Azure-like, ResNet50", "Azure-like, BERT")
 """The loads on which `harbor` is simulated; few, because it solves an integer program at each change of the rate."""
 SEEDS: Final = 3
-FIRST_SEED: Final = 100
-"""The first of the seeds, none of which was used to choose parameters."""
 LOADS_WON: Final = 3
 """On how many loads each of our systems should be cheaper with at least as many requests in time."""
 
@@ -88,7 +86,7 @@ ARRIVALS: Final = (
 def trial(scene: str, arrivals: Arrivals, system: str, options: Options = ()) -> PaldiaTrial:
     """A system on one of the scenes."""
     model, load = SCENES[scene]
-    made = PaldiaTrial(model=model, system=system, options=options, load=load, first_seed=FIRST_SEED)
+    made = PaldiaTrial(model=model, system=system, options=options, load=load, first_seed=UNSEEN)
     return structs.replace(made, arrivals="even" if arrivals.even else "clumps")
 
 
