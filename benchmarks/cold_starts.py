@@ -82,17 +82,16 @@ SETTLED_S: Final = 9.0
 """The least time that the server has run before the trace; a multiple of the period, and longer than the window."""
 SPARES: Final = 1
 """Spare workers of each agent."""
-FILES: Final[Mapping[str, object]] = {"cache": "files"}
 SYSTEMS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
     "baseline": ("baseline", {}),
-    "locality": ("flashpoint", {**FILES, "multicast": False}),
-    "locality + chain": ("flashpoint", FILES),
+    "locality": ("flashpoint", {"multicast": False}),
+    "locality + chain": ("flashpoint", {}),
 }
 """By its name in the tables, the system and the parameters of its `provision` policy."""
 CHAIN, PARTS = "locality + chain", "locality + chain + parts"
 IN_PARTS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
     CHAIN: SYSTEMS[CHAIN],
-    PARTS: ("flashpoint", {**FILES, "partition": True, "link_mbps": STORE_BITS_S / 1e6}),
+    PARTS: ("flashpoint", {"partition": True, "link_mbps": STORE_BITS_S / 1e6}),
 }
 """The same for starts in parts, compared on a model whose padding is spread over its layers."""
 PLACES: Final = 8

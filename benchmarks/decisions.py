@@ -277,7 +277,7 @@ def starts_given(queue: int, primed: int) -> ProvisionInput:
         send_s=profile.startup.send_s,
         layer_bytes=tuple(each.param_bytes for each in profile.layers.blocks),
     )
-    found = [WeightsView(view.node.name, view.node.rack, True, True, None, 4, True) for view in nodes[:primed]]
+    found = [WeightsView(view.node.name, view.node.rack, True, None, 4, True) for view in nodes[:primed]]
     return ProvisionInput(
         stage="m",
         spec=ReplicaSpec("m", "v", Slot(1.0, "gpu", "A10")),
@@ -292,7 +292,6 @@ def starts_given(queue: int, primed: int) -> ProvisionInput:
         waiting=queue,
         arrivals_rps=100.0,
         served_rps=80.0,
-        is_first=False,
     )
 
 
@@ -307,14 +306,14 @@ def starts(rounds: int) -> Iterator[tuple[str, *tuple[object, ...]]]:
             ("flashpoint", {}),
             ("flashpoint, parts", {"partition": True}),
         ):
-            policy = build("provision", name.partition(",")[0], {**parameters, "packs_first": False})
+            policy = build("provision", name.partition(",")[0], parameters)
             given = starts_given(1, primed)
             queues = iter(range(1, 1 << 30, 7))
             for cached in (provision._plans, provision._parts, provision._best_cuts):
                 cached.cache_clear()
             first_ms, burst_ms = (
                 _took_ms(lambda policy=policy, asked=asked: policy.provide(0, asked))  # type: ignore[misc]
-                for asked in (replace(given, is_first=True, waiting=0), given)
+                for asked in (replace(given, arrivals_rps=0.0, waiting=0), given)
             )
             target_ms = STARTS_MS if name.startswith("cheapest") else None
             found = timed(

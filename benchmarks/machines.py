@@ -65,7 +65,7 @@ from sloop.serve.backends.agents import AgentBackend, JoiningNodes
 from sloop.serve.protocols import Servable
 from sloop.shared_memory import Arenas
 from sloop.tensor import Signature
-from sloop.vocabulary import STORE, ModelWeights, Node, TransferId, WeightLevel
+from sloop.vocabulary import STORE, ModelWeights, Node, TransferId
 from tests.hosts import Host, Hosts, Process, RayCluster
 
 PLACES: Final = ("local", "agent beside", "agent on the other host")
@@ -431,7 +431,7 @@ async def order_transfers(address: str, url: str) -> None:
         while kind := (await asyncio.to_thread(sys.stdin.readline)).strip():
             for name in RECEIVERS if kind != "store" else ():
                 await reports.until_there(name)
-                backend.evict(Evict(name, weights, WeightLevel.FILES))
+                backend.evict(Evict(name, weights))
             await asyncio.sleep(0.5)  # the kernel frees the memory of what was deleted
             begun_s = time.monotonic()
             if kind == "store":

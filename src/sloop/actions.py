@@ -17,7 +17,6 @@ from sloop.vocabulary import (
     RequestId,
     Shadow,
     TransferId,
-    WeightLevel,
 )
 
 
@@ -65,8 +64,6 @@ class StartReplica(Struct, frozen=True, gc=False, tag="start_replica", omit_defa
     transfer: TransferId | None = None
     """The transfer that brings its weights to the node, for which it waits. With None, they are there, or the driver
     gets them in its own way."""
-    shares_load: bool = False
-    """Whether the weights are loaded once for all replicas of the node, and stay loaded until `Evict`."""
     part: Part | None = None
     """What it loads at first, if it starts as a part of a pipeline. The driver reports `ReplicaReady` when it has these
     layers and `ReplicaCompleted` when it has all. Where the weights are not on its node, another transfer brings the
@@ -106,12 +103,10 @@ class CancelTransfer(Struct, frozen=True, gc=False, tag="cancel_transfer"):
 
 
 class Evict(Struct, frozen=True, gc=False, tag="evict"):
-    """Free memory of a node, at once: delete the files of a model, or end the process that has loaded them."""
+    """Free memory of a node, at once: delete the files of a model."""
 
     node: str
     weights: ModelWeights
-    level: WeightLevel
-    """`FILES` or `LOADED`; the other one stays."""
 
 
 class AdoptReplica(Struct, frozen=True, gc=False, tag="adopt_replica"):

@@ -285,17 +285,6 @@ class ModelWeights(Struct, frozen=True, omit_defaults=True):
         return self.name, self.digest
 
 
-class WeightLevel(StrEnum):
-    """What a node has, or keeps, of the weights of a model; each level includes those before it, unless it is evicted
-    by itself."""
-
-    NOTHING = "nothing"
-    FILES = "files"
-    """The files, in its memory."""
-    LOADED = "loaded"
-    """A process of the node that has loaded them, from which each replica gets a copy."""
-
-
 class Node(Struct, frozen=True, omit_defaults=True):
     """A machine of the cluster: its name, hardware kind, capacities and price."""
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from msgspec.structs import replace
 
@@ -424,24 +423,6 @@ def test_people_see_the_source() -> None:
     assert "`sloop systems NAME` shows the parameters of one system" in shown
 
 
-def test_systems_say_what_a_server_needs() -> None:
-    found = {row["name"]: row for row in json.loads(CliRunner().invoke(main, ["systems", "--json"]).stdout)["systems"]}
-    starred = {name: row["live_with"] for name, row in found.items() if row["live_with"]}
-    assert starred.keys() == {"flashpoint", "gpu-faas"}
-    for name, more in starred.items():
-        assert found[name]["runs"] == ["sim"]
-        system = {"name": name, **yaml.safe_load(more)}
-        declared = {"name": "a", "slo_ms": 100, "stages": [{"name": "only", "profile": "YOLOv5s-S"}], "system": system}
-        (setup,) = set_up(load_application(declared)).applications
-        assert "live" in setup.system.runs
-        assert not setup.system.live_with
-    shown = CliRunner().invoke(main, ["systems"]).stdout
-    assert shown.count("live*, sim") == 2
-    assert "*: with `provision: {cache: files}`" in shown
-    one = " ".join(CliRunner().invoke(main, ["systems", "gpu-faas"]).stdout.split())
-    assert "in the simulator and in a server with `provision: {cache: files}`" in one
-
-
 def test_one_system_is_shown_with_its_parameters(tmp_path: Path) -> None:
     shown = " ".join(CliRunner().invoke(main, ["systems", "sponge"]).stdout.split())
     assert "EuroMLSys 2024" in shown
@@ -449,7 +430,7 @@ def test_one_system_is_shown_with_its_parameters(tmp_path: Path) -> None:
     assert "margin 0.9 Fraction of the SLO to plan with." in shown
     assert "forecast.window_ms 1000" in shown
     found = json.loads(CliRunner().invoke(main, ["systems", "sponge", "--json"]).stdout)
-    assert {"name", "source", "kind", "mixed", "slots", "runs", "live_with", "parameters"} == found.keys()
+    assert {"name", "source", "kind", "mixed", "slots", "runs", "parameters"} == found.keys()
     margin = {"verb": "scale", "policy": "sponge", "key": "margin", "default": 0.9}
     assert margin.items() <= next(each for each in found["parameters"] if each["key"] == "margin").items()
     assert "did you mean 'sponge'?" in CliRunner().invoke(main, ["systems", "spong"]).stderr

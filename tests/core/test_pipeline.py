@@ -28,7 +28,6 @@ from sloop.vocabulary import (
     PipelineId,
     ReplicaId,
     TransferId,
-    WeightLevel,
 )
 from tests.core.scene import Scene, plan_of, request
 from tests.core.test_provision import NODES, WEIGHTS, Scripted
@@ -43,9 +42,7 @@ PAIR = Provisioning(
 R0, R1, R2 = (ReplicaId(number) for number in range(3))
 
 
-def scene_of(
-    *answers: Provisioning, replicas: int = 2, keeps: WeightLevel = WeightLevel.FILES, chains: bool = False
-) -> Scene:
+def scene_of(*answers: Provisioning, replicas: int = 2, keeps: bool = True, chains: bool = False) -> Scene:
     policy = Scripted(keeps, chains=chains)
     policy.answers.extend((*answers, *[Provisioning(())] * 99))
     made = Scene(plan_of(replicas), nodes=NODES, provision=policy)

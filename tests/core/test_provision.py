@@ -20,19 +20,19 @@ from sloop.events import (
 )
 from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
 from sloop.units import s
-from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId, WeightLevel
+from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId
 from tests.core.scene import Scene, plan_of, request
 
 WEIGHTS = ModelWeights("a", 300)
 NODES = tuple(Node(f"n{number}", "local", 2.0, 1000) for number in range(3))
-NEAREST = Flashpoint(packs_first=False)
+NEAREST = Flashpoint()
 
 
 @dataclass(frozen=True)
 class Scripted:
     """Answers what the test has put in `answers`, and remembers what it was asked."""
 
-    keeps: WeightLevel = WeightLevel.FILES
+    keeps: bool = True
     answers: list[Provisioning] = field(default_factory=list)
     seen: list[ProvisionInput] = field(default_factory=list)
     leaves_all: ClassVar[bool] = False
@@ -68,7 +68,6 @@ def test_starts_wait_for_one_chain_and_are_ready_when_their_driver_says_so() -> 
     chain = Transfer(TransferId(0), WEIGHTS, STORE, ("n0", "n1", "n2"))
     assert [each for each in actions if isinstance(each, Transfer)] == [chain]
     assert starts(actions) == [("n0", 0), ("n1", 0), ("n2", 0), ("n0", 0)]
-    assert all(each.shares_load for each in actions if isinstance(each, StartReplica))
     place = [type(each) for each in actions]
     assert place.index(Transfer) < place.index(StartReplica), "drivers know the transfer before those who wait for it"
     (why,) = [each.why for each in actions if isinstance(each, Decided) and each.kind == "provision"]
@@ -94,7 +93,7 @@ def test_later_starts_use_what_is_there_or_comes() -> None:
 
 def test_a_scaling_policy_that_asks_sees_how_long_a_start_takes_now() -> None:
     """300 bytes from the store take 1 s, and to load them 4 s."""
-    planner = CheapestStart(link_mbps=0.0024, store_mbps=0.0024, packs_first=False)
+    planner = CheapestStart(link_mbps=0.0024, store_mbps=0.0024)
     scene, costs = scene_of(1, planner), StartCosts(WEIGHTS, load_s=4.0)
     scene.application.parts.starts["only", "a", ""] = costs  # type: ignore[index]
     (stage,), state = scene.application.all_stages, scene.core.state
@@ -107,8 +106,6 @@ def test_a_scaling_policy_that_asks_sees_how_long_a_start_takes_now() -> None:
     assert expected_s(0.4) == pytest.approx(4.6), "with the transfer under way"
     scene.act(1_000, Transferred(TransferId(0), "n0"))
     assert expected_s(1.5) == pytest.approx(4.0), "from the files of the node"
-    scene.act(5_000, ReplicaReady(ReplicaId(0)))
-    assert expected_s(6) == 0.0, "from the process of the node"
     for policy in (Flashpoint(), AsPlaced()):
         stage.application.parts = replace(
             stage.application.parts, policies=replace(stage.application.parts.policies, provision=policy)
@@ -148,7 +145,7 @@ def test_a_failed_transfer_replaces_the_starts_that_wait_for_it() -> None:
 
 
 def test_a_transfer_is_cancelled_with_the_last_start_that_waits_for_it() -> None:
-    other = Scripted(WeightLevel.NOTHING)
+    other = Scripted(keeps=False)
     scene = scene_of(3, other)
     twice = (ReplicaStart(0, chain=0), ReplicaStart(0, chain=0), ReplicaStart(1, chain=0))
     other.answers.append(Provisioning(twice, (WeightChain(STORE, ("n0", "n1", "n2")),)))
@@ -176,7 +173,7 @@ def test_what_nodes_keep_comes_although_the_start_is_given_up() -> None:
 def test_of_several_transfers_of_the_same_files_to_a_node_only_the_last_one_comes_without_a_start() -> None:
     """A start of `gpu-faas` joins no transfer: each has its own. They would share the links with the starts that are
     left."""
-    faas = Flashpoint(multicast=False, join=False, source="store", cache="files", packs_first=False)
+    faas = Flashpoint(multicast=False, join=False, source="store")
     one = (Node("n0", "local", 2.0, 2000),)
     scene = scene_of(2, faas, one)
     assert starts(scene.act(0, Woke())) == [("n0", 0), ("n0", 1)]
@@ -189,7 +186,7 @@ def test_of_several_transfers_of_the_same_files_to_a_node_only_the_last_one_come
 
 def test_no_transfer_is_ordered_again_for_a_start_without_room() -> None:
     """The second start has a core and memory for its weights, but not for itself."""
-    faas = Flashpoint(multicast=False, join=False, source="store", cache="files", packs_first=False)
+    faas = Flashpoint(multicast=False, join=False, source="store")
     actions = (scene := scene_of(2, faas, (Node("n0", "local", 2.0, 750),))).act(0, Woke())
     assert starts(actions) == [("n0", 0)]
     assert [each.transfer for each in actions if isinstance(each, Transfer)] == [0]
@@ -197,11 +194,11 @@ def test_no_transfer_is_ordered_again_for_a_start_without_room() -> None:
 
 
 def test_a_start_without_room_for_its_weights_is_missing() -> None:
-    small = tuple(Node(f"n{number}", "local", 2.0, 100 + 300 * 2 * (number == 0)) for number in range(2))
+    small = tuple(Node(f"n{number}", "local", 2.0, 100 + 300 * (number == 0)) for number in range(2))
     scene = scene_of(3, nodes=small)
-    assert starts(scene.act(0, Woke())) == [("n0", 0)], "100 of memory each, and 600 for the weights"
+    assert starts(scene.act(0, Woke())) == [("n0", 0)], "100 of memory each, and 300 for the weights"
     (why,) = [each.why for each in scene.actions if isinstance(each, Decided) and each.kind == "shortage"]
-    assert why == "no node has room for a replica of a with 1 core and 6e-07 GB for its weights"
+    assert why == "no node has room for a replica of a with 1 core and 3e-07 GB for its weights"
 
 
 def test_memory_of_weights_that_nobody_uses_gives_way() -> None:
@@ -212,14 +209,13 @@ def test_memory_of_weights_that_nobody_uses_gives_way() -> None:
     scene.act(1_000, Woke())
     scene.act(1_001, ReplicaStopped(ReplicaId(0)))
     free = scene.core.state.ledger.free_memory_bytes("n0")
-    assert free == 1000, "files and process are there, and free for others"
+    assert free == 1000, "the files are there, and free for others"
     other = Scripted(answers=[Provisioning((ReplicaStart(0, chain=0),), (WeightChain(STORE, ("n0",)),))])
     object.__setattr__(scene.application.parts.policies, "provision", other)
     scene.application.parts.starts["only", "b", ""] = StartCosts(ModelWeights("b", 800))  # type: ignore[index]
     scene.script.target = plan_of(1, variant="b")
     actions = scene.act(2_000, Woke())
-    evicted = [(each.weights.name, each.level) for each in actions if isinstance(each, Evict)]
-    assert evicted == [("a", WeightLevel.FILES), ("a", WeightLevel.LOADED)]
+    assert [each.weights.name for each in actions if isinstance(each, Evict)] == ["a"]
     place = [type(each) for each in actions]
     assert place.index(Evict) < place.index(Transfer)
 
@@ -230,7 +226,7 @@ def test_a_policy_sees_the_stage_and_what_is_under_way() -> None:
     other.answers.append(Provisioning((ReplicaStart(0, chain=0),), (WeightChain(STORE, ("n0", "n1")),)))
     scene.act(0, Woke())
     (seen,) = other.seen
-    assert (seen.stage, seen.count, seen.is_first, len(seen.sites), seen.weights) == ("only", 1, True, 3, ())
+    assert (seen.stage, seen.count, len(seen.sites), seen.weights) == ("only", 1, 3, ())
     assert seen.spec == ReplicaSpec("only", "a", Slot(1.0))
     scene.act(1, Transferred(TransferId(0), "n0"), ReplicaReady(ReplicaId(0)))
     scene.act(1_500, *(request(number, at_ms=1_500) for number in range(6)))
@@ -238,7 +234,6 @@ def test_a_policy_sees_the_stage_and_what_is_under_way() -> None:
     other.answers.append(Provisioning(()))
     scene.act(s(2) / 1e6, Woke())
     seen = other.seen[-1]
-    assert not seen.is_first
     assert [(view.node, view.has_files, view.arriving) for view in seen.weights] == [
         ("n0", True, None),
         ("n1", False, 0),
@@ -249,7 +244,7 @@ def test_a_policy_sees_the_stage_and_what_is_under_way() -> None:
 
 
 def test_a_new_core_counts_on_the_files_that_nodes_say_they_have() -> None:
-    provision = Flashpoint(packs_first=False, cache="files")
+    provision = Flashpoint()
     scene = scene_of(3, provision, NODES[:2])
     other = ModelWeights("of nobody", 300)
     actions = scene.act(0, NodeReady(NODES[1], (), (other, WEIGHTS)), Woke())
@@ -260,7 +255,7 @@ def test_a_new_core_counts_on_the_files_that_nodes_say_they_have() -> None:
 
 def test_files_for_which_a_node_has_no_memory_are_not_counted_on() -> None:
     small = (Node("n0", "local", 2.0, 250), NODES[1])
-    scene = scene_of(1, Flashpoint(packs_first=False, cache="files"), small)
+    scene = scene_of(1, Flashpoint(), small)
     actions = scene.act(0, NodeReady(small[0], (), (WEIGHTS,)), Woke())
     assert starts(actions) == [("n1", 0)]
     assert next(each.source for each in actions if isinstance(each, Transfer)) == STORE

@@ -9,9 +9,8 @@ from sloop.actions import Evict
 from sloop.core.ledger import Ledger, Reservation
 from sloop.core.weights import DOUBT_NS, WeightRegistry
 from sloop.units import s
-from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, TransferId, WeightLevel
+from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, TransferId
 
-NOTHING, FILES, LOADED = WeightLevel
 A, B = ModelWeights("a", 40), ModelWeights("b", 30)
 NODES = [Node(name, "cpu", 8.0, 100, rack="r") for name in ("n0", "n1", "n2")]
 
@@ -23,7 +22,7 @@ class Kept:
         self.ledger = Ledger(NODES)
         self.registry = WeightRegistry(self.ledger)
 
-    def bring(self, now_ns: int, weights: ModelWeights, node: str, keeps: WeightLevel = LOADED) -> None:
+    def bring(self, now_ns: int, weights: ModelWeights, node: str, *, keeps: bool = True) -> None:
         order = self.registry.order(now_ns, weights, STORE, [node], keeps)
         assert order is not None
         self.registry.arrived(now_ns, order.transfer, node)
@@ -38,37 +37,29 @@ def kept() -> Kept:
 
 
 def test_memory_is_held_from_the_order_until_nobody_needs_it(kept: Kept) -> None:
-    order = kept.registry.order(0, A, STORE, ["n0"], LOADED)
+    order = kept.registry.order(0, A, STORE, ["n0"], keeps=True)
     assert order is not None
     assert kept.free() == 60, "the files arrive"
-    kept.registry.use(0, ReplicaId(0), "n0", A, LOADED)
-    assert kept.free() == 20, "files, and the process that is to load them"
+    kept.registry.use(0, ReplicaId(0), "n0", A, keeps=True)
     assert not kept.ledger.is_empty("n0")
     kept.registry.arrived(s(1), order.transfer, "n0")
-    assert kept.free() == 20
+    assert kept.free() == 60
     kept.registry.ready(s(2), ReplicaId(0))
-    assert kept.free() == 60, "the files have been read"
+    assert kept.free() == 100, "the files have been read"
     kept.registry.leave(s(3), ReplicaId(0))
-    assert kept.free() == 100
     assert kept.ledger.is_empty("n0"), "it may be released"
     (view,) = kept.registry.views(s(3), A)
-    assert (view.has_files, view.is_loaded, view.rack) == (True, True, "r"), "both stay as long as nobody wants memory"
+    assert (view.has_files, view.rack) == (True, "r"), "they stay as long as nobody wants memory"
 
 
-def test_files_give_way_before_processes_and_the_longest_unused_first(kept: Kept) -> None:
-    """Flashpoint, section 2.10: binaries first, then process memory; least recently used within a class."""
+def test_the_longest_unused_files_give_way_first(kept: Kept) -> None:
+    """Flashpoint, section 2.10."""
     for number, weights in enumerate((A, B)):
         kept.bring(number, weights, "n0")
-        kept.registry.use(s(number), ReplicaId(number), "n0", weights, LOADED)
+        kept.registry.use(s(number), ReplicaId(number), "n0", weights, keeps=True)
         kept.registry.ready(s(number), ReplicaId(number))
         kept.registry.leave(s(number), ReplicaId(number))
-        kept.registry.make_room(["n0"])
-    assert not kept.registry.views(0, A)[0].has_files, "140 bytes do not fit"
-    for needed, evicted in (
-        (30, [Evict("n0", B, FILES)]),
-        (60, [Evict("n0", A, LOADED)]),
-        (100, [Evict("n0", B, LOADED)]),
-    ):
+    for needed, evicted in ((30, []), (31, [Evict("n0", A)]), (70, []), (71, [Evict("n0", B)])):
         kept.ledger.release(ReplicaId(9))
         assert kept.ledger.reserve(ReplicaId(9), Reservation("n0", 0, needed))
         assert kept.registry.make_room(["n0"]) == evicted
@@ -76,8 +67,8 @@ def test_files_give_way_before_processes_and_the_longest_unused_first(kept: Kept
 
 
 def test_what_is_read_or_used_is_not_evicted(kept: Kept) -> None:
-    kept.bring(0, A, "n0", FILES)
-    order = kept.registry.order(0, A, "n0", ["n1", "n2"], FILES)
+    kept.bring(0, A, "n0", keeps=True)
+    order = kept.registry.order(0, A, "n0", ["n1", "n2"], keeps=True)
     assert order is not None
     assert kept.registry.sends() == {"n0": 1, "n1": 1}, "the second node of the chain sends to the third"
     assert kept.free() == 60
@@ -86,17 +77,17 @@ def test_what_is_read_or_used_is_not_evicted(kept: Kept) -> None:
     kept.registry.arrived(1, order.transfer, "n2")
     assert kept.free() == 100
     assert not kept.registry.transfers
-    kept.registry.use(2, ReplicaId(0), "n0", A, FILES)
+    kept.registry.use(2, ReplicaId(0), "n0", A, keeps=True)
     assert kept.free() == 60
     kept.registry.ready(2, ReplicaId(0))
     assert kept.free() == 100, "each replica has loaded them for itself"
 
 
 def test_what_nobody_keeps_is_there_only_for_the_starts_that_wait(kept: Kept) -> None:
-    order = kept.registry.order(0, A, STORE, ["n0"], NOTHING)
+    order = kept.registry.order(0, A, STORE, ["n0"], keeps=False)
     assert order is not None
     assert not order.is_kept
-    kept.registry.use(0, ReplicaId(0), "n0", A, NOTHING)
+    kept.registry.use(0, ReplicaId(0), "n0", A, keeps=False)
     kept.registry.arrived(1, order.transfer, "n0")
     assert kept.free() == 60
     assert not kept.registry.views(1, A), "no other start may use it"
@@ -108,10 +99,10 @@ def test_what_nobody_keeps_is_there_only_for_the_starts_that_wait(kept: Kept) ->
 
 def test_what_nobody_keeps_is_forgotten_also_while_another_transfer_brings_it(kept: Kept) -> None:
     """The start that it came for has been given up; else it would be evicted, although no node keeps it."""
-    first, second = (kept.registry.order(0, A, STORE, ["n0"], NOTHING) for _ in range(2))
+    first, second = (kept.registry.order(0, A, STORE, ["n0"], keeps=False) for _ in range(2))
     assert first is not None
     assert second is not None
-    kept.registry.use(0, ReplicaId(0), "n0", A, NOTHING)
+    kept.registry.use(0, ReplicaId(0), "n0", A, keeps=False)
     kept.registry.leave(1, ReplicaId(0))
     kept.registry.arrived(2, first.transfer, "n0")
     assert kept.ledger.reserve(ReplicaId(9), Reservation("n0", 0, 60))
@@ -121,16 +112,16 @@ def test_what_nobody_keeps_is_forgotten_also_while_another_transfer_brings_it(ke
 
 def test_receivers_without_memory_are_left_out(kept: Kept) -> None:
     kept.ledger.force(ReplicaId(7), Reservation("n1", 0, 61))
-    order = kept.registry.order(0, A, STORE, ["n0", "n1", "n2"], FILES)
+    order = kept.registry.order(0, A, STORE, ["n0", "n1", "n2"], keeps=True)
     assert order is not None
     assert order.receivers == ("n0", "n2")
     kept.ledger.force(ReplicaId(8), Reservation("n0", 0, 60))
-    assert kept.registry.order(0, A, STORE, ["n0", "n1"], FILES) is None
+    assert kept.registry.order(0, A, STORE, ["n0", "n1"], keeps=True) is None
 
 
 def test_a_source_from_which_a_transfer_fails_is_not_shown_as_one_for_a_while(kept: Kept) -> None:
     kept.bring(0, A, "n0")
-    order = kept.registry.order(0, A, "n0", ["n1"], LOADED)
+    order = kept.registry.order(0, A, "n0", ["n1"], keeps=True)
     assert order is not None
     assert kept.registry.failed(1, order.transfer, "n1")
     assert not kept.registry.failed(1, order.transfer, "n1"), "once"
@@ -142,9 +133,9 @@ def test_a_source_from_which_a_transfer_fails_is_not_shown_as_one_for_a_while(ke
 
 def test_a_lost_node_has_nothing_and_receives_nothing(kept: Kept) -> None:
     kept.bring(0, A, "n0")
-    order = kept.registry.order(0, A, "n0", ["n1", "n2"], LOADED)
+    order = kept.registry.order(0, A, "n0", ["n1", "n2"], keeps=True)
     assert order is not None
-    kept.registry.use(0, ReplicaId(0), "n1", A, LOADED)
+    kept.registry.use(0, ReplicaId(0), "n1", A, keeps=True)
     kept.registry.lose("n1")
     kept.registry.lose("n0")
     assert [view.node for view in kept.registry.views(0, A)] == ["n2"]
@@ -159,7 +150,7 @@ def test_a_lost_node_has_nothing_and_receives_nothing(kept: Kept) -> None:
 PART, REST = ModelWeights("a", 10, (0, 1)), ModelWeights("a", 30, (4, 1))
 
 
-def completing(kept: Kept, keeps: WeightLevel = FILES) -> TransferId:
+def completing(kept: Kept, *, keeps: bool = True) -> TransferId:
     """A part of a model has started on a node; returns the transfer that brings the other layers."""
     registry = kept.registry
     first = registry.order_layers(0, PART, A, STORE, ["n0"], keeps)
@@ -175,8 +166,8 @@ def test_a_start_waits_for_the_transfer_that_completes_a_part_on_its_node(kept: 
     transfer, registry = completing(kept), kept.registry
     (view,) = registry.views(3, A)
     assert (view.arriving, view.arriving_since_ns, view.has_files) == (transfer, 2, False)
-    assert registry.extra_bytes("n0", A, FILES) == 0
-    registry.use(3, ReplicaId(1), "n0", A, FILES, transfer)
+    assert registry.extra_bytes("n0", A) == 0
+    registry.use(3, ReplicaId(1), "n0", A, keeps=True, transfer=transfer)
     assert kept.free() == 60, "both load the same files"
     registry.arrived(4, transfer, "n0")
     assert registry.has_files(ReplicaId(0))
@@ -189,7 +180,7 @@ def test_a_start_waits_for_the_transfer_that_completes_a_part_on_its_node(kept: 
 
 def test_files_come_for_those_that_wait_when_the_part_that_they_complete_is_gone(kept: Kept) -> None:
     transfer, registry = completing(kept), kept.registry
-    registry.use(3, ReplicaId(1), "n0", A, FILES, transfer)
+    registry.use(3, ReplicaId(1), "n0", A, keeps=True, transfer=transfer)
     assert not registry.leave(4, ReplicaId(0), transfer)
     assert kept.free() == 60, "the memory is held for the other one"
     registry.arrived(5, transfer, "n0")
@@ -200,19 +191,19 @@ def test_files_come_for_those_that_wait_when_the_part_that_they_complete_is_gone
 
 def test_what_completes_a_part_is_cancelled_with_the_last_one_that_waits(kept: Kept) -> None:
     transfer, registry = completing(kept), kept.registry
-    registry.use(3, ReplicaId(1), "n0", A, FILES, transfer)
+    registry.use(3, ReplicaId(1), "n0", A, keeps=True, transfer=transfer)
     assert not registry.leave(4, ReplicaId(0), transfer)
     assert [each.transfer for each in registry.leave(5, ReplicaId(1), transfer)] == [transfer]
     assert (kept.free(), kept.ledger.is_empty("n0")) == (100, True)
 
 
 def test_no_start_waits_for_files_that_go_with_their_part(kept: Kept) -> None:
-    completing(kept, NOTHING)
+    completing(kept, keeps=False)
     assert not kept.registry.views(3, A)
 
 
 def test_a_copy_of_the_ledger_holds_the_same(kept: Kept) -> None:
-    kept.registry.order(0, A, STORE, ["n0"], FILES)
+    kept.registry.order(0, A, STORE, ["n0"], keeps=True)
     assert kept.ledger.without(set()).free_memory_bytes("n0") == 60
     kept.ledger.add(Node("n0", "cpu", 8.0, 200), kept.ledger.states["n0"])
     assert kept.free() == 160
@@ -231,25 +222,22 @@ class RandomWeights(RuleBasedStateMachine):
 
     nodes = st.sampled_from([node.name for node in NODES])
     models = st.sampled_from([A, B])
-    levels = st.sampled_from(list(WeightLevel))
 
-    @rule(weights=models, source=st.sampled_from(["", "n0", "n1"]), count=st.integers(1, 3), keeps=levels)
-    def order(self, weights: ModelWeights, source: str, count: int, keeps: WeightLevel) -> None:
+    @rule(weights=models, source=st.sampled_from(["", "n0", "n1"]), count=st.integers(1, 3), keeps=st.booleans())
+    def order(self, weights: ModelWeights, source: str, count: int, keeps: bool) -> None:
         registry = self.kept.registry
         if source and source not in {view.node for view in registry.views(self.now_ns, weights) if view.is_source}:
             return
         registry.order(self.now_ns, weights, source, [n.name for n in NODES if n.name != source][:count], keeps)
         self.make_room()
 
-    @rule(node=nodes, weights=models, keeps=levels)
-    def start(self, node: str, weights: ModelWeights, keeps: WeightLevel) -> None:
+    @rule(node=nodes, weights=models, keeps=st.booleans())
+    def start(self, node: str, weights: ModelWeights, keeps: bool) -> None:
         registry = self.kept.registry
         views = {view.node: view for view in registry.views(self.now_ns, weights)}
         view = views.get(node)
-        is_known = view is not None and (
-            view.has_files or view.arriving is not None or (view.is_loaded and keeps is LOADED)
-        )
-        if view is not None and is_known and registry.extra_bytes(node, weights, keeps) <= self.kept.free(node):
+        is_known = view is not None and (view.has_files or view.arriving is not None)
+        if view is not None and is_known and registry.extra_bytes(node, weights) <= self.kept.free(node):
             id, transfer = ReplicaId(self.next), None if view.has_files else view.arriving
             registry.use(self.now_ns, id, node, weights, keeps, transfer)
             self.replicas[id] = transfer

@@ -223,7 +223,7 @@ def test_in_some_worlds_requests_are_split_into_no_one_many_and_too_many_parts()
 
 def test_in_some_worlds_models_start_in_parts_as_either_policy_says() -> None:
     found = Counter[str]()
-    for seed in (10, 31, 56, 95, 129, 132, 135):
+    for seed in (10, 135, 156, 244, 316, 393):
         simulate(random_world(seed, "torchserve"), [log := MemoryLog()], check_first=0)
         for _, record in log.records:
             found["a part"] += isinstance(record, StartReplica) and record.part is not None

@@ -34,8 +34,8 @@ COSTS = StartCosts(ModelWeights("t5", 10))
 SPEC = ReplicaSpec("only", "t5", Slot(1.0, "gpu", "A10"))
 BELIEF = Estimate(Profile(latency_ms=Quadratic(0.0, 100.0, 0.0), max_batch=1, max_cores=1), variant="t5")
 BASELINE = Flashpoint(locality=False, multicast=False)
-LOCALITY = Flashpoint(multicast=False, packs_first=False)
-ALL = Flashpoint(packs_first=False)
+LOCALITY = Flashpoint(multicast=False)
+ALL = Flashpoint()
 PARTED = replace(ALL, partition=True)
 
 
@@ -65,19 +65,18 @@ def given_of(
         weights=weights,
         sends={},
         waiting=0,
-        arrivals_rps=0.0,
+        arrivals_rps=1.0,
         served_rps=0.0,
-        is_first=False,
     )
     return replace(made, **others)  # type: ignore[arg-type]
 
 
-def has(name: str, *, loaded: bool = False, rack: str = "") -> WeightsView:
-    return WeightsView(name, rack, has_files=True, is_loaded=loaded, arriving=None, replicas=1, is_source=True)
+def has(name: str, rack: str = "") -> WeightsView:
+    return WeightsView(name, rack, has_files=True, arriving=None, replicas=1, is_source=True)
 
 
 def comes(name: str, transfer: int) -> WeightsView:
-    return WeightsView(name, "", False, False, TransferId(transfer), replicas=1, is_source=False)
+    return WeightsView(name, "", False, TransferId(transfer), replicas=1, is_source=False)
 
 
 def places(found: Provisioning, asked: ProvisionInput) -> list[str]:
@@ -118,31 +117,22 @@ def test_multicast_alone_is_one_stream_from_the_store() -> None:
     assert found.chains == (WeightChain(STORE, ("n0", "n2", "n1", "n3")),)
 
 
-def test_loaded_weights_come_before_files_and_files_before_downloads() -> None:
-    nodes = [node_view(name, [True, True]) for name in ("fresh", "files", "loaded", "coming")]
-    asked = given_of(nodes, 7, [has("files"), has("loaded", loaded=True), comes("coming", 3)])
+def test_files_come_before_transfers_under_way_and_those_before_downloads() -> None:
+    nodes = [node_view(name, [True, True]) for name in ("fresh", "coming", "files")]
+    asked = given_of(nodes, 5, [comes("coming", 3), has("files")])
     found = LOCALITY.provide(0, asked)
-    assert places(found, asked) == ["loaded", "loaded", "files", "files", "coming", "coming", "fresh"]
-    assert [(start.chain, start.joins) for start in found.starts] == [(None, None)] * 4 + [(None, 3)] * 2 + [(0, None)]
+    assert places(found, asked) == ["files", "files", "coming", "coming", "fresh"]
+    assert [(start.chain, start.joins) for start in found.starts] == [(None, None)] * 2 + [(None, 3)] * 2 + [(0, None)]
     assert found.chains == (WeightChain("files", ("fresh",)),)
-    in_files = replace(LOCALITY, cache="files").provide(0, asked)
-    assert places(in_files, asked)[:2] == ["files", "files"], "what was loaded is of no use to others"
 
 
 def test_gpu_enabled_faas_takes_what_it_lacks_from_the_store() -> None:
-    faas = Flashpoint(multicast=False, join=False, source="store", packs_first=False)
-    asked = given_of([node_view("has", [True]), node_view("lacks", [True, True])], 3, [has("has", loaded=True)])
+    faas = Flashpoint(multicast=False, join=False, source="store")
+    asked = given_of([node_view("has", [True]), node_view("lacks", [True, True])], 3, [has("has")])
     found = faas.provide(0, asked)
     assert places(found, asked) == ["has", "lacks", "lacks"]
     assert found.chains == (WeightChain(STORE, ("lacks",)),) * 2
     assert [start.chain for start in found.starts] == [None, 0, 1]
-
-
-def test_the_first_replicas_fill_one_node_after_the_other() -> None:
-    nodes = [node_view(f"n{number}", [True] * 4) for number in range(3)]
-    asked = given_of(nodes, 6, is_first=True)
-    assert Counter(places(Flashpoint().provide(0, asked), asked)) == {"n0": 4, "n1": 2}
-    assert Counter(places(ALL.provide(0, asked), asked)) == {"n0": 2, "n1": 2, "n2": 2}
 
 
 def test_fresh_nodes_are_taken_from_the_racks_in_turn_the_least_used_first() -> None:
@@ -193,23 +183,22 @@ def cluster(draw: st.DrawFn) -> ProvisionInput:
         node_view(name, draw(st.lists(st.booleans(), min_size=1, max_size=4)), draw(st.sampled_from(["", "r0", "r1"])))
         for name in NAMES[: draw(st.integers(1, 6))]
     ]
-    states = st.sampled_from(["none", "files", "loaded", "coming"])
+    states = st.sampled_from(["none", "files", "coming"])
     weights: list[WeightsView] = []
     for each in nodes:
         state, name = draw(states), each.node.name
         if state == "coming":
             weights.append(comes(name, len(weights)))
         elif state != "none":
-            weights.append(has(name, loaded=state == "loaded", rack=each.node.rack))
+            weights.append(has(name, each.node.rack))
     return given_of(nodes, draw(st.integers(1, 20)), weights)
 
 
-@given(cluster(), st.booleans(), st.booleans(), st.sampled_from(["nearest", "store"]), st.booleans())
-def test_places_and_sources(asked: ProvisionInput, multicast: bool, join: bool, source: str, first: bool) -> None:
+@given(cluster(), st.booleans(), st.booleans(), st.sampled_from(["nearest", "store"]))
+def test_places_and_sources(asked: ProvisionInput, multicast: bool, join: bool, source: str) -> None:
     """Numbers 7 and 8: at most as many starts as asked for, no device twice, all room is used; every start has weights
     or waits for a transfer to its node; the store sends only if no node has them."""
     policy = Flashpoint(multicast=multicast, join=join, source=source)  # type: ignore[arg-type]
-    asked = replace(asked, is_first=first)
     found = policy.provide(0, asked)
     assert len(found.starts) == min(asked.count, len(asked.sites))
     assert max(Counter(start.site for start in found.starts).values(), default=0) <= 1
@@ -313,8 +302,8 @@ def test_replicas_that_start_together_start_as_parts_of_one_model() -> None:
 
 def test_a_long_queue_makes_fewer_parts_and_one_start_is_whole() -> None:
     assert in_parts(PARTED, 1).pipelines == ()
-    assert in_parts(PARTED, 4, is_first=True, waiting=0).pipelines == (), "nobody waits for the first replicas"
-    assert in_parts(PARTED, 4, is_first=True, waiting=1).pipelines
+    assert in_parts(PARTED, 4, arrivals_rps=0.0, waiting=0).pipelines == (), "nobody waits for them"
+    assert in_parts(PARTED, 4, arrivals_rps=0.0, waiting=1).pipelines
     assert in_parts(PARTED, 4, belief=BELIEF).pipelines == (), "its layers were not measured"
     capped = in_parts(replace(PARTED, pieces_max=2), 5)
     assert capped.pipelines == ((0, 2, 4), (0, 2, 4))
@@ -324,7 +313,7 @@ def test_a_long_queue_makes_fewer_parts_and_one_start_is_whole() -> None:
 def test_a_part_is_sent_along_a_chain_to_all_pipelines() -> None:
     found = in_parts(replace(PARTED, pieces_max=2), 8)
     assert [(chain.layers, len(chain.receivers)) for chain in found.chains] == [((0, 2), 4), ((2, 4), 4)]
-    holders = [WeightsView(f"h{number}", "r0", True, False, None, 1, True) for number in range(2)]
+    holders = [WeightsView(f"h{number}", "r0", True, None, 1, True) for number in range(2)]
     held = in_parts(replace(PARTED, pieces_max=2), 8, weights=holders)
     assert sorted({chain.source for chain in held.chains}) == ["h0", "h1"]
     apart = in_parts(replace(BASELINE, pieces_max=2, partition=True), 4)
@@ -332,21 +321,21 @@ def test_a_part_is_sent_along_a_chain_to_all_pipelines() -> None:
 
 
 def test_what_starts_at_once_is_no_part_of_what_does_not() -> None:
-    """A pipeline is as slow as its slowest part: replicas on a node that has loaded the model wait for no others."""
-    loaded = [WeightsView("n3", "r1", True, True, None, 1, True)]
-    found = in_parts(replace(PARTED, pieces_max=4), 4, weights=loaded)
+    """A pipeline is as slow as its slowest part: replicas on a node that has the files wait for no others."""
+    there = [WeightsView("n3", "r1", True, None, 1, True)]
+    found = in_parts(replace(PARTED, pieces_max=4), 4, weights=there)
     assert found.pipelines == ((0, 2, 4), (0, 2, 4))
     assert [start.chain is None for start in found.starts] == [True, True, False, False]
-    alone = in_parts(replace(PARTED, pieces_max=4), 3, weights=loaded)
+    alone = in_parts(replace(PARTED, pieces_max=4), 3, weights=there)
     assert [start.pipeline for start in alone.starts] == [0, 0, None]
 
 
 def test_parts_are_only_where_they_are_expected_to_answer_sooner() -> None:
-    """Sending takes 4 s, the model 400 ms, and so does each boundary on this slow link."""
+    """Loading and sending take 24 s, the model 400 ms, and so does each boundary on this slow link."""
     slow = replace(PARTED, link_mbps=2e-5)
-    loaded = [WeightsView("n3", "r1", True, True, None, 1, True)]
-    assert in_parts(slow, 2, weights=loaded, waiting=1).pipelines == ((0, 2, 4),), "2 s and a boundary, not 4 s"
-    assert in_parts(slow, 2, weights=loaded, waiting=100).pipelines == (), "a boundary is as slow as the whole model"
+    there = [WeightsView("n3", "r1", True, None, 1, True)]
+    assert in_parts(slow, 2, weights=there, waiting=1).pipelines == ((0, 2, 4),), "12 s and a boundary, not 24 s"
+    assert in_parts(slow, 2, weights=there, waiting=100).pipelines == (), "a boundary is as slow as the whole model"
     free = structs.replace(PARTS, load_s=0.0, send_s=0.0)
     assert in_parts(PARTED, 4, costs=free).pipelines == (), "the store sends all layers once either way"
     assert in_parts(replace(PARTED, multicast=False, locality=False), 4, costs=free).pipelines, "one copy, not four"
@@ -395,7 +384,7 @@ def test_parts_are_never_expected_to_be_later_than_whole_models(data: st.DataObj
 
 
 def test_parts_come_where_the_weights_are_first() -> None:
-    nodes = [WeightsView("n3", "r1", True, True, None, 1, True), WeightsView("n5", "r1", True, False, None, 1, True)]
+    nodes = [WeightsView(name, "r1", True, None, 1, True) for name in ("n3", "n5")]
     found = in_parts(replace(PARTED, pieces_max=2), 4, weights=nodes)
     assert [start.chain for start in found.starts] == [None] * 4, "two on each of these nodes"
     assert [start.pipeline for start in found.starts] == [0, 0, 1, 1]
@@ -406,7 +395,7 @@ def test_parts_come_where_the_weights_are_first() -> None:
 
 
 def test_the_other_layers_come_from_the_node_that_sends_least() -> None:
-    views = [WeightsView(f"n{number}", f"r{number}", True, False, None, 1, number < 3) for number in range(4)]
+    views = [WeightsView(f"n{number}", f"r{number}", True, None, 1, number < 3) for number in range(4)]
     asked = CompletionInput(("n9",), {"n9": "r2"}, tuple(views), {"n0": 1})
     assert ALL.complete(0, asked) == [("n2", ("n9",))], "in its rack"
     assert replace(ALL, source="store").complete(0, asked) == [(STORE, ("n9",))]
@@ -420,7 +409,7 @@ def test_the_other_layers_come_from_the_node_that_sends_least() -> None:
 # Ours
 
 
-OURS = CheapestStart(packs_first=False)
+OURS = CheapestStart()
 HEAVY = StartCosts(ModelWeights("t5", 11_408_000_000), process_s=3.0, load_s=14.138, send_s=1.206)
 """T5-3B: 12.157 s from another node, 41.427 s from the store, and a worker process that takes long to start."""
 
@@ -434,24 +423,21 @@ def replace_view(view: WeightsView, **changes: object) -> WeightsView:
 
 
 def test_each_start_is_made_in_the_way_that_serves_soonest() -> None:
-    nodes = [node_view(name, [True, True]) for name in ("fresh", "files", "loaded", "early", "late")]
-    weights = [has("files"), has("loaded", loaded=True), coming_since("early", 3, 0), coming_since("late", 4, 10)]
-    asked = given_of(nodes, 10, weights, costs=HEAVY)
+    nodes = [node_view(name, [True, True]) for name in ("fresh", "files", "early", "late")]
+    weights = [has("files"), coming_since("early", 3, 0), coming_since("late", 4, 10)]
+    asked = given_of(nodes, 8, weights, costs=HEAVY)
     found = OURS.provide(s(10), asked)
-    # Loaded: 1.2 s, and 4.2 s with a new process. In files: 15.3 and 18.3 s. Early: 2.2 s more, late and fresh: 12.2 s.
-    assert places(found, asked) == [
-        *("loaded", "loaded", "files", "early", "files", "early", "late", "fresh", "late", "fresh")
-    ]
+    # In files: 15.3 s, and 18.3 s with a new process. Early: 2.2 s more, late and fresh: 12.2 s.
+    assert places(found, asked) == ["files", "early", "files", "early", "late", "fresh", "late", "fresh"]
     assert [start.joins for start in found.starts if start.joins is not None] == [3, 3, 4, 4]
-    assert found.chains == (WeightChain("files", ("fresh",)),) or found.chains == (WeightChain("loaded", ("fresh",)),)
-    assert found.why.endswith("expected to serve in 1.21 s to 30.5 s")
+    assert found.chains == (WeightChain("files", ("fresh",)),)
+    assert found.why.endswith("expected to serve in 15.3 s to 30.5 s")
 
 
 def test_the_first_start_is_expected_when_it_serves() -> None:
-    nodes = [node_view(name, [True, True]) for name in ("fresh", "files", "loaded")]
-    weights = [has("files"), has("loaded", loaded=True)]
-    assert OURS.expected_s(0, given_of(nodes, 1, weights, costs=HEAVY)) == pytest.approx(1.206)
-    assert OURS.expected_s(0, given_of(nodes[:2], 2, weights, costs=HEAVY)) == pytest.approx(15.344)
+    nodes = [node_view(name, [True, True]) for name in ("fresh", "files")]
+    weights = [has("files")]
+    assert OURS.expected_s(0, given_of(nodes, 2, weights, costs=HEAVY)) == pytest.approx(15.344)
     assert OURS.expected_s(0, given_of(nodes[:1], 1, costs=HEAVY)) == pytest.approx(41.427 + 15.344, abs=1e-3)
     whole = StartCosts(ModelWeights("t5", 0), process_s=8.0)
     assert OURS.expected_s(0, given_of(nodes, 1, costs=whole)) == 8.0, "not known which part a spare worker saves"
@@ -475,8 +461,6 @@ def test_fresh_nodes_get_one_start_each_before_a_second_one() -> None:
     asked = given_of(nodes, 5, costs=StartCosts(ModelWeights("t5", 10**9), load_s=1.0))
     assert Counter(places(OURS.provide(0, asked), asked)) == {"n0": 2, "n1": 2, "n2": 1}
     assert OURS.provide(0, asked).chains == (WeightChain(STORE, ("n0", "n1", "n2")),)
-    first = replace(asked, is_first=True)
-    assert Counter(places(CheapestStart().provide(0, first), first)) == {"n0": 4, "n1": 1}
 
 
 def ready_s(asked: ProvisionInput, found: Provisioning, now_ns: int) -> list[float]:
@@ -495,7 +479,7 @@ def ready_s(asked: ProvisionInput, found: Provisioning, now_ns: int) -> list[flo
             assert view is not None
             alone_s = copy_alone_s(asked)
             own_s += costs.load_s + max(0.0, alone_s - (now_ns - view.arriving_since_ns) / 1e9)
-        elif view is None or not view.is_loaded:
+        else:
             own_s += costs.load_s
         times.append(own_s)
     return sorted(times)
@@ -523,12 +507,12 @@ def least_sum_s(asked: ProvisionInput, now_ns: int) -> float:
                 view = weights.get(name)
                 total_s += costs.send_s + (costs.process_s if taken[name] else 0.0)
                 taken[name] += 1
-                if view is None or not (view.has_files or view.is_loaded or view.arriving is not None):
+                if view is None or not (view.has_files or view.arriving is not None):
                     total_s += costs.load_s + copy_s
                 elif view.arriving is not None:
                     left_s = copy_alone_s(asked) - (now_ns - view.arriving_since_ns) / 1e9
                     total_s += costs.load_s + max(0.0, left_s)
-                elif not view.is_loaded:
+                else:
                     total_s += costs.load_s
             best = min(best, total_s)
     return best
@@ -575,10 +559,10 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_plans_of_parts_are_found_with_the_first_starts(policy: Flashpoint, layers: int, solved: list[int]) -> None:
     """A server makes its first plan before it serves, and must not wait for these plans in a burst."""
     belief = layered(*range(1, layers + 1))
-    in_parts(replace(policy, partition=False), 4, belief=belief, is_first=True)
-    in_parts(policy, 1, belief=BELIEF, is_first=True)
+    in_parts(replace(policy, partition=False), 4, belief=belief, arrivals_rps=0.0)
+    in_parts(policy, 1, belief=BELIEF, arrivals_rps=0.0)
     assert solved == [], "no parts follow"
-    in_parts(policy, 1, belief=belief, is_first=True, waiting=0)
+    in_parts(policy, 1, belief=belief, arrivals_rps=0.0, waiting=0)
     assert solved == [layers]
     for count in (2, 4, 16):
         belief.apply(1.0 + count / 100, 0.0)
@@ -597,7 +581,7 @@ def test_plans_are_found_for_as_many_parts_as_the_nodes_can_hold(policy: Flashpo
 
     several = range(20, 60)
     for layers in several:
-        start(1, layers, places=1, is_first=True, waiting=0)
+        start(1, layers, places=1, arrivals_rps=0.0, waiting=0)
     assert solved == [1] * 40
     for count in (2, 2, 3, 4):
         start(count, 59, places=4, waiting=1)

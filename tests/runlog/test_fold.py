@@ -50,7 +50,6 @@ from sloop.vocabulary import (
     RequestId,
     Slot,
     TransferId,
-    WeightLevel,
 )
 from tests.counting import calls_of, instructions_of
 from tests.runlog.story import GRAPH, STORY, Rows, arrived, ended, started
@@ -466,7 +465,7 @@ def test_transfers_of_weights_are_counted_by_their_source() -> None:
         (3, TransferFailed(TransferId(0), "c", "nobody has the rest")),
         (4, Transfer(TransferId(1), weights, "a", ("c",))),
         (6, Transferred(TransferId(1), "c")),
-        (7, Evict("a", weights, WeightLevel.FILES)),
+        (7, Evict("a", weights)),
         (8, Transfer(TransferId(2), weights, "", ("b", "c"), False)),
         (8, CancelTransfer(TransferId(2), "b")),
         (9, Transferred(TransferId(2), "b")),
@@ -480,7 +479,7 @@ def test_transfers_of_weights_are_counted_by_their_source() -> None:
         "from the store": [s(1)],
         "from a node": [s(2)],
     }
-    assert (found.failed, found.cancelled, found.evicted) == (1, 1, {WeightLevel.FILES: 1})
+    assert (found.failed, found.cancelled, found.evicted) == (1, 1, 1)
     assert [list(record.receivers) for record in found.open.values()] == [["c"]]
 
 

@@ -76,7 +76,6 @@ from sloop.vocabulary import (
     Slot,
     StagePlan,
     TransferId,
-    WeightLevel,
 )
 
 NS = st.integers(min_value=0, max_value=2**62)
@@ -188,7 +187,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
     st.builds(StartBatch, batch=BATCH, replica=REPLICA, stage=WORDS, requests=st.lists(REQUEST, max_size=5).map(tuple)),
     st.builds(End, request=REQUEST, outcome=st.sampled_from(Outcome), why=WORDS, retry_after_ns=NS),
     st.builds(StartReplica, replica=REPLICA, spec=SPEC),
-    st.builds(StartReplica, replica=REPLICA, spec=SPEC, transfer=TRANSFER, shares_load=st.booleans(), part=PART),
+    st.builds(StartReplica, replica=REPLICA, spec=SPEC, transfer=TRANSFER, part=PART),
     st.builds(
         Transfer,
         transfer=TRANSFER,
@@ -199,7 +198,7 @@ RECORD: st.SearchStrategy[Event | Action] = st.one_of(
         completes=st.lists(REPLICA, max_size=2).map(tuple),
     ),
     st.builds(CancelTransfer, transfer=TRANSFER, node=WORDS),
-    st.builds(Evict, node=WORDS, weights=WEIGHTS, level=st.sampled_from(WeightLevel)),
+    st.builds(Evict, node=WORDS, weights=WEIGHTS),
     st.builds(StopReplica, replica=REPLICA, why=WORDS),
     st.builds(ResizeReplica, replica=REPLICA, cores=CORES),
     st.builds(AttachShadow, replica=REPLICA, number=NS, shadow=SHADOW),

@@ -38,7 +38,7 @@ from sloop.serve.control import (
     is_served,
     send,
 )
-from sloop.serve.deploy import ENDED_KEPT, Deployer, ModelRepository, check_live, check_weights, servables_of
+from sloop.serve.deploy import ENDED_KEPT, Deployer, ModelRepository, check_weights, servables_of
 from sloop.serve.edge.service import Keys
 from sloop.serve.server import check_repository
 from sloop.serve.stores import ModelSource
@@ -632,38 +632,6 @@ def test_a_repository_is_a_folder_and_needs_a_key(
 ) -> None:
     with pytest.raises(InputError, match=error):
         Running(thread, tmp_path, named("demo", write_mlp(tmp_path / "model.onnx", "n")), settings=settings)
-
-
-@pytest.mark.parametrize(
-    ("system", "told"),
-    [
-        ("flashpoint", "share loaded weights, and no server does that yet"),
-        ({"name": "flashpoint", "provision": {"cache": "files"}}, ""),
-        ({"name": "flashpoint", "provision": {"cache": "files", "partition": False}}, ""),
-        ({"name": "flashpoint", "provision": {"cache": "files", "partition": True}}, ""),
-        ({"name": "flashpoint", "provision": {"partition": True}}, "share loaded weights"),
-        ({"name": "baseline", "provision": {"partition": True}}, ""),
-        ({"name": "hpa", "provision": "flashpoint"}, "share loaded weights"),
-        ("atoll", ""),
-        ("baseline", ""),
-        ("hpa", ""),
-    ],
-)
-def test_no_server_shares_loaded_weights(system: object, told: str) -> None:
-    declared = {
-        "name": "a",
-        "slo_ms": 100,
-        "stages": [{"name": "only", "profile": "YOLOv5s-S"}],
-        "system": system,
-    }
-    (setup,) = set_up(load_application(declared)).applications
-    assert ("live" in setup.system.runs) == (not told)
-    if told:
-        with pytest.raises(InputError, match=told) as raised:
-            check_live(setup)
-        assert "provision" in str(raised.value.help)
-    else:
-        check_live(setup)
 
 
 def test_weights_that_are_to_be_brought_to_nodes_come_from_a_store(mlp: Path, tmp_path: Path) -> None:

@@ -79,7 +79,6 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
     TransferId,
-    WeightLevel,
 )
 from tests.serve.graphs import graph_of
 
@@ -547,7 +546,7 @@ class Buggy(Notes):
         (("transfer",), Transfer(TransferId(1), ModelWeights("m", 1), "", ("n", "o")), [TransferFailed] * 2, []),
         (("acquire",), AcquireNode("n"), [NodeLost], []),
         (("release",), ReleaseNode("n"), [NodeReleased], []),
-        (("evict",), Evict("n", ModelWeights("m", 1), WeightLevel.FILES), [], []),
+        (("evict",), Evict("n", ModelWeights("m", 1)), [], []),
     ],
 )
 def test_a_bug_of_the_backend_ends_what_the_order_was_for_and_not_the_server(
@@ -1099,7 +1098,7 @@ def test_plans_go_to_the_planner_and_nodes_to_the_backend() -> None:
 def test_transfers_evictions_and_starts_that_wait_go_to_the_backend() -> None:
     weights = ModelWeights("a", 100)
     sent = Transfer(TransferId(3), weights, STORE, ("here",))
-    evicted, given_up = Evict("here", weights, WeightLevel.FILES), CancelTransfer(TransferId(3), "here")
+    evicted, given_up = Evict("here", weights), CancelTransfer(TransferId(3), "here")
 
     def answer(event: Event) -> list[Action]:
         return [evicted, sent, StartReplica(R, SPEC, TransferId(3)), given_up] if event is WOKE else []

@@ -72,7 +72,6 @@ from sloop.vocabulary import (
     Shadow,
     Slot,
     TransferId,
-    WeightLevel,
 )
 from tests.hosts import is_running
 from tests.serve.rig import run_of, wirings_of
@@ -416,7 +415,7 @@ def test_a_new_version_is_sent_its_own_blocks_though_its_model_has_the_same_name
         rig.send(None, ONE)
         await rig.ear.hear(Transferred, count=count + 1)
         assert fetched(rig, ONE) == olds | news
-        rig.backend.evict(Evict(TWO, WHOLE, WeightLevel.FILES))
+        rig.backend.evict(Evict(TWO, WHOLE))
         rig.run(1, B, 16)
         await rig.finished(1)
         check(model, 1, 16, await rig.ear.answer(rig, 1))
@@ -437,7 +436,7 @@ def test_a_node_with_all_blocks_says_so_when_it_joins(play: Callable[[Scene], No
         await rig.die(ONE)
         await rig.join(ONE)
         assert rig.said(NodeReady)[-1].weights == (WHOLE,)
-        rig.backend.evict(Evict(ONE, WHOLE, WeightLevel.FILES))
+        rig.backend.evict(Evict(ONE, WHOLE))
         await until(lambda: rig.blocks(ONE) == [])
 
     play(scene)

@@ -661,7 +661,7 @@ class PartsAtOnce(Flashpoint):
 
 
 STATIC = SYSTEMS["static"]
-PROVISION = PartsAtOnce(cache="files", partition=True)
+PROVISION = PartsAtOnce(partition=True)
 SYSTEM = replace(STATIC, name="parts", policies=replace(STATIC.policies, provision=PROVISION))
 '''
 
@@ -839,7 +839,7 @@ def test_the_stock_policy_starts_parts_where_requests_wait_for_a_slow_start(
 ) -> None:
     """An application that rests is woken by requests: two replicas start as one pipeline, and answer them."""
     declared = document(model, tmp_path, startup=Startup(process_s=0.1, weights_s=30.0, first_batch_s=0.1))
-    provision = {"name": "flashpoint", "cache": "files", "partition": True}
+    provision = {"name": "flashpoint", "partition": True}
     declared["system"] = {"name": "static", "replicas": 2, "cores": 0.5, "drop": "never", "provision": provision}
     running = Running(thread, tmp_path / "state", declared | {"rest_after_s": 0.5, "slo_ms": 60_000})
     try:
@@ -882,7 +882,7 @@ def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: 
     setup = set_up(load_application(document(model, tmp_path)))
     check_live(setup.applications[0])
     check_nodes(setup.applications[0], has_agents=False)
-    both = {"name": "asyfunc", "provision": {"name": "flashpoint", "cache": "files", "partition": True}}
+    both = {"name": "asyfunc", "provision": {"name": "flashpoint", "partition": True}}
     assert "attaches shadows, and its `provision`" in refused({"system": both}).what
 
 

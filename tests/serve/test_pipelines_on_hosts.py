@@ -43,7 +43,7 @@ class PartsAtOnce(Flashpoint):
 
 
 STATIC = SYSTEMS["static"]
-PROVISION = PartsAtOnce(cache="files", partition=True)
+PROVISION = PartsAtOnce(partition=True)
 SYSTEM = replace(STATIC, name="parts", policies=replace(STATIC.policies, provision=PROVISION))
 '''
 

@@ -37,7 +37,7 @@ from sloop.serve.protocols import Servable
 from sloop.serve.stores import Patience
 from sloop.serve.weights import WeightsCache
 from sloop.shared_memory import Arenas
-from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId, WeightLevel
+from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId
 from tests.serve.bad_store import BadStore, Served
 from tests.serve.rig import wirings_of
 from tests.serve.test_local_backend import BYTES
@@ -307,7 +307,7 @@ def test_a_node_says_what_it_has_and_forgets_what_is_evicted(store: BadStore, tm
         assert [event.weights for event in rig.said(NodeReady)] == [(), ()]
         rig.send(STORE, ONE, TWO)
         await rig.over(ONE, TWO)
-        rig.backend.evict(Evict(TWO, WEIGHTS, WeightLevel.FILES))
+        rig.backend.evict(Evict(TWO, WEIGHTS))
         await until(lambda: not rig.files(TWO))
 
     async def again(rig: Rig) -> None:
@@ -328,11 +328,11 @@ def test_what_a_worker_uses_is_evicted_when_it_has_gone(store: BadStore, tmp_pat
         await rig.join(ONE)
         rig.start(1, ONE, rig.send(STORE, ONE))
         await until(lambda: bool(rig.said(ReplicaReady)))
-        rig.backend.evict(Evict(ONE, WEIGHTS, WeightLevel.FILES))
+        rig.backend.evict(Evict(ONE, WEIGHTS))
         rig.send(ONE, ONE)  # is answered after it
         await rig.over(ONE, transfer=1)
         assert rig.is_whole(ONE)
-        rig.backend.evict(Evict(ONE, WEIGHTS, WeightLevel.FILES))
+        rig.backend.evict(Evict(ONE, WEIGHTS))
         rig.backend.stop(ReplicaId(1))
         await until(lambda: bool(rig.said(ReplicaStopped)))
         await until(lambda: not rig.files(ONE))

@@ -54,7 +54,6 @@ from sloop.vocabulary import (
     RequestId,
     Slot,
     TransferId,
-    WeightLevel,
 )
 
 PROFILE = Profile(latency_ms=Amdahl(gamma=10.0, epsilon=0.0, delta=0.0, eta=0.0), max_batch=4, max_cores=8)
@@ -68,6 +67,7 @@ def cluster_of(
     faults: FaultRates | None = None,
     *,
     start_ms: float = 0.0,
+    local_s: float | None = None,
     resize_ms: float = 0.0,
     in_flight: ResizeRule = "next_batch",
     branches: BranchSampler | None = None,
@@ -82,7 +82,7 @@ def cluster_of(
     speeds = {("only", "a", "slow"): PROFILE, ("only", "a", "quick"): QUICK, **(profiles or {})}
     truths = Truths(
         ServiceSampler(1, speeds, cv=0.0, ratio=1.0, quota_ms=quota_ms),
-        ColdStartSampler(1, profiles or {}, start_s=start_ms / 1e3, warm=warm),
+        ColdStartSampler(1, profiles or {}, start_s=start_ms / 1e3, local_s=local_s, warm=warm),
         ResizeSampler(1, delay_ns=ms(resize_ms), in_flight=in_flight),
         sampler,
         branches,
@@ -427,20 +427,21 @@ def sharing(
     *,
     parts: Startup | None = Startup(1.0, 2.0, 1.0, 4.0),  # noqa: B008  # frozen
     spares: int = 0,
+    local_s: float | None = None,
 ) -> Cluster:
     """Three more nodes on a network of 100 MB a second, which are there from the start; starts take 800 ms."""
     nodes = [Node(f"n{number}", "slow", 8.0, 1) for number in range(4)]
     places = WeightPlaces(Topology(TopologyTruth(800.0, node_mbps=800.0), nodes), {("only", "a", "slow"): HUNDRED})
     profiles = {("only", "a", "slow"): structs.replace(PROFILE, startup=parts)}
-    return cluster_of(start_ms=800.0, nodes=nodes, profiles=profiles, weights=places, spares=spares)
+    return cluster_of(start_ms=800.0, local_s=local_s, nodes=nodes, profiles=profiles, weights=places, spares=spares)
 
 
 HUNDRED = ModelWeights("a", 100_000_000)
 
 
-def provided(number: int, node: str, transfer: int | None = None, *, shares_load: bool = False) -> StartReplica:
+def provided(number: int, node: str, transfer: int | None = None) -> StartReplica:
     brought = None if transfer is None else TransferId(transfer)
-    return StartReplica(ReplicaId(number), spec(node=node), brought, shares_load)
+    return StartReplica(ReplicaId(number), spec(node=node), brought)
 
 
 def transfer(number: int, source: str, *receivers: str, is_kept: bool = True) -> Transfer:
@@ -508,38 +509,18 @@ def test_a_transfer_that_is_cancelled_leaves_its_links_to_others() -> None:
     assert transferred(play_until(cluster, s(9))) == [(ms(1750), 0, "n0")], "75 of 100 MB at half the rate"
 
 
-def test_a_shared_load_is_done_once_and_stays_until_it_is_evicted() -> None:
-    cluster = sharing()
+def test_a_start_where_the_weights_are_takes_as_long_as_declared() -> None:
+    cluster = sharing(local_s=0.08)
     cluster.obey(0, transfer(0, STORE, "n0"))
-    cluster.obey(0, provided(0, "n0", 0, shares_load=True))
-    told = play_until(cluster, ms(1200))
-    cluster.obey(ms(1200), provided(1, "n0", shares_load=True))
-    told += play_until(cluster, s(3))
-    assert steps(told, R0)[1:] == [
-        (s(1), "spawning"),
-        (ms(1100), "loading"),
-        (ms(1300), "sending"),
-        (ms(1700), "warming"),
-        (ms(1800), "ready"),
-    ]
-    assert [step for _, step in steps(told, R1)] == ["spawning", "sending", "warming", "ready"], "loaded when it came"
-    assert steps(told, R1)[-1] == (ms(1800), "ready")
-    cluster.obey(s(3), Evict("n0", HUNDRED, WeightLevel.FILES))
-    cluster.obey(s(3), provided(2, "n0", shares_load=True))
-    assert steps(play_until(cluster, s(5)), ReplicaId(2))[-1] == (ms(3600), "ready"), "files are not needed"
-    cluster.obey(s(5), Evict("n0", HUNDRED, WeightLevel.LOADED))
-    cluster.obey(s(5), provided(3, "n0", shares_load=True))
-    assert steps(play_until(cluster, s(9)), ReplicaId(3))[-1] == (ms(5800), "ready")
-
-
-def test_a_second_start_waits_for_what_is_left_of_the_load() -> None:
-    cluster = sharing(parts=Startup(0.0, 6.0, 0.0, 2.0))
-    cluster.obey(0, transfer(0, STORE, "n0"))
-    cluster.obey(0, provided(0, "n0", 0, shares_load=True))
-    play_until(cluster, ms(1400))
-    cluster.obey(ms(1400), provided(1, "n0", shares_load=True))
-    found = steps(play_until(cluster, s(9)), R1)
-    assert found == [(ms(1400), "loading"), (ms(1600), "sending"), (ms(1800), "ready")]
+    cluster.obey(0, provided(0, "n0", 0))
+    assert steps(play_until(cluster, s(3)))[-1] == (ms(1800), "ready")
+    cluster.obey(s(3), provided(1, "n0"))
+    found = steps(play_until(cluster, s(5)), R1)
+    assert (found[0], found[1], found[-1]) == ((s(3), "spawning"), (ms(3010), "loading"), (ms(3080), "ready"))
+    cluster.obey(s(5), Evict("n0", HUNDRED))
+    cluster.obey(s(5), transfer(1, STORE, "n0"))
+    cluster.obey(s(5), provided(2, "n0", 1))
+    assert steps(play_until(cluster, s(9)), ReplicaId(2))[-1] == (ms(6800), "ready")
 
 
 def test_what_is_not_kept_is_for_those_who_wait_alone() -> None:
@@ -556,7 +537,7 @@ def test_in_a_warm_world_the_first_weights_are_there_at_once() -> None:
     weights = WeightPlaces(Topology(TopologyTruth(800.0), [N0]), {("only", "a", "slow"): HUNDRED})
     cluster = cluster_of(start_ms=800.0, warm=True, weights=weights)
     cluster.obey(0, transfer(0, STORE, "n0"))
-    cluster.obey(0, provided(0, "n0", 0, shares_load=True))
+    cluster.obey(0, provided(0, "n0", 0))
     assert play_until(cluster, s(1)) == [(0, Transferred(TransferId(0), "n0")), (0, ReplicaReady(R0))]
 
 
@@ -598,24 +579,6 @@ def test_a_start_with_a_worker_that_waits_goes_through_the_other_steps() -> None
     cluster.obey(ms(5), StartReplica(R0, spec()))
     told = steps(play_until(cluster, s(9)))
     assert told == [(ms(5), "fetching"), (ms(1005), "loading"), (ms(1205), "warming"), (ms(1305), "ready")]
-
-
-def test_a_shared_load_begins_at_once_on_a_worker_that_waits() -> None:
-    cluster = sharing(spares=1)
-    at_ns = s(1)
-    cluster.obey(at_ns, Transfer(TransferId(1), HUNDRED, "", ("n0",)))
-    told = play_until(cluster, s(9))
-    cluster.obey(s(10), provided(0, "n0", shares_load=True))
-    cluster.obey(s(10), provided(1, "n0", shares_load=True))
-    told = play_until(cluster, s(19))
-    assert steps(told) == [(s(10), "loading"), (ms(10200), "sending"), (ms(10600), "warming"), (ms(10700), "ready")]
-    assert steps(told, R1) == [
-        (s(10), "spawning"),
-        (ms(10100), "loading"),
-        (ms(10200), "sending"),
-        (ms(10600), "warming"),
-        (ms(10700), "ready"),
-    ]
 
 
 def test_a_start_that_fails_does_so_before_it_would_be_ready() -> None:

@@ -69,10 +69,10 @@ def cluster(*, length_ms: float = 900.0, startup: Startup = START) -> Cluster:
     return cluster_of(start_ms=length_ms, nodes=nodes, profiles=profiles, weights=places)
 
 
-def part(place: int, transfer: int | None = None, *, shares_load: bool = False, node: str = "") -> StartReplica:
+def part(place: int, transfer: int | None = None, *, node: str = "") -> StartReplica:
     brought = None if transfer is None else TransferId(transfer)
     made = Part(PipelineId(0), place, BOUNDS)
-    return StartReplica(ReplicaId(place), spec(node=node or f"n{place}"), brought, shares_load, made)
+    return StartReplica(ReplicaId(place), spec(node=node or f"n{place}"), brought, made)
 
 
 def layers(number: int, node: str, first: int, end: int, completes: ReplicaId | None = None) -> Transfer:
@@ -304,17 +304,6 @@ def test_layers_whose_source_is_lost_can_be_ordered_again() -> None:
     assert not any(isinstance(each, ReplicaLost) for _, each in told), "the part serves on"
     made.obey(s(8), structs.replace(rest, transfer=TransferId(11), source=STORE))
     assert completed(play_until(made, s(20))) == [(s(10) + ms(600), R0)]
-
-
-def test_a_part_on_a_node_that_has_loaded_the_model_only_sends() -> None:
-    made = cluster()
-    made.obey(0, Transfer(TransferId(0), ModelWeights("a", 300_000_000), STORE, ("n0",)))
-    made.obey(0, structs.replace(part(0, 0, shares_load=True), replica=R2, part=None))
-    play_until(made, s(5))
-    made.obey(s(5), part(0, shares_load=True))
-    told = play_until(made, s(9))
-    assert ready(told) == [(s(5) + ms(100), R0)], "a third of 300 ms"
-    assert completed(told) == [(s(5) + ms(300), R0)]
 
 
 def test_parts_that_stop_break_nothing() -> None:

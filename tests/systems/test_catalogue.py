@@ -147,9 +147,9 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
 }
 """All policies before the scale policy, in the order of the verbs."""
 PROVISION = {
-    "flashpoint": Flashpoint(locality=True, multicast=True, cache="loaded", source="nearest", join=True),
-    "gpu-faas": Flashpoint(locality=True, multicast=False, cache="loaded", source="store", join=False),
-    "atoll": Flashpoint(locality=True, multicast=False, cache="files", source="store", join=False),
+    "flashpoint": Flashpoint(locality=True, multicast=True, source="nearest", join=True),
+    "gpu-faas": Flashpoint(locality=True, multicast=False, source="store", join=False),
+    "atoll": Flashpoint(locality=True, multicast=False, source="store", join=False),
     "baseline": Flashpoint(locality=False, multicast=False),
     "headstart": CheapestStart(partition=True),
 }

@@ -50,7 +50,9 @@ class ColdStartTruth:
     """The true start-up time of a replica: `start_s`, uniform within ± `jitter` (a fraction of it).
 
     The default is `load_s` of the variant's profile, or 10 s if it has none. With `warm`, the replicas of the first
-    plan are ready at time 0. Fetching weights (`NetworkTruth.topology`) takes its own time before that.
+    plan are ready at time 0. Fetching weights (`NetworkTruth.topology`) takes its own time before that. A replica whose
+    weights its node has when it is ordered takes `local_s` instead, where that is declared: they are in the page cache,
+    or in the memory of a process from which replicas get them.
 
     On each node, `spare_workers` wait without a model. A replica takes one if it is there, and then starts without the
     part of its start that is the process (`process_s` of the profile's `startup`, if that is known), as on a server. A
@@ -60,6 +62,7 @@ class ColdStartTruth:
     """
 
     start_s: float | None = limited(None, least=0, most=1e6)
+    local_s: float | None = limited(None, least=0, most=1e6)
     jitter: float = limited(0.0, least=0, most=1)
     warm: bool = True
     spare_workers: int = limited(1, least=0, most=10_000)

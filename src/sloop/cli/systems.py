@@ -30,7 +30,7 @@ def systems(name: str | None) -> CommandOutput:
         return _one(name)
     value = [_described(system) for system in SYSTEMS.values()]
     rows = [
-        (s.name, s.kind, s.slots["scale"]["name"], s.slots["divide"]["name"], _runs(s), s.source)
+        (s.name, s.kind, s.slots["scale"]["name"], s.slots["divide"]["name"], ", ".join(s.runs), s.source)
         for s in SYSTEMS.values()
     ]
     columns = ("system", "kind", "scaling policy", "divides cores", "runs", "source")
@@ -39,14 +39,11 @@ def systems(name: str | None) -> CommandOutput:
         by_text.setdefault(system.mixed, []).append(system.name)
     mixed = tuple((", ".join(names), text) for text, names in by_text.items())
     more = "`sloop systems NAME` shows the parameters of one system; docs/systems.md says what each system does"
-    starred = {system.live_with for system in SYSTEMS.values()} - {""}
-    stars = [f"*: with `{text}`" for text in sorted(starred)]
     return CommandOutput(
         {"systems": value},
         [
             table(Table("", columns, tuple(rows))),
             table(Table("On a cluster of several kinds of hardware", ("systems", "use of the kinds"), mixed)),
-            *stars,
             more,
         ],
     )
@@ -61,7 +58,6 @@ def _described(system: System) -> Mapping[str, Any]:
         "mixed": system.mixed,
         "slots": system.slots,
         "runs": list(system.runs),
-        "live_with": system.live_with,
     }
 
 
@@ -92,16 +88,8 @@ def _one(name: str) -> CommandOutput:
     )
 
 
-def _runs(system: System) -> str:
-    """Where it runs, in a few letters; a star if more must be written for a server."""
-    return ", ".join(("live*", *system.runs) if system.live_with else system.runs)
-
-
 def _places(system: System) -> str:
-    places = [{"live": "in a server", "sim": "in the simulator"}[run] for run in system.runs]
-    if system.live_with:
-        places.append(f"in a server with `{system.live_with}`: no server shares loaded weights among replicas")
-    return " and ".join(places)
+    return " and ".join({"live": "in a server", "sim": "in the simulator"}[run] for run in system.runs)
 
 
 def _first_line(policy: object) -> str:

@@ -25,7 +25,7 @@ from sloop.core.views import (
 )
 from sloop.events import Event, Planned
 from sloop.units import FOREVER_NS
-from sloop.vocabulary import STORE, Plan, ReplicaId, ReplicaSpec, Request, Visit, WeightLevel
+from sloop.vocabulary import STORE, Plan, ReplicaId, ReplicaSpec, Request, Visit
 
 
 class Order(Protocol):
@@ -203,9 +203,8 @@ class Provision(Protocol):
     leaves_all: ClassVar[bool]
 
     @property
-    def keeps(self) -> WeightLevel:
-        """What a node keeps of weights that no replica uses, as long as its memory suffices. With `LOADED`, they are
-        also loaded only once for all replicas of a node."""
+    def keeps(self) -> bool:
+        """Whether a node keeps the files of weights that no replica uses, as long as its memory suffices."""
         ...
 
     @property
@@ -230,11 +229,8 @@ class AsPlaced:
     """The place policy chooses a node for each replica, and the driver gets the weights in its own way. The default."""
 
     leaves_all: ClassVar[bool] = True
+    keeps: ClassVar[bool] = False
     partition: ClassVar[bool] = False
-
-    @property
-    def keeps(self) -> WeightLevel:
-        return WeightLevel.NOTHING
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
         return Provisioning(())

@@ -18,9 +18,8 @@ from sloop.core.pipeline import layers_of
 from sloop.core.protocols import Provision
 from sloop.core.state import LayerPipeline, Replica, StageState, State
 from sloop.core.views import Belief, BeliefKey, ProvisionInput, ReplicaStart, Site, StartCosts, Traffic, WeightChain
-from sloop.core.weights import first_copy_bytes
 from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId, WeightLevel
+from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId
 
 RATE_NS = s(10)
 """Over how long the arrivals are measured that a provision policy sees."""
@@ -34,7 +33,7 @@ def start_together(
         spec = structs.replace(spec, shadow=None)
     policies = stage.application.parts.policies
     keeps = policies.provision.keeps
-    given = _input(now_ns, state, stage, spec, count, keeps)
+    given = _input(now_ns, state, stage, spec, count)
     if not given.sites:
         return 0
     answer = policies.provision.provide(now_ns, given)
@@ -52,7 +51,6 @@ def start_together(
     touched = dict.fromkeys(name for order in transfers for name in order.receivers)
     touched |= dict.fromkeys(order.spec.node or "" for order in orders)
     if orders or transfers:
-        stage.is_new = False
         out.append(Decided("provision", answer.why, stage.name, application=stage.application.key))
     out += state.weights.make_room(touched)
     out += transfers
@@ -74,23 +72,20 @@ def expected_starts_ns(now_ns: int, state: State, stage: StageState) -> dict[Bel
     cores = {(each.spec.variant, each.spec.slot.hardware): each.spec.cores for each in stage.pool.replicas.values()}
     for key, belief in stage.beliefs.items():
         spec = ReplicaSpec(stage.name, key[0], belief.slot(cores.get(key, 1.0)))
-        given = _input(now_ns, state, stage, spec, 1, policy.keeps)
+        given = _input(now_ns, state, stage, spec, 1)
         if given.sites:
             found[key] = s(predict(now_ns, given))
     return found
 
 
-def _input(
-    now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int, keeps: WeightLevel
-) -> ProvisionInput:
+def _input(now_ns: int, state: State, stage: StageState, spec: ReplicaSpec, count: int) -> ProvisionInput:
     """What the policy sees."""
     belief, costs = stage.beliefs[spec.variant, spec.slot.hardware], stage.start_costs(spec)
     weights = costs.weights
     sites = [
         site
         for site in state.ledger.sites(spec, belief)
-        if belief.memory_bytes + state.weights.extra_bytes(site.node.node.name, weights, keeps)
-        <= site.node.free_memory_bytes
+        if belief.memory_bytes + state.weights.extra_bytes(site.node.node.name, weights) <= site.node.free_memory_bytes
     ]
     monitor = stage.monitor
     return ProvisionInput(
@@ -111,13 +106,10 @@ def _input(
             for rate in stage.pool.rates
             if rate.batch_max
         ),
-        is_first=stage.is_new,
     )
 
 
-def _ordered(
-    now_ns: int, state: State, given: ProvisionInput, chain: WeightChain, keeps: WeightLevel
-) -> Transfer | None:
+def _ordered(now_ns: int, state: State, given: ProvisionInput, chain: WeightChain, keeps: bool) -> Transfer | None:
     """A transfer that the policy wants; None if none of its receivers has memory for it."""
     weights, costs = state.weights, given.costs
     if chain.layers is None:
@@ -137,7 +129,7 @@ class _Starts:
     given: ProvisionInput
     found: list[Transfer | None]
     """What was ordered for each chain of the answer."""
-    keeps: WeightLevel
+    keeps: bool
     orders: list[StartReplica] = field(default_factory=list)
     given_up: list[Action] = field(default_factory=list)
     """Orders that end what a pipeline without room would have used."""
@@ -169,31 +161,28 @@ class _Starts:
     def _reserve(self, starts: Sequence[ReplicaStart], *, assembles: bool) -> list[Replica]:
         """Replicas with their reservations and their weights. Those that assemble a model wait for their first
         layers."""
-        state, given, keeps, weights = self.state, self.given, self.keeps, self.given.costs.weights
+        state, given, weights, model = self.state, self.given, self.state.weights, self.given.costs.weights
         begun: list[Replica] = []
         for start in starts:
             site = given.sites[start.site]
             node = site.node.node.name
             arrives, transfer = _transfer(start, node, self.found)
             is_part = assembles and transfer is not None
-            needed_bytes = given.belief.memory_bytes + state.weights.extra_bytes(
-                node, weights, keeps, assembles=is_part
-            )
+            needed_bytes = given.belief.memory_bytes + weights.extra_bytes(node, model, assembles=is_part)
             if not arrives or needed_bytes > state.ledger.free_memory_bytes(node):
                 break
             replica = begin_replica(self.now_ns, state, self.stage, self.spec, given.belief, site)
             if replica is None:
                 break
             replica.is_provided, replica.transfer = True, transfer
-            state.weights.use(self.now_ns, replica.id, node, weights, keeps, transfer, assembles=is_part)
+            weights.use(self.now_ns, replica.id, node, model, self.keeps, transfer, assembles=is_part)
             begun.append(replica)
         return begun
 
     def _order(self, replicas: Sequence[Replica]) -> None:
-        shares = self.keeps is WeightLevel.LOADED
         for replica in replicas:
             placed = structs.replace(self.spec, node=replica.node, device=replica.device)
-            self.orders.append(StartReplica(replica.id, placed, replica.transfer, shares, replica.part))
+            self.orders.append(StartReplica(replica.id, placed, replica.transfer, replica.part))
 
 
 def _transfer(start: ReplicaStart, node: str, found: list[Transfer | None]) -> tuple[bool, TransferId | None]:
@@ -207,21 +196,20 @@ def _transfer(start: ReplicaStart, node: str, found: list[Transfer | None]) -> t
 def first_weights_bytes(policy: Provision, costs: StartCosts) -> int:
     """The memory that the weights of the first replica on a node take, beside the replica's own; 0 if the policy orders
     no transfers."""
-    return 0 if policy.leaves_all else first_copy_bytes(costs.weights, policy.keeps)
+    return 0 if policy.leaves_all else costs.weights.size_bytes
 
 
 def note_files(now_ns: int, state: State, node: str, files: Iterable[ModelWeights]) -> None:
     """A node that joins has the files of these models. Those that some provision policy keeps are recorded, as far as
     the node has memory for them; no policy asks for the others."""
-    kept: dict[ModelWeights, WeightLevel] = {}
+    kept: set[ModelWeights] = set()
     for application in state.applications.values():
-        keeps = application.parts.policies.provision.keeps
-        if keeps is not WeightLevel.NOTHING:
-            kept |= {costs.weights: keeps for costs in application.parts.starts.values()}
+        if application.parts.policies.provision.keeps:
+            kept |= {costs.weights for costs in application.parts.starts.values()}
     for weights in files:
         free_bytes = state.ledger.free_memory_bytes(node) - state.weights.spare_bytes(node)
         if weights in kept and weights.size_bytes <= free_bytes:
-            state.weights.note_files(now_ns, weights, node, kept[weights])
+            state.weights.note_files(now_ns, weights, node, keeps=True)
 
 
 def begin_replica(

@@ -935,8 +935,6 @@ class StageState:
         self.dispatch: Callable[[int, StageState, list[Action]], int]
         """Starts batches from its queue (`DataPath.dispatch`); set by the core."""
         self.runs_for_parts = False
-        self.is_new = True
-        """Whether no replica was provided for it yet."""
         self.response_timeout_ns = 0
         """The response timeout that the stage declares; 0 for the default."""
         self.watched_ns = -1

@@ -326,8 +326,6 @@ class WeightsView(Struct, frozen=True, gc=False):
     rack: str
     """Of the node; empty if it is unknown."""
     has_files: bool
-    is_loaded: bool
-    """Whether a process of the node has loaded them, so that a start only copies them to its accelerator."""
     arriving: TransferId | None
     """A transfer that brings the files, which more starts may wait for; None if there is none."""
     replicas: int
@@ -367,8 +365,6 @@ class ProvisionInput:
     """Visits that came to the stage per second, in the last ten seconds."""
     served_rps: float
     """Visits per second that its ready replicas are believed to serve."""
-    is_first: bool
-    """Whether the application starts replicas of this stage for the first time."""
 
 
 class CompletionInput(Struct, frozen=True):

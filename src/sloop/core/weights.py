@@ -1,14 +1,12 @@
 """Which nodes have the weights of which models, which transfers are under way, and what is evicted if memory is short.
 
 The core knows this only of weights for which a provision policy orders transfers. It follows from orders and reports:
-no node is asked. A node has the files of a model in its memory, or a process that has loaded them, or both
-(`WeightLevel`).
+no node is asked. Files are in the memory of a node.
 
 The ledger *holds* the memory of what is needed: files that are on their way, that a transfer reads, or that a replica
-has yet to load; and a loaded process while replicas use it. So the memory of a start is reserved when it is ordered,
-and it cannot fail midway. Everything else stays where it is as long as nobody wants the memory. To the ledger and to
-policies it is free, and `make_room` evicts it when it is needed: files before processes, those that were used longest
-ago first (Flashpoint, San Juan, thesis, Waterloo 2023, section 2.10 of our specification).
+has yet to load. So the memory of a start is reserved when it is ordered, and it cannot fail midway. Everything else
+stays where it is as long as nobody wants the memory. To the ledger and to policies it is free, and `make_room` evicts
+it when it is needed: those files first that were used longest ago.
 """
 
 from collections import Counter
@@ -23,12 +21,10 @@ from sloop.actions import CancelTransfer, Evict, Transfer
 from sloop.core.ledger import Ledger
 from sloop.core.views import WeightsView
 from sloop.units import s
-from sloop.vocabulary import STORE, ModelWeights, ReplicaId, TransferId, WeightLevel
+from sloop.vocabulary import STORE, ModelWeights, ReplicaId, TransferId
 
 DOUBT_NS: Final = s(60)
 """How long a node is not shown as a source after a transfer from it has failed: it, or its network, may be faulty."""
-
-LEVELS: Final = tuple(WeightLevel)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +33,9 @@ class NodeWeights:
 
     node: str
     weights: ModelWeights
-    keeps: WeightLevel = WeightLevel.NOTHING
-    """What stays when no replica uses them."""
+    keeps: bool = False
+    """Whether the files stay when no replica uses them."""
     has_files: bool = False
-    is_loaded: bool = False
     arriving: dict[TransferId, None] = field(default_factory=dict)
     """The transfers that bring them."""
     completing: dict[TransferId, None] = field(default_factory=dict)
@@ -50,8 +45,6 @@ class NodeWeights:
     """The transfers for which the node is the source."""
     users: dict[ReplicaId, bool] = field(default_factory=dict)
     """The replicas that were started from them, and whether each has yet to load them."""
-    sharers: dict[ReplicaId, None] = field(default_factory=dict)
-    """Those of them that share the loaded process."""
     assembling: dict[ReplicaId, None] = field(default_factory=dict)
     """The replicas that start as parts of the model: transfers of layers bring each a copy of its own."""
     used_ns: int = 0
@@ -62,27 +55,17 @@ class NodeWeights:
     @property
     def needs_files(self) -> bool:
         """Whether the files that are there must stay."""
-        if not self.has_files or self.readers:
-            return self.has_files
-        return any(loads and not (self.is_loaded and id in self.sharers) for id, loads in self.users.items())
-
-    @property
-    def needs_loaded(self) -> bool:
-        """Whether memory is needed for the loaded process, also if it has yet to be loaded."""
-        reads = self.is_loaded and not self.has_files and bool(self.readers)
-        return reads or bool(self.sharers)
+        return self.has_files and (bool(self.readers) or any(self.users.values()))
 
     @property
     def held_bytes(self) -> int:
         """The memory that must not be taken away."""
-        copies = len(self.assembling)
-        return self.weights.size_bytes * (len(self.arriving) + copies + self.needs_files + self.needs_loaded)
+        return self.weights.size_bytes * (len(self.arriving) + len(self.assembling) + self.needs_files)
 
     @property
     def spare_bytes(self) -> int:
         """The memory that may be taken away."""
-        files = self.has_files and not self.needs_files
-        return self.weights.size_bytes * (files + (self.is_loaded and not self.needs_loaded))
+        return self.weights.size_bytes * (self.has_files and not self.needs_files)
 
     @property
     def first_transfer(self) -> TransferId | None:
@@ -92,7 +75,7 @@ class NodeWeights:
     @property
     def is_gone(self) -> bool:
         """Whether nothing is there, and nothing comes."""
-        return not (self.has_files or self.is_loaded or self.arriving or self.users or self.readers)
+        return not (self.has_files or self.arriving or self.users or self.readers)
 
     def view(self, now_ns: int, rack: str, arriving_since_ns: int) -> WeightsView:
         """As policies see them."""
@@ -100,10 +83,9 @@ class NodeWeights:
             node=self.node,
             rack=rack,
             has_files=self.has_files,
-            is_loaded=self.is_loaded,
             arriving=self.first_transfer,
             replicas=len(self.users),
-            is_source=(self.has_files or self.is_loaded) and self.doubted_until_ns <= now_ns,
+            is_source=self.has_files and self.doubted_until_ns <= now_ns,
             arriving_since_ns=arriving_since_ns,
         )
 
@@ -116,12 +98,6 @@ class OpenTransfer(Struct):
     """The weights of which it brings all layers or some."""
     receivers: dict[str, dict[ReplicaId, None]]
     ordered_ns: int
-
-
-def first_copy_bytes(weights: ModelWeights, keeps: WeightLevel) -> int:
-    """The memory that the weights of a replica take on a node that has nothing of them: their files and, if replicas
-    share it, the loaded process."""
-    return weights.size_bytes * (1 + (keeps is WeightLevel.LOADED))
 
 
 class WeightRegistry:
@@ -147,8 +123,7 @@ class WeightRegistry:
             [
                 each.view(now_ns, nodes[name].rack, self._arriving_since_ns(each))
                 for name, each in self._of.get(weights, {}).items()
-                if each.keeps is not WeightLevel.NOTHING
-                and (each.has_files or each.is_loaded or each.first_transfer is not None)
+                if each.keeps and (each.has_files or each.first_transfer is not None)
             ]
         )
 
@@ -178,35 +153,29 @@ class WeightRegistry:
 
     # Orders
 
-    def extra_bytes(self, node: str, weights: ModelWeights, keeps: WeightLevel, *, assembles: bool = False) -> int:
+    def extra_bytes(self, node: str, weights: ModelWeights, *, assembles: bool = False) -> int:
         """How much more memory the node must hold for one more replica. It starts from weights that are there or
         arrive; if there are none, from a new transfer; if it `assembles` a copy of its own, from transfers of
         layers."""
-        found, shares = self._of.get(weights, {}).get(node), keeps is WeightLevel.LOADED
-        if found is None:
-            return first_copy_bytes(weights, keeps)
-        if assembles:
-            return weights.size_bytes * (1 + (shares and not found.needs_loaded))
-        needs_no_files = shares and found.is_loaded
+        found = self._of.get(weights, {}).get(node)
+        if found is None or assembles:
+            return weights.size_bytes
         is_held = found.needs_files if found.has_files else found.first_transfer is not None
-        return weights.size_bytes * (not (needs_no_files or is_held)) + weights.size_bytes * (
-            shares and not found.needs_loaded
-        )
+        return 0 if is_held else weights.size_bytes
 
     def order(
-        self, now_ns: int, weights: ModelWeights, source: str, receivers: Sequence[str], keeps: WeightLevel
+        self, now_ns: int, weights: ModelWeights, source: str, receivers: Sequence[str], keeps: bool
     ) -> Transfer | None:
         """Order a transfer to those of the receivers that have memory for it; None if none has. The source must have
         the weights."""
         if source != STORE:
-            sender = self._of[weights][source]
-            assert sender.has_files or sender.is_loaded, f"{source} has no {weights.name}"
+            assert self._of[weights][source].has_files, f"{source} has no {weights.name}"
         room = [name for name in receivers if weights.size_bytes <= self._ledger.free_memory_bytes(name)]
         if not room:
             return None
         id = TransferId(self._next)
         self._next += 1
-        made = Transfer(id, weights, source, tuple(room), keeps is not WeightLevel.NOTHING)
+        made = Transfer(id, weights, source, tuple(room), keeps)
         self.transfers[id] = OpenTransfer(made, weights, {name: {} for name in room}, now_ns)
         if source != STORE:
             sender = self._of[weights][source]
@@ -225,17 +194,17 @@ class WeightRegistry:
         whole: ModelWeights,
         source: str,
         receivers: Sequence[str],
-        keeps: WeightLevel,
+        keeps: bool,
         completes: tuple[ReplicaId, ...] = (),
     ) -> Transfer:
         """Order a transfer of some layers to nodes where replicas assemble the model, which hold the memory for it."""
         id = TransferId(self._next)
         self._next += 1
-        made = Transfer(id, part, source, tuple(receivers), keeps is not WeightLevel.NOTHING, completes)
+        made = Transfer(id, part, source, tuple(receivers), keeps, completes)
         self.transfers[id] = OpenTransfer(made, whole, {name: {} for name in receivers}, now_ns)
         if source != STORE:
             sender = self._of[whole][source]
-            assert sender.has_files or sender.is_loaded, f"{source} has no {whole.name}"
+            assert sender.has_files, f"{source} has no {whole.name}"
             sender.readers[id], sender.used_ns = None, now_ns
             self._settle(sender)
         for name in receivers if completes and made.is_kept else ():
@@ -256,22 +225,19 @@ class WeightRegistry:
         replica: ReplicaId,
         node: str,
         weights: ModelWeights,
-        keeps: WeightLevel,
+        keeps: bool,
         transfer: TransferId | None = None,
         *,
         assembles: bool = False,
     ) -> None:
         """A replica starts from the weights that are on its node, or that a transfer brings or completes there. If it
         `assembles` them, this transfer brings the layers of its part, and a later one the other layers."""
-        found, shares = self._found(node, weights, keeps), keeps is WeightLevel.LOADED
+        found = self._found(node, weights, keeps)
         if assembles:
             found.assembling[replica] = None
         else:
-            is_there = found.has_files or found.first_transfer is not None or (shares and found.is_loaded)
-            assert is_there, f"{weights.name} is not on {node}"
+            assert found.has_files or found.first_transfer is not None, f"{weights.name} is not on {node}"
         found.users[replica], found.used_ns = True, now_ns
-        if shares:
-            found.sharers[replica] = None
         self._used[replica] = found
         opened = self.transfers.get(transfer) if transfer is not None else None
         if opened is not None and node in opened.receivers:
@@ -300,13 +266,9 @@ class WeightRegistry:
             own = self.by_node.get(node, {})
             while self.spare_bytes(node) > max(0, self._ledger.free_memory_bytes(node)):
                 spare = [each for each in own.values() if each.spare_bytes]
-                files = [each for each in spare if each.has_files and not each.needs_files]
-                victim = min(files or spare, key=lambda each: (each.used_ns, each.weights.name))
-                if files:
-                    victim.has_files = False
-                else:
-                    victim.is_loaded = False
-                evicted.append(Evict(node, victim.weights, WeightLevel.FILES if files else WeightLevel.LOADED))
+                victim = min(spare, key=lambda each: (each.used_ns, each.weights.name))
+                victim.has_files = False
+                evicted.append(Evict(node, victim.weights))
                 self._settle(victim)
         return evicted
 
@@ -317,8 +279,7 @@ class WeightRegistry:
         found = self._used[replica]
         found.users[replica], found.used_ns = False, now_ns
         if found.assembling.pop(replica, True) is None:
-            found.has_files = found.keeps is not WeightLevel.NOTHING
-        found.is_loaded = found.is_loaded or replica in found.sharers
+            found.has_files = found.keeps
         self._settle(found)
 
     def leave(self, now_ns: int, replica: ReplicaId, transfer: TransferId | None = None) -> list[CancelTransfer]:
@@ -326,7 +287,6 @@ class WeightRegistry:
         found = self._used.pop(replica)
         del found.users[replica]
         found.assembling.pop(replica, None)
-        found.sharers.pop(replica, None)
         found.used_ns = now_ns
         self._settle(found)
         opened = self.transfers.get(transfer) if transfer is not None else None
@@ -352,7 +312,7 @@ class WeightRegistry:
                 found.assembling.pop(replica, None)
         self._end(transfer, node)
 
-    def note_files(self, now_ns: int, weights: ModelWeights, node: str, keeps: WeightLevel) -> None:
+    def note_files(self, now_ns: int, weights: ModelWeights, node: str, keeps: bool) -> None:
         """A node has the files, without a transfer that this core has ordered."""
         found = self._found(node, weights, keeps)
         found.has_files, found.used_ns = True, now_ns
@@ -381,13 +341,13 @@ class WeightRegistry:
 
     # Within
 
-    def _found(self, node: str, weights: ModelWeights, keeps: WeightLevel) -> NodeWeights:
-        """The weights on a node, of which at least `keeps` stays from now on."""
+    def _found(self, node: str, weights: ModelWeights, keeps: bool) -> NodeWeights:
+        """The weights on a node, which stay from now on if it `keeps` them."""
         own = self._of.setdefault(weights, {})
         found = own.get(node)
         if found is None:
             found = own[node] = self.by_node.setdefault(node, {})[weights] = NodeWeights(node, weights)
-        found.keeps = max(found.keeps, keeps, key=LEVELS.index)
+        found.keeps = found.keeps or keeps
         return found
 
     def _end(self, transfer: TransferId, node: str) -> OpenTransfer | None:
@@ -412,7 +372,7 @@ class WeightRegistry:
         """Weights on a node have changed: forget what does not stay, and hold the memory of what must."""
         if self.by_node.get(found.node, {}).get(found.weights) is not found:
             return  # the node was lost
-        if found.keeps is WeightLevel.NOTHING and not (found.readers or any(found.users.values())):
+        if not found.keeps and not (found.readers or any(found.users.values())):
             found.has_files = False
         own = self.by_node[found.node]
         if found.is_gone:

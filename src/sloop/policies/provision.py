@@ -3,6 +3,7 @@ which decides on all of them together."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -35,7 +36,7 @@ from sloop.solvers.flashpoint import (
 from sloop.solvers.starts import PartsChoice, PlanColumns, choose_parts
 from sloop.text import counted, listed
 from sloop.units import ROUNDING, to_s
-from sloop.vocabulary import LINK_MBPS, STORE, STORE_MBPS, TransferId, WeightLevel
+from sloop.vocabulary import LINK_MBPS, STORE, STORE_MBPS, TransferId
 
 __all__ = ["AsPlaced", "CheapestStart", "Flashpoint"]
 
@@ -46,9 +47,10 @@ class Flashpoint:
 
     Source: San Juan, "Flashpoint" (thesis, Waterloo 2023), sections 2.7 to 2.12 and 5.1 of our specification, with its
     corrections. Each technique can be switched off, which gives the systems that the thesis compares with: the
-    baseline (`locality` and `multicast` off), GPU-enabled FaaS (`multicast` and `join` off, `source` `store`) and Atoll
-    (the same with `cache` `files`), all without `partition`, which is off unless a system switches it on. Fails
-    where replicas on the accelerators of one node slow each other down: it fills the nodes with the weights first.
+    baseline (`locality` and `multicast` off), and GPU-enabled FaaS and Atoll (`multicast` and `join` off, `source`
+    `store`), all without `partition`, which is off unless a system switches it on. Nodes keep the files of models; the
+    process that has loaded them, which the thesis keeps too, is that of one replica here. Fails where replicas on the
+    accelerators of one node slow each other down: it fills the nodes with the weights first.
     """
 
     leaves_all: ClassVar[bool] = False
@@ -57,9 +59,6 @@ class Flashpoint:
     that have them; without it, each start is a download from the store, on the node with the fewest replicas."""
     multicast: bool = True
     """The receivers of one source form a chain, in the order of their racks; without it, each has its own transfer."""
-    cache: Literal["files", "loaded"] = "loaded"
-    """With `locality`, what nodes keep of weights that no replica uses: `files`, or `loaded`, which also keeps the
-    process that has loaded them."""
     source: Literal["nearest", "store"] = "nearest"
     """Whether weights come from other nodes that have them, or always from the store."""
     join: bool = True
@@ -79,9 +78,6 @@ class Flashpoint:
     store_mbps: float = STORE_MBPS
     """The expected rate at which the store sends to all nodes together, measured there as well. Used in the same
     way."""
-    packs_first: bool = True
-    """Whether the first replicas of an application fill one node after the other, as if it had grown from one
-    replica."""
 
     def __post_init__(self) -> None:
         for key in ("link_mbps", "store_mbps"):
@@ -89,25 +85,21 @@ class Flashpoint:
         check_range("pieces_max", self.pieces_max, least=0)
 
     @property
-    def keeps(self) -> WeightLevel:
-        return WeightLevel(self.cache) if self.locality else WeightLevel.NOTHING
+    def keeps(self) -> bool:
+        return self.locality
 
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
-        if self.partition and self.cuts == "best" and _are_first_of_layers(given):
+        if self.partition and self.cuts == "best" and _finds_plans(given):
             _plans(_piece_costs(given, self.link_mbps)).fronts(_most_pieces(self.pieces_max, len(given.sites)))
         found = {each.node: each for each in given.weights} if self.locality else {}
-        ready = {name for name, each in found.items() if each.has_files or (each.is_loaded and self.cache == "loaded")}
+        ready = {name for name, each in found.items() if each.has_files}
         coming = {name: each.arriving for name, each in found.items() if self.join and each.arriving is not None}
-        chosen = self._sites(given, ready, coming.keys() - ready) if self.locality else least_used_first(given)
+        chosen = primed_first(given, ready, coming.keys()) if self.locality else least_used_first(given)
         names = {index: _name(given.sites[index]) for index in chosen}
-        loaded = {name for name in ready if found[name].is_loaded}
         sources = {} if self.source == "store" or not self.locality else _sources(given)
-        levels = (
-            [index for index in chosen if names[index] in loaded],
-            [index for index in chosen if names[index] in ready - loaded],
-            [index for index in chosen if names[index] not in ready | coming.keys()],
-        )
-        groups = [group for level, own in enumerate(levels) for group in self._groups(given, own, level, len(sources))]
+        there = [index for index in chosen if names[index] in ready]
+        elsewhere = [index for index in chosen if names[index] not in ready | coming.keys()]
+        groups = [*self._groups(given, there, None), *self._groups(given, elsewhere, len(sources))]
         parts = Counter(index for group in groups for index in group.sites)
         rest: list[int] = []
         for index in chosen:
@@ -162,21 +154,20 @@ class Flashpoint:
         """Whether the receivers of one source form a chain."""
         return self.multicast and (self.join or not self.locality)
 
-    def _groups(self, given: ProvisionInput, sites: Sequence[int], level: int, sources: int) -> "list[_Group]":
+    def _groups(self, given: ProvisionInput, sites: Sequence[int], sources: int | None) -> "list[_Group]":
         """Pipelines of these sites, in this order, as long as a pipeline is expected to answer the waiting requests
         sooner than whole models.
 
-        All sites are of one level (`LOADED`, `IN_FILES` or `ELSEWHERE`), because a pipeline starts only when its
-        slowest part has. Each level answers its share of the waiting requests.
+        Either all sites have the files (None), or all get them from so many `sources` (0: from the store), because a
+        pipeline starts only when its slowest part has. Both answer their share of the waiting requests.
         """
         groups: list[_Group] = []
-        is_awaited = given.waiting > 0 or not given.is_first
-        if not self.partition or not is_awaited or len(sites) < 2 or given.belief.layer_count < 2:
+        if not self.partition or not _is_awaited(given) or len(sites) < 2 or given.belief.layer_count < 2:
             return groups
         costs = _piece_costs(given, self.link_mbps)
         left, added = list(sites), len(sites)
         while len(left) > 1:
-            starts = self._downloads(given, left, level, sources)
+            starts = self._downloads(given, left, sources)
             cold_s = starts.cold_s(1.0, 1, len(left))
             waiting = expected_requests(given.waiting, given.arrivals_rps, given.served_rps, cold_s)
             own = max(1, round(waiting * added / given.count))
@@ -193,16 +184,15 @@ class Flashpoint:
             left = left[whole:]
         return groups
 
-    def _downloads(self, given: ProvisionInput, sites: Sequence[int], level: int, sources: int) -> PieceDownloads:
-        """How long starts at these sites are expected to take, if `sources` nodes can send the weights."""
-        costs, bits = given.costs, given.costs.weights.size_bytes * 8
-        local_s = costs.send_s + (costs.load_s if level != LOADED else 0.0)
+    def _downloads(self, given: ProvisionInput, sites: Sequence[int], sources: int | None) -> PieceDownloads:
+        """How long starts at these sites are expected to take; see `_groups`."""
+        costs, bits = given.costs, given.costs.weights.size_bytes * 8 if sources is not None else 0
         return PieceDownloads(
             process_s=costs.process_s,
-            local_s=local_s,
-            download_s=bits / (self.link_mbps * 1e6) if level == ELSEWHERE else 0.0,
-            send_s=0.0 if level != ELSEWHERE else bits / ((self.link_mbps if sources else self.store_mbps) * 1e6),
-            senders=max(1, sources),
+            local_s=costs.load_s + costs.send_s,
+            download_s=bits / (self.link_mbps * 1e6),
+            send_s=bits / ((self.link_mbps if sources else self.store_mbps) * 1e6),
+            senders=max(1, sources or 0),
             nodes=len({_name(given.sites[index]) for index in sites}),
             is_chain=self._chains,
             is_shared=self._shares,
@@ -225,13 +215,6 @@ class Flashpoint:
             for place, group in enumerate(groups)
             for index, layers in zip(group.sites, pairwise(group.bounds), strict=True)
         ]
-
-    def _sites(self, given: ProvisionInput, ready: Iterable[str], coming: Iterable[str]) -> list[int]:
-        if self.packs_first and given.is_first:
-            return packed(given)
-        loaded = {each.node for each in given.weights if each.is_loaded} if self.cache == "loaded" else set()
-        levels = dict.fromkeys(coming, 2) | {name: int(name not in loaded) for name in ready}
-        return primed_first(given, levels)
 
     def _routes(self, making: "_Transfers", receivers: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
         """Sources and receivers of the transfers that bring the same layers to these nodes. A node that is named twice
@@ -301,8 +284,6 @@ class _ChainsOfNodes:
 
 PIECE_BYTES_MAX = 250e6
 """The most that a function of AWS Lambda may load, which bounds the pieces of Gillis and SerFer."""
-LOADED, IN_FILES, ELSEWHERE = range(3)
-"""Where a start finds its weights: loaded in a process of its node, in files of its node, or on another machine."""
 
 
 def _sources(given: ProvisionInput) -> dict[str, str]:
@@ -324,9 +305,14 @@ def _piece_costs(given: ProvisionInput, link_mbps: float) -> PieceCosts:
     )
 
 
-def _are_first_of_layers(given: ProvisionInput) -> bool:
-    """Whether these are the first starts of a model that can be cut."""
-    return given.is_first and given.belief.layer_count > 1
+def _is_awaited(given: ProvisionInput) -> bool:
+    """Whether requests wait for these starts, or come."""
+    return given.waiting > 0 or given.arrivals_rps > 0
+
+
+def _finds_plans(given: ProvisionInput) -> bool:
+    """Whether a model can be cut and nobody waits for it, so that there is time to look for plans."""
+    return not _is_awaited(given) and given.belief.layer_count > 1
 
 
 def _most_pieces(pieces_max: int, places: int) -> int:
@@ -338,7 +324,7 @@ class _PiecePlans:
     """The plans of one model, as far as they have been asked for.
 
     With 64 layers, it takes 0.1 s to find those of up to 4 pieces, 0.5 s for 8 and 5 s for 64. So policies ask for them
-    with the first starts of an application, for as many pieces as the nodes can hold. A server plans these starts
+    with the starts for which nobody waits, for as many pieces as the nodes can hold. A server plans the first starts
     before it serves (`sloop.systems.setup`), unless there are none, or the version is deployed later.
     """
 
@@ -452,24 +438,17 @@ class _SiteRoom:
             left = stay
 
 
-def packed(given: ProvisionInput) -> list[int]:
-    """Sites for the replicas, which fill one node after the other in the order of the nodes."""
-    room, chosen = _SiteRoom(given), list[int]()
-    room.fill(room.sites, chosen)
-    return chosen
-
-
-def primed_first(given: ProvisionInput, levels: Mapping[str, int]) -> list[int]:
+def primed_first(given: ProvisionInput, ready: AbstractSet[str], coming: AbstractSet[str]) -> list[int]:
     """Sites by the two stages of Flashpoint (section 2.8).
 
-    First, replicas fill the nodes that have the weights: the lowest level first, and within a level the nodes with the
-    most room first. Then each other node gets one replica, so that many nodes will have the weights: the least used
-    first, racks in turn. Then each gets a second one, and so on.
+    First, replicas fill the nodes that have the weights, then those where they arrive, of both the nodes with the most
+    room first. Then each other node gets one replica, so that many nodes will have the weights: the least used first,
+    racks in turn. Then each gets a second one, and so on.
     """
     room, chosen = _SiteRoom(given), list[int]()
-    primed = [name for name in room.sites if name in levels]
-    room.fill(sorted(primed, key=lambda name: (levels[name], -len(room.sites[name]))), chosen)
-    room.spread(fresh_in_turn(room.view(name) for name in room.sites if name not in levels), chosen)
+    primed = [name for name in room.sites if name in ready | coming]
+    room.fill(sorted(primed, key=lambda name: (name not in ready, -len(room.sites[name]))), chosen)
+    room.spread(fresh_in_turn(room.view(name) for name in room.sites if name not in ready | coming), chosen)
     return chosen
 
 
@@ -610,12 +589,11 @@ def _more(names: Sequence[str]) -> str:
 class CheapestStart:
     """Replicas start where they are predicted to be ready soonest.
 
-    For each node it predicts how long a start there takes, with or without a spare worker. The weights come from a
-    process of the node that has loaded them, from files of the node, from a transfer to the node that is under way, or
-    from a new transfer: along a chain from the nodes that send least, or from the store, whichever is quicker. The
-    policy makes the soonest starts; of equally good starts with a new transfer, it makes one on each node first. Starts
-    that get their weights in the same way become parts of one model if this is predicted to answer the waiting requests
-    sooner, in the mean (`sloop.solvers.starts`).
+    For each node it predicts how long a start there takes, with or without a spare worker. The weights come from files
+    of the node, from a transfer to the node that is under way, or from a new transfer: along a chain from the nodes
+    that send least, or from the store, whichever is quicker. The policy makes the soonest starts; of equally good
+    starts with a new transfer, it makes one on each node first. Starts that get their weights in the same way become
+    parts of one model if this is predicted to answer the waiting requests sooner, in the mean (`sloop.solvers.starts`).
 
     The scaling policy decides whether a burst gets shadows (`asyfunc` with `bursts: cheapest`). Fails if the bandwidths
     differ from the believed ones, and where replicas on the accelerators of one node slow each other down: it fills the
@@ -623,9 +601,7 @@ class CheapestStart:
     """
 
     leaves_all: ClassVar[bool] = False
-    cache: Literal["files", "loaded"] = "loaded"
-    """What nodes keep of weights that no replica uses: `files`, or `loaded`, which also keeps the process that has
-    loaded them."""
+    keeps: ClassVar[bool] = True
     partition: bool = False
     """Whether starts may be parts of one model, if its layers were measured."""
     pieces_max: int = 0
@@ -639,9 +615,6 @@ class CheapestStart:
     """The believed rate of the store, to all nodes together or to each, as `store` says."""
     store: Literal["shared", "per_node"] = "shared"
     """Whether all nodes share one link to the store, or each has its own."""
-    packs_first: bool = True
-    """Whether the first replicas of an application fill one node after the other, as if it had grown from one
-    replica."""
 
     def __post_init__(self) -> None:
         for key in ("link_mbps", "store_mbps"):
@@ -649,12 +622,8 @@ class CheapestStart:
         for key in ("pieces_max", "spare_workers"):
             check_range(key, getattr(self, key), least=0)
 
-    @property
-    def keeps(self) -> WeightLevel:
-        return WeightLevel(self.cache)
-
     def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
-        if self.partition and _are_first_of_layers(given):
+        if self.partition and _finds_plans(given):
             _plans(_piece_costs(given, self.link_mbps)).columns(_most_pieces(self.pieces_max, len(given.sites)))
         copy = self._copy(given)
         chosen = self._chosen(now_ns, given, copy)
@@ -718,12 +687,6 @@ class CheapestStart:
         room come first; if they need a new copy, one on each node comes first, then a second one on each."""
         room, found = _SiteRoom(given), {each.node: each for each in given.weights}
         origins = {name: self._source_for(now_ns, given, found.get(name), copy) for name in room.sites}
-        if self.packs_first and given.is_first:
-            return [
-                _ChosenStart(index, name, origins[name], origins[name].ready_s)
-                for index in packed(given)
-                for name in [_name(given.sites[index])]
-            ]
         ranks = {name: place for place, name in enumerate(fresh_in_turn(map(room.view, room.sites)))}
 
         def key(name: str, taken: int) -> tuple[float, bool, int, int, str]:
@@ -752,8 +715,6 @@ class CheapestStart:
         """How a start on a node gets its weights, and how long it takes if a spare worker waits there."""
         costs = given.costs
         local_s = costs.load_s + costs.send_s + costs.first_batch_s
-        if there is not None and there.is_loaded and self.cache == "loaded":
-            return _StartSource(costs.send_s + costs.first_batch_s)
         if there is not None and there.has_files:
             return _StartSource(local_s)
         if there is not None and there.arriving is not None:
@@ -766,8 +727,7 @@ class CheapestStart:
     ) -> "list[_Group]":
         """Pipelines of starts that get their weights in the same way, chosen for their share of the waiting
         requests."""
-        is_awaited = given.waiting > 0 or not given.is_first
-        if not self.partition or not is_awaited or len(starts) < 2 or given.belief.layer_count < 2:
+        if not self.partition or not _is_awaited(given) or len(starts) < 2 or given.belief.layer_count < 2:
             return []
         costs, copies = _piece_costs(given, self.link_mbps), origin.is_copied
         has_own_links = not copy.sources and self.store == "per_node"

@@ -89,7 +89,6 @@ from sloop.vocabulary import (
     RequestId,
     Slot,
     TransferId,
-    WeightLevel,
 )
 
 ROUTES_MAX: Final = 100
@@ -915,7 +914,8 @@ class WeightAccount:
         """Receivers that did not get them, although they were not lost."""
         self.cancelled = 0
         """Receivers that did not get them because nobody waited for them any more."""
-        self.evicted: Counter[WeightLevel] = Counter()
+        self.evicted = 0
+        """How many times a node deleted the files of a model."""
 
     def order(self, now_ns: int, order: Transfer) -> None:
         """A transfer begins."""
@@ -939,8 +939,8 @@ class WeightAccount:
         self.cancelled += self._end(order.transfer, order.node) is not None
 
     def evict(self, now_ns: int, order: Evict) -> None:
-        """A node deletes files, or ends a process that has loaded them."""
-        self.evicted[order.level] += 1
+        """A node deletes files."""
+        self.evicted += 1
 
     def lose(self, node: str) -> None:
         """A node is gone, and receives nothing any more."""

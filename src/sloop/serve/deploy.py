@@ -77,7 +77,7 @@ from sloop.systems.setup import (
 from sloop.tensor import Signature, described
 from sloop.text import counted, listed, quoted
 from sloop.units import GIB
-from sloop.vocabulary import Canary, Life, WeightLevel, version_key
+from sloop.vocabulary import Canary, Life, version_key
 
 WITHOUT_SHADOWS: Final = "choose a system without shadows, such as `asyfunc-nolls`"
 WITHOUT_PARTS: Final = "write `partition: false` in its `provision`: each replica starts with its whole model"
@@ -441,12 +441,6 @@ def check_live(setup: ApplicationSetup) -> None:
         )
     if starts_parts(setup):
         check_memory_of_parts(setup)
-    if setup.system.policies.provision.keeps is WeightLevel.LOADED:
-        raise InputError(
-            "its `provision` policy lets the replicas of a node share loaded weights, and no server does that yet",
-            where=setup.application.system.declared.where,
-            help="add `provision: {cache: files}` to the system: nodes keep files, and each replica loads them",
-        )
     if "live" not in setup.system.runs:
         raise InputError(
             f"system {setup.system.name!r} runs in the simulator only",

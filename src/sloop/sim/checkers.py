@@ -86,7 +86,6 @@ from sloop.vocabulary import (
     Slot,
     TransferId,
     Visit,
-    WeightLevel,
     version_key,
 )
 
@@ -266,7 +265,6 @@ class CheckedReplica:
         "shadow",
         "shadow_bytes",
         "shadow_parts",
-        "shares_load",
         "size_max",
         "spec",
         "started_ns",
@@ -283,7 +281,6 @@ class CheckedReplica:
         """What it starts from; None if drivers see to it."""
         self.transfer: TransferId | None = None
         """The transfer that it waits for."""
-        self.shares_load = False
         self.cores = spec.cores
         """In effect."""
         self.wanted_cores = spec.cores
@@ -368,12 +365,11 @@ class WaitingKeys:
 class CheckedNode:
     """A node: its state, what it holds, and for how long it was charged."""
 
-    __slots__ = ("arriving", "charged_ns", "files", "loaded", "node", "replicas", "said", "since_ns", "state")
+    __slots__ = ("arriving", "charged_ns", "files", "node", "replicas", "said", "since_ns", "state")
 
     def __init__(self, node: Node, now_ns: int = 0) -> None:
         self.node = node
         self.files: set[ModelWeights] = set()
-        self.loaded: set[ModelWeights] = set()
         """What it keeps of the weights of models."""
         self.said: set[ModelWeights] = set()
         """What it has, as it says when it joins; the core counts on them as far as the node has memory."""
@@ -424,17 +420,15 @@ class CheckedNode:
 
     @property
     def weights_bytes(self) -> int:
-        """Memory for the weights of models: files that are there or arrive, and loaded ones, also where replicas have
-        yet to load them."""
-        if not (self.files or self.loaded or self.arriving or self.replicas):
+        """Memory for the files of models that are there or arrive."""
+        if not (self.files or self.arriving or self.replicas):
             return 0
         own = [each for each in self.replicas.values() if each.weights is not None]
         copies = [each.weights for each in own if each.assembles]
         arrived = [each for each in own if each.transfer not in (None, *self.arriving)]
         files = {each.weights for each in arrived if self._loads(each)}
-        loaded = {each.weights for each in own if each.shares_load}
         arriving = [each.weights for each in self.arriving.values() if each.weights.layers is None]
-        found = [*(self.files | files), *(self.loaded | loaded), *arriving, *copies]
+        found = [*(self.files | files), *arriving, *copies]
         return sum(each.size_bytes for each in found if each is not None)
 
     def has_cores(self, cores: float) -> bool:
@@ -443,23 +437,17 @@ class CheckedNode:
         held += [replica.shadow.shadow.cores for replica in self.replicas.values() if replica.shadow is not None]
         return sum(round(1000 * each) for each in (*held, cores)) <= round(1000 * self.node.cores)
 
-    def uses(self, weights: ModelWeights, level: WeightLevel) -> bool:
-        """Whether a replica here needs these files to start, or this loaded process."""
-        own = [each for each in self.replicas.values() if each.weights == weights]
-        if level is WeightLevel.LOADED:
-            return any(each.shares_load for each in own)
-        return any(self._loads(each) for each in own)
+    def uses(self, weights: ModelWeights) -> bool:
+        """Whether a replica here needs these files to start."""
+        return any(each.weights == weights and self._loads(each) for each in self.replicas.values())
 
     def _loads(self, replica: CheckedReplica) -> bool:
         """Whether a replica has yet to load its weights from files."""
-        if replica.assembles or (replica.ready and replica.part is None):
-            return False
-        return not (replica.shares_load and replica.weights in self.loaded)
+        return not replica.assembles and not (replica.ready and replica.part is None)
 
     def empty(self) -> None:
         """It is lost or released, with all that it kept."""
         self.files.clear()
-        self.loaded.clear()
         self.said.clear()
         self.arriving.clear()
 
@@ -1106,7 +1094,7 @@ class Checkers:
         if not order.receivers or len({order.source, *order.receivers}) != 1 + len(order.receivers):
             self._fail("a transfer without receivers, or one that comes to a node twice")
         source = nodes.get(order.source)
-        models = {each.model for each in source.files | source.loaded | source.said} if source is not None else ()
+        models = {each.model for each in source.files | source.said} if source is not None else ()
         if order.source != STORE and order.weights.model not in models:
             self._fail(f"{order.source} does not have {order.weights.name}")
         for name in order.receivers:
@@ -1162,17 +1150,12 @@ class Checkers:
     def _evict(self, order: Evict) -> None:
         """Only what is there and not in use is evicted."""
         node = self._state.nodes.get(order.node)
-        kept = None if node is None else node.files if order.level is WeightLevel.FILES else node.loaded
-        if node is not None and kept is node.files and order.weights in node.said:
-            node.said.discard(order.weights)
-            kept.add(order.weights)
-        if node is None or kept is None or order.weights not in kept:
-            self._fail(f"{order.weights.name} is not {order.level} on {order.node}")
-        if node.uses(order.weights, order.level):
+        if node is None or order.weights not in node.files | node.said:
+            self._fail(f"{order.weights.name} is not on {order.node}")
+        if node.uses(order.weights):
             self._fail("a replica needs what is evicted")
-        kept.discard(order.weights)
-        if order.weights in node.files | node.loaded:
-            return
+        node.files.discard(order.weights)
+        node.said.discard(order.weights)
         for other in self._state.nodes.values():
             read = [(each.source, each.weights.model) for each in other.arriving.values()]
             if (order.node, order.weights.model) in read:
@@ -1189,17 +1172,11 @@ class Checkers:
         pipeline = replica.pipeline
         if replica.part is None and pipeline is None:
             replica.ready = True
-            self._keep_loaded(replica)
         elif replica.part is not None and pipeline is not None:
             pipeline.started.add(event.replica)
             if len(pipeline.started) == len(pipeline.bounds) - 1:
                 for member in pipeline.members.values():
                     member.ready = True
-
-    def _keep_loaded(self, replica: CheckedReplica) -> None:
-        """A replica has loaded its model."""
-        if replica.weights is not None and replica.shares_load:
-            self._state.nodes[replica.spec.node or ""].loaded.add(replica.weights)
 
     def _completed(self, event: ReplicaCompleted) -> None:
         """A part has all layers. When all parts of its pipeline have, it is over; without one the part is ready."""
@@ -1210,7 +1187,6 @@ class Checkers:
         if replica.rest in node.arriving and not replica.stopping:
             self._fail(f"the replica has all layers before transfer {replica.rest} has brought them")
         replica.part = None
-        self._keep_loaded(replica)
         if pipeline is None:
             replica.ready = True
         elif all(member.part is None for member in pipeline.members.values()):
@@ -1329,7 +1305,7 @@ class Checkers:
     def _check_provided(self, order: StartReplica, node: CheckedNode) -> None:
         """The weights of a start are on its node, or it waits for a transfer that brings them there."""
         replica, weights = self._state.replicas[order.replica], self._weights[profile_key(order.spec)]
-        replica.weights, replica.transfer, replica.shares_load = weights, order.transfer, order.shares_load
+        replica.weights, replica.transfer = weights, order.transfer
         if order.transfer is not None:
             arriving = node.arriving.get(order.transfer)
             layers = order.part.layers if order.part is not None else None
@@ -1337,7 +1313,7 @@ class Checkers:
                 layers = arriving.weights.layers  # the others are on their node, with a part of the model
             if arriving is None or (arriving.weights.model, arriving.weights.layers) != (weights.model, layers):
                 self._fail(f"transfer {order.transfer} does not bring {weights.name} to {node.node.name}")
-        elif weights not in node.files | node.said and not (order.shares_load and weights in node.loaded):
+        elif weights not in node.files | node.said:
             self._fail(f"{weights.name} is not on {node.node.name}, and the start waits for no transfer")
         self._check_node(order.spec)
 

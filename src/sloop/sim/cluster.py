@@ -67,7 +67,6 @@ from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
 from sloop.vocabulary import (
     BatchId,
-    ModelWeights,
     Node,
     NodeState,
     Part,
@@ -75,7 +74,6 @@ from sloop.vocabulary import (
     ReplicaId,
     ReplicaSpec,
     TransferId,
-    WeightLevel,
 )
 
 
@@ -170,17 +168,8 @@ class LocalStart(Struct, frozen=True):
     length_ns: int
     crash_ns: int | None = None
     """When its process dies before it is ready, from here on; None if it does not."""
-    shares_load: bool = False
-    """Whether it uses weights that another replica of the node has loaded."""
     saved_ns: int = 0
     """The start of the process, which a spare worker saves."""
-
-    def shortened(self, length_ns: int) -> "LocalStart":
-        """The same, if it takes `length_ns` in all."""
-        crash_ns = self.crash_ns
-        if crash_ns is not None and self.length_ns:
-            crash_ns = crash_ns * length_ns // self.length_ns
-        return structs.replace(self, length_ns=length_ns, crash_ns=crash_ns)
 
 
 class SimulatedNode:
@@ -315,8 +304,6 @@ class Cluster:
         """By ordered transfer and receiver, the replicas that wait for it."""
         self._failed: set[tuple[TransferId, str]] = set()
         """Ordered transfers that have failed, with their receivers."""
-        self._loaded_ns: dict[tuple[str, ModelWeights], int] = {}
-        """By node, when weights that its replicas share have been loaded, or will be."""
         self._pipelines: dict[PipelineId, SimulatedPipeline] = {}
         self._transfers_due = FOREVER_NS, -1
         """The instant and the sequence number of the next `TransfersDue`; others in `pending` have no effect."""
@@ -529,8 +516,8 @@ class Cluster:
                 length_ns = round(length_ns * self._rates.slow_start_factor)
             if truths.faults.strikes("failed_start", self._rates.failed_start):
                 crash_ns = truths.faults.within_ns("failed_start", length_ns)
-        start, weights = LocalStart(length_ns, crash_ns, order.shares_load), self._truths.weights
-        is_provided = order.transfer is not None or order.shares_load or order.part is not None
+        start, weights = LocalStart(length_ns, crash_ns), self._truths.weights
+        is_provided = order.transfer is not None or order.part is not None
         if weights is None or not (weights.has_network or is_provided):
             start = self._with_spare(now_ns, id, start)
             self._load(now_ns, id, start, [(LOADING, start.length_ns - start.saved_ns)])
@@ -552,8 +539,7 @@ class Cluster:
         self._await_transfers(now_ns)
 
     def _load_there(self, now_ns: int, id: ReplicaId, start: LocalStart, *, is_warm: bool = False) -> None:
-        """A replica starts whose weights are on its node. If the load is shared, it waits for what is left of it, and
-        skips it when it is over."""
+        """A replica starts whose weights are on its node."""
         replica = self._replicas[id]
         start = self._with_spare(now_ns, id, start)
         steps: Sequence[tuple[str, int]] = replica.truths.cold_start.steps(replica.spec, start.length_ns)
@@ -564,14 +550,6 @@ class Cluster:
         if replica.part is not None:
             self._load_part(now_ns, id, start, dict(steps))
             return
-        if start.shares_load and (is_warm or len(steps) > 1):
-            lengths_ns = dict(steps)
-            from_ns = now_ns + lengths_ns.get(SPAWNING, 0)
-            key = replica.spec.node or "", weights.of(replica.spec)
-            loaded_ns = self._loaded_ns.setdefault(key, from_ns + lengths_ns[LOADING])
-            lengths_ns[LOADING] = max(0, loaded_ns - from_ns)
-            steps, length_ns = list(lengths_ns.items()), sum(lengths_ns.values())
-            start = start.shortened(length_ns + start.saved_ns)
         self._load(now_ns, id, start, [] if is_warm else steps)
 
     def _load(self, now_ns: int, id: ReplicaId, start: LocalStart, steps: Iterable[tuple[str, int]]) -> None:
@@ -634,10 +612,8 @@ class Cluster:
             self._awaiting.pop((order.transfer, order.node), None)
             if weights.cancel(now_ns, order.transfer, order.node):
                 self._await_transfers(now_ns)
-        elif order.level is WeightLevel.FILES:
-            weights.evict(order.node, order.weights)
         else:
-            self._loaded_ns.pop((order.node, order.weights), None)
+            weights.evict(order.node, order.weights)
 
     def _transfer(self, now_ns: int, order: Transfer, weights: WeightPlaces) -> None:
         """Begin an ordered transfer. In a warm world, what is ordered at first is there at once."""
@@ -677,8 +653,6 @@ class Cluster:
             for id in self._awaiting.pop((order.transfer, name), ()):
                 if id in self._replicas and self._replicas[id].start is not None:  # else a part that serves
                     self._lose(now_ns, id, NO_WEIGHTS)
-        for key in [key for key in self._loaded_ns if key[0] == node]:
-            del self._loaded_ns[key]
         self._await_transfers(now_ns)
 
     def _await_transfers(self, at_ns: int) -> None:
@@ -768,22 +742,17 @@ class Cluster:
         replica.quota = PipelinePart(pipeline, stations_ns)
 
     def _load_part(self, now_ns: int, id: ReplicaId, start: LocalStart, lengths_ns: dict[str, int]) -> None:
-        """A part loads and sends its layers, and is ready. The rest takes as much longer as the rest is larger. What
-        its node has loaded already is not loaded again."""
-        replica, weights = self._replicas[id], self._truths.weights
+        """A part loads and sends its layers, and is ready. The rest takes as much longer as the rest is larger."""
+        replica = self._replicas[id]
         assert replica.part is not None, f"replica {id} has all layers"
-        assert weights is not None, "a part starts in a world without weights"
-        node = replica.spec.node or ""
         share = replica.truths.cold_start.share(replica.spec, replica.part.layers)
-        if start.shares_load and self._loaded_ns.get((node, weights.of(replica.spec)), FOREVER_NS) <= now_ns:
-            lengths_ns[LOADING] = 0
         spawning_ns = lengths_ns.pop(SPAWNING, 0)
         own_ns = {step: round(length_ns * share) for step, length_ns in lengths_ns.items()}
         length_ns, rest_ns = spawning_ns + sum(own_ns.values()), sum(lengths_ns.values()) - sum(own_ns.values())
         crash_ns = start.crash_ns
         if crash_ns is not None and start.length_ns:
             crash_ns = crash_ns * length_ns // start.length_ns
-        replica.rest = LocalStart(rest_ns, shares_load=start.shares_load)
+        replica.rest = LocalStart(rest_ns)
         self._load(now_ns, id, LocalStart(length_ns, crash_ns), [(SPAWNING, spawning_ns), *own_ns.items()])
         if replica.has_files:
             self._load_rest(now_ns + length_ns, id, replica)
@@ -804,11 +773,7 @@ class Cluster:
         if replica.rest_load is not None and replica.rest_load.end_ns > now_ns:
             self._push(replica.rest_load.end_ns, event)
             return None
-        weights, rest = self._truths.weights, replica.rest
-        assert weights is not None, "a part starts in a world without weights"
-        assert rest is not None, f"replica {event.replica} has not loaded its part"
-        if rest.shares_load:
-            self._loaded_ns.setdefault((replica.spec.node or "", weights.of(replica.spec)), now_ns)
+        assert replica.rest is not None, f"replica {event.replica} has not loaded its part"
         pipeline, replica.part = replica.pipeline, None
         if pipeline is None:
             return event
@@ -909,7 +874,9 @@ class Cluster:
 
     def _start_ns(self, now_ns: int, order: StartReplica, truths: Truths) -> int:
         """How long a replica takes to start."""
-        return truths.cold_start.draw_ns(now_ns, order.spec)
+        weights, spec = self._truths.weights, order.spec
+        is_local = weights is not None and order.transfer is None and weights.has(spec.node or "", spec)
+        return truths.cold_start.draw_ns(now_ns, spec, is_local=is_local)
 
     def _stop(self, now_ns: int, id: ReplicaId) -> None:
         replica = self._replicas.pop(id, None)

@@ -288,7 +288,9 @@ class World:
         )
         truths = Truths(
             service=service,
-            cold_start=ColdStartSampler(seed, profiles, start_s=start.start_s, jitter=start.jitter, warm=start.warm),
+            cold_start=ColdStartSampler(
+                seed, profiles, start_s=start.start_s, local_s=start.local_s, jitter=start.jitter, warm=start.warm
+            ),
             resize=ResizeSampler(seed, delay_ns=ms(truth.resize_ms), in_flight=truth.resize),
             faults=FaultSampler(seed, self.faults),
             branches=self._branches(application),

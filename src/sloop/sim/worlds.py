@@ -133,8 +133,8 @@ ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
 PROVISIONS: Final[Sequence[dict[str, Any]]] = (
     {"partition": True},
     {"multicast": False, "partition": True, "cuts": "filled"},
-    {"packs_first": False, "partition": True, "cuts": "fewest"},
-    {"multicast": False, "join": False, "source": "store", "cache": "files", "partition": True},
+    {"partition": True, "cuts": "fewest"},
+    {"multicast": False, "join": False, "source": "store", "partition": True},
     {"multicast": False, "join": False, "source": "store"},
     {"locality": False, "partition": True, "cuts": "fewest"},
     {"locality": False, "multicast": False, "partition": True, "cuts": "filled"},
@@ -144,7 +144,7 @@ models with measured layers start in parts: more often with cuts that ignore how
 
 CHEAPEST: Final[Sequence[dict[str, Any]]] = (
     {"partition": True},
-    {"partition": True, "cache": "files", "spare_workers": 0, "packs_first": False},
+    {"partition": True, "spare_workers": 0},
     {"partition": True, "store": "per_node", "link_mbps": 1e3, "store_mbps": 1e5, "pieces_max": 2},
 )
 """Parameters of `cheapest_start`, which decides in one of three worlds with such a policy and measured layers."""

@@ -343,7 +343,7 @@ CATALOGUE: Final = (
     System(
         "gpu-faas",
         "baseline",
-        f"GPU-enabled FaaS, {AS_IN_FLASHPOINT}: hosts keep loaded models, others come from the store",
+        f"GPU-enabled FaaS, {AS_IN_FLASHPOINT}: hosts keep models, others come from the store; as `atoll`",
         replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store")),
         ONE_KIND,
     ),
@@ -351,7 +351,7 @@ CATALOGUE: Final = (
         "atoll",
         "baseline",
         f"Singhvi et al., Atoll, SoCC 2021, {AS_IN_FLASHPOINT}: hosts keep files of models, others come from the store",
-        replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store", cache="files")),
+        replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store")),
         ONE_KIND,
     ),
     System(

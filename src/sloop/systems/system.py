@@ -18,7 +18,6 @@ from sloop.errors import InputError
 from sloop.options import Declared, Value, adjust, as_value, keys_of, read_options, written
 from sloop.systems.registry import POLICIES
 from sloop.user_code import module_in
-from sloop.vocabulary import WeightLevel
 
 VERBS: Final = tuple(field.name for field in fields(Policies))
 
@@ -33,22 +32,8 @@ class System:
     policies: Policies
     mixed: str = ""
     """What it does on a cluster of several kinds of hardware, in one sentence; empty if it does not say."""
-    drivers: tuple[str, ...] = ("live", "sim")
-    """What can carry out its actions, apart from what depends on its parameters (`runs`)."""
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        """Where it runs with its defaults: `live`, `sim`. In no server do the replicas of a node share loaded
-        weights."""
-        only_simulated = self.policies.provision.keeps is WeightLevel.LOADED
-        return tuple(each for each in self.drivers if not (only_simulated and each == "live"))
-
-    @property
-    def live_with(self) -> str:
-        """The parameter with which it also runs in a server; empty if it does so already, or if that is not enough."""
-        provision = self.policies.provision
-        can = "live" in self.drivers and provision.keeps is WeightLevel.LOADED and not provision.partition
-        return "provision: {cache: files}" if can else ""
+    runs: tuple[str, ...] = ("live", "sim")
+    """Where: `live` in a server, `sim` in the simulator."""
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:

@@ -123,7 +123,6 @@ from sloop.vocabulary import (
     ReplicaSpec,
     Shadow,
     TransferId,
-    WeightLevel,
 )
 
 JOIN_S_MAX: Final = 120.0
@@ -620,7 +619,7 @@ class AgentBackend(KnownStages):
 
     def evict(self, order: Evict) -> None:
         agent = self._agents.get(order.node)
-        if agent is not None and order.level is WeightLevel.FILES:
+        if agent is not None:
             for source in dict.fromkeys(source for each in self._with(order.weights) for source in sources_of(each)):
                 agent.records.send(EvictWeights(source))
 

@@ -50,7 +50,7 @@ each other at once are a nanosecond apart."""
 
 class ColdStartSampler:
     """The cold starts of one application version, drawn from stream `cold_start`. `start_s` overrides `load_s` of all
-    profiles."""
+    profiles, and `local_s` both where a node has the weights."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class ColdStartSampler:
         profiles: Mapping[VariantKey, Profile],
         *,
         start_s: float | None = None,
+        local_s: float | None = None,
         jitter: float = 0.0,
         warm: bool = True,
     ) -> None:
@@ -65,6 +66,7 @@ class ColdStartSampler:
         self._parts = {key: profile.startup for key, profile in profiles.items() if profile.startup is not None}
         self._layers = {key: profile.layers for key, profile in profiles.items() if profile.layers is not None}
         self._start_s = start_s
+        self._local_s = local_s
         self._jitter = jitter
         self._warm = warm
         self._random = stream(seed, "cold_start")
@@ -75,11 +77,11 @@ class ColdStartSampler:
         load_ms = shadow_load_ms(self._layers[spec.stage, spec.variant, spec.slot.hardware], shadow)
         return _varied_ns(load_ms / MS_PER_S, self._jitter, self._of_shadows)
 
-    def draw_ns(self, now_ns: int, spec: ReplicaSpec) -> int:
-        """The time until a replica ordered now is ready."""
+    def draw_ns(self, now_ns: int, spec: ReplicaSpec, *, is_local: bool = False) -> int:
+        """The time until a replica ordered now is ready. `is_local`: whether its node has the weights."""
         if self._warm and now_ns < WARM_NS:
             return 0
-        start_s = self._start_s
+        start_s = self._local_s if is_local and self._local_s is not None else self._start_s
         if start_s is None:
             start_s = self._load_s.get((spec.stage, spec.variant, spec.slot.hardware)) or START_S_ASSUMED
         return _varied_ns(start_s, self._jitter, self._random)

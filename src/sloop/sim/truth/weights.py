@@ -84,6 +84,10 @@ class WeightPlaces:
         """The weights of a replica."""
         return self._weights[spec.stage, spec.variant, spec.slot.hardware]
 
+    def has(self, node: str, spec: ReplicaSpec) -> bool:
+        """Whether the weights of a replica are on a node."""
+        return self.of(spec) in self._present.get(node, ())
+
     def place(self, node: str, weights: ModelWeights) -> None:
         """Put weights on a node, without a transfer."""
         self._present.setdefault(node, set()).add(weights)

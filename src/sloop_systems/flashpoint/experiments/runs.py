@@ -7,11 +7,12 @@ Atoll's policy for the first minute, warm, on as few hosts as possible.
 Source: Flashpoint specification, sections 2.13, 2.17, 3.4 and 5.1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 from msgspec import structs
@@ -19,7 +20,8 @@ from msgspec import structs
 from sloop.actions import End, StartReplica
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, StoreLink, TopologyTruth, Truth
-from sloop.core.protocols import Policies
+from sloop.core.protocols import Policies, Provision
+from sloop.core.views import CompletionInput, Provisioning, ProvisionInput
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic, Startup
@@ -51,12 +53,15 @@ PROVISION: Final[Mapping[Technique, Mapping[str, Any]]] = {
     "lc+mc": {},
     "lc+mc+mp": {"partition": True},
     "gpu-faas": {"multicast": False, "join": False, "source": "store"},
-    "atoll": {"multicast": False, "join": False, "source": "store", "cache": "files"},
+    "atoll": {"multicast": False, "join": False, "source": "store"},
     "gillis": {"locality": False, "multicast": False, "partition": True, "cuts": "fewest"},
     "serfer": {"locality": False, "multicast": False, "partition": True, "cuts": "filled"},
     "cheapest-start": {"name": "cheapest_start", "partition": True},
 }
 """The parameters of Flashpoint's provision policy for each system of section 5.1, and for each partition planner."""
+LOADED_ONCE: Final[frozenset[Technique]] = frozenset({"lc", "lc+mc", "lc+mc+mp", "gpu-faas", "cheapest-start"})
+"""The techniques with which a host that has a model has also loaded it, so that a start there takes no longer than to
+send it to the accelerator. Policies believe that it is loaded again."""
 KNOBS: Final[Mapping[ScalingName, tuple[str, float, int]]] = {
     "atoll-rate": ("factor", 1.0, 1),
     "torchserve": ("target_ms", 7000.0, -1),
@@ -199,10 +204,11 @@ def world_of(trial: FlashpointTrial, knob: float = 1.0) -> World:
         cluster=cluster_of(trial.accelerators, trial.per_host),
         estimates=Estimates(correct=False),
     )
+    send_s = FLASHPOINT_MODELS[trial.model].send_s.value
     topology = TopologyTruth(trial.store_mbps, trial.store, LINK_MBPS, HOSTS_PER_LEAF, LEAF_MBPS)
     truth = Truth(
         service=ServiceTruth(ratio=1.0, cv=0.0),
-        cold_start=ColdStartTruth(warm=True),
+        cold_start=ColdStartTruth(local_s=send_s if trial.technique in LOADED_ONCE else None),
         network=NetworkTruth(payload_kb=(0.0,), topology=topology),
         plan_ms=0.0,
     )
@@ -230,7 +236,35 @@ def policies_of(trial: FlashpointTrial, knob: float) -> Policies:
         declared["provision"]["pieces_max"] = trial.pieces_max
     if trial.technique == "cheapest-start":
         declared["provision"] |= {"store": trial.store, "store_mbps": trial.store_mbps}
-    return build_system(trial.policy, declared).policies
+    policies = build_system(trial.policy, declared).policies
+    if not policies.provision.keeps:
+        return policies
+    return replace(policies, provision=OnFewestHosts(policies.provision, trial.per_host))
+
+
+@dataclass(frozen=True, slots=True)
+class OnFewestHosts:
+    """Starts as `policy` says, but those of the first plan on as few hosts as possible, as if the application had grown
+    from one replica; the publication does not say where they are."""
+
+    policy: Provision
+    per_host: int
+    leaves_all: ClassVar[bool] = False
+
+    @property
+    def keeps(self) -> bool:
+        return self.policy.keeps
+
+    @property
+    def partition(self) -> bool:
+        return self.policy.partition
+
+    def provide(self, now_ns: int, given: ProvisionInput) -> Provisioning:
+        sites = given.sites[: -(-given.count // self.per_host)] if now_ns < FIRST_NS else given.sites
+        return self.policy.provide(now_ns, replace(given, sites=sites))
+
+    def complete(self, now_ns: int, given: CompletionInput) -> Sequence[tuple[str, tuple[str, ...]]]:
+        return self.policy.complete(now_ns, given)
 
 
 def first_replicas(trial: FlashpointTrial) -> int:
