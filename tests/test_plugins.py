@@ -15,7 +15,7 @@ from tests.cli.conftest import SERVED, save_small_model
 from tests.docs.test_docs import blocks, write_shown_system
 
 PROFILES = """\
-from sloop.profile.profile import Profile, Quadratic
+from sloop.api.profiles import Profile, Quadratic
 
 LAMP_DETECTOR = Profile(latency_ms=Quadratic(0.0, 20.0, 5.0), max_batch=8, max_cores=4, source="street")
 """

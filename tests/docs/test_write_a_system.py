@@ -1,6 +1,9 @@
 """The system that docs/write-a-system.md builds, in the simulator and in front of real workers."""
 
 import asyncio
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from sloop.sim.scenarios import run_scenario
 from sloop.systems.replay import header_of, rebuild, replay_log
 from sloop.systems.setup import set_up
 from sloop.vocabulary import Outcome
-from tests.docs.test_docs import blocks, write_shown_system
+from tests.docs.test_docs import ROOT, blocks, write_shown_system
 from tests.serve.test_live import ECHO, TWO_CORES, check_each_ended_once, serving, text
 
 PROFILE = {
@@ -33,6 +36,22 @@ def test_it_does_better_than_a_fixed_number_of_replicas(tmp_path: Path) -> None:
     own, static = (run_scenario(scenario, choice).row for choice in scenario.systems)
     assert (own.system, static.system) == ("headroom", "static")
     assert own.attainment > static.attainment
+
+
+def test_the_modules_listed_are_those_of_the_interface() -> None:
+    listed = re.findall(r"\(\.\./src/(sloop/api/\w+\.py)\)", (ROOT / "docs" / "write-a-system.md").read_text())
+    assert sorted(listed) == sorted(
+        str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/sloop/api").glob("*.py")
+    )
+
+
+def test_a_policy_costs_no_simulator_and_no_runtime() -> None:
+    """What is imported with the part of the interface that a policy needs."""
+    script = "import sys, sloop.api.policies, sloop.api.solvers, sloop.api.systems; print(*sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "sloop.policies.targets" in printed
+    unwanted = ("sloop.sim", "sloop.serve", "sloop.report", "sloop.cli", "onnxruntime", "click", "sloop_systems")
+    assert not [name for name in printed if name.startswith(unwanted)]
 
 
 @pytest.mark.live

@@ -3,15 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
-from sloop.core.protocols import Policies
-from sloop.policies.admit import Open
-from sloop.policies.batch import Full
-from sloop.policies.divide import MaxMin
-from sloop.policies.drop import Age
-from sloop.policies.order import Fifo
-from sloop.policies.place import SpreadPlacement
-from sloop.policies.route import RoundRobin
-from sloop.systems.system import System
+from sloop.api.policies import Age, Fifo, Full, MaxMin, Open, Policies, RoundRobin, SpreadPlacement
+from sloop.api.systems import System
 from sloop_systems.ipa.lstm import Lstm
 from sloop_systems.ipa.policy import Ipa
 

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.units import ROUNDING
+from sloop.api import ROUNDING
 from sloop_systems.ipa.solver import (
     CORES_SLACK,
     LATENCY_SLACK_MS,

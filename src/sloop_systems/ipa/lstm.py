@@ -19,12 +19,9 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.core.views import Traffic
-from sloop.errors import InputError
-from sloop.options import OutOfRange, check_range
-from sloop.solvers.forecasting import seconds_rps
-from sloop.text import quoted
-from sloop.units import s
+from sloop.api import InputError, OutOfRange, check_range, quoted, s
+from sloop.api.policies import Traffic
+from sloop.api.solvers import seconds_rps
 
 Floats = NDArray[np.float64]
 

@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from sloop.errors import InputError
-from sloop.solvers import highs
-from sloop.solvers.highs import Row
+from sloop.api import InputError
+from sloop.api.solvers import Row, highs
 from sloop_systems.ipa.solver import (
     IpaGoal,
     IpaOption,

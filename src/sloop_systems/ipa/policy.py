@@ -19,14 +19,9 @@ from typing import ClassVar, Final, Literal
 
 from msgspec import Struct, structs
 
-from sloop.core.views import Belief, ClusterView, StageView
-from sloop.errors import InputError
-from sloop.options import check_range
-from sloop.policies import targets
-from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
-from sloop.text import chain, counted
-from sloop.units import ROUNDING, s, to_ms
-from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
+from sloop.api import ROUNDING, Group, InputError, Plan, ReplicaSpec, StagePlan, chain, check_range, counted, s, to_ms
+from sloop.api.policies import Belief, ClusterView, StageView, targets
+from sloop.api.solvers import fill_ms, patience_ns, replicas_needed
 from sloop_systems.ipa import label_setting
 from sloop_systems.ipa import milp as ipa_milp
 from sloop_systems.ipa.label_setting import LabelSettingResult

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sloop.solvers.budget import IndexedPath
-from sloop.solvers.queueing import fill_ms, replicas_needed
+from sloop.api.solvers import IndexedPath, fill_ms, replicas_needed
 
 LATENCY_SLACK_MS: Final = 1e-9
 """Tolerance of a path's deadline."""

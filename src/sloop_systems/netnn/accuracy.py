@@ -20,7 +20,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from sloop.errors import InputError
+from sloop.api import InputError
 from sloop_systems.netnn.detection import (
     GAP_MAX,
     KEY_BYTES,

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple, Self
 
-from sloop.errors import MachineError
+from sloop.api import MachineError
 
 SYSTEM_CALLS: Final = {"x86_64": 321, "aarch64": 280}
 LOG_BYTES: Final = 1 << 20

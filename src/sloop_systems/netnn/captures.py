@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from sloop.errors import InputError
+from sloop.api import InputError
 from sloop_systems.netnn.traffic import ETHERNET, TimedPacket
 
 BLOCK_BYTES_MAX: Final = 16 << 20

@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from sloop.app.document import parse_yaml, read_yaml
-from sloop.cli.command import FILE, CommandOutput, Number, command, facts, progress, table
-from sloop.errors import InputError, MachineError
-from sloop.options import read_options
-from sloop.profile.profile import path_beside, save_profile
-from sloop.report.tables import Table
-from sloop.text import counted, number
+from sloop.api import InputError, MachineError, counted, number, read_options
+from sloop.api.commands import FILE, CommandOutput, Number, command, facts, parse_yaml, progress, read_yaml, table
+from sloop.api.profiles import path_beside, save_profile
+from sloop.api.reports import Table
 from sloop_systems.netnn.captures import CaptureReader, write_capture
 from sloop_systems.netnn.compiled import SUFFIX, CompiledNetwork, load, save
 from sloop_systems.netnn.detection import Detector, FlowVotes, flow_name, infer_with
@@ -341,7 +338,7 @@ def _run_with(runner: str, compiled: CompiledNetwork, rows: Ints, expected: Ints
 
 def _run_on_cpu(model: Path, rows: Ints, expected: Ints, exponent: int) -> dict[str, Any]:
     """The model's floats on the CPU; `differ` counts other classes."""
-    from sloop.profile.model import open_model  # noqa: PLC0415  # brings ONNX Runtime
+    from sloop.api.models import open_model  # noqa: PLC0415  # brings ONNX Runtime
 
     session = open_model(model, 1)
     port = session.signature.inputs[0]

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.errors import InputError, MachineError
+from sloop.api import InputError, MachineError
 from sloop_systems.netnn.mapper import Fabric
 from sloop_systems.netnn.network import Convolution, Dense, InputRange, Ints, Layer, Network
 from sloop_systems.netnn.program import Program, compile_network

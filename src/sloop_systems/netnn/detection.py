@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.errors import InputError
+from sloop.api import InputError
 from sloop_systems.netnn.network import BITS, BYTES, InputRange
 from sloop_systems.netnn.traffic import HEAD_BYTES, TCP, UDP, TimedPacket
 

@@ -22,10 +22,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sloop.errors import InputError
-from sloop.options import check_range
-from sloop.streams import stream
-from sloop.text import listed
+from sloop.api import InputError, check_range, listed
+from sloop.api.experiments import stream
 from sloop_systems.netnn.mapper import LINKS, NoCapacity
 from sloop_systems.netnn.network import Ints, classify
 from sloop_systems.netnn.packets import Malformed, Packet, PacketKind, ValueEncoding, packets_of, parse, result_of

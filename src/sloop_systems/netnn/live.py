@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from sloop.units import quantile
+from sloop.api import quantile
 from sloop_systems.netnn.detection import Detector, FeatureEncoding, InferencePoint, flow_name, parse
 from sloop_systems.netnn.emulator import run_in_lanes
 from sloop_systems.netnn.namespaces import Namespace

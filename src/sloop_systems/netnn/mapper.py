@@ -14,9 +14,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sloop.errors import InputError
-from sloop.options import check_range
-from sloop.text import listed
+from sloop.api import InputError, check_range, listed
 from sloop_systems.netnn.network import Layer, Network, Shape
 
 Routing = Literal["two-tier", "three-tier"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
 
-from sloop.errors import MachineError
+from sloop.api import MachineError
 
 T = TypeVar("T")
 

@@ -19,8 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sloop.errors import InputError
-from sloop.text import counted, number
+from sloop.api import InputError, counted, number
 
 WEIGHT_MAX: Final = 127
 """Weights and activations are at most this; -128 has no counterpart, and its magnitude needs 8 bits."""

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from sloop.errors import InputError, MachineError
-from sloop.streams import stream
+from sloop.api import InputError, MachineError
+from sloop.api.experiments import stream
 from sloop_systems.netnn.emulator import Faults, emitted
 from sloop_systems.netnn.namespaces import FabricCables
 from sloop_systems.netnn.network import Ints

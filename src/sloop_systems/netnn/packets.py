@@ -17,7 +17,7 @@ from typing import Final
 
 from numpy.typing import ArrayLike
 
-from sloop.errors import InputError
+from sloop.api import InputError
 from sloop_systems.netnn.program import LayerProgram, Program
 
 ETHERTYPE: Final = 0x88B5

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sloop.report.svg import PALETTE, SMALL, element, line_element, svg_element, text_at, write_drawing
-from sloop.text import number
+from sloop.api import number
+from sloop.api.reports import PALETTE, SMALL, element, line_element, svg_element, text_at, write_drawing
 from sloop_systems.netnn.mapper import Fabric, LayerPlacement
 
 LEAVES_MAX: Final = 24

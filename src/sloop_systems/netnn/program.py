@@ -34,7 +34,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sloop.errors import InputError
+from sloop.api import InputError
 from sloop_systems.netnn.mapper import Fabric, FabricTime, LayerPlacement, NoCapacity, place, split, time_of
 from sloop_systems.netnn.network import Convolution, Dense, InputRange, Ints, Layer, Network, Shape
 

@@ -19,9 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sloop.errors import InputError
-from sloop.onnx_file import array_in, parse_onnx, read_onnx
-from sloop.text import listed, quoted
+from sloop.api import InputError, listed, quoted
+from sloop.api.models import array_in, parse_onnx, read_onnx
 from sloop_systems.netnn.network import (
     BITS,
     SUM_LIMIT,

@@ -20,7 +20,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sloop.errors import MachineError
+from sloop.api import MachineError
 from sloop_systems.netnn.emulator import FlowVerdict, InferenceEnding
 from sloop_systems.netnn.network import Ints
 from sloop_systems.netnn.packets import ETHERTYPE, Malformed, parse, result_of

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from sloop.profile.profile import LatencyTable, Profile, Region, Sample, digest_of_model, sample_of
-from sloop.tensor import Port, Signature
+from sloop.api.models import Port, Signature
+from sloop.api.profiles import LatencyTable, Profile, Region, Sample, digest_of_model, sample_of
 from sloop_systems.netnn.compiled import CompiledNetwork, load
 from sloop_systems.netnn.emulator import Emulator
 from sloop_systems.netnn.network import classify

@@ -21,9 +21,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from sloop.errors import InputError
-from sloop.onnx_file import write_onnx
-from sloop.text import counted
+from sloop.api import InputError, counted
+from sloop.api.models import write_onnx
 from sloop_systems.netnn.accuracy import Protocol, dataset, flow_accuracy, split
 from sloop_systems.netnn.detection import POINTS, FeatureEncoding, Representation
 from sloop_systems.netnn.network import Network

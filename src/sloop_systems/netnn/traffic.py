@@ -23,8 +23,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from sloop.errors import InputError
-from sloop.streams import stream
+from sloop.api import InputError
+from sloop.api.experiments import stream
 
 HEAD_BYTES: Final = 68
 """The first bytes of a packet that detection reads: the longest IPv4 header and a UDP header."""

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from sloop.errors import InputError
-from sloop.onnx_file import FLOAT, INT64, parse_onnx
+from sloop.api import InputError
+from sloop.api.models import FLOAT, INT64, parse_onnx
 from sloop_systems.netnn.network import (
     BITS,
     WEIGHT_MAX,

@@ -24,8 +24,8 @@ from typing import Final
 
 import numpy as np
 
-from sloop.errors import InputError, MachineError
-from sloop.machine import usable_cpus
+from sloop.api import InputError, MachineError
+from sloop.api.models import usable_cpus
 from sloop_systems.netnn.bpf import (
     R0,
     XDP_PASS,

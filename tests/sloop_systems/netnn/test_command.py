@@ -196,7 +196,7 @@ def test_the_commands_of_the_page_work(model: Path, tmp_path: Path, monkeypatch:
     """In their order, in one folder; the page's own model is the small one."""
     pytest.importorskip("dpkt")
     page = (Path(__file__).resolve().parents[3] / "docs" / "innet.md").read_text()
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    lines = [line for block in re.findall(r"```sh[^\n]*\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     assert len(lines) >= 10
     monkeypatch.chdir(tmp_path)
     model.rename(tmp_path / "ids.onnx")

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.api.reports import Figure, Mark, Panel, Series
 from sloop_systems.comparison.harness import Progress, Reproduction, Results, bars, run_trials, silent
 from sloop_systems.comparison.rows import with_note
 from sloop_systems.ipa.experiments.offline import offline_rows, timing_rows, timings

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from sloop.profile.profile import Origin, Profile, Quadratic
+from sloop.api.profiles import Origin, Profile, Quadratic
 from sloop_systems.ipa.solver import Measure
 
 Policy = Literal["ipa", "fa2-low", "fa2-high", "rim"]

@@ -27,21 +27,25 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from sloop.actions import Decided
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.scenario import ColdStartTruth, ServiceTruth, Truth
-from sloop.core.protocols import Forecast, Policies
-from sloop.core.views import Traffic
-from sloop.policies.drop import Age
-from sloop.policies.forecast import MovingMax, OracleForecast
-from sloop.runlog import Record
-from sloop.runlog.summary import RunSummary
-from sloop.sim.run import simulate
-from sloop.sim.world import World
-from sloop.systems import SYSTEMS
-from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Node, Plan
-from sloop.workload import Spread
+from sloop.api import NS_PER_S, Node, Plan, s
+from sloop.api.experiments import (
+    Application,
+    ColdStartTruth,
+    Decided,
+    Estimates,
+    Record,
+    RunSummary,
+    ServiceTruth,
+    Spread,
+    Stage,
+    SystemChoice,
+    Truth,
+    Variant,
+    World,
+    simulate,
+)
+from sloop.api.policies import Age, Forecast, MovingMax, OracleForecast, Policies, Traffic
+from sloop.api.systems import SYSTEMS
 from sloop_systems.comparison.harness import Results, RunResult, Trial, Wanted
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, contradicted, directed, minus
 from sloop_systems.comparison.twitter import Excerpt, ipa

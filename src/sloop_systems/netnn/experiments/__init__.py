@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from sloop.report.plots import Figure, Mark, Panel, Series
-from sloop.text import counted
+from sloop.api import counted
+from sloop.api.reports import Figure, Mark, Panel, Series
 from sloop_systems.comparison.harness import Progress, Reproduction, bars, in_parallel, silent
 from sloop_systems.comparison.rows import Claim, Judged, Row, bounded, directed, minus
 from sloop_systems.netnn.accuracy import (

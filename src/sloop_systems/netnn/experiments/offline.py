@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.onnx_file import FLOAT, parse_onnx
+from sloop.api.models import FLOAT, parse_onnx
 from sloop_systems.comparison.rows import Claim, Row, bounded, compare, contradicted
 from sloop_systems.netnn.emulator import Emulator, Faults, InferenceEnding, LayerCounts, run_in_lanes
 from sloop_systems.netnn.mapper import Fabric, FabricTime, memory_bytes, time_of

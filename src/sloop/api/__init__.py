@@ -1,0 +1,111 @@
+"""The interface for systems that are not part of sloop: what docs/write-a-system.md lists, and nothing else.
+
+This module has what all of them need: plans, nodes, requests and their ids; units of time; errors; texts for reasons;
+checks of parameters. It imports no other module of the interface, and each of those only what it needs:
+
+- `sloop.api.policies`: protocols of policies, what they see, and policies to take over;
+- `sloop.api.solvers`: optimisation and queueing for policies;
+- `sloop.api.systems`: systems, and those that are installed;
+- `sloop.api.profiles`: profiles of models, fits and kinds of hardware;
+- `sloop.api.models`: ONNX files, tensors, models that are opened, the machine;
+- `sloop.api.experiments`: applications, traces, truths, simulated worlds, their records and summaries;
+- `sloop.api.reports`: figures, tables and pages;
+- `sloop.api.commands`: helpers for commands of one's own.
+"""
+
+from sloop.errors import InputError, MachineError
+from sloop.options import OutOfRange, check_range, read_options
+from sloop.text import chain, counted, listed, number, quoted
+from sloop.units import (
+    FOREVER_NS,
+    GIB,
+    NS_PER_MS,
+    NS_PER_S,
+    ROUNDING,
+    interpolated_quantile,
+    ms,
+    quantile,
+    round_down,
+    round_up,
+    s,
+    to_ms,
+    to_s,
+)
+from sloop.vocabulary import (
+    LINK_MBPS,
+    STORE,
+    STORE_MBPS,
+    BatchId,
+    Device,
+    Form,
+    Group,
+    Life,
+    ModelWeights,
+    Node,
+    NodeState,
+    Outcome,
+    Part,
+    Path,
+    PipelineId,
+    Plan,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    Shadow,
+    Slot,
+    StagePlan,
+    TransferId,
+    Visit,
+)
+
+__all__ = [
+    "FOREVER_NS",
+    "GIB",
+    "LINK_MBPS",
+    "NS_PER_MS",
+    "NS_PER_S",
+    "ROUNDING",
+    "STORE",
+    "STORE_MBPS",
+    "BatchId",
+    "Device",
+    "Form",
+    "Group",
+    "InputError",
+    "Life",
+    "MachineError",
+    "ModelWeights",
+    "Node",
+    "NodeState",
+    "OutOfRange",
+    "Outcome",
+    "Part",
+    "Path",
+    "PipelineId",
+    "Plan",
+    "ReplicaId",
+    "ReplicaSpec",
+    "Request",
+    "RequestId",
+    "Shadow",
+    "Slot",
+    "StagePlan",
+    "TransferId",
+    "Visit",
+    "chain",
+    "check_range",
+    "counted",
+    "interpolated_quantile",
+    "listed",
+    "ms",
+    "number",
+    "quantile",
+    "quoted",
+    "read_options",
+    "round_down",
+    "round_up",
+    "s",
+    "to_ms",
+    "to_s",
+]

@@ -1,0 +1,48 @@
+"""Profiles: how long batches of a model take on a kind of hardware; fits, beliefs, kinds of hardware."""
+
+from sloop.app.hardware import KINDS
+from sloop.profile.estimate import Estimate
+from sloop.profile.profile import (
+    Amdahl,
+    DeviceSharing,
+    LatencyTable,
+    LayerBlock,
+    LayerProfile,
+    Origin,
+    ParametricLatency,
+    Profile,
+    Quadratic,
+    Region,
+    Sample,
+    Startup,
+    digest_of_model,
+    load_profile,
+    path_beside,
+    sample_of,
+    save_profile,
+)
+from sloop.profile.published import RESNET_T, YOLOV5S_S
+
+__all__ = [
+    "KINDS",
+    "RESNET_T",
+    "YOLOV5S_S",
+    "Amdahl",
+    "DeviceSharing",
+    "Estimate",
+    "LatencyTable",
+    "LayerBlock",
+    "LayerProfile",
+    "Origin",
+    "ParametricLatency",
+    "Profile",
+    "Quadratic",
+    "Region",
+    "Sample",
+    "Startup",
+    "digest_of_model",
+    "load_profile",
+    "path_beside",
+    "sample_of",
+    "save_profile",
+]
