@@ -98,8 +98,10 @@ def overview(found: Iterable[PublishedRows]) -> str:
     every = sorted(found, key=lambda each: each.name)
     whole = [(each, each.rows) for each in every]
     printed = [(each, tuple(row for row in each.rows if row.paper is not None)) for each in every]
+    missing = sorted(set(REPRODUCTIONS) - {each.name for each in every})
+    older = f" Not run whole since verdicts are these: {', '.join(missing)}; their pages are older." if missing else ""
     return "\n\n".join([
-        f"Counted from the JSON file of each publication. {DEFINED}",
+        f"Counted from the JSON file of each publication. {DEFINED}{older}",
         _counted(whole),
         "Of these, the rows with a figure or a bound that the source prints; the others compare with figures, bounds "
         "and directions of our own specification of it:",

@@ -45,6 +45,7 @@ def test_one_table_counts_all_publications() -> None:
         "| [x](reproduce-x.md) | abc | 2026-11-29 | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 0 |",
         "| all |  |  | – | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 2 | 0 |",
     ], "all rows, then those with a printed figure"
+    assert f"Not run whole since verdicts are these: {', '.join(sorted(REPRODUCTIONS))};" in text
 
 
 def test_processor_time_of_processes_that_have_ended_counts(monkeypatch: pytest.MonkeyPatch) -> None:

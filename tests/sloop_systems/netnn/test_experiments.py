@@ -83,7 +83,7 @@ def test_the_published_latency_does_not_survive_recirculation() -> None:
     assert found["clones with which the slowest layer is below 1 ms"] == "self"
     assert found["clones with which all layers are below 2 ms"] == "shape"
     assert recirculating(17).latency_ns < 2e6 < recirculating(16).latency_ns
-    products = offline._products(sends_windows=True)
+    products = offline._products()
     assert time_of(Fabric(pass_ns=24.3), products).latency_ns < 2e6 < time_of(Fabric(pass_ns=24.5), products).latency_ns
 
 

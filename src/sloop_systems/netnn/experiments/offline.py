@@ -270,15 +270,15 @@ def latency_rows() -> list[Row]:
 
 
 @cache
-def _products(*, sends_windows: bool) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _products() -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Per layer of mini-AlexNet, the products that each message makes one unit compute."""
-    program = compile_network(alexnet(), Fabric(sends_windows=sends_windows))
+    program = compile_network(alexnet(), Fabric())
     return tuple((layer.name, layer.products_in_order) for layer in program.layers)
 
 
-def recirculating(clones: int = 1, *, sends_windows: bool = True) -> FabricTime:
+def recirculating(clones: int = 1) -> FabricTime:
     """The time of mini-AlexNet if a recirculation takes the time of a pass, and `clones` share a packet's products."""
-    return time_of(Fabric(clones=clones), _products(sends_windows=sends_windows))
+    return time_of(Fabric(clones=clones), _products())
 
 
 def pass_needed_ns() -> float:
@@ -286,7 +286,7 @@ def pass_needed_ns() -> float:
     low, high = 0.0, 1000.0
     for _ in range(60):
         middle = (low + high) / 2
-        latency_ns = time_of(Fabric(pass_ns=middle), _products(sends_windows=True)).latency_ns
+        latency_ns = time_of(Fabric(pass_ns=middle), _products()).latency_ns
         low, high = (middle, high) if latency_ns < CLAIMED_TOTAL_MS * 1e6 else (low, middle)
     return low
 
