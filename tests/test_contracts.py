@@ -2,9 +2,11 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PURE = ("core", "policies", "solvers")
+CHANCE = {"random", "secrets", "uuid", "time", "datetime", "numpy.random"}
 LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(cache_dir=None))"
 
 
@@ -27,11 +30,18 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+of_both_packages = pytest.mark.skipif(
+    not (ROOT / "src" / "sloop_systems").exists(), reason="the contracts are of sloop and sloop_systems"
+)
+
+
+@of_both_packages
 def test_imports_go_downwards_only() -> None:
     verdict = lint_imports(ROOT)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
 
 
+@of_both_packages
 @pytest.mark.parametrize(
     ("file", "line", "contract"),
     [
@@ -42,7 +52,7 @@ def test_imports_go_downwards_only() -> None:
         ("report/__init__.py", "import sloop.sim.truth", "Law 2"),
         ("workload/link.py", "import sloop.app", "The house"),
         ("report/html.py", "import sloop.sim.run", "The house"),
-        ("cli/systems.py", "import sloop_systems.fa2", "Law 4: the platform"),
+        ("cli/systems.py", "import sloop_systems.comparison", "Law 4: the platform"),
     ],
 )
 def test_a_broken_contract_is_noticed(tmp_path: Path, file: str, line: str, contract: str) -> None:
@@ -57,24 +67,47 @@ def test_a_broken_contract_is_noticed(tmp_path: Path, file: str, line: str, cont
 
 
 def impurities(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """What import-linter cannot see: chance inside numpy, builtin I/O, coroutines, order by identity."""
+    """Chance, also that inside numpy, clocks, builtin I/O, coroutines, order by identity."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "random":
             yield node.lineno, "numpy's chance"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = {node.module or ""} if isinstance(node, ast.ImportFrom) else {alias.name for alias in node.names}
+            yield from ((node.lineno, f"import {name}") for name in sorted(names & CHANCE))
         elif isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
             yield node.lineno, "async"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"open", "input", "id"}:
             yield node.lineno, f"{node.func.id}()"
 
 
-def test_pure_rooms_use_no_hidden_chance_io_or_async() -> None:
+def policies_of_publications() -> Iterator[Path]:
+    """Modules of sloop_systems that have policies or solvers, and all of it that these import."""
+    graph = import_graph(ROOT / "src")
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sloop.policies"]
+    seen: set[str] = set()
+    open_ones = {value.partition(":")[0] for value in points.values()}
+    open_ones |= {name for name in graph if re.fullmatch(r"sloop_systems\.\w+\.(policy|solver)", name)}
+    while open_ones:
+        seen |= open_ones
+        open_ones = {name for each in open_ones for name in graph[each] if name.startswith("sloop_systems.")} - seen
+    for name in sorted(seen):
+        path = (ROOT / "src").joinpath(*name.split("."))
+        yield path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def test_policies_and_solvers_use_no_hidden_chance_io_or_async() -> None:
+    rooms = [path for room in PURE for path in sorted((ROOT / "src" / "sloop" / room).rglob("*.py"))]
     found = [
         f"{path.relative_to(ROOT)}:{line}: {what} — take it as a value from the caller (law 1)"
-        for room in PURE
-        for path in sorted((ROOT / "src" / "sloop" / room).rglob("*.py"))
+        for path in (*rooms, *policies_of_publications())
         for line, what in impurities(ast.parse(path.read_text()))
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("line", ["import random", "from time import monotonic", "x = np.random.rand()", "open('a')"])
+def test_hidden_chance_is_noticed(line: str) -> None:
+    assert list(impurities(ast.parse(f"{line}\n")))
 
 
 def imports_of(path: Path) -> Iterator[str]:
