@@ -14,27 +14,27 @@ import numpy as np
 
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.profile.pairs import BlockCosts
-from sloop.profile.v100 import IGNITER_V100, IGNITER_V100_MODELS
 from sloop.solvers import (
     asyfunc,
     biscale,
     budget,
-    colocation,
     flashpoint,
     forecasting,
     frontier,
     harbor,
     highs,
-    igniter,
     mixed,
     paldia,
     queueing,
     sponge,
     starts,
-    usher,
 )
+from sloop.solvers import contents as shared_contents
 from sloop.solvers.budget import IndexedPath, Segment, StageOptions
+from sloop_systems.colocation import igniter, milp, usher
+from sloop_systems.colocation.experiments.router import SERVING
 from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, placed_models
+from sloop_systems.colocation.published import IGNITER_V100, IGNITER_V100_MODELS
 from sloop_systems.fa2 import solver as fa2
 from sloop_systems.ipa import label_setting, lstm
 from sloop_systems.ipa import milp as ipa_milp
@@ -206,11 +206,11 @@ def colocation_answers() -> Answers:
         for names, rate_rps, slo_ms in ((VISION, 500, 200), (MIXED, 300, 300), (LANGUAGE_MIX, 400, 250)):
             models = models_of(names, rate_rps, slo_ms, metric)
             for devices in (1, 3, 5):
-                placed = colocation.most_goodput(models, devices)
-                found += [placed, colocation.planned_rates(models, placed.contents)]
-    found.append(colocation.possible_contents([each.options[:3] for each in models]))
-    found.append(colocation.relabelled([["a", "b"], ["c"], ["a"]], [["c"], ["a", "b"], ["b"]]))
-    found += [colocation.mean_batch(8, rate_rps, 100.0, timer=timer) for rate_rps in (3, 90) for timer in (True, False)]
+                placed = milp.most_goodput(models, devices)
+                found += [placed, milp.planned_rates(models, placed.contents)]
+    found.append(shared_contents.possible_contents([each.options[:3] for each in models]))
+    found.append(shared_contents.relabelled([["a", "b"], ["c"], ["a"]], [["c"], ["a", "b"], ["b"]]))
+    found += [milp.mean_batch(8, rate_rps, 100.0, timer=timer) for rate_rps in (3, 90) for timer in (True, False)]
     return found
 
 
@@ -249,14 +249,12 @@ def harbor_answers() -> Answers:
             harbor.DeviceKind("V100", 3),
             harbor.DeviceKind("V100", 1, rentable=4, usd_per_h=2.5),
         ):
-            problem = harbor.HarborProblem(models, (kind,))
+            problem = harbor.HarborProblem(models, (kind,), SERVING)
             placed = harbor.place(problem)
             found += [placed, harbor.replaced(problem, placed.contents[:1], gain=0.02)]
-            found.append(harbor.place(harbor.HarborProblem(models, (kind,), fairness=0.5)))
-    serving = harbor.ServingAssumptions()
     model = models[0]
     for option in model.options[0]:
-        found.append([serving.in_time_rps(model, 0, option, replicas) for replicas in (1, 2, 3)])
+        found.append([SERVING.in_time_rps(model, 0, option, replicas) for replicas in (1, 2, 3)])
     return found
 
 

@@ -20,7 +20,7 @@ from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
-from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
+from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -72,11 +72,6 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "offline-hybrid": ("baseline", Paldia(choice="fastest", sharing="hybrid")),
     "mps-only": ("baseline", Paldia(choice="fastest", sharing="together")),
     "time-shared": ("baseline", Paldia(choice="fastest", sharing="queue")),
-    "igniter": ("system", Igniter(wait_ns=ms(100))),
-    "usher": ("system", Usher(metric="peak_occupancy", group_size=4, wait_ns=ms(100))),
-    "usher-wao": ("baseline", Usher(metric="occupancy", group_size=4, wait_ns=ms(100))),
-    "ao-milp": ("baseline", Colocate(metric="peak_occupancy", wait_ns=ms(100))),
-    "wsm-milp": ("baseline", Colocate(metric="sm_use", wait_ns=ms(100))),
     "harbor": ("system", Harbor()),
     "asyfunc": (
         "system",
@@ -126,8 +121,6 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "hpa": (Fifo(), WorkConserving(), RoundRobin(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
     "kpa": (Fifo(), WorkConserving(), LeastLoaded(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
     "vpa": (Fifo(), *_ONE_REPLICA),
-    **dict.fromkeys(("usher", "usher-wao", "ao-milp", "wsm-milp"), (Fifo(), Full(patience=1.0), *_IN_TURN)),
-    "igniter": (Fifo(), Full(patience=1.0), SmoothWeighted(), *_IN_TURN[1:]),
     **dict.fromkeys(("asyfunc", "asyfunc-nolls", "batch-plus", "last-value"), (*_ADAPTIVE, Last(window_ns=s(10)))),
     "headstart": (Fifo(), Adaptive(overflow="early_drop"), *_ADAPTIVE[2:], Last(window_ns=s(10))),
     **dict.fromkeys(("asyfunc-noadapt", "asyfunc-none", "batch"), _FIXED_BATCHES),

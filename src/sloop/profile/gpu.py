@@ -8,7 +8,7 @@ calculator, which is `cuda_occupancy.h` of the CUDA toolkit (13.5), for how many
 TPDS 2023), its equations as its public code has them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
@@ -306,17 +306,6 @@ class IgniterResident:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class IgniterPrediction:
-    """What iGniter predicts for one resident."""
-
-    latency_ms: float
-    """t_inf: load, GPU and feedback."""
-    gpu_ms: float
-    served_rps: float
-    """Loading overlaps with execution."""
-
-
 def igniter_gpu_ms(
     gpu: IgniterGpu, own: IgniterResident, neighbours: int, others_l2_percent: float, others_w: float
 ) -> float:
@@ -328,23 +317,3 @@ def igniter_gpu_ms(
     schedule_ms = model.schedule_ms + model.kernels * gpu.delay_ms(1 + neighbours)
     active_ms = model.active_ms(own.batch, own.share) * (1 + model.cache * others_l2_percent)
     return (schedule_ms + active_ms) * gpu.max_mhz / mhz
-
-
-def igniter_clock_mhz(gpu: IgniterGpu, residents: Sequence[IgniterResident]) -> float:
-    """Equation 7: the clock of a GPU with these residents."""
-    return gpu.mhz(gpu.idle_w + sum(each.model.power_w(each.batch, each.share) for each in residents))
-
-
-def igniter_predictions(gpu: IgniterGpu, residents: Sequence[IgniterResident]) -> list[IgniterPrediction]:
-    """Equations 1 to 8: the prediction for each resident beside the others."""
-    l2_percents = [each.model.l2_percent(each.batch, each.share) for each in residents]
-    powers_w = [each.model.power_w(each.batch, each.share) for each in residents]
-    found: list[IgniterPrediction] = []
-    for each, l2_percent, power_w in zip(residents, l2_percents, powers_w, strict=True):
-        others = sum(l2_percents) - l2_percent, sum(powers_w) - power_w
-        gpu_ms = igniter_gpu_ms(gpu, each, len(residents) - 1, *others)
-        load_ms = each.model.load_bytes * each.batch / gpu.pcie_bytes_per_ms
-        feedback_ms = each.model.feedback_bytes * each.batch / gpu.pcie_bytes_per_ms
-        served_rps = 1000.0 * each.batch / (gpu_ms + feedback_ms)
-        found.append(IgniterPrediction(load_ms + gpu_ms + feedback_ms, gpu_ms, served_rps))
-    return found

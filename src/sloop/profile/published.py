@@ -3,9 +3,8 @@
 `source` says where each was printed and how it was derived; none was measured by sloop.
 
 Sources: Razavi et al., Sponge (EuroMLSys 2024), and the figures of its public artefact; San Juan, Flashpoint (thesis,
-Waterloo 2023), Table 3.1, with what our specification derives from its text, sections 3.1 and 3.2. Those on a V100 are
-in `sloop.profile.v100`, those of PALDIA's models on EC2 in `sloop.profile.paldia`, those of AsyFunc's models in
-`sloop.profile.asyfunc`.
+Waterloo 2023), Table 3.1, with what our specification derives from its text, sections 3.1 and 3.2. Those of PALDIA's
+models on EC2 are in `sloop.profile.paldia`, those of AsyFunc's models in `sloop.profile.asyfunc`.
 """
 
 from itertools import accumulate, pairwise
@@ -27,7 +26,6 @@ from sloop.profile.profile import (
     Sample,
     Startup,
 )
-from sloop.profile.v100 import V100_PROFILES
 from sloop.vocabulary import LINK_MBPS
 
 _GRID_CORES = (1, 2, 4, 8, 16, 32)
@@ -290,7 +288,6 @@ _OWN: Final = {
     "ResNet18-human": RESNET18_HUMAN,
     "YOLOv5s-S": YOLOV5S_S,
     **{model.name: _profile_of(model) for model in FLASHPOINT_MODELS.values()},
-    **V100_PROFILES,
     **ASYFUNC_PROFILES,
     **PALDIA_PROFILES,
 }

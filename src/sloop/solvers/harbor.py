@@ -1,26 +1,20 @@
-"""Our placement of models on shared devices: it counts waiting, transfers and interference, and can favour fairness or
-a low price.
+"""Our placement of models on shared devices: it counts waiting, transfers and interference, and the price of devices.
 
 For each model, each kind of device, each batch and each number of replicas there is a *column* with the requests per
 second that are expected to be in time (`ServingAssumptions.in_time_rps`). One integer program chooses at most one
-column for each model, and contents of devices (`sloop.solvers.colocation`) that hold exactly these replicas. So it
+column for each model, and contents of devices (`sloop.solvers.contents`) that hold exactly these replicas. So it
 leaves models out if more requests are then served in time, takes small batches where they suffice, and uses no batch
 that cannot fill in time.
 
 - *Interference.* The caller's law gives the slowdown of each model of a content. A column assumes a level of slowdown,
   and its replicas may be only in contents that slow them down by at most this level.
-- *Fairness.* With `fairness` f, a model of which the fraction x of the rate is served counts x^(1 - f) times its rate.
-  0 counts requests only, and may leave out models that need much of a device; towards 1, every model is served before
-  any is served well.
-- *Prices.* Nodes can be rented, each with all its devices. Of all placements whose value is within `tolerance` of the
+- *Prices.* Nodes can be rented, each with all its devices. Of all placements whose value is within `TOLERANCE` of the
   best one, the cheapest is chosen.
 - *Bounds.* The search begins with a greedy placement and ends after a number of nodes, not after a time. So there is
   always an answer, and equal problems have equal answers.
 
-Source: the policy that Elvinger's thesis asks for (ETH Zurich, MSc thesis 505, 2024), as in section 6.4 of our
-specification of the thesis, but with another estimate. The specification assumes that all batches are equally large
-and, near a load of 1, uses the waiting time at a load of 0.98. For its four examples, our estimate is closer to its
-simulation. Units: milliseconds, requests per second, hundredths of a percent of a device.
+A thesis about the placement of models on GPUs asks for such a policy (Elvinger, ETH Zurich, MSc thesis 505, 2024).
+Units: milliseconds, requests per second, hundredths of a percent of a device.
 """
 
 import math
@@ -32,7 +26,7 @@ from typing import Final, NamedTuple
 
 from sloop.errors import InputError
 from sloop.solvers import highs
-from sloop.solvers.colocation import WHOLE, BatchOption, Content, Resident, possible_contents
+from sloop.solvers.contents import WHOLE, BatchOption, Content, Resident, possible_contents
 from sloop.units import ROUNDING
 
 PLACES: Final = (
@@ -71,6 +65,8 @@ STEPS_MAX: Final = 2_000
 """The most steps that the greedy placement tries."""
 LEVELS: Final = (1.0, 1.1, 1.25, 1.5, 2.0)
 """The levels of slowdown that columns assume. Contents that slow a model down more are left out."""
+TOLERANCE: Final = 0.005
+"""The fraction of the best value by which a cheaper placement may be lower."""
 NEGLIGIBLE: Final = 1e-3
 """A column that serves a smaller fraction of a model's rate is left out."""
 PRICE_SCALE: Final = 1e3
@@ -80,26 +76,24 @@ TIE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class ServingAssumptions:
-    """What happens to a request besides its inference; the defaults are those of the thesis and its specification."""
+    """What happens to a request besides its inference."""
 
     wait_ms: float = 100.0
     """The longest time that the first request of a batch waits for others."""
-    slower: float = 1.18
-    """κ: the factor by which an inference takes longer while other workers are busy, because they load the host."""
-    rpc_ms: float = 1.0
+    slower: float = 1.0
+    """The factor by which an inference takes longer while other workers are busy, because they load the host."""
+    rpc_ms: float = 0.0
     """The time of a call between two processes, without its data; a request takes two calls."""
-    network_ms: float = 0.32
-    network_ms_per_mb: float = 0.87
-    horizon_s: float = 8.0
+    network_ms: float = 0.0
+    network_ms_per_mb: float = 0.0
+    horizon_s: float = 10.0
     """The time over which an overloaded replica is judged, because its queue keeps growing."""
-    variation: float = 0.0
-    """The coefficient of variation of inference times."""
 
     def __post_init__(self) -> None:
-        if min(self.wait_ms, self.rpc_ms, self.network_ms, self.network_ms_per_mb, self.variation) < 0:
-            raise InputError("a negative time", help="times and variations are at least 0")
+        if min(self.wait_ms, self.rpc_ms, self.network_ms, self.network_ms_per_mb) < 0:
+            raise InputError("a negative time", help="times are at least 0")
         if not (self.slower > 0 and self.horizon_s > 0):
-            raise InputError("`slower` and `horizon_s` must be positive", help="1.18 and 8 are the usual values")
+            raise InputError("`slower` and `horizon_s` must be positive", help="1 and 10 are the usual values")
 
     def transfer_ms(self, size_bytes: float) -> float:
         """The time on the network of a message of this size."""
@@ -122,7 +116,7 @@ class ServingAssumptions:
         squared = math.fsum(batch.part * own_ms**2 for batch, own_ms in zip(batches, services_ms, strict=True))
         load = rate * service_ms / (replicas * size)
         # A replica gets every k-th batch of b requests: gaps between its batches are sums of k * b exponential ones.
-        variation = 1 / (replicas * size) + max(0.0, squared / service_ms**2 - 1) + self.variation**2
+        variation = 1 / (replicas * size) + max(0.0, squared / service_ms**2 - 1)
         in_time = 0.0
         for batch, own_ms in zip(batches, services_ms, strict=True):
             outside_ms = self.transfer_ms(batch.size * model.request_bytes) + 2 * self.rpc_ms
@@ -217,8 +211,6 @@ class PlacedModel:
     slo_ms: float
     options: tuple[tuple[BatchOption, ...], ...]
     request_bytes: float = 0.0
-    weight: float = 1.0
-    """The weight of its requests in the objective."""
 
     def latency_ms(self, kind: int, batch: int) -> float:
         """The inference time of a batch that runs alone: linear between the batch sizes, constant below the
@@ -233,13 +225,6 @@ class PlacedModel:
         low = options[above - 1]
         part = (batch - low.batch) / (high.batch - low.batch)
         return low.latency_ms + part * (high.latency_ms - low.latency_ms)
-
-    def value(self, served_rps: float, fairness: float) -> float:
-        """The contribution to the objective of serving this many requests."""
-        if self.rate_rps <= 0 or served_rps <= 0:
-            return 0.0
-        value: float = self.weight * self.rate_rps * (served_rps / self.rate_rps) ** (1.0 - fairness)
-        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +279,7 @@ class HarborPlacement:
     served_rps: tuple[float, ...]
     """By model, the requests per second that are expected to be in time."""
     value: float
-    """The objective: the served requests as `fairness` counts them, minus a little for replicas and large batches."""
+    """The objective: the served requests, minus a little for replicas and large batches."""
     usd_per_h: float
     """The price of the rented devices."""
     proven: bool = False
@@ -313,23 +298,10 @@ class HarborProblem:
     models: tuple[PlacedModel, ...]
     kinds: tuple[DeviceKind, ...]
     serving: ServingAssumptions = ServingAssumptions()
-    fairness: float = 0.0
-    tolerance: float = 0.005
-    """The fraction of the best value by which a cheaper placement may be lower."""
-    usd_per_h_max: float = math.inf
-    """The most that rented devices may cost."""
-    crowding: float = 1.0
-    """How much of a device its models may need together; above 1 only with a law that gives the slowdown."""
     slowdown: SlowdownOf | None = None
     """How much slower models are beside their neighbours; None: no slower, as long as the device meets their needs."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fairness < 1:
-            raise InputError(f"fairness {self.fairness:g}", help="0 counts requests, and values up to 1 are fairer")
-        if not (0 <= self.tolerance < 1 and self.crowding >= 1):
-            raise InputError("`tolerance` must be at least 0, below 1, and `crowding` at least 1")
-        if self.crowding > 1 and self.slowdown is None:
-            raise InputError("crowded devices without a law of interference", help="leave `crowding` at 1")
         for model in self.models:
             if len(model.options) != len(self.kinds):
                 raise InputError(f"{model.name} has options for {len(model.options)} kinds, not {len(self.kinds)}")
@@ -370,7 +342,7 @@ class HarborProblem:
     def worth(self, column: PlacedColumn) -> float:
         """What the column adds to the objective."""
         small = SMALL * column.replicas * (1 + column.option.batch / SMALL_BATCH)
-        return self.models[column.model].value(column.served_rps, self.fairness) - small
+        return column.served_rps - small
 
     def slowdowns(self, kind: int, content: Content) -> Sequence[float]:
         """How many times as long each model of the content takes."""
@@ -461,9 +433,8 @@ LevelledContent = tuple[Content, tuple[float, ...]]
 def _contents_of(problem: HarborProblem, kind: int) -> list[LevelledContent]:
     """The contents that a device of this kind can have, with the slowdown of each model rounded up to a level."""
     options = [model.options[kind] if model.rate_rps > 0 else () for model in problem.models]
-    whole = round(WHOLE * problem.crowding)
     found: list[LevelledContent] = []
-    for content in possible_contents(options, most=CONTENTS_MAX, compute_max=whole):
+    for content in possible_contents(options, most=CONTENTS_MAX):
         levels = [_level(slower) for slower in problem.slowdowns(kind, content)]
         if all(map(math.isfinite, levels)):
             found.append((content, tuple(levels)))
@@ -495,20 +466,17 @@ class _Program:
         self._are_all = all(len(own) < CONTENTS_MAX for own in possible)
 
     def most_value(self, nodes_max: int) -> HarborPlacement | None:
-        """The placement with the highest value within the budget."""
+        """The placement with the highest value."""
         costs = [-self._problem.worth(column) for column in self._columns]
         costs += [0.0] * (self.size - len(self._columns))
-        rows = list(self._rows())
-        if math.isfinite(self._problem.usd_per_h_max):
-            rows.append((self._prices(), -math.inf, self._problem.usd_per_h_max))
-        return self._solved(costs, rows, nodes_max)
+        return self._solved(costs, list(self._rows()), nodes_max)
 
     def cheapest(self, best: HarborPlacement, nodes_max: int) -> HarborPlacement | None:
         """The cheapest placement whose value is within the tolerance of the best one."""
         worths = {at: self._problem.worth(column) for at, column in enumerate(self._columns)}
         prices = self._prices()
         costs = [PRICE_SCALE * prices.get(at, 0.0) - TIE * worths.get(at, 0.0) for at in range(self.size)]
-        least = best.value - self._problem.tolerance * abs(best.value)
+        least = best.value - TOLERANCE * abs(best.value)
         return self._solved(costs, [*self._rows(), (worths, least, math.inf)], nodes_max)
 
     def _prices(self) -> dict[int, float]:
@@ -627,8 +595,6 @@ class _Room:
             if not self._add(devices, after):
                 return False
         contents = [(kind, tuple(own.items())) for kind, own in devices]
-        if self._problem.price(contents) > self._problem.usd_per_h_max + ROUNDING:
-            return False
         if any(max(self._problem.slowdowns(*each), default=1.0) > 1 + ROUNDING for each in contents):
             return False
         self._devices = devices

@@ -23,7 +23,7 @@ from sloop.policies.provision import CheapestStart, Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
-from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
+from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -35,8 +35,6 @@ from sloop.systems.system import System, is_system_file, system_in_file
 from sloop.units import s
 
 AS_IN_FLASHPOINT: Final = "as compared with in San Juan, Flashpoint, thesis, Waterloo 2023"
-COLOCATION: Final = "Elvinger, thesis, ETH Zurich 2024"
-AS_IN_COLOCATION: Final = f"as compared with in {COLOCATION}"
 PALDIA: Final = "Bhasi et al., PALDIA, IPDPS 2024"
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
@@ -80,10 +78,6 @@ _MOLECULE: Final = Policies(
     Ewma(half_life_ns=s(1), at_least_last=True),
     Paldia(choice="isolated", sharing="queue"),
     MaxMin(),
-)
-
-_COLOCATED: Final = Policies(
-    Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=3.0), Open(), BestFit(), LAST_10_S, Usher(), MaxMin()
 )
 
 _ASYFUNC: Final = Policies(
@@ -222,57 +216,21 @@ CATALOGUE: Final = (
         replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="queue")),
         ONE_KIND_AT_A_TIME,
     ),
-    # Models that share GPUs, by iGniter's model of interference.
-    System(
-        "igniter",
-        "system",
-        "Xu et al., iGniter, TPDS 2023, as its public code has it",
-        replace(_COLOCATED, route=SmoothWeighted(), scale=Igniter()),
-        ONE_KIND,
-    ),
-    # Models that share GPUs, in groups that complement each other; shares by the most occupancy.
-    System(
-        "usher",
-        "system",
-        f"Shubha et al., Usher, OSDI 2024, {AS_IN_COLOCATION}",
-        _COLOCATED,
-        ONE_KIND,
-    ),
-    System(
-        "usher-wao",
-        "baseline",
-        f"Usher (OSDI 2024) with occupancy weighted with time: {COLOCATION}",
-        replace(_COLOCATED, scale=Usher(metric="occupancy")),
-        ONE_KIND,
-    ),
-    # The most goodput by an integer program, without a view of waiting; no limits of shares.
-    System(
-        "ao-milp",
-        "baseline",
-        f"integer program by the most occupancy: {COLOCATION}",
-        replace(_COLOCATED, scale=Colocate(metric="peak_occupancy")),
-        ONE_KIND,
-    ),
-    System(
-        "wsm-milp",
-        "baseline",
-        f"integer program by the SMs that kernels need, weighted with time: {COLOCATION}",
-        replace(_COLOCATED, scale=Colocate(metric="sm_use")),
-        ONE_KIND,
-    ),
     # Models that share devices of all kinds: our own, which counts waiting, neighbours and prices.
     System(
         "harbor",
         "system",
-        "sloop; the placement that Elvinger's thesis (ETH Zurich 2024) asks for",
-        replace(
-            _COLOCATED,
-            order=Edf(),
-            batch=Full(patience=1.0),
-            route=SmoothWeighted(),
-            drop=PredictiveDrop(),
-            forecast=MovingMax(horizon_ns=s(10), window_ns=s(2)),
-            scale=Harbor(),
+        "sloop",
+        Policies(
+            Edf(),
+            Full(patience=1.0),
+            SmoothWeighted(),
+            PredictiveDrop(),
+            Open(),
+            BestFit(),
+            MovingMax(horizon_ns=s(10), window_ns=s(2)),
+            Harbor(),
+            MaxMin(),
         ),
         "uses all kinds of hardware: the placement that serves most in time, and the cheapest of equally good ones",
     ),

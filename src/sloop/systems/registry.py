@@ -23,7 +23,7 @@ from sloop.policies.route import (
 )
 from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
-from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
+from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.paldia import Paldia
@@ -70,9 +70,6 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "vertical": Vertical,
         "mixed": Mixed,
         "paldia": Paldia,
-        "igniter": Igniter,
-        "usher": Usher,
-        "colocate": Colocate,
         "harbor": Harbor,
         "atoll_rate": AtollRate,
         "torchserve": TorchServe,

@@ -1,1 +1,71 @@
 """Models that share GPUs: Elvinger's thesis (ETH Zurich 2024), with iGniter (TPDS 2023) and Usher (OSDI 2024)."""
+
+from dataclasses import replace
+from typing import Final
+
+from sloop.core.protocols import Policies
+from sloop.policies.admit import Open
+from sloop.policies.batch import Full
+from sloop.policies.divide import MaxMin
+from sloop.policies.drop import Age
+from sloop.policies.forecast import Last
+from sloop.policies.order import Fifo
+from sloop.policies.place import BestFit
+from sloop.policies.route import RoundRobin, SmoothWeighted
+from sloop.systems.system import System
+from sloop.units import s
+from sloop_systems.colocation.policy import Colocate, Igniter, Usher
+
+THESIS: Final = "Elvinger, thesis, ETH Zurich 2024"
+ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile"
+
+_POLICIES: Final = Policies(
+    Fifo(),
+    Full(patience=1.0),
+    RoundRobin(),
+    Age(limit=3.0),
+    Open(),
+    BestFit(),
+    Last(window_ns=s(10)),
+    Usher(),
+    MaxMin(),
+)
+
+IGNITER: Final = System(
+    "igniter",
+    "system",
+    "Xu et al., iGniter, TPDS 2023, as its public code has it",
+    replace(_POLICIES, route=SmoothWeighted(), scale=Igniter()),
+    ONE_KIND,
+)
+"""Models that share GPUs, by iGniter's model of interference."""
+USHER: Final = System(
+    "usher",
+    "system",
+    f"Shubha et al., Usher, OSDI 2024, as compared with in {THESIS}",
+    _POLICIES,
+    ONE_KIND,
+)
+"""Groups of models that complement each other; shares by the most occupancy."""
+USHER_WAO: Final = System(
+    "usher-wao",
+    "baseline",
+    f"Usher (OSDI 2024) with occupancy weighted with time: {THESIS}",
+    replace(_POLICIES, scale=Usher(metric="occupancy")),
+    ONE_KIND,
+)
+AO_MILP: Final = System(
+    "ao-milp",
+    "baseline",
+    f"integer program by the most occupancy: {THESIS}",
+    replace(_POLICIES, scale=Colocate(metric="peak_occupancy")),
+    ONE_KIND,
+)
+"""The most goodput by an integer program, without a view of waiting; no limits of shares."""
+WSM_MILP: Final = System(
+    "wsm-milp",
+    "baseline",
+    f"integer program by the SMs that kernels need, weighted with time: {THESIS}",
+    replace(_POLICIES, scale=Colocate(metric="sm_use")),
+    ONE_KIND,
+)

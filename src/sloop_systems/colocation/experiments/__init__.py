@@ -63,7 +63,7 @@ Done = PlacementRuns | SimulatedRun | list[Row] | tuple[list[float], list[float]
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
     """All rows; `quick` simulates one seed, and not E1c and E3b. `data` is not used: the thesis published no traces,
-    and its profiles are in `sloop.profile.v100`."""
+    and its profiles are in `sloop_systems.colocation.published`."""
     trials, in_sloop = wanted(quick=quick), wanted_in_sloop(quick=quick)
     work: list[Work] = [*OFFLINE, *in_sloop, *SENSITIVITY, *trials]
     done = in_parallel(

@@ -14,13 +14,11 @@ from itertools import combinations, permutations, product
 from statistics import fmean
 from typing import Final
 
-from sloop.profile.gpu import GPU_LIMITS, KernelLaunch, igniter_predictions
-from sloop.profile.v100 import IGNITER_V100, IGNITER_V100_MODELS
-from sloop.solvers import igniter, usher
-from sloop.solvers.colocation import WHOLE, BatchOption, Colocation, SharedModel, mean_batch, most_goodput, needs
-from sloop.solvers.harbor import ServingAssumptions
+from sloop.profile.gpu import GPU_LIMITS, KernelLaunch
+from sloop.solvers.contents import WHOLE, BatchOption, needs
 from sloop.streams import stream
 from sloop.text import counted, number
+from sloop_systems.colocation import igniter, usher
 from sloop_systems.colocation.experiments.router import SERVING, achieved_rps, run_model
 from sloop_systems.colocation.experiments.scene import (
     AO,
@@ -37,6 +35,9 @@ from sloop_systems.colocation.experiments.scene import (
     placed_models,
     share_slowdown,
 )
+from sloop_systems.colocation.igniter import igniter_predictions
+from sloop_systems.colocation.milp import Colocation, SharedModel, mean_batch, most_goodput
+from sloop_systems.colocation.published import IGNITER_V100, IGNITER_V100_MODELS
 from sloop_systems.comparison.rows import Claim, Row, bounded, compare
 
 MILP_S: Final = 1.0
@@ -612,7 +613,7 @@ def overload_rows(*, quick: bool) -> list[Row]:
         (model,) = placed_models([name], rate_rps, slo_ms)
         option = next(each for each in model.options[0] if each.batch == batch)
         what = f"{name} b{batch} on {counted(replicas, 'replica')}, {number(rate_rps)} requests/s"
-        estimate = ServingAssumptions(slower=1.0).in_time_rps(model, 0, option, replicas)
+        estimate = replace(SERVING, slower=1.0).in_time_rps(model, 0, option, replicas)
         note = "approximate: the specification takes half of the time in which a batch is built"
         claim = Claim("C6 overload", f"{what}, estimated", "requests/s", "text", None, closed, note, computed=True)
         rows.append(compare(claim, [estimate]))

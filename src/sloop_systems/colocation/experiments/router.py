@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean
+from typing import Final
 
-from sloop.solvers.colocation import BatchOption, Content
+from sloop.solvers.contents import BatchOption, Content
 from sloop.solvers.harbor import PlacedModel, ServingAssumptions
 from sloop_systems.colocation.experiments.scene import share_slowdown
 
-SERVING = ServingAssumptions()
+SERVING: Final = ServingAssumptions(
+    wait_ms=100.0, slower=1.18, rpc_ms=1.0, network_ms=0.32, network_ms_per_mb=0.87, horizon_s=8.0
+)
+"""Those of the thesis and its specification."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from sloop.profile.v100 import IGNITER_V100, V100_ROWS
-from sloop.solvers import igniter, usher
-from sloop.solvers.colocation import WORKER_MODES, BatchOption, Content, hundredths, most_goodput
+from sloop.solvers.contents import BatchOption, Content, hundredths
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, place
+from sloop_systems.colocation import igniter, usher
 from sloop_systems.colocation.experiments.offline import igniter_workloads
 from sloop_systems.colocation.experiments.router import SERVING, achieved_rps, run_all
 from sloop_systems.colocation.experiments.scene import (
@@ -33,6 +32,8 @@ from sloop_systems.colocation.experiments.scene import (
     named,
     placed_models,
 )
+from sloop_systems.colocation.milp import WORKER_MODES, most_goodput
+from sloop_systems.colocation.published import IGNITER_V100, V100_ROWS
 from sloop_systems.comparison.harness import UNSEEN
 
 Policy = Literal[

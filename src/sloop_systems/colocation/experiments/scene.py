@@ -1,6 +1,6 @@
 """The models and experiments of the colocation thesis, as the solvers take them.
 
-Source: Elvinger (ETH Zurich, MSc thesis 505, 2024), chapters 5 and 6, with its Table A.1 (`sloop.profile.v100`).
+Source: Elvinger (ETH Zurich, MSc thesis 505, 2024), chapters 5 and 6, with its Table A.1 (`published`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,10 @@ import numpy as np
 
 from sloop.profile.gpu import IgniterModel
 from sloop.profile.interference import SHARE_EXPONENT
-from sloop.profile.v100 import IGNITER_V100, LANGUAGE_BYTES, LANGUAGE_MODELS, V100_ROWS, VISION_BYTES
-from sloop.solvers.colocation import BatchOption, Content, SharedModel, hundredths
+from sloop.solvers.contents import BatchOption, Content, hundredths
 from sloop.solvers.harbor import PlacedModel
+from sloop_systems.colocation.milp import SharedModel
+from sloop_systems.colocation.published import IGNITER_V100, LANGUAGE_BYTES, LANGUAGE_MODELS, V100_ROWS, VISION_BYTES
 
 AO, WAO, WSM = "peak_occupancy", "occupancy", "sm_use"
 VISION: Final = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")

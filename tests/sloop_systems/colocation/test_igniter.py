@@ -9,10 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError
-from sloop.profile.gpu import igniter_clock_mhz, igniter_predictions
-from sloop.profile.v100 import IGNITER_V100 as GPU
-from sloop.profile.v100 import IGNITER_V100_MODELS
-from sloop.solvers.igniter import IgniterContents, IgniterWorkload, batch_for, least_share, plan, split, with_one_more
+from sloop_systems.colocation.igniter import (
+    IgniterContents,
+    IgniterWorkload,
+    batch_for,
+    igniter_predictions,
+    least_share,
+    plan,
+    split,
+    with_one_more,
+)
+from sloop_systems.colocation.published import IGNITER_V100 as GPU
+from sloop_systems.colocation.published import IGNITER_V100_MODELS
 
 Case = Sequence[tuple[str, float, float]]
 """Model, deadline in ms, requests per second."""
@@ -61,7 +69,9 @@ def test_the_plans_of_the_public_coefficients(
     assert [[(each.workload.name, each.batch, each.share) for each in own] for own in found] == expected
     for own, expected_ms, clock_mhz in zip(found, latencies_ms, clocks_mhz, strict=True):
         residents = [each.resident for each in own]
-        assert igniter_clock_mhz(GPU, residents) == pytest.approx(clock_mhz, abs=0.005)
+        assert GPU.mhz(
+            GPU.idle_w + sum(each.model.power_w(each.batch, each.share) for each in residents)
+        ) == pytest.approx(clock_mhz, abs=0.005)
         predicted_ms = [each.latency_ms for each in igniter_predictions(GPU, residents)]
         assert predicted_ms == pytest.approx(expected_ms, abs=0.005)
 

@@ -4,13 +4,15 @@ Sources: Elvinger, Towards resource and interference-aware scheduling of ML work
 2024), Table A.1; iGniter (Xu et al., TPDS 2023), the public measurements of its artefact.
 """
 
+from types import SimpleNamespace
 from typing import Final, NamedTuple
 
-from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident, igniter_predictions
+from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident
 from sloop.profile.interference import IgniterLaw, ShareLaw
 from sloop.profile.profile import DeviceSharing, LatencyTable, Profile, Region
+from sloop_systems.colocation.igniter import igniter_predictions
 
-# Twelve models on a V100, with what they take of it
+# Thirteen models on a V100, with what they take of it
 
 
 class V100Row(NamedTuple):
@@ -263,8 +265,7 @@ def _by_igniter(name: str) -> Profile:
     )
 
 
-V100_PROFILES: Final = {
-    **{f"{name}-V100": _on_v100(name) for name in V100_ROWS},
-    **{f"{name}-V100-TensorRT": _by_igniter(name) for name in IGNITER_V100_MODELS},
-}
-"""The profiles by the names that application files use."""
+V100: Final = SimpleNamespace(**{name: _on_v100(name) for name in V100_ROWS})
+"""The profiles `MODEL-V100`."""
+TENSORRT: Final = SimpleNamespace(**{name: _by_igniter(name) for name in IGNITER_V100_MODELS})
+"""The profiles `MODEL-V100-TensorRT`."""

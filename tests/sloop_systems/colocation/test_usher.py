@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError
-from sloop.solvers import usher
-from sloop.solvers.colocation import WHOLE, BatchOption, SharedModel, most_goodput, needs
-from sloop.solvers.usher import grouped, matching, needs_of, plan
+from sloop.solvers.contents import WHOLE, BatchOption, needs
+from sloop_systems.colocation import usher
 from sloop_systems.colocation.experiments.scene import AO, MIXED, VISION, WAO, models_of, named
+from sloop_systems.colocation.milp import SharedModel, most_goodput
+from sloop_systems.colocation.usher import grouped, matching, needs_of, plan
 
 
 def groups_of(models: Sequence[SharedModel], names: Sequence[Sequence[str]]) -> list[list[int]]:

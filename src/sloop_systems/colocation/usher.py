@@ -17,8 +17,9 @@ from operator import attrgetter
 from typing import Final
 
 from sloop.errors import InputError
-from sloop.solvers.colocation import WHOLE, BatchOption, Colocation, Content, Resident, SharedModel, goodput
+from sloop.solvers.contents import WHOLE, BatchOption, Content, Resident
 from sloop.units import ROUNDING
+from sloop_systems.colocation.milp import Colocation, SharedModel, goodput
 
 GROUP_SIZE: Final = 4
 GROUPING_BATCH: Final = 16

@@ -1,6 +1,5 @@
-"""Placements on shared devices as plans: the systems of the thesis and ours, on nodes with V100s, T4s and CPU cores."""
+"""Placements on shared devices as plans: the systems of the thesis and ours, on nodes with V100s and CPU cores."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,38 +11,22 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sloop.app.hardware import ACCELERATORS
-from sloop.core.ledger import Ledger, Reservation
-from sloop.core.planner import check
-from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, StageView
+from sloop.core.views import ClusterView, DeviceView, NodeView, StageView
 from sloop.errors import InputError
-from sloop.policies.scale.colocation import Colocate, Harbor, Igniter, Usher
+from sloop.policies.scale.harbor import Harbor
 from sloop.profile.estimate import Estimate
 from sloop.profile.interference import IgniterLaw
-from sloop.profile.profile import Profile, Quadratic
+from sloop.profile.profile import Profile
 from sloop.profile.published import PUBLISHED
-from sloop.testing.views import make_belief, make_stage, make_view
+from sloop.testing.views import make_view
 from sloop.units import s
-from sloop.vocabulary import Node, NodeState, Path, Plan, ReplicaId
+from sloop.vocabulary import NodeState, Path, Plan
+from sloop_systems.colocation.policy import Colocate, Igniter, Usher
+from tests.policies.scale.shared import CPU, contents, planned, rented, stage_of, v100_nodes
 
 VISION = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
 BATCHES = (4, 8, 16, 32, 64, 128)
 POLICIES = (Colocate(batches=BATCHES), Usher(batches=BATCHES), Harbor(batches=BATCHES))
-
-
-def v100_nodes(count: int, **changes: Any) -> list[NodeView]:
-    """Nodes with 16 cores and one V100 each."""
-    device = ACCELERATORS["V100"]
-    found = []
-    for number in range(count):
-        node = Node(f"gpu-{number}", "p3.2xlarge", 16.0, 61 << 30, (device,), 3.06)
-        node = structs.replace(node, **changes)
-        found.append(NodeView(node, 16.0, 61 << 30, (DeviceView(device, 1.0, device.memory_bytes, 48),)))
-    return found
-
-
-def stage_of(name: str, slo_ms: float, *profiles: tuple[str, Profile]) -> StageView:
-    beliefs = [make_belief(profile, name, hardware) for hardware, profile in profiles]
-    return make_stage(Bucket(0, arrivals=1), name=name, beliefs=beliefs, slo_ms=slo_ms)
 
 
 def view_of(
@@ -58,39 +41,6 @@ def view_of(
     rates = dict(rate_rps) if isinstance(rate_rps, Mapping) else dict.fromkeys(names, float(rate_rps))
     paths = [Path((stage.name,), stage.slo_ns) for stage in stages]
     return make_view(*stages, nodes=nodes, plan=plan, rates=rates, paths=paths)
-
-
-def planned(policy: Any, view: ClusterView, now_s: float = 0.0) -> Plan:
-    plan: Plan | None = policy.plan(s(now_s), view)
-    assert plan is not None
-    check(plan, view)
-    fits(plan, view)
-    return plan
-
-
-def fits(plan: Plan, view: ClusterView) -> None:
-    """Every replica names its place, and together they fit: the ledger says so."""
-    ledger = Ledger.all_ready([node.node for node in view.nodes])
-    number = 0
-    beliefs = {stage.name: stage.beliefs for stage in view.stages}
-    for target in plan.stages:
-        for group in target.groups:
-            spec = group.spec
-            assert group.count == 1
-            assert spec.node is not None
-            belief = beliefs[spec.stage][spec.variant, spec.slot.hardware]
-            assert ledger.reserve(ReplicaId(number), Reservation.of(spec, belief, spec.node, spec.device)), spec
-            number += 1
-
-
-def contents(plan: Plan) -> list[list[str]]:
-    """By device, `resnet50 b4`, in any order."""
-    found: dict[tuple[str | None, str | None], list[str]] = {}
-    for target in plan.stages:
-        for group in target.groups:
-            place = group.spec.node, group.spec.device
-            found.setdefault(place, []).append(f"{target.stage} b{target.batch_max_of(group)}")
-    return sorted(map(sorted, found.values()))
 
 
 # The placements of the solvers
@@ -289,57 +239,6 @@ def test_a_lost_node_moves_its_replicas_only() -> None:
     assert all(group.spec.node != used[0] for target in after.stages for group in target.groups)
 
 
-# Kinds and prices
-
-
-T4 = Profile(
-    latency_ms=Quadratic(0.0, 1.0, 9.0), max_batch=16, max_cores=4, accelerator="T4", device_memory_bytes=1 << 30
-)
-CPU = Profile(latency_ms=Quadratic(0.0, 10.0, 20.0), max_batch=8, max_cores=8)
-
-
-def rented(*kinds: tuple[str, int, float, str], count: int = 3) -> list[NodeView]:
-    """Nodes on demand: kind, cores, price, accelerator."""
-    found = []
-    for hardware, cores, price, accelerator in kinds:
-        devices = (ACCELERATORS[accelerator],) if accelerator else ()
-        views = tuple(DeviceView(each, 1.0, each.memory_bytes, 48) for each in devices)
-        for number in range(count):
-            node = Node(f"{hardware}-{number}", hardware, cores, 32 << 30, devices, price, on_demand=True)
-            found.append(NodeView(node, cores, 32 << 30, views, NodeState.RELEASED))
-    return found
-
-
-BOTH = (("c5.2xlarge", 8, 0.34, ""), ("g4dn.xlarge", 4, 0.526, "T4"))
-
-
-@pytest.mark.parametrize(("rate_rps", "expected"), [(5, {"c5.2xlarge": 1}), (200, {"g4dn.xlarge": 1})])
-def test_harbor_rents_the_cheapest_kind_that_serves_as_much(rate_rps: float, expected: dict[str, int]) -> None:
-    stage = stage_of("m", 400, ("c5.2xlarge", CPU), ("g4dn.xlarge", T4))
-    plan = planned(Harbor(), make_view(stage, nodes=rented(*BOTH), rates={"m": rate_rps}))
-    assert Counter(group.spec.slot.hardware for group in plan.stages[0].groups) == expected
-    assert "USD/h" in plan.why
-
-
-def test_a_node_of_several_accelerators_is_rented_as_a_whole() -> None:
-    """A model that needs one accelerator does not pay for a quarter of a node with four."""
-    stage = stage_of("m", 400, ("one", T4), ("four", T4))
-    nodes = rented(("one", 4, 4.0, "T4"), ("four", 16, 12.0, "T4"))
-    four = tuple(structs.replace(ACCELERATORS["T4"], name=f"T4-{number}") for number in range(4))
-    for number, view in enumerate(nodes):
-        if view.node.hardware == "four":
-            devices = tuple(DeviceView(each, 1.0, each.memory_bytes, 48) for each in four)
-            nodes[number] = replace(view, node=structs.replace(view.node, devices=four), devices=devices)
-    policy = Harbor()
-    plan = planned(policy, make_view(stage, nodes=nodes, rates={"m": 20}))
-    assert {group.spec.node for group in plan.stages[0].groups} == {"one-0"}
-    many = make_view(stage, nodes=nodes, rates={"m": 1800}, plan=plan)
-    after = planned(policy, many)
-    used = Counter(group.spec.node for group in after.stages[0].groups)
-    assert used == {"four-0": sum(used.values())}, "all devices of one node before any of another"
-    assert " and 12 USD/h" in after.why
-
-
 def test_nodes_of_one_kind_may_differ() -> None:
     """A group of nodes may replace the cores of its kind; what is planned fits on each of them."""
     nodes = [*v100_nodes(1), *v100_nodes(1, name="gpu-small", cores=1.0, memory_bytes=8 << 30)]
@@ -437,19 +336,6 @@ def test_one_replica_of_each_stage_fits_on_the_cores_of_a_node(policy: Any, coun
     plan = planned(replace(policy, rescue=False), view)
     assert [len(target.groups) for target in plan.stages] == [1] * count
     assert plan.feasible
-
-
-def test_a_placement_without_prices_names_none() -> None:
-    stage = stage_of("m", 400, ("c5.2xlarge", CPU))
-    plan = planned(Harbor(), make_view(stage, nodes=rented(("c5.2xlarge", 8, 0.0, "")), rates={"m": 5}))
-    assert "USD" not in plan.why
-
-
-def test_prices_must_be_known_for_all_that_can_be_rented() -> None:
-    stage = stage_of("m", 400, ("c5.2xlarge", CPU), ("g4dn.xlarge", T4))
-    nodes = rented(BOTH[0], ("g4dn.xlarge", 4, 0.0, "T4"))
-    with pytest.raises(InputError, match=r"nodes on demand without a price: g4dn\.xlarge"):
-        Harbor().plan(0, make_view(stage, nodes=nodes, rates={"m": 10}))
 
 
 # Mistakes

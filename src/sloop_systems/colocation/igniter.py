@@ -4,7 +4,7 @@ least.
 Half of a deadline is for the inference, the other half for waiting. The batch has the requests that arrive in that
 half; the share is the smallest with which a batch alone is in time. A model that needs more than a whole GPU first gets
 GPUs of its own. Then models are placed, the largest share first, on the GPU where they and all residents together need
-the least additional share, according to the model of `sloop.profile.gpu`.
+the least additional share, according to the model of interference (`igniter_predictions`).
 
 Source: iGniter (Xu et al., TPDS 2023) and its public code, with two corrections. On a GPU of its own, a model has the
 largest batch that is in time (the code uses this number as an index into a list). A model that is the first on a later
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sloop.errors import InputError
-from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident, igniter_predictions
+from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident, igniter_gpu_ms
 from sloop.units import ROUNDING
 
 WHOLE: Final = 100.0
@@ -29,6 +29,32 @@ ALONE_LOAD: Final = 0.9
 """The rate that a model gives to a GPU of its own, as a fraction of what the GPU serves."""
 REPLICAS_MAX: Final = 10_000
 """If one model needs more GPUs of its own than this, its rate is probably wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class IgniterPrediction:
+    """What iGniter predicts for one resident."""
+
+    latency_ms: float
+    """t_inf: load, GPU and feedback."""
+    gpu_ms: float
+    served_rps: float
+    """Loading overlaps with execution."""
+
+
+def igniter_predictions(gpu: IgniterGpu, residents: Sequence[IgniterResident]) -> list[IgniterPrediction]:
+    """Equations 1 to 8: the prediction for each resident beside the others."""
+    l2_percents = [each.model.l2_percent(each.batch, each.share) for each in residents]
+    powers_w = [each.model.power_w(each.batch, each.share) for each in residents]
+    found: list[IgniterPrediction] = []
+    for each, l2_percent, power_w in zip(residents, l2_percents, powers_w, strict=True):
+        others = sum(l2_percents) - l2_percent, sum(powers_w) - power_w
+        gpu_ms = igniter_gpu_ms(gpu, each, len(residents) - 1, *others)
+        load_ms = each.model.load_bytes * each.batch / gpu.pcie_bytes_per_ms
+        feedback_ms = each.model.feedback_bytes * each.batch / gpu.pcie_bytes_per_ms
+        served_rps = 1000.0 * each.batch / (gpu_ms + feedback_ms)
+        found.append(IgniterPrediction(load_ms + gpu_ms + feedback_ms, gpu_ms, served_rps))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

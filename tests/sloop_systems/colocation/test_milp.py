@@ -12,19 +12,7 @@ from scipy.optimize import linear_sum_assignment
 
 from sloop.errors import InputError
 from sloop.solvers import highs
-from sloop.solvers.colocation import (
-    WHOLE,
-    WORKER_MODES,
-    BatchOption,
-    SharedModel,
-    cheapest_assignment,
-    mean_batch,
-    most_goodput,
-    needs,
-    planned_rates,
-    possible_contents,
-    relabelled,
-)
+from sloop.solvers.contents import WHOLE, BatchOption, cheapest_assignment, needs, possible_contents, relabelled
 from sloop_systems.colocation.experiments.scene import (
     AO,
     LANGUAGE_MIX,
@@ -36,6 +24,7 @@ from sloop_systems.colocation.experiments.scene import (
     named,
     options_of,
 )
+from sloop_systems.colocation.milp import WORKER_MODES, SharedModel, mean_batch, most_goodput, planned_rates
 
 # A1 and A3: estimates
 
