@@ -882,8 +882,7 @@ def test_a_server_says_what_keeps_it_from_starting_parts(model: Path, tmp_path: 
     setup = set_up(load_application(document(model, tmp_path)))
     check_live(setup.applications[0])
     check_nodes(setup.applications[0], has_agents=False)
-    both = {"name": "asyfunc", "provision": {"name": "flashpoint", "partition": True}}
-    assert "attaches shadows, and its `provision`" in refused({"system": both}).what
+    assert "attaches shadows, and its `provision`" in refused({"system": "headstart"}).what
 
 
 # What can be cut

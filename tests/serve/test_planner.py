@@ -170,8 +170,7 @@ def readable(given: PlanInput) -> object:
 
 
 def test_the_process_sees_how_long_a_start_takes() -> None:
-    system = {"name": "asyfunc", "bursts": "cheapest", "provision": "cheapest_start"}
-    mirrored = Mirrored(definition("a", "1", 1, system))
+    mirrored = Mirrored(definition("a", "1", 1, {"name": "headstart"}))
     mirrored.tell(WOKE)
     mirrored.run(s(3))
     seen = [start_ns for given in mirrored.given for start_ns in given.due[0].stages[0].starts_ns.values()]

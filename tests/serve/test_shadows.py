@@ -493,13 +493,14 @@ def application(model: Path, folder: Path, *, has_layers: bool = True) -> dict[s
         "name": "live",
         "slo_ms": 1000,
         "stages": [{"name": "stage", "variants": [variant]}],
-        "system": {"name": "asyfunc", "cores_max": 1, "adapt_ms": 60_000, "initial_rps": 10, "drop": "never"},
+        "system": {"name": "headstart", "provision": "as_placed", "bursts": "shadows", "cores_max": 1}
+        | {"adapt_ms": 60_000, "initial_rps": 10, "drop": "never"},
         "cluster": TWO_CORES,
     }
 
 
 @pytest.mark.live
-def test_asyfunc_meets_a_burst_with_a_shadow_whose_death_loses_nothing(model: Path, tmp_path: Path) -> None:
+def test_a_burst_is_met_with_a_shadow_whose_death_loses_nothing(model: Path, tmp_path: Path) -> None:
     """The whole system: the plan attaches a shadow, it is killed and replaced, and the end of the burst detaches it."""
     setup = set_up(load_application(application(model, tmp_path)))
     assert needs_blocks(setup.applications[0])
@@ -550,7 +551,7 @@ def test_a_body_whose_host_dies_starts_on_another_one_long_before_bodies_are_ada
     is answered."""
     app = application(model, tmp_path)
     app |= {"slo_ms": 20_000, "cluster": {"nodes": [{"hardware": "local", "count": 2, "cores": 1}]}}
-    app["system"]["name"] = "asyfunc-noadapt"  # adaptive batches would drop what waits
+    app["system"]["batch"] = "full"  # adaptive batches would drop what waits
     profile = structs.replace(profile_of(10.0), load_s=0.3, memory_bytes=1_000_000, hardware="local")
     save_profile(profile, tmp_path / "profile.json")
     with Hosts(3) as hosts:
@@ -576,6 +577,6 @@ def test_a_system_with_shadows_needs_measured_blocks(model: Path, tmp_path: Path
     setup = set_up(load_application(declared))
     with pytest.raises(InputError, match="blocks of this one were not measured"):
         models_of(setup, tmp_path)
-    without = set_up(load_application({**declared, "system": "asyfunc-nolls"}))
+    without = set_up(load_application({**declared, "system": {**declared["system"], "shadows": False}}))
     assert not needs_blocks(without.applications[0])
     assert [each.cut for each in models_of(without, tmp_path).values()] == [None]

@@ -15,8 +15,8 @@ import numpy as np
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.profile.pairs import BlockCosts
 from sloop.solvers import (
-    asyfunc,
     biscale,
+    bodies,
     budget,
     flashpoint,
     forecasting,
@@ -31,6 +31,7 @@ from sloop.solvers import (
 )
 from sloop.solvers import contents as shared_contents
 from sloop.solvers.budget import IndexedPath, Segment, StageOptions
+from sloop_systems.asyfunc import solver as asyfunc
 from sloop_systems.colocation import igniter, milp, usher
 from sloop_systems.colocation.experiments.router import SERVING
 from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, placed_models
@@ -326,21 +327,21 @@ def asyfunc_answers() -> Answers:
         costs = block_costs(seed)
         random = Random(seed)
         order = sorted(range(12), key=lambda at: costs.size_bytes[at] / costs.compute[at])
-        candidates = asyfunc.shadow_candidates(costs, order)
+        candidates = bodies.shadow_candidates(costs, order)
         found.append(
             [(each.shared.blocks, each.batch, each.split, each.load_ms, each.booked_rps) for each in candidates]
         )
         for objective in ("literal", "printed", "demand"):
-            chosen = asyfunc.choose_shadow(candidates, 50.0, objective, need_rps=random.uniform(0, 9))
+            chosen = bodies.choose_shadow(candidates, 50.0, objective, need_rps=random.uniform(0, 9))
             found.append(chosen and (chosen.shared.blocks, chosen.batch))
         table = np.zeros((17, 9))
         table[1:, 1:] = grid_ms(random, 16, 8)
         for rate_rps in (2.0, 30.0):
             slo_ms = 2.5 * float(table[8, 4])
-            found.append(asyfunc.choose_body(table, rate_rps, slo_ms, random.uniform(1, 200)))
+            found.append(bodies.choose_body(table, rate_rps, slo_ms, random.uniform(1, 200)))
             found.append(asyfunc.choose_batching(table, rate_rps, slo_ms, step_ms=50.0))
-        found.append(asyfunc.rank_correlation(costs.size_bytes, costs.compute))
-        found.append(asyfunc.size_share(costs.compute, costs.size_bytes, order, 0.8))
+        found.append(bodies.rank_correlation(costs.size_bytes, costs.compute))
+        found.append(bodies.size_share(costs.compute, costs.size_bytes, order, 0.8))
     return found
 
 

@@ -13,13 +13,13 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
+from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
-from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
@@ -73,20 +73,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "mps-only": ("baseline", Paldia(choice="fastest", sharing="together")),
     "time-shared": ("baseline", Paldia(choice="fastest", sharing="queue")),
     "harbor": ("system", Harbor()),
-    "asyfunc": (
-        "system",
-        AsyFunc(alpha=0.8, beta=0.6, gamma=1.0, cores_max=16, batch_max=8, adapt_ns=s(10), period_ns=ms(500)),
-    ),
-    "headstart": ("system", AsyFunc(gamma=0.7, counts_shadows=False, bursts="cheapest")),
-    "asyfunc-noadapt": ("baseline", AsyFunc(alpha=0.8, beta=0.6)),
-    "asyfunc-nolls": ("baseline", AsyFunc(shadows=False)),
-    "asyfunc-none": ("baseline", AsyFunc(shadows=False)),
-    "batch": ("baseline", OfflineBatch(alpha=0.8, attainment=0.95, cores_max=16, batch_max=8, period_ns=s(10))),
-    "batch-plus": ("baseline", OfflineBatch()),
-    "on-demand": ("baseline", ByCapacity(period_ns=s(1))),
-    "last-value": ("baseline", ByCapacity(period_ns=s(10))),
-    "k-last-value": ("baseline", ByCapacity(period_ns=s(10))),
-    "opt": ("baseline", ByCapacity(period_ns=s(1))),
+    "headstart": ("system", Bodies(gamma=0.7, counts_shadows=False, bursts="cheapest")),
     "static": ("baseline", Static()),
 }
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
@@ -96,8 +83,6 @@ _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit()
 _REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
 _PALDIA = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), BestFit(), Ewma(s(1), at_least_last=True))
 _IN_TURN = (RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
-_ADAPTIVE = (Fifo(), Adaptive(overflow="drop"), Smallest(), Age(limit=1.0), Open(), SpreadPlacement())
-_FIXED_BATCHES = (Fifo(), Full(patience=1.0), FirstIdle(), Never(), Open(), SpreadPlacement(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
     **dict.fromkeys(("flashpoint", "gpu-faas", "atoll", "baseline"), _REACTIVE),
@@ -121,12 +106,15 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "hpa": (Fifo(), WorkConserving(), RoundRobin(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
     "kpa": (Fifo(), WorkConserving(), LeastLoaded(), Age(limit=1.0), Open(), SpreadPlacement(), Last()),
     "vpa": (Fifo(), *_ONE_REPLICA),
-    **dict.fromkeys(("asyfunc", "asyfunc-nolls", "batch-plus", "last-value"), (*_ADAPTIVE, Last(window_ns=s(10)))),
-    "headstart": (Fifo(), Adaptive(overflow="early_drop"), *_ADAPTIVE[2:], Last(window_ns=s(10))),
-    **dict.fromkeys(("asyfunc-noadapt", "asyfunc-none", "batch"), _FIXED_BATCHES),
-    "on-demand": (*_ADAPTIVE, Last(window_ns=s(1))),
-    "k-last-value": (*_ADAPTIVE, Times(factor=1.5, window_ns=s(10))),
-    "opt": (*_ADAPTIVE, OracleForecast(horizon_ns=s(10))),
+    "headstart": (
+        Fifo(),
+        Adaptive(overflow="early_drop"),
+        Smallest(),
+        Age(limit=1.0),
+        Open(),
+        SpreadPlacement(),
+        Last(window_ns=s(10)),
+    ),
     "harbor": (
         Edf(),
         Full(patience=1.0),

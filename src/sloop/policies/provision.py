@@ -595,7 +595,7 @@ class CheapestStart:
     starts with a new transfer, it makes one on each node first. Starts that get their weights in the same way become
     parts of one model if this is predicted to answer the waiting requests sooner, in the mean (`sloop.solvers.starts`).
 
-    The scaling policy decides whether a burst gets shadows (`asyfunc` with `bursts: cheapest`). Fails if the bandwidths
+    The scaling policy decides whether a burst gets shadows (`bodies`). Fails if the bandwidths
     differ from the believed ones, and where replicas on the accelerators of one node slow each other down: it fills the
     nodes with the weights first.
     """

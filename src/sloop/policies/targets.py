@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+import numpy as np
+
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
+from sloop.profile.pairs import Floats
 from sloop.solvers.budget import IndexedPath
 from sloop.text import counted, in_s, listed
-from sloop.units import to_ms
+from sloop.units import NS_PER_MS, to_ms
 from sloop.vocabulary import Group, NodeState, ReplicaSpec, StagePlan
 
 V = TypeVar("V")
@@ -90,11 +93,11 @@ def _listed(kinds: Sequence[str]) -> str:
     return listed([kind or "no named kind" for kind in dict.fromkeys(kinds)])
 
 
-def one_stage(view: ClusterView, system: str) -> StageView:
-    """The only stage of the application. InputError for a graph, which `system` cannot serve."""
+def one_stage(view: ClusterView, policy: str) -> StageView:
+    """The only stage of the application. InputError for a graph, which the scale policy of this name cannot serve."""
     if len(view.stages) != 1:
         raise InputError(
-            f"system {system} serves one model, and the application has {len(view.stages)} stages",
+            f"scale policy {policy} serves one model, and the application has {len(view.stages)} stages",
             help="choose a system for pipelines, or serve each stage as an application of its own",
         )
     return view.stages[0]
@@ -168,6 +171,14 @@ def largest_batch(stage: StageView, belief: Belief, cores: float, batch_max: int
 def batch_within(belief: Belief, cores: float, limit_ns: int) -> int:
     """The largest batch believed to take at most `limit_ns`; at least 1."""
     return max(1, bisect_right(belief.costs_ns(belief.slot(cores)), limit_ns, 1) - 1)
+
+
+def table_ms(belief: Belief, cores_max: int, batch_max: int) -> Floats:
+    """Durations of batches in ms, shape (cores + 1, batch + 1): both from 0."""
+    slots = [belief.slot(cores) for cores in range(1, cores_max + 1)]
+    return np.array(
+        [[0.0] * (batch_max + 1), *(np.array(belief.costs_ns(each)[: batch_max + 1]) / NS_PER_MS for each in slots)]
+    )
 
 
 def node_cores_max(view: ClusterView) -> float:

@@ -5,7 +5,7 @@ a batch to the shadow, both compute, and the body continues with all rows. Funct
 (submission to SoCC'23), with the corrections of our specification, sections 2.2, 2.3, 2.5 and 2.8. Milliseconds, bytes,
 requests per second.
 
-Estimates (`sloop.profile.estimate`), the solver that chooses shadows (`sloop.solvers.asyfunc`) and the simulator's
+Estimates (`sloop.profile.estimate`), the solver that chooses shadows (`sloop.solvers.bodies`) and the simulator's
 truth take pair times from here. It must not import files, profiles or views.
 """
 

@@ -79,7 +79,7 @@ from sloop.text import counted, listed, quoted
 from sloop.units import GIB
 from sloop.vocabulary import Canary, Life, version_key
 
-WITHOUT_SHADOWS: Final = "choose a system without shadows, such as `asyfunc-nolls`"
+WITHOUT_SHADOWS: Final = "write `shadows: false`, or choose a system without shadows"
 WITHOUT_PARTS: Final = "write `partition: false` in its `provision`: each replica starts with its whole model"
 COPIES: Final = "models"
 """The folder, in a state folder, of the private copies of models (`sloop.serve.copies`)."""

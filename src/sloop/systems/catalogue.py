@@ -16,13 +16,13 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
+from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import CheapestStart, Flashpoint
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
-from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
@@ -80,14 +80,6 @@ _MOLECULE: Final = Policies(
     MaxMin(),
 )
 
-_ASYFUNC: Final = Policies(
-    Fifo(), Adaptive(), Smallest(), Age(), Open(),
-    # The node with the most free cores, so that a body has room for a shadow.
-    SpreadPlacement(), LAST_10_S, AsyFunc(), MaxMin(),
-)  # fmt: skip
-_STATIC_BATCHES: Final = replace(_ASYFUNC, batch=Full(patience=1.0), route=FirstIdle(), drop=Never())
-"""A fixed batch that waits for a fixed time; requests are never dropped."""
-SUBMISSION: Final = "AsyFunc (submission to SoCC'23; its specification, section 5.1)"
 
 CATALOGUE: Final = (
     # One replica per application, resized in place.
@@ -343,81 +335,25 @@ CATALOGUE: Final = (
         Policies(Edf(), WorkConserving(), FirstIdle(), Age(), Open(), BestFit(), Last(), Static(), MaxMin()),
         FIXED_MIX,
     ),
-    # Replicas of the whole model for the mean rate, shadows of some of its layers for bursts.
-    System("asyfunc", "system", SUBMISSION, _ASYFUNC, ONE_KIND),
     # Each start in the way that serves soonest, bursts met by shadows or bodies, whichever is cheaper: our own.
+    # Bodies go to the node with the most free cores, so that they have room for a shadow.
     System(
         "headstart",
         "system",
         "sloop; chooses among the techniques of Flashpoint (San Juan, thesis, Waterloo 2023) and AsyFunc",
-        replace(
-            _ASYFUNC,
-            batch=Adaptive(overflow="early_drop"),
-            scale=AsyFunc(gamma=0.7, counts_shadows=False, bursts="cheapest"),  # the middle of β and α
-            provision=CheapestStart(partition=True),
+        Policies(
+            Fifo(),
+            Adaptive(overflow="early_drop"),
+            Smallest(),
+            Age(),
+            Open(),
+            SpreadPlacement(),
+            LAST_10_S,
+            Bodies(),
+            MaxMin(),
+            CheapestStart(partition=True),
         ),
         ONE_KIND,
-    ),
-    System(
-        "asyfunc-noadapt",
-        "baseline",
-        f"{SUBMISSION}: AsyFunc⁻, without adaptive scheduling",
-        replace(_STATIC_BATCHES, scale=AsyFunc()),
-        ONE_KIND,
-    ),
-    System(
-        "asyfunc-nolls",
-        "baseline",
-        f"{SUBMISSION}: AsyFunc⁻, without layer-level scaling",
-        replace(_ASYFUNC, scale=AsyFunc(shadows=False)),
-        ONE_KIND,
-    ),
-    System(
-        "asyfunc-none",
-        "baseline",
-        f"{SUBMISSION}: without both",
-        replace(_STATIC_BATCHES, scale=AsyFunc(shadows=False)),
-        ONE_KIND,
-    ),
-    # Equal replicas and fixed batches, chosen beforehand.
-    System(
-        "batch",
-        "baseline",
-        f"BATCH (Ali et al., SC 2020) as compared with in {SUBMISSION}",
-        replace(_STATIC_BATCHES, scale=OfflineBatch()),
-        ONE_KIND,
-    ),
-    System(
-        "batch-plus",
-        "baseline",
-        f"BATCH⁺, with adaptive scheduling, as compared with in {SUBMISSION}",
-        replace(_ASYFUNC, scale=OfflineBatch()),
-        ONE_KIND,
-    ),
-    # As many replicas as the rate needs: the rate of now, of the last period, and half as much again.
-    System(
-        "on-demand",
-        "baseline",
-        f"{SUBMISSION}: OD",
-        replace(_ASYFUNC, forecast=Last(), scale=ByCapacity(period_ns=s(1))),
-        ONE_KIND,
-    ),
-    System("last-value", "baseline", f"{SUBMISSION}: LV", replace(_ASYFUNC, scale=ByCapacity()), ONE_KIND),
-    System(
-        "k-last-value",
-        "baseline",
-        f"{SUBMISSION}: k-LV, k = 1.5",
-        replace(_ASYFUNC, forecast=Times(factor=1.5, window_ns=s(10)), scale=ByCapacity()),
-        ONE_KIND,
-    ),
-    # The optimum: the future is known, and every replica is there when it is needed.
-    System(
-        "opt",
-        "baseline",
-        f"{SUBMISSION}: OPT",
-        replace(_ASYFUNC, forecast=OracleForecast(horizon_ns=s(10)), scale=ByCapacity(period_ns=s(1))),
-        ONE_KIND,
-        SIMULATED,
     ),
 )
 

@@ -21,8 +21,8 @@ from sloop.policies.route import (
     Smallest,
     SmoothWeighted,
 )
-from sloop.policies.scale.asyfunc import AsyFunc, ByCapacity, OfflineBatch
 from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
@@ -74,9 +74,7 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "atoll_rate": AtollRate,
         "torchserve": TorchServe,
         "sagemaker": SageMaker,
-        "asyfunc": AsyFunc,
-        "offline_batch": OfflineBatch,
-        "by_capacity": ByCapacity,
+        "bodies": Bodies,
     },
     "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
     "provision": {"as_placed": AsPlaced, "cheapest_start": CheapestStart, "flashpoint": Flashpoint},

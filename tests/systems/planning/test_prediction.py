@@ -249,7 +249,7 @@ def test_a_capped_share_of_an_accelerator_slows_replicas_down(share: float, is_c
 
 @pytest.mark.parametrize("rate_rps", [20, 60, 120])
 def test_a_policy_that_waits_longer_for_more_requests_is_predicted_as_it_is_simulated(rate_rps: int) -> None:
-    """AsyFunc lets q requests wait until q/(q + 1) of the deadline: 20 requests/s wait 200 ms of 300, not 100."""
+    """Adaptive: q requests wait until q/(q + 1) of the deadline: 20 requests/s wait 200 ms of 300, not 100."""
     scenario = load_scenario(
         {
             "name": "tiny",
@@ -265,7 +265,7 @@ def test_a_policy_that_waits_longer_for_more_requests_is_predicted_as_it_is_simu
                     },
                 }
             ],
-            "systems": ["asyfunc"],
+            "systems": ["headstart"],
             "cluster": {"nodes": [{"hardware": "custom", "cores": 16}]},
             "trace": {"kind": "equal", "rate": rate_rps},
             "duration_s": 10,

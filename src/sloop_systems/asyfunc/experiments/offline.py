@@ -14,12 +14,11 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from sloop.profile.asyfunc import BATCH_MAX, CORES_MAX, LOAD_MS, LOAD_MS_PER_MIB
 from sloop.profile.blocks import block_costs
 from sloop.profile.pairs import MIB, BlockCosts, Floats, capacity_rps, largest_batch, runs_of
 from sloop.profile.profile import LayerProfile
 from sloop.profile.published import PUBLISHED
-from sloop.solvers.asyfunc import (
+from sloop.solvers.bodies import (
     Objective,
     ShadowCandidate,
     choose_body,
@@ -30,6 +29,7 @@ from sloop.solvers.asyfunc import (
 )
 from sloop_systems.asyfunc.experiments.runs import MODELS, VIT, slo_ms
 from sloop_systems.asyfunc.experiments.traces import DAY_S, HOURLY_RPS, USUAL, Spikes, counts_of_day
+from sloop_systems.asyfunc.published import BATCH_MAX, CORES_MAX, LOAD_MS, LOAD_MS_PER_MIB
 from sloop_systems.comparison.rows import Claim, Known, ResultLimits, Row, bounded, compare, directed, outside, over
 
 SIZES_MB: Final = {

@@ -19,7 +19,6 @@ from sloop.actions import AttachShadow, StartBatch, StartReplica
 from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
 from sloop.app.scenario import ColdStartTruth, ServiceTruth, Truth
 from sloop.events import Finished, ReplicaLost, ReplicaStopped, ShadowLost, ShadowReady, ShadowStopped
-from sloop.profile.asyfunc import BATCH_MAX, CONTAINER_S, CORES_MAX
 from sloop.profile.profile import Profile
 from sloop.profile.published import PUBLISHED
 from sloop.runlog import Record
@@ -29,6 +28,7 @@ from sloop.sim.world import World
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import BatchId, Node, ReplicaId
 from sloop_systems.asyfunc.experiments.traces import relative_rates, trace_at
+from sloop_systems.asyfunc.published import BATCH_MAX, CONTAINER_S, CORES_MAX
 from sloop_systems.comparison.harness import RunResult, Trial
 
 SystemName = Literal[

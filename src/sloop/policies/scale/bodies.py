@@ -1,11 +1,12 @@
-"""The scaling policy `AsyFunc`: every ten seconds it adapts the number of bodies to the mean rate, and during bursts it
-attaches shadows to them. At the end are the policies that it is compared with: `OfflineBatch` and `ByCapacity`.
+"""The scaling policy `Bodies`: every ten seconds it adapts the number of bodies to the mean rate, and during bursts it
+attaches shadows to them, or adds bodies.
 
 A body is a replica of the whole model. A shadow holds only the blocks with much compute and few weights. It raises the
 capacity of its body within the SLO, and loads in a small fraction of the time that another body takes.
 
 Source: AsyFunc (submission to SoCC'23), Algorithms 1 and 2, with the corrections of our specification, sections 2.4 to
-2.8. The arithmetic is in `sloop.solvers.asyfunc`. Where the publication leaves something open, we chose:
+2.8; `bursts: cheapest` is ours. The arithmetic is in `sloop.solvers.bodies`. Where the publication leaves something
+open, we chose:
 
 - The policy is asked at every tick. Its plan lists all present replicas with the changes to them, and names the node of
   each body, so that a shadow is attached to the body that the policy chose.
@@ -23,22 +24,13 @@ from dataclasses import dataclass, field, replace
 from math import floor
 from typing import ClassVar, Final, Literal, NamedTuple
 
-import numpy as np
-
 from sloop.core.views import Belief, ClusterView, ReplicaView, StageView
 from sloop.options import check_range
 from sloop.policies import targets
 from sloop.profile.pairs import Floats, capacity_rps, largest_batch
-from sloop.solvers.asyfunc import (
-    Objective,
-    ShadowCandidate,
-    choose_batching,
-    choose_body,
-    choose_shadow,
-    shadow_candidates,
-)
+from sloop.solvers.bodies import Objective, ShadowCandidate, choose_body, choose_shadow, shadow_candidates
 from sloop.text import counted, listed
-from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, round_up, s, to_ms, to_s
+from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, s, to_ms, to_s
 from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Shadow, StagePlan
 
 OVER_AT: Final = 0.9
@@ -73,7 +65,7 @@ class CountedBody:
 
 
 @dataclass(frozen=True, slots=True)
-class AsyFunc:
+class Bodies:
     """Adapts the number of bodies to the mean rate every `adapt_ns`, and the number of shadows to the rate of the last
     second at every tick (`period_ns`).
 
@@ -86,8 +78,9 @@ class AsyFunc:
     """Bodies are added above this utilisation."""
     beta: float = 0.6
     """Bodies are removed below this utilisation."""
-    gamma: float = 1.0
-    """Shadows are added when the rate of the last second exceeds this fraction of the capacity."""
+    gamma: float = 0.7
+    """Shadows are added when the rate of the last second exceeds this fraction of the capacity. The default is the
+    middle of `beta` and `alpha`."""
     cores_max: int = 16
     """The most cores of a body, and of a shadow."""
     batch_max: int = 8
@@ -96,11 +89,11 @@ class AsyFunc:
     model has 10⁹ multiply-adds."""
     shadows: bool = True
     """Whether bodies get shadows at all."""
-    bursts: Literal["shadows", "cheapest"] = "shadows"
-    """What is added during a burst. `shadows`: shadows with all cores that their nodes have left, as published.
-    `cheapest`: shadows of several sizes or bodies, one after the other, each time the cheapest of those that are
-    predicted to keep about as many requests from waiting as the best. Bodies are added only if the rate exceeds the
-    whole capacity, whatever `gamma` is, and has done so for as long as a body takes to start."""
+    bursts: Literal["shadows", "cheapest"] = "cheapest"
+    """What is added during a burst. `cheapest`: shadows of several sizes or bodies, one after the other, each time the
+    cheapest of those that are predicted to keep about as many requests from waiting as the best. Bodies are added only
+    if the rate exceeds the whole capacity, whatever `gamma` is, and has done so for as long as a body takes to start.
+    `shadows`: shadows with all cores that their nodes have left, as AsyFunc does."""
     objective: Objective = "demand"
     """Which of the shadows with equally many cores is best. `demand`: the one with the least memory that serves the
     demand.
@@ -110,9 +103,9 @@ class AsyFunc:
     """Which blocks come first: those that compute most per byte, or those that come first in the model."""
     shadows_per_node: int = 1
     """How many shadows may be on a node at a time."""
-    counts_shadows: bool = True
-    """Whether the capacity of shadows counts when bodies are planned for the mean rate, as published. Then there may be
-    too few bodies to carry the rate alone, so that a burst never counts as over. False: only that of bodies counts."""
+    counts_shadows: bool = False
+    """Whether the capacity of shadows counts when bodies are planned for the mean rate, as in AsyFunc. Then there may
+    be too few bodies to carry the rate alone, so that a burst never counts as over. False: only bodies count."""
     initial_rps: float = 0.0
     """The rate to plan for before any request has been seen."""
     variant: str = ""
@@ -155,7 +148,7 @@ class AsyFunc:
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """InputError for a graph, or a variant that the stage does not have."""
         view = targets.on_one_kind(view, self.hardware)
-        stage = targets.one_stage(view, "asyfunc")
+        stage = targets.one_stage(view, "bodies")
         belief = targets.belief_of(stage, self.variant)
         model = ServedModel(self, stage, belief)
         for id in self._booked_rps.keys() - {replica.id for replica in stage.replicas}:
@@ -395,7 +388,7 @@ class BurstOffer(NamedTuple):
 class ServedModel:
     """One model under the SLO, as the policy's formulas need it."""
 
-    def __init__(self, policy: AsyFunc, stage: StageView, belief: Belief) -> None:
+    def __init__(self, policy: Bodies, stage: StageView, belief: Belief) -> None:
         self._policy, self._stage, self._belief = policy, stage, belief
         self.slo_ms = to_ms(stage.slo_ns)
         self.batch_max = min(policy.batch_max, belief.batch_max)
@@ -431,7 +424,7 @@ class ServedModel:
 
     def latency_ms(self) -> Floats:
         """Durations by whole cores and by batch, both from 0."""
-        return table_ms(self._belief, self._policy.cores_max, self.batch_max)
+        return targets.table_ms(self._belief, self._policy.cores_max, self.batch_max)
 
     def alone_ms(self, cores: float) -> Sequence[float]:
         """Durations of a body alone on these cores, by batch from 0."""
@@ -514,112 +507,3 @@ class ServedModel:
             for spec, equal in counts.items()
         ]
         return StagePlan(self._stage.name, tuple(groups), self.batch_max, in_place=False, wait_ns=self._stage.slo_ns)
-
-
-# What it is compared with
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineBatch:
-    """Equal replicas whose cores, batch and waiting time are chosen once; their number follows the mean rate.
-
-    BATCH (Ali et al., SC 2020) as AsyFunc compares with it (section 5.1 of our specification): the configuration with
-    the least core time per request at `rate_rps`, the mean rate of the trace. Fails if the real rate is another one.
-    """
-
-    resizes: ClassVar[bool] = False
-    rate_rps: float = 0.0
-    """0: the rate of the first plan that has one. Until then, replicas have the cheapest configuration for single
-    requests."""
-    prewarm: float = 1.0
-    """k_b: the replicas that are kept, as a multiple of those that the rate needs."""
-    alpha: float = 0.8
-    """Replicas are added above this utilisation."""
-    attainment: float = 0.95
-    """The fraction of the requests that have to keep the SLO."""
-    cores_max: int = 16
-    batch_max: int = 8
-    variant: str = ""
-    hardware: str = ""
-    period_ns: int = s(10)
-    _chosen: list[tuple[int, int, float]] = field(init=False, default_factory=list, repr=False, compare=False)
-    """Cores, batch and waiting time in ms; empty before they are chosen."""
-
-    def __post_init__(self) -> None:
-        for key in ("prewarm", "alpha", "attainment", "period_ns"):
-            check_range(key, getattr(self, key), above=0)
-        check_range("attainment", self.attainment, most=1)
-        check_range("rate_rps", self.rate_rps, least=0)
-        for key in ("cores_max", "batch_max"):
-            check_range(key, getattr(self, key), least=1, most=1024)
-
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """InputError for a graph, or a variant that the stage does not have."""
-        view = targets.on_one_kind(view, self.hardware)
-        stage = targets.one_stage(view, "batch")
-        belief = targets.belief_of(stage, self.variant)
-        largest = max([node.node.cores for node in view.nodes], default=self.cores_max)
-        cores_max = max(1, min(self.cores_max, round_down(largest)))
-        latency_ms = table_ms(belief, cores_max, min(self.batch_max, belief.batch_max))
-        now_rps = view.demand_rps[stage.name]
-        rate_rps = self.rate_rps or now_rps
-        if not self._chosen:
-            found = choose_batching(latency_ms, rate_rps, to_ms(stage.slo_ns), self.attainment)
-            chosen = (found.cores, found.batch, found.wait_ms) if found else (cores_max, 1, 0.0)
-            if rate_rps:
-                self._chosen.append(chosen)
-        cores, batch, wait_ms = self._chosen[0] if self._chosen else chosen
-        each_rps = 1e3 * batch / float(latency_ms[cores, batch])
-        count = max(1, round_up(self.prewarm * now_rps / (self.alpha * each_rps)))
-        why = f"{now_rps:.4g} rps, {each_rps:.4g} rps each with {cores} cores and batches of {batch}"
-        group = Group(ReplicaSpec(stage.name, belief.variant, belief.slot(cores)), count, batch, count * each_rps)
-        target = StagePlan(stage.name, (group,), batch, in_place=False, wait_ns=ms(wait_ms))
-        return Plan((target,), f"{stage.name}: {why}")
-
-
-@dataclass(frozen=True, slots=True)
-class ByCapacity:
-    """As many equal replicas as carry the forecast within the SLO: ⌈rate / capacity⌉.
-
-    With the present rate as the forecast this is on-demand scaling, with the rate of the last period last-value, and
-    with 1.5 × that rate k-last-value (AsyFunc's Fig. 1; section 5.1 of our specification). Fails if the rate changes
-    faster than a replica loads.
-    """
-
-    is_quick: ClassVar[bool] = True
-    resizes: ClassVar[bool] = False
-    cores: int = 16
-    batch_max: int = 8
-    variant: str = ""
-    hardware: str = ""
-    period_ns: int = s(10)
-
-    def __post_init__(self) -> None:
-        check_range("period_ns", self.period_ns, above=0)
-        for key in ("cores", "batch_max"):
-            check_range(key, getattr(self, key), least=1, most=1024)
-
-    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
-        """InputError for a graph, or a variant that the stage does not have."""
-        view = targets.on_one_kind(view, self.hardware)
-        stage = targets.one_stage(view, "by_capacity")
-        belief = targets.belief_of(stage, self.variant)
-        own_ms = table_ms(belief, self.cores, min(self.batch_max, belief.batch_max))[self.cores].tolist()
-        each_rps = capacity_rps(own_ms, to_ms(stage.slo_ns))
-        batch, rate_rps = max(1, largest_batch(own_ms, to_ms(stage.slo_ns))), view.demand_rps[stage.name]
-        count = max(1, round_up(rate_rps / each_rps)) if each_rps else 1
-        why = f"{rate_rps:.4g} rps, {each_rps:.4g} rps each"
-        group = Group(ReplicaSpec(stage.name, belief.variant, belief.slot(self.cores)), count, batch)
-        return Plan(
-            (StagePlan(stage.name, (group,), batch, in_place=False, wait_ns=stage.slo_ns),),
-            f"{stage.name}: {why}",
-            feasible=each_rps > 0,
-        )
-
-
-def table_ms(belief: Belief, cores_max: int, batch_max: int) -> Floats:
-    """Durations by whole cores and by batch, both from 0."""
-    slots = [belief.slot(cores) for cores in range(1, cores_max + 1)]
-    return np.array(
-        [[0.0] * (batch_max + 1), *(np.array(belief.costs_ns(each)[: batch_max + 1]) / NS_PER_MS for each in slots)]
-    )

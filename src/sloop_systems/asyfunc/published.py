@@ -2,7 +2,7 @@
 
 Latencies, loads and moves are those of the parametric model and of the anchors in our specification of AsyFunc
 (submission to SoCC'23), sections 2.2 and 2.3. They stand for cores that were not measured: the publication prints no
-table. `asyfunc_blocks.json` has the blocks of the public architectures (section 3.2), for one row.
+table. `blocks.json` has the blocks of the public architectures (section 3.2), for one row.
 """
 
 from importlib.resources import files
@@ -55,7 +55,6 @@ class ModelBlock(NamedTuple):
 
 
 class _BlockModel(msgspec.Struct, frozen=True):
-    label: str
     input: tuple[int, ...]
     blocks: tuple[ModelBlock, ...]
 
@@ -145,15 +144,22 @@ def _vision_transformer() -> _BlockModel:
         for name, costs in (("attention", attention), ("mlp", network))
     ]
     last = ModelBlock("head", "Linear", 1000 * width, 4 * (1000 * width + 1000 + 2 * width), 4000)
-    return _BlockModel("ViT-B", (3, 224, 224), (first, *halves, last))
+    return _BlockModel((3, 224, 224), (first, *halves, last))
 
 
-def _profiles() -> dict[str, Profile]:
-    raw = (files("sloop.profile") / "asyfunc_blocks.json").read_bytes()
-    models = [*msgspec.json.decode(raw, type=_BlockFile).models.values(), _vision_transformer()]
-    return {f"{model.label.split()[0]}-asyfunc": _profile(model) for model in models}
+_MODELS: Final = msgspec.json.decode(
+    (files("sloop_systems.asyfunc") / "blocks.json").read_bytes(), type=_BlockFile
+).models
 
-
-ASYFUNC_PROFILES: Final = _profiles()
-"""By name: the six models of the publication, its "ResNet50" and "VGG16" being ResNet101 and VGG19 by their sizes, and
-the true ResNet50 and VGG16; and ViT-B, of which the publication prints one sentence."""
+INCEPTION_V3: Final = _profile(_MODELS["inception_v3"])
+EFFICIENTNET_B5: Final = _profile(_MODELS["efficientnet_b5"])
+YOLO_V8X: Final = _profile(_MODELS["yolov8x"])
+SSD300: Final = _profile(_MODELS["ssd300"])
+RESNET101: Final = _profile(_MODELS["resnet101"])
+"""By its size the "ResNet50" of the publication;"""
+VGG19: Final = _profile(_MODELS["vgg19"])
+"""and its "VGG16"."""
+RESNET50: Final = _profile(_MODELS["resnet50"])
+VGG16: Final = _profile(_MODELS["vgg16"])
+VIT_B: Final = _profile(_vision_transformer())
+"""Of which the publication prints one sentence."""
