@@ -55,9 +55,8 @@ MEANINGS: Final = (
     "the one that is not the figure.",
 )
 COLUMNS: Final = (
-    "Columns: paper is the published figure; derived one that was computed from the publication; ours the mean of our "
-    "runs, low and high the least and the most of them; off below and off above what would have failed; note says what "
-    "differs from the publication."
+    "Columns: paper is the published figure; derived one that was computed from the publication; ours the mean "
+    "of our runs, low and high the least and the most of them; note says what differs from the publication."
 )
 RUNS_MIN: Final = 3
 """Runs needed to estimate the standard error of a mean."""
@@ -406,11 +405,12 @@ def with_note(rows: Sequence[Row], note: str) -> list[Row]:
 
 
 def as_table(rows: Sequence[Row], title: str = "") -> Table:
-    """The rows as a table for people."""
-    columns = ("metric", "unit", "paper", "derived", "ours", "low", "high", "off below", "off above", "verdict", "note")
-    cells = ((r.metric, r.unit, r.paper, r.derived, r.ours, r.low, r.high, r.least, r.most, r.verdict, r.note)
-             for r in rows)  # fmt: skip
-    return Table(title, columns, tuple(cells))
+    """The rows as a table for people; notes say the limits."""
+    return Table(
+        title,
+        ("metric", "unit", "paper", "derived", "ours", "low", "high", "verdict", "note"),
+        tuple((r.metric, r.unit, r.paper, r.derived, r.ours, r.low, r.high, r.verdict, r.note) for r in rows),
+    )
 
 
 def summary(rows: Sequence[Row]) -> str:

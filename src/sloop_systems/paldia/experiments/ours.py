@@ -143,10 +143,12 @@ def ours_rows(found: Results[PaldiaResult], *, quick: bool, kinds: Sequence[Arri
 
 
 def _against(found: Results[PaldiaResult], what: str, own: PaldiaTrial, rival: PaldiaTrial) -> tuple[list[Row], bool]:
-    """Two rows, and whether our system costs less than PALDIA with these groups, by the whole 95 % interval, and has at
-    least as many requests in time."""
+    """Two rows, or none if both chose the same plans; and whether our system costs less than PALDIA with these groups,
+    by the whole 95 % interval, and has at least as many requests in time."""
     usd, usd_rival = (found.each(each, "usd_per_h") for each in (own, rival))
     in_time, in_time_rival = (found.each(each, "compliance") for each in (own, rival))
+    if usd == usd_rival and in_time == in_time_rival:  # the same plans
+        return [], False
     costs = [100.0 * (ratio - 1.0) for ratio in over(usd, usd_rival)]
     dearer, points = difference(costs, [0.0] * len(costs), "%"), difference(in_time, in_time_rival)
     is_cheaper = dearer.mean + (dearer.half or 0.0) < 0
