@@ -29,14 +29,14 @@ from benchmarks.models import convolutions, perceptron, small
 from benchmarks.notebook import arguments, publish, say, table, workspace
 from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.machine import usable_cpus
-from sloop.policies.share import Hybrid
 from sloop.profile.examine import examine
 from sloop.profile.sharing import Contender, SharingFits, SharingTimes, fit_all_laws, measure_sharing
 from sloop.report.plots import Figure, Panel, Series
 from sloop.serve.shared_workers import SharedStream, SharedWorkers, shared_stream
-from sloop.solvers.paldia import DeviceModel, Sharing, batches_of, best_split, executed_ms
 from sloop.units import NS_PER_MS
 from sloop.vocabulary import ReplicaId
+from sloop_systems.paldia.policy import Hybrid
+from sloop_systems.paldia.solver import DeviceModel, Sharing, batches_of, best_split, executed_ms
 
 WORKERS: Final = 6
 PASSES: Final = 6

@@ -19,6 +19,7 @@ PROFILES = """\
 from sloop.api.profiles import Profile, Quadratic
 
 LAMP_DETECTOR = Profile(latency_ms=Quadratic(0.0, 20.0, 5.0), max_batch=8, max_cores=4, source="street")
+ON_LAMP_POSTS = {"Moth-Detector@lamp-post": LAMP_DETECTOR}
 """
 COMMAND = '''\
 """Say which street it is."""
@@ -98,6 +99,17 @@ def test_its_system_and_profile_are_simulated(foreign: Path, tmp_path: Path) -> 
     assert run["system"] == "headroom"
     assert run["requests"] > 100
     assert run["served"] / run["requests"] > 0.9
+
+
+def test_a_family_of_profiles_is_looked_in_for_names_that_match(foreign: Path, tmp_path: Path) -> None:
+    for name in ("Moth-Detector", "Mole-Detector"):
+        (tmp_path / f"{name}.yaml").write_text(
+            SCENARIO.partition("trace:")[0].replace("Lamp-Detector", f"{name}@lamp-post")
+        )
+    assert "busy" in sloop(foreign, "check", "Moth-Detector.yaml", cwd=tmp_path)
+    said = sloop(foreign, "check", "Mole-Detector.yaml", cwd=tmp_path, code=1)
+    assert "no published profile 'Mole-Detector@lamp-post'" in said
+    assert "Moth-Detector@lamp-post" in said, "the nearest"
 
 
 def test_its_policy_is_an_option_of_other_systems_and_has_its_name(foreign: Path, tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ installed distribution costs a run nothing that does not use it. `docs/write-a-s
 
 import json
 import sys
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from sloop.errors import InputError
 from sloop.text import listed
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, EntryPoint
 
 T = TypeVar("T")
 
@@ -37,7 +39,8 @@ class Registry(Mapping[str, T]):
 
     Metadata of distributions is read for a name that is not among the own ones, or for all names. Reading an entry
     imports it; InputError if that fails, if it is something else, or if several distributions have one of this name.
-    With a `prefix`, the entry points of the group are called `PREFIX.NAME`.
+    With a `prefix`, the entry points of the group are called `PREFIX.NAME`. An entry point whose name has a `*` names a
+    mapping: a family of entries with their whole names, imported for a name that it matches, or for all names.
     """
 
     def __init__(self, group: str, own: Mapping[str, T], kind: type[Any], prefix: str = "") -> None:
@@ -47,20 +50,34 @@ class Registry(Mapping[str, T]):
         self._prefix = prefix and f"{prefix}."
 
     def __contains__(self, name: object) -> bool:
-        return name in self.own or (isinstance(name, str) and self._prefix + name in points(self._group))
+        return name in self.own or (isinstance(name, str) and self._added(name) is not None)
 
     def __getitem__(self, name: str) -> T:
         if name in self.own:
             return self.own[name]
-        found = points(self._group)[self._prefix + name]
-        entry: T = load(found, self._kind)
+        if (added := self._added(name)) is None:
+            raise KeyError(name)
+        entry: T = added[name] if isinstance(added, Mapping) else load(added, self._kind)
         return entry
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.own
-        for name in points(self._group):
-            if name.startswith(self._prefix) and (short := name.removeprefix(self._prefix)) not in self.own:
-                yield short
+        added = [name.removeprefix(self._prefix) for name in points(self._group) if name.startswith(self._prefix)]
+        names = dict.fromkeys([*self.own, *(name for name in added if "*" not in name)])
+        for entries in self._families(name for name in added if "*" in name):
+            names |= dict.fromkeys(entries)
+        yield from names
+
+    def _added(self, name: str) -> "tuple[EntryPoint, ...] | Mapping[str, T] | None":
+        """The entry points of this name, or the family that has it."""
+        if found := points(self._group).get(self._prefix + name):
+            return found
+        matching = (family for family in points(self._group) if "*" in family and fnmatchcase(name, family))
+        return next((entries for entries in self._families(matching) if name in entries), None)
+
+    def _families(self, names: Iterable[str]) -> Iterator[Mapping[str, T]]:
+        for name in names:
+            for point in points(self._group)[name]:
+                yield load((point,), Mapping)  # type: ignore[type-abstract]
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -87,11 +104,13 @@ class Registry(Mapping[str, T]):
 
 
 @cache
-def points(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+def points(group: str) -> "Mapping[str, tuple[EntryPoint, ...]]":
     """The entry points of a group by name; several if several distributions have one of a name.
 
     InputError if an editable installation is older than its pyproject.toml, so that it lacks some.
     """
+    from importlib.metadata import entry_points  # noqa: PLC0415  # 40 ms, for names that are not sloop's own
+
     found: dict[str, tuple[EntryPoint, ...]] = {}
     distributions = {DISTRIBUTION}
     for point in entry_points(group=group):
@@ -103,7 +122,7 @@ def points(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     return found
 
 
-def load(found: tuple[EntryPoint, ...], kind: type[T]) -> T:
+def load(found: "tuple[EntryPoint, ...]", kind: type[T]) -> T:
     """Import what an entry point names. InputError if that raises, if it is no `kind`, or if there are several."""
     point = found[0]
     what = f"{NOUNS[point.group]} {point.name!r} of {_origin(point)}"
@@ -127,13 +146,16 @@ def load(found: tuple[EntryPoint, ...], kind: type[T]) -> T:
     return entry
 
 
-def _origin(point: EntryPoint) -> str:
+def _origin(point: "EntryPoint") -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module
 
 
 def _refuse_stale(name: str, group: str) -> None:
     """InputError if the distribution is an editable installation whose pyproject.toml has entry points of this group
     that are not installed: they were added, or renamed, after it was made."""
+    import tomllib  # noqa: PLC0415  # like the metadata
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
+
     try:
         found = distribution(name)
     except PackageNotFoundError:  # sloop itself may run from a folder
@@ -154,7 +176,7 @@ def _refuse_stale(name: str, group: str) -> None:
         )
 
 
-def _folder_of(found: Distribution) -> Path | None:
+def _folder_of(found: "Distribution") -> Path | None:
     """The folder of an editable installation's source; None for any other installation."""
     try:
         record = json.loads(found.read_text("direct_url.json") or "{}")

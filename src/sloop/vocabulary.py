@@ -247,6 +247,11 @@ class Plan(Struct, frozen=True):
         return other is not None and self.stages == other.stages
 
 
+CLIENTS_MAX: Final = 48
+"""How many processes may use an accelerator at once where nothing else is said: the clients of NVIDIA's MPS since
+Volta."""
+
+
 class Device(Struct, frozen=True):
     """An accelerator of a node."""
 
@@ -255,8 +260,8 @@ class Device(Struct, frozen=True):
     kind: str
     """Model of the accelerator, such as `T4`."""
     memory_bytes: int
-    clients_max: int = 48
-    """How many processes may use it at once. NVIDIA's MPS allows 48 since Volta."""
+    clients_max: int = CLIENTS_MAX
+    """How many processes may use it at once."""
 
 
 STORE: Final = ""

@@ -319,19 +319,6 @@ cluster: {nodes: [{hardware: c5.2xlarge, count: 1, most: 9}, {hardware: g4dn.xla
 """
 
 
-def test_a_replica_that_reserves_no_share_of_its_accelerator(app: Path) -> None:
-    app.write_text(
-        "name: photos\nslo_ms: 200\nsystem: molecule-cost\n"
-        "stages: [{name: c, profiles: {m4.xlarge: ResNet50@m4.xlarge, g3s.xlarge: ResNet50@g3s.xlarge}}]\n"
-        "cluster: {nodes: [{hardware: m4.xlarge, count: 0, most: 1}, {hardware: g3s.xlarge, count: 0, most: 1}]}\n"
-    )
-    [low], [high] = (planned(str(app), "--rate", rate)["stages"] for rate in ("4", "100"))
-    assert (low["hardware"], high["hardware"], high["share"], high["cores"]) == ("m4.xlarge", "g3s.xlarge", 0, 1)
-    shown = " ".join(CliRunner().invoke(main, ["plan", str(app), "--rate", "100"]).stdout.split())
-    assert "g3s.xlarge: M60 1" in shown
-    assert "64 of them together and 36 queued" in shown
-
-
 def test_a_mix_shows_kinds_nodes_and_what_one_kind_alone_would_cost(app: Path) -> None:
     app.write_text(MIXED)
     answer = planned(str(app), "--rate", "500")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from random import Random
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct, structs
 
@@ -29,9 +29,9 @@ from sloop.app.scenario import TopologyTruth
 from sloop.core import ApplicationParts, Core
 from sloop.core.control import PlanProgress
 from sloop.core.ledger import millicores
-from sloop.core.protocols import CoreInterface, Policies
+from sloop.core.protocols import CoreInterface, Policies, TakeAll, Together
 from sloop.core.state import ApplicationState, DeviceKey, Replica, StageState, State
-from sloop.core.views import ClusterView, PlanInput
+from sloop.core.views import ClusterView, PlanInput, SharedDeviceView
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.profile.profile import Amdahl, LayerBlock, LayerProfile, ParametricLatency, Profile
@@ -166,6 +166,20 @@ class ScriptedPlans:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class TwoAtATime:
+    """A share policy under which at most two batches of a stage run together on a device, each of half the size."""
+
+    takes_all: ClassVar[bool] = False
+
+    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
+        sizes, waiting = list[int](), view.waiting
+        while waiting and len(sizes) < min(view.idle, 2 - view.busy):
+            sizes.append(min(waiting, (view.batch_max + 1) // 2))
+            waiting -= sizes[-1]
+        return Together(tuple(sizes))
+
+
 @dataclass(frozen=True)
 class Scene:
     """What is there before anything happens."""
@@ -187,8 +201,8 @@ class Scene:
     """Whether plans have shadows, which may die."""
     provision: Mapping[str, Any]
     """The name and the parameters of the provision policy."""
-    share: str
-    """The share policy."""
+    waits: bool
+    """Whether a share policy decides which batches wait although replicas are idle."""
     has_uncapped: bool
     """Whether plans have replicas whose cores are only reserved."""
 
@@ -335,7 +349,7 @@ def _scene(seed: int, random: Random) -> Scene:
     own = stream(seed, "sharing")
     if own.random() < 0.5:
         applications = [with_sharing(application, own) for application in applications]
-    share = "hybrid" if own.random() < 0.5 else "take_all"
+    waits = own.random() < 0.5
     own = stream(seed, "uncapped")
     has_uncapped = own.random() < 0.3
     if has_uncapped:
@@ -359,7 +373,7 @@ def _scene(seed: int, random: Random) -> Scene:
         },
         has_shadows=stream(seed, "shadows").random() < 0.5,
         provision=provision,
-        share=share,
+        waits=waits,
         has_uncapped=has_uncapped,
     )
 
@@ -553,7 +567,7 @@ class Setting:
             provision=POLICIES["provision"][scene.provision["name"]](
                 **{key: value for key, value in scene.provision.items() if key != "name"}
             ),
-            share=POLICIES["share"][scene.share](),
+            share=TwoAtATime() if scene.waits else TakeAll(),
             **chosen,
         )
 

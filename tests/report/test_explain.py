@@ -1,7 +1,6 @@
 """Answers to why: from the run told by hand, from requests that fan out, and from simulated runs."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,9 +63,6 @@ from sloop.vocabulary import (
     Slot,
     StagePlan,
 )
-from sloop.workload.trace import trace_of
-from sloop_systems.paldia.experiments.results import ON_M60, trial_of
-from sloop_systems.paldia.experiments.runs import world_of
 from tests.runlog.story import (
     GRAPH,
     STORY,
@@ -736,26 +732,3 @@ def test_parts_and_lost_pipelines_are_told_while_a_request_waits() -> None:
     assert ("the batch was lost in the pipeline of replica 1", "replica 0 is lost") in said
     assert ("while it waited, replica 1 had all layers of its model", "") in said
     assert sum_of_parts(story) == pytest.approx(19.0)
-
-
-def test_a_wait_for_a_shared_device_says_how_many_batches_ran_together() -> None:
-    """575 requests at once, of which PALDIA's split runs 412 in four batches on an M60 and queues 163."""
-    trial = trial_of("SENet18, figure 1", "offline-hybrid", (*ON_M60, ("initial_rps", 575)))
-    trace = trace_of([ms(1_001)] * 575, duration_ns=s(2), name="one clump", provenance="assumed")
-    world = replace(world_of(trial).with_clients(trace=trace), duration_ns=s(2))
-    log = MemoryLog()
-    simulate(world, [log])
-    story = explain.explain_request(log, 574, explain.fresh_state(world.setup()))
-    told = [(step.what, step.why) for step in story.steps if "ran together" in step.what]
-    assert told[0] == (
-        "while it waited, 4 batches of model ran together on g3s.xlarge-0/M60; 163 requests stayed queued",
-        "all replicas there were busy",
-    )
-    assert story.wait_ms > 0
-    first = explain.explain_request(log, 0, explain.fresh_state(world.setup()))
-    assert not [step for step in first.steps if "ran together" in step.what]
-    world = world_of(trial_of("SENet18, figure 1", "mps-only", (*ON_M60, ("initial_rps", 575))))
-    log = MemoryLog()
-    simulate(replace(world.with_clients(trace=trace), duration_ns=s(2)), [log])
-    story = explain.explain_request(log, 574, explain.fresh_state(world.setup()))
-    assert not [step for step in story.steps if "ran together" in step.what], "no share policy decides"

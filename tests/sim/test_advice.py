@@ -176,16 +176,6 @@ def test_progress_names_what_is_simulated() -> None:
     assert {each.name for each in report.choices} <= {now for _, _, now in rows}
 
 
-def test_a_system_that_cannot_plan_is_left_out_and_none_at_all_is_an_error() -> None:
-    made = deployment(a=150, b=150)
-    traces = {"a": poisson(20.0), "b": poisson(20.0, 1)}
-    report = advise(question(made, traces, "molecule-cost", "mixed"))
-    assert [each.name for each in report.left_out] == ["molecule-cost"]
-    assert report.closest.system == "mixed"
-    with pytest.raises(InputError, match=r"no system can serve these applications: molecule-cost: .*one model"):
-        advise(question(made, traces, "molecule-cost"))
-
-
 def test_a_model_that_fits_on_no_node_is_named() -> None:
     huge = FAST | {"device_memory_bytes": 99 << 30}
     stages = [{"name": "only", "profiles": {"g4dn.xlarge": huge}}]

@@ -24,7 +24,6 @@ from sloop.solvers import (
     harbor,
     highs,
     mixed,
-    paldia,
     queueing,
     sponge,
     starts,
@@ -46,6 +45,7 @@ from sloop_systems.netnn.mapper import Fabric, place
 from sloop_systems.netnn.network import FloatNetwork
 from sloop_systems.netnn.program import compile_network
 from sloop_systems.netnn.quantiser import quantise
+from sloop_systems.paldia import solver as paldia
 from tests.sloop_systems.ipa.scene import drawn, fan, large
 
 Answers = list[Any]

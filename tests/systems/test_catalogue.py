@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sloop.core.protocols import Policies
+from sloop.core.protocols import Policies, TakeAll
 from sloop.options import keys_of
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast
+from sloop.policies.forecast import Last, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
@@ -23,14 +23,12 @@ from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static, StaticGroup
-from sloop.policies.share import Hybrid, TakeAll
 from sloop.systems import SYSTEMS, build_system
 from sloop.systems.registry import POLICIES
-from sloop.units import ms, s
+from sloop.units import s
 
 PUBLISHED: dict[str, tuple[str, Any]] = {
     "sponge": (
@@ -59,19 +57,6 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "sagemaker": ("baseline", SageMaker(safety=0.5, window_ns=s(60), period_ns=s(60))),
     "vpa": ("baseline", Vpa(target=0.7, settle_ns=s(60))),
     "mixed": ("system", Mixed()),
-    "molecule-cost": ("baseline", Paldia(choice="isolated", sharing="queue", headroom_cpu=0.5, wait_limit=3)),
-    "molecule-performance": ("baseline", Paldia(choice="fastest", sharing="queue", keep_alive_ns=s(600))),
-    "paldia": (
-        "system",
-        Paldia(choice="slo_first", sharing="hybrid", headroom_cpu=0.5, headroom_gpu=0.75, wait_limit=3),
-    ),
-    "paldia-band": ("system", Paldia(choice="tolerance", sharing="hybrid", tolerance_ns=ms(50))),
-    "infless-llama-cost": ("baseline", Paldia(choice="isolated", sharing="together")),
-    "infless-llama-performance": ("baseline", Paldia(choice="fastest", sharing="together")),
-    "oracle": ("baseline", Paldia(choice="slo_first", sharing="hybrid", wait_limit=0)),
-    "offline-hybrid": ("baseline", Paldia(choice="fastest", sharing="hybrid")),
-    "mps-only": ("baseline", Paldia(choice="fastest", sharing="together")),
-    "time-shared": ("baseline", Paldia(choice="fastest", sharing="queue")),
     "harbor": ("system", Harbor()),
     "headstart": ("system", Bodies(gamma=0.7, counts_shadows=False, bursts="cheapest")),
     "static": ("baseline", Static()),
@@ -81,15 +66,10 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
 _BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
 _REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
-_PALDIA = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), BestFit(), Ewma(s(1), at_least_last=True))
 _IN_TURN = (RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
     **dict.fromkeys(("flashpoint", "gpu-faas", "atoll", "baseline"), _REACTIVE),
-    **dict.fromkeys(("molecule-cost", "molecule-performance", "paldia", "paldia-band"), _PALDIA),
-    **dict.fromkeys(("infless-llama-cost", "infless-llama-performance"), _PALDIA),
-    **dict.fromkeys(("offline-hybrid", "mps-only", "time-shared"), _PALDIA),
-    "oracle": (*_PALDIA[:-1], OracleForecast(horizon_ns=s(2))),
     "sponge": (Edf(), *_ONE_REPLICA),
     "biscale": (*_BISCALE, MovingMax(horizon_ns=s(10), window_ns=s(1))),
     "vertical-only": (*_BISCALE, Last(window_ns=s(2))),
@@ -141,8 +121,7 @@ PROVISION = {
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
-    share = Hybrid() if name in ("paldia", "paldia-band", "oracle", "offline-hybrid") else TakeAll()
-    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), PROVISION.get(name, AsPlaced()), share)
+    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), PROVISION.get(name, AsPlaced()), TakeAll())
     assert (system.kind, system.policies) == (kind, Policies(*expected))
 
 

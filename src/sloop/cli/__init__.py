@@ -9,16 +9,18 @@ import ast
 import importlib
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint
 from itertools import accumulate
 from keyword import iskeyword
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from sloop import __version__, plugins
 from sloop.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS: Final = {
     "serve": ("sloop.cli.serve", "Serve applications over HTTP and gRPC, within their deadlines."),
@@ -62,7 +64,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, lines.get(name) or _line_of(name)) for name in self.list_commands(ctx)])
 
 
-def _added() -> Mapping[str, tuple[EntryPoint, ...]]:
+def _added() -> "Mapping[str, tuple[EntryPoint, ...]]":
     """The entry points of the commands that installed distributions add, by name."""
     try:
         return plugins.points("sloop.commands")

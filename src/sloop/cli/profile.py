@@ -68,9 +68,9 @@ from sloop.report.tables import Table
 from sloop.runlog import read_log
 from sloop.serve.copies import ModelCopy, private_copy
 from sloop.serve.cpu_quota import confined
-from sloop.solvers.paldia import CLIENTS_MAX as TOGETHER_MAX
 from sloop.systems.replay import refined_profiles
 from sloop.text import counted, listed
+from sloop.vocabulary import CLIENTS_MAX
 
 _log: Final = logging.getLogger("sloop.profile")
 
@@ -200,7 +200,7 @@ sloop profile squeezenet.onnx --sharing --batches 8 --plot sharing.svg
 )
 @click.option(
     "--together",
-    type=click.IntRange(min=2, max=TOGETHER_MAX),
+    type=click.IntRange(min=2, max=CLIENTS_MAX),
     help=f"With --sharing: the most workers that run together [default: {TOGETHER}].",
 )
 @click.option(

@@ -18,7 +18,7 @@ from sloop.profile.pairs import Floats
 from sloop.solvers.budget import IndexedPath
 from sloop.text import counted, in_s, listed
 from sloop.units import NS_PER_MS, to_ms
-from sloop.vocabulary import Group, NodeState, ReplicaSpec, StagePlan
+from sloop.vocabulary import CLIENTS_MAX, Group, NodeState, ReplicaSpec, StagePlan
 
 V = TypeVar("V")
 
@@ -272,3 +272,9 @@ class CountHistory:
             self.added.popleft()
         start = self.count - sum(added for _, added in self.added)
         return max(start + UP_REPLICAS, start * UP_FACTOR, self.count)
+
+
+def together_max(memory_bytes: int, each_bytes: int, *, clients_max: int = CLIENTS_MAX) -> int:
+    """How many replicas fit into the memory of a device or node, at most its clients; 0 if none fits. With `each_bytes`
+    0, which means unknown, the clients alone limit them."""
+    return min(clients_max, memory_bytes // each_bytes) if each_bytes > 0 else clients_max

@@ -3,15 +3,13 @@
 `source` says where each was printed and how it was derived; none was measured by sloop.
 
 Sources: Razavi et al., Sponge (EuroMLSys 2024), and the figures of its public artefact; San Juan, Flashpoint (thesis,
-Waterloo 2023), Table 3.1, with what our specification derives from its text, sections 3.1 and 3.2. Those of PALDIA's
-models on EC2 are in `sloop.profile.paldia`.
+Waterloo 2023), Table 3.1, with what our specification derives from its text, sections 3.1 and 3.2.
 """
 
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from sloop.plugins import Registry
-from sloop.profile.paldia import PALDIA_PROFILES
 from sloop.profile.profile import (
     Amdahl,
     Fit,
@@ -287,7 +285,6 @@ _OWN: Final = {
     "ResNet18-human": RESNET18_HUMAN,
     "YOLOv5s-S": YOLOV5S_S,
     **{model.name: _profile_of(model) for model in FLASHPOINT_MODELS.values()},
-    **PALDIA_PROFILES,
 }
 PUBLISHED: Final[Registry[Profile]] = Registry("sloop.profiles", _OWN, Profile)
 """The published profiles by the names that application files use."""

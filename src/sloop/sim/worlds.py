@@ -461,17 +461,16 @@ def _sharing(world: World) -> World:
 
 def _uncapped(world: World) -> World:
     """In one world of four, the same with models that share the cores of their nodes: the replicas of `static` have no
-    cap, and `paldia` may plan such. From a separate stream, so that the others do not change."""
+    cap, and other systems may plan such. From a separate stream, so that the others do not change."""
     own = stream(world.seed, "uncapped")
     if own.random() >= 0.25:
         return world
     cores = {node.hardware: node.cores for node in world.deployment.cluster}
-    share = own.choice(("take_all", "hybrid", {"name": "hybrid", "lane": "serial", "even": True}))
     group = {"replicas": own.randint(1, 6), "cores": own.choice((0.25, 0.5, 2.0)), "is_capped": False}
     groups = [group, *([{"cores": 1.0}] if own.random() < 0.3 else [])]
 
     def uncapped(application: Application) -> Application:
-        parameters = {**application.system.parameters, "share": share}
+        parameters = {**application.system.parameters}
         if application.system.name == "static":
             names = [declared_name(stage.name) for stage in application.stages]
             parameters["stages"] = {name: {"groups": groups} for name in names}

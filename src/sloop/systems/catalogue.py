@@ -16,7 +16,7 @@ from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
 from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast
+from sloop.policies.forecast import Last, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import CheapestStart, Flashpoint
@@ -26,16 +26,13 @@ from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
-from sloop.policies.share import Hybrid
 from sloop.systems.system import System, is_system_file, system_in_file
 from sloop.units import s
 
 AS_IN_FLASHPOINT: Final = "as compared with in San Juan, Flashpoint, thesis, Waterloo 2023"
-PALDIA: Final = "Bhasi et al., PALDIA, IPDPS 2024"
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
 LAST_10_S: Final = Last(window_ns=s(10))
@@ -44,7 +41,6 @@ ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on wh
 FIXED_MIX: Final = (
     "runs a fixed mix if `stages: {NAME: {groups: …}}` declares one, and else keeps to one kind (`hardware`)"
 )
-ONE_KIND_AT_A_TIME: Final = "keeps to one kind of hardware at a time, and switches between kinds as the load moves"
 """What systems do on a mixed cluster."""
 SIMULATED: Final = ("sim",)
 """No server knows the requests that will come."""
@@ -68,19 +64,6 @@ _REACTIVE: Final = Policies(
     Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last(), AtollRate(), MaxMin()
 )
 """As in Flashpoint's evaluation: idle workers take the next request of one queue, and no request is given up."""
-_MOLECULE: Final = Policies(
-    Fifo(),
-    WorkConserving(),
-    FirstIdle(),
-    Never(),
-    Open(),
-    BestFit(),
-    Ewma(half_life_ns=s(1), at_least_last=True),
-    Paldia(choice="isolated", sharing="queue"),
-    MaxMin(),
-)
-
-
 CATALOGUE: Final = (
     # One replica per application, resized in place.
     System(
@@ -128,85 +111,6 @@ CATALOGUE: Final = (
             MaxMin(),
         ),
         "uses all kinds of hardware: the cheapest mix of replicas that carries the forecast in time",
-    ),
-    # The cheapest hardware on which a batch alone is in time, one batch after the other: PALDIA's baseline that shares
-    # no GPU. PALDIA runs all its schemes without admission and without dropping requests.
-    System(
-        "molecule-cost",
-        "baseline",
-        "Du et al., Molecule, ASPLOS 2022, as compared with in Bhasi et al., PALDIA, IPDPS 2024: minding the cost",
-        _MOLECULE,
-        ONE_KIND_AT_A_TIME,
-    ),
-    # The same on the most performant hardware, whatever it costs.
-    System(
-        "molecule-performance",
-        "baseline",
-        "Du et al., Molecule, ASPLOS 2022, as compared with in Bhasi et al., PALDIA, IPDPS 2024: minding performance",
-        replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="queue")),
-        ONE_KIND_AT_A_TIME,
-    ),
-    # The cheapest hardware on which all expected requests end in time, some together and the others queued.
-    System(
-        "paldia",
-        "system",
-        f"{PALDIA}, section III",
-        replace(_MOLECULE, scale=Paldia(), share=Hybrid()),
-        ONE_KIND_AT_A_TIME,
-    ),
-    # The other of the two rules that the publication gives for the choice of hardware.
-    System(
-        "paldia-band",
-        "system",
-        f"{PALDIA}, section IV",
-        replace(_MOLECULE, scale=Paldia(choice="tolerance"), share=Hybrid()),
-        ONE_KIND_AT_A_TIME,
-    ),
-    # As Molecule, but all batches together on the GPU.
-    System(
-        "infless-llama-cost",
-        "baseline",
-        f"INFless (ASPLOS 2022) and Llama (SoCC 2021), as compared with in {PALDIA}: minding the cost",
-        replace(_MOLECULE, scale=Paldia(choice="isolated", sharing="together")),
-        ONE_KIND_AT_A_TIME,
-    ),
-    System(
-        "infless-llama-performance",
-        "baseline",
-        f"INFless (ASPLOS 2022) and Llama (SoCC 2021), as compared with in {PALDIA}: minding performance",
-        replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="together")),
-        ONE_KIND_AT_A_TIME,
-    ),
-    # PALDIA if it knew the next second, for what its lag costs. In a world where nodes come at once it has none.
-    System(
-        "oracle",
-        "baseline",
-        f"{PALDIA}, section V: Oracle",
-        replace(_MOLECULE, forecast=OracleForecast(horizon_ns=s(2)), scale=Paldia(wait_limit=0), share=Hybrid()),
-        ONE_KIND_AT_A_TIME,
-        SIMULATED,
-    ),
-    # The schemes of PALDIA's figure 1, each on the one kind of hardware that `hardware` names.
-    System(
-        "offline-hybrid",
-        "baseline",
-        f"{PALDIA}, figure 1",
-        replace(_MOLECULE, scale=Paldia(choice="fastest"), share=Hybrid()),
-        ONE_KIND_AT_A_TIME,
-    ),
-    System(
-        "mps-only",
-        "baseline",
-        f"{PALDIA}, figure 1",
-        replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="together")),
-        ONE_KIND_AT_A_TIME,
-    ),
-    System(
-        "time-shared",
-        "baseline",
-        f"{PALDIA}, figure 1",
-        replace(_MOLECULE, scale=Paldia(choice="fastest", sharing="queue")),
-        ONE_KIND_AT_A_TIME,
     ),
     # Models that share devices of all kinds: our own, which counts waiting, neighbours and prices.
     System(

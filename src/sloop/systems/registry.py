@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sloop.core.protocols import TakeAll
 from sloop.options import Declared, Value, read_options
 from sloop.plugins import Registry
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
@@ -26,11 +27,9 @@ from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.paldia import Paldia
 from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
-from sloop.policies.share import Hybrid, TakeAll
 
 _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "order": {"edf": Edf, "fifo": Fifo},
@@ -69,7 +68,6 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "biscale": Biscale,
         "vertical": Vertical,
         "mixed": Mixed,
-        "paldia": Paldia,
         "harbor": Harbor,
         "atoll_rate": AtollRate,
         "torchserve": TorchServe,
@@ -78,7 +76,7 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     },
     "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
     "provision": {"as_placed": AsPlaced, "cheapest_start": CheapestStart, "flashpoint": Flashpoint},
-    "share": {"take_all": TakeAll, "hybrid": Hybrid},
+    "share": {"take_all": TakeAll},
 }
 
 POLICIES: Final[Mapping[str, Registry[type[Any]]]] = {

@@ -4,7 +4,6 @@ Sources: Elvinger, Towards resource and interference-aware scheduling of ML work
 2024), Table A.1; iGniter (Xu et al., TPDS 2023), the public measurements of its artefact.
 """
 
-from types import SimpleNamespace
 from typing import Final, NamedTuple
 
 from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident
@@ -265,7 +264,8 @@ def _by_igniter(name: str) -> Profile:
     )
 
 
-V100: Final = SimpleNamespace(**{name: _on_v100(name) for name in V100_ROWS})
-"""The profiles `MODEL-V100`."""
-TENSORRT: Final = SimpleNamespace(**{name: _by_igniter(name) for name in IGNITER_V100_MODELS})
-"""The profiles `MODEL-V100-TensorRT`."""
+V100_PROFILES: Final = {
+    **{f"{name}-V100": _on_v100(name) for name in V100_ROWS},
+    **{f"{name}-V100-TensorRT": _by_igniter(name) for name in IGNITER_V100_MODELS},
+}
+"""By the names that application files use."""

@@ -14,7 +14,7 @@ from sloop.app.scenario import InterferenceTruth
 from sloop.errors import InputError
 from sloop.events import BatchFailed, Event, Finished, NodeLost, ReplicaReady
 from sloop.profile.estimate import Estimate
-from sloop.profile.interference import BandwidthLaw, CountLaw, DeviceDemand, ProcessorSharing
+from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic
 from sloop.sim import World
 from sloop.sim.cluster import Cluster, ClusterTruths, Truths
@@ -23,7 +23,6 @@ from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, Res
 from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.sim.truth.service import ServiceSampler
 from sloop.sim.truth.sharing import BatchWork, SharedDevice, SharingTruth
-from sloop.solvers.paldia import DeviceModel, executed_ms
 from sloop.units import NS_PER_MS, ms, s
 from sloop.vocabulary import BatchId, Device, Node, Outcome, ReplicaId, ReplicaSpec, RequestId, Slot
 from tests.sim.scene import records_of
@@ -107,25 +106,6 @@ def test_devices_do_not_disturb_each_other() -> None:
     begin(cluster, 0, 0)
     begin(cluster, 0, 1)
     assert ends_of(play_until(cluster, s(1))) == [(64.0, 0), (64.0, 1)]
-
-
-@given(
-    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=6),
-    bandwidth=st.floats(0.05, 1.0),
-    law=st.sampled_from([LAW, BandwidthLaw(0.0), CountLaw((1.0, 1.5, 2.5)), ProcessorSharing("bandwidth")]),
-)
-def test_batches_that_begin_together_end_when_the_solver_says(
-    sizes: list[int], bandwidth: float, law: BandwidthLaw
-) -> None:
-    own = profile(bandwidth=bandwidth)
-    assert own.sharing is not None
-    cluster = cluster_of(len(sizes), own=structs.replace(own, sharing=structs.replace(own.sharing, law=law)))
-    for number, size in enumerate(sizes):
-        begin(cluster, 0, number, size)
-    told = ends_of(play_until(cluster, s(100)))
-    assert sorted(id for _, id in told) == list(range(len(sizes)))
-    model = DeviceModel(tuple(8.0 * n for n in range(9)), law, DeviceDemand(bandwidth=bandwidth))
-    assert max(at_ms for at_ms, _ in told) == pytest.approx(executed_ms(model, sizes, [], 0), abs=1e-5)
 
 
 def test_batches_one_after_the_other_are_not_slowed() -> None:

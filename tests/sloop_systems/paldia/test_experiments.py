@@ -11,8 +11,6 @@ from msgspec import structs
 from sloop.actions import StartBatch, StartReplica
 from sloop.app.hardware import KINDS
 from sloop.events import Finished, ReplicaStopped
-from sloop.policies.scale.paldia import HardwareRule
-from sloop.profile.paldia import PALDIA_MODELS
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import BatchId, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from sloop_systems.comparison import REPRODUCTIONS
@@ -57,6 +55,8 @@ from sloop_systems.paldia.experiments.traces import (
     twitter_rates,
     wiki_rates,
 )
+from sloop_systems.paldia.policy import HardwareRule
+from sloop_systems.paldia.published import PALDIA_MODELS
 
 
 def row_of(rows: Sequence[Row], metric: str) -> Row:

@@ -41,7 +41,6 @@ from sloop.profile.interference import NO_SLOWDOWN
 from sloop.solvers import mixed
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import Mix, MixNodes, MixOption, MixStage, TimedCosts
-from sloop.solvers.paldia import together_max
 from sloop.text import chain, counted, listed
 from sloop.units import NS_PER_MS, ROUNDING, s, to_ms, to_s
 from sloop.vocabulary import Group, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
@@ -542,9 +541,8 @@ def _residents(belief: Belief, slot: Slot, nodes: Sequence[tuple[int, NodeView]]
     full = belief.demand(belief.batch_max, slot)
     if not belief.accelerator or belief.interference is NO_SLOWDOWN or full.is_capped or slot.share < 1 or not devices:
         return 1
-    most = min(
-        together_max(each.memory_bytes, belief.device_memory_bytes, clients_max=each.clients_max) for each in devices
-    )
+    each_bytes = belief.device_memory_bytes
+    most = min(targets.together_max(each.memory_bytes, each_bytes, clients_max=each.clients_max) for each in devices)
     counts = np.arange(1.0, min(RESIDENTS_MAX, max(1, most)) + 1)
     return int((counts / belief.interference.among_equals(full, counts) * (1 - ROUNDING * counts)).argmax()) + 1
 

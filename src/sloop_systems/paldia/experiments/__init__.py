@@ -10,9 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from sloop.profile.paldia import PALDIA_MODELS, SLO_MS
 from sloop.report.plots import Figure, Mark, Panel, Series
-from sloop.solvers.paldia import best_split, t_max_ms
 from sloop.text import listed
 from sloop_systems.comparison.harness import Progress, Reproduction, bars, run_trials, silent
 from sloop_systems.paldia.experiments.offline import VECTORS, offline_rows, proportional
@@ -20,6 +18,8 @@ from sloop_systems.paldia.experiments.ours import ours_rows, ours_wanted, price_
 from sloop_systems.paldia.experiments.results import LABELS, QUICK, SYSTEMS, Found, simulated_rows, trial_of, wanted
 from sloop_systems.paldia.experiments.runs import VISION
 from sloop_systems.paldia.experiments.traces import counts_of
+from sloop_systems.paldia.published import PALDIA_MODELS, SLO_MS
+from sloop_systems.paldia.solver import best_split, t_max_ms
 
 SOURCE: Final = "Bhasi et al., PALDIA, IPDPS 2024"
 SHOWN: Final = "SENet18"

@@ -15,11 +15,17 @@ from typing import Final
 
 from sloop.app.hardware import KINDS
 from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, StageView, Traffic
-from sloop.policies.scale.paldia import HardwareRule, Paldia
 from sloop.profile.estimate import Estimate
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
-from sloop.profile.paldia import PALDIA_MODELS, SLO_MS, paldia_profiles
-from sloop.solvers.paldia import (
+from sloop.streams import stream
+from sloop.units import ms, s
+from sloop.vocabulary import NodeState
+from sloop.vocabulary import Path as StagePath
+from sloop_systems.comparison.rows import Claim, Row, bounded, compare
+from sloop_systems.paldia.experiments.traces import counts_of
+from sloop_systems.paldia.policy import HardwareRule, Paldia
+from sloop_systems.paldia.published import PALDIA_MODELS, SLO_MS, paldia_profiles
+from sloop_systems.paldia.solver import (
     DelayedTermination,
     DeviceModel,
     batches_of,
@@ -28,12 +34,6 @@ from sloop.solvers.paldia import (
     executed_ms,
     workers_needed,
 )
-from sloop.streams import stream
-from sloop.units import ms, s
-from sloop.vocabulary import NodeState
-from sloop.vocabulary import Path as StagePath
-from sloop_systems.comparison.rows import Claim, Row, bounded, compare
-from sloop_systems.paldia.experiments.traces import counts_of
 
 EC2: Final = ("m4.xlarge", "c6i.2xlarge", "c6i.4xlarge", "g3s.xlarge", "p2.xlarge", "p3.2xlarge")
 VECTORS: Final = (

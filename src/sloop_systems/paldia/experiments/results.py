@@ -10,10 +10,10 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.profile.paldia import PALDIA_MODELS, SLO_MS
 from sloop_systems.comparison.harness import Results, Wanted
 from sloop_systems.comparison.rows import Claim, Known, ResultLimits, Row, bounded, compare, directed, minus, over
 from sloop_systems.paldia.experiments.runs import LANGUAGE, OVERRIDES, VISION, Options, PaldiaResult, PaldiaTrial
+from sloop_systems.paldia.published import PALDIA_MODELS, SLO_MS
 
 LABELS: Final[Mapping[str, str]] = {
     "paldia": "PALDIA",

@@ -19,7 +19,6 @@ from sloop.app.application import Application, Estimates, Stage, SystemChoice, V
 from sloop.app.hardware import KINDS, power_of
 from sloop.app.scenario import BackgroundTruth, ColdStartTruth, NodeTruth, ServiceTruth, Truth
 from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped
-from sloop.profile.paldia import PALDIA_MODELS, SLO_MS, PaldiaModel
 from sloop.profile.profile import Profile
 from sloop.runlog import Record
 from sloop.runlog.cost import NodeRow
@@ -31,6 +30,7 @@ from sloop.vocabulary import Node, ReplicaId, Request, RequestId
 from sloop_systems.comparison.harness import RunResult, Trial
 from sloop_systems.paldia.experiments.offline import EC2
 from sloop_systems.paldia.experiments.traces import clumps, rates_of
+from sloop_systems.paldia.published import PALDIA_MODELS, SLO_MS, PaldiaModel
 
 LANGUAGE: Final = ("ALBERT", "BERT", "DistilBERT", "FunnelTransformer")
 VISION: Final = tuple(name for name in PALDIA_MODELS if name not in LANGUAGE)

@@ -1,5 +1,6 @@
-"""The scaling policy `Paldia`: one kind of hardware at a time, the cheapest on which the expected requests end in time.
+"""PALDIA's two policies: `Paldia` chooses the hardware and the replicas, `Hybrid` which batches run together on it.
 
+`Paldia`: one kind of hardware at a time, the cheapest on which the expected requests end in time.
 Each second it expects N requests, those of one `group_ns` and those that wait, and computes for every kind of hardware
 when the last of them would end there: on a CPU batch by batch, on a GPU some together and the others queued. It
 switches when it has preferred another kind several times in a row; the old replicas serve until the new ones are
@@ -17,17 +18,18 @@ ready. The values of `choice` and `sharing` give PALDIA, its baselines and its a
 
 A replica runs one batch at a time, so the number of replicas on a device bounds how many batches run together there.
 PALDIA decides anew for every group of requests how many of the replicas run, and leaves the others idle. A plan cannot
-express that, so the share policy `Hybrid` (`sloop.policies.share`) decides it in the systems `paldia`, `paldia-band`,
+express that, so the share policy `Hybrid` decides it in the systems `paldia`, `paldia-band`,
 `oracle` and `offline-hybrid`. In the other systems every idle replica takes waiting requests, even one that is kept
 only for the next peak. With `queue` there is one replica, exactly as in Molecule.
 
-Source: PALDIA, specification sections 2.2 to 2.5 (with Algorithm 1 as repaired there) and 5.0; `sloop.solvers.paldia`.
+Source: PALDIA, specification sections 2.1 to 2.5 (with Algorithm 1 as repaired there) and 5.0; `solver.py`.
 One device of one node is used, as in the publication, and one variant: this policy does not trade accuracy. The cores
 of a node count as a device if the profile says how the model shares that many cores (`DeviceSharing.cores`); on other
 CPUs one replica has all cores and runs one batch after the other.
 """
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -37,24 +39,37 @@ from typing import ClassVar, Final, Literal, NamedTuple
 from msgspec import structs
 
 from sloop.core.ledger import MILLI
-from sloop.core.views import Belief, ClusterView, StageView
+from sloop.core.protocols import Together
+from sloop.core.views import Belief, ClusterView, SharedDeviceView, StageView
 from sloop.errors import InputError
-from sloop.options import check_range
+from sloop.options import OutOfRange, check_range
 from sloop.policies import targets
-from sloop.solvers import paldia
-from sloop.solvers.paldia import DelayedTermination, DeviceModel, DeviceSplit, HardwareOffer, Sharing
 from sloop.text import counted, in_ms, listed
 from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms, to_s
 from sloop.vocabulary import Device, Group, Life, Node, NodeState, Plan, ReplicaSpec, Slot, StagePlan
+from sloop_systems.paldia import solver
+from sloop_systems.paldia.solver import (
+    DelayedTermination,
+    DeviceModel,
+    DeviceSplit,
+    HardwareOffer,
+    Sharing,
+    batches_of,
+    best_split,
+)
 
 HardwareRule = Literal["slo_first", "tolerance", "isolated", "fastest"]
-"""The rules of `sloop.solvers.paldia.Choice`, and `isolated`: the cheapest kind on which a batch that runs alone is in
+"""The rules of `solver.Choice`, and `isolated`: the cheapest kind on which a batch that runs alone is in
 time, however many batches there are (PALDIA's baselines that save cost)."""
 SHARES_NOTHING: Final = 0.0
 """The share of a replica on a GPU: PALDIA neither caps nor reserves; memory and clients limit how many there are."""
 CPU_WORKERS_MAX: Final = 6
 """The most replicas that share the cores of a node if `together_max` is 0: as many as `sloop profile --sharing`
 measures together by default. Each reserves an equal part of the cores, and may use all of them."""
+Lane = Literal["work_conserving", "serial"]
+"""When a queued batch starts: as soon as one of those that run together has ended, or alone after all of them."""
+
+NO_WAIT: Final = "choose the lane work_conserving"
 
 
 class HardwareCandidate(NamedTuple):
@@ -87,12 +102,12 @@ class HardwareCandidate(NamedTuple):
     def split(self, count: int, sharing: Sharing) -> DeviceSplit:
         """How `count` requests run here: on a CPU one batch after the other, unless batches can share its cores."""
         if self.is_shared:
-            return paldia.best_split(self.model, count, sharing)
-        return DeviceSplit(max(0, count - self.model.batch), paldia.serial_ms(self.model, count))
+            return best_split(self.model, count, sharing)
+        return DeviceSplit(max(0, count - self.model.batch), solver.serial_ms(self.model, count))
 
     def workers(self, count: int, split: DeviceSplit) -> int:
         """The replicas for `count` requests."""
-        return max(1, paldia.workers_needed(self.model, count, split)) if self.is_shared else 1
+        return max(1, solver.workers_needed(self.model, count, split)) if self.is_shared else 1
 
     def offer(self, t_max_ms: float) -> HardwareOffer:
         """This kind as an input of the choice of hardware; the last request ends after `t_max_ms`."""
@@ -257,15 +272,15 @@ class Paldia:
         """The variant on this node and device; None if they cannot hold it even if they are empty."""
         most, slot = 1, belief.slot(min(belief.cores_max, node.cores))
         if device is not None:
-            most = paldia.together_max(device.memory_bytes, belief.device_memory_bytes, clients_max=device.clients_max)
+            most = targets.together_max(device.memory_bytes, belief.device_memory_bytes, clients_max=device.clients_max)
             most = min(most, self.together_max or most, 1 if self.sharing == "queue" else most)
-            most = paldia.together_max(node.memory_bytes, belief.memory_bytes, clients_max=most)
+            most = targets.together_max(node.memory_bytes, belief.memory_bytes, clients_max=most)
             if not most:
                 return None
             cores = min(belief.cores_max, _part_of(node.cores, most))
             slot = structs.replace(belief.slot(cores), share=SHARES_NOTHING)
         elif self.sharing != "queue" and belief.shared_cores == node.cores:
-            most = paldia.together_max(
+            most = targets.together_max(
                 node.memory_bytes, belief.memory_bytes, clients_max=self.together_max or CPU_WORKERS_MAX
             )
             if not most:
@@ -293,7 +308,7 @@ class Paldia:
         ready = {replica.spec.slot.hardware for replica in stage.replicas if replica.life is Life.READY}
         chosen = self._choose(stage, candidates.values(), expected)
         if memory.hardware in candidates:
-            memory.mismatches, switches = paldia.count_mismatch(
+            memory.mismatches, switches = solver.count_mismatch(
                 memory.mismatches,
                 is_present=chosen == memory.hardware,
                 is_pending=memory.hardware not in ready,
@@ -318,7 +333,7 @@ class Paldia:
             offers = [each.offer(each.split(one_batch, "queue").t_max_ms) for each in candidates]
         else:
             offers = [each.offer(each.split(expected, self.sharing).t_max_ms) for each in candidates]
-        return paldia.choose_hardware(
+        return solver.choose_hardware(
             offers,
             "slo_first" if self.choice == "isolated" else self.choice,
             cpu_limit_ms=self.headroom_cpu * slo_ms,
@@ -355,3 +370,99 @@ def _why(chosen: HardwareCandidate, expected: int, split: DeviceSplit) -> str:
     if not split.queued:
         return ends
     return f"{ends}, {expected - split.queued} of them together and {split.queued} queued"
+
+
+# Which batches run together
+
+
+@dataclass(slots=True)
+class GroupSplit:
+    """How the requests that waited at one instant are to run, as the sizes of batches that have not started yet."""
+
+    running: deque[int]
+    """At most `together` of these run at a time."""
+    queued: deque[int]
+    """These run one by one, when all of `running` have ended."""
+    together: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches have started."""
+        return not self.running and not self.queued
+
+    def shrink(self, waiting: int) -> None:
+        """Make the last batches smaller if fewer requests wait than were split, because some were dropped or cancelled
+        or run on another device."""
+        excess = sum(self.running) + sum(self.queued) - waiting
+        for batches in (self.queued, self.running):
+            while excess > 0 and batches:
+                size = batches.pop()
+                if size > excess:
+                    batches.append(size - excess)
+                excess -= size
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """PALDIA's distributor: some of the waiting requests run together and the others queue, so that the last one ends
+    as early as possible, by the law of interference of their model.
+
+    When all batches of a split have started, the requests that wait then are split anew. The oldest run, the newest
+    queue. At most as many batches run together as the stage has ready replicas on the device. If several stages use one
+    device, each splits as if it were alone there.
+
+    Source: PALDIA, specification sections 2.1 and 2.1.1 (executed plans; (b) for `resident`).
+    """
+
+    takes_all: ClassVar[bool] = False
+
+    lane: Lane = "work_conserving"
+    """`serial`: queued batches run one by one when all that run together have ended; requests that arrive while the
+    device is busy all queue. `work_conserving`: a queued batch starts whenever another one ends."""
+    sharing: Sharing = "hybrid"
+    """`hybrid`: the best split. `together`: as many batches as there are replicas. `queue`: one batch after the other.
+    `resident`, which is not PALDIA's: a constant number of batches at a time, each starting when another ends, such
+    that the last one ends earliest; it needs the work-conserving lane."""
+    even: bool = False
+    """Whether batches have equal sizes, instead of full batches and one with the rest."""
+    gain_min: float = 0.0
+    """The smallest gain for which a split is made: the fraction by which it must be predicted to end earlier than both
+    `together` and `queue`; otherwise the better of these two is used. A good value is the error of the law, which
+    `sloop profile --sharing` prints: a smaller gain may not be real."""
+    _splits: dict[tuple[str, str, str], GroupSplit] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_range("gain_min", self.gain_min, least=0, most=1)
+        if self.sharing == "resident" and self.lane == "serial":
+            what = "cannot be resident in the serial lane, in which a queued batch waits until no other runs"
+            raise OutOfRange("sharing", what, NO_WAIT)
+
+    def start(self, now_ns: int, view: SharedDeviceView) -> Together:
+        """See `SharePolicy`."""
+        key, busy = (view.node, view.device, view.stage), view.busy
+        split = self._splits.get(key)
+        if split is not None:
+            split.shrink(view.waiting)
+        if split is None or split.is_over:
+            split = self._split(view, busy)
+        room = split.together - busy if split.running else int(not busy)
+        if room > 0 or self.lane == "serial":  # otherwise it is found again, with those that come meanwhile
+            self._splits[key] = split
+        batches, sizes, waiting = split.running or split.queued, list[int](), view.waiting
+        while len(sizes) < min(room, view.idle) and waiting and batches:
+            sizes.append(min(batches.popleft(), waiting, view.batch_max))  # fewer if some were dropped
+            waiting -= sizes[-1]
+        return Together(tuple(sizes))
+
+    def _split(self, view: SharedDeviceView, busy: int) -> GroupSplit:
+        """A split of the requests that wait now."""
+        queued, running = view.waiting, list[int]()
+        if self.lane == "work_conserving" or not busy:
+            costs_ms = tuple([cost_ns / NS_PER_MS for cost_ns in view.costs_ns])
+            model = DeviceModel(costs_ms, view.law, view.largest, view.idle + busy)
+            queued = best_split(model, view.waiting, self.sharing, gain_min=self.gain_min).queued
+            running = batches_of(view.waiting - queued, view.batch_max, even=self.even)
+        later = batches_of(queued, view.batch_max, even=self.even) if queued else []
+        if self.lane == "work_conserving":
+            return GroupSplit(deque(running + later), deque(), len(running))
+        return GroupSplit(deque(running), deque(later), len(running))

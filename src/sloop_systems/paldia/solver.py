@@ -30,12 +30,11 @@ from numpy.typing import NDArray
 
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.units import ROUNDING
+from sloop.vocabulary import CLIENTS_MAX
 
 TIE_MS: Final = 1e-6
 """Splits whose ends differ by at most this count as equal; the one with the longer queue is taken, because it needs
 fewer workers."""
-CLIENTS_MAX: Final = 48
-"""The most batches that run together where nothing limits them: the clients of NVIDIA's MPS since Volta."""
 
 ALONE: Final = DeviceDemand()
 """The demand of a model whose demand is unknown."""
@@ -57,7 +56,7 @@ class DeviceModel:
     largest: DeviceDemand = ALONE
     """The demand of its largest batch on the device; the demand of memory bandwidth is FBR."""
     together_max: int = CLIENTS_MAX
-    """The most batches that may run together, 1 or more; see `together_max`."""
+    """The most batches that may run together, 1 or more."""
 
     @property
     def batch(self) -> int:
@@ -115,7 +114,7 @@ def rounds_ms(model: DeviceModel, count: int, residents: NDArray[np.int64]) -> N
 def best_split(model: DeviceModel, count: int, sharing: Sharing = "hybrid", *, gain_min: float = 0.0) -> DeviceSplit:
     """The number of queued requests with which the last one ends earliest; of equal ones the largest.
 
-    At least one full batch runs, and at most `together_max`. Requests that fit one batch are not split.     `together`
+    At least one full batch runs, and at most `together_max`. Requests that fit one batch are not split. `together`
     queues only the requests that exceed `together_max`, `queue` all but one batch. With `resident` the end is computed
     by `rounds_ms`, otherwise by `t_max_ms`. A split is used only if it is predicted to end earlier than both `together`
     and `queue`, by the fraction `gain_min` of their time; otherwise the better of these two is used.
@@ -158,14 +157,6 @@ def batches_of(count: int, batch: int, *, even: bool = False) -> list[int]:
         return [batch] * full + [left] * (left > 0)
     number = ceil(count / batch)
     return [count // number + (index < count % number) for index in range(number)]
-
-
-def together_max(memory_bytes: int, each_bytes: int, *, reserve_bytes: int = 0, clients_max: int = CLIENTS_MAX) -> int:
-    """k_mem: how many workers fit into the memory of a device beside a reserve, at most its clients; 0 if none fits.
-    With `each_bytes` 0, which means unknown, the clients alone limit them."""
-    if each_bytes <= 0:
-        return clients_max
-    return min(clients_max, max(0, memory_bytes - reserve_bytes) // each_bytes)
 
 
 # What a split takes when it is executed

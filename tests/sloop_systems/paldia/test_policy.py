@@ -15,17 +15,17 @@ from sloop.core.ledger import Ledger
 from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, ReplicaView
 from sloop.errors import InputError
 from sloop.options import OutOfRange
-from sloop.policies.scale.paldia import HardwareRule, Paldia
 from sloop.profile.interference import CountLaw
-from sloop.profile.paldia import PALDIA_MODELS, paldia_profiles
 from sloop.profile.profile import Amdahl, DeviceSharing, Profile
 from sloop.profile.published import YOLOV5S_S
-from sloop.solvers import paldia as solver
-from sloop.solvers.paldia import DeviceModel
 from sloop.systems.registry import build
 from sloop.testing.views import make_belief, make_stage, make_view, make_visit
 from sloop.units import s
 from sloop.vocabulary import Group, Life, NodeState, ReplicaId, ReplicaSpec, Slot
+from sloop_systems.paldia import solver
+from sloop_systems.paldia.policy import HardwareRule, Paldia
+from sloop_systems.paldia.published import PALDIA_MODELS, paldia_profiles
+from sloop_systems.paldia.solver import DeviceModel
 
 EC2 = ("m4.xlarge", "c6i.2xlarge", "c6i.4xlarge", "g3s.xlarge", "p2.xlarge", "p3.2xlarge")
 M60, K80, V100 = EC2[3:]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sloop.profile.interference import (
     BandwidthLaw,
@@ -17,8 +18,10 @@ from sloop.profile.interference import (
     ProcessorSharing,
     ScalabilityLaw,
 )
-from sloop.solvers import paldia
-from sloop.solvers.paldia import (
+from sloop.units import s
+from sloop.vocabulary import CLIENTS_MAX
+from sloop_systems.paldia import solver as paldia
+from sloop_systems.paldia.solver import (
     Choice,
     DelayedTermination,
     DeviceModel,
@@ -31,14 +34,13 @@ from sloop.solvers.paldia import (
     executed_ms,
     rounds_ms,
     t_max_ms,
-    together_max,
     workers_needed,
 )
+from tests.sim.test_cluster import play_until
+from tests.sim.truth.test_sharing import LAW, begin, cluster_of, ends_of, profile
 
 
-def proportional(
-    solo_ms: float, batch: int, bandwidth: float, alpha: float, most: int = paldia.CLIENTS_MAX
-) -> DeviceModel:
+def proportional(solo_ms: float, batch: int, bandwidth: float, alpha: float, most: int = CLIENTS_MAX) -> DeviceModel:
     """A model whose batches take time in proportion to their size, as in the specification's vectors."""
     latencies_ms = tuple(solo_ms * size / batch for size in range(batch + 1))
     return DeviceModel(latencies_ms, BandwidthLaw(alpha), DeviceDemand(bandwidth=bandwidth), most)
@@ -304,16 +306,23 @@ def test_a_split_is_made_only_for_what_it_gains(
         assert found.t_max_ms == pytest.approx(pure_ms, abs=2 * paldia.TIE_MS)
 
 
-# Memory
-
-
-@given(st.integers(0, 100), st.integers(0, 20), st.integers(0, 20), st.integers(1, 48))
-def test_what_runs_together_fits_the_memory(memory: int, each: int, reserve: int, clients: int) -> None:
-    most = together_max(memory, each, reserve_bytes=reserve, clients_max=clients)
-    assert 0 <= most <= clients
-    if each:
-        assert most == 0 or reserve + most * each <= memory
-        assert most == clients or reserve + (most + 1) * each > memory
+@given(
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    bandwidth=st.floats(0.05, 1.0),
+    law=st.sampled_from([LAW, BandwidthLaw(0.0), CountLaw((1.0, 1.5, 2.5)), ProcessorSharing("bandwidth")]),
+)
+def test_batches_that_begin_together_end_when_the_solver_says(
+    sizes: list[int], bandwidth: float, law: BandwidthLaw
+) -> None:
+    own = profile(bandwidth=bandwidth)
+    assert own.sharing is not None
+    cluster = cluster_of(len(sizes), own=structs.replace(own, sharing=structs.replace(own.sharing, law=law)))
+    for number, size in enumerate(sizes):
+        begin(cluster, 0, number, size)
+    told = ends_of(play_until(cluster, s(100)))
+    assert sorted(id for _, id in told) == list(range(len(sizes)))
+    model = DeviceModel(tuple(8.0 * n for n in range(9)), law, DeviceDemand(bandwidth=bandwidth))
+    assert max(at_ms for at_ms, _ in told) == pytest.approx(executed_ms(model, sizes, [], 0), abs=1e-5)
 
 
 # Hardware

@@ -14,12 +14,17 @@ from sloop.app.load import load_scenario
 from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.errors import InputError
 from sloop.events import Finished
-from sloop.policies.share import Hybrid
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
+from sloop.report import explain
+from sloop.runlog import MemoryLog
 from sloop.sim import World
+from sloop.sim.run import simulate
 from sloop.units import NS_PER_MS, ms, s
 from sloop.vocabulary import Outcome
 from sloop.workload import trace_of
+from sloop_systems.paldia.experiments.results import ON_M60, trial_of
+from sloop_systems.paldia.experiments.runs import world_of as trial_world
+from sloop_systems.paldia.policy import Hybrid
 from tests.sim.scene import records_of
 
 RESIDENT = "work_conserving", "resident"
@@ -216,3 +221,26 @@ def test_in_the_serial_lane_a_group_that_finds_the_device_busy_is_queued() -> No
     assert policy.start(3, view(16, 5)).sizes == (8,)
     assert policy.start(4, view(8, 5)).sizes == (4,), "of the first group"
     assert policy.start(5, view(4, 5)).sizes == (4,)
+
+
+def test_a_wait_for_a_shared_device_says_how_many_batches_ran_together() -> None:
+    """575 requests at once, of which PALDIA's split runs 412 in four batches on an M60 and queues 163."""
+    trial = trial_of("SENet18, figure 1", "offline-hybrid", (*ON_M60, ("initial_rps", 575)))
+    trace = trace_of([ms(1_001)] * 575, duration_ns=s(2), name="one clump", provenance="assumed")
+    world = replace(trial_world(trial).with_clients(trace=trace), duration_ns=s(2))
+    log = MemoryLog()
+    simulate(world, [log])
+    story = explain.explain_request(log, 574, explain.fresh_state(world.setup()))
+    told = [(step.what, step.why) for step in story.steps if "ran together" in step.what]
+    assert told[0] == (
+        "while it waited, 4 batches of model ran together on g3s.xlarge-0/M60; 163 requests stayed queued",
+        "all replicas there were busy",
+    )
+    assert story.wait_ms > 0
+    first = explain.explain_request(log, 0, explain.fresh_state(world.setup()))
+    assert not [step for step in first.steps if "ran together" in step.what]
+    world = trial_world(trial_of("SENet18, figure 1", "mps-only", (*ON_M60, ("initial_rps", 575))))
+    log = MemoryLog()
+    simulate(replace(world.with_clients(trace=trace), duration_ns=s(2)), [log])
+    story = explain.explain_request(log, 574, explain.fresh_state(world.setup()))
+    assert not [step for step in story.steps if "ran together" in step.what], "no share policy decides"
