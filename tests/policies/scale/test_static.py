@@ -194,12 +194,21 @@ def test_a_share_above_the_whole_device_is_refused() -> None:
         placement("a", share=1.2)
 
 
+ON_V100 = {
+    "latency_ms": {"form": "quadratic", "alpha": 0, "beta": 1, "gamma": 5},
+    "max_batch": 16,
+    "max_cores": 1,
+    "accelerator": "V100",
+    "device_memory_bytes": 1_000_000_000,
+}
+
+
 def test_a_plan_can_be_read_again(tmp_path: Path) -> None:
     """What `sloop plan --json` prints as placements is a placement file."""
     application = {
         "name": "shop",
         "slo_ms": 400,
-        "stages": [{"name": "a", "profile": "resnet50-V100"}, {"name": "b", "profile": "alexnet-V100"}],
+        "stages": [{"name": "a", "profile": ON_V100}, {"name": "b", "profile": ON_V100}],
         "cluster": {"nodes": [{"hardware": "p3.2xlarge", "count": 2}]},
         "system": "harbor",
     }
@@ -221,7 +230,7 @@ def test_placements_of_several_applications_must_fit_beside_each_other() -> None
         return {
             "name": name,
             "slo_ms": 400,
-            "stages": [{"name": "only", "profile": "alexnet-V100"}],
+            "stages": [{"name": "only", "profile": ON_V100}],
             "system": {"name": "static", "placements": [where]},
         }
 
@@ -240,9 +249,7 @@ def test_a_placement_is_for_the_application_that_its_stage_names() -> None:
     def where(stage: str, node: int, **more: str) -> dict[str, Any]:
         return {"stage": stage, "variant": "only", "node": f"p3.2xlarge-{node}", "device": "V100", **more}
 
-    applications = [
-        {"name": name, "slo_ms": 400, "stages": [{"name": "only", "profile": "alexnet-V100"}]} for name in "ab"
-    ]
+    applications = [{"name": name, "slo_ms": 400, "stages": [{"name": "only", "profile": ON_V100}]} for name in "ab"]
     for placements in (
         [where("a/only", 0), where("b/only", 1)],
         [where("only", 0, application="a"), where("only", 1, application="b")],

@@ -18,11 +18,13 @@ from sloop.profile.estimate import Estimate
 from sloop.profile.interference import IgniterLaw
 from sloop.profile.profile import Profile
 from sloop.profile.published import PUBLISHED
+from sloop.systems.planning import explain_plan
 from sloop.testing.views import make_view
 from sloop.units import s
 from sloop.vocabulary import NodeState, Path, Plan
 from sloop_systems.colocation.policy import Colocate, Igniter, Usher
 from tests.policies.scale.shared import CPU, contents, planned, rented, stage_of, v100_nodes
+from tests.systems.planning import scene as planning
 
 VISION = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
 BATCHES = (4, 8, 16, 32, 64, 128)
@@ -387,6 +389,19 @@ def test_kinds_that_the_cluster_does_not_have_are_refused() -> None:
         Harbor(hardware=("g4dn.xlarge",)).plan(0, view)
     with pytest.raises(InputError, match=r"no node has hardware 'g4dn\.xlarge'"):
         Usher(hardware="g4dn.xlarge").plan(0, view)
+
+
+# As told to users
+
+
+def test_each_reason_names_its_own_stage_only() -> None:
+    """A device of its own for `a`, room beside it for `b`, and none for `c`."""
+    stages = [planning.stage(name) for name in "abc"]
+    answer = explain_plan(planning.setup(*stages, cluster=planning.nodes(4, 1, memory_bytes=2000), system="igniter"), 5)
+    assert [each.why for each in answer.shortfalls] == [
+        "igniter has no plan that provides for what arrives at b",
+        "the plan cannot keep up with 5 requests/s: c has no replicas",
+    ]
 
 
 # Any view

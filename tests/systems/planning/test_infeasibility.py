@@ -1,10 +1,15 @@
 """Why goals cannot be reached: which stage, path or node, and by how much."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import pytest
 
+from sloop.core.protocols import Take
 from sloop.systems.planning import explain_plan
 from sloop.systems.planning.infeasibility import cheapest, fastest, shortfalls_of
 from sloop.systems.planning.placement import PlanShortfall
+from sloop.vocabulary import Visit
 from tests.systems.planning.scene import READING, nodes, only, placed, predicted, profile, setup, stage
 
 TWO = (stage("detect"), stage("read", "detect", profile=profile(40, 20)))
@@ -94,19 +99,28 @@ def test_no_replicas_for_what_comes() -> None:
     assert explain_plan(setup(stage("a"), system={"name": "static", "replicas": 0}), 0).feasible
 
 
-def test_each_reason_names_its_own_stage_only() -> None:
-    """A device of its own for `a`, room beside it for `b`, and none for `c`."""
-    stages = [stage(name) for name in "abc"]
-    answer = explain_plan(setup(*stages, cluster=nodes(4, 1, memory_bytes=2000), system="igniter"), 5)
-    assert [each.why for each in answer.shortfalls] == [
-        "igniter has no plan that provides for what arrives at b",
-        "the plan cannot keep up with 5 requests/s: c has no replicas",
-    ]
+@dataclass(frozen=True)
+class Patient:
+    """Waits for a full batch, however long that takes."""
+
+    def decide(
+        self,
+        now_ns: int,
+        queue: Sequence[Visit],
+        limit: int,
+        costs_ns: Sequence[int],
+        wait_ns: int = 0,
+        remaining_ns: int = 0,
+    ) -> Take:
+        return Take(limit if len(queue) >= limit else 0)
 
 
 def test_waiting_for_what_never_comes() -> None:
-    forever = {"name": "static", "batch": {"name": "full", "forever": True}}
-    assert "a waits for batches that never fill" in explain_plan(setup(stage("a"), system=forever), 0).why
+    made = setup(stage("a"), system="static")
+    (own,) = made.applications
+    system = replace(own.system, policies=replace(own.system.policies, batch=Patient()))
+    answer = explain_plan(replace(made, applications=(replace(own, system=system),)), 0)
+    assert "a waits for batches that never fill" in answer.why
 
 
 def test_fastest_and_cheapest_configurations() -> None:

@@ -20,7 +20,7 @@ from sloop.app.graph import declared_name
 from sloop.app.hardware import KINDS, HardwareKind
 from sloop.errors import InputError
 from sloop.options import nearest
-from sloop.systems import SYSTEMS, build_system
+from sloop.systems import build_system
 from sloop.systems.planning.infeasibility import shortfalls_of
 from sloop.systems.planning.placement import Placement
 from sloop.systems.planning.prediction import PlanPrediction
@@ -34,10 +34,8 @@ SIZES: Final = (4, 16, 64)
 """How many nodes of each kind a plan may rent: more only if fewer do not suffice."""
 SYSTEM: Final = "mixed"
 """The system to choose from, beside that of the applications."""
-SYSTEMS_OF_ONE: Final = ("harbor", "paldia")
-"""The same for one model whose profiles say what it takes of a device, so that several replicas may share one."""
-SYSTEMS_OF_SEVERAL: Final = ("harbor", "igniter", "usher")
-"""The same for several models."""
+SYSTEM_SHARING: Final = "harbor"
+"""Another one if profiles say what models take of a device, so that several replicas may share one."""
 OPTIMISM: Final = 1.5
 """A fleet may serve so many times what its plan says: profiles have the P99 of batches, and queues take their means."""
 
@@ -499,13 +497,12 @@ def _parts(prediction: PlanPrediction) -> list[float]:
 
 def usual_systems(deployment: Deployment, kinds: Sequence[Node]) -> tuple[SystemChoice, ...]:
     """The systems to choose from if the user names none: that which the applications declare, and those that rent what
-    is needed; also those that share devices, if a profile says what that costs."""
+    is needed; also the one that shares devices, if a profile says what that costs."""
     stages = list(_stages(deployment))
     profiles = [variant.on(node.hardware) for stage in stages for variant in stage.variants for node in kinds]
     names = [SYSTEM]
     if any(profile is not None and profile.sharing is not None for profile in profiles):
-        shared = SYSTEMS_OF_SEVERAL if len(stages) > 1 else SYSTEMS_OF_ONE
-        names += [name for name in shared if name in SYSTEMS]
+        names.append(SYSTEM_SHARING)
     declared = [each.system for each in deployment.applications if each.system.path][:1]
     declared = [deployment.system] if deployment.system.path else declared
     return (*declared, *(SystemChoice(name) for name in names if name not in [each.name for each in declared]))
