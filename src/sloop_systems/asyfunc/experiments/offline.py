@@ -447,8 +447,8 @@ WORLDS: Final[Mapping[str, tuple[Spikes, float, float]]] = {
     "spikes of 0.75 of the height": (USUAL.lower(0.75), 10.3, 7.9),
     "spikes of half the height and half as often": (Spikes(2 * USUAL.gap_s).lower(0.5), 8.2, 5.0),
 }
-"""Two calibrations with loads of 20 s, each nearest to one of the printed figures, with the derived violations of
-on-demand and last-value. No single one has both figures (section 4)."""
+"""Two calibrations with loads of 20 s, each nearest to one of the printed figures in the specification's simulation, in
+which none has both (section 4); with the derived violations of on-demand and last-value."""
 
 
 def _world_rows(seeds: Sequence[int], name: str, world: tuple[Spikes, float, float]) -> list[Row]:
