@@ -27,7 +27,7 @@ from sloop_systems.netnn.emulator import Emulator
 from sloop_systems.netnn.network import Ints
 from sloop_systems.netnn.program import Program, compile_network
 from sloop_systems.netnn.shipped import DetectionModel, shipped_file, shipped_model
-from sloop_systems.netnn.traffic import mixed
+from sloop_systems.netnn.traffic import calls
 from sloop_systems.netnn.xdp import XdpFabric, why_no_xdp
 
 TIMEOUT_S: Final = 10.0
@@ -148,7 +148,7 @@ def emulated(program: Program, rows: Ints, expected: Ints) -> Cost:
 
 def inference_points(model: DetectionModel, count: int, seed: int) -> Ints:
     """Rows of the generator's traffic."""
-    rows = model.encoding.from_arrays(dataset(mixed(seed, max(60, count // 5)), histograms=False).points)
+    rows = model.card.encoding.rows(dataset(calls(seed, max(60, count // 5)), histograms=False).points)
     return np.asarray(rows[np.random.default_rng(seed).permutation(len(rows))[:count]], np.int64)
 
 

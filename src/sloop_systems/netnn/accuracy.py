@@ -21,7 +21,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from sloop.api import InputError
-from sloop_systems.netnn.detection import (
+from sloop_systems.netnn.features import (
     GAP_MAX,
     KEY_BYTES,
     POINTS,
@@ -86,10 +86,7 @@ def dataset(flows: Iterable[TrafficFlow], *, histograms: bool = True) -> Dataset
         keys = np.zeros((len(at), KEY_BYTES), np.uint8)
         for to, source, size in ((0, 12, 4), (4, 20, 2), (6, 16, 4), (10, 22, 2), (12, 9, 1)):
             keys[:, to : to + size] = heads[:, source : source + size]
-        ports = np.full(len(at), 20)
-        parts.append(
-            [keys, heads, ports, flow.lengths[at], gaps[at], least[at], np.maximum.accumulate(gaps)[at], at + 1]
-        )
+        parts.append([keys, heads, flow.lengths[at], gaps[at], least[at], np.maximum.accumulate(gaps)[at]])
         owners.append(np.full(len(at), number))
         labels.append(np.full(len(at), flow.malicious))
         classes.append(flow.label)
@@ -189,7 +186,7 @@ def network_accuracy(
     """Train the network on the split's training part and try it on the test part. With `integers`, then train it with
     rounding and try what a switch computes, too."""
     encoding = encoding or FeatureEncoding(identity=protocol is not Protocol.FLOWS_MASKED)
-    rows, parts = encoding.from_arrays(data.points).astype(np.uint8), split(data, protocol, seed, tested)
+    rows, parts = encoding.rows(data.points).astype(np.uint8), split(data, protocol, seed, tested)
     made = fit(
         architecture,
         LabelledRows(rows[parts.train], data.labels[parts.train]),

@@ -1,43 +1,32 @@
-"""Run small networks inside the network; detect intrusions on the path.
-
-`sloop innet`: map, compile and run small networks on switches, and classify the flows of a capture.
-"""
+"""`sloop innet`: map, compile and run small networks on programmable switches."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import RenderableType
 
-from sloop.api import InputError, MachineError, counted, number, read_options
-from sloop.api.commands import FILE, CommandOutput, Number, command, facts, parse_yaml, progress, read_yaml, table
+from sloop.api import InputError, counted, number, read_options
+from sloop.api.commands import FILE, CommandOutput, command, facts, parse_yaml, progress, read_yaml, table
 from sloop.api.profiles import path_beside, save_profile
 from sloop.api.reports import Table
-from sloop_systems.netnn.captures import CaptureReader, write_capture
 from sloop_systems.netnn.compiled import SUFFIX, CompiledNetwork, load, save
-from sloop_systems.netnn.detection import Detector, FlowVotes, flow_name, infer_with
 from sloop_systems.netnn.emulator import run_in_lanes
-from sloop_systems.netnn.live import LiveReport, demonstrate
 from sloop_systems.netnn.mapper import Fabric
 from sloop_systems.netnn.network import BITS, BYTES, SIGNED, Ints, Network, classify
 from sloop_systems.netnn.plots import draw_fabric
 from sloop_systems.netnn.quantiser import quantise, read_network
 from sloop_systems.netnn.runtime import fabric_profile
-from sloop_systems.netnn.shipped import DetectionModel, shipped_file, shipped_model
 from sloop_systems.netnn.shipped import load as load_detection
-from sloop_systems.netnn.traffic import in_order_of_time, labels_csv, mixed
+from sloop_systems.netnn.shipped import shipped_file, shipped_model
 from sloop_systems.netnn.xdp import XdpFabric, why_no_xdp
 
 RUNNERS: Final = ("reference", "emulator", "kernel")
 INPUTS: Final = {"bits": BITS, "bytes": BYTES, "signed": SIGNED}
-FLOWS_SHOWN: Final = 20
 FABRIC_HELP: Final = (
     "Fabric: a YAML file, or a mapping such as '{leaves: 8, slots: 8}' [default: 8 leaves with 4 pipelines each]."
 )
@@ -65,7 +54,7 @@ def innet() -> None:
     \b
     Example:
       sloop innet map --json
-      sloop innet demo --seconds 20
+      sloop innet run --count 32
     """
 
 
@@ -350,201 +339,3 @@ def _run_on_cpu(model: Path, rows: Ints, expected: Ints, exponent: int) -> dict[
     elapsed_ns = time.perf_counter_ns() - began
     differ = int((classify(logits.reshape(len(rows), -1)) != classify(expected)).sum())
     return {"verdicts": len(rows), "lost": 0, "differ": differ, "ns_per_inference": elapsed_ns / len(rows)}
-
-
-@innet_command(
-    "detect",
-    example="sloop innet detect office.pcapng\nsloop innet detect --synthetic 200 --seed 7 --write traffic.pcap",
-)
-@click.argument("capture", required=False, type=FILE)
-@click.option("--synthetic", type=click.IntRange(1, 100_000), help="Number of generated flows, instead of CAPTURE.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of generated flows.")
-@click.option(
-    "--model", type=FILE, help="A model made by `python -m sloop_systems.netnn.shipped` [default: the one that ships]."
-)
-@click.option("--write", type=FILE, help="Write the generated traffic as a capture, and its labels as .csv beside it.")
-def detect_command(
-    capture: Path | None, synthetic: int | None, seed: int, model: Path | None, write: Path | None
-) -> CommandOutput:
-    """Detect malicious flows in CAPTURE (pcap or pcapng), as the first switch of a fabric would on the path. Reading
-    captures needs the package dpkt (pip install dpkt).
-
-    The model that ships with sloop was trained on generated traffic only: verdicts on other captures only show how
-    detection works.
-    """
-    if (capture is None) == (synthetic is None):
-        raise click.UsageError("Give CAPTURE or --synthetic FLOWS, one of them.")
-    if write is not None and synthetic is None:
-        raise click.UsageError("--write needs --synthetic FLOWS.")
-    if write is not None and write.suffix == ".csv":
-        raise click.UsageError(f"--write {write}: the labels get this name; name the capture {write.stem}.pcap.")
-    detection = shipped_model() if model is None else load_detection(model)
-    detector = Detector(infer_with(detection.network), detection.encoding)
-    labels: dict[bytes, tuple[str, bool]] = {}
-    if capture is not None:
-        reader = CaptureReader(capture)
-        with progress(f"reading {capture.name}", total=1) as advance:
-            for votes in detector.run(reader):
-                advance(reader.done, flow_name(votes.key))
-        counts = {**{f"file_{name}": found for name, found in reader.counts.items()}, **detector.counts}
-    else:
-        flows = list(mixed(seed, synthetic or 1))
-        if write is not None:
-            _write_traffic(write, flows, seed)
-        labels = {detector_key: (flow.label, flow.malicious) for flow in flows if (detector_key := _key(flow))}
-        with progress("detecting", total=sum(map(len, flows))) as advance:
-            for votes in detector.run(in_order_of_time(flows)):
-                advance(detector.counts["packets"], flow_name(votes.key))
-        counts = detector.counts
-    return _detected(detection, detector, counts, labels, cut_short=bool(counts.get("file_cut_short")))
-
-
-def _key(flow: Any) -> bytes:  # noqa: ANN401
-    head = flow.heads[0].tobytes()
-    return bytes(head[12:16] + head[20:22] + head[16:20] + head[22:24] + head[9:10])
-
-
-def _write_traffic(path: Path, flows: Sequence[Any], seed: int) -> None:
-    try:
-        write_capture(path, in_order_of_time(flows))
-        path.with_suffix(".csv").write_text(labels_csv(flows, seed), encoding="utf-8")
-    except OSError as error:
-        raise MachineError(f"cannot write {str(path)!r}: {error.strerror}", help="give another path") from error
-
-
-def _detected(
-    detection: DetectionModel,
-    detector: Detector,
-    counts: dict[str, int],
-    labels: dict[bytes, tuple[str, bool]],
-    *,
-    cut_short: bool,
-) -> CommandOutput:
-    verdicts = list(detector.verdicts.values())
-    malicious = [votes for votes in verdicts if votes.malicious]
-    value: dict[str, Any] = {
-        "counts": counts,
-        "cut_short": cut_short,
-        "flows": len(verdicts),
-        "malicious": len(malicious),
-        "verdicts": [_flow_value(votes, labels) for votes in verdicts],
-        "model": structs.asdict(detection.card),
-    }
-    cells = tuple(
-        (flow_name(votes.key), len(votes.logits), votes.last_n, votes.margin, labels.get(votes.key, ("",))[0])
-        for votes in malicious[:FLOWS_SHOWN]
-    )
-    display: list[RenderableType] = [
-        table(Table(f"malicious: {len(malicious)} of {counted(len(verdicts), 'flow')}", _FLOW_COLUMNS, cells)),
-        ", ".join(f"{name.replace('_', ' ')} {number(found)}" for name, found in counts.items()),
-    ]
-    if len(malicious) > FLOWS_SHOWN:
-        display.append(f"{len(malicious) - FLOWS_SHOWN} more: --json shows all")
-    if labels:
-        right = [votes.malicious == labels[votes.key][1] for votes in verdicts if votes.key in labels]
-        value["right"] = sum(right) / max(1, len(right))
-        display.append(
-            f"{value['right']:.1%} of the flows are judged rightly: on generated traffic, orders count, no more"
-        )
-    if cut_short:
-        display.append("the capture ends within a packet; all before it was read")
-    return CommandOutput(value, display)
-
-
-_FLOW_COLUMNS: Final = ("flow", "votes", "packets", "agreement", "generated as")
-
-
-def _flow_value(votes: FlowVotes, labels: dict[bytes, tuple[str, bool]]) -> dict[str, Any]:
-    found = {
-        "flow": flow_name(votes.key),
-        "malicious": votes.malicious,
-        "votes": len(votes.logits),
-        "packets": votes.last_n,
-        "agreement": votes.margin,
-    }
-    return found | ({"label": labels[votes.key][0]} if votes.key in labels else {})
-
-
-@innet_command("demo", example="sloop innet demo\nsloop innet demo --seconds 10 --seed 3 --runner emulator --json")
-@click.option(
-    "--seconds", type=Number(min=1, max=600), default=60.0, show_default=True, help="How long traffic is sent."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the traffic.")
-@click.option("--runner", type=click.Choice(RUNNERS[1:]), help="[default: the kernel if this machine allows it].")
-@fabric_option
-def demo_command(seconds: float, seed: int, runner: str | None, fabric: str | None) -> CommandOutput:
-    """Send mixed traffic from a client through a switch to a server, and classify its flows on the way.
-
-    With root, client, switch and server are network namespaces, and the neural network runs in the kernel; packets
-    are forwarded unchanged. Without root, the emulator runs instead, in virtual time, and the output says so.
-    """
-    model = shipped_model()
-    compiled = CompiledNetwork(model.network, _fabric(fabric))
-    console = Console(stderr=True)
-    kernel = None if runner is None else runner == "kernel"
-    with Live(console=console, transient=True, auto_refresh=False) as live, progress("traffic", seconds) as advance:
-
-        def watch(now_s: float, report: LiveReport) -> None:
-            if console.is_terminal:
-                live.update(_demo_table(report), refresh=True)
-            else:
-                advance(now_s, f"{counted(len(report.flows), 'flow')}")
-
-        report = demonstrate(compiled.program, model.encoding, seconds=seconds, seed=seed, kernel=kernel, watch=watch)
-    value = {
-        "runner": report.runner,
-        "seconds": seconds,
-        "sent": report.sent,
-        "received": report.received,
-        "unchanged": report.unchanged,
-        "counts": report.counts,
-        "flows": len(report.flows),
-        "right": report.right,
-        "delay_p50_ms": report.delay_ms(0.5),
-        "delay_p99_ms": report.delay_ms(0.99),
-        "cpu_share": report.cpu_share,
-        "modelled_ms": compiled.program.time.latency_ns / 1e6,
-        "verdicts": [
-            {
-                "flow": flow.name,
-                "label": flow.label,
-                "malicious": flow.verdict,
-                "votes": flow.votes,
-                "packets": flow.packets,
-            }
-            for flow in report.flows
-        ],
-    }
-    return CommandOutput(value, _demo_display(report, value), exit_code=0 if report.unchanged else 1)
-
-
-def _demo_table(report: LiveReport) -> RenderableType:
-    """Flows by class: how many, and how they were judged."""
-    judged: dict[str, Counter[bool]] = {}
-    for flow in report.flows:
-        judged.setdefault(flow.label, Counter())[flow.verdict] += 1
-    truth = {flow.label: flow.malicious for flow in report.flows}
-    cells = tuple(
-        (label, "malicious" if truth[label] else "benign", found[False] + found[True], found[True], found[False])
-        for label, found in sorted(judged.items(), key=lambda each: (truth[each[0]], each[0]))
-    )
-    title = f"{counted(len(report.flows), 'flow')}, {number(report.sent)} packets sent"
-    return table(Table(title, ("class", "in truth", "flows", "judged malicious", "judged benign"), cells))
-
-
-def _demo_display(report: LiveReport, value: dict[str, Any]) -> list[RenderableType]:
-    how = "forwarded unchanged" if report.unchanged else "NOT all forwarded unchanged"
-    return [
-        _demo_table(report),
-        facts(
-            [
-                ("ran on", report.runner),
-                ("packets", f"{number(report.received)} of {number(report.sent)}, {how}"),
-                ("judged rightly", f"{report.right:.1%} of the flows (generated traffic: orders count, no more)"),
-                ("delay", f"p50 {value['delay_p50_ms']:.2f} ms, p99 {value['delay_p99_ms']:.2f} ms"),
-                ("a switch", f"{value['modelled_ms']:.3f} ms for an inference, modelled"),
-                ("CPU", f"{report.cpu_share:.0%} of one core, the traffic included"),
-            ]
-        ),
-        ", ".join(f"{name.replace('_', ' ')} {number(found)}" for name, found in report.counts.items()),
-    ]

@@ -15,12 +15,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sloop.api import MachineError
 from sloop_systems.netnn.emulator import FlowVerdict, InferenceEnding
 from sloop_systems.netnn.network import Ints
 from sloop_systems.netnn.packets import ETHERTYPE, Malformed, parse, result_of
@@ -31,45 +30,6 @@ ETHERNET: Final = b"\xff" * 6 + b"\x02\0\0\0\0\1" + ETHERTYPE.to_bytes(2)
 FRAME_MAX: Final = 2048
 WAKE_MS: Final = 200
 """It looks this often whether it is to stop."""
-
-
-class RealFabric:
-    """A fabric on real packets, for the duration of a `with` block. Subclasses build it, and set `_requester`."""
-
-    _timeout_s: float
-    """Of an inference, if `run` gets none."""
-    _requester: "Requester"
-
-    def __init__(self) -> None:
-        self._resources: contextlib.ExitStack | None = None
-
-    def __enter__(self) -> Self:
-        """Builds it. MachineError without the rights."""
-        with contextlib.ExitStack() as opening:
-            self._build(opening)
-            self._resources = opening.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends its processes and removes namespaces and programs. A second call does nothing."""
-        if self._resources is not None:
-            self._resources.close()
-            self._resources = None
-
-    def run(self, rows: ArrayLike, *, timeout_s: float | None = None, at_once: int = 0) -> list[FlowVerdict]:
-        """A verdict for each row, in order, with instants of the machine's monotonic clock. At most `at_once`
-        inferences run at the same time, by default one in each slot, and never more; the others wait. InputError if a
-        row does not fit."""
-        if self._resources is None:
-            raise MachineError("the fabric is not open", help="use it in a `with` block")
-        return self._requester.run(rows, timeout_s=self._timeout_s if timeout_s is None else timeout_s, at_once=at_once)
-
-    def _build(self, opening: contextlib.ExitStack) -> None:
-        """Makes everything; `opening` closes it. MachineError without the rights."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -10,7 +10,7 @@ batches of 256 or a 32nd of the rows, at most 30 epochs, an early end after 5 wi
 training at a tenth of the rate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,6 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from sloop.api import InputError
-from sloop.api.models import FLOAT, INT64, parse_onnx
 from sloop_systems.netnn.network import (
     BITS,
     WEIGHT_MAX,
@@ -29,7 +28,6 @@ from sloop_systems.netnn.network import (
     InputRange,
     Layer,
     Network,
-    Shape,
 )
 from sloop_systems.netnn.quantiser import quantise
 
@@ -37,6 +35,8 @@ Floats = NDArray[np.float32]
 RATE: Final = 1e-3
 BATCH_MAX: Final = 256
 BATCH_MIN: Final = 16
+HALVE_AFTER: Final = 2
+"""Epochs without gain after which the rate is halved, and after as many again."""
 STEPS: Final = 32
 """Of an epoch, at least: few rows go in smaller batches."""
 
@@ -88,8 +88,6 @@ class TrainingSchedule(NamedTuple):
     quantised_epochs: int = 5
     patience: int = 5
     """Epochs without gain on the rows that decide, after which it ends."""
-    halve_after: int = 2
-    """Epochs without gain after which the rate is halved, and after as many again."""
 
 
 class LabelledRows(NamedTuple):
@@ -121,9 +119,6 @@ class Trained:
         return quantise(self.network, inputs=self.inputs, shifts=self.shifts)
 
 
-Progress = Callable[[int, str], None]
-
-
 def fit(
     architecture: Architecture,
     train: LabelledRows,
@@ -132,16 +127,13 @@ def fit(
     seed: int = 0,
     schedule: TrainingSchedule = TrainingSchedule(),  # noqa: B008  # a tuple
     inputs: InputRange = BITS,
-    progress: Progress | None = None,
 ) -> Trained:
-    """Train on the rows of `train`; `early` decides when to end. `progress` gets the epochs so far and a line about
-    the last.
+    """Train on the rows of `train`; `early` decides when to end.
 
     InputError if there is only one class, or no rows in `early`.
     """
     if len(np.unique(train.labels)) < 2 or not len(early.labels):
         raise InputError("training needs rows of both classes, and rows to validate with", help="give more flows")
-    report = progress or (lambda epoch, line: None)
     scale = np.float32(2.0**-inputs.exponent)
     given, wanted = train.rows.astype(np.uint8), train.labels.astype(np.float32)
     held, held_labels = early.rows.astype(np.uint8), early.labels.astype(bool)
@@ -151,12 +143,11 @@ def fit(
         trainer.epoch(given, wanted)
         loss, right = trainer.judge(held, held_labels)
         done += 1
-        report(done, f"epoch {done}: {right:.1%} of the validation rows")
         if loss < best_loss - 1e-4:
             best, best_loss, since = trainer.copy(), loss, 0
         else:
             since += 1
-            trainer.rate *= 1.0 if since % schedule.halve_after else 0.5
+            trainer.rate *= 1.0 if since % HALVE_AFTER else 0.5
         if since >= schedule.patience or epoch == schedule.epochs - 1:
             break
     trainer.restore(best)
@@ -169,7 +160,6 @@ def fit(
             trainer.epoch(given, wanted)
             loss, right = trainer.judge(held, held_labels)
             done += 1
-            report(done, f"epoch {done}, rounded: {right:.1%} of the validation rows")
             if loss < best_loss:
                 best, best_loss = trainer.copy(), loss
         trainer.restore(best)
@@ -377,71 +367,3 @@ def _spread_back(layer: Layer, gradient: Floats, shape: tuple[int, ...]) -> Floa
     for tap in range(taps):
         found[:, tap : tap + windows] += per_tap[:, :, tap]
     return found[:, above : above + shape[1]]
-
-
-# As an ONNX file.
-
-
-def onnx_message(network: FloatNetwork) -> Any:  # noqa: ANN401  # a message, whose fields have no static types
-    """The network as an ONNX model: input `features` (FP32, batch × inputs), output `logits`."""
-    model = parse_onnx(b"", "an empty model")
-    model.ir_version = 8
-    model.producer_name = "sloop innet"
-    opset = model.opset_import.add()
-    opset.MergeFromString(b"\x10\x0d")  # OperatorSetId.version = 13, a field that the description leaves out
-    graph = model.graph
-    graph.name = "innet"
-    length, _, channels = network.shape
-    _port(graph.input.add(), "features", length * channels)
-    current, order = "features", None
-    convolutions = [layer for layer in network.layers if isinstance(layer, Convolution)]
-    if convolutions:
-        _tensor(graph, "shape", np.array([-1, channels, length], np.int64))
-        current = _node(graph, "Reshape", [current, "shape"])
-    shape: Shape = network.shape
-    for place, layer in enumerate(network.layers):
-        if isinstance(layer, Convolution):
-            _tensor(graph, f"{layer.name}.weights", np.moveaxis(layer.weights[:, :, 0, :], 2, 1).astype(np.float32))
-            _tensor(graph, f"{layer.name}.bias", layer.bias.astype(np.float32))
-            pads = [layer.padding[0], layer.padding[2]]
-            current = _node(graph, "Conv", [current, f"{layer.name}.weights", f"{layer.name}.bias"], pads=pads)
-            current = _node(graph, "Relu", [current])
-            pool = [layer.pool[0]]
-            current = _node(graph, "MaxPool", [current], kernel_shape=pool, strides=pool)
-            shape = layer.output_shape(shape)
-            order = np.arange(shape[0] * shape[2]).reshape(shape[0], shape[2]).T.ravel()  # channels first
-            continue
-        if order is not None:
-            current = _node(graph, "Flatten", [current])
-        weights = layer.weights if order is None else layer.weights[:, order]
-        order = None
-        _tensor(graph, f"{layer.name}.weights", weights.T.astype(np.float32))
-        _tensor(graph, f"{layer.name}.bias", layer.bias.astype(np.float32))
-        current = _node(graph, "Gemm", [current, f"{layer.name}.weights", f"{layer.name}.bias"])
-        if place < len(network.layers) - 1:
-            current = _node(graph, "Relu", [current])
-    graph.node[-1].output[0] = "logits"
-    _port(graph.output.add(), "logits", network.layers[-1].neurons)
-    return model
-
-
-def _port(port: Any, name: str, size: int) -> None:  # noqa: ANN401
-    port.name = name
-    port.type.tensor_type.elem_type = FLOAT
-    port.type.tensor_type.shape.dim.add(dim_param="batch")
-    port.type.tensor_type.shape.dim.add(dim_value=size)
-
-
-def _tensor(graph: Any, name: str, values: NDArray[Any]) -> None:  # noqa: ANN401
-    kind = INT64 if values.dtype == np.int64 else FLOAT
-    graph.initializer.add(name=name, dims=values.shape, data_type=kind, raw_data=np.ascontiguousarray(values).tobytes())
-
-
-def _node(graph: Any, operator: str, inputs: list[str], **attributes: list[int]) -> str:  # noqa: ANN401
-    """Adds a node; the name of its output."""
-    output = f"{operator.lower()}{len(graph.node)}"
-    node = graph.node.add(op_type=operator, name=output, input=inputs, output=[output])
-    for name, values in attributes.items():
-        attribute = node.attribute.add(name=name, ints=values)
-        attribute.MergeFromString(b"\xa0\x01\x07")  # AttributeProto.type = INTS, which the description leaves out
-    return output

@@ -20,9 +20,10 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sloop.api import InputError, MachineError
 from sloop.api.models import usable_cpus
@@ -37,11 +38,12 @@ from sloop_systems.netnn.bpf import (
     ProgramKind,
     arithmetic_beyond_switches,
 )
+from sloop_systems.netnn.emulator import FlowVerdict
 from sloop_systems.netnn.namespaces import CableEnd, FabricCables, Namespace, UnitCables
 from sloop_systems.netnn.network import Ints
 from sloop_systems.netnn.packets import HEADER, MAGIC
 from sloop_systems.netnn.program import Program
-from sloop_systems.netnn.requester import ETHERNET, RealFabric, Requester
+from sloop_systems.netnn.requester import ETHERNET, Requester
 from sloop_systems.netnn.xdp_code import UnitCode
 from sloop_systems.netnn.xdp_features import FeatureCode, broadcast
 from sloop_systems.netnn.xdp_layout import (
@@ -84,15 +86,12 @@ class _Unit:
         return f"{self.layout.layer.name}.{self.number}"
 
 
-class XdpFabric(RealFabric):
+class XdpFabric:
     """A compiled network in the kernel, for the duration of a `with` block."""
-
-    _timeout_s = TIMEOUT_S
 
     def __init__(self, program: Program, *, faults: bool = False, cpu: int | None = None) -> None:
         """`faults`: units can lose and duplicate packets, for tests. `cpu`: on which it runs; default the last one of
         this process. NoCapacity if the program does not fit into the kernel's limits."""
-        super().__init__()
         self._program, self._with_faults = program, faults
         self._cpu = usable_cpus()[-1] if cpu is None else cpu
         self._layouts = [UnitLayout(program, layer) for layer in program.layers]
@@ -109,11 +108,32 @@ class XdpFabric(RealFabric):
         self._versions: list[int | None] = [program.version, None]
         """Of each bank."""
         self._swapping = threading.Lock()
+        self._resources: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        """Builds it. MachineError without the rights."""
+        with contextlib.ExitStack() as opening:
+            self._build(opening)
+            self._resources = opening.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Removes it from the kernel. A second call does nothing."""
-        super().close()
+        if self._resources is not None:
+            self._resources.close()
+            self._resources = None
         self._units, self._programs = [], []
+
+    def run(self, rows: ArrayLike, *, timeout_s: float = TIMEOUT_S, at_once: int = 0) -> list[FlowVerdict]:
+        """A verdict for each row, in order, with instants of the machine's monotonic clock. At most `at_once`
+        inferences run at the same time, by default one in each slot, and never more; the others wait. InputError if a
+        row does not fit."""
+        if self._resources is None:
+            raise MachineError("the fabric is not open", help="use it in a `with` block")
+        return self._requester.run(rows, timeout_s=timeout_s, at_once=at_once)
 
     def swap(self, program: Program) -> None:
         """Replaces the weights under load: inferences that have begun end with the weights with which they began.

@@ -1,12 +1,23 @@
 """Integer models of the specification's test vectors, and a slow reference written apart from the package."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop_systems.netnn.network import BITS, Convolution, Dense, InputRange, Ints, Layer, Network
+from sloop.onnx_file import FLOAT, INT64, parse_onnx
+from sloop_systems.netnn.network import (
+    BITS,
+    Convolution,
+    Dense,
+    FloatNetwork,
+    InputRange,
+    Ints,
+    Layer,
+    Network,
+    Shape,
+)
 
 MASK: Final = 2**32 - 1
 
@@ -140,3 +151,68 @@ def _convolved(layer: Convolution, values: list[list[list[int]]]) -> list[list[l
         ]
         for r in range(shape[0])
     ]
+
+
+def onnx_message(network: FloatNetwork) -> Any:  # a message, whose fields have no static types
+    """The network as an ONNX model: input `features` (FP32, batch × inputs), output `logits`."""
+    model = parse_onnx(b"", "an empty model")
+    model.ir_version = 8
+    model.producer_name = "sloop innet"
+    opset = model.opset_import.add()
+    opset.MergeFromString(b"\x10\x0d")  # OperatorSetId.version = 13, a field that the description leaves out
+    graph = model.graph
+    graph.name = "innet"
+    length, _, channels = network.shape
+    _port(graph.input.add(), "features", length * channels)
+    current, order = "features", None
+    convolutions = [layer for layer in network.layers if isinstance(layer, Convolution)]
+    if convolutions:
+        _tensor(graph, "shape", np.array([-1, channels, length], np.int64))
+        current = _node(graph, "Reshape", [current, "shape"])
+    shape: Shape = network.shape
+    for place, layer in enumerate(network.layers):
+        if isinstance(layer, Convolution):
+            _tensor(graph, f"{layer.name}.weights", np.moveaxis(layer.weights[:, :, 0, :], 2, 1).astype(np.float32))
+            _tensor(graph, f"{layer.name}.bias", layer.bias.astype(np.float32))
+            pads = [layer.padding[0], layer.padding[2]]
+            current = _node(graph, "Conv", [current, f"{layer.name}.weights", f"{layer.name}.bias"], pads=pads)
+            current = _node(graph, "Relu", [current])
+            pool = [layer.pool[0]]
+            current = _node(graph, "MaxPool", [current], kernel_shape=pool, strides=pool)
+            shape = layer.output_shape(shape)
+            order = np.arange(shape[0] * shape[2]).reshape(shape[0], shape[2]).T.ravel()  # channels first
+            continue
+        if order is not None:
+            current = _node(graph, "Flatten", [current])
+        weights = layer.weights if order is None else layer.weights[:, order]
+        order = None
+        _tensor(graph, f"{layer.name}.weights", weights.T.astype(np.float32))
+        _tensor(graph, f"{layer.name}.bias", layer.bias.astype(np.float32))
+        current = _node(graph, "Gemm", [current, f"{layer.name}.weights", f"{layer.name}.bias"])
+        if place < len(network.layers) - 1:
+            current = _node(graph, "Relu", [current])
+    graph.node[-1].output[0] = "logits"
+    _port(graph.output.add(), "logits", network.layers[-1].neurons)
+    return model
+
+
+def _port(port: Any, name: str, size: int) -> None:
+    port.name = name
+    port.type.tensor_type.elem_type = FLOAT
+    port.type.tensor_type.shape.dim.add(dim_param="batch")
+    port.type.tensor_type.shape.dim.add(dim_value=size)
+
+
+def _tensor(graph: Any, name: str, values: NDArray[Any]) -> None:
+    kind = INT64 if values.dtype == np.int64 else FLOAT
+    graph.initializer.add(name=name, dims=values.shape, data_type=kind, raw_data=np.ascontiguousarray(values).tobytes())
+
+
+def _node(graph: Any, operator: str, inputs: list[str], **attributes: list[int]) -> str:
+    """Adds a node; the name of its output."""
+    output = f"{operator.lower()}{len(graph.node)}"
+    node = graph.node.add(op_type=operator, name=output, input=inputs, output=[output])
+    for name, values in attributes.items():
+        attribute = node.attribute.add(name=name, ints=values)
+        attribute.MergeFromString(b"\xa0\x01\x07")  # AttributeProto.type = INTS, which the description leaves out
+    return output

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from sloop.cli import main
 from sloop.onnx_file import write_onnx
 from sloop.profile.profile import load_profile, path_beside
-from sloop_systems.netnn.captures import CaptureReader
 from sloop_systems.netnn.quantiser import read_network
 from sloop_systems.netnn.shipped import shipped_file
-from sloop_systems.netnn.training import Architecture, onnx_message
+from sloop_systems.netnn.training import Architecture
+from tests.sloop_systems.netnn.models import onnx_message
 
 INPUTS = 24
 
@@ -106,10 +106,9 @@ def test_inputs_of_several_bits_are_scaled_in_every_runner(model: Path, tmp_path
         assert runners["onnx runtime"]["differ"] <= 6  # of 60 classes; without scale the bias would hardly count
 
 
-def test_a_model_without_a_right_card_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_model_with_a_wrong_card_is_refused(model: Path, tmp_path: Path) -> None:
     card = json.loads(shipped_file().with_suffix(".json").read_text())
-    detect = ("detect", "--synthetic", 1, "--model", model)
-    assert "the card of small.onnx cannot be read" in run(*detect, code=1).stderr
+    compiling = ("compile", model, "--out", tmp_path / "small.innet")
     for wrong, message in (
         ("{}", "it is no card of a model"),
         ("x", "it is no card of a model"),
@@ -117,10 +116,8 @@ def test_a_model_without_a_right_card_is_refused(model: Path, tmp_path: Path) ->
         (json.dumps(card | {"shifts": [1, 1]}), "it has 24 inputs and 1 logit; its card says 814 inputs"),
     ):
         (tmp_path / "small.json").write_text(wrong)
-        assert message in run(*detect, code=1).stderr
-    (tmp_path / "small.json").unlink()
+        assert message in run(*compiling, code=1).stderr
     assert "cannot be read: No such file" in run("map", tmp_path / "missing.onnx", code=1).stderr
-    assert "the labels get this name" in run("detect", "--synthetic", 1, "--write", "x.csv", code=2).stderr
 
 
 def test_compile_refuses_what_it_cannot_do_right(model: Path, tmp_path: Path) -> None:
@@ -146,41 +143,7 @@ def test_run_compares_all_runners_and_the_cpu(model: Path, tmp_path: Path) -> No
     assert "modelled" in run("run", model, "--rows", tmp_path / "rows.npy", "--runner", "reference").stdout
 
 
-def test_detect_generated_traffic_and_the_capture_of_it(tmp_path: Path) -> None:
-    pytest.importorskip("dpkt")
-    capture = tmp_path / "traffic.pcap"
-    made = value_of("detect", "--synthetic", 24, "--seed", 5, "--write", capture)
-    read = value_of("detect", capture)
-    assert made["flows"] == read["flows"] == 24
-    assert [each["malicious"] for each in made["verdicts"]] == [each["malicious"] for each in read["verdicts"]]
-    assert made["right"] > 0.7
-    assert len((tmp_path / "traffic.csv").read_text().splitlines()) == 25
-
-    whole = capture.read_bytes()
-    capture.write_bytes(whole[: len(whole) // 2])
-    cut = value_of("detect", capture)
-    assert cut["cut_short"]
-    assert cut["counts"]["file_cut_short"] == 1
-    assert 0 < cut["counts"]["packets"] < len(list(_packets(tmp_path, whole)))
-    assert "ends within a packet" in run("detect", capture).stdout
-
-
-def _packets(folder: Path, content: bytes) -> CaptureReader:
-    (folder / "whole.pcap").write_bytes(content)
-    return CaptureReader(folder / "whole.pcap")
-
-
-def test_detect_needs_one_source_and_a_real_capture(tmp_path: Path) -> None:
-    pytest.importorskip("dpkt")
-    run("detect", code=2)
-    run("detect", "x.pcap", "--synthetic", 3, code=2)
-    run("detect", "x.pcap", "--write", "y.pcap", code=2)
-    (tmp_path / "x.pcap").write_text("no capture, but long enough")
-    assert "it is no capture" in run("detect", tmp_path / "x.pcap", code=1).stderr
-    assert "cannot write" in run("detect", "--synthetic", 1, "--write", tmp_path / "no" / "x.pcap", code=1).stderr
-
-
-@pytest.mark.parametrize("name", ["map", "compile", "run", "detect", "demo"])
+@pytest.mark.parametrize("name", ["map", "compile", "run"])
 def test_help_has_an_example(name: str) -> None:
     text = run(name, "--help").stdout
     assert f"sloop innet {name}" in text.partition("Example:")[2]
@@ -194,15 +157,14 @@ def test_the_shipped_network_is_an_onnx_model_of_the_published_form() -> None:
 
 def test_the_commands_of_the_page_work(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, in one folder; the page's own model is the small one."""
-    pytest.importorskip("dpkt")
     page = (Path(__file__).resolve().parents[3] / "docs" / "innet.md").read_text()
-    lines = [line for block in re.findall(r"```sh[^\n]*\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
-    assert len(lines) >= 10
+    blocks = re.findall(r"```sh needs=\S+\n(.*?)```", page, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) >= 7
     monkeypatch.chdir(tmp_path)
     model.rename(tmp_path / "ids.onnx")
     for line in lines:
         program, name, *arguments = shlex.split(line)
         assert (program, name) == ("sloop", "innet"), line
-        if arguments[0] != "demo":  # tests/innet/test_live.py runs it
-            run(*arguments)
-    assert {"fabric.svg", "intrusion.innet", "ids.innet", "traffic.pcap"} <= {path.name for path in tmp_path.iterdir()}
+        run(*arguments)
+    assert {"fabric.svg", "intrusion.innet", "ids.innet"} <= {path.name for path in tmp_path.iterdir()}

@@ -203,7 +203,8 @@ def test_an_order_needs_more_than_chance() -> None:
     assert difference([50], [40]).is_above
 
 
-def test_the_whole_reproduction(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_trees", [True, False])
+def test_the_whole_reproduction(monkeypatch: pytest.MonkeyPatch, has_trees: bool) -> None:
     program = compile_network(flow_model())
     _, counts = run_in_lanes(program, inputs(flow_model(), 1), multiplier="shift-add")
     monkeypatch.setattr(netnn, "executed", lambda: (counts, 857, program))
@@ -214,15 +215,20 @@ def test_the_whole_reproduction(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_parallel(run: Any, trials: Sequence[AccuracyTrial], *, progress: Any, **_: Any) -> list[AccuracyComparison]:
         assert run is play
         assert {trial.seed for trial in trials} == {1}
-        assert {trial.model for trial in trials} == set(MODELS) - {netnn.BYTE, netnn.BASE10}
+        missing = {netnn.BYTE, netnn.BASE10} if has_trees else {netnn.BYTE, netnn.BASE10, "trees"}
+        assert {trial.model for trial in trials} == set(MODELS) - missing
         progress(0.5, "seed 1: trees")
-        return [compared(GOOD, SAWTOOTH)]
+        given = {name: each for name, each in GOOD.items() if has_trees or not name.startswith("trees")}
+        return [compared(given, SAWTOOTH)]
 
     monkeypatch.setattr(netnn, "in_parallel", in_parallel)
+    monkeypatch.setattr(netnn, "find_spec", lambda name: name if has_trees else None)
     found: Reproduction = REPRODUCTIONS["netnn"](quick=True, data=None, progress=lambda share, _: steps.append(share))
     assert steps == sorted(steps)
     assert {row.experiment for row in found.rows} == {
         *("Table P5.1", "P5 latency", "flow model, modelled time", "Table P6.1", "accuracy")
     }
+    assert any("trees" in row.metric for row in found.rows) == has_trees
+    assert any("scikit-learn is not installed" in line for line in found.assumed) != has_trees
     assert [figure.name for figure in found.figures] == ["latency", "operations", "accuracy", "points"]
     assert "synthetic" in found.page(made=datetime.now(UTC))

@@ -19,8 +19,8 @@ from sloop_systems.netnn.training import (
     TrainingSchedule,
     _Trainer,
     fit,
-    onnx_message,
 )
+from tests.sloop_systems.netnn.models import onnx_message
 
 SMALL = Architecture(40, (12, 12), (16,), kernel=3, pool=2)
 SAME = Architecture(12, (4, 4), (5,), pool=2, same=True)
@@ -61,14 +61,11 @@ def test_gradients_are_those_of_the_loss(architecture: Architecture) -> None:
 
 def test_it_learns_and_its_integers_lose_little() -> None:
     train, early, test = (_task(count, 40, seed) for count, seed in ((1600, 1), (300, 2), (600, 3)))
-    seen: list[str] = []
-    made = fit(SMALL, train, early, seed=1, progress=lambda epoch, line: seen.append(line))
+    made = fit(SMALL, train, early, seed=1)
     floats = float(((made.network.run(test.rows)[:, 0] >= 0) == test.labels).mean())
     integers = float(((made.integers().run(test.rows)[:, 0] >= 0) == test.labels).mean())
     assert floats > 0.7
     assert integers > floats - 0.03
-    assert len(seen) == made.epochs
-    assert "rounded" in seen[-1]
 
 
 def test_the_same_seed_trains_the_same_network() -> None:

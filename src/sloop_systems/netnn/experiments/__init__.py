@@ -6,6 +6,7 @@ public: accuracies are of synthetic traffic, and only their orders say anything.
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -68,13 +69,18 @@ POINT_LOSS: Final = 1.0
 KNOBS: Final = (
     "the generator's knobs, so that trees on single packets and the network on headers are near their figures"
 )
+NO_TREES: Final = (
+    "networks alone: scikit-learn is not installed (pip install scikit-learn), so rows that compare with trees are "
+    "left out"
+)
 ROUNDING_LOSS: Final = 3.0
 """Points in % that integers may lose; published: 99 and 97."""
 
 
 def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: Progress = silent) -> Reproduction:
     """All rows; `quick` executes fewer inferences, trains on fewer flows of one seed, and leaves out other
-    representations of the features. `data` is not used: the published captures are not public."""
+    representations of the features. Without scikit-learn, rows that compare with decision trees are left out. `data` is
+    not used: the published captures are not public."""
     progress(0.0, "tables and latencies")
     rows = [*cost_rows(), *latency_rows(), *time_rows(), *runtime_rows()]
     progress(0.05, "an inference, packet by packet")
@@ -82,7 +88,9 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     rows += execution_rows(counts, program)
     progress(0.1, "emulator beside reference")
     rows += agreement_rows(quick=quick)
-    models = [name for name in MODELS if not (quick and name in OTHERS.values())]
+    has_trees = find_spec("sklearn") is not None
+    left_out = {*(OTHERS.values() if quick else ()), *(() if has_trees else (TREES,))}
+    models = [name for name in MODELS if name not in left_out]
     flows, packets = (FLOWS_QUICK, PACKETS_QUICK) if quick else (FLOWS, PACKETS)
     trials = [
         AccuracyTrial(model, seed, flows, packets, TESTED) for model in models for seed in SEEDS[: 1 if quick else None]
@@ -105,6 +113,7 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         f"traffic: synthetic, {flows} flows a seed, of which {found.tested} are only tested; lengths, gaps and headers "
         "differ by knobs that were set so that trees on single packets and the network on headers reach about the "
         "published accuracies",
+        *(() if has_trees else (NO_TREES,)),
     )
     return Reproduction(
         "netnn",
@@ -137,14 +146,16 @@ def accuracy_rows(found: AccuracyComparison) -> list[Row]:
             return directed(claim, above, expect, above=least, of=judged)
         return directed(claim, above, expect, at_least=least, of=judged)
 
-    rows = [
-        row("packet", TREES, TENTH, "all buckets tell no less", judged="doubt"),
-        row("packet", ALONE, TREES, "headers tell more than length and gap"),
-        row("flow", TREES, TENTH, "all buckets tell more"),
-        *(row("flow", name, TREES, "no less than trees", judged="doubt") for name in SPLITS),
-        *(row("packet", name, TREES, "more than length and gap tell") for name in SPLITS),
-        row("flow", INTEGERS, MASKED, "hardly less than floats", -ROUNDING_LOSS, "mean"),
-    ]
+    rows = []
+    if TREES in by["packet"]:
+        rows += [
+            row("packet", TREES, TENTH, "all buckets tell no less", judged="doubt"),
+            row("packet", ALONE, TREES, "headers tell more than length and gap"),
+            row("flow", TREES, TENTH, "all buckets tell more"),
+            *(row("flow", name, TREES, "no less than trees", judged="doubt") for name in SPLITS),
+            *(row("packet", name, TREES, "more than length and gap tell") for name in SPLITS),
+        ]
+    rows.append(row("flow", INTEGERS, MASKED, "hardly less than floats", -ROUNDING_LOSS, "mean"))
     if BYTE in by["packet"]:
         for of in by:
             rows += [
