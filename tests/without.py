@@ -52,7 +52,7 @@ def copy_without(names: Sequence[str], folder: Path) -> Path:
 def _kept_lines(names: Sequence[str], lines: Sequence[str]) -> list[str]:
     """The lines of a pyproject.toml without the entry points of publications."""
     gone = r"\w+" if "all" in names else "|".join(names)
-    return [line for line in lines if not re.match(rf'[\w".-]+ = "sloop_systems\.({gone})[.:]', line)]
+    return [line for line in lines if not re.match(rf'[\w".*@-]+ = "sloop_systems\.({gone})[.:]', line)]
 
 
 def _installed(folder: Path) -> Path:

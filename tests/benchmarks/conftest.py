@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def imported_by(path: Path) -> set[str]:
-    """Modules of sloop_systems that a file imports, by itself or through modules of benchmarks."""
+def imported_by(path: Path, seen: frozenset[Path] = frozenset()) -> set[str]:
+    """Modules of sloop_systems that a file imports, by itself or through modules of benchmarks other than `seen`."""
     names = {
         name
         for node in ast.walk(ast.parse(path.read_text()))
@@ -17,7 +17,7 @@ def imported_by(path: Path) -> set[str]:
     }
     files = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in names if name.startswith("benchmarks.")]
     return {name for name in names if name.startswith("sloop_systems.")}.union(
-        *(imported_by(file) for file in files if file.exists())
+        *(imported_by(file, seen | {path}) for file in files if file.exists() and file not in seen | {path})
     )
 
 
