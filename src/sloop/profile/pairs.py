@@ -2,7 +2,7 @@
 
 A body is a replica of the whole model. A shadow holds some blocks of it: for these blocks, the body sends some rows of
 a batch to the shadow, both compute, and the body continues with all rows. Functions of numbers, after AsyFunc
-(submission to SoCC'23), with the corrections of our specification, sections 2.2, 2.3, 2.5 and 2.8. Milliseconds, bytes,
+(submission to SoCC'23), with the corrections of our specification, sections 2.2, 2.3 and 2.8. Milliseconds, bytes,
 requests per second.
 
 Estimates (`sloop.profile.estimate`), the solver that chooses shadows (`sloop.solvers.bodies`) and the simulator's
@@ -16,8 +16,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from sloop.units import at_least
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -94,16 +92,6 @@ class BlockCosts:
     def prefix(self) -> list[int]:
         """The blocks in the order of the model: the first blocks of this order always form one run."""
         return list(range(len(self.size_bytes)))
-
-
-def capacity_rps(latency_ms: Sequence[float] | Floats, slo_ms: float) -> float:
-    """The most requests per second within the SLO, by batch from 0; 0 if not even a single request keeps it."""
-    return max((1e3 * batch / ms for batch, ms in enumerate(latency_ms) if batch and at_least(slo_ms, ms)), default=0.0)
-
-
-def largest_batch(latency_ms: Sequence[float] | Floats, slo_ms: float) -> int:
-    """bmax: the largest batch within the SLO; 0 if there is none."""
-    return max((batch for batch, ms in enumerate(latency_ms) if batch and at_least(slo_ms, ms)), default=0)
 
 
 def runs_of(blocks: Sequence[int]) -> list[tuple[int, int]]:
@@ -201,10 +189,3 @@ class SharedBlocks:
             shadow_ms += moved_bytes * costs.moves.move_ms_per_byte + 2 * costs.moves.notify_ms
             passed_ms += max(body_ms, shadow_ms)
         return passed_ms
-
-    @cached_property
-    def capacity_rps(self) -> float:
-        """The capacity of the pair once it is ready. A batch runs on the pair or on the body alone, whichever is
-        faster."""
-        faster = np.minimum(np.array(self.pair_ms), self.costs.alone_ms)
-        return capacity_rps(faster, self.costs.slo_ms)

@@ -15,13 +15,24 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from sloop.profile.pairs import BlockCosts, Floats, PairSplit, SharedBlocks, capacity_rps
+from sloop.profile.pairs import BlockCosts, Floats, PairSplit, SharedBlocks
 from sloop.units import at_least
 
 Objective = Literal["literal", "printed", "demand"]
 
 GAIN_MIN: Final = 1.02
 """The capacity of a pair must be at least this many times that of its body alone."""
+
+
+def capacity_rps(latency_ms: Sequence[float] | Floats, slo_ms: float) -> float:
+    """Equation (1), for one replica: the most requests per second within the SLO; 0 if not even a single request keeps
+    it. `latency_ms` is by batch from 0."""
+    return max((1e3 * batch / ms for batch, ms in enumerate(latency_ms) if batch and at_least(slo_ms, ms)), default=0.0)
+
+
+def largest_batch(latency_ms: Sequence[float] | Floats, slo_ms: float) -> int:
+    """bmax: the largest batch within the SLO; 0 if there is none."""
+    return max((batch for batch, ms in enumerate(latency_ms) if batch and at_least(slo_ms, ms)), default=0)
 
 
 # Shadows

@@ -15,9 +15,9 @@ import numpy as np
 from msgspec import Struct
 
 from sloop.errors import InputError
-from sloop.profile.pairs import NOTIFY_MS, BlockCosts, MoveCosts, capacity_rps, runs_of
+from sloop.profile.pairs import NOTIFY_MS, BlockCosts, MoveCosts, runs_of
 from sloop.profile.profile import LatencyTable, LayerProfile
-from sloop.solvers.bodies import ShadowCandidate, rank_correlation, shadow_candidates, size_share
+from sloop.solvers.bodies import ShadowCandidate, capacity_rps, rank_correlation, shadow_candidates, size_share
 from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, even_plan, plan_fronts
 
 PIECES: Final = (2, 3, 4, 6, 8)

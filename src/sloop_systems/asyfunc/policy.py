@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from sloop.core.views import ClusterView
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.profile.pairs import capacity_rps, largest_batch
+from sloop.solvers.bodies import capacity_rps, largest_batch
 from sloop.units import ms, round_down, round_up, s, to_ms
 from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
 from sloop_systems.asyfunc.solver import choose_batching

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sloop.core.views import Bucket, ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.policies.scale.bodies import Bodies
 from sloop.profile.estimate import Estimate
-from sloop.profile.pairs import capacity_rps
+from sloop.solvers.bodies import capacity_rps
 from sloop.units import ms, s
 from sloop.vocabulary import ALONE, Form, Group, Life, Node, Plan, ReplicaId, ReplicaSpec, Shadow, Slot
 from tests.profile.test_blocks import PROFILE

@@ -15,12 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.profile.pairs import MIB, BlockCosts, Floats, capacity_rps, largest_batch, runs_of
+from sloop.profile.pairs import MIB, BlockCosts, Floats, runs_of
 from sloop.profile.published import PUBLISHED
 from sloop.solvers.bodies import (
     Objective,
+    capacity_rps,
     choose_body,
     choose_shadow,
+    largest_batch,
     rank_correlation,
     shadow_candidates,
     size_share,

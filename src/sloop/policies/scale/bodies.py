@@ -27,8 +27,16 @@ from typing import ClassVar, Final, Literal, NamedTuple
 from sloop.core.views import Belief, ClusterView, ReplicaView, StageView
 from sloop.options import check_range
 from sloop.policies import targets
-from sloop.profile.pairs import Floats, capacity_rps, largest_batch
-from sloop.solvers.bodies import Objective, ShadowCandidate, choose_body, choose_shadow, shadow_candidates
+from sloop.profile.pairs import Floats
+from sloop.solvers.bodies import (
+    Objective,
+    ShadowCandidate,
+    capacity_rps,
+    choose_body,
+    choose_shadow,
+    largest_batch,
+    shadow_candidates,
+)
 from sloop.text import counted, listed
 from sloop.units import NS_PER_MS, NS_PER_S, at_least, ms, round_down, s, to_ms, to_s
 from sloop.vocabulary import Group, Life, Plan, ReplicaId, ReplicaSpec, Shadow, StagePlan

@@ -15,14 +15,16 @@ import numpy as np
 from msgspec import structs
 
 from sloop.profile.blocks import block_costs
-from sloop.profile.pairs import MIB, BlockCosts, Floats, capacity_rps, largest_batch, runs_of
+from sloop.profile.pairs import MIB, BlockCosts, Floats, runs_of
 from sloop.profile.profile import LayerProfile
 from sloop.profile.published import PUBLISHED
 from sloop.solvers.bodies import (
     Objective,
     ShadowCandidate,
+    capacity_rps,
     choose_body,
     choose_shadow,
+    largest_batch,
     rank_correlation,
     shadow_candidates,
     size_share,
