@@ -5,9 +5,11 @@ import pytest
 from sloop.systems import SYSTEMS
 from tests.sloop_systems import recorded
 from tests.sloop_systems.recorded import Run, differences, planned, played, runs, scene, tabled
-from tests.sloop_systems.tables import TABLES
+from tests.sloop_systems.tables import tables
+from tests.without import publications
 
 RUNS = list(runs())
+PUBLICATIONS = 9
 
 
 def test_every_system_of_the_catalogue_is_in_a_scene() -> None:
@@ -15,13 +17,18 @@ def test_every_system_of_the_catalogue_is_in_a_scene() -> None:
     assert played_ones >= set(SYSTEMS)
 
 
-def test_nothing_is_recorded_that_is_not_compared() -> None:
+def test_what_is_compared_is_recorded() -> None:
+    """And nothing else, unless the folder of a publication is not there."""
     names = {str(run) for run in RUNS}
     assert len(names) == len(RUNS)
     found = recorded.recorded()
     assert found.keys() == {"machine", "plans", "runs", "tables"}
-    assert set(found["plans"]) == set(found["runs"]) == names
-    assert set(found["tables"]) == set(TABLES)
+    assert found["plans"].keys() == found["runs"].keys()
+    assert names <= found["plans"].keys()
+    assert tables().keys() <= found["tables"].keys()
+    if len(publications()) == PUBLICATIONS:
+        assert names == found["plans"].keys()
+        assert tables().keys() == found["tables"].keys()
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)
@@ -30,7 +37,7 @@ def test_a_system_plans_and_serves_as_recorded(run: Run) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", tables())
 def test_a_solver_answers_as_recorded(name: str) -> None:
     found = differences("tables", name, tabled(name))
     assert not found, "\n".join(found)
