@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from math import exp
 from typing import NamedTuple
 
-from sloop.profile.pairs import Floats
+import numpy as np
+from numpy.typing import NDArray
+
 from sloop.units import ROUNDING, at_least
 
 
@@ -56,7 +58,7 @@ def mean_batch(batch: int, wait_ms: float, rate_rps: float) -> float:
 
 
 def choose_batching(
-    latency_ms: Floats, rate_rps: float, slo_ms: float, share: float = 0.95, step_ms: float = 10.0
+    latency_ms: NDArray[np.float64], rate_rps: float, slo_ms: float, share: float = 0.95, step_ms: float = 10.0
 ) -> StaticBatching | None:
     """The configuration with the least core time per request that keeps the SLO for this share of the requests; None if
     there is none. Of equal ones, the one with the fewest cores.
