@@ -327,12 +327,14 @@ def test_rows_of_the_simulator_say_where_it_differs() -> None:
     ("part", "expected"),
     [
         ("worked examples", {"reproduced", "derived", "fitted"}),
+        ("estimates", {"derived", "fitted"}),
         ("groups and pairs", {"derived"}),
         ("the program beside Usher", {"within-bound"}),
     ],
 )
 def test_offline_parts_come_out(part: str, expected: set[str]) -> None:
-    assert verdicts(offline.offline_part(part, quick=True)) == expected
+    rows = [row for row in offline.offline_part(part, quick=True) if not row.metric.startswith("processor time")]
+    assert verdicts(rows) == expected
 
 
 def test_igniters_fixtures_are_reproduced_and_its_fitted_plans_are_near() -> None:

@@ -1,4 +1,5 @@
-"""Contents of devices and the most goodput: published estimates, both forms of the program, routing, relabelling."""
+"""Contents of devices and the most goodput: both forms of the program, routing, relabelling. Rows A1 to A5 have the
+published placements and estimates (`test_experiments`)."""
 
 import itertools
 import math
@@ -14,124 +15,14 @@ from sloop.errors import InputError
 from sloop.solvers import highs
 from sloop.solvers.contents import WHOLE, BatchOption, cheapest_assignment, needs, possible_contents, relabelled
 from sloop_systems.colocation.experiments.scene import (
-    AO,
     LANGUAGE_MIX,
     MIXED,
     VISION,
-    WAO,
-    WSM,
     models_of,
     named,
     options_of,
 )
 from sloop_systems.colocation.milp import WORKER_MODES, SharedModel, mean_batch, most_goodput, planned_rates
-
-# A1 and A3: estimates
-
-
-@pytest.mark.parametrize(
-    ("names", "rate_rps", "slo_ms", "expected", "placement"),
-    [
-        (
-            ["alexnet", "gpt2", "resnet50", "t5"], 400, 200, 1092.04,
-            [["alexnet b4"], ["resnet50 b4"], ["t5 b16"], ["t5 b16"]],
-        ),
-        (
-            ["resnet50", "vgg19", "mobilenet_v2", "gpt2", "bert"], 400, 300, 1331.19,
-            [["bert b32"], ["mobilenet_v2 b4"], ["resnet50 b4"], ["vgg19 b4"]],
-        ),
-        (
-            ["alexnet", "resnet50", "mobilenet_v2", "bert"], 500, 200, 1624.88,
-            [["alexnet b4"], ["bert b16"], ["mobilenet_v2 b4"], ["resnet50 b4"]],
-        ),
-    ],
-)  # fmt: skip
-def test_the_worked_examples(
-    names: Sequence[str], rate_rps: float, slo_ms: float, expected: float, placement: list[list[str]]
-) -> None:
-    models = models_of(names, rate_rps, slo_ms, AO)
-    found = most_goodput(models, 4)
-    assert found.total_rps == pytest.approx(expected, abs=0.01)
-    assert found.proven
-    assert named(models, found.contents) == placement
-
-
-@pytest.mark.parametrize(
-    ("names", "rate_rps", "slo_ms", "metric", "expected"),
-    [
-        (VISION, 500, 200, AO, [500, 1000, 1500, 2000, 2397.70, 2500]),
-        (VISION, 500, 200, WSM, [1260.13, 1844.10, 2344.10, 2500, 2500, 2500]),
-        (MIXED, 300, 300, WSM, [600, 731.19, 862.38, 979.59, 1096.80, 1162.38, 1200, 1200]),
-        (VISION, 1000, 200, AO, [1000, 2000, 3000, 3641.97, 4039.67, 4437.37, 4795.40, 5000]),
-        (VISION, 1000, 200, WSM, [1849.91, 2908.45, 3550.42, 4043.76, 4474.56, 4832.59, 5000, 5000]),
-    ],
-)
-def test_estimates_by_number_of_gpus(
-    names: Sequence[str], rate_rps: float, slo_ms: float, metric: str, expected: Sequence[float]
-) -> None:
-    models = models_of(names, rate_rps, slo_ms, metric)
-    found = [most_goodput(models, devices) for devices in range(1, len(expected) + 1)]
-    assert [each.total_rps for each in found] == pytest.approx(expected, abs=0.01)
-    assert all(each.proven for each in found)
-
-
-TOTALS = (1000, 2000, 3000, 4000, 5000)
-
-
-@pytest.mark.parametrize(
-    ("names", "parts", "metric", "slo_ms", "expected"),
-    [
-        (VISION, [1 / 5] * 5, AO, 150, [800, 1600, 2400, 3027.01, 3627.01]),
-        (VISION, [1 / 5] * 5, AO, 250, [800, 1600, 2400, 3041.97, 3641.97]),
-        (VISION, [1 / 5] * 5, AO, 350, [800, 1600, 2400, 3041.97, 3641.97]),
-        (VISION, [1 / 5] * 5, WSM, 150, [1000, 2000, 2989.78, 3597.21, 4028.80]),
-        (VISION, [1 / 5] * 5, WSM, 250, [1000, 2000, 2989.78, 3612.17, 4043.76]),
-        (VISION, [1 / 5] * 5, WSM, 350, [1000, 2000, 2989.78, 3612.17, 4043.76]),
-        (LANGUAGE_MIX, [1 / 4] * 3 + [1 / 8] * 2, WSM, 150, [999.88, 1861.25, 2499.76, 3249.76, 3929.32]),
-        (LANGUAGE_MIX, [1 / 4] * 3 + [1 / 8] * 2, WSM, 250, [1000, 1861.49, 2512.38, 3262.38, 3941.94]),
-        (LANGUAGE_MIX, [1 / 4] * 3 + [1 / 8] * 2, WSM, 350, [1000, 1867.21, 2512.38, 3262.38, 3941.94]),
-        (LANGUAGE_MIX, [2 / 9] * 3 + [1 / 6] * 2, WSM, 150, [958.21, 1694.58, 2297.75, 2916.43, 3583.09]),
-        (LANGUAGE_MIX, [2 / 9] * 3 + [1 / 6] * 2, WSM, 250, [964.52, 1707.20, 2316.68, 2929.05, 3595.71]),
-        (LANGUAGE_MIX, [2 / 9] * 3 + [1 / 6] * 2, WSM, 350, [964.52, 1712.92, 2316.68, 2929.05, 3595.71]),
-    ],
-)
-def test_estimates_by_rate_and_deadline(
-    names: Sequence[str], parts: Sequence[float], metric: str, slo_ms: float, expected: Sequence[float]
-) -> None:
-    found = [most_goodput(models_of(names, [total * part for part in parts], slo_ms, metric), 4) for total in TOTALS]
-    assert [each.total_rps for each in found] == pytest.approx(expected, abs=0.01)
-
-
-def test_key_placements() -> None:
-    models = models_of(VISION, 500, 200, AO)
-    six = named(models, most_goodput(models, 6).contents)
-    assert [name for (name,) in six].count("efficientnet_b7 b8") == 2
-    assert len(six) == 6
-    models = models_of(MIXED, 300, 300)
-    found = most_goodput(models, 5)
-    assert named(models, found.contents) == [
-        ["bert b32"], ["bert b32"], ["gpt2 b32"], ["gpt2 b32"], ["mobilenet_v2 b4", "resnet50 b4"],
-    ]  # fmt: skip
-    assert found.served_rps == pytest.approx((300, 300, 262.38, 234.42))
-    third_bert = 300 + 300 + 300 + 117.21
-    assert found.total_rps > third_bert == pytest.approx(1017.2, abs=0.02)
-    small = [["alexnet b4", "efficientnet_b7 b8"], ["densenet121 b16", "efficientnet_b7 b8"]]
-    small.append(["efficientnet_b7 b8", "resnet50 b4"])
-    for total, expected in (
-        (3000, sorted([*small, ["vgg19 b16"]])),
-        (4000, sorted([*small, ["vgg19 b128"]])),
-        (
-            5000,
-            [
-                ["alexnet b4", "densenet121 b8", "efficientnet_b7 b4"],
-                ["densenet121 b8", "efficientnet_b7 b4", "resnet50 b4"],
-                ["densenet121 b8", "efficientnet_b7 b4", "resnet50 b4"],
-                ["vgg19 b128"],
-            ],
-        ),
-    ):
-        models = models_of(VISION, total / 5, 250)
-        assert named(models, most_goodput(models, 4).contents) == expected
 
 
 def test_of_equal_placements_the_one_with_small_batches() -> None:
@@ -142,20 +33,6 @@ def test_of_equal_placements_the_one_with_small_batches() -> None:
 
 
 # A5: what may share a device
-
-
-@pytest.mark.parametrize(("metric", "expected"), [(AO, 0), (WAO, 1625), (WSM, 124)])
-def test_pairs_that_fit_one_gpu(metric: str, expected: int) -> None:
-    names = sorted({*VISION, *MIXED, "bloom_560", "inception_v3", "resnext50_32x4d", "t5"})
-    pairs = [
-        (one, other)
-        for a, b in itertools.combinations(names, 2)
-        for one in options_of(a, metric)
-        for other in options_of(b, metric)
-    ]
-    assert len(pairs) == 1991
-    fit = [pair for pair in pairs if max(needs(tuple(enumerate(pair)))) <= WHOLE]
-    assert len(fit) == expected
 
 
 def test_known_pairs_by_sm_use() -> None:

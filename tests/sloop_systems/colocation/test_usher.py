@@ -1,4 +1,5 @@
-"""Usher: the published placements, groups and matchings against all, and placements that keep every promise."""
+"""Usher: groups and matchings against all, and placements that keep every promise. Rows A1 to A4 have the published
+placements and estimates (`test_experiments`)."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -10,107 +11,9 @@ from hypothesis import strategies as st
 from sloop.errors import InputError
 from sloop.solvers.contents import WHOLE, BatchOption, needs
 from sloop_systems.colocation import usher
-from sloop_systems.colocation.experiments.scene import AO, MIXED, VISION, WAO, models_of, named
+from sloop_systems.colocation.experiments.scene import AO, VISION, models_of
 from sloop_systems.colocation.milp import SharedModel, most_goodput
 from sloop_systems.colocation.usher import grouped, matching, needs_of, plan
-
-
-def groups_of(models: Sequence[SharedModel], names: Sequence[Sequence[str]]) -> list[list[int]]:
-    index = {model.name: at for at, model in enumerate(models)}
-    return [[index[name] for name in group] for group in names]
-
-
-# A1, A2: the worked examples of the thesis, on four GPUs
-
-
-def test_order_inside_a_group() -> None:
-    models = models_of(["alexnet", "gpt2", "resnet50", "t5"], 400, 200, AO)
-    found = plan(models, 4)
-    assert found.total_rps == pytest.approx(800, abs=0.01)
-    assert named(models, found.contents) == [["resnet50 b32"], ["t5 b8"], ["t5 b8"], ["t5 b8"]]
-
-
-def test_order_across_groups() -> None:
-    models = models_of(["resnet50", "vgg19", "mobilenet_v2", "gpt2", "bert"], 400, 300, AO)
-    found = plan(models, 4, groups=groups_of(models, [["bert", "gpt2", "resnet50"], ["mobilenet_v2", "vgg19"]]))
-    assert found.total_rps == pytest.approx(793.57, abs=0.01)
-    served = {model.name for model, rps in zip(models, found.served_rps, strict=True) if rps}
-    assert served == {"resnet50", "bert"}
-
-
-def test_the_multiplier_leaves_a_gpu_empty() -> None:
-    models = models_of(["alexnet", "resnet50", "mobilenet_v2", "bert"], 500, 200, AO)
-    found = plan(models, 4)
-    assert found.total_rps == pytest.approx(1500)
-    assert len(found.contents) == 3
-    assert most_goodput(models, 4).total_rps == pytest.approx(1624.88, abs=0.01)
-    *others, bert = models
-    faster = tuple(
-        BatchOption(each.batch, each.latency_ms, 125.0, each.compute, each.memory) if each.batch == 16 else each
-        for each in bert.options
-    )
-    again = plan([*others, SharedModel("bert", 500, 200, faster)], 4)
-    assert again.total_rps == pytest.approx(1625), "500 / 125.00 = 4 replicas, of which one finds room"
-
-
-# A3: the table of estimates
-
-
-@pytest.mark.parametrize(
-    ("names", "rate_rps", "slo_ms", "metric", "groups", "expected"),
-    [
-        (
-            VISION, 500, 200, AO,
-            [["densenet121", "efficientnet_b7", "vgg19"], ["alexnet", "resnet50"]],
-            [500, 1000, 1344.10, 1500, 2000, 2500],
-        ),
-        (
-            VISION, 500, 200, WAO,
-            [["alexnet", "resnet50", "vgg19"], ["densenet121", "efficientnet_b7"]],
-            [1972.72, 2397.70, 2500, 2500, 2500, 2500],
-        ),
-        (MIXED, 300, 300, AO, [MIXED], [300, 600, 731.19, 862.38, 900, 1031.19, 1162.38, 1200]),
-        (MIXED, 300, 300, WAO, [MIXED], [600, 600, 1200, 1200, 1200, 1200, 1200, 1200]),
-    ],
-)  # fmt: skip
-def test_estimates(
-    names: Sequence[str],
-    rate_rps: float,
-    slo_ms: float,
-    metric: str,
-    groups: Sequence[Sequence[str]],
-    expected: Sequence[float],
-) -> None:
-    models = models_of(names, rate_rps, slo_ms, metric)
-    pinned = groups_of(models, groups)
-    found = [plan(models, devices, groups=pinned) for devices in range(1, len(expected) + 1)]
-    assert [each.total_rps for each in found] == pytest.approx(expected, abs=0.01)
-    if metric == WAO:
-        assert len(found[-1].contents) == 3, "the same three GPUs for every larger cluster"
-
-
-def test_key_placements() -> None:
-    models = models_of(VISION, 500, 200, AO)
-    pinned = groups_of(models, [["densenet121", "efficientnet_b7", "vgg19"], ["alexnet", "resnet50"]])
-    three, four, six = (named(models, plan(models, n, groups=pinned).contents) for n in (3, 4, 6))
-    assert three == [["densenet121 b128"], ["efficientnet_b7 b16"], ["vgg19 b16"]]
-    assert four == [["densenet121 b16"], ["efficientnet_b7 b8"], ["efficientnet_b7 b8"], ["vgg19 b16"]]
-    assert six == sorted([*four, ["resnet50 b4"], ["alexnet b4"]])
-    by_wao = models_of(VISION, 500, 200, WAO)
-    pinned = groups_of(by_wao, [["alexnet", "resnet50", "vgg19"], ["densenet121", "efficientnet_b7"]])
-    assert named(by_wao, plan(by_wao, 3, groups=pinned).contents) == [
-        ["alexnet b4", "resnet50 b4", "vgg19 b16"],
-        ["densenet121 b16", "efficientnet_b7 b8"],
-        ["efficientnet_b7 b8"],
-    ]
-    mixed = models_of(MIXED, 300, 300, WAO)
-    pair = ["bert b4", "gpt2 b4"]
-    assert named(mixed, plan(mixed, 3, groups=[[0, 1, 2, 3]]).contents) == [
-        pair,
-        pair,
-        [*pair, "mobilenet_v2 b4", "resnet50 b4"],
-    ]
-
 
 # The groups (A4)
 
