@@ -1,6 +1,7 @@
 """Applications to plan for: a profile of a few figures, a graph, a cluster, a system."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from sloop.app.load import load_application
 from sloop.systems.planning.placement import Placement
@@ -8,6 +9,9 @@ from sloop.systems.planning.prediction import Arrivals, PlanPrediction
 from sloop.systems.planning.steady import steady_plans
 from sloop.systems.setup import ApplicationSetup, Setup, set_up
 from sloop.vocabulary import Plan
+
+ENOUGH: Final = str(Path(__file__).with_name("enough.py"))
+"""A system that plans the fewest replicas that serve the rate."""
 
 
 def profile(each: float = 10.0, more: float = 0.0, *, batch: int = 4, cores: float = 4) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sloop.systems.planning import explain_plan
 from sloop.systems.planning.infeasibility import cheapest, fastest, shortfalls_of
 from sloop.systems.planning.placement import PlanShortfall
 from sloop.vocabulary import Visit
-from tests.systems.planning.scene import READING, nodes, only, placed, predicted, profile, setup, stage
+from tests.systems.planning.scene import ENOUGH, READING, nodes, only, placed, predicted, profile, setup, stage
 
 TWO = (stage("detect"), stage("read", "detect", profile=profile(40, 20)))
 
@@ -76,7 +76,7 @@ def test_a_stage_that_cannot_keep_up() -> None:
 
 def test_a_cluster_too_small_for_the_rate() -> None:
     """10 ms of a core each, whatever the batch: 5.2 cores for 520 requests per second."""
-    answer = explain_plan(setup(stage("a"), slo_ms=1000, cluster=nodes(4, 1), system="fa2"), 520)
+    answer = explain_plan(setup(stage("a"), slo_ms=1000, cluster=nodes(4, 1), system=ENOUGH), 520)
     found = next(found for found in answer.shortfalls if found.kind == "cores")
     assert (found.needs, found.has, found.missing) == pytest.approx((5.2, 4, 1.2))
     assert found.why.startswith(

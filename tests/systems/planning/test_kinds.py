@@ -13,7 +13,7 @@ from sloop.systems.planning.prediction import PlanPrediction
 from sloop.systems.planning.report import SingleKind
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
-from tests.systems.planning.scene import only, profile, setup, stage
+from tests.systems.planning.scene import ENOUGH, only, profile, setup, stage
 
 SLOW = {"hardware": "custom", "name": "slow", "cores": 4, "memory_bytes": 100_000, "usd_per_h": 0.2, "count": 2}
 FAST = {
@@ -129,30 +129,30 @@ def test_nodes_by_kind_with_those_that_are_rented() -> None:
 
 def test_the_same_rates_on_each_kind_alone() -> None:
     """150 requests/s need three cores of `slow`, or one of `fast`, whatever the batch."""
-    found = explain_plan(on_both(system="fa2"), 150)
+    found = explain_plan(on_both(system=ENOUGH), 150)
     assert found.single_kinds == (
         SingleKind("slow", feasible=True, nodes=1, usd_per_h=0.2),
         SingleKind("fast", feasible=True, nodes=1, usd_per_h=0.3),
     )
     assert [each.hardware for each in found.nodes] == ["slow"]
-    assert "on this mixed cluster, fa2 keeps to one kind" in " ".join(found.notes)
+    assert "on this mixed cluster, enough keeps to one kind" in " ".join(found.notes)
 
 
 def test_one_kind_alone_gets_as_many_nodes_as_it_needs() -> None:
     """3,000 requests/s need 15 cores of `fast`: eight nodes, of which the cluster has three."""
-    (_, fast) = explain_plan(on_both(system="fa2"), 3000).single_kinds
+    (_, fast) = explain_plan(on_both(system=ENOUGH), 3000).single_kinds
     assert (fast.feasible, fast.nodes) == (True, 8)
     assert fast.usd_per_h == pytest.approx(2.4)
 
 
 def test_a_kind_that_cannot_do_it_alone_says_why() -> None:
-    found = explain_plan(on_both(system="fa2", slo_ms=4), 10)  # 5 ms at best on a core of `slow`, with four of them
+    found = explain_plan(on_both(system=ENOUGH, slo_ms=4), 10)  # 5 ms at best on a core of `slow`, with four of them
     slow, fast = found.single_kinds
     assert (slow.feasible, slow.why.partition(",")[0]) == (False, "a takes at least 5 ms even without load")
     assert not fast.feasible  # FA2 uses single cores
-    none = explain_plan(on_both({"name": "a", "profiles": {"fast": profile(5)}}, system="fa2"), 10)
+    none = explain_plan(on_both({"name": "a", "profiles": {"fast": profile(5)}}, system=ENOUGH), 10)
     assert none.single_kinds[0] == SingleKind("slow", False, 0, 0.0, "a cannot run on it")
-    fixed = explain_plan(on_both(system={"name": "fa2", "hardware": "slow"}), 10)
+    fixed = explain_plan(on_both(system={"name": ENOUGH, "hardware": "slow"}), 10)
     assert "no node has hardware 'slow'" in fixed.single_kinds[1].why
 
 
@@ -164,7 +164,7 @@ def test_one_kind_is_not_compared_with_itself() -> None:
 
 def test_kinds_that_no_stage_can_use_are_named() -> None:
     stages = ({"name": "a", "profiles": {"slow": profile(20)}},)
-    enough, too_few = (explain_plan(on_both(*stages, system="fa2"), rate_rps) for rate_rps in (10, 900))
+    enough, too_few = (explain_plan(on_both(*stages, system=ENOUGH), rate_rps) for rate_rps in (10, 900))
     why = "a cannot use the 3 nodes of fast: it has no profile for fast"
     assert why in enough.notes
     assert [(each.kind, each.why) for each in too_few.shortfalls if each.kind == "hardware"] == [("hardware", why)]

@@ -19,7 +19,7 @@ from sloop.systems.planning.placement import PlanShortfall
 from sloop.systems.planning.prediction import PlanPrediction
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 from tests.systems.planning import scene
-from tests.systems.planning.scene import READING, nodes, placed, profile, setup, stage, steady_plan
+from tests.systems.planning.scene import ENOUGH, READING, nodes, placed, profile, setup, stage, steady_plan
 
 
 def only(rate_rps: float, slo_ms: float = 1000, cluster: dict[str, Any] | None = None, **system: Any) -> StageReport:
@@ -180,7 +180,7 @@ def test_what_cannot_be() -> None:
 
 
 def test_one_more_replica_of_a_stage_in_a_graph() -> None:
-    answer = explain_plan(setup(stage("a"), stage("b", "a", profile=profile(5)), slo_ms=500, system="fa2"), 100)
+    answer = explain_plan(setup(stage("a"), stage("b", "a", profile=profile(5)), slo_ms=500, system=ENOUGH), 100)
     assert answer.one_more is not None
     assert answer.one_more.summary == "+1 replica of a (1 core)"
     assert {row.stage: row.one_more for row in answer.stages} == {"a": "+1 replica of a (1 core)", "b": "nothing"}
@@ -213,7 +213,7 @@ def test_one_more_is_what_a_second_call_says(rate_rps: int, system: str, arrival
 
 def test_one_more_may_make_a_plan_feasible() -> None:
     """Full batches of two: with one request a second the first of them waits a second for the other."""
-    full = {"name": "static", "batch_max": 2, "batch": {"name": "full", "forever": True}}
+    full = {"name": "static", "batch_max": 2, "batch": {"name": "timeout", "wait_s": 5}}
     answer = explain_plan(setup(stage("a"), slo_ms=600, system=full), 1)
     assert answer.one_more is not None
     assert (answer.feasible, answer.one_more.feasible) == (False, True)

@@ -13,7 +13,7 @@ from sloop.systems.planning import PlanReport, explain_plan
 from sloop.systems.planning.steady import BEYOND, REPLICAS_MAX, Occupation, SteadyBuckets, steady_plans
 from sloop.systems.setup import set_up
 from sloop.units import ms, s
-from tests.systems.planning.scene import READING, nodes, profile, setup, stage, steady_plan
+from tests.systems.planning.scene import ENOUGH, READING, nodes, profile, setup, stage, steady_plan
 
 
 @pytest.mark.parametrize("rate", [Fraction(0), Fraction(2, 5), Fraction(1, 3), Fraction(3), Fraction(21, 2)])
@@ -66,10 +66,10 @@ def test_a_large_rate_takes_no_more_room_than_a_small_one() -> None:
 
 
 def test_a_plan_far_beyond_the_cluster_is_not_shown_to_its_policy_again() -> None:
-    steady = steady_plans(setup(stage("a"), system="ds2").applications, {"x": 1e7})
+    steady = steady_plans(setup(stage("a"), system=ENOUGH).applications, {"x": 1e7})
     assert steady.plans["x"].stages[0].groups[0].count == 100_000
     assert steady.cut_short["x"] == (
-        "the rate needs 12,500 times the cores of the cluster, so ds2 was not asked again after it chose 100,000 "
+        "the rate needs 12,500 times the cores of the cluster, so enough was not asked again after it chose 100,000 "
         "replicas, which may change"
     )
 
@@ -88,7 +88,7 @@ def test_what_is_cut_short_says_so_and_what_would_be_needed() -> None:
 def test_many_replicas_are_shown_where_the_cluster_is_large(cores: float, is_cut: bool) -> None:
     """2,000,100 requests of 10 ms take 20,001 cores, and as many replicas."""
     assert BEYOND == 2
-    made = setup(stage("a"), system="ds2", cluster=nodes(cores, 1))
+    made = setup(stage("a"), system=ENOUGH, cluster=nodes(cores, 1))
     assert bool(steady_plans(made.applications, {"x": 2_000_100}).cut_short) == is_cut
 
 

@@ -15,7 +15,7 @@ from sloop.sim.scenarios import run_scenario
 from sloop.systems.planning import PlanReport, explain_plan, rates_for
 from sloop.systems.setup import Setup, set_up
 from sloop.units import s
-from tests.systems.planning.scene import nodes, profile, stage
+from tests.systems.planning.scene import ENOUGH, nodes, profile, stage
 
 Applications = dict[str, dict[str, Any]]
 
@@ -29,7 +29,7 @@ def deployed(system: Any = "static", cluster: dict[str, Any] | None = None, **ap
 
 
 def test_each_application_has_a_part_of_its_own() -> None:
-    found = explain_plan(deployed("fa2", x={}, y={"slo_ms": 100}), {"x": 150, "y": 20})
+    found = explain_plan(deployed(ENOUGH, x={}, y={"slo_ms": 100}), {"x": 150, "y": 20})
     assert [(each.application, each.rate_rps, each.slo_ms, each.cores) for each in found.applications] == [
         ("x", 150, 500, 2),
         ("y", 20, 100, 1),
@@ -55,7 +55,7 @@ def test_a_rate_for_all_or_for_each() -> None:
 
 def test_an_application_that_is_limited_says_by_whom_and_what_it_needs() -> None:
     """Eight cores: with max-min fairness `x` gets the three that it wants, `y` the five that are left of its eight."""
-    made = deployed("fa2", x={}, y={})
+    made = deployed(ENOUGH, x={}, y={})
     found = explain_plan(made, {"x": 250, "y": 750})
     x, y = found.applications
     assert (x.feasible, x.cores, x.limits) == (True, 3, ())
@@ -84,13 +84,13 @@ def test_a_limit_that_does_no_harm_is_a_note() -> None:
 
 
 def test_weights_divide_the_cores() -> None:
-    made = deployed("fa2", x={"weight": 3}, y={})
+    made = deployed(ENOUGH, x={"weight": 3}, y={})
     x, y = explain_plan(made, 2000).applications
     assert (x.cores, y.cores, x.weight) == (6, 2, 3)
 
 
 def test_one_more_request_while_the_others_keep_their_cores() -> None:
-    made = deployed("fa2", x={}, y={})
+    made = deployed(ENOUGH, x={}, y={})
     found = explain_plan(made, {"x": 300, "y": 500})
     assert found.feasible
     x = found.applications[0].one_more
@@ -105,7 +105,7 @@ def test_one_more_request_while_the_others_keep_their_cores() -> None:
 
 def test_one_more_request_where_all_want_too_much_divides_the_cores_anew() -> None:
     """`x` gets the four of eight cores that are its fair part; `y`, which has five, gives one up."""
-    made = deployed("fa2", x={}, y={})
+    made = deployed(ENOUGH, x={}, y={})
     found = explain_plan(made, {"x": 300, "y": 750})
     assert [each.cores for each in found.applications] == [3, 5]
     x, y = [each.one_more for each in found.applications]
@@ -118,15 +118,15 @@ def test_one_more_request_where_all_want_too_much_divides_the_cores_anew() -> No
 
 
 def test_an_application_without_requests_may_rest() -> None:
-    made = deployed("fa2", x={"rest_after_s": 60, "stages": [stage("a", profile=profile() | {"load_s": 4})]}, y={})
+    made = deployed(ENOUGH, x={"rest_after_s": 60, "stages": [stage("a", profile=profile() | {"load_s": 4})]}, y={})
     found = explain_plan(made, {"x": 0, "y": 5})
     assert (found.feasible, found.applications[0].cores) == (True, 0)
     assert "x: it rests without replicas; the first request waits until one has started, about 4 s" in found.notes
     assert found.applications[0].one_more is not None
     assert found.applications[0].one_more.summary == "+1 replica of x/a (1 core)"
-    assert explain_plan(deployed("fa2", x={}), 0).cores == 1
-    assert explain_plan(deployed("fa2", x={"rest_after_s": 60}), 0).feasible
-    slow = deployed("fa2", x={"rest_after_s": 60, "stages": [stage("a", profile=profile() | {"load_s": 40})]}, y={})
+    assert explain_plan(deployed(ENOUGH, x={}), 0).cores == 1
+    assert explain_plan(deployed(ENOUGH, x={"rest_after_s": 60}), 0).feasible
+    slow = deployed(ENOUGH, x={"rest_after_s": 60, "stages": [stage("a", profile=profile() | {"load_s": 40})]}, y={})
     assert any(
         note.endswith("about 40 s; at most for 30 s (`wake_s`)") for note in explain_plan(slow, {"x": 0, "y": 5}).notes
     )
@@ -139,7 +139,7 @@ def test_a_policy_of_one_application_that_fails_is_not_hidden() -> None:
 
 @pytest.mark.parametrize(
     ("system", "rate_rps"),
-    [("static", 10), ("fa2", 10), ("ds2", 10), ("ipa", 10), ("biscale", 10), ("fa2", 37), ("ds2", 37), ("ipa", 37)],
+    [("static", 10), (ENOUGH, 10), (ENOUGH, 37)],
 )
 def test_a_simulated_run_settles_on_the_same_plans(system: str, rate_rps: int, tmp_path: Path) -> None:
     """At 10 requests/s the four cores suffice, at 37 they do not."""
@@ -180,8 +180,8 @@ def cores(report: PlanReport, application: str) -> list[tuple[str, int, float, i
 
 
 @settings(max_examples=40)
-@given(SIZES, st.sampled_from(["static", "fa2", "hpa", "ipa", "biscale", "sponge"]), st.floats(0, 250))
-@example({"u": (1, 60, 1.0), **dict.fromkeys("vwx", (30, 60, 1.0))}, "biscale", 85.0)  # keeps more than its part
+@given(SIZES, st.sampled_from(["static", ENOUGH, "hpa", "mixed"]), st.floats(0, 250))
+@example({"u": (1, 60, 1.0), **dict.fromkeys("vwx", (30, 60, 1.0))}, "mixed", 85.0)  # keeps more than its part
 def test_plans_together_are_those_alone_if_all_fit_and_else_fit_the_cluster(
     sizes: dict[str, tuple[int, int, float]], system: str, rate_rps: float
 ) -> None:
@@ -201,7 +201,7 @@ def test_plans_together_are_those_alone_if_all_fit_and_else_fit_the_cluster(
     else:
         assert together.cores <= 12 + 1e-6
         limited = {each.application for each in together.applications if each.limits}
-        assert limited or system == "ipa", "which keeps the plan that it was limited to"
+        assert limited
         for each in together.applications:
             for limit in each.limits:
                 assert limit.needs == pytest.approx(min(12, alone[each.application].cores))
