@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from msgspec import structs
 
+from sloop.core.ledger import MICRO
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.policies import targets
@@ -483,6 +484,11 @@ def _places(view: NodeView, accelerator: str, least_bytes: int) -> list[DevicePl
         for each in view.node.devices
         if each.kind == accelerator and each.memory_bytes >= least_bytes
     ]
+
+
+def share_of(percent: float) -> float:
+    """A share of a device as the ledger counts it, rounded down, so that shares which add up to a device fit on it."""
+    return math.floor(MICRO * percent / 100 + ROUNDING) / MICRO
 
 
 def part_of(used_bytes: int, total_bytes: int) -> int:

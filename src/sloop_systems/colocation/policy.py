@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sloop.core.ledger import MICRO
 from sloop.core.views import ClusterView
 from sloop.options import check_range
 from sloop.policies import targets
@@ -25,6 +24,7 @@ from sloop.policies.devices import (
     SharedDevices,
     part_of,
     planned,
+    share_of,
     wanted_rps,
 )
 from sloop.profile.interference import IgniterLaw
@@ -175,8 +175,7 @@ class Igniter:
         contents: list[DeviceContents] = []
         for own in igniter.plan(next(iter(laws.values())).gpu, workloads, check_new=self.check_new) if laws else ():
             replicas = [
-                PlannedReplica(int(each.workload.name), each.batch, _fraction(each.share), each.rate_rps)
-                for each in own
+                PlannedReplica(int(each.workload.name), each.batch, share_of(each.share), each.rate_rps) for each in own
             ]
             contents.append((0, tuple(replicas)))
         for at in range(len(devices.stages)):
@@ -202,11 +201,6 @@ def _alone(devices: SharedDevices, at: int, rate_rps: float, limit_ms: float) ->
     share = 1.0 if devices.pools[0].accelerator else 0.0
     each = min(option.rate_rps, rate_rps / count)
     return [(0, (PlannedReplica(at, option.batch, share, each),))] * min(count, len(devices.pools[0].places))
-
-
-def _fraction(percent: float) -> float:
-    """A share as the ledger counts it, rounded down, so that shares which add up to a device fit on it."""
-    return math.floor(MICRO * percent / 100 + ROUNDING) / MICRO
 
 
 def _law(devices: SharedDevices, at: int) -> IgniterLaw | None:
