@@ -220,12 +220,14 @@ class Claim(Struct, frozen=True):
         return widest if within is None else min(within, widest)
 
     def similar(self) -> ResultLimits | None:
-        """Between half and double the figure, or what is missing to 100 % if that is less; None for a figure of 0."""
-        part = _small_part(self.figure, self.unit)
-        if not part:
+        """Between half and double the figure; of a percentage, and of what is missing to 100. None for 0 and 100 %."""
+        if not _small_part(self.figure, self.unit):
             return None
-        edges = (100 - 2 * part, 100 - part / 2) if part < abs(self.figure) else (self.figure / 2, 2 * self.figure)
-        return ResultLimits(at_least=min(edges), at_most=max(edges))
+        least, most = sorted((self.figure / 2, 2 * self.figure))
+        if self.unit == "%" and 0 < self.figure < 100:
+            missing = 100 - self.figure
+            least, most = max(least, 100 - 2 * missing), min(most, 100 - missing / 2)
+        return ResultLimits(at_least=least, at_most=most)
 
 
 def _small_part(figure: float, unit: str) -> float:

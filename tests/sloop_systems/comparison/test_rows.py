@@ -136,6 +136,8 @@ def test_a_magnitude_is_a_factor_of_two() -> None:
     assert compare(claim, [27.3], similar=True).verdict == "shape"
     assert compare(claim, [27.3]).verdict == "off"
     assert compare(claim, [23.9], similar=True).verdict == "off"
+    assert compare(claim, [74.1], similar=True).verdict == "off", "26 are not half of the 52 that 48 leave"
+    assert compare(structs.replace(claim, unit="×"), [74.1], similar=True).verdict == "shape"
     assert compare(structs.replace(claim, paper=-48.0), [-27.3], similar=True).verdict == "shape"
     assert compare(structs.replace(claim, paper=-48.0), [27.3], similar=True).verdict == "off"
     assert compare(structs.replace(claim, paper=0.0), [0.9], similar=True).verdict == "off"
