@@ -158,14 +158,14 @@ def test_wrong_parameters_name_the_file_that_declares_them(tmp_path: Path) -> No
 
 def test_another_system_replaces_all() -> None:
     own = inline("b", system={"name": "static", "cores": 2})
-    given = load_deployment({"name": "x", "applications": [inline("a"), own], "system": "fa2"})
-    assert [each.system.name for each in given.applications] == ["fa2", "fa2"], "the deployment's file overrules"
+    given = load_deployment({"name": "x", "applications": [inline("a"), own], "system": "hpa"})
+    assert [each.system.name for each in given.applications] == ["hpa", "hpa"], "the deployment's file overrules"
     assert parameters(given) == [{}, {}]
-    says = "b runs under fa2, its deployment's system, not static of its file"
+    says = "b runs under hpa, its deployment's system, not static of its file"
     assert [each.overruled for each in given.applications] == [(), (says,)]
     given = load_deployment([inline("a", system={"name": "static", "cores": 1}), own])
     assert parameters(given.under(SystemChoice("static"))) == [{"cores": 1}, {"cores": 2}]
-    assert [each.system.name for each in given.under(SystemChoice("fa2")).applications] == ["fa2", "fa2"]
+    assert [each.system.name for each in given.under(SystemChoice("hpa")).applications] == ["hpa", "hpa"]
 
 
 def test_the_systems_of_a_single_application_do_not_mix() -> None:
@@ -244,11 +244,11 @@ def test_two_of_one_name_are_refused_with_both_places(tmp_path: Path) -> None:
 
 
 def test_two_systems_are_refused_with_both_places(tmp_path: Path) -> None:
-    write(tmp_path, a=app_text("a", "system: static\n"), b=app_text("b", "system: {name: fa2}\n"))
+    write(tmp_path, a=app_text("a", "system: static\n"), b=app_text("b", "system: {name: hpa}\n"))
     with pytest.raises(InputError) as caught:
         load_deployment([tmp_path / "a.yaml", tmp_path / "b.yaml"])
     assert caught.value.where == f"{tmp_path}/b.yaml:4: system"
-    assert f"'b' declares the system 'fa2', not 'static' as its deployment ({tmp_path}/a.yaml:4" in caught.value.what
+    assert f"'b' declares the system 'hpa', not 'static' as its deployment ({tmp_path}/a.yaml:4" in caught.value.what
 
 
 def test_a_deployment_is_no_application_and_stands_alone(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ CANARY = {"at_s": 1, "deploy": inline("a"), "canary": {"share": 0.1}}
         ),
         ({"changes": [{"at_s": 1, "deploy": inline("c")}]}, "no trace for application 'c'\nhelp: add 'c:'"),
         ({"changes": [{"at_s": 1, "deploy": "new.yaml"}]}, r"changes\[0\]\.deploy: no application file 'new\.yaml'"),
-        ({"changes": [{"at_s": 1, "deploy": inline("a", system="fa2")}]}, "declares the system 'fa2', not 'sponge'"),
+        ({"changes": [{"at_s": 1, "deploy": inline("a", system="hpa")}]}, "declares the system 'hpa', not 'sponge'"),
         (
             {"changes": [{"at_s": 1, "deploy": inline("a", cluster={"nodes": [{"hardware": "local"}]})}]},
             r"changes\[0\]\.deploy\.cluster: the application declares another cluster",

@@ -437,7 +437,7 @@ def test_conditions_on_one_output_are_the_same_or_exclude_each_other(one: str, o
     stages = "\n".join(
         f"  - {{name: {name}, profile: ResNet-T, after: a, when: {when}}}" for name, when in (("b", one), ("c", other))
     )
-    text = f"name: x\nslo_ms: 300\nsystem: fa2\nstages:\n  - {{name: a, profile: ResNet-T}}\n{stages}\n"
+    text = f"name: x\nslo_ms: 300\nsystem: hpa\nstages:\n  - {{name: a, profile: ResNet-T}}\n{stages}\n"
     if fits:
         application_from_text(text)
         return

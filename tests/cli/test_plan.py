@@ -272,7 +272,7 @@ def test_a_deployment_file_is_planned_as_a_whole(app: Path, apps: list[str]) -> 
         path.write_text("\n".join(path.read_text().splitlines()[:-2]))  # the deployment's system and cluster
     (app.parent / "all.yaml").write_text(
         "name: all\napplications: [app.yaml, {file: second.yaml, name: other}]\n"
-        "system: fa2\ncluster: {nodes: [{hardware: c5.4xlarge, count: 1}]}\n"
+        "system: hpa\ncluster: {nodes: [{hardware: c5.4xlarge, count: 1}]}\n"
     )
     answer = planned(str(app.parent / "all.yaml"), "--rate", "300")
     assert [each["application"] for each in answer["applications"]] == ["demo", "other"]
@@ -282,7 +282,7 @@ def test_a_deployment_file_is_planned_as_a_whole(app: Path, apps: list[str]) -> 
     assert "limited by" in shown
     assert f"not feasible: demo: {demo['limits'][0]['why']}" in shown
     for each in ("demo", "other"):
-        assert f"why fa2 chooses it for {each}: " in shown
+        assert f"why hpa chooses it for {each}: " in shown
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_a_mix_shows_kinds_nodes_and_what_one_kind_alone_would_cost(app: Path) -
     assert "the mix costs 1.206 USD/h; c5.2xlarge alone is not feasible: " in shown
     assert "g4dn.xlarge: T4" in shown
     assert "rented" in shown
-    mixed = CliRunner().invoke(main, ["plan", str(app), "--rate", "500", "--system", "fa2"]).stdout
+    mixed = CliRunner().invoke(main, ["plan", str(app), "--rate", "500", "--system", "hpa"]).stdout
     assert "this plan, on c5.2xlarge only, costs 0.68 USD/h; c5.2xlarge alone costs 0.68 (2 nodes); g4dn" in mixed
 
 

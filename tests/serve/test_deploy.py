@@ -410,7 +410,7 @@ def test_what_does_not_fit_is_refused_and_what_serves_goes_on(thread: LoopThread
         (named("demo", raises), "no weights"),
         (named("demo", dies), "the process that examined"),
         (named("demo", faulty), r"wrong\.py: 'run' returns 2 arrays; 1 are declared"),
-        (named("demo", mlp, system="ipa"), "declares the system 'ipa', not 'static'"),
+        (named("demo", mlp, system="kpa"), "declares the system 'kpa', not 'static'"),
         (named("demo", mlp, system=cores), "which no node could hold"),
         (named("demo", mlp, slo_ms=-1), "slo_ms"),
         ({"name": "two", "applications": [named("demo", mlp)]}, "one application is needed here"),

@@ -52,7 +52,7 @@ PROFILE = {
     "load_s": 0.5,
     "memory_bytes": 1_000_000,
 }
-SYSTEM = {"name": "fa2", "cores": 0.25, "batch_max": 4, "period_ms": 500}
+SYSTEM = {"name": "mixed", "cores": [0.25], "batch_max": 4, "period_ms": 500}
 
 
 def document(name: str, stages: int, system: Mapping[str, object] | str = SYSTEM) -> dict[str, object]:

@@ -198,7 +198,7 @@ def test_requests_of_one_instant_run_together() -> None:
 
 def test_requests_are_served_while_a_plan_is_computed() -> None:
     """Plans that take longer than their period: the next is requested when the last is there."""
-    played = world(system={"name": "ipa"}, truth={"plan_ms": 1_700}, duration_s=10.0)
+    played = world(system={"name": "mixed", "period_s": 1}, truth={"plan_ms": 1_700}, duration_s=10.0)
     records = records_of(played)
     requested, planned = of_type(records, RequestPlan), of_type(records, Planned)
     requested = requested[: len(planned)]  # the run ends during the last one
@@ -212,7 +212,7 @@ def test_requests_are_served_while_a_plan_is_computed() -> None:
 
 
 def test_a_log_with_plans_beside_the_loop_replays() -> None:
-    played = several(("a", "b"), system="ipa", truth={"plan_ms": 40})
+    played = several(("a", "b"), system="mixed", truth={"plan_ms": 40})
     records = records_of(played)
     assert of_type(records, RequestPlan)
     assert replay_log(records, played.setup().core()).difference is None

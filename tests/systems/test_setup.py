@@ -97,7 +97,7 @@ def test_an_own_plan_of_fewer_replicas_than_none_is_refused(tmp_path: Path) -> N
 FOUR_CORES = {"nodes": [{"hardware": "custom", "cores": 4}]}
 
 
-@pytest.mark.parametrize("system", ["static", "hpa", "kpa", "fa2-single"])
+@pytest.mark.parametrize("system", ["static", "hpa", "kpa"])
 def test_replicas_that_no_node_could_hold_are_refused_with_the_node(system: str) -> None:
     """They would never start, and every request would be dropped."""
     application = load_application(MINIMAL | {"cluster": FOUR_CORES, "system": {"name": system, "cores": 8}})

@@ -67,7 +67,7 @@ EXAMPLE = """
 sloop advise resnet50-V100 bert-V100 --slo-ms 300 --rate resnet50-V100=300 --rate bert-V100=60
 sloop advise ResNet50 --slo-ms 200 --trace '{file: day.txt}' --attainment 0.995 --plot frontier.svg
 sloop advise app.yaml --rate 50 --hardware c5.2xlarge,g4dn.xlarge --price g4dn.xlarge=0.4 --json
-sloop advise burst.yaml --system mixed,fa2 --budget-s 60
+sloop advise burst.yaml --system mixed,hpa --budget-s 60
 """
 NOTES: Final = f"""APP is an application, deployment, scenario or model file, or the name of a published profile
 (`bert-V100`; `ResNet50` for all kinds of hardware for which one is published). Several applications whose requests take

@@ -33,7 +33,7 @@ PATHS_MAX: Final = 12
 EXAMPLE = """
 sloop plan app.yaml --rate 50
 sloop plan digits.yaml ocr.yaml --rate digits=50 --rate ocr=5
-sloop plan app.yaml --rate 50 --system fa2 --arrivals burst --json
+sloop plan app.yaml --rate 50 --system mixed --arrivals burst --json
 sloop plan digits.onnx --rate 50 --slo-ms 100
 """
 CODE_NOTE: Final = (

@@ -14,6 +14,7 @@ from sloop.events import ReplicaReady
 from sloop.serve.dataflow import wire
 from sloop.serve.protocols import Servable
 from sloop.sim.checkers import Checkers, Rules
+from sloop.systems import SYSTEMS as INSTALLED
 from sloop.systems.replay import replay_log
 from sloop.systems.setup import Setup, set_up
 from sloop.vocabulary import Outcome
@@ -87,7 +88,7 @@ async def surge(live: Live) -> None:
             await asyncio.sleep(1 / rate_rps)
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", [name for name in SYSTEMS if name in INSTALLED])
 def test_a_surge_loses_nothing(system: str) -> None:
     for _ in range(SERVERS_MAX):
         made = uvloop.run(moves_in_a_surge(system))
