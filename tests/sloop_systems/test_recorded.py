@@ -4,12 +4,11 @@ import pytest
 
 from sloop.systems import SYSTEMS
 from tests.sloop_systems import recorded
-from tests.sloop_systems.recorded import Run, differences, planned, played, runs, scene, tabled
+from tests.sloop_systems.recorded import PUBLICATIONS, Run, differences, planned, played, runs, scene, tabled
 from tests.sloop_systems.tables import tables
 from tests.without import publications
 
 RUNS = list(runs())
-PUBLICATIONS = 9
 
 
 def test_every_system_of_the_catalogue_is_in_a_scene() -> None:
