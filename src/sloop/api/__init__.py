@@ -5,6 +5,7 @@ checks of parameters. It imports no other module of the interface, and each of t
 
 - `sloop.api.policies`: protocols of policies, what they see, and policies to take over;
 - `sloop.api.solvers`: optimisation and queueing for policies;
+- `sloop.api.devices`: how batches that share a device slow each other down;
 - `sloop.api.systems`: systems, and those that are installed;
 - `sloop.api.profiles`: profiles of models, fits and kinds of hardware;
 - `sloop.api.models`: ONNX files, tensors, models that are opened, the machine;
@@ -14,14 +15,15 @@ checks of parameters. It imports no other module of the interface, and each of t
 """
 
 from sloop.errors import InputError, MachineError
-from sloop.options import OutOfRange, check_range, read_options
-from sloop.text import chain, counted, listed, number, quoted
+from sloop.options import OutOfRange, Value, check_range, read_options
+from sloop.text import chain, counted, in_ms, listed, number, quoted
 from sloop.units import (
     FOREVER_NS,
     GIB,
     NS_PER_MS,
     NS_PER_S,
     ROUNDING,
+    at_least,
     interpolated_quantile,
     ms,
     quantile,
@@ -32,6 +34,7 @@ from sloop.units import (
     to_s,
 )
 from sloop.vocabulary import (
+    CLIENTS_MAX,
     LINK_MBPS,
     STORE,
     STORE_MBPS,
@@ -60,6 +63,7 @@ from sloop.vocabulary import (
 )
 
 __all__ = [
+    "CLIENTS_MAX",
     "FOREVER_NS",
     "GIB",
     "LINK_MBPS",
@@ -92,10 +96,13 @@ __all__ = [
     "Slot",
     "StagePlan",
     "TransferId",
+    "Value",
     "Visit",
+    "at_least",
     "chain",
     "check_range",
     "counted",
+    "in_ms",
     "interpolated_quantile",
     "listed",
     "ms",

@@ -1,7 +1,8 @@
 """Model files, tensors, models that are opened, and the machine that computes them."""
 
-from sloop.machine import usable_cpus
+from sloop.machine import capacity, hardware_name, usable_cpus
 from sloop.onnx_file import FLOAT, INT64, array_in, parse_onnx, read_onnx, write_onnx
+from sloop.profile.blocks import block_costs
 from sloop.profile.model import open_model
 from sloop.tensor import Port, Signature
 
@@ -11,6 +12,9 @@ __all__ = [
     "Port",
     "Signature",
     "array_in",
+    "block_costs",
+    "capacity",
+    "hardware_name",
     "open_model",
     "parse_onnx",
     "read_onnx",

@@ -3,7 +3,7 @@
 `targets` helps to make plans. Policies read no clock, files or random numbers, and neither does anything here.
 """
 
-from sloop.core.ledger import Ledger, Reservation, equal_nodes, replicas_max, sites
+from sloop.core.ledger import MICRO, MILLI, Ledger, Reservation, equal_nodes, replicas_max, sites
 from sloop.core.protocols import (
     Admit,
     AsPlaced,
@@ -47,6 +47,18 @@ from sloop.core.views import (
 from sloop.policies import targets
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout, WorkConserving
+from sloop.policies.devices import (
+    DeviceContents,
+    Metric,
+    Placed,
+    PlacementMemory,
+    PlannedReplica,
+    SharedDevices,
+    part_of,
+    planned,
+    share_of,
+    wanted_rps,
+)
 from sloop.policies.divide import MaxMin, Priority, Proportional
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
@@ -54,11 +66,15 @@ from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import CheapestStart
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
+from sloop.policies.scale.bodies import Bodies
+from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.static import Static, StaticGroup, StaticPlacement, StaticStage
 
 __all__ = [
+    "MICRO",
+    "MILLI",
     "Adaptive",
     "Admit",
     "Age",
@@ -67,12 +83,14 @@ __all__ = [
     "Belief",
     "BeliefKey",
     "BestFit",
+    "Bodies",
     "Bounded",
     "Bucket",
     "CheapestStart",
     "ClusterView",
     "CompletionInput",
     "Deadline",
+    "DeviceContents",
     "DeviceView",
     "Divide",
     "Drop",
@@ -83,12 +101,14 @@ __all__ = [
     "FirstIdle",
     "Forecast",
     "Full",
+    "Harbor",
     "Hpa",
     "Kpa",
     "Last",
     "LeastLoaded",
     "Ledger",
     "MaxMin",
+    "Metric",
     "Mixed",
     "MovingMax",
     "Never",
@@ -97,6 +117,9 @@ __all__ = [
     "OracleForecast",
     "Order",
     "Place",
+    "Placed",
+    "PlacementMemory",
+    "PlannedReplica",
     "Policies",
     "PredictiveAdmit",
     "PredictiveDrop",
@@ -115,6 +138,7 @@ __all__ = [
     "SharePolicy",
     "SharedBatch",
     "SharedDeviceView",
+    "SharedDevices",
     "Site",
     "Slack",
     "Smallest",
@@ -137,7 +161,11 @@ __all__ = [
     "WeightsView",
     "WorkConserving",
     "equal_nodes",
+    "part_of",
+    "planned",
     "replicas_max",
+    "share_of",
     "sites",
     "targets",
+    "wanted_rps",
 ]

@@ -1,6 +1,6 @@
 """Profiles: how long batches of a model take on a kind of hardware; fits, beliefs, kinds of hardware."""
 
-from sloop.app.hardware import KINDS
+from sloop.app.hardware import KINDS, power_of
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import (
     Amdahl,
@@ -21,10 +21,12 @@ from sloop.profile.profile import (
     sample_of,
     save_profile,
 )
-from sloop.profile.published import RESNET_T, YOLOV5S_S
+from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S
 
 __all__ = [
     "KINDS",
+    "PUBLISHED",
+    "RESNET18_HUMAN",
     "RESNET_T",
     "YOLOV5S_S",
     "Amdahl",
@@ -43,6 +45,7 @@ __all__ = [
     "digest_of_model",
     "load_profile",
     "path_beside",
+    "power_of",
     "sample_of",
     "save_profile",
 ]

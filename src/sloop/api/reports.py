@@ -1,5 +1,6 @@
 """Figures, tables and pages of HTML, without any library for plots."""
 
+from sloop.report.html import Section, date_text, page
 from sloop.report.plots import Figure, Mark, Panel, Series
 from sloop.report.svg import PALETTE, SMALL, element, line_element, svg_element, text_at, write_drawing
 from sloop.report.tables import Table
@@ -10,10 +11,13 @@ __all__ = [
     "Figure",
     "Mark",
     "Panel",
+    "Section",
     "Series",
     "Table",
+    "date_text",
     "element",
     "line_element",
+    "page",
     "svg_element",
     "text_at",
     "write_drawing",

@@ -1,9 +1,93 @@
 """Optimisation, queueing and forecasts for policies, as functions of numbers."""
 
 from sloop.solvers import highs
-from sloop.solvers.budget import IndexedPath
+from sloop.solvers.bodies import (
+    Objective,
+    ShadowCandidate,
+    capacity_rps,
+    choose_body,
+    choose_shadow,
+    largest_batch,
+    rank_correlation,
+    shadow_candidates,
+    size_share,
+)
+from sloop.solvers.budget import (
+    CUTS_MAX,
+    NODES_MAX,
+    SHARE_ROUNDING,
+    SLOTS_COARSE,
+    BudgetRule,
+    IndexedPath,
+    PathMatrix,
+    StageOptions,
+    Ties,
+    cheapest_by_forests,
+    cheapest_by_milp,
+    improved,
+    is_exact,
+    segment_matrix,
+    segments_of,
+    slot_ms_of,
+)
+from sloop.solvers.contents import (
+    CONTENTS_MAX,
+    WHOLE,
+    BatchOption,
+    Content,
+    Resident,
+    hundredths,
+    needs,
+    possible_contents,
+)
 from sloop.solvers.forecasting import seconds_rps
+from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, place
 from sloop.solvers.highs import Row
 from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
 
-__all__ = ["IndexedPath", "Row", "fill_ms", "highs", "patience_ns", "replicas_needed", "seconds_rps"]
+__all__ = [
+    "CONTENTS_MAX",
+    "CUTS_MAX",
+    "NODES_MAX",
+    "SHARE_ROUNDING",
+    "SLOTS_COARSE",
+    "WHOLE",
+    "BatchOption",
+    "BudgetRule",
+    "Content",
+    "DeviceKind",
+    "HarborProblem",
+    "IndexedPath",
+    "Objective",
+    "PathMatrix",
+    "PlacedModel",
+    "Resident",
+    "Row",
+    "ServingAssumptions",
+    "ShadowCandidate",
+    "StageOptions",
+    "Ties",
+    "capacity_rps",
+    "cheapest_by_forests",
+    "cheapest_by_milp",
+    "choose_body",
+    "choose_shadow",
+    "fill_ms",
+    "highs",
+    "hundredths",
+    "improved",
+    "is_exact",
+    "largest_batch",
+    "needs",
+    "patience_ns",
+    "place",
+    "possible_contents",
+    "rank_correlation",
+    "replicas_needed",
+    "seconds_rps",
+    "segment_matrix",
+    "segments_of",
+    "shadow_candidates",
+    "size_share",
+    "slot_ms_of",
+]

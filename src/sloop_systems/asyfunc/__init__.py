@@ -3,18 +3,25 @@
 from dataclasses import replace
 from typing import Final
 
-from sloop.core.protocols import Policies
-from sloop.policies.admit import Open
-from sloop.policies.batch import Adaptive, Full
-from sloop.policies.divide import MaxMin
-from sloop.policies.drop import Age, Never
-from sloop.policies.forecast import Last, OracleForecast, Times
-from sloop.policies.order import Fifo
-from sloop.policies.place import SpreadPlacement
-from sloop.policies.route import FirstIdle, Smallest
-from sloop.policies.scale.bodies import Bodies
-from sloop.systems.system import System
-from sloop.units import s
+from sloop.api import s
+from sloop.api.policies import (
+    Adaptive,
+    Age,
+    Bodies,
+    Fifo,
+    FirstIdle,
+    Full,
+    Last,
+    MaxMin,
+    Never,
+    Open,
+    OracleForecast,
+    Policies,
+    Smallest,
+    SpreadPlacement,
+    Times,
+)
+from sloop.api.systems import System
 from sloop_systems.asyfunc.policy import ByCapacity, OfflineBatch
 
 SUBMISSION: Final = "AsyFunc (submission to SoCC'23; its specification, section 5.1)"

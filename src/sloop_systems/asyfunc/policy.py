@@ -6,12 +6,9 @@ Source: AsyFunc (submission to SoCC'23), Figs. 1 and 10 to 13; section 5.1 of ou
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from sloop.core.views import ClusterView
-from sloop.options import check_range
-from sloop.policies import targets
-from sloop.solvers.bodies import capacity_rps, largest_batch
-from sloop.units import ms, round_down, round_up, s, to_ms
-from sloop.vocabulary import Group, Plan, ReplicaSpec, StagePlan
+from sloop.api import Group, Plan, ReplicaSpec, StagePlan, check_range, ms, round_down, round_up, s, to_ms
+from sloop.api.policies import ClusterView, targets
+from sloop.api.solvers import capacity_rps, largest_batch
 from sloop_systems.asyfunc.solver import choose_batching
 
 CORES_MAX: Final = 16

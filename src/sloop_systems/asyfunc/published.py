@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sloop.profile.profile import LayerBlock, LayerProfile, ParametricLatency, Profile
+from sloop.api.profiles import LayerBlock, LayerProfile, ParametricLatency, Profile
 
 MIB: Final = 2**20
 

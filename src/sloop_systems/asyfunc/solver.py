@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.units import ROUNDING, at_least
+from sloop.api import ROUNDING, at_least
 
 
 class StaticBatching(NamedTuple):

@@ -3,17 +3,9 @@
 from dataclasses import replace
 from typing import Final
 
-from sloop.core.protocols import Policies
-from sloop.policies.admit import Open
-from sloop.policies.batch import Full
-from sloop.policies.divide import MaxMin
-from sloop.policies.drop import Age
-from sloop.policies.forecast import Last
-from sloop.policies.order import Fifo
-from sloop.policies.place import BestFit
-from sloop.policies.route import RoundRobin, SmoothWeighted
-from sloop.systems.system import System
-from sloop.units import s
+from sloop.api import s
+from sloop.api.policies import Age, BestFit, Fifo, Full, Last, MaxMin, Open, Policies, RoundRobin, SmoothWeighted
+from sloop.api.systems import System
 from sloop_systems.colocation.policy import Colocate, Igniter, Usher
 
 THESIS: Final = "Elvinger, thesis, ETH Zurich 2024"

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sloop.core.protocols import Take
-from sloop.options import check_range
-from sloop.units import s
-from sloop.vocabulary import Visit
+from sloop.api import Visit, check_range, s
+from sloop.api.policies import Take
 
 LAST_WAITS: Final = 10
 """How many times the waiting time a batch waits at most if no visit arrives any more."""

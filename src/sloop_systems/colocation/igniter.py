@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sloop.errors import InputError
-from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident, igniter_gpu_ms
-from sloop.units import ROUNDING
+from sloop.api import ROUNDING, InputError
+from sloop.api.devices import IgniterGpu, IgniterModel, IgniterResident, igniter_gpu_ms
 
 WHOLE: Final = 100.0
 """All SMs of a GPU, in percent."""

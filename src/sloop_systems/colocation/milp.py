@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sloop.solvers import highs
-from sloop.solvers.contents import CONTENTS_MAX, WHOLE, BatchOption, Content, Resident, possible_contents
-from sloop.units import ROUNDING
+from sloop.api import ROUNDING
+from sloop.api.solvers import CONTENTS_MAX, WHOLE, BatchOption, Content, Resident, highs, possible_contents
 
 NODES_MAX: Final = 2_000
 """The most branch-and-bound nodes, as in `sloop.solvers.budget`."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sloop.core.views import ClusterView
-from sloop.options import check_range
-from sloop.policies import targets
-from sloop.policies.devices import (
+from sloop.api import ROUNDING, Plan, check_range, counted, listed, ms, s
+from sloop.api.devices import IgniterLaw
+from sloop.api.policies import (
+    ClusterView,
     DeviceContents,
     Metric,
     Placed,
@@ -25,13 +25,10 @@ from sloop.policies.devices import (
     part_of,
     planned,
     share_of,
+    targets,
     wanted_rps,
 )
-from sloop.profile.interference import IgniterLaw
-from sloop.solvers.contents import WHOLE, Content
-from sloop.text import counted, listed
-from sloop.units import ROUNDING, ms, s
-from sloop.vocabulary import Plan
+from sloop.api.solvers import WHOLE, Content
 from sloop_systems.colocation import igniter, usher
 from sloop_systems.colocation.milp import Colocation, SharedModel, most_goodput, planned_rates
 

@@ -6,9 +6,8 @@ Sources: Elvinger, Towards resource and interference-aware scheduling of ML work
 
 from typing import Final, NamedTuple
 
-from sloop.profile.gpu import IgniterGpu, IgniterModel, IgniterResident
-from sloop.profile.interference import IgniterLaw, ShareLaw
-from sloop.profile.profile import DeviceSharing, LatencyTable, Profile, Region
+from sloop.api.devices import IgniterGpu, IgniterLaw, IgniterModel, IgniterResident, ShareLaw
+from sloop.api.profiles import DeviceSharing, LatencyTable, Profile, Region
 from sloop_systems.colocation.igniter import igniter_predictions
 
 # Thirteen models on a V100, with what they take of it

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from sloop.errors import InputError
-from sloop.solvers.contents import WHOLE, BatchOption, Content, Resident
-from sloop.units import ROUNDING
+from sloop.api import ROUNDING, InputError
+from sloop.api.solvers import WHOLE, BatchOption, Content, Resident
 from sloop_systems.colocation.milp import Colocation, SharedModel, goodput
 
 GROUP_SIZE: Final = 4

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Final, Protocol
 
-from sloop.options import Value
-from sloop.plugins import Registry
+from sloop.api import Value
+from sloop.api.commands import Registry
 from sloop_systems.comparison.harness import Progress, Reproduction, silent
 from sloop_systems.comparison.rows import Row
 

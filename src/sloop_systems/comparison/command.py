@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from sloop.cli.command import FOLDER, CommandOutput, command, progress, table
+from sloop.api.commands import FOLDER, CommandOutput, command, progress, table
 from sloop_systems.comparison import REPRODUCTIONS, Reproduction
 from sloop_systems.comparison import reproduce as reproduced
 

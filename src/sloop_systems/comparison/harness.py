@@ -19,10 +19,8 @@ from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 from msgspec import Struct, structs
 
 from sloop import __version__
-from sloop.machine import capacity, hardware_name
-from sloop.report.html import Section, date_text, page
-from sloop.report.plots import Figure, Series
-from sloop.report.tables import Table
+from sloop.api.models import capacity, hardware_name
+from sloop.api.reports import Figure, Section, Series, Table, date_text, page
 from sloop_systems.comparison.rows import COLUMNS, MEANINGS, Row, as_table, summary
 
 Progress = Callable[[float, str], None]

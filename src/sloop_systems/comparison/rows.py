@@ -29,9 +29,8 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct, structs
 
-from sloop.report.tables import Table
-from sloop.text import number
-from sloop.units import ROUNDING
+from sloop.api import ROUNDING, number
+from sloop.api.reports import Table
 
 Verdict = Literal["reproduced", "derived", "fitted", "self", "within-bound", "shape", "off", "source-inconsistent"]
 Known = Literal["exact", "simulated", "plot", "text"]

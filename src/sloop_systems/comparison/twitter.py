@@ -18,10 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from sloop.errors import InputError
-from sloop.streams import stream
-from sloop.workload import Spread, Trace, TraceFile
-from sloop.workload.read import read_counts, trace_of_counts
+from sloop.api import InputError
+from sloop.api.experiments import Spread, Trace, TraceFile, read_counts, stream, trace_of_counts
 
 FILE: Final = Path("reconfigurable-ml-pipeline__web-service-datasets/dataset/twitter_trace/workload.tbz2")
 """Path in the folder of public data."""

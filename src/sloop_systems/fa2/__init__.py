@@ -3,17 +3,9 @@
 from dataclasses import replace
 from typing import Final
 
-from sloop.core.protocols import Policies
-from sloop.policies.admit import Open
-from sloop.policies.batch import Full, WorkConserving
-from sloop.policies.divide import MaxMin
-from sloop.policies.drop import Age
-from sloop.policies.forecast import Last
-from sloop.policies.order import Edf, Fifo
-from sloop.policies.place import BestFit
-from sloop.policies.route import RoundRobin
-from sloop.systems.system import System
-from sloop.units import s
+from sloop.api import s
+from sloop.api.policies import Age, BestFit, Edf, Fifo, Full, Last, MaxMin, Open, Policies, RoundRobin, WorkConserving
+from sloop.api.systems import System
 from sloop_systems.fa2.policy import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 
 AS_IN_FA2: Final = "as compared with in Razavi et al., FA2, RTAS 2022"

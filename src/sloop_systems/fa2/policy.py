@@ -14,14 +14,9 @@ from typing import ClassVar, Final, Protocol
 
 from msgspec import structs
 
-from sloop.core.ledger import equal_nodes, replicas_max
-from sloop.core.views import Belief, ClusterView
-from sloop.options import check_range
-from sloop.policies import targets
-from sloop.solvers.budget import BudgetRule, IndexedPath
-from sloop.text import chain, counted
-from sloop.units import NS_PER_MS, NS_PER_S, round_up, s, to_ms
-from sloop.vocabulary import Plan, StagePlan
+from sloop.api import NS_PER_MS, NS_PER_S, Plan, StagePlan, chain, check_range, counted, round_up, s, to_ms
+from sloop.api.policies import Belief, ClusterView, equal_nodes, replicas_max, targets
+from sloop.api.solvers import BudgetRule, IndexedPath
 from sloop_systems.fa2 import solver
 from sloop_systems.fa2.solver import (
     Fa2Choice,

@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sloop.solvers.budget import (
+from sloop.api.solvers import (
     CUTS_MAX,
     NODES_MAX,
     SHARE_ROUNDING,
@@ -32,13 +32,14 @@ from sloop.solvers.budget import (
     Ties,
     cheapest_by_forests,
     cheapest_by_milp,
+    fill_ms,
     improved,
     is_exact,
+    replicas_needed,
     segment_matrix,
     segments_of,
     slot_ms_of,
 )
-from sloop.solvers.queueing import fill_ms, replicas_needed
 
 Fa2Mode = Literal["tree", "paper", "milp"]
 """The budget rule of the dynamic program (`budget.BudgetRule`), or `milp` for the integer program."""

@@ -3,17 +3,20 @@
 from dataclasses import replace
 from typing import Final
 
-from sloop.core.protocols import Policies
-from sloop.policies.admit import Open
-from sloop.policies.batch import WorkConserving
-from sloop.policies.divide import MaxMin
-from sloop.policies.drop import Never
-from sloop.policies.forecast import Ewma, OracleForecast
-from sloop.policies.order import Fifo
-from sloop.policies.place import BestFit
-from sloop.policies.route import FirstIdle
-from sloop.systems.system import System
-from sloop.units import s
+from sloop.api import s
+from sloop.api.policies import (
+    BestFit,
+    Ewma,
+    Fifo,
+    FirstIdle,
+    MaxMin,
+    Never,
+    Open,
+    OracleForecast,
+    Policies,
+    WorkConserving,
+)
+from sloop.api.systems import System
 from sloop_systems.paldia.policy import Hybrid, Paldia
 
 PUBLICATION: Final = "Bhasi et al., PALDIA, IPDPS 2024"

@@ -38,15 +38,30 @@ from typing import ClassVar, Final, Literal, NamedTuple
 
 from msgspec import structs
 
-from sloop.core.ledger import MILLI
-from sloop.core.protocols import Together
-from sloop.core.views import Belief, ClusterView, SharedDeviceView, StageView
-from sloop.errors import InputError
-from sloop.options import OutOfRange, check_range
-from sloop.policies import targets
-from sloop.text import counted, in_ms, listed
-from sloop.units import NS_PER_MS, ROUNDING, ms, s, to_ms, to_s
-from sloop.vocabulary import Device, Group, Life, Node, NodeState, Plan, ReplicaSpec, Slot, StagePlan
+from sloop.api import (
+    NS_PER_MS,
+    ROUNDING,
+    Device,
+    Group,
+    InputError,
+    Life,
+    Node,
+    NodeState,
+    OutOfRange,
+    Plan,
+    ReplicaSpec,
+    Slot,
+    StagePlan,
+    check_range,
+    counted,
+    in_ms,
+    listed,
+    ms,
+    s,
+    to_ms,
+    to_s,
+)
+from sloop.api.policies import MILLI, Belief, ClusterView, SharedDeviceView, StageView, Together, targets
 from sloop_systems.paldia import solver
 from sloop_systems.paldia.solver import (
     DelayedTermination,

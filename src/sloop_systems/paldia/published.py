@@ -9,8 +9,8 @@ same bytes in that time. A CPU takes equally long for each request of a batch.
 
 from typing import Final, NamedTuple
 
-from sloop.profile.interference import BandwidthLaw
-from sloop.profile.profile import DeviceSharing, Profile, Quadratic
+from sloop.api.devices import BandwidthLaw
+from sloop.api.profiles import DeviceSharing, Profile, Quadratic
 
 SLO_MS: Final = 200.0
 """PALDIA's deadline for all models."""

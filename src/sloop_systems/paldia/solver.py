@@ -28,9 +28,8 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
-from sloop.units import ROUNDING
-from sloop.vocabulary import CLIENTS_MAX
+from sloop.api import CLIENTS_MAX, ROUNDING
+from sloop.api.devices import NO_SLOWDOWN, DeviceDemand, Interference
 
 TIE_MS: Final = 1e-6
 """Splits whose ends differ by at most this count as equal; the one with the longer queue is taken, because it needs

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sloop.report.plots import Figure, Mark, Panel, Series
-from sloop.text import listed
+from sloop.api import listed
+from sloop.api.reports import Figure, Mark, Panel, Series
 from sloop_systems.asyfunc.experiments.offline import BODIES, RATES, body_of, candidates_of, left_after, offline_rows
 from sloop_systems.asyfunc.experiments.planner import planner_rows, wanted_planner
 from sloop_systems.asyfunc.experiments.results import (

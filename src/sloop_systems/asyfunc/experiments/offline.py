@@ -14,11 +14,10 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from sloop.profile.blocks import block_costs
-from sloop.profile.pairs import MIB, BlockCosts, Floats, runs_of
-from sloop.profile.profile import LayerProfile
-from sloop.profile.published import PUBLISHED
-from sloop.solvers.bodies import (
+from sloop.api.devices import MIB, BlockCosts, Floats, runs_of
+from sloop.api.models import block_costs
+from sloop.api.profiles import PUBLISHED, LayerProfile
+from sloop.api.solvers import (
     Objective,
     ShadowCandidate,
     capacity_rps,

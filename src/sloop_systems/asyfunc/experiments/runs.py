@@ -15,18 +15,31 @@ from typing import Any, Final, Literal
 import numpy as np
 from msgspec import structs
 
-from sloop.actions import AttachShadow, StartBatch, StartReplica
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.scenario import ColdStartTruth, ServiceTruth, Truth
-from sloop.events import Finished, ReplicaLost, ReplicaStopped, ShadowLost, ShadowReady, ShadowStopped
-from sloop.profile.profile import Profile
-from sloop.profile.published import PUBLISHED
-from sloop.runlog import Record
-from sloop.runlog.summary import RunSummary
-from sloop.sim.run import simulate
-from sloop.sim.world import World
-from sloop.units import NS_PER_S, s
-from sloop.vocabulary import BatchId, Node, ReplicaId
+from sloop.api import NS_PER_S, BatchId, Node, ReplicaId, s
+from sloop.api.experiments import (
+    Application,
+    AttachShadow,
+    ColdStartTruth,
+    Estimates,
+    Finished,
+    Record,
+    ReplicaLost,
+    ReplicaStopped,
+    RunSummary,
+    ServiceTruth,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
+    Stage,
+    StartBatch,
+    StartReplica,
+    SystemChoice,
+    Truth,
+    Variant,
+    World,
+    simulate,
+)
+from sloop.api.profiles import PUBLISHED, Profile
 from sloop_systems.asyfunc.experiments.traces import relative_rates, trace_at
 from sloop_systems.asyfunc.published import BATCH_MAX, CONTAINER_S, CORES_MAX
 from sloop_systems.comparison.harness import RunResult, Trial

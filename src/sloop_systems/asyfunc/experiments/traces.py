@@ -17,10 +17,8 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from sloop.streams import seed_of, stream
-from sloop.units import NS_PER_S
-from sloop.workload import Trace, trace_of
-from sloop.workload.generate import poisson_ns
+from sloop.api import NS_PER_S
+from sloop.api.experiments import Trace, poisson_ns, seed_of, stream, trace_of
 
 HOURLY_RPS: Final = (
     35.1, 35.1, 38.3, 43.8, 60.3, 53.8, 59.1, 77.8, 66.4, 61.1, 52.6, 47.0,

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from sloop.report.plots import Figure, Mark, Panel, Series
-from sloop.text import listed
+from sloop.api import listed
+from sloop.api.reports import Figure, Mark, Panel, Series
 from sloop_systems.colocation.experiments.offline import OFFLINE, offline_part
 from sloop_systems.colocation.experiments.results import (
     EFFICIENTNET,

@@ -14,10 +14,10 @@ from itertools import combinations, permutations, product
 from statistics import fmean
 from typing import Final
 
-from sloop.profile.gpu import GPU_LIMITS, KernelLaunch
-from sloop.solvers.contents import WHOLE, BatchOption, needs
-from sloop.streams import stream
-from sloop.text import counted, number
+from sloop.api import counted, number
+from sloop.api.devices import GPU_LIMITS, KernelLaunch
+from sloop.api.experiments import stream
+from sloop.api.solvers import WHOLE, BatchOption, needs
 from sloop_systems.colocation import igniter, usher
 from sloop_systems.colocation.experiments.router import SERVING, achieved_rps, run_model
 from sloop_systems.colocation.experiments.scene import (

@@ -11,8 +11,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.text import listed
-from sloop.units import ROUNDING
+from sloop.api import ROUNDING, listed
 from sloop_systems.colocation.experiments.router import run_model
 from sloop_systems.colocation.experiments.runs import (
     BASELINES,

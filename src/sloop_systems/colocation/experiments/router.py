@@ -12,8 +12,7 @@ from random import Random
 from statistics import fmean
 from typing import Final
 
-from sloop.solvers.contents import BatchOption, Content
-from sloop.solvers.harbor import PlacedModel, ServingAssumptions
+from sloop.api.solvers import BatchOption, Content, PlacedModel, ServingAssumptions
 from sloop_systems.colocation.experiments.scene import share_slowdown
 
 SERVING: Final = ServingAssumptions(

@@ -15,8 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from sloop.solvers.contents import BatchOption, Content, hundredths
-from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, place
+from sloop.api.solvers import BatchOption, Content, DeviceKind, HarborProblem, PlacedModel, hundredths, place
 from sloop_systems.colocation import igniter, usher
 from sloop_systems.colocation.experiments.offline import igniter_workloads
 from sloop_systems.colocation.experiments.router import SERVING, achieved_rps, run_all

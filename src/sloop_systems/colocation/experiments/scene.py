@@ -9,10 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from sloop.profile.gpu import IgniterModel
-from sloop.profile.interference import SHARE_EXPONENT
-from sloop.solvers.contents import BatchOption, Content, hundredths
-from sloop.solvers.harbor import PlacedModel
+from sloop.api.devices import SHARE_EXPONENT, IgniterModel
+from sloop.api.solvers import BatchOption, Content, PlacedModel, hundredths
 from sloop_systems.colocation.milp import SharedModel
 from sloop_systems.colocation.published import IGNITER_V100, LANGUAGE_BYTES, LANGUAGE_MODELS, V100_ROWS, VISION_BYTES
 

@@ -17,26 +17,28 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from sloop.actions import StartBatch
-from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
-from sloop.app.scenario import InterferenceTruth, ServiceTruth, Truth
-from sloop.core.protocols import Policies, Scale
-from sloop.core.views import ClusterView
-from sloop.events import Finished
-from sloop.policies.drop import Never
-from sloop.policies.route import RoundRobin
-from sloop.policies.scale.harbor import Harbor
-from sloop.profile.interference import IgniterLaw, ShareLaw
-from sloop.profile.profile import Profile
-from sloop.profile.published import PUBLISHED
-from sloop.runlog import Record
-from sloop.sim.run import simulate
-from sloop.sim.world import Clients, World
-from sloop.systems import SYSTEMS
-from sloop.text import listed
-from sloop.units import NS_PER_MS, ms, s
-from sloop.vocabulary import Device, Node, Path, Plan, ReplicaId, Request, RequestId
-from sloop.workload.trace import trace_of
+from sloop.api import NS_PER_MS, Device, Node, Path, Plan, ReplicaId, Request, RequestId, listed, ms, s
+from sloop.api.devices import IgniterLaw, ShareLaw
+from sloop.api.experiments import (
+    Application,
+    Clients,
+    Deployment,
+    Finished,
+    InterferenceTruth,
+    Record,
+    ServiceTruth,
+    Stage,
+    StartBatch,
+    SystemChoice,
+    Truth,
+    Variant,
+    World,
+    simulate,
+    trace_of,
+)
+from sloop.api.policies import ClusterView, Harbor, Never, Policies, RoundRobin, Scale
+from sloop.api.profiles import PUBLISHED, Profile
+from sloop.api.systems import SYSTEMS
 from sloop_systems.colocation.batch import Untimed
 from sloop_systems.colocation.experiments.router import SERVING
 from sloop_systems.colocation.experiments.runs import (

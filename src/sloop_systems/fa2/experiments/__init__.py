@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from sloop.report.plots import Figure, Mark, Panel, Series
-from sloop.text import listed
+from sloop.api import listed
+from sloop.api.reports import Figure, Mark, Panel, Series
 from sloop_systems.comparison.harness import Progress, Reproduction, Results, bars, by_second, run_trials, silent
 from sloop_systems.fa2.experiments.application import CPU, GPU, ORDER, SOURCE, VISION, Hardware
 from sloop_systems.fa2.experiments.offline import RATES, Sweep, offline_rows, swept, throughputs

@@ -9,8 +9,8 @@ d(1).
 from dataclasses import dataclass
 from typing import Final
 
-from sloop.profile.profile import Profile, Quadratic
-from sloop.solvers.budget import IndexedPath
+from sloop.api.profiles import Profile, Quadratic
+from sloop.api.solvers import IndexedPath
 from sloop_systems.fa2.solver import Fa2Stage
 
 BATCH_MAX: Final = 16

@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from sloop.profile.published import RESNET18_HUMAN, YOLOV5S_S
-from sloop.solvers.budget import IndexedPath, Ties
-from sloop.streams import stream
+from sloop.api.experiments import stream
+from sloop.api.profiles import RESNET18_HUMAN, YOLOV5S_S
+from sloop.api.solvers import IndexedPath, Ties
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, directed
 from sloop_systems.fa2.experiments.application import CPU, VISION, Hardware, models, problem
 from sloop_systems.fa2.solver import Fa2Choice, Fa2Mode, Fa2Solution, Fa2Stage, ds2, inferline, inferline_full, solve

@@ -19,19 +19,27 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from sloop.actions import StartBatch
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.scenario import ColdStartTruth, ServiceTruth, Truth
-from sloop.events import Finished
-from sloop.runlog import Record
-from sloop.runlog.summary import RunSummary
-from sloop.sim.run import simulate
-from sloop.sim.world import World
-from sloop.streams import stream
-from sloop.units import NS_PER_S, ms, s
-from sloop.vocabulary import Node, Path
-from sloop.workload import Trace, trace_of
-from sloop.workload.generate import poisson_ns
+from sloop.api import NS_PER_S, Node, Path, ms, s
+from sloop.api.experiments import (
+    Application,
+    ColdStartTruth,
+    Estimates,
+    Finished,
+    Record,
+    RunSummary,
+    ServiceTruth,
+    Stage,
+    StartBatch,
+    SystemChoice,
+    Trace,
+    Truth,
+    Variant,
+    World,
+    poisson_ns,
+    simulate,
+    stream,
+    trace_of,
+)
 from sloop_systems.comparison.harness import Results, RunResult, Trial, Wanted
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, directed, minus
 from sloop_systems.fa2 import solver

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from sloop.report.plots import Figure, Mark, Panel, Series
-from sloop.text import listed
+from sloop.api import listed
+from sloop.api.reports import Figure, Mark, Panel, Series
 from sloop_systems.comparison.harness import Progress, Reproduction, bars, run_trials, silent
 from sloop_systems.paldia.experiments.offline import VECTORS, offline_rows, proportional
 from sloop_systems.paldia.experiments.ours import ours_rows, ours_wanted, price_figures

@@ -13,14 +13,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from sloop.app.hardware import KINDS
-from sloop.core.views import Bucket, ClusterView, DeviceView, NodeView, StageView, Traffic
-from sloop.profile.estimate import Estimate
-from sloop.profile.interference import BandwidthLaw, DeviceDemand
-from sloop.streams import stream
-from sloop.units import ms, s
-from sloop.vocabulary import NodeState
-from sloop.vocabulary import Path as StagePath
+from sloop.api import NodeState, ms, s
+from sloop.api import Path as StagePath
+from sloop.api.devices import BandwidthLaw, DeviceDemand
+from sloop.api.experiments import stream
+from sloop.api.policies import Bucket, ClusterView, DeviceView, NodeView, StageView, Traffic
+from sloop.api.profiles import KINDS, Estimate
 from sloop_systems.comparison.rows import Claim, Row, bounded, compare
 from sloop_systems.paldia.experiments.traces import counts_of
 from sloop_systems.paldia.policy import HardwareRule, Paldia

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from sloop.report.plots import Figure, Panel, Series
+from sloop.api.reports import Figure, Panel, Series
 from sloop_systems.comparison.harness import UNSEEN, Results, Wanted
 from sloop_systems.comparison.rows import Claim, Row, difference, directed, minus, over
 from sloop_systems.paldia.experiments.runs import Options, PaldiaResult, PaldiaTrial

@@ -14,19 +14,34 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from sloop.actions import End, StartBatch, StartReplica
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.hardware import KINDS, power_of
-from sloop.app.scenario import BackgroundTruth, ColdStartTruth, NodeTruth, ServiceTruth, Truth
-from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped
-from sloop.profile.profile import Profile
-from sloop.runlog import Record
-from sloop.runlog.cost import NodeRow
-from sloop.runlog.summary import RunSummary
-from sloop.sim.run import simulate
-from sloop.sim.world import World, faults_of, foretold
-from sloop.units import NS_PER_MS, NS_PER_S
-from sloop.vocabulary import Node, ReplicaId, Request, RequestId
+from sloop.api import NS_PER_MS, NS_PER_S, Node, ReplicaId, Request, RequestId
+from sloop.api.experiments import (
+    Application,
+    BackgroundTruth,
+    BatchFailed,
+    ColdStartTruth,
+    End,
+    Estimates,
+    Finished,
+    NodeRow,
+    NodeTruth,
+    Record,
+    ReplicaLost,
+    ReplicaStopped,
+    RunSummary,
+    ServiceTruth,
+    Stage,
+    StartBatch,
+    StartReplica,
+    SystemChoice,
+    Truth,
+    Variant,
+    World,
+    faults_of,
+    foretold,
+    simulate,
+)
+from sloop.api.profiles import KINDS, Profile, power_of
 from sloop_systems.comparison.harness import RunResult, Trial
 from sloop_systems.paldia.experiments.offline import EC2
 from sloop_systems.paldia.experiments.traces import clumps, rates_of

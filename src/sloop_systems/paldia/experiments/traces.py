@@ -15,10 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from sloop.streams import seed_of, stream
-from sloop.units import NS_PER_S, ms, s
-from sloop.workload import Trace
-from sloop.workload.trace import trace_of
+from sloop.api import NS_PER_S, ms, s
+from sloop.api.experiments import Trace, seed_of, stream, trace_of
 from sloop_systems.comparison.twitter import tweets_of
 
 AZURE_S: Final = 1500
