@@ -8,7 +8,7 @@ FLAGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-systems test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
+.PHONY: help test test-systems test-without test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -24,6 +24,16 @@ test: $(READY) ## every test but those of test-hosts; tests of live servers one 
 
 test-systems: $(READY) ## the suite of every system under all names; `test` has one of each scale policy
 	SLOOP_SUITE=all $(BIN)/pytest -n 2 tests/systems/test_suite.py tests/sloop_systems/*/test_suite.py $(FLAGS)
+
+WITHOUT ?= ipa paldia
+QUICK := -n 2 -m "not live and not needs_hosts and not needs_gpu" --hypothesis-profile=few
+# What reads files, applications, documents and registries is what could miss a publication.
+MAY_MISS := tests/app tests/cli tests/docs tests/report tests/testing tests/test_contracts.py tests/test_plugins.py tests/test_tidy.py
+
+test-without: $(READY) ## quick tests with no publication, then without each of WITHOUT, one after the other (`each`: all nine)
+	$(BIN)/python -m tests.without all -- $(QUICK) $(MAY_MISS) tests/core tests/policies tests/sim tests/solvers tests/systems $(FLAGS)
+	$(BIN)/python -m tests.without $(WITHOUT) -- $(QUICK) $(MAY_MISS) tests/systems/planning tests/sloop_systems/comparison \
+		tests/sloop_systems/test_recorded.py -k "not serves_as_recorded" $(FLAGS)
 
 test-hosts: $(READY) ## several hosts out of namespaces, and Ray on them; needs root, skipped without
 	$(BIN)/pytest -n 2 --dist loadgroup -m needs_hosts $(FLAGS)
