@@ -30,7 +30,8 @@ from sloop.demo.run import (
     write_files,
 )
 from sloop.profile.profile import path_beside
-from sloop.report.tables import Cell, agreement
+from sloop.report.run_tables import agreement
+from sloop.report.tables import Cell
 from sloop.runlog.summary import RunRow
 from sloop.serve.cpu_quota import Cgroups, detect
 from sloop.sim import NOT_RECORDED, recorded_in

@@ -37,7 +37,8 @@ from sloop.errors import InputError
 from sloop.profile.measure import measure
 from sloop.profile.profile import path_beside, save_profile
 from sloop.report.plots import Figure, Panel, Series, timeline
-from sloop.report.tables import Cell, agreement
+from sloop.report.run_tables import agreement
+from sloop.report.tables import Cell
 from sloop.serve.cpu_quota import Cgroups, confined, detect
 from sloop.sim import BYTES_PER_KB
 from sloop.workload import Link, link_from, read_link

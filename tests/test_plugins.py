@@ -151,25 +151,59 @@ def test_it_passes_the_suite_of_every_system(foreign: Path, tmp_path: Path) -> N
 def test_its_system_serves_and_its_log_is_replayed(foreign: Path, tmp_path: Path) -> None:
     save_small_model(tmp_path / "tiny.onnx")
     (tmp_path / "tiny.yaml").write_text(SERVED.replace("system: static", "system: headroom"))
-    command = [sys.executable, "-m", "sloop", "serve", "tiny.yaml", "--http-port", "0", "--grpc-port", "0", "--json"]
+    command = [sys.executable, "-X", "importtime", "-m", "sloop", "serve", "tiny.yaml"]
+    command += ["--http-port", "0", "--grpc-port", "0", "--json"]
     environment = os.environ | {"PYTHONPATH": str(foreign)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        (tmp_path / "stderr").open("w+") as stderr,
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        ) as process,
+    ):
         assert process.stdout is not None
         try:
             where = json.loads(process.stdout.readline())
             with urlopen(f"{where['http']}/v2/models/tiny") as answer:
                 assert answer.status == 200
             process.terminate()
-            _, said = process.communicate(timeout=60)
+            process.communicate(timeout=60)
         finally:
             process.kill()
+        said = (tmp_path / "stderr").read_text()
         assert process.returncode == 0, said
+    assert " sloop.serve.server\n" in said
+    assert "sloop_systems" not in said
     header = next((tmp_path / where["log"]).glob("*.jsonl*")).read_bytes()
     assert b'"headroom"' in header
     replayed = sloop(foreign, "replay", where["log"], cwd=tmp_path)
     assert "every action equals the recorded one" in replayed
+
+
+@pytest.mark.parametrize(
+    ("command", "needless"),
+    [
+        (("check",), ("sloop.sim", "sloop.serve.edge", "importlib.metadata", "prometheus_client")),
+        (("plan", "--rate", "20"), ("sloop.sim", "sloop.serve.edge", "prometheus_client")),
+        (("simulate",), ("sloop.serve.edge", "prometheus_client")),
+    ],
+    ids=lambda each: each[0],
+)
+def test_commands_import_no_publication_that_the_application_does_not_name(
+    tmp_path: Path, command: tuple[str, ...], needless: tuple[str, ...]
+) -> None:
+    of_no_system = SCENARIO.replace("system: {name: headroom, busy: 0.6}\n", "").replace("Lamp-Detector", "ResNet-T")
+    (tmp_path / "app.yaml").write_text(of_no_system if command[0] == "simulate" else of_no_system.partition("trace")[0])
+    arguments = [command[0], "app.yaml", *command[1:]]
+    found = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "sloop", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules = [line.rpartition("|")[2].strip() for line in found.stderr.splitlines() if "|" in line]
+    assert "sloop.app.load" in modules
+    assert not [name for name in modules if name.startswith(("sloop_systems", *needless))]
 
 
 def test_nothing_is_imported_for_a_name_of_sloops_own(foreign: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sloop.actions import Decided, VersionState
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.events import Deployed
 from sloop.profile.profile import Profile, Quadratic
-from sloop.report import tables
+from sloop.report import run_tables
 from sloop.report.html import (
     DECISIONS_MAX,
     TEXT_CHARS_MIN,
@@ -216,9 +216,18 @@ def test_each_word_in_a_heading_is_explained() -> None:
     row = summary.row(system="x", seed=0)
     error = EstimateError("a", "v", "fast", 1, 40.0, 50.0, 0.25)
     made = [
-        *(tables.ends([row]), tables.ranges([row]), tables.costs([row]), tables.waits([("x", summary)])),
-        *(tables.applications([]), tables.nodes([]), tables.stages([]), tables.routes([])),
-        *(tables.estimate_errors([("x", [error])]), tables.worst_seconds(()), tables.miss_reasons((), several=True)),
+        *(
+            run_tables.ends([row]),
+            run_tables.ranges([row]),
+            run_tables.costs([row]),
+            run_tables.waits([("x", summary)]),
+        ),
+        *(run_tables.applications([]), run_tables.nodes([]), run_tables.stages([]), run_tables.routes([])),
+        *(
+            run_tables.estimate_errors([("x", [error])]),
+            run_tables.worst_seconds(()),
+            run_tables.miss_reasons((), several=True),
+        ),
     ]
     unexplained = {heading for each in made for heading in each.columns if not word_of(heading)}
     assert unexplained <= PLAIN

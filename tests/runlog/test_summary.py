@@ -41,7 +41,7 @@ from sloop.events import (
 )
 from sloop.profile.blocks import shared_rows
 from sloop.profile.estimate import Estimate
-from sloop.report import tables
+from sloop.report import run_tables
 from sloop.runlog import MemoryLog
 from sloop.runlog.cost import NodeRow
 from sloop.runlog.durations import durations_of
@@ -288,7 +288,7 @@ def test_rows_that_shadows_compute_are_those_that_their_profile_gives_them(batch
     row = RunSummary([declared], start_ns=0).fold(records).row(system="x", seed=None)
     assert row.shadows == ShadowRow(attached=1, lost=0, batches=1, requests=batch, rows=rows)
     assert row.pipelines is None
-    [table] = tables.forms([("x", row)])
+    [table] = run_tables.forms([("x", row)])
     assert table.rows == (("x", 1, 0, 1, batch, rows),)
 
 
@@ -336,9 +336,9 @@ def test_what_pipelines_did() -> None:
         "requests": 6,
     }
     assert row.shadows is None
-    [table] = tables.forms([("x", row)])
+    [table] = run_tables.forms([("x", row)])
     assert table.rows == (("x", 3, 6, 1, 3.0, whole_s, 3, 6),)
-    assert tables.forms([("y", RunSummary(GRAPH).row(system="y", seed=None))]) == []
+    assert run_tables.forms([("y", RunSummary(GRAPH).row(system="y", seed=None))]) == []
 
 
 def random_run(seed: int) -> Rows:

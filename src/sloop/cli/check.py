@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import RenderableType
@@ -33,14 +33,16 @@ from sloop.errors import InputError, MachineError
 from sloop.profile.examine import ExaminedModel, examine, joining_text
 from sloop.profile.model import model_label
 from sloop.report.tables import Table
-from sloop.serve.copies import private_copy
-from sloop.serve.deploy import check_wiring, declared_of, with_lone_requests
-from sloop.sim.world_checks import WorldsReport, check_in_worlds
+from sloop.serve.copies import declared_of, private_copy
+from sloop.serve.dataflow import check_wiring
 from sloop.systems.planning import Arrivals, PlanReport, explain_plan
-from sloop.systems.setup import set_up
+from sloop.systems.setup import set_up, with_lone_requests
 from sloop.tensor import Signature
 from sloop.text import counted, listed, number
 from sloop.vocabulary import Node
+
+if TYPE_CHECKING:
+    from sloop.sim.world_checks import WorldsReport
 
 COLUMNS: Final = ("stage", "variants", "after", "condition")
 RATE_RPS: Final = 10.0
@@ -159,8 +161,10 @@ def _without_plan(deployment: Deployment, apps: Sequence[Path | str]) -> str:
     )
 
 
-def _in_worlds(deployment: Deployment, given: Mapping[str, float], seeds: range) -> WorldsReport | None:
+def _in_worlds(deployment: Deployment, given: Mapping[str, float], seeds: range) -> "WorldsReport | None":
     """The applications in the worlds of these seeds, at about the rates of --rate; None if a model has no profile."""
+    from sloop.sim.world_checks import check_in_worlds  # noqa: PLC0415  # the simulator, for --worlds alone
+
     if deployment.without_profile:
         return None
     rates = {each.name: given.get(each.name, given.get("", RATE_RPS)) for each in deployment.applications}
@@ -175,7 +179,7 @@ def _again(apps: Sequence[Path | str], rates: Sequence[tuple[str, float]], slo_m
     return " ".join(["sloop check", *(quote(str(app)) for app in apps), *options])
 
 
-def _worlds(report: WorldsReport | None, again: str) -> list[RenderableType]:
+def _worlds(report: "WorldsReport | None", again: str) -> list[RenderableType]:
     """What the worlds have shown; `again` is the command line without worlds."""
     if report is None:
         return ["no world was played: they take the latencies of the profiles"]

@@ -12,7 +12,7 @@ from rich.text import Text
 from sloop.cli.command import FILE, CommandOutput, Number, command, table
 from sloop.errors import InputError
 from sloop.events import Deployed
-from sloop.report import tables
+from sloop.report import run_tables
 from sloop.report.explain import (
     MissReason,
     RolloutStep,
@@ -97,14 +97,14 @@ def explain(log: Path, name: str | None, at_s: float | None, application: str, p
     if at_s is not None:
         return _with_missing(recorded, _decisions(recorded, at_s, application))
     found, steps = _of(recorded, application, miss_reasons(recorded)), _of(recorded, application, rollouts(recorded))
-    reasons = tables.miss_reasons(found, several=len({reason.application for reason in found}) > 1)
+    reasons = run_tables.miss_reasons(found, several=len({reason.application for reason in found}) > 1)
     parts: list[RenderableType] = (
         [table(reasons)]
         if found
         else [f"every request{f' of {application}' if application else ''} was served in time"]
     )
     if steps:
-        parts.append(table(tables.rollouts(steps)))
+        parts.append(table(run_tables.rollouts(steps)))
     value: dict[str, object] = {"reasons": found, "rollouts": steps}
     if recorded.missing:
         value["missing"] = recorded.missing

@@ -44,9 +44,10 @@ from sloop.profile.model import model_label
 from sloop.profile.operators import use as use_operators
 from sloop.profile.profile import FirstProfile, Profile, Sample
 from sloop.serve.backends.agents import NodeSettings
-from sloop.serve.copies import ExaminedModels, ModelCopy, private_copy
+from sloop.serve.copies import ExaminedModels, ModelCopy, private_copy, unprofiled
 from sloop.serve.cpu_quota import confined
-from sloop.serve.deploy import COPIES, ROWS_MAX, UnloadedModel, check_wiring, signatures_of, unprofiled
+from sloop.serve.dataflow import check_wiring
+from sloop.serve.deploy import COPIES, ROWS_MAX, UnloadedModel, signatures_of
 from sloop.serve.edge.bodies import JSON_BYTES_MAX
 from sloop.serve.edge.http import IDLE_S, HttpSettings
 from sloop.serve.edge.listener import Tls

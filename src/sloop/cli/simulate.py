@@ -12,7 +12,7 @@ from sloop.app.hardware import unpriced
 from sloop.app.load import load_scenario
 from sloop.cli.command import FILE, CommandOutput, cached_models, check_folder, command, progress, table
 from sloop.profile.passes import range_advice
-from sloop.report import tables
+from sloop.report import run_tables
 from sloop.report.html import ReportedRun, log_run, runs_page, write_page
 from sloop.report.tables import Table
 from sloop.runlog import read_log
@@ -104,10 +104,10 @@ def simulate(
         lines.append(f"report: {page}")
     labelled = [structs.replace(row, system=label) for row, label in zip(rows, labels, strict=True)]
     if live is None:
-        return CommandOutput({"runs": rows}, [*display(labelled, with_nodes=tables.nodes_vary(cluster)), *lines])
+        return CommandOutput({"runs": rows}, [*display(labelled, with_nodes=run_tables.nodes_vary(cluster)), *lines])
     labelled = [structs.replace(runs[0].row, system=runs[0].label), *labelled]
     value = {"runs": rows, "live": runs[0].row}
-    return CommandOutput(value, [*display(labelled, with_nodes=tables.nodes_vary(cluster)), *lines])
+    return CommandOutput(value, [*display(labelled, with_nodes=run_tables.nodes_vary(cluster)), *lines])
 
 
 def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:
@@ -115,18 +115,18 @@ def display(rows: list[RunRow], *, with_nodes: bool) -> list[RenderableType]:
     assumed = sorted({line for row in rows for line in row.assumed})
     runs = [(row.system, row) for row in rows]
     graphs = [(label, row) for label, row in runs if row.has_graphs]
-    made = [tables.ends(rows), tables.costs(rows)]
+    made = [run_tables.ends(rows), run_tables.costs(rows)]
     if any(row.attainment_low is not None for row in rows):
-        made.insert(1, tables.ranges(rows))
+        made.insert(1, run_tables.ranges(rows))
     if any(row.applications for row in rows):
         made.append(applications(rows))
     if any(row.versions for row in rows):
-        made.append(tables.applications([(label, row.versions) for label, row in runs], "Version by version"))
-    made += tables.forms(runs)
+        made.append(run_tables.applications([(label, row.versions) for label, row in runs], "Version by version"))
+    made += run_tables.forms(runs)
     if with_nodes:
-        made.append(tables.nodes(runs))
+        made.append(run_tables.nodes(runs))
     if graphs:
-        made += [tables.stages(graphs), tables.routes(graphs)]
+        made += [run_tables.stages(graphs), run_tables.routes(graphs)]
     return [*map(table, made), *(f"based on {line}" for line in assumed)]
 
 
@@ -134,8 +134,8 @@ def applications(rows: list[RunRow]) -> Table:
     """The applications of each run; if there are many, only those that were served worst."""
     most = max(len(row.applications) for row in rows)
     if most <= APPLICATIONS_MAX:
-        return tables.applications([(row.system, row.applications) for row in rows])
+        return run_tables.applications([(row.system, row.applications) for row in rows])
     worst = [
         (row.system, sorted(row.applications, key=lambda each: each.attainment)[:APPLICATIONS_MAX]) for row in rows
     ]
-    return tables.applications(worst, f"The {APPLICATIONS_MAX} applications with the lowest attainment, of {most}")
+    return run_tables.applications(worst, f"The {APPLICATIONS_MAX} applications with the lowest attainment, of {most}")

@@ -7,7 +7,8 @@ from sloop import __version__
 from sloop.demo.run import ComparedRun, Demonstration, elsewhere
 from sloop.report.html import Section, date_text, page
 from sloop.report.plots import Figure, latency_cdf, timeline
-from sloop.report.tables import Table, agreement, agreement_table, estimate_errors
+from sloop.report.run_tables import agreement, agreement_table, estimate_errors
+from sloop.report.tables import Table
 from sloop.text import listed
 
 TITLE = "sloop: the demonstration"

@@ -25,10 +25,8 @@ Arrays have the NumPy type of their datatype. BYTES is an array of objects: `run
 The file is imported once per process, with its folder first on the import path, and never in the server's process.
 """
 
-import asyncio
 import ctypes
 import functools
-import importlib.metadata
 import inspect
 import os
 import re
@@ -36,7 +34,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct, structs
@@ -59,6 +57,9 @@ from sloop.user_code import (
     runtime_reason,
     user_path,
 )
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 PYTHON: Final = ".py"
 PLAIN: Final = frozenset({"", ".onnx", PYTHON, ".yaml", ".yml", ".json", ".pbtxt"})
@@ -612,9 +613,11 @@ def check_cuda() -> None:
     if CUDA_PROVIDER in ort.get_available_providers():
         return
     what = f"ONNX Runtime {ort.__version__} has no {CUDA_PROVIDER}"
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # 25 ms
+
     try:
-        importlib.metadata.version("onnxruntime-gpu")
-    except importlib.metadata.PackageNotFoundError:
+        version("onnxruntime-gpu")
+    except PackageNotFoundError:
         raise MachineError(what, help=CUDA_ALONE) from None
     what += "; onnxruntime-gpu is installed, but the files of onnxruntime, installed beside it, have replaced its own"
     raise MachineError(what, help=CUDA_ALONE)
@@ -748,7 +751,7 @@ class PythonSession:
     """
 
     def __init__(self, path: Path, threads: int) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: AbstractEventLoop | None = None
         declared = model_class(path)
         self._path = path = user_path(path)
         self.signature = Signature.of(_python_ports(declared, "inputs", path), _python_ports(declared, "outputs", path))
@@ -809,7 +812,9 @@ class PythonSession:
         if isinstance(made, np.ndarray) or not inspect.isawaitable(made):
             return made
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            from asyncio import new_event_loop  # noqa: PLC0415  # few models need it
+
+            self._loop = new_event_loop()
             weakref.finalize(self, self._loop.close)
         return self._loop.run_until_complete(_finished(made))
 

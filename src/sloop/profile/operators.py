@@ -7,7 +7,6 @@ code of a user.
 
 import hashlib
 import importlib
-import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -67,5 +66,7 @@ def software() -> str:
 
 def _version(name: str) -> str:
     if name == EXTENSIONS:
-        return f"{EXTENSIONS} {importlib.metadata.version(EXTENSIONS)}"
+        from importlib.metadata import version  # noqa: PLC0415  # 40 ms
+
+        return f"{EXTENSIONS} {version(EXTENSIONS)}"
     return f"{Path(name).name} {hashlib.sha256(Path(name).read_bytes()).hexdigest()[:DIGITS]}"

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from sloop.actions import Decided, End, Rollout
 from sloop.errors import MachineError
-from sloop.report import tables
+from sloop.report import run_tables
 from sloop.report.explain import MissReasons, plan_text, rollout_text
 from sloop.report.plots import (
     APPLICATIONS_MAX,
@@ -166,11 +166,11 @@ def run_sections(runs: Sequence[ReportedRun]) -> list[Section]:
     ]
     if len(runs) == 1 and (noted := runs[0].noted) is not None:
         summary = runs[0].summary
-        if (worst := tables.worst_seconds(summary.seconds())).rows:
+        if (worst := run_tables.worst_seconds(summary.seconds())).rows:
             sections.append(Section(title="Worst seconds", tables=(worst,)))
         if reasons := noted.misses.rows:
             several = len(summary.deployment.applications) > 1
-            found = tables.miss_reasons(reasons, several=several)
+            found = run_tables.miss_reasons(reasons, several=several)
             sections.append(Section(title="Why requests were missed", tables=(found,)))
         sections.append(_decision_section(noted.decisions, summary))
     return [*sections, _provenance(runs)]
@@ -184,9 +184,9 @@ def _summary(runs: Sequence[ReportedRun]) -> Section:
             why = next((each.planner_error for each in run.summary.deployment.records if each.planner_error), "")
             times = counted(row.planner_errors, "time")
             text.append(f"{times} no plan could be made{_under(run, runs)}, for example: {why}.")
-    ranges = tables.ranges(rows)
-    found = [tables.ends(rows), *((ranges,) if ranges.rows else ()), tables.costs(rows)]
-    found += tables.forms([(row.system, row) for row in rows])
+    ranges = run_tables.ranges(rows)
+    found = [run_tables.ends(rows), *((ranges,) if ranges.rows else ()), run_tables.costs(rows)]
+    found += run_tables.forms([(row.system, row) for row in rows])
     return Section(title="Summary", text=tuple(text), tables=tuple(found))
 
 
@@ -200,7 +200,7 @@ def _application_sections(labelled: Sequence[tuple[str, RunRow]]) -> list[Sectio
     count = sum(len(row.applications) for _, row in labelled)
     if not count:
         return []
-    found = tables.applications([(label, row.applications) for label, row in labelled], "")
+    found = run_tables.applications([(label, row.applications) for label, row in labelled], "")
     return [Section(title="Applications", tables=(found,), folded=count > OPEN_ROWS_MAX)]
 
 
@@ -222,14 +222,14 @@ def _over_time(runs: Sequence[ReportedRun]) -> Section:
 
 def _hardware_sections(runs: Sequence[ReportedRun]) -> list[Section]:
     """The mix of hardware, if the nodes are of several kinds or come and go."""
-    if not any(tables.nodes_vary(run.summary.deployment.nodes.nodes.values()) for run in runs):
+    if not any(run_tables.nodes_vary(run.summary.deployment.nodes.nodes.values()) for run in runs):
         return []
     figures = [
         structs.replace(figure, name=f"{figure.name}-{place}", title=f"{figure.title}{_under(run, runs)}")
         for place, run in enumerate(runs)
         for figure in [hardware_timeline(run.summary)]
     ]
-    found = tables.nodes([(run.label, run.row) for run in runs])
+    found = run_tables.nodes([(run.label, run.row) for run in runs])
     return [Section(title="Hardware", figures=tuple(figures), tables=(found,))]
 
 
@@ -245,25 +245,25 @@ def _version_sections(runs: Sequence[ReportedRun]) -> list[Section]:
                 versions = {f"version {each.version}": Figures([each.run]) for each in records[-APPLICATIONS_MAX:]}
                 title = f"Versions of {name} over time{_under(run, runs)}"
                 figures.append(timeline(versions, name=f"versions-{place}-{name}", title=title, same_arrivals=False))
-    rows = tables.applications(labelled, "Version by version")
+    rows = run_tables.applications(labelled, "Version by version")
     return [Section(title="Versions", figures=tuple(figures), tables=(rows,))]
 
 
 def _latency(runs: Sequence[ReportedRun]) -> Section:
     applications = runs[0].summary.applications
     if len(runs) == 1 and len(applications) > 1:
-        waits = tables.waits(applications.items(), "application")
+        waits = run_tables.waits(applications.items(), "application")
         return Section(title="Latency", figures=(deadline_cdf(most_requests(applications)),), tables=(waits,))
     summaries = {run.label: run.summary for run in runs}
     slo_ms = runs[0].summary.slo_ms if len(applications) < 2 else None
     path_slos_ms = sorted({route.slo_ms for run in runs for route in run.row.routes} - {slo_ms})
     figure = latency_cdf(summaries, slo_ms=slo_ms, others_ms=path_slos_ms)
-    return Section(title="Latency", figures=(figure,), tables=(tables.waits(summaries.items()),))
+    return Section(title="Latency", figures=(figure,), tables=(run_tables.waits(summaries.items()),))
 
 
 def _estimate_sections(runs: Sequence[ReportedRun]) -> list[Section]:
     """How well the durations of batches were estimated."""
-    found = tables.estimate_errors([(run.label, run.summary.estimate_errors()) for run in runs])
+    found = run_tables.estimate_errors([(run.label, run.summary.estimate_errors()) for run in runs])
     return [Section(title="Estimates", tables=(found,))] if found.rows else []
 
 
@@ -460,7 +460,7 @@ def _stage_sections(runs: Sequence[ReportedRun]) -> list[Section]:
         for place, run in enumerate(found)
         if len(run.row.routes) > 1
     )
-    own = (tables.stages(labelled), tables.routes(labelled))
+    own = (run_tables.stages(labelled), run_tables.routes(labelled))
     return [Section(title="Stages", text=(text,), tables=own, figures=figures)]
 
 

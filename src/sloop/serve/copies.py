@@ -38,12 +38,13 @@ from typing import BinaryIO, Final, Self
 import msgspec
 from msgspec import Struct, structs
 
+from sloop.app.application import Variant
 from sloop.cuda import CudaDevice
 from sloop.errors import InputError, MachineError, SloopError
 from sloop.onnx_file import external_names
 from sloop.profile.examine import Declared, ExaminedModel, examine
 from sloop.profile.model import ModelBytes, OnnxSession, Session, is_python, open_model, open_session
-from sloop.profile.profile import beside, digest, digest_of_all, files_of_weights
+from sloop.profile.profile import Joining, beside, digest, digest_of_all, files_of_weights, joining_in
 from sloop.serve.protocols import ExaminedFile
 from sloop.serve.weights import FILES, USED, ModelPins, locked_file, source_of, usual_folder
 from sloop.text import listed
@@ -629,3 +630,25 @@ class _Watched:
             return None
         what = "has changed" if found else "is gone, or cannot be read"
         return f"{what}; it has no copy, so no worker that starts now can open it" if self.is_opened else what
+
+
+# What is known of a model before it is opened
+
+
+def unprofiled(variant: Variant) -> Declared:
+    """What the user says about a model."""
+    return Declared(variant.joins_rows, variant.batch, operators=variant.operators)
+
+
+def declared_of(variant: Variant, copy: ModelCopy) -> Declared:
+    """What the user says about a model, and what its profiles know."""
+    different = copy.difference
+    known = Joining(different) if different else _examined_before(variant, copy.model_digest)
+    return structs.replace(unprofiled(variant), known=known)
+
+
+def _examined_before(variant: Variant, model_digest: str) -> Joining | None:
+    """What one of the variant's profiles says about joining requests for the model with this digest; None if none
+    does."""
+    files = variant.files.values()
+    return next((found for file in files if (found := joining_in(Path(file), model_digest)) is not None), None)

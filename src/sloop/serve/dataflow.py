@@ -20,6 +20,7 @@ from typing import Final, Literal
 import numpy as np
 from msgspec import Struct, structs
 
+from sloop.app.application import Application
 from sloop.app.graph import Edge, Graph, GraphStage, declared_name
 from sloop.errors import InputError
 from sloop.serve.blocks import Block
@@ -777,3 +778,11 @@ def _matches(decision: Decision, tensor: Tensor, stage: str, rows: int) -> list[
         )
     chosen = np.isin(values, decision.values) if decision.values else values != 0
     return chosen.tolist()  # type: ignore[no-any-return]  # a list, as it has one dimension
+
+
+def check_wiring(application: Application, signatures: Mapping[tuple[str, str], Signature]) -> Signature | None:
+    """The inputs and outputs of an application; None if not all of its models are known. InputError if their tensors do
+    not fit together."""
+    if len(signatures) < sum(len(stage.variants) for stage in application.stages):
+        return None
+    return wire(application.graph, signatures, where=application.file).signature

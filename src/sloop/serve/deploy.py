@@ -35,10 +35,10 @@ from sloop.errors import InputError, MachineError, SloopError
 from sloop.events import Deployed, Planned, Promoted, Removed
 from sloop.machine import capacity
 from sloop.options import Value
-from sloop.profile.examine import Declared, ExaminedModel, joining_text
+from sloop.profile.examine import ExaminedModel, joining_text
 from sloop.profile.layers import kept_pieces
 from sloop.profile.onnx_cut import ModelPiece, data_file
-from sloop.profile.profile import Joining, LayerProfile, Profile, joining_in, path_beside
+from sloop.profile.profile import LayerProfile, Profile, path_beside
 from sloop.profile.warming import sizes_to_warm
 from sloop.serve.control import (
     ORDERS_MAX,
@@ -52,7 +52,15 @@ from sloop.serve.control import (
     Tell,
     VersionStatus,
 )
-from sloop.serve.copies import ExaminedModels, ModelCopy, VersionFiles, has_changed, private_copy
+from sloop.serve.copies import (
+    ExaminedModels,
+    ModelCopy,
+    VersionFiles,
+    declared_of,
+    has_changed,
+    private_copy,
+    unprofiled,
+)
 from sloop.serve.dataflow import StageWiring, Wiring, wire
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.refusal import Refusal
@@ -66,13 +74,13 @@ from sloop.serve.protocols import Backend, CutModel, ModelState, Readiness, Serv
 from sloop.serve.weights import source_of
 from sloop.systems.setup import (
     ApplicationSetup,
-    Setup,
     application_in,
     build,
     definition_of,
     may_resize,
     set_up,
     weights_of,
+    with_lone_requests,
 )
 from sloop.tensor import Signature, described
 from sloop.text import counted, listed, quoted
@@ -255,55 +263,9 @@ def _sizes_in(profiles: Iterable[Profile]) -> set[int]:
     return {largest, *(size for size in measured if size < largest)}
 
 
-def check_wiring(application: Application, signatures: Mapping[tuple[str, str], Signature]) -> Signature | None:
-    """The inputs and outputs of an application; None if not all of its models are known. InputError if their tensors do
-    not fit together."""
-    if len(signatures) < sum(len(stage.variants) for stage in application.stages):
-        return None
-    return wire(application.graph, signatures, where=application.file).signature
-
-
-def unprofiled(variant: Variant) -> Declared:
-    """What the user says about a model."""
-    return Declared(variant.joins_rows, variant.batch, operators=variant.operators)
-
-
-def declared_of(variant: Variant, copy: ModelCopy) -> Declared:
-    """What the user says about a model, and what its profiles know."""
-    different = copy.difference
-    known = Joining(different) if different else _examined_before(variant, copy.model_digest)
-    return structs.replace(unprofiled(variant), known=known)
-
-
-def _examined_before(variant: Variant, model_digest: str) -> Joining | None:
-    """What one of the variant's profiles says about joining requests for the model with this digest; None if none
-    does."""
-    files = variant.files.values()
-    return next((found for file in files if (found := joining_in(Path(file), model_digest)) is not None), None)
-
-
 def runs_alone(models: Models) -> Callable[[Application, Stage, Variant], bool]:
     """Whether requests for a variant cannot share a forward pass."""
     return lambda _, stage, variant: bool(models[stage.name, variant.name].obstacle)
-
-
-def with_lone_requests(
-    setup: Setup, runs_alone: Callable[[Application, Stage, Variant], bool], *, must_fit: bool = True
-) -> Setup:
-    """The setup with a largest batch of 1 for variants whose requests cannot share a forward pass: their profiles may
-    have larger batches."""
-
-    def served(application: Application, stage: Stage) -> Stage:
-        own = [v.with_batch_of_one() if runs_alone(application, stage, v) else v for v in stage.variants]
-        return replace(stage, variants=tuple(own))
-
-    applications = tuple(
-        replace(each, stages=tuple(served(each, stage) for stage in each.stages))
-        for each in setup.deployment.applications
-    )
-    if applications == setup.deployment.applications:
-        return setup
-    return set_up(replace(setup.deployment, applications=applications), must_fit=must_fit)
 
 
 def cut_of(

@@ -60,7 +60,6 @@ from sloop.serve.deploy import (
     threads_of,
     warnings_of,
     wirings_of,
-    with_lone_requests,
 )
 from sloop.serve.driver import Driver, ServedVersion
 from sloop.serve.edge.access import AccessLog
@@ -82,7 +81,7 @@ from sloop.serve.spans import SpanProcess, SpanSettings
 from sloop.serve.stderr import lines_dropped, reopen_outputs
 from sloop.shared_memory import Arenas
 from sloop.systems.replay import header_of
-from sloop.systems.setup import ApplicationSetup, Setup, build, definition_of, set_up
+from sloop.systems.setup import ApplicationSetup, Setup, build, definition_of, set_up, with_lone_requests
 from sloop.text import listed
 
 LOCK: Final = "lock"

@@ -7,7 +7,7 @@ An application version that is deployed while others serve is described by its d
 hold, from which `build` makes the same parts wherever it is called, in a server or in a replay.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import structs
 
-from sloop.app.application import Application, Deployment, SystemChoice
+from sloop.app.application import Application, Deployment, Stage, SystemChoice, Variant
 from sloop.app.hardware import ANY_BYTES, local_limit
 from sloop.core import ApplicationParts, Core
 from sloop.core.ledger import Ledger, sites, why_impossible
@@ -324,3 +324,22 @@ def _size(cores: float, memory_bytes: int, devices: str) -> str:
 
 def _memory(memory_bytes: int, before: str) -> str:
     return f"{before}{memory_bytes / GIB:.3g} GiB" if GIB / 1000 <= memory_bytes < ANY_BYTES else ""
+
+
+def with_lone_requests(
+    setup: Setup, runs_alone: Callable[[Application, Stage, Variant], bool], *, must_fit: bool = True
+) -> Setup:
+    """The setup with a largest batch of 1 for variants whose requests cannot share a forward pass: their profiles may
+    have larger batches."""
+
+    def served(application: Application, stage: Stage) -> Stage:
+        own = [v.with_batch_of_one() if runs_alone(application, stage, v) else v for v in stage.variants]
+        return replace(stage, variants=tuple(own))
+
+    applications = tuple(
+        replace(each, stages=tuple(served(each, stage) for stage in each.stages))
+        for each in setup.deployment.applications
+    )
+    if applications == setup.deployment.applications:
+        return setup
+    return set_up(replace(setup.deployment, applications=applications), must_fit=must_fit)
