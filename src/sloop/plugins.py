@@ -79,6 +79,10 @@ class Registry(Mapping[str, T]):
             for point in points(self._group)[name]:
                 yield load((point,), Mapping)  # type: ignore[type-abstract]
 
+    def package_of(self, name: str) -> str:
+        """The package that adds an entry, such as `sloop_systems.ipa`; `sloop` for its own."""
+        return "sloop" if name in self.own else points(self._group)[self._prefix + name][0].module
+
     def __len__(self) -> int:
         return sum(1 for _ in self)
 

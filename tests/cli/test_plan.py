@@ -394,19 +394,22 @@ def test_check_names_the_limits_of_the_whole_deployment(app: Path, apps: list[st
 
 def test_json_names_every_system_with_a_policy_for_each_verb() -> None:
     found = json.loads(CliRunner().invoke(main, ["systems", "--json"]).stdout)["systems"]
-    assert [row["name"] for row in found] == list(SYSTEMS)
+    assert sorted(row["name"] for row in found) == sorted(SYSTEMS)
+    assert [row["name"] for row in found[: len(SYSTEMS.own)]] == list(SYSTEMS.own)
+    assert {row["package"] for row in found[: len(SYSTEMS.own)]} == {"sloop"}
     for row in found:
-        assert row.keys() >= {"name", "source", "kind", "mixed", "slots", "runs"}
+        assert row.keys() >= {"name", "source", "kind", "mixed", "slots", "runs", "package"}
         assert row["slots"].keys() == set(Policies.__dataclass_fields__)
         assert set(row["runs"]) <= {"live", "sim"}
 
 
 def test_people_see_the_source() -> None:
     shown = CliRunner().invoke(main, ["systems"]).stdout
-    assert SYSTEMS["static"].source[:30] in shown
+    assert shown.startswith("sloop\n"), "its own come first"
+    assert max(map(len, shown.splitlines())) <= 100
+    assert SYSTEMS["static"].source[:20] in shown
     assert "On a cluster of several kinds of hardware" in shown
-    assert SYSTEMS["sponge"].mixed[:60] in shown
-    assert "divides cores" in shown
+    assert SYSTEMS["static"].mixed[:40] in shown
     assert "`sloop systems NAME` shows the parameters of one system" in shown
 
 

@@ -1,7 +1,8 @@
 """`sloop systems`: lists the available systems, or shows one of them."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import Any, Final
 
 import click
 
@@ -16,37 +17,46 @@ sloop systems sponge
 sloop systems ./mine.py
 sloop systems --json | jq '.systems[].name'
 """
+SOURCE_WIDTH: Final = 30
+NAMES_WIDTH, TEXT_WIDTH = 44, 50
+"""Of columns, so that a line has at most 100 characters."""
 NOTES = "A NAME that ends in .py is a file of yours that defines a system; it is executed in this process."
 
 
 @command("systems", example=EXAMPLE, notes=NOTES)
 @click.argument("name", required=False)
 def systems(name: str | None) -> CommandOutput:
-    """List the systems, published ones and baselines, with their publications and scaling policies.
+    """List the systems, sloop's own and then those of each package, with their publications and scaling policies.
 
     With NAME, show one system: what it does on a mixed cluster, its policies, and all their parameters with defaults.
     """
     if name is not None:
         return _one(name)
-    value = [_described(system) for system in SYSTEMS.values()]
-    rows = [
-        (s.name, s.kind, s.slots["scale"]["name"], s.slots["divide"]["name"], ", ".join(s.runs), s.source)
-        for s in SYSTEMS.values()
-    ]
-    columns = ("system", "kind", "scaling policy", "divides cores", "runs", "source")
+    packages: dict[str, list[System]] = {}
+    for each, system in SYSTEMS.items():
+        packages.setdefault(SYSTEMS.package_of(each), []).append(system)
+    value = [{**_described(each), "package": package} for package, own in packages.items() for each in own]
     by_text: dict[str, list[str]] = {}
     for system in SYSTEMS.values():
         by_text.setdefault(system.mixed, []).append(system.name)
-    mixed = tuple((", ".join(names), text) for text, names in by_text.items())
+    mixed = tuple((fill(", ".join(names), NAMES_WIDTH), fill(text, TEXT_WIDTH)) for text, names in by_text.items())
     more = "`sloop systems NAME` shows the parameters of one system; docs/systems.md says what each system does"
     return CommandOutput(
         {"systems": value},
         [
-            table(Table("", columns, tuple(rows))),
+            *(table(_table(package, own)) for package, own in packages.items()),
             table(Table("On a cluster of several kinds of hardware", ("systems", "use of the kinds"), mixed)),
             more,
         ],
     )
+
+
+def _table(package: str, systems: Sequence[System]) -> Table:
+    """The systems of a package: sloop's own, a publication's with its baselines, or those of another distribution."""
+    rows = [
+        (s.name, s.kind, s.slots["scale"]["name"], ", ".join(s.runs), fill(s.source, SOURCE_WIDTH)) for s in systems
+    ]
+    return Table(package, ("system", "kind", "scaling policy", "runs", "source"), tuple(rows))
 
 
 def _described(system: System) -> Mapping[str, Any]:
