@@ -10,11 +10,13 @@ nothing; a test that needs a collection asks for it.
 """
 
 import gc
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.hosts import why_no_hosts
+from tests.needed import is_missing
 from tests.nvidia import why_no_gpu
 
 # Machines differ in speed: no test fails because one is slow.
@@ -23,10 +25,19 @@ settings.register_profile("same", settings.get_profile("random"), derandomize=Tr
 settings.register_profile("few", settings.get_profile("same"), max_examples=10)
 settings.load_profile("same")
 
+COMPARING = ("benchmarks", "sloop_systems")
+"""Folders with tests that compare publications: where one of these is not there, the test is not collected."""
+
 GARBAGE_MIN = 50_000
 """Objects with references after which the collector looks for garbage among the youngest ones. Python's 700 take a
 thirtieth of the time of a simulation, and a sixth of that of collecting all tests."""
 gc.set_threshold(GARBAGE_MIN, *gc.get_threshold()[1:])
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    path = collection_path
+    may_miss = path.suffix == ".py" and any(folder in path.parts for folder in COMPARING)
+    return True if may_miss and is_missing(path) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needed import is_missing
 from tests.without import ROOT, copy_without, publications
 
 SCRIPT = """
@@ -29,3 +30,15 @@ def test_a_copy_has_neither_the_folder_nor_its_entry_points(tmp_path: Path, name
     assert comparison == ("None" if name == "all" else "True")
     assert f"sloop_systems.{'' if name == 'all' else name}" not in points
     assert "static" in systems.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "is_so"),
+    [("from sloop_systems.nowhere.policy import Nothing", True), ("from sloop.errors import InputError", False)],
+)
+def test_a_test_that_compares_with_a_publication_that_is_not_there_is_not_collected(
+    tmp_path: Path, line: str, is_so: bool
+) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text(f"{line}\n")
+    assert is_missing(path) is is_so
