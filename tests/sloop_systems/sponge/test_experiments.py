@@ -121,10 +121,14 @@ def test_the_same_trial_has_the_same_result() -> None:
     assert trial.play() != structs.replace(trial, seed=1).play()
 
 
-def test_static_16_holds_sixteen_cores_and_fa2_starts_with_its_initial_replicas() -> None:
+def test_static_16_holds_sixteen_cores() -> None:
     static = STATIC_16.play()
     assert set(static.cores_by_second) == {16.0}
     assert len(static.violations_by_second) == SECONDS
+
+
+def test_fa2_starts_with_its_initial_replicas() -> None:
+    pytest.importorskip("sloop_systems.fa2")
     assert FA2_WARM.play().cores_by_second[0] == 4.0
 
 
@@ -196,6 +200,7 @@ def test_a_synthetic_link_says_that_it_is_one() -> None:
 
 
 def test_a_broken_artefact_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("sloop_systems.fa2")
     (tmp_path / "notebook_outputs").mkdir()
     (tmp_path / offline.FA2_RUN).write_text("{}")
     with pytest.raises(InputError, match="there is no list 'sla'"):
