@@ -319,7 +319,7 @@ cluster: {nodes: [{hardware: c5.2xlarge, count: 1, most: 9}, {hardware: g4dn.xla
 """
 
 
-def test_a_mix_shows_kinds_nodes_and_what_one_kind_alone_would_cost(app: Path) -> None:
+def test_a_mix_shows_kinds_and_nodes(app: Path) -> None:
     app.write_text(MIXED)
     answer = planned(str(app), "--rate", "500")
     assert [(row["hardware"], row["accelerator"], row["share"]) for row in answer["stages"]] == [
@@ -332,11 +332,9 @@ def test_a_mix_shows_kinds_nodes_and_what_one_kind_alone_would_cost(app: Path) -
     ]
     assert [(each["node"], each["device"]) for each in answer["placements"]][-1] == ("g4dn.xlarge-9", "T4")
     shown = " ".join(CliRunner().invoke(main, ["plan", str(app), "--rate", "500"]).stdout.split())
-    assert "the mix costs 1.206 USD/h; c5.2xlarge alone is not feasible: " in shown
+    assert "on nodes that cost 1.206 USD/h" in shown
     assert "g4dn.xlarge: T4" in shown
     assert "rented" in shown
-    mixed = CliRunner().invoke(main, ["plan", str(app), "--rate", "500", "--system", "hpa"]).stdout
-    assert "this plan, on c5.2xlarge only, costs 0.68 USD/h; c5.2xlarge alone costs 0.68 (2 nodes); g4dn" in mixed
 
 
 def test_check_shows_every_application_with_its_limits(apps: list[str]) -> None:

@@ -112,8 +112,6 @@ def _lines(report: PlanReport) -> Iterable[str]:
         yield f"one more request per second{needs}: {report.one_more.summary}"
     if report.unpriced:
         yield f"cost: no price is declared for {listed(report.unpriced)}"
-    if report.single_kinds and report.nodes:
-        yield _alone(report)
     if report.plan_why:
         for each in report.applications:
             of = f" for {each.application}" if several else ""
@@ -124,24 +122,6 @@ def _lines(report: PlanReport) -> Iterable[str]:
 
 def _of(application: str, several: bool) -> str:
     return f"{application}: " if several and application else ""
-
-
-def _alone(report: PlanReport) -> str:
-    """The price of the plan, and of plans on each kind of hardware alone."""
-    used = [kind.hardware for kind in report.nodes]
-    price = number(report.usd_per_h) if report.usd_per_h else "an unknown number of"
-    parts = [
-        f"{'the mix' if len(used) > 1 else f'this plan, on {listed(used)} only,' if used else 'it'} costs {price} USD/h"
-    ]
-    for kind in report.single_kinds:
-        if not kind.feasible:
-            why = f": {kind.why}" if report.feasible else " either"
-            parts.append(f"{kind.hardware} alone is not feasible{why}")
-        elif kind.usd_per_h:
-            parts.append(f"{kind.hardware} alone costs {number(kind.usd_per_h)} ({counted(kind.nodes, 'node')})")
-        else:
-            parts.append(f"{kind.hardware} alone needs {counted(kind.nodes, 'node')}, whose price is not declared")
-    return "; ".join(parts)
 
 
 def _predicted(report: PlanReport) -> str:

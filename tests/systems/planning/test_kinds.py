@@ -10,7 +10,6 @@ from scipy.optimize import linprog
 from sloop.systems.planning import explain_plan
 from sloop.systems.planning.infeasibility import beyond_cluster, cheapest, largest_nodes
 from sloop.systems.planning.prediction import PlanPrediction
-from sloop.systems.planning.report import SingleKind
 from sloop.systems.setup import Setup
 from sloop.vocabulary import Group, Plan, ReplicaSpec, Slot, StagePlan
 from tests.systems.planning.scene import ENOUGH, only, profile, setup, stage
@@ -127,39 +126,11 @@ def test_nodes_by_kind_with_those_that_are_rented() -> None:
     assert sum(row.rate_rps for row in found.placements) == pytest.approx(10)
 
 
-def test_the_same_rates_on_each_kind_alone() -> None:
-    """150 requests/s need three cores of `slow`, or one of `fast`, whatever the batch."""
+def test_a_plan_on_several_kinds_says_what_its_system_does_with_them() -> None:
     found = explain_plan(on_both(system=ENOUGH), 150)
-    assert found.single_kinds == (
-        SingleKind("slow", feasible=True, nodes=1, usd_per_h=0.2),
-        SingleKind("fast", feasible=True, nodes=1, usd_per_h=0.3),
-    )
     assert [each.hardware for each in found.nodes] == ["slow"]
     assert "on this mixed cluster, enough keeps to one kind" in " ".join(found.notes)
-
-
-def test_one_kind_alone_gets_as_many_nodes_as_it_needs() -> None:
-    """3,000 requests/s need 15 cores of `fast`: eight nodes, of which the cluster has three."""
-    (_, fast) = explain_plan(on_both(system=ENOUGH), 3000).single_kinds
-    assert (fast.feasible, fast.nodes) == (True, 8)
-    assert fast.usd_per_h == pytest.approx(2.4)
-
-
-def test_a_kind_that_cannot_do_it_alone_says_why() -> None:
-    found = explain_plan(on_both(system=ENOUGH, slo_ms=4), 10)  # 5 ms at best on a core of `slow`, with four of them
-    slow, fast = found.single_kinds
-    assert (slow.feasible, slow.why.partition(",")[0]) == (False, "a takes at least 5 ms even without load")
-    assert not fast.feasible  # FA2 uses single cores
-    none = explain_plan(on_both({"name": "a", "profiles": {"fast": profile(5)}}, system=ENOUGH), 10)
-    assert none.single_kinds[0] == SingleKind("slow", False, 0, 0.0, "a cannot run on it")
-    fixed = explain_plan(on_both(system={"name": ENOUGH, "hardware": "slow"}), 10)
-    assert "no node has hardware 'slow'" in fixed.single_kinds[1].why
-
-
-def test_one_kind_is_not_compared_with_itself() -> None:
-    found = explain_plan(setup(stage("a")), 10)
-    assert found.single_kinds == ()
-    assert not any("several kinds" in note for note in found.notes)
+    assert not any("mixed cluster" in note for note in explain_plan(setup(stage("a")), 10).notes)
 
 
 def test_kinds_that_no_stage_can_use_are_named() -> None:

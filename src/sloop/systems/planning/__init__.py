@@ -4,16 +4,14 @@
 (`placement`), predicts their latencies (`prediction`), names the binding constraints of each stage and what one more
 request per second of an application needs (`marginal`), and, if they are infeasible, says which application, stage,
 path or kind of hardware lacks how much (`infeasibility`). The predictions alone decide whether a plan is feasible; if
-the system's own criterion disagrees, the report says so. On several kinds of hardware it plans again on each kind and
-compares the prices. No I/O and no clock: a caller that wants decisions timed passes a clock.
+the system's own criterion disagrees, the report says so. No I/O and no clock: a caller that wants decisions timed
+passes a clock.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
-
-from msgspec import structs
 
 from sloop.app.hardware import foreign_profiles, shared_profiles, unpriced
 from sloop.core.planner import cores_by_hardware
@@ -34,7 +32,6 @@ from sloop.systems.planning.report import (
     PathReport,
     PlacementReport,
     PlanReport,
-    SingleKind,
     StageReport,
 )
 from sloop.systems.planning.steady import SteadyPlans, steady_plans
@@ -85,19 +82,12 @@ def explain_plan(
     decisions. `progress` is told which part is done, 0 to 1.
     """
     rates = rates_for(setup, rates_rps)
-    kinds = tuple(dict.fromkeys(node.hardware for node in setup.deployment.cluster))
-    compared = kinds if len(kinds) > 1 else ()
-    steps = 2 + len(compared)  # plans, explanations, and plans on each kind
     steady = steady_plans(setup.applications, rates, clock=clock)
     placed = _Placed(setup.applications, rates, arrivals, steady)
     explained: list[_Explained] = []
     for each_setup in setup.applications:
-        progress((1 + len(explained) / len(setup.applications)) / steps)
+        progress((1 + len(explained) / len(setup.applications)) / 2)
         explained.append(_Explained(placed, each_setup))
-    single_kinds: list[SingleKind] = []
-    for kind in compared:
-        progress((2 + len(single_kinds)) / steps)
-        single_kinds.append(_on_one_kind(setup, rates, arrivals, kind))
     reports = [each.report for each in explained]
     shortfalls = [*placed.shortfalls, *(found for each in explained for found in each.shortfalls)]
     several = len(explained) > 1
@@ -134,7 +124,6 @@ def explain_plan(
         applications=tuple(reports),
         placements=tuple(row for each in explained for row in each.placements),
         nodes=tuple(_by_kind(nodes)),
-        single_kinds=tuple(single_kinds),
     )
 
 
@@ -541,50 +530,3 @@ def _mixed_notes(setup: Setup) -> list[str]:
         return []
     systems = {each.system.name: each.system for each in setup.applications}
     return [f"on this mixed cluster, {name} {system.mixed}" for name, system in systems.items() if system.mixed]
-
-
-SIZES: Final = (1, 4, 16)
-"""The plan on one kind of hardware gets this many times the cores of the cluster: first as many, and more only if they
-do not suffice."""
-
-
-def _on_one_kind(setup: Setup, rates_rps: Mapping[str, float], arrivals: Arrivals, kind: str) -> SingleKind:
-    """The plan of the same system with nodes of one kind only, as many as it needs."""
-    missing = [name for each in setup.applications for name in _stages_without(each, kind)]
-    if missing:
-        return SingleKind(kind, feasible=False, nodes=0, usd_per_h=0.0, why=f"{listed(missing)} cannot run on it")
-    cores = sum(node.cores for node in setup.deployment.cluster)
-    result = SingleKind(kind, feasible=False, nodes=0, usd_per_h=0.0)
-    for size in SIZES:
-        nodes = _nodes_of(kind, setup.deployment.cluster, size * cores)
-        setups = [_restricted(each, nodes, kind) for each in setup.applications]
-        try:
-            placed = _Placed(setups, rates_rps, arrivals, steady_plans(setups, rates_rps))
-        except InputError as error:  # the system does not plan for this kind
-            return structs.replace(result, why=error.what)
-        found = [each for own in placed.own_shortfalls.values() for each in own]
-        used = placed.placement.nodes
-        usd_per_h, why = sum(node.usd_per_h for node in used), found[0].why if found else ""
-        result = SingleKind(kind, feasible=not found, nodes=len(used), usd_per_h=usd_per_h, why=why)
-        if not any(each.kind in ("cores", "memory", "device") for each in found):
-            break
-    return result
-
-
-def _stages_without(setup: ApplicationSetup, kind: str) -> list[str]:
-    """The stages that no variant can run on a kind of hardware."""
-    able = {stage for stage, _, hardware in setup.beliefs if hardware == kind}
-    return [stage.name for stage in setup.application.stages if stage.name not in able]
-
-
-def _nodes_of(kind: str, cluster: Sequence[Node], cores: float) -> tuple[Node, ...]:
-    """The nodes of one kind, and as many more like the first of them as it takes to have `cores` in all."""
-    own = [node for node in cluster if node.hardware == kind]
-    more = max(0, math.ceil((cores - sum(node.cores for node in own)) / own[0].cores))
-    return (*own, *(structs.replace(own[0], name=f"{kind} {number}", on_demand=True) for number in range(more)))
-
-
-def _restricted(setup: ApplicationSetup, nodes: tuple[Node, ...], kind: str) -> ApplicationSetup:
-    """The same application on these nodes of one kind."""
-    beliefs = {key: belief for key, belief in setup.beliefs.items() if key[2] == kind}
-    return replace(setup, application=replace(setup.application, cluster=nodes), beliefs=beliefs)

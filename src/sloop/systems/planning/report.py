@@ -92,18 +92,6 @@ class KindReport(Struct, frozen=True):
     usd_per_h: float
 
 
-class SingleKind(Struct, frozen=True):
-    """The plan of the same system for the same rates with nodes of one kind of hardware only, as many as it needs."""
-
-    hardware: str
-    feasible: bool
-    nodes: int
-    """How many nodes hold a replica."""
-    usd_per_h: float
-    why: str = ""
-    """Why it is not feasible."""
-
-
 class CoreLimit(Struct, frozen=True):
     """How many cores of a kind of hardware the other applications leave to one that wants more."""
 
@@ -184,5 +172,3 @@ class PlanReport(Struct, frozen=True):
     placements: tuple[PlacementReport, ...] = ()
     nodes: tuple[KindReport, ...] = ()
     """The nodes that hold a replica, by kind of hardware."""
-    single_kinds: tuple[SingleKind, ...] = ()
-    """The same rates on each kind of hardware alone; empty if the cluster has one kind."""
