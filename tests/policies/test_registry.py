@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sloop.errors import InputError
-from sloop.options import adjust, keys_of
+from sloop.options import adjust
 from sloop.policies.batch import Full, Slack, Timeout
 from sloop.policies.drop import Age
 from sloop.policies.route import SmoothWeighted
@@ -70,13 +70,3 @@ def test_policies_that_are_called_within_the_event_loop() -> None:
     quick = {name for name, kind in POLICIES["scale"].own.items() if getattr(kind, "is_quick", False)}
     reactive = {"atoll_rate", "torchserve", "sagemaker"}
     assert quick == {"static", "sponge", "hpa", "kpa", "vpa"} | reactive
-
-
-PARAMETERS_MAX = 150
-"""Settable, in all: each is a question to users. What no system, document or experiment sets is a constant."""
-
-
-def test_the_platforms_own_policies_have_few_parameters() -> None:
-    found = {(verb, name): keys_of(kind) for verb, kinds in POLICIES.items() for name, kind in kinds.own.items()}
-    table = "\n".join(f"{len(keys):3} {verb} {name}: {', '.join(keys)}" for (verb, name), keys in found.items())
-    assert sum(map(len, found.values())) <= PARAMETERS_MAX, table
