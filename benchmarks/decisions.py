@@ -31,7 +31,7 @@ from sloop.core.views import (
     Traffic,
     WeightsView,
 )
-from sloop.policies import provision
+from sloop.policies import provision, sourcing
 from sloop.policies.batch import Deadline
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Amdahl, Profile
@@ -55,6 +55,7 @@ from sloop.vocabulary import (
 )
 from sloop_systems.biscale.experiments import runs as biscale
 from sloop_systems.fa2.experiments import runs as fa2
+from sloop_systems.flashpoint import policy as flashpoint_policy
 from sloop_systems.flashpoint.experiments import runs as flashpoint
 from sloop_systems.flashpoint.experiments.offline import T5
 from sloop_systems.ipa.experiments import runs as ipa
@@ -309,7 +310,7 @@ def starts(rounds: int) -> Iterator[tuple[str, *tuple[object, ...]]]:
             policy = build("provision", name.partition(",")[0], parameters)
             given = starts_given(1, primed)
             queues = iter(range(1, 1 << 30, 7))
-            for cached in (provision._plans, provision._parts, provision._best_cuts):
+            for cached in (sourcing.plans_of, provision._parts, flashpoint_policy._best_cuts):
                 cached.cache_clear()
             first_ms, burst_ms = (
                 _took_ms(lambda policy=policy, asked=asked: policy.provide(0, asked))  # type: ignore[misc]

@@ -200,7 +200,6 @@ def test_the_same_seed_prints_the_same_bytes(photos: Path) -> None:
         (["ResNet-S", "--rate", "5"], 1, "there is no file and no published profile 'ResNet-S'"),
         (["ResNet-T", "--rate", "5", "--hardware", "c5.2xlarge"], 1, "ResNet-T: a published profile has no deadline"),
         (["ResNet-T", "--rate", "5", "--slo-ms", "400"], 1, "for no kind of hardware in particular"),
-        (["GPT-2-XL", "--rate", "1", "--slo-ms", "4000"], 1, "lambda.a10 has no price"),
         (["{app}", "--rate", "1", "--hardware", "p3"], 1, "no kind of hardware is called 'p3'"),
         (["{app}", "--rate", "1", *["--price", "p3.2xlarge=2"] * 2], 2, "two prices for p3.2xlarge; keep one"),
     ],

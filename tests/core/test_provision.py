@@ -18,14 +18,14 @@ from sloop.events import (
     Transferred,
     Woke,
 )
-from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
+from sloop.policies.provision import AsPlaced, CheapestStart
 from sloop.units import s
 from sloop.vocabulary import STORE, ModelWeights, Node, ReplicaId, ReplicaSpec, Slot, TransferId
 from tests.core.scene import Scene, plan_of, request
 
 WEIGHTS = ModelWeights("a", 300)
 NODES = tuple(Node(f"n{number}", "local", 2.0, 1000) for number in range(3))
-NEAREST = Flashpoint()
+NEAREST = CheapestStart()
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class Scripted:
 
     def complete(self, now_ns: int, given: CompletionInput) -> list[tuple[str, tuple[str, ...]]]:
         return [(STORE, given.nodes)] if self.chains else [(STORE, (node,)) for node in given.nodes]
+
+
+TWICE = (ReplicaStart(0, chain=0), ReplicaStart(0, chain=1))
 
 
 def scene_of(replicas: int, provision: object = NEAREST, nodes: tuple[Node, ...] = NODES) -> Scene:
@@ -71,7 +74,7 @@ def test_starts_wait_for_one_chain_and_are_ready_when_their_driver_says_so() -> 
     place = [type(each) for each in actions]
     assert place.index(Transfer) < place.index(StartReplica), "drivers know the transfer before those who wait for it"
     (why,) = [each.why for each in actions if isinstance(each, Decided) and each.kind == "provision"]
-    assert why == "4 replicas of a; the store sends them to n0 → n1 → n2"
+    assert why.startswith("4 replicas of a; the store sends them to n0 → n1 → n2; expected to serve in ")
     assert not scene.act(1, Transferred(TransferId(0), "n1"), ReplicaReady(ReplicaId(1)))
     (started,) = [each for each in scene.act(2, request(0, at_ms=2)) if not isinstance(each, Decided)]
     assert started.replica == 1  # type: ignore[union-attr]
@@ -106,7 +109,7 @@ def test_a_scaling_policy_that_asks_sees_how_long_a_start_takes_now() -> None:
     assert expected_s(0.4) == pytest.approx(4.6), "with the transfer under way"
     scene.act(1_000, Transferred(TransferId(0), "n0"))
     assert expected_s(1.5) == pytest.approx(4.0), "from the files of the node"
-    for policy in (Flashpoint(), AsPlaced()):
+    for policy in (Scripted(), AsPlaced()):
         stage.application.parts = replace(
             stage.application.parts, policies=replace(stage.application.parts.policies, provision=policy)
         )
@@ -171,9 +174,8 @@ def test_what_nodes_keep_comes_although_the_start_is_given_up() -> None:
 
 
 def test_of_several_transfers_of_the_same_files_to_a_node_only_the_last_one_comes_without_a_start() -> None:
-    """A start of `gpu-faas` joins no transfer: each has its own. They would share the links with the starts that are
-    left."""
-    faas = Flashpoint(multicast=False, join=False, source="store")
+    """A policy may give each start a transfer of its own. They would share the links with the starts that are left."""
+    faas = Scripted(answers=[Provisioning(TWICE, (WeightChain(STORE, ("n0",)),) * 2)])
     one = (Node("n0", "local", 2.0, 2000),)
     scene = scene_of(2, faas, one)
     assert starts(scene.act(0, Woke())) == [("n0", 0), ("n0", 1)]
@@ -186,7 +188,7 @@ def test_of_several_transfers_of_the_same_files_to_a_node_only_the_last_one_come
 
 def test_no_transfer_is_ordered_again_for_a_start_without_room() -> None:
     """The second start has a core and memory for its weights, but not for itself."""
-    faas = Flashpoint(multicast=False, join=False, source="store")
+    faas = Scripted(answers=[Provisioning(TWICE, (WeightChain(STORE, ("n0",)),) * 2)])
     actions = (scene := scene_of(2, faas, (Node("n0", "local", 2.0, 750),))).act(0, Woke())
     assert starts(actions) == [("n0", 0)]
     assert [each.transfer for each in actions if isinstance(each, Transfer)] == [0]
@@ -244,8 +246,7 @@ def test_a_policy_sees_the_stage_and_what_is_under_way() -> None:
 
 
 def test_a_new_core_counts_on_the_files_that_nodes_say_they_have() -> None:
-    provision = Flashpoint()
-    scene = scene_of(3, provision, NODES[:2])
+    scene = scene_of(3, NEAREST, NODES[:2])
     other = ModelWeights("of nobody", 300)
     actions = scene.act(0, NodeReady(NODES[1], (), (other, WEIGHTS)), Woke())
     (sent,) = [each for each in actions if isinstance(each, Transfer)]
@@ -255,14 +256,14 @@ def test_a_new_core_counts_on_the_files_that_nodes_say_they_have() -> None:
 
 def test_files_for_which_a_node_has_no_memory_are_not_counted_on() -> None:
     small = (Node("n0", "local", 2.0, 250), NODES[1])
-    scene = scene_of(1, Flashpoint(), small)
+    scene = scene_of(1, NEAREST, small)
     actions = scene.act(0, NodeReady(small[0], (), (WEIGHTS,)), Woke())
     assert starts(actions) == [("n1", 0)]
     assert next(each.source for each in actions if isinstance(each, Transfer)) == STORE
 
 
 def test_a_core_without_such_a_policy_takes_no_note_of_files() -> None:
-    scene = scene_of(0, Flashpoint(locality=False))
+    scene = scene_of(0, Scripted(keeps=False))
     scene.act(0, NodeReady(NODES[1], (), (WEIGHTS,)), Woke())
     assert not scene.core.state.weights.by_node
 

@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any, Final
 
 from sloop.actions import Action, End
+from sloop.app.application import Application
 from sloop.core.planner import Planner
 from sloop.core.views import PlanInput
 from sloop.errors import InputError
@@ -32,6 +33,7 @@ from sloop.sim.world import World
 from sloop.sim.worlds import PATIENCE_S, Make, check_replay, fitting, play
 from sloop.streams import stream
 from sloop.systems import SYSTEMS
+from sloop.systems.registry import POLICIES
 from sloop.units import FOREVER_NS, ms, s
 from sloop.vocabulary import Outcome, Request, RequestId
 from tests.dst.agents import CoreBegun, CoreDied, FaultBegins, FaultKind, OpenRequests, RemoteCluster
@@ -41,14 +43,46 @@ Play = Callable[[World], RunTotals]
 ALONE: Final = "an edge answers without a deciding process"
 
 
+PUBLISHED: Final[Sequence[dict[str, Any]]] = (
+    {"partition": True},
+    {"multicast": False, "partition": True, "cuts": "filled"},
+    {"partition": True, "cuts": "fewest"},
+    {"multicast": False, "join": False, "source": "store", "partition": True},
+    {"multicast": False, "join": False, "source": "store"},
+    {"locality": False, "partition": True, "cuts": "fewest"},
+    {"locality": False, "multicast": False, "partition": True, "cuts": "filled"},
+)
+"""Parameters of `flashpoint`, where it is installed, in every other world with a provision policy."""
+
+
 def random_world(seed: int, system: str = "static") -> World:
     """The world of a seed, with the command that plays it again."""
-    return replace(worlds.random_world(seed, system), origin=_command(seed, system))
+    return replace(_as_published(worlds.random_world(seed, system)), origin=_command(seed, system))
 
 
 def random_deployment(seed: int, system: str = "static") -> World:
     """The deployment of a seed, with the command that plays it again."""
-    return replace(worlds.random_deployment(seed, system), origin=_command(seed, system, "--deployment"))
+    made = _as_published(worlds.random_deployment(seed, system))
+    return replace(made, origin=_command(seed, system, "--deployment"))
+
+
+def _as_published(world: World) -> World:
+    own = stream(world.seed, "published")
+    if own.random() < 0.5 or "flashpoint" not in POLICIES["provision"]:
+        return world
+    chosen = {"name": "flashpoint", **own.choice(PUBLISHED)}
+
+    def provided(application: Application) -> Application:
+        if "provision" not in application.system.parameters:
+            return application
+        system = replace(application.system, parameters={**application.system.parameters, "provision": chosen})
+        return replace(application, system=system)
+
+    return replace(
+        world,
+        deployment=replace(world.deployment, applications=tuple(map(provided, world.deployment.applications))),
+        changes=tuple(replace(each, deploy=each.deploy and provided(each.deploy)) for each in world.changes),
+    )
 
 
 def random_succession(seed: int, system: str = "static") -> World:

@@ -34,6 +34,7 @@ from sloop.core.state import ApplicationState, DeviceKey, Replica, StageState, S
 from sloop.core.views import ClusterView, PlanInput, SharedDeviceView
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
+from sloop.policies.provision import CheapestStart
 from sloop.profile.profile import Amdahl, LayerBlock, LayerProfile, ParametricLatency, Profile
 from sloop.sim.checkers import Checkers, Rules, Violation
 from sloop.sim.cluster import ClusterTruths, Truths
@@ -148,6 +149,12 @@ class Operation(Struct, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         span = f" for {to_ms(self.span_ns):g} ms" if self.span_ns else ""
         return f"{to_ms(self.at_ns):10.3f} ms  {self.kind} {self.target}{span} ({self.detail})"
+
+
+class Unkept(CheapestStart):
+    """No node keeps files: each start has a transfer, which is cancelled with the last start that waits for it."""
+
+    keeps: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +351,7 @@ def _scene(seed: int, random: Random) -> Scene:
     own = stream(seed, "provision")  # a separate stream, so that schedules without it stay as they were
     provision: dict[str, Any] = {"name": "as_placed"}
     if own.random() < 0.4:
-        provision = {"name": "flashpoint", **own.choice(PROVISIONS)}
+        provision = {"name": own.choice(("cheapest_start", "unkept")), **own.choice(PROVISIONS)}
         applications = [with_weights(application, own) for application in applications]
     own = stream(seed, "sharing")
     if own.random() < 0.5:
@@ -559,14 +566,14 @@ class Setting:
         chosen: dict[str, Any] = {
             verb: POLICIES[verb][name]() for verb, name in scene.policies.items() if verb != "admit"
         }
+        name = scene.provision["name"]
+        provision = Unkept if name == "unkept" else POLICIES["provision"][name]
         return Policies(
             admit=scene.admission(),
             forecast=POLICIES["forecast"]["last"](),
             divide=POLICIES["divide"]["max_min"](),
             scale=ScriptedPlans(tuple(steps), s(1) if scene.seed % 3 else ms(500), scene.is_quick),
-            provision=POLICIES["provision"][scene.provision["name"]](
-                **{key: value for key, value in scene.provision.items() if key != "name"}
-            ),
+            provision=provision(**{key: value for key, value in scene.provision.items() if key != "name"}),
             share=TwoAtATime() if scene.waits else TakeAll(),
             **chosen,
         )

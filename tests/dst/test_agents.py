@@ -222,7 +222,7 @@ def test_a_node_that_is_cut_off_is_lost_to_the_next_core_and_comes_later_with_it
 def test_a_start_ends_with_its_transfer_when_the_node_is_given_up() -> None:
     """Otherwise the next core adopts a replica that waits for ever."""
     faults = (10, fault(FaultKind.CUT, 5)), (12.5, fault(FaultKind.CORE_DOWN, 1, node=""))
-    scene = replace(BARE.scene, provision={**BARE.scene.provision, "name": "flashpoint"})
+    scene = replace(BARE.scene, provision={**BARE.scene.provision, "name": "cheapest_start"})
     found = cluster(None, *faults, schedule=replace(BARE, scene=scene))
     found.obey(s(9), Transfer(TransferId(0), ModelWeights("large", 1 << 40), STORE, (HOME.name,)))
     start(found, 9, transfer=TransferId(0))

@@ -32,6 +32,7 @@ from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promo
 from sloop.runlog import MemoryLog
 from sloop.runlog.fold import DeploymentState, RequestRecord, RunState
 from sloop.sim import simulate
+from sloop.sim import worlds as random_worlds
 from sloop.sim.checkers import Violation
 from sloop.sim.world import World
 from sloop.sim.worlds import BRANCHING, CHOICES, FAULTS, GRAPHS, NAMES, fitting, play
@@ -221,17 +222,14 @@ def test_in_some_worlds_requests_are_split_into_no_one_many_and_too_many_parts()
     assert len(found) >= 10, found
 
 
-def test_in_some_worlds_models_start_in_parts_as_either_policy_says() -> None:
+def test_in_some_worlds_models_start_in_parts() -> None:
     found = Counter[str]()
-    for seed in (10, 135, 156, 244, 316, 393):
-        simulate(random_world(seed, "torchserve"), [log := MemoryLog()], check_first=0)
+    for seed in (10, 31, 89, 95):
+        simulate(random_worlds.random_world(seed, "kpa"), [log := MemoryLog()], check_first=0)
         for _, record in log.records:
             found["a part"] += isinstance(record, StartReplica) and record.part is not None
             found["a part that got the other layers"] += isinstance(record, ReplicaCompleted)
     assert min(found.values()) >= 20, found
-    chosen = [each.application.system.parameters.get("provision") for each in worlds()]
-    names = [each["name"] for each in chosen if isinstance(each, dict)]
-    assert min(names.count(name) for name in ("flashpoint", "cheapest_start")) >= 5
 
 
 def fingerprint(of: World) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from sloop.profile.pipelines import (
     stations_ms,
     whole_ms,
 )
-from sloop.solvers.flashpoint import PieceCosts
+from sloop.solvers.cuts import PieceCosts
 from sloop.units import ms
 from sloop.vocabulary import ALONE, LINK_MBPS, Form, Slot
 from tests.profile.test_blocks import EXAMPLE, PROFILE

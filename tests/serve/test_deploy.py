@@ -639,7 +639,7 @@ def test_weights_that_are_to_be_brought_to_nodes_come_from_a_store(mlp: Path, tm
         "name": "a",
         "slo_ms": 100,
         "stages": [{"name": "only", "variants": [{"name": "small", "model": str(mlp), "profile": "YOLOv5s-S"}]}],
-        "system": "atoll",
+        "system": {"name": "hpa", "provision": "cheapest_start"},
     }
     (setup,) = set_up(load_application(declared)).applications
     models = servables_of(setup.application, tmp_path)

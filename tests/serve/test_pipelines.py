@@ -644,16 +644,16 @@ PARTS = '''
 from dataclasses import dataclass, replace
 
 from sloop.core.views import Provisioning, ReplicaStart, WeightChain
-from sloop.policies.provision import Flashpoint
+from sloop.policies.provision import CheapestStart
 from sloop.systems.catalogue import SYSTEMS
 from sloop.vocabulary import STORE
 
 
 @dataclass(frozen=True, slots=True)
-class PartsAtOnce(Flashpoint):
+class PartsAtOnce(CheapestStart):
     def provide(self, now_ns, given):
         if given.count < 2:
-            return Flashpoint.provide(self, now_ns, given)
+            return CheapestStart.provide(self, now_ns, given)
         name = given.sites[0].node.node.name
         starts = tuple(ReplicaStart(0, chain=chain, pipeline=0) for chain in (0, 1))
         chains = tuple(WeightChain(STORE, (name,), layers) for layers in ((0, 2), (2, 4)))
@@ -839,7 +839,7 @@ def test_the_stock_policy_starts_parts_where_requests_wait_for_a_slow_start(
 ) -> None:
     """An application that rests is woken by requests: two replicas start as one pipeline, and answer them."""
     declared = document(model, tmp_path, startup=Startup(process_s=0.1, weights_s=30.0, first_batch_s=0.1))
-    provision = {"name": "flashpoint", "partition": True}
+    provision = {"name": "cheapest_start", "partition": True}
     declared["system"] = {"name": "static", "replicas": 2, "cores": 0.5, "drop": "never", "provision": provision}
     running = Running(thread, tmp_path / "state", declared | {"rest_after_s": 0.5, "slo_ms": 60_000})
     try:

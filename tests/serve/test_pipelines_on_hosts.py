@@ -26,16 +26,16 @@ PARTS = '''
 from dataclasses import dataclass, replace
 
 from sloop.core.views import Provisioning, ReplicaStart, WeightChain
-from sloop.policies.provision import Flashpoint
+from sloop.policies.provision import CheapestStart
 from sloop.systems.catalogue import SYSTEMS
 from sloop.vocabulary import STORE
 
 
 @dataclass(frozen=True, slots=True)
-class PartsAtOnce(Flashpoint):
+class PartsAtOnce(CheapestStart):
     def provide(self, now_ns, given):
         if given.count < 2 or len(given.sites) < 2:
-            return Flashpoint.provide(self, now_ns, given)
+            return CheapestStart.provide(self, now_ns, given)
         starts = tuple(ReplicaStart(place, chain=place, pipeline=0) for place in (0, 1))
         names = [site.node.node.name for site in given.sites[:2]]
         chains = [WeightChain(STORE, (name,), layers) for name, layers in zip(names, ((0, 2), (2, 4)))]

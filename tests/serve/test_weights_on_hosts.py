@@ -184,7 +184,7 @@ stages:
   - name: only
     model: {url}
     profile: {{latency_ms: {{form: quadratic, alpha: 0, beta: 0.1, gamma: 10}}, max_batch: 4}}
-system: {{name: static, replicas: {replicas}, cores: {cores}, provision: flashpoint}}
+system: {{name: static, replicas: {replicas}, cores: {cores}, provision: cheapest_start}}
 cluster: {{nodes: [{{hardware: local, count: {nodes}, cores: 1}}]}}
 """
 MODEL_BYTES = 4_000_000

@@ -190,7 +190,7 @@ def provisioned(**provision: Any) -> World:
         "name": "t5",
         "slo_ms": 60_000,
         "stages": [{"name": "only", "variants": [{"name": "t5", "profile": T5}]}],
-        "system": {"name": "hpa", "drop": "never", "provision": {"name": "flashpoint", **provision}},
+        "system": {"name": "hpa", "drop": "never", "provision": {"name": "cheapest_start", **provision}},
         "cluster": {
             "nodes": [
                 {

@@ -380,7 +380,7 @@ def example() -> World:
 def test_the_example_of_two_accelerators_and_eight_requests(parts: bool, mean_s: float) -> None:
     """34 s with whole models. With parts 24 s in the specification, whose pipeline takes a third request while one is
     between the parts; ours has one for each worker, so two are answered every 5 s. Meanwhile the parts get the rest."""
-    declared = {"provision": {"name": "flashpoint", "partition": parts, "link_mbps": 8.0}, "drop": "never"}
+    declared = {"provision": {"name": "cheapest_start", "partition": parts, "link_mbps": 8.0}, "drop": "never"}
     policies = replace(build_system("static", declared).policies, scale=LateStart())
     world, log = replace(example(), policies=policies), MemoryLog()
     simulate(world, [log], check_first=10_000, patience_ns=s(600))

@@ -17,7 +17,7 @@ import numpy as np
 from sloop.solvers import (
     biscale,
     budget,
-    flashpoint,
+    cuts,
     frontier,
     highs,
     mixed,
@@ -163,34 +163,16 @@ def mixed_answers() -> Answers:
     return found
 
 
-def piece_costs(seed: int) -> flashpoint.PieceCosts:
+def piece_costs(seed: int) -> cuts.PieceCosts:
     """A model of fourteen layers."""
     random = Random(seed)
     cold, execution = ([random.lognormvariate(0, 0.7) for _ in range(14)] for _ in range(2))
     whole = sum(cold)
     shares, moves = tuple(each / whole for each in cold), tuple(0.1 * random.random() for _ in range(13))
-    return flashpoint.PieceCosts(shares, tuple(execution), moves)
+    return cuts.PieceCosts(shares, tuple(execution), moves)
 
 
-DOWNLOADS: Final = flashpoint.PieceDownloads(0.4, 6.0, 4.0, 4.0, 2, 4, is_chain=True, is_shared=True)
-
-
-def flashpoint_answers() -> Answers:
-    """Cuts of models, by the exact solver and by those of others."""
-    found: Answers = []
-    for seed in range(8):
-        costs = piece_costs(seed)
-        fronts = flashpoint.plan_fronts(costs)
-        found.append(fronts)
-        for requests in (1, 7, 60, 400):
-            for devices in (2, 5, 12):
-                found.append(flashpoint.best_plan(fronts, requests, devices, starts=DOWNLOADS))
-                found.append(flashpoint.best_plan(fronts, requests, devices, pieces_max=3, shared_download_s=2.0))
-        found += [flashpoint.even_plan(costs, pieces) for pieces in (2, 4)]
-        sizes = [each * 1e9 for each in costs.cold_s]
-        found += [flashpoint.fewest_pieces(sizes, costs.transfer_s, 3e8), flashpoint.filled_pieces(sizes, 3e8)]
-        found.append(flashpoint.coarse_fronts(costs, 4))
-    return found
+DOWNLOADS: Final = cuts.PieceDownloads(0.4, 6.0, 4.0, 4.0, 2, 4, is_chain=True, is_shared=True)
 
 
 def starts_answers() -> Answers:
@@ -198,7 +180,7 @@ def starts_answers() -> Answers:
     found: Answers = []
     for seed in range(8):
         random, costs = Random(seed), piece_costs(seed)
-        columns = starts.PlanColumns.of(flashpoint.plan_fronts(costs, 5))
+        columns = starts.PlanColumns.of(cuts.plan_fronts(costs, 5))
         for requests in (1, 20, 300):
             whole_s = sorted(random.uniform(0.5, 12) for _ in range(6))
             found.append(starts.choose_parts(whole_s, columns, DOWNLOADS, costs.exec_whole_s, requests, 5))
@@ -229,7 +211,6 @@ def small_answers() -> Answers:
 OWN: Final[Mapping[str, Callable[[], Answers]]] = {
     "biscale": biscale_answers,
     "budget": budget_answers,
-    "flashpoint": flashpoint_answers,
     "mixed": mixed_answers,
     "small": small_answers,
     "sponge": sponge_answers,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.solvers import starts
-from sloop.solvers.flashpoint import PieceCosts, PieceDownloads, plan_fronts
+from sloop.solvers.cuts import PieceCosts, PieceDownloads, plan_fronts
 from sloop.solvers.starts import EXACT_PLANS, PlanColumns, ServerGroup, choose_parts, mean_answer_s
 
 SECONDS = st.integers(1, 400).map(lambda tenths: tenths / 10)

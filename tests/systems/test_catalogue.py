@@ -12,18 +12,17 @@ from sloop.options import keys_of
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, WorkConserving
 from sloop.policies.divide import MaxMin, Priority
-from sloop.policies.drop import Age, Never, PredictiveDrop
+from sloop.policies.drop import Age, PredictiveDrop
 from sloop.policies.forecast import Last, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
+from sloop.policies.provision import AsPlaced, CheapestStart
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static, StaticGroup
 from sloop.systems import SYSTEMS, build_system
@@ -47,14 +46,6 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
             utilisation=0.7,
         ),
     ),
-    "atoll-rate": ("baseline", AtollRate(factor=1.0, quantile=0.99, window_ns=s(60), period_ns=s(15), batch_max=1)),
-    **{
-        name: ("system" if name == "flashpoint" else "baseline", AtollRate())
-        for name in ("flashpoint", "gpu-faas", "atoll", "baseline")
-    },
-    "torchserve": ("baseline", TorchServe(target_ns=s(7), tolerance=0.1, window_ns=s(60), period_ns=s(15))),
-    "openwhisk": ("baseline", Hpa(target=0.6, stabilisation_ns=0, period_ns=s(15), batch_max=1)),
-    "sagemaker": ("baseline", SageMaker(safety=0.5, window_ns=s(60), period_ns=s(60))),
     "vpa": ("baseline", Vpa(target=0.7, settle_ns=s(60))),
     "mixed": ("system", Mixed()),
     "harbor": ("system", Harbor()),
@@ -65,11 +56,8 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
 
 _BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
-_REACTIVE = (Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last())
 _IN_TURN = (RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("atoll-rate", "torchserve", "openwhisk", "sagemaker"), _REACTIVE),
-    **dict.fromkeys(("flashpoint", "gpu-faas", "atoll", "baseline"), _REACTIVE),
     "sponge": (Edf(), *_ONE_REPLICA),
     "biscale": (*_BISCALE, MovingMax(horizon_ns=s(10), window_ns=s(1))),
     "vertical-only": (*_BISCALE, Last(window_ns=s(2))),
@@ -107,21 +95,14 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
     "static": (Edf(), *_ONE_REPLICA),
 }
 """All policies before the scale policy, in the order of the verbs."""
-PROVISION = {
-    "flashpoint": Flashpoint(locality=True, multicast=True, source="nearest", join=True),
-    "gpu-faas": Flashpoint(locality=True, multicast=False, source="store", join=False),
-    "atoll": Flashpoint(locality=True, multicast=False, source="store", join=False),
-    "baseline": Flashpoint(locality=False, multicast=False),
-    "headstart": CheapestStart(partition=True),
-}
-"""Section 5.1 of Flashpoint's specification, and ours; all others leave starts to the place policy."""
 
 
 @pytest.mark.parametrize("name", SYSTEMS.own)
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
-    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), PROVISION.get(name, AsPlaced()), TakeAll())
+    provision = CheapestStart(partition=True) if name == "headstart" else AsPlaced()
+    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), provision, TakeAll())
     assert (system.kind, system.policies) == (kind, Policies(*expected))
 
 

@@ -20,7 +20,7 @@ from sloop.machine import Capacity
 from sloop.profile.profile import save_profile
 from sloop.profile.published import RESNET_T
 from sloop.serve.deploy import threads_of
-from sloop.solvers.flashpoint import PieceCosts, PiecePlan, coarse_fronts
+from sloop.solvers.cuts import PieceCosts, PiecePlan, coarse_fronts
 from sloop.systems import SYSTEMS
 from sloop.systems.setup import application_in, build, definition_of, set_up
 from sloop.units import NS_PER_S, ms
@@ -115,8 +115,8 @@ def test_memory_that_no_node_has_is_refused_and_memory_nobody_told_is_not() -> N
     assert set_up(load_application(MINIMAL | stages | {"cluster": FOUR_CORES}))
 
 
-@pytest.mark.parametrize(("system", "needed_gib"), [("flashpoint", 2), ("baseline", 2), ("hpa", 0)])
-def test_memory_of_weights_that_no_node_has_is_refused(system: str, needed_gib: int) -> None:
+@pytest.mark.parametrize(("system", "needed_gib"), [({"name": "hpa", "provision": "cheapest_start"}, 2), ("hpa", 0)])
+def test_memory_of_weights_that_no_node_has_is_refused(system: object, needed_gib: int) -> None:
     """Files of 2 GiB, for which the core of some systems keeps memory."""
     large = {"latency_ms": {"form": "quadratic", "alpha": 0, "beta": 1, "gamma": 1}, "weights_bytes": 2 << 30}
     stages = {"stages": [{"name": "a", "profile": large | {"max_batch": 4, "max_cores": 1}}], "system": system}
@@ -396,7 +396,7 @@ def test_plans_of_parts_are_found_before_anything_is_served(monkeypatch: pytest.
         found.append(costs.layers)
         return coarse_fronts(costs, pieces_max)
 
-    monkeypatch.setattr("sloop.policies.provision.coarse_fronts", noted)
-    parts = {"name": "flashpoint", "partition": True, "link_mbps": 12.5}
+    monkeypatch.setattr("sloop.policies.sourcing.coarse_fronts", noted)
+    parts = {"name": "cheapest_start", "partition": True, "link_mbps": 12.5}
     set_up(replace(example().application, system=SystemChoice("static", {"provision": parts})))
     assert found == [2]

@@ -1,6 +1,7 @@
 """What policies are made of: their protocols, what they see (views), and policies to take over.
 
-`targets` helps to make plans. Policies read no clock, files or random numbers, and neither does anything here.
+`targets` helps to make plans, and `sourcing` to choose where replicas start and from where weights come. Policies read
+no clock, files or random numbers, and neither does anything here.
 """
 
 from sloop.core.ledger import MICRO, MILLI, Ledger, Reservation, equal_nodes, replicas_max, sites
@@ -44,7 +45,7 @@ from sloop.core.views import (
     WeightChain,
     WeightsView,
 )
-from sloop.policies import targets
+from sloop.policies import sourcing, targets
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, Slack, Timeout, WorkConserving
 from sloop.policies.devices import (
@@ -166,6 +167,7 @@ __all__ = [
     "replicas_max",
     "share_of",
     "sites",
+    "sourcing",
     "targets",
     "wanted_rps",
 ]

@@ -40,6 +40,7 @@ from sloop.solvers.contents import (
     needs,
     possible_contents,
 )
+from sloop.solvers.cuts import PieceCosts, PieceDownloads, PiecePlan, best_plan, expected_requests, plan_fronts
 from sloop.solvers.forecasting import seconds_rps
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, place
 from sloop.solvers.highs import Row
@@ -60,6 +61,9 @@ __all__ = [
     "IndexedPath",
     "Objective",
     "PathMatrix",
+    "PieceCosts",
+    "PieceDownloads",
+    "PiecePlan",
     "PlacedModel",
     "Resident",
     "Row",
@@ -67,11 +71,13 @@ __all__ = [
     "ShadowCandidate",
     "StageOptions",
     "Ties",
+    "best_plan",
     "capacity_rps",
     "cheapest_by_forests",
     "cheapest_by_milp",
     "choose_body",
     "choose_shadow",
+    "expected_requests",
     "fill_ms",
     "highs",
     "hundredths",
@@ -81,6 +87,7 @@ __all__ = [
     "needs",
     "patience_ns",
     "place",
+    "plan_fronts",
     "possible_contents",
     "rank_correlation",
     "replicas_needed",

@@ -132,22 +132,11 @@ ERRORS: Final = (0.25, 0.5, 0.8, 1.0, 1.0, 1.25, 2.0, 4.0)
 
 PROVISIONS: Final[Sequence[dict[str, Any]]] = (
     {"partition": True},
-    {"multicast": False, "partition": True, "cuts": "filled"},
-    {"partition": True, "cuts": "fewest"},
-    {"multicast": False, "join": False, "source": "store", "partition": True},
-    {"multicast": False, "join": False, "source": "store"},
-    {"locality": False, "partition": True, "cuts": "fewest"},
-    {"locality": False, "multicast": False, "partition": True, "cuts": "filled"},
-)
-"""Parameters of `flashpoint`, which decides in one world of four where replicas start and from where weights come. Only
-models with measured layers start in parts: more often with cuts that ignore how long a start takes."""
-
-CHEAPEST: Final[Sequence[dict[str, Any]]] = (
-    {"partition": True},
     {"partition": True, "spare_workers": 0},
     {"partition": True, "store": "per_node", "link_mbps": 1e3, "store_mbps": 1e5, "pieces_max": 2},
 )
-"""Parameters of `cheapest_start`, which decides in one of three worlds with such a policy and measured layers."""
+"""Parameters of `cheapest_start`, which decides in one world of four where replicas start and from where weights come.
+Only models with measured layers start in parts."""
 
 LINK: Final = {"kind": "lte"}
 
@@ -419,11 +408,9 @@ def _provisioned(world: World) -> World:
     own = stream(world.seed, "provision")
     if own.random() >= 0.25:
         return world
-    chosen = {"name": "flashpoint", **own.choice(PROVISIONS)}
+    chosen = {"name": "cheapest_start", **own.choice(PROVISIONS)}
     layers = stream(world.seed, "layers")  # separate, so that worlds without layers do not change
     has_layers = layers.random() < 0.5
-    if has_layers and layers.random() < 1 / 3:
-        chosen = {"name": "cheapest_start", **layers.choice(CHEAPEST)}
 
     def provided(application: Application) -> Application:
         system = replace(application.system, parameters={**application.system.parameters, "provision": chosen})

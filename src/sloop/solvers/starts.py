@@ -1,6 +1,6 @@
 """Whether some of the replicas of a model that start now should start as parts of one model.
 
-Functions of numbers, in seconds and requests. The decision is ours; the pieces are those of `sloop.solvers.flashpoint`,
+Functions of numbers, in seconds and requests. The decision is ours; the pieces are those of `sloop.solvers.cuts`,
 after sections 2.3 to 2.7 of our specification of Flashpoint (San Juan, thesis, Waterloo 2023).
 
 x requests wait. Each server (a replica, or a pipeline of parts) gives its first answer `first_s` from now, and then one
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.solvers.flashpoint import PieceDownloads, PiecePlan, rounds_before
+from sloop.solvers.cuts import PieceDownloads, PiecePlan, rounds_before
 
 EXACT_PLANS: Final = 24
 """Up to this many ways to start in parts, all of them are compared; if there are more, only the best one for each

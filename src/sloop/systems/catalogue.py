@@ -15,24 +15,22 @@ from sloop.plugins import Registry
 from sloop.policies.admit import Open, PredictiveAdmit
 from sloop.policies.batch import Adaptive, Deadline, Full, WorkConserving
 from sloop.policies.divide import MaxMin
-from sloop.policies.drop import Age, Never, PredictiveDrop
+from sloop.policies.drop import Age, PredictiveDrop
 from sloop.policies.forecast import Last, MovingMax
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.provision import CheapestStart, Flashpoint
+from sloop.policies.provision import CheapestStart
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
 from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
 from sloop.systems.system import System, is_system_file, system_in_file
 from sloop.units import s
 
-AS_IN_FLASHPOINT: Final = "as compared with in San Juan, Flashpoint, thesis, Waterloo 2023"
 DISSERTATION: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter"
 
 LAST_10_S: Final = Last(window_ns=s(10))
@@ -60,10 +58,6 @@ _BISCALE: Final = Policies(
     MaxMin(),
 )  # fmt: skip
 
-_REACTIVE: Final = Policies(
-    Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last(), AtollRate(), MaxMin()
-)
-"""As in Flashpoint's evaluation: idle workers take the next request of one queue, and no request is given up."""
 CATALOGUE: Final = (
     # One replica per application, resized in place.
     System(
@@ -155,64 +149,6 @@ CATALOGUE: Final = (
         "baseline",
         "Kubernetes, Horizontal Pod Autoscaling, autoscaling/v2 with its default behaviour",
         Policies(Fifo(), WorkConserving(), RoundRobin(), Age(), Open(), SpreadPlacement(), Last(), Hpa(), MaxMin()),
-        ONE_KIND,
-    ),
-    # The autoscalers with which Flashpoint is evaluated; parameters in the policies.
-    System(
-        "atoll-rate",
-        "baseline",
-        f"Singhvi et al., Atoll, SoCC 2021: its request-rate mode, {AS_IN_FLASHPOINT}",
-        _REACTIVE,
-        ONE_KIND,
-    ),
-    System(
-        "torchserve",
-        "baseline",
-        f"TorchServe on Kubernetes, scaled by the mean wait in the queue, {AS_IN_FLASHPOINT}",
-        replace(_REACTIVE, scale=TorchServe()),
-        ONE_KIND,
-    ),
-    System(
-        "openwhisk",
-        "baseline",
-        f"OpenWhisk on Kubernetes, scaled by utilisation, {AS_IN_FLASHPOINT}",
-        replace(_REACTIVE, scale=Hpa(target=0.6, stabilisation_ns=0, batch_max=1)),
-        ONE_KIND,
-    ),
-    System(
-        "sagemaker",
-        "baseline",
-        f"Amazon SageMaker, target tracking of invocations per instance, {AS_IN_FLASHPOINT}",
-        replace(_REACTIVE, scale=SageMaker()),
-        ONE_KIND,
-    ),
-    # Large models that start from inside the cluster. Any other scaling policy may stand on it: `scale: torchserve`.
-    System(
-        "flashpoint",
-        "system",
-        "San Juan, Flashpoint, thesis, Waterloo 2023: locality and chains of transfers, under Atoll's policy",
-        replace(_REACTIVE, provision=Flashpoint()),
-        ONE_KIND,
-    ),
-    System(
-        "gpu-faas",
-        "baseline",
-        f"GPU-enabled FaaS, {AS_IN_FLASHPOINT}: hosts keep models, others come from the store; as `atoll`",
-        replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store")),
-        ONE_KIND,
-    ),
-    System(
-        "atoll",
-        "baseline",
-        f"Singhvi et al., Atoll, SoCC 2021, {AS_IN_FLASHPOINT}: hosts keep files of models, others come from the store",
-        replace(_REACTIVE, provision=Flashpoint(multicast=False, join=False, source="store")),
-        ONE_KIND,
-    ),
-    System(
-        "baseline",
-        "baseline",
-        f"the baseline of Flashpoint, {AS_IN_FLASHPOINT}: each replica downloads its model from the store",
-        replace(_REACTIVE, provision=Flashpoint(locality=False, multicast=False)),
         ONE_KIND,
     ),
     # Replicas by concurrency, down to none.

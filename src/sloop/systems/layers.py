@@ -18,7 +18,7 @@ from sloop.errors import InputError
 from sloop.profile.pairs import NOTIFY_MS, BlockCosts, MoveCosts, runs_of
 from sloop.profile.profile import LatencyTable, LayerProfile
 from sloop.solvers.bodies import ShadowCandidate, capacity_rps, rank_correlation, shadow_candidates, size_share
-from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, even_plan, plan_fronts
+from sloop.solvers.cuts import PieceCosts, PiecePlan, best_plan, even_plan, plan_fronts
 
 PIECES: Final = (2, 3, 4, 6, 8)
 PROCESSES: Final = (2, 4)

@@ -13,7 +13,7 @@ from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import Ewma, Last, MovingMax, OracleForecast, Times
 from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
-from sloop.policies.provision import AsPlaced, CheapestStart, Flashpoint
+from sloop.policies.provision import AsPlaced, CheapestStart
 from sloop.policies.route import (
     Fastest,
     FirstIdle,
@@ -27,7 +27,6 @@ from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.reactive import AtollRate, SageMaker, TorchServe
 from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
 
@@ -69,13 +68,10 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
         "vertical": Vertical,
         "mixed": Mixed,
         "harbor": Harbor,
-        "atoll_rate": AtollRate,
-        "torchserve": TorchServe,
-        "sagemaker": SageMaker,
         "bodies": Bodies,
     },
     "divide": {"max_min": MaxMin, "proportional": Proportional, "priority": Priority},
-    "provision": {"as_placed": AsPlaced, "cheapest_start": CheapestStart, "flashpoint": Flashpoint},
+    "provision": {"as_placed": AsPlaced, "cheapest_start": CheapestStart},
     "share": {"take_all": TakeAll},
 }
 

@@ -11,11 +11,10 @@ from msgspec import structs
 from sloop.actions import End, StartReplica
 from sloop.events import ReplicaReady, ReplicaStopped
 from sloop.options import written
-from sloop.profile.published import FLASHPOINT_MODELS
 from sloop.runlog import Record
 from sloop.sim.run import simulate
 from sloop.sim.world import World
-from sloop.solvers.flashpoint import PieceCosts
+from sloop.solvers.cuts import PieceCosts
 from sloop.units import s
 from sloop.vocabulary import LINK_MBPS, Outcome, ReplicaId, ReplicaSpec, Request, RequestId, Slot
 from sloop.workload.trace import cut
@@ -65,6 +64,7 @@ from sloop_systems.flashpoint.experiments.runs import (
     world_of,
 )
 from sloop_systems.flashpoint.experiments.traces import AZURE, HOURS, LLM, MAIN, generated_counts, requests_of
+from sloop_systems.flashpoint.published import FLASHPOINT_MODELS
 
 DATA = data_folder()
 needs_trace = pytest.mark.skipif(

@@ -150,14 +150,6 @@ def test_batches_grow_to_what_the_rate_needs() -> None:
     assert found.stages[0].predicted_ms == pytest.approx(12 + 10)  # three per batch; two more arrive in 10 ms
 
 
-def test_a_policy_that_keeps_no_plan_shows_its_largest() -> None:
-    """A replica of 10 ms serves 100 requests/s. TorchServe's autoscaler adds four while requests wait, which then wait
-    no longer, and removes all but one."""
-    steady = steady_plans(setup(stage("a"), system="torchserve").applications, {"x": 150})
-    assert steady.plans["x"].stages[0].groups[0].count == 5
-    assert "goes to and fro between 1 replica with 1 core and 5 replicas with 5 cores" in steady.cut_short["x"]
-
-
 def test_requests_that_nobody_drops_wait_for_ever() -> None:
     """Three a second too many: in the tenth minute's last second 1798.5 wait in the mean, or 3 where others are
     dropped."""

@@ -6,7 +6,6 @@ Source: San Juan, Flashpoint: A Low-latency Serverless Platform for DL Inference
 from pathlib import Path
 from typing import Final
 
-from sloop.profile.published import FLASHPOINT_MODELS
 from sloop.report.plots import Figure, Panel, Series
 from sloop.text import listed
 from sloop_systems.comparison.harness import Progress, Reproduction, Results, Wanted, bars, run_trials, silent
@@ -39,6 +38,7 @@ from sloop_systems.flashpoint.experiments.results import (
 )
 from sloop_systems.flashpoint.experiments.runs import FlashpointTrial
 from sloop_systems.flashpoint.experiments.traces import AZURE, LLM, MAIN, requests_of
+from sloop_systems.flashpoint.published import FLASHPOINT_MODELS
 
 FIRST_SHARE, TUNED_SHARE, MATCHED_SHARE = 0.3, 0.87, 0.95
 """Parts of the time until the trials have been simulated on which others depend."""

@@ -14,12 +14,9 @@ from typing import Final
 
 from sloop.app.scenario import TopologyTruth
 from sloop.core.views import Bucket, ClusterView, NodeView, StageView, Traffic
-from sloop.policies.provision import PIECE_BYTES_MAX
-from sloop.policies.scale.reactive import AtollRate
 from sloop.profile.estimate import Estimate
-from sloop.profile.published import FLASHPOINT_MODELS, PUBLISHED
 from sloop.sim import FlowNetwork, Topology
-from sloop.solvers.flashpoint import PieceCosts, PiecePlan, best_plan, fewest_pieces, filled_pieces, plan_fronts
+from sloop.solvers.cuts import PieceCosts, PiecePlan, best_plan, plan_fronts
 from sloop.units import FOREVER_NS, s, to_s
 from sloop.vocabulary import LINK_MBPS, STORE_MBPS, Node
 from sloop.vocabulary import Path as StagePath
@@ -33,6 +30,9 @@ from sloop_systems.flashpoint.experiments.traces import (
     TWITTER_STATISTICS,
     requests_of,
 )
+from sloop_systems.flashpoint.policy import AtollRate
+from sloop_systems.flashpoint.published import FLASHPOINT_MODELS, PROFILES
+from sloop_systems.flashpoint.solver import PIECE_BYTES_MAX, fewest_pieces, filled_pieces
 
 T5: Final = "T5-3B"
 WINDOW_S, PERIOD_S, HOUR_S = 60, 15, 3600
@@ -88,7 +88,7 @@ def azure_rows() -> list[Row]:
 
 @cache
 def _belief() -> Estimate:
-    return Estimate(PUBLISHED[T5], variant="v", hardware="", correct=False)
+    return Estimate(PROFILES[T5], variant="v", hardware="", correct=False)
 
 
 def atoll_targets(counts: Sequence[int], model: Estimate | None = None) -> list[int]:
@@ -201,7 +201,7 @@ def expected_cold_s(growth: float, download_s: float, load_s: float, send_s: flo
 
 def piece_costs(name: str, mbps: float = LINK_MBPS) -> PieceCosts:
     """What the layers of a model cost: cold start in proportion to bytes, at this rate of downloads."""
-    profile = PUBLISHED[name]
+    profile = PROFILES[name]
     assert profile.layers is not None
     blocks = profile.layers.blocks
     per_byte = sum(stages_s(name, mbps)) / profile.weights_bytes

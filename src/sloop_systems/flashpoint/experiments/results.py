@@ -15,7 +15,6 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.profile.published import FLASHPOINT_MODELS
 from sloop.vocabulary import STORE_MBPS
 from sloop_systems.comparison.harness import EQUAL_WITHIN, Results, Wanted
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, directed
@@ -23,6 +22,7 @@ from sloop_systems.flashpoint.experiments import published
 from sloop_systems.flashpoint.experiments.offline import T5, expected_cold_s, expected_wait_s, stages_s
 from sloop_systems.flashpoint.experiments.runs import SCALING, FlashpointResult, FlashpointTrial, ScalingName, Technique
 from sloop_systems.flashpoint.experiments.traces import AZURE, HOURS, MAIN, STEP, STEP_RPS
+from sloop_systems.flashpoint.published import FLASHPOINT_MODELS
 
 Found = Results[FlashpointResult]
 

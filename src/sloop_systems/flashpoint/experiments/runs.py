@@ -25,7 +25,6 @@ from sloop.core.views import CompletionInput, Provisioning, ProvisionInput
 from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic, Startup
-from sloop.profile.published import FLASHPOINT_MODELS, PUBLISHED
 from sloop.runlog import Record
 from sloop.sim.run import simulate
 from sloop.sim.world import World
@@ -37,6 +36,7 @@ from sloop.workload.trace import cut, scale
 from sloop_systems.comparison.harness import RunResult, Trial, equalised
 from sloop_systems.flashpoint.experiments.offline import T5, atoll_targets
 from sloop_systems.flashpoint.experiments.traces import MAIN, requests_of
+from sloop_systems.flashpoint.published import FLASHPOINT_MODELS, PROFILES
 
 ScalingName = Literal["atoll-rate", "torchserve", "openwhisk", "sagemaker"]
 SCALING: Final[tuple[ScalingName, ...]] = ("atoll-rate", "torchserve", "openwhisk", "sagemaker")
@@ -174,7 +174,7 @@ def profile_of(name: str) -> Profile:
         load_s=load_s + send_s,
         startup=Startup(0.0, load_s, 0.0, send_s=send_s),
         weights_bytes=round(model.size_bytes.value),
-        layers=PUBLISHED[name].layers,
+        layers=PROFILES[name].layers,
     )
 
 

@@ -1,4 +1,4 @@
-"""Flashpoint's partition problem: into how many pieces, and where, to cut a model whose pieces start at the same time.
+"""Cuts: into how many pieces, and where, to cut a model whose pieces start at the same time.
 
 Several devices each load one piece of consecutive layers and serve as a pipeline, so that the first answer need not
 wait until the whole model has started, but only until the slowest piece has. Functions of numbers, after San Juan,
@@ -9,9 +9,8 @@ For a plan with p pieces: C is the longest cold start of a piece, E the longest 
 of all transfers between pieces, I = execution of the whole + IN, and B = max(E, N) the slowest station of the pipeline.
 Of x requests that wait, P devices make g = ⌊P/p⌋ pipelines, and the x-th is answered after C + B (⌈x/g⌉ - 1) + I.
 
-`sloop profile --layers` uses this module to propose cuts (`sloop.systems.layers`). The provision policies `flashpoint`
-and `cheapest_start` take their plans from `coarse_fronts`; `reproduce flashpoint` compares them
-with those of `fewest_pieces` and `filled_pieces`.
+`sloop profile --layers` uses this module to propose cuts (`sloop.systems.layers`). Provision policies take their plans
+from `coarse_fronts`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -361,35 +360,3 @@ def even_plan(costs: PieceCosts, pieces: int) -> PiecePlan | None:
                 extended[end] = min(found)
         best = extended
     return costs.plan(best[costs.layers][2]) if costs.layers in best else None
-
-
-# The planners that it is compared with
-
-
-def fewest_pieces(sizes_bytes: Sequence[float], transfer_s: Sequence[float], limit_bytes: float) -> tuple[int, ...]:
-    """Gillis, as the thesis compares with it: the fewest pieces of at most `limit_bytes`, then the least transfer, then
-    the earliest cuts. Ignores cold starts. A single larger layer is a piece of its own."""
-    sums = tuple(accumulate(sizes_bytes, initial=0.0))
-    best: list[tuple[int, float, tuple[int, ...]]] = [(0, 0.0, ())]
-    for end in range(1, len(sums)):
-        first = min(end - 1, bisect_left(sums, sums[end] - limit_bytes))
-        best.append(
-            min(
-                (pieces + 1, moved_s + (transfer_s[start - 1] if start else 0.0), (*cuts, start) if start else cuts)
-                for start, (pieces, moved_s, cuts) in enumerate(best[first:], start=first)
-            )
-        )
-    return best[-1][2]
-
-
-def filled_pieces(sizes_bytes: Sequence[float], limit_bytes: float, *, fill: float = 0.8) -> tuple[int, ...]:
-    """SerFer, as the thesis compares with it: from the first layer on, a piece takes layers up to `fill` × the limit.
-    Ignores cold starts and transfers."""
-    cuts: list[int] = []
-    taken_bytes = 0.0
-    for number, size_bytes in enumerate(sizes_bytes):
-        if number and taken_bytes + size_bytes > fill * limit_bytes:
-            cuts.append(number)
-            taken_bytes = 0.0
-        taken_bytes += size_bytes
-    return tuple(cuts)

@@ -3,9 +3,12 @@
 from statistics import fmean
 
 import pytest
+from click.testing import CliRunner
 
-from sloop.profile.published import FLASHPOINT_MODELS, PUBLISHED, FlashpointModel
+from sloop.cli import main
+from sloop.profile.published import PUBLISHED
 from sloop.vocabulary import LINK_MBPS, STORE_MBPS
+from sloop_systems.flashpoint.published import FLASHPOINT_MODELS, FlashpointModel
 
 T5 = FLASHPOINT_MODELS["T5-3B"]
 MODELS = list(FLASHPOINT_MODELS.values())
@@ -83,3 +86,9 @@ def test_t5_has_55_layers_of_which_the_largest_takes_2_353_percent() -> None:
     assert len(sizes) == 55
     assert sum(size > 10_000 for size in sizes) == 49
     assert max(sizes) / sum(sizes) == pytest.approx(0.02353, abs=1e-5)
+
+
+def test_nobody_is_advised_on_a_machine_without_a_price() -> None:
+    result = CliRunner().invoke(main, ["advise", "GPT-2-XL", "--rate", "1", "--slo-ms", "4000"])
+    assert result.exit_code == 1
+    assert "lambda.a10 has no price" in result.output

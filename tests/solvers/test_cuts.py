@@ -1,4 +1,4 @@
-"""Flashpoint's partition solver: the specification's exact cases, brute force, and what a real pipeline does."""
+"""Cuts of models: the Flashpoint specification's exact cases, brute force, and what a real pipeline does."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.solvers.flashpoint import (
+from sloop.solvers.cuts import (
     LAYERS_MAX,
     PieceCosts,
     PieceDownloads,
@@ -18,8 +18,6 @@ from sloop.solvers.flashpoint import (
     coarse_fronts,
     even_plan,
     expected_requests,
-    fewest_pieces,
-    filled_pieces,
     plan_fronts,
     rounds_before,
 )
@@ -384,33 +382,6 @@ def test_a_shared_link_carries_a_copy_for_each_pipeline() -> None:
 
 
 # The planners it is compared with
-
-
-@pytest.mark.parametrize(("model_mb", "pieces"), [(499, 2), (890, 4), (1626, 7), (3135, 13), (6282, 26), (11_408, 46)])
-def test_gillis_needs_as_many_pieces_as_250_mb_allow(model_mb: float, pieces: int) -> None:
-    """Section 5.1, with layers that are fine enough."""
-    count = int(model_mb / 1.9)
-    assert len(fewest_pieces([model_mb / count] * count, [1.0] * (count - 1), 250)) + 1 == pieces
-
-
-def test_gillis_equals_brute_force() -> None:
-    for seed in range(30):
-        random = np.random.default_rng(seed)
-        sizes, transfer = random.uniform(20, 120, 8).tolist(), random.integers(1, 4, 7).astype(float).tolist()
-        found = fewest_pieces(sizes, transfer, 150)
-        allowed = [
-            (count, sum(transfer[cut - 1] for cut in cuts), cuts)
-            for count in range(8)
-            for cuts in combinations(range(1, 8), count)
-            if all(sum(sizes[a:b]) <= 150 for a, b in zip((0, *cuts), (*cuts, 8), strict=True))
-        ]
-        assert found == min(allowed)[2]
-    assert fewest_pieces([300.0, 10.0], [1.0], 250) == (1,), "a layer above the limit is a piece of its own"
-
-
-def test_serfer_fills_from_the_left() -> None:
-    assert filled_pieces([100.0, 90.0, 30.0, 250.0, 20.0], 250) == (2, 3, 4)
-    assert filled_pieces(T5_MB, 250) == tuple(range(1, 49)), "every block of T5 exceeds 0.8 × 250 MB together"
 
 
 @pytest.mark.parametrize(
