@@ -87,6 +87,7 @@ def test_what_batches_take_of_a_gpu(network: Path, nvidia: FakeNvidia) -> None:
 def test_measured_kernels_decide_which_models_share_a_gpu(network: Path, nvidia: FakeNvidia, tmp_path: Path) -> None:
     """Two models that need a quarter of the SMs while they run share one of two cards; two that need all of them do
     not. Before anything is measured, the system says how to."""
+    pytest.importorskip("sloop_systems.colocation", reason="`wsm-milp` needs measured kernels")
     nvidia.install_runtime()
     other = network.with_name("other.onnx")
     other.write_bytes(network.read_bytes())
