@@ -129,7 +129,7 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-MOVING = {"biscale", "flashpoint", "sponge"}
+MOVING = {"flashpoint"}
 """Publications whose policies are not in their folders yet."""
 
 

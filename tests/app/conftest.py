@@ -38,7 +38,7 @@ stages:
     profile: {latency_ms: {table: {1: {1: 46.0, 2: 28.9}, 4: {1: 145, 2: 82}}}, max_batch: 4}
     after: detect
   - {name: join, profile: ResNet-T, after: [crop, blur]}
-system: {name: sponge, margin: 0.9}
+system: {name: elastic, margin: 0.9}
 estimates: {correct: false, margin: 1.1}
 cluster:
   nodes:
@@ -47,7 +47,7 @@ cluster:
 """
 
 SCENARIO = (
-    DEMO.replace("system: {name: sponge, margin: 0.9}\n", "systems: [sponge, {name: static, cores: 16}]\n")
+    DEMO.replace("system: {name: elastic, margin: 0.9}\n", "systems: [elastic, {name: static, cores: 16}]\n")
     + """\
 trace: {kind: poisson, rate: 100}
 duration_s: 600

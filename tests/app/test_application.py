@@ -22,7 +22,7 @@ def test_locates_keys_and_the_nearest_above(demo: str) -> None:
 
 def test_order_is_topological_whatever_the_files_order() -> None:
     stages = (Stage("c", (), ("a", "b")), Stage("b", (), ("a",)), Stage("a", ()), Stage("lone", ()))
-    app = Application("x", 1.5, stages, SystemChoice("sponge"))
+    app = Application("x", 1.5, stages, SystemChoice("elastic"))
     assert [stage.name for stage in app.order] == ["a", "b", "c", "lone"]
     assert app.graph.entries == ("a", "lone")
     follow = {name: tuple(edge.target for edge in edges) for name, edges in app.graph.edges.items()}
@@ -50,7 +50,7 @@ def test_finds_a_cycle_where_and_only_where_there_is_one(graph: list[set[int]]) 
         assert all(later in after[earlier] for earlier, later in pairwise(cycle))
     else:
         stages = tuple(Stage(name, (), waits) for name, waits in after.items())
-        names = [stage.name for stage in Application("x", 1, stages, SystemChoice("sponge")).order]
+        names = [stage.name for stage in Application("x", 1, stages, SystemChoice("elastic")).order]
         assert all(names.index(other) < names.index(name) for name in names for other in after[name])
 
 

@@ -124,7 +124,7 @@ def test_the_system_is_the_one_that_the_applications_name() -> None:
     assert deployment.system == SystemChoice("static")
     assert [each.system.name for each in deployment.applications] == ["static"] * 3
     assert parameters(deployment) == [{}, {"cores": 2}, {}], "each has only its own parameters"
-    assert load_deployment([inline("a"), inline("b")]).system.name == "sponge"
+    assert load_deployment([inline("a"), inline("b")]).system.name == "elastic"
 
 
 def test_own_parameters_replace_those_of_the_deployment_with_the_same_key() -> None:
@@ -381,7 +381,7 @@ CANARY = {"at_s": 1, "deploy": inline("a"), "canary": {"share": 0.1}}
         ),
         ({"changes": [{"at_s": 1, "deploy": inline("c")}]}, "no trace for application 'c'\nhelp: add 'c:'"),
         ({"changes": [{"at_s": 1, "deploy": "new.yaml"}]}, r"changes\[0\]\.deploy: no application file 'new\.yaml'"),
-        ({"changes": [{"at_s": 1, "deploy": inline("a", system="hpa")}]}, "declares the system 'hpa', not 'sponge'"),
+        ({"changes": [{"at_s": 1, "deploy": inline("a", system="hpa")}]}, "declares the system 'hpa', not 'elastic'"),
         (
             {"changes": [{"at_s": 1, "deploy": inline("a", cluster={"nodes": [{"hardware": "local"}]})}]},
             r"changes\[0\]\.deploy\.cluster: the application declares another cluster",

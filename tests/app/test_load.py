@@ -116,7 +116,7 @@ def test_reads_what_was_declared(demo: str) -> None:
     blur = app.by_name["blur"].variants[0].profile
     assert blur is not None
     assert blur.latency_ms == LatencyTable({1: {1: 46.0, 2: 28.9}, 4: {1: 145, 2: 82}})
-    assert (app.system.name, app.system.parameters) == ("sponge", {"margin": 0.9})
+    assert (app.system.name, app.system.parameters) == ("elastic", {"margin": 0.9})
     assert app.estimates == Estimates(correct=False, margin=1.1)
     assert [node.name for node in app.cluster] == ["c5.4xlarge-0", "c5.4xlarge-1", "box-0"]
     assert (app.cluster[0].cores, app.cluster[0].usd_per_h) == (16, 0.68)
@@ -129,7 +129,7 @@ def test_one_local_node_unless_told_otherwise() -> None:
     declared = {"name": "a", "slo_ms": 1, "stages": [{"name": "s", "profile": "ResNet-T"}]}
     app = read_application(as_value(declared), Path())
     assert [(node.hardware, node.cores) for node in app.cluster] == [("local", local().cores)]
-    assert app.system.name == "sponge"
+    assert app.system.name == "elastic"
 
 
 def test_models_are_found_from_the_files_folder_with_the_profile_beside(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_reads_a_scenario(scenario_text: str) -> None:
     assert scenario.traces == {"demo": {"kind": "poisson", "rate": 100}}
     assert (scenario.duration_ns, scenario.seed) == (600 * 10**9, 7)
     assert [(system.name, dict(system.parameters)) for system in scenario.systems] == [
-        ("sponge", {}),
+        ("elastic", {}),
         ("static", {"cores": 16}),
     ]
     assert scenario.systems[1].path == "systems[1]"
@@ -406,7 +406,7 @@ def test_reads_a_scenario(scenario_text: str) -> None:
         ("kind: lte", "kind: 4g", "unknown kind of link '4g'"),
         ("kind: lte", "kind: lte, secnds: 6", "unknown key 'secnds'"),
         ("seed: 7", "seed: -1", "must be a whole number"),
-        ("seed: 7", "seed: 7\nsystem: sponge", "either 'system' or 'systems'"),
+        ("seed: 7", "seed: 7\nsystem: elastic", "either 'system' or 'systems'"),
         ("ratio: 1.1", "ratio: 0", "must be a number above 0"),
         ("ratio: 1.1", "ration: 1.1", "unknown key 'ration'"),
         ("resize: rescale", "resize: now", "must be one of next_batch, rescale"),
@@ -425,7 +425,7 @@ def test_reads_a_scenario(scenario_text: str) -> None:
             "topology: {store_mbps: 1}",
             "topology: the size of the weights of detect/detect is unknown on",
         ),
-        ("systems: [sponge, {name: static, cores: 16}]", "systems: []", "at least one system"),
+        ("systems: [elastic, {name: static, cores: 16}]", "systems: []", "at least one system"),
     ],
 )
 def test_wrong_scenarios_are_refused(old: str, new: str, what: str, scenario_text: str) -> None:
@@ -510,7 +510,7 @@ def test_defaults() -> None:
     assert scenario.truth.network is None
     assert scenario.truth.failures is None
     assert (scenario.duration_ns, scenario.seed) == (60 * 10**9, 0)
-    assert [system.name for system in scenario.systems] == ["sponge"]
+    assert [system.name for system in scenario.systems] == ["elastic"]
 
 
 @pytest.mark.parametrize(

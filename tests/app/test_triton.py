@@ -297,7 +297,7 @@ def test_a_repository_loads_like_model_files(tmp_path: Path) -> None:
     deployment = load_deployment(tmp_path)
     assert deployment.name == "flat+plain"
     assert [each.name for each in deployment.applications] == ["flat", "plain"]
-    assert {each.system.name for each in deployment.applications} == {"sponge"}
+    assert {each.system.name for each in deployment.applications} == {"elastic"}
     file = deployment.applications[0].file
     assert file == str(tmp_path / "flat" / "config.pbtxt")
     assert load_application(file).name == "flat", "a server loads an application again from its file"

@@ -74,11 +74,11 @@ def test_models_come_and_go(servers: "subprocess.Popen[str]", model: Path) -> No
 
 def test_a_system_that_a_deployment_replaces_is_named(app: Path) -> None:
     own = "".join(line for line in app.read_text().splitlines(True) if not line.startswith("system"))
-    app.write_text(f"{own}system: sponge\n")
+    app.write_text(f"{own}system: elastic\n")
     deployment = app.with_name("deployment.yaml")
     deployment.write_text(f"name: x\napplications: [{app.name}]\nsystem: {{name: static, cores: 1}}\n")
     shown = CliRunner().invoke(main, ["check", str(deployment), "--rate", "1"]).stdout
-    assert "runs under static, its deployment's system, not sponge of its file" in " ".join(shown.split())
+    assert "runs under static, its deployment's system, not elastic of its file" in " ".join(shown.split())
 
 
 def test_without_a_server_nothing_is_deployed(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_model_file_is_measured_and_served(model: Path) -> None:
     assert (profile.origin, profile.source.partition(":")[0]) == ("measured", "a short measurement")
     (application,) = load_deployment(model).applications
     assert said["slo_ms"] == {"tiny": application.slo_ms}
-    assert (application.system.name, application.system.parameters["criterion"]) == ("sponge", "steady")
+    assert application.system.name == "elastic"
 
 
 @pytest.mark.live
@@ -124,8 +124,8 @@ def test_without_it_check_says_what_it_can_and_which_command_is_next(model: Path
     assert json.loads(run("check", app, "--json").stdout)["plan"] is None
     assert not path_beside(model).exists()
     if written:
-        app.write_text(app.read_text() + "system: spong\n")
-        assert "did you mean 'sponge'?" in run("check", app).stderr
+        app.write_text(app.read_text() + "system: elastik\n")
+        assert "did you mean 'elastic'?" in run("check", app).stderr
 
 
 def test_a_wrong_system_is_told_before_anything_is_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +133,9 @@ def test_a_wrong_system_is_told_before_anything_is_measured(model: Path, monkeyp
         raise AssertionError("nothing is worth measuring")
 
     monkeypatch.setattr(module, "first_profile", measures)
-    result = run("serve", model, "--system", "spong")
+    result = run("serve", model, "--system", "elastik")
     assert result.exit_code == 1
-    assert "did you mean 'sponge'?" in result.stderr
+    assert "did you mean 'elastic'?" in result.stderr
     app = model.with_name("app.yaml")
     app.write_text("name: app\nslo_ms: 90\nstages: [{name: only, model: tiny.onnx}]\nsystem: {name: static, core: 1}\n")
     assert "app.yaml:4: system.core: unknown key 'core'" in run("serve", app).stderr
@@ -303,7 +303,7 @@ def test_two_models_are_two_applications(model: Path) -> None:
         save_profile(structs.replace(RESNET_T, model_digest=digest(model)), path_beside(path))
     deployment = load_deployment([model.with_name("one.onnx"), model.with_name("two.onnx")])
     assert [each.name for each in deployment.applications] == ["one", "two"]
-    assert {each.system.parameters["criterion"] for each in deployment.applications} == {"steady"}
+    assert {each.system.name for each in deployment.applications} == {"elastic"}
     with pytest.raises(InputError, match="there is no such file"):
         load_deployment(model.with_name("three.onnx"))
     assert np.isclose(deployment.applications[0].slo_ms, 300)

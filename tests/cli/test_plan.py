@@ -412,16 +412,16 @@ def test_people_see_the_source() -> None:
 
 
 def test_one_system_is_shown_with_its_parameters(tmp_path: Path) -> None:
-    shown = " ".join(CliRunner().invoke(main, ["systems", "sponge"]).stdout.split())
-    assert "EuroMLSys 2024" in shown
+    shown = " ".join(CliRunner().invoke(main, ["systems", "elastic"]).stdout.split())
+    assert "resizes in place" in shown
     assert "mixed clusters keeps to one kind of hardware" in shown
-    assert "margin 0.9 Fraction of the SLO to plan with." in shown
-    assert "forecast.window_ms 1000" in shown
-    found = json.loads(CliRunner().invoke(main, ["systems", "sponge", "--json"]).stdout)
+    assert "margin 0.9 Fraction of each deadline to plan with." in shown
+    assert "forecast.window_ms 2000" in shown
+    found = json.loads(CliRunner().invoke(main, ["systems", "elastic", "--json"]).stdout)
     assert {"name", "source", "kind", "mixed", "slots", "runs", "parameters"} == found.keys()
-    margin = {"verb": "scale", "policy": "sponge", "key": "margin", "default": 0.9}
+    margin = {"verb": "scale", "policy": "vertical", "key": "margin", "default": 0.9}
     assert margin.items() <= next(each for each in found["parameters"] if each["key"] == "margin").items()
-    assert "did you mean 'sponge'?" in CliRunner().invoke(main, ["systems", "spong"]).stderr
+    assert "did you mean 'elastic'?" in CliRunner().invoke(main, ["systems", "elastik"]).stderr
     own = tmp_path / "mine.py"
     own.write_text(
         "from dataclasses import replace\nfrom sloop.systems import SYSTEMS\n"

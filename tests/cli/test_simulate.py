@@ -48,7 +48,7 @@ def test_a_chosen_system_replaces_the_scenarios_and_several_logs_keep_apart(scen
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["run-0-static.jsonl", "run-1-static.jsonl"]
     shown = CliRunner().invoke(main, ["simulate", str(scenario), "--log", str(log)])
     assert "run-1-static.jsonl" in "".join(shown.stdout.split())
-    shown = CliRunner().invoke(main, ["simulate", str(scenario), "--system", "sponge", "--log", str(log)])
+    shown = CliRunner().invoke(main, ["simulate", str(scenario), "--system", "elastic", "--log", str(log)])
     assert "attainment" in shown.stdout
     assert log.exists()
 

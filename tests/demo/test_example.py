@@ -25,7 +25,7 @@ def test_the_files_are_an_application_and_a_scenario_with_a_model_that_reads_the
     assert not obstacle
     stage = load_application(application).stages[0]
     assert stage.variants[0].model == str(model)
-    assert [choice.name for choice in load_scenario(scenario).systems] == ["sponge", "early-drop"]
+    assert [choice.name for choice in load_scenario(scenario).systems] == ["elastic", "early-drop"]
 
 
 def test_files_of_others_are_not_overwritten(tmp_path: Path) -> None:

@@ -68,4 +68,4 @@ def test_a_copy_starts_with_an_empty_memory() -> None:
 def test_policies_that_are_called_within_the_event_loop() -> None:
     """All others are called beside it, because their decisions may take longer than a request can wait."""
     quick = {name for name, kind in POLICIES["scale"].own.items() if getattr(kind, "is_quick", False)}
-    assert quick == {"static", "sponge", "hpa", "kpa", "vpa"}
+    assert quick == {"static", "hpa", "kpa", "vpa"}

@@ -182,6 +182,6 @@ def test_hysteresis_goes_up_at_once_and_down_when_all_agree() -> None:
 
 
 def test_a_pipeline_is_refused_by_those_that_serve_one_model() -> None:
-    assert targets.one_stage(make_view(STAGE, nodes=()), "sponge") is STAGE
-    with pytest.raises(InputError, match="scale policy sponge serves one model, and the application has 2 stages"):
-        targets.one_stage(make_view(STAGE, STAGE, nodes=()), "sponge")
+    assert targets.one_stage(make_view(STAGE, nodes=()), "mine") is STAGE
+    with pytest.raises(InputError, match="scale policy mine serves one model, and the application has 2 stages"):
+        targets.one_stage(make_view(STAGE, STAGE, nodes=()), "mine")

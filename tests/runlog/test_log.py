@@ -225,7 +225,7 @@ RECORDS = st.lists(st.tuples(NS, RECORD), max_size=30).map(lambda rows: sorted(r
 HEADER = runlog.Header(
     origin="sim",
     name="demo",
-    system="sponge",
+    system="elastic",
     definitions={"demo": {"name": "demo", "slo_ms": 200}},
     cluster=(Node("n0", "local", 4, 0, (Device("cuda:0", "T4", 1),)),),
     seed=7,

@@ -213,8 +213,9 @@ def test_a_pipeline_answers_what_its_models_compute_one_after_the_other(mlp: Pat
     uvloop.run(main())
 
 
-def test_sponge_resizes_the_one_replica_in_place_and_loses_nothing() -> None:
-    system = {"name": "sponge", "period_ms": 50, "cores": [0.25, 0.5, 1, 2]}
+def test_one_replica_is_resized_in_place_and_loses_nothing() -> None:
+    window = {"name": "last", "window_ms": 50}
+    system = {"name": "vertical-only", "unit": 0.25, "cores_max": 8, "period_ms": 50, "forecast": window}
     setup = setup_of(system)
 
     async def main() -> None:

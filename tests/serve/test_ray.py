@@ -35,7 +35,7 @@ stages:
       latency_ms: {form: amdahl, gamma: 40, epsilon: 1, delta: 0, eta: 1}
       max_batch: 2
       max_cores: 2
-system: {name: sponge, criterion: steady, cores: [1, 2]}
+system: {name: vertical-only, throughput: pure, margin: 0.9}
 cluster: {nodes: [{hardware: local, count: 2, cores: 2}]}
 """
 """By its profile, a core serves some 25 requests per second; in truth the model only sleeps."""

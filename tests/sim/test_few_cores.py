@@ -37,10 +37,7 @@ def served(system: SystemChoice | None) -> tuple[int, int]:
     return row.served, row.requests
 
 
-BISCALE = SystemChoice("biscale", {"unit": 0.25})
-
-
-@pytest.mark.parametrize("system", [None, SystemChoice("mixed"), SystemChoice("harbor"), BISCALE], ids=str)
+@pytest.mark.parametrize("system", [None, SystemChoice("mixed"), SystemChoice("harbor")], ids=str)
 def test_a_pipeline_of_more_stages_than_cores_is_served(system: SystemChoice | None) -> None:
     """Also by systems that say that they have no plan for all of it."""
     in_time, requests = served(system)

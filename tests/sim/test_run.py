@@ -91,7 +91,7 @@ def test_a_fresh_core_without_any_truth_replays_every_decision(seed: int) -> Non
         Truth(resize="rescale"),
     ],
 )
-@pytest.mark.parametrize("system", ["static", "sponge"])
+@pytest.mark.parametrize("system", ["static", "elastic"])
 def test_worlds_that_differ_in_truth_alone_look_the_same_until_it_shows(truth: Truth, system: str) -> None:
     seen = records_of(world(system={"name": system}))
     other = records_of(replace(world(system={"name": system}), truth=truth))
@@ -116,8 +116,8 @@ def test_a_core_that_reads_the_truth_is_found_out() -> None:
     """The blindness test's own test: beliefs that are the truth differ at the first plan, before anything is seen."""
     cold = {"cold_start": {"warm": False, "start_s": 3.0}}
     slow = {"form": "quadratic", "alpha": 0.0, "beta": 30.0, "gamma": 90.0}
-    honest = world(system={"name": "sponge"}, truth=cold)
-    leaking = world(system={"name": "sponge"}, truth=cold, latency_ms=slow)
+    honest = world(system={"name": "static"}, truth=cold)
+    leaking = world(system={"name": "static"}, truth=cold, latency_ms=slow)
     logs = [records_of(honest), records_of(leaking)]
     index = first_difference(*logs)
     assert any(isinstance(log[index][1], ACTIONS) for log in logs)
@@ -126,7 +126,7 @@ def test_a_core_that_reads_the_truth_is_found_out() -> None:
 def test_the_log_says_what_core_seconds_cost() -> None:
     """Cores × time from the order to start until the end of a replica, from the log alone."""
     log = MemoryLog()
-    simulate(world(system={"name": "sponge"}, duration_s=3.0), [log])
+    simulate(world(system={"name": "elastic"}, duration_s=3.0), [log])
     starts = [record for _, record in log if isinstance(record, StartReplica)]
     resizes = [record for _, record in log if isinstance(record, Resized)]
     assert all(record.spec.cores > 0 and record.spec.node for record in starts)

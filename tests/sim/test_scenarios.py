@@ -28,8 +28,8 @@ SCENARIO = {
 
 
 def test_runs_of_one_system_are_told_apart() -> None:
-    choices = [SystemChoice("static", {"cores": 8.0}), SystemChoice("static"), SystemChoice("sponge")]
-    assert labels_of(choices) == ["static (cores 8.0)", "static (as published)", "sponge"]
+    choices = [SystemChoice("static", {"cores": 8.0}), SystemChoice("static"), SystemChoice("elastic")]
+    assert labels_of(choices) == ["static (cores 8.0)", "static (as published)", "elastic"]
     assert labels_of([SystemChoice("static")] * 2) == ["static (as published)", "static (as published), no. 2"]
 
 
@@ -54,7 +54,7 @@ def test_a_named_system_keeps_the_scenarios_parameters_where_it_has_some() -> No
     scenario = load_scenario(SCENARIO)
     assert chosen_systems(scenario, []) == scenario.systems
     assert chosen_systems(scenario, ["static"]) == scenario.systems
-    assert chosen_systems(scenario, ["sponge"]) == (SystemChoice("sponge"),)
+    assert chosen_systems(scenario, ["elastic"]) == (SystemChoice("elastic"),)
 
 
 def test_requests_that_never_end_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -42,7 +42,7 @@ slo_ms: 200
 stages:
   - name: only
     profile: {latency_ms: {form: amdahl, gamma: 20, epsilon: 5, delta: 1, eta: 2}, max_batch: 8, max_cores: 16}
-systems: [static, {name: sponge, margin: 0.9}]
+systems: [static, {name: elastic, margin: 0.9}]
 cluster: {nodes: [{hardware: custom, count: 1, cores: 16, memory_bytes: 1000000000}]}
 trace: {kind: poisson, rate: 20}
 duration_s: 5
@@ -66,7 +66,7 @@ def test_a_scenario_is_a_world_for_each_of_its_systems(scenario_file: Path) -> N
     first = World.from_scenario(scenario)
     second = World.from_scenario(scenario, scenario.systems[1])
     assert first.setup().system.name == "static"
-    assert second.setup().system.name == "sponge"
+    assert second.setup().system.name == "elastic"
     assert first.origin == f"sloop simulate {scenario_file} --system static --seed 3"
     arrivals = [list(played.ingress()) for played in (first, second)]
     assert arrivals[0] == arrivals[1], "the same requests for everybody"
@@ -128,8 +128,8 @@ def test_a_recorded_link_is_read_from_the_folder_of_the_scenario(scenario_file: 
 
 def test_a_misspelt_system_parameter_is_refused(scenario_file: Path) -> None:
     scenario = load_scenario(scenario_file)
-    with pytest.raises(InputError, match="spong"):
-        simulate(World.from_scenario(scenario, SystemChoice("sponge", {"spong": 1})))
+    with pytest.raises(InputError, match="elastik"):
+        simulate(World.from_scenario(scenario, SystemChoice("elastic", {"elastik": 1})))
 
 
 def test_a_trace_that_is_wrong_says_where_in_the_scenario(scenario_file: Path) -> None:

@@ -104,8 +104,8 @@ def test_a_policy_beside_the_event_loop_is_looked_at_as_well(checked: Checks) ->
 
 def test_a_system_that_serves_nothing_of_this_is_refused(tmp_path: Path) -> None:
     app = tmp_path / "app.yaml"
-    app.write_text(APP.replace("SYSTEM", "sponge"))
-    with pytest.raises(InputError, match="scale policy sponge serves one model, and the application has 2 stages"):
+    app.write_text(APP.replace("SYSTEM", "headstart"))
+    with pytest.raises(InputError, match=r"scale policy .* serves one model, and the application has 2 stages"):
         check_in_worlds(load_deployment([app]), {"street": 8.0}, range(3))
 
 

@@ -15,14 +15,12 @@ from typing import Any, Final
 import numpy as np
 
 from sloop.solvers import (
-    biscale,
     budget,
     cuts,
     frontier,
     highs,
     mixed,
     queueing,
-    sponge,
     starts,
 )
 from sloop.solvers.budget import IndexedPath, Segment, StageOptions
@@ -55,49 +53,6 @@ def paths_of(random: Random, stages: int, alone_ms: Sequence[float]) -> list[Ind
     if random.random() < 0.5 and len(chains) > 1:
         chains = [(*chain, stages - 1) if chain[-1] != stages - 1 else chain for chain in chains]
     return [IndexedPath(chain, random.uniform(1, 5) * sum(alone_ms[at] for at in chain)) for chain in chains]
-
-
-def sponge_answers() -> Answers:
-    """The setting by each criterion."""
-    found: Answers = []
-    for seed in range(60):
-        random = Random(seed)
-        grid = sponge.SpongeGrid(tuple(map(float, range(1, 17))), grid_ms(random, 16, 16))
-        count, rate_rps, way_ms = random.randint(0, 60), random.uniform(1, 80), random.uniform(0, 400)
-        budgets_ms = np.sort(np.array([random.uniform(100, 1200) for _ in range(count)]))
-        for holds in (
-            sponge.holds_burst(grid, count, way_ms, 1000.0),
-            sponge.holds_per_batch(grid, budgets_ms),
-            sponge.holds_steady(grid, rate_rps, way_ms, 1000.0) & sponge.keeps_up(grid, rate_rps),
-        ):
-            found.append(sponge.cheapest(grid, holds))
-        found += [sponge.best_effort(grid, budgets_ms, rate_rps), sponge.startable(grid, 500.0)]
-        found.append(sponge.max_rate_rps(grid))
-    return found
-
-
-def biscale_answers() -> Answers:
-    """All programs, by both rules of throughput."""
-    found: Answers = []
-    for seed in range(24):
-        random = Random(seed)
-        stages = [biscale.BiscaleStage(np.maximum(1.0, grid_ms(random, 8, 8))) for _ in range(random.randint(1, 4))]
-        slo_ms = int(random.uniform(1.2, 4) * sum(float(own.latency_ms[0, 0]) for own in stages))
-        for throughput in ("pure", "with_queue"):
-            problem = biscale.chain(stages, slo_ms, throughput=throughput, cores_total=60)
-            for rate_rps in (0.0, 3.0, 17.5, 60.0):
-                horizontal = problem.horizontal(rate_rps)
-                found.append(horizontal)
-                if horizontal is not None:
-                    counts = [own.replicas for own in horizontal]
-                    found += [problem.vertical(2 * rate_rps, counts), problem.split(3 * rate_rps, counts)]
-                    found += [problem.enlarged(horizontal), problem.carries(rate_rps, [(2, 2)] * len(stages))]
-                    present = [biscale.StageReplicas((1, 2), (4,)) for _ in stages]
-                    found += [biscale.replicas_carry(problem, rate_rps, present)]
-                    found.append(biscale.small_first(problem, rate_rps, present, horizontal))
-            if problem.horizontal(0) is not None:
-                found.append(problem.horizontal_within_cores(900.0))
-    return found
 
 
 def budget_answers() -> Answers:
@@ -209,11 +164,9 @@ def small_answers() -> Answers:
 
 
 OWN: Final[Mapping[str, Callable[[], Answers]]] = {
-    "biscale": biscale_answers,
     "budget": budget_answers,
     "mixed": mixed_answers,
     "small": small_answers,
-    "sponge": sponge_answers,
     "starts": starts_answers,
 }
 

@@ -18,24 +18,19 @@ from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import AsPlaced, CheapestStart
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
-from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static, StaticGroup
+from sloop.policies.scale.vertical import Vertical
 from sloop.systems import SYSTEMS, build_system
 from sloop.systems.registry import POLICIES
 from sloop.units import s
 
 PUBLISHED: dict[str, tuple[str, Any]] = {
-    "sponge": (
-        "system",
-        Sponge(planning_set="rate", criterion="burst", budget="clmax", margin=0.9, batch_max=16, period_ns=s(1)),
-    ),
-    "biscale": ("system", Biscale(throughput="with_queue", reference="max10", stable="ge", settle=5)),
-    "vertical-only": ("baseline", Vertical(replicas=1)),
+    "elastic": ("system", Vertical(replicas=1, replicas_max=0, throughput="pure", margin=0.9)),
+    "vertical-only": ("baseline", Vertical(replicas_max=1, throughput="with_queue", margin=1.0)),
     "early-drop": ("system", Static()),
     "hpa": ("baseline", Hpa(target=0.8, stabilisation_ns=s(300), period_ns=s(15))),
     "kpa": (
@@ -54,13 +49,12 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
 }
 """Kind and scale policy; the figures stand here although most are defaults, because they are published."""
 
-_BISCALE = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
+_VERTICAL = (Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(), SpreadPlacement())
 _ONE_REPLICA = (WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(window_ns=s(1)))
 _IN_TURN = (RoundRobin(), Age(limit=3.0), Open(), BestFit(), Last(window_ns=s(10)))
 DATA_PATHS: dict[str, tuple[Any, ...]] = {
-    "sponge": (Edf(), *_ONE_REPLICA),
-    "biscale": (*_BISCALE, MovingMax(horizon_ns=s(10), window_ns=s(1))),
-    "vertical-only": (*_BISCALE, Last(window_ns=s(2))),
+    "elastic": (Edf(), WorkConserving(), *_VERTICAL[2:], Last(window_ns=s(2))),
+    "vertical-only": (*_VERTICAL, Last(window_ns=s(2))),
     "early-drop": (Edf(), Deadline(), FirstIdle(), PredictiveDrop(), PredictiveAdmit(trust=0.7), BestFit(), Last()),
     "mixed": (
         Edf(),
@@ -101,8 +95,9 @@ DATA_PATHS: dict[str, tuple[Any, ...]] = {
 def test_published_parameters(name: str) -> None:
     system = build_system(name)
     kind, scale = PUBLISHED[name]
+    divide = MaxMin(idle="use" if name == "elastic" else "leave")
     provision = CheapestStart(partition=True) if name == "headstart" else AsPlaced()
-    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, MaxMin(), provision, TakeAll())
+    expected: tuple[Any, ...] = (*DATA_PATHS[name], scale, divide, provision, TakeAll())
     assert (system.kind, system.policies) == (kind, Policies(*expected))
 
 
@@ -110,32 +105,16 @@ def test_published_parameters(name: str) -> None:
     ("name", "declared", "changes"),
     [
         (
-            "sponge",
-            {
-                "margin": 0.95,
-                "budget": "per_batch",
-                "cores": [0.25, 0.5, 1, 2],
-                "batch": "slack",
-                "drop": {"limit": 3},
-            },
-            {
-                "scale": Sponge(margin=0.95, budget="per_batch", cores=(0.25, 0.5, 1, 2)),
-                "batch": Slack(),
-                "drop": Age(limit=3),
-            },
-        ),
-        (
-            "biscale",
-            {"shrink": False, "blocking": True, "whole": True, "reference": "now", "settle": 10, "drop": "age"},
-            {"scale": Biscale(shrink=False, blocking=True, whole=True, reference="now", settle=10), "drop": Age()},
+            "elastic",
+            {"margin": 0.95, "batch": "slack", "drop": "predictive"},
+            {"scale": Vertical(margin=0.95), "batch": Slack(), "drop": PredictiveDrop()},
         ),
         ("static", {"cores": 8}, {"scale": Static(replicas=1, cores=8)}),
         ("hpa", {"divide": "priority"}, {"divide": Priority()}),
         ("early-drop", {"replicas": 2, "cores": 4}, {"scale": Static(replicas=2, cores=4)}),
     ],
     ids=[
-        "sponge's variants",
-        "biscale's artefact",
+        "policies of other verbs",
         "static-8",
         "another rule for too few cores",
         "early-drop",

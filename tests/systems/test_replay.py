@@ -224,7 +224,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "name": "both",
         "applications": [first, second],
-        "system": draw(st.sampled_from(["vertical-only", "mixed", "hpa", "kpa", "harbor", "static"])),
+        "system": draw(st.sampled_from(["elastic", "mixed", "hpa", "kpa", "harbor", "static"])),
         "cluster": {"nodes": [{"hardware": "c5.4xlarge"}, rented]},
         "traces": {"two": trace, "second": trace} | ({"third": trace} if "deploy" in last else {}),
         "truth": {"nodes": {"acquire_s": 0.5, "mtbf_s": 5, "repair_s": 0.5}, "cold_start": {"start_s": 0.3}},

@@ -39,7 +39,7 @@ def test_beliefs_and_policies_are_fresh_each_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "memory_bytes", "threads"), [("sponge", 700, 2), ("static", 400, 0), ("hpa", 400, 0)]
+    ("system", "memory_bytes", "threads"), [("elastic", 700, 2), ("static", 400, 0), ("hpa", 400, 0)]
 )
 def test_only_replicas_that_may_be_resized_count_sessions_for_other_numbers_of_threads(
     system: str, memory_bytes: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,8 +154,8 @@ def test_an_error_in_the_file_names_its_line_and_one_of_the_command_line_does_no
     file.write_text("name: x\nslo_ms: 9\nstages: [{name: a, profile: ResNet-T}]\nsystem: statik\n")
     with pytest.raises(InputError, match=r"app\.yaml:4: system: unknown system 'statik'\nhelp: did you mean 'static'"):
         set_up(load_application(file))
-    with pytest.raises(InputError, match=r"^system: unknown system 'spong'\nhelp: did you mean 'sponge'"):
-        set_up(load_application(MINIMAL), SystemChoice("spong"))
+    with pytest.raises(InputError, match=r"^system: unknown system 'elastik'\nhelp: did you mean 'elastic'"):
+        set_up(load_application(MINIMAL), SystemChoice("elastik"))
 
 
 # Kinds of hardware

@@ -1,18 +1,30 @@
 """Simulated experiments: applications, traces, truths, worlds, and what has happened in them."""
 
-from sloop.actions import AttachShadow, Decided, End, StartBatch, StartReplica
+from sloop.actions import AttachShadow, Decided, End, StartBatch, StartReplica, StopReplica
 from sloop.app.application import Application, Deployment, Estimates, Stage, SystemChoice, Variant
 from sloop.app.load import load_application, load_deployment, load_scenario
 from sloop.app.scenario import (
     BackgroundTruth,
     ColdStartTruth,
+    Delivery,
     InterferenceTruth,
+    NetworkTruth,
     NodeTruth,
     Scenario,
     ServiceTruth,
     Truth,
 )
-from sloop.events import BatchFailed, Finished, ReplicaLost, ReplicaStopped, ShadowLost, ShadowReady, ShadowStopped
+from sloop.events import (
+    BatchFailed,
+    Finished,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+    ShadowLost,
+    ShadowReady,
+    ShadowStopped,
+)
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.cost import NodeRow
 from sloop.runlog.summary import RunSummary
@@ -22,8 +34,9 @@ from sloop.sim.world import Clients, World, faults_of, foretold
 from sloop.streams import seed_of, stream
 from sloop.systems.planning import explain_plan
 from sloop.systems.setup import set_up
-from sloop.workload import Spread, Trace, TraceFile, trace_from, trace_of
-from sloop.workload.generate import poisson_ns
+from sloop.workload import Link, Spread, Trace, TraceFile, link_from, read_link, trace_from, trace_of
+from sloop.workload.generate import generated, kind_of, poisson_ns
+from sloop.workload.link import LinkFile
 from sloop.workload.read import read_counts, trace_of_counts
 
 __all__ = [
@@ -34,17 +47,23 @@ __all__ = [
     "Clients",
     "ColdStartTruth",
     "Decided",
+    "Delivery",
     "Deployment",
     "End",
     "Estimates",
     "Finished",
     "InterferenceTruth",
+    "Link",
+    "LinkFile",
     "MemoryLog",
+    "NetworkTruth",
     "NodeRow",
     "NodeTruth",
     "Record",
     "ReplicaLost",
+    "ReplicaReady",
     "ReplicaStopped",
+    "Resized",
     "RunSummary",
     "Scenario",
     "ServiceTruth",
@@ -55,6 +74,7 @@ __all__ = [
     "Stage",
     "StartBatch",
     "StartReplica",
+    "StopReplica",
     "SystemChoice",
     "Trace",
     "TraceFile",
@@ -64,11 +84,15 @@ __all__ = [
     "explain_plan",
     "faults_of",
     "foretold",
+    "generated",
+    "kind_of",
+    "link_from",
     "load_application",
     "load_deployment",
     "load_scenario",
     "poisson_ns",
     "read_counts",
+    "read_link",
     "run_scenario",
     "seed_of",
     "set_up",

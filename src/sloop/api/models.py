@@ -3,6 +3,7 @@
 from sloop.machine import capacity, hardware_name, usable_cpus
 from sloop.onnx_file import FLOAT, INT64, array_in, parse_onnx, read_onnx, write_onnx
 from sloop.profile.blocks import block_costs
+from sloop.profile.examine import free_batch
 from sloop.profile.model import open_model
 from sloop.tensor import Port, Signature
 
@@ -14,6 +15,7 @@ __all__ = [
     "array_in",
     "block_costs",
     "capacity",
+    "free_batch",
     "hardware_name",
     "open_model",
     "parse_onnx",

@@ -72,10 +72,23 @@ from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
 from sloop.policies.scale.static import Static, StaticGroup, StaticPlacement, StaticStage
+from sloop.policies.scale.vertical import Vertical
+from sloop.policies.sizes import (
+    PROBLEMS_KEPT,
+    SizeLimits,
+    SizeModel,
+    describe,
+    infeasible,
+    size_model,
+    split_of,
+    stage_replicas,
+    within_node_room,
+)
 
 __all__ = [
     "MICRO",
     "MILLI",
+    "PROBLEMS_KEPT",
     "Adaptive",
     "Admit",
     "Age",
@@ -141,6 +154,8 @@ __all__ = [
     "SharedDeviceView",
     "SharedDevices",
     "Site",
+    "SizeLimits",
+    "SizeModel",
     "Slack",
     "Smallest",
     "SmoothWeighted",
@@ -157,17 +172,24 @@ __all__ = [
     "Times",
     "Together",
     "Traffic",
+    "Vertical",
     "Vpa",
     "WeightChain",
     "WeightsView",
     "WorkConserving",
+    "describe",
     "equal_nodes",
+    "infeasible",
     "part_of",
     "planned",
     "replicas_max",
     "share_of",
     "sites",
+    "size_model",
     "sourcing",
+    "split_of",
+    "stage_replicas",
     "targets",
     "wanted_rps",
+    "within_node_room",
 ]

@@ -2,6 +2,7 @@
 
 from sloop.app.hardware import KINDS, power_of
 from sloop.profile.estimate import Estimate
+from sloop.profile.fit import Point, fit_amdahl
 from sloop.profile.profile import (
     Amdahl,
     DeviceSharing,
@@ -21,13 +22,14 @@ from sloop.profile.profile import (
     sample_of,
     save_profile,
 )
-from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, YOLOV5S_S
+from sloop.profile.published import PUBLISHED, RESNET18_HUMAN, RESNET_T, RESNET_T_CELLS, YOLOV5S_S
 
 __all__ = [
     "KINDS",
     "PUBLISHED",
     "RESNET18_HUMAN",
     "RESNET_T",
+    "RESNET_T_CELLS",
     "YOLOV5S_S",
     "Amdahl",
     "DeviceSharing",
@@ -37,12 +39,14 @@ __all__ = [
     "LayerProfile",
     "Origin",
     "ParametricLatency",
+    "Point",
     "Profile",
     "Quadratic",
     "Region",
     "Sample",
     "Startup",
     "digest_of_model",
+    "fit_amdahl",
     "load_profile",
     "path_beside",
     "power_of",

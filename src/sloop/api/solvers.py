@@ -45,6 +45,18 @@ from sloop.solvers.forecasting import seconds_rps
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, place
 from sloop.solvers.highs import Row
 from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
+from sloop.solvers.sizes import (
+    RateTable,
+    ReplicaGroups,
+    SizeChoice,
+    SizedStage,
+    SizeOptions,
+    SizeProblem,
+    StageReplicas,
+    Throughput,
+    chain,
+    cores_of,
+)
 
 __all__ = [
     "CONTENTS_MAX",
@@ -65,18 +77,28 @@ __all__ = [
     "PieceDownloads",
     "PiecePlan",
     "PlacedModel",
+    "RateTable",
+    "ReplicaGroups",
     "Resident",
     "Row",
     "ServingAssumptions",
     "ShadowCandidate",
+    "SizeChoice",
+    "SizeOptions",
+    "SizeProblem",
+    "SizedStage",
     "StageOptions",
+    "StageReplicas",
+    "Throughput",
     "Ties",
     "best_plan",
     "capacity_rps",
+    "chain",
     "cheapest_by_forests",
     "cheapest_by_milp",
     "choose_body",
     "choose_shadow",
+    "cores_of",
     "expected_requests",
     "fill_ms",
     "highs",

@@ -59,11 +59,8 @@ SYSTEM_KEYS: Final = {"system", "systems"}
 APPLICATIONS_MAX, CHANGES_MAX = 1_000, 10_000
 WAKE_S_MAX: Final = 3_600.0
 NAME_CHARS_MAX: Final = 100
-_IDLE: Final = {"divide": {"name": "max_min", "idle": "use"}}
-"""Whoever names no system gets the cores that nobody needs; published systems leave them idle."""
-DEFAULT_SYSTEM: Final = SystemChoice("sponge", {"criterion": "steady", **_IDLE})
-"""For single models: one replica that takes the cores that the rate needs, for evenly spaced requests."""
-DEFAULT_SYSTEM_OF_GRAPHS: Final = SystemChoice("biscale", _IDLE)
+DEFAULT_SYSTEM: Final = SystemChoice("elastic")
+"""Cores follow the load in place, a second replica starts where one is not enough, and bursts use idle cores."""
 SLO_FACTOR: Final = 5.0
 """The usual deadline as a multiple of the time of a single request, as publications choose deadlines for many models at
 once. Five leaves time for the batch before a request's own, and for its own."""
@@ -345,7 +342,7 @@ def read_deployment(document: Value, folder: FilePath, models: Models = NO_MODEL
     given = Deployment(
         name=read_name(fields["name"]),
         applications=(),
-        system=_systems(fields, folder, 1)[0] if fields.keys() & SYSTEM_KEYS else SystemChoice(""),
+        system=_systems(fields, folder)[0] if fields.keys() & SYSTEM_KEYS else SystemChoice(""),
         limits=read_options(Limits, fields["limits"]) if "limits" in fields else Limits(),
         edges=fields["edges"].integer(least=0, most=EDGES_MAX) if "edges" in fields else None,
         file=document.file,
@@ -383,8 +380,7 @@ def _deployment(members: Sequence[_Member], given: Deployment, cluster: Declared
     system = given.system
     if not system.name:
         named = next((each.system for each in applications if each.system.path), None)
-        most = max(len(each.stages) for each in applications)
-        system = _default_system(most) if named is None else replace(named, parameters={}, path="")
+        system = DEFAULT_SYSTEM if named is None else replace(named, parameters={}, path="")
     made = replace(given, cluster=cluster.nodes, system=system)
     joined = [made.joined_by(application) for application in applications]
     if len(joined) > 1:
@@ -427,7 +423,7 @@ def read_application(
         name=read_name(fields["name"]),
         slo_ms=slo_ms,
         stages=stages,
-        system=_systems(fields, folder, len(stages))[0],
+        system=_systems(fields, folder)[0],
         declared_paths=read_paths(fields["paths"], stages, slo_ms) if "paths" in fields else (),
         cluster=nodes,
         estimates=read_options(Estimates, fields["estimates"]) if "estimates" in fields else Estimates(),
@@ -469,26 +465,21 @@ def _joined_cluster(fields: Mapping[str, Value], cluster: DeclaredCluster | None
     return cluster.nodes
 
 
-def _systems(fields: Mapping[str, Value], folder: FilePath, stages: int) -> tuple[SystemChoice, ...]:
-    """The systems under `systems` or `system`; without both keys, the default system for this number of stages, with an
-    empty path."""
+def _systems(fields: Mapping[str, Value], folder: FilePath) -> tuple[SystemChoice, ...]:
+    """The systems under `systems` or `system`; without both keys, the default system, with an empty path."""
     if "systems" in fields and "system" in fields:
         fields["systems"].fail("a scenario has either 'system' or 'systems', not both", "keep 'systems'")
     declared = fields.get("systems", fields.get("system"))
     if declared is None:
-        return (_default_system(stages),)
+        return (DEFAULT_SYSTEM,)
     choices = tuple(_system(each, folder) for each in declared.one_or_more())
     if not choices:
         declared.wrong("at least one system")
     return choices
 
 
-def _default_system(stages: int) -> SystemChoice:
-    return DEFAULT_SYSTEM if stages == 1 else DEFAULT_SYSTEM_OF_GRAPHS
-
-
 def _system(value: Value, folder: FilePath) -> SystemChoice:
-    """A system as `sponge` or `{name: sponge, margin: 0.9}`; the path of a Python file may replace the name."""
+    """A system as `static` or `{name: static, cores: 2}`; the path of a Python file may replace the name."""
     if not isinstance(value.content, Mapping):
         return SystemChoice(_system_name(value, folder), {}, value.path, value.file, value.lines)
     fields = value.mapping(required=("name",))
@@ -537,7 +528,7 @@ def read_scenario(document: Value, folder: FilePath, models: Models = NO_MODELS)
         duration_s=duration_s,
         seed=fields["seed"].integer(least=0) if "seed" in fields else 0,
         truth=truth,
-        systems=_systems(fields, folder, 1) if fields.keys() & SYSTEM_KEYS else (deployment.system,),
+        systems=_systems(fields, folder) if fields.keys() & SYSTEM_KEYS else (deployment.system,),
         changes=changes,
     )
 

@@ -26,8 +26,8 @@ APPLICATIONS_MAX: Final = 30
 
 EXAMPLE = """
 sloop simulate burst.yaml --seed 7
-sloop simulate burst.yaml --system sponge --log run.jsonl && sloop explain run.jsonl
-sloop simulate burst.yaml --system static,sponge --json
+sloop simulate burst.yaml --system elastic --log run.jsonl && sloop explain run.jsonl
+sloop simulate burst.yaml --system static,elastic --json
 sloop simulate burst.yaml --page burst.html
 sloop simulate burst.yaml --live .sloop/digits --page burst.html
 sloop simulate burst.yaml --recorded .sloop/digits
@@ -42,7 +42,7 @@ sloop simulate burst.yaml --recorded .sloop/digits
     "--log",
     type=click.Path(path_type=Path),
     help="Write the event log to this file, for `sloop explain` and `sloop replay`. With several systems each gets a "
-    "file of its own: run.jsonl becomes run-0-static.jsonl, run-1-sponge.jsonl.",
+    "file of its own: run.jsonl becomes run-0-static.jsonl, run-1-elastic.jsonl.",
 )
 @click.option(
     "--recorded",

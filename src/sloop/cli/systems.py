@@ -13,7 +13,7 @@ from sloop.systems.system import System, is_system_file, parameters_of
 
 EXAMPLE = """
 sloop systems
-sloop systems sponge
+sloop systems elastic
 sloop systems ./mine.py
 sloop systems --json | jq '.systems[].name'
 """

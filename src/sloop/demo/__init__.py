@@ -33,7 +33,7 @@ stages:
     model: ./digits.onnx
 trace: {kind: square, rate: 20, burst_rate: 200, period_s: 20, burst_s: 5}
 duration_s: 60
-systems: [{name: sponge, criterion: steady}, early-drop]
+systems: [elastic, early-drop]
 """
 
 

@@ -23,7 +23,7 @@ from sloop.app.hardware import local
 from sloop.app.load import load_scenario
 from sloop.app.scenario import Scenario
 from sloop.demo.live import ClientLoad, CountedRun, count_run, schedule_start_ns, serve_and_load
-from sloop.errors import MachineError
+from sloop.errors import InputError, MachineError
 from sloop.load import Delivery, LoadResult
 from sloop.load.run import schedule_of
 from sloop.profile.examine import free_batch
@@ -32,6 +32,7 @@ from sloop.profile.profile import Profile, Sample, path_beside, save_profile
 from sloop.serve.cpu_quota import Cgroups, confined, detect
 from sloop.sim import BYTES_PER_KB, NOT_RECORDED, RecordedRun, World
 from sloop.sim.scenarios import run_scenario
+from sloop.systems import SYSTEMS
 from sloop.text import counted
 
 CELL_S: Final = 1.0
@@ -85,11 +86,13 @@ def measure_profile(model: Path, cores: tuple[float, ...], progress: Progress) -
     return profile
 
 
+ADAPTIVE: Final = "sponge"
+"""The system that `static` is compared with: a publication's."""
+
 # Cores, rates and deadline for this machine, derived from the profile: a wave of bursts whose crest is too much for the
 # cores of `static`, and for which all cores suffice. The simulator decides whether that holds. Source: Sponge
 # specification, section 7.2 (a reduced S3: part of the CPU is left to the load generator, Sponge's cores follow link
 # and rate, static has half).
-
 SLOS_MS: Final = (1000.0, 800.0, 1500.0, 2500.0)
 """Deadlines to try. The first is Sponge's: one second from the client's first byte. Where more cores help little, a
 shorter one separates the systems; where a row takes long, or bursts are of a few requests, a longer one."""
@@ -221,7 +224,7 @@ def wave(trough_rps: float, crest_rps: float, duration_s: int) -> tuple[int, ...
 
 def systems_of(settings: DemoSettings) -> list[dict[str, Any]]:
     """The systems to compare, as a scenario names them."""
-    return [{"name": "static", "cores": settings.static_cores}, {"name": "sponge", "cores": list(settings.cores)}]
+    return [{"name": "static", "cores": settings.static_cores}, {"name": ADAPTIVE, "cores": list(settings.cores)}]
 
 
 def scenario_of(settings: DemoSettings, model: str, counts_file: str) -> dict[str, Any]:
@@ -310,7 +313,10 @@ class Demonstration(Struct, frozen=True):
 
 def demonstrate(folder: Path, *, duration_s: int, seed: int, progress: Progress) -> Demonstration:
     """Run the demonstration in `folder`; takes 2 × `duration_s` + 40 s. MachineError if the model is not installed, or
-    if this machine cannot show a difference between the systems."""
+    if this machine cannot show a difference between the systems; InputError without the publication that it shows."""
+    if ADAPTIVE not in SYSTEMS:
+        what = f"the demonstration shows the published system {ADAPTIVE!r}, and no installed distribution has it"
+        raise InputError(what, help="install sloop with its package sloop_systems; `sloop demo --files .` needs none")
     folder.mkdir(parents=True, exist_ok=True)
     progress(0.0, "the model")
     model = squeezenet(folder)

@@ -164,7 +164,7 @@ def _warn_of_planners(choice: SystemChoice, summary: RunSummary) -> None:
 
 
 def log_paths(log: Path, choices: Sequence[SystemChoice]) -> list[Path]:
-    """The event log of each run: `log` itself for a single one, else `run-0-static.jsonl`, `run-1-sponge.jsonl`, …"""
+    """The event log of each run: `log` itself for a single one, else `run-0-static.jsonl`, `run-1-elastic.jsonl`, …"""
     if len(choices) == 1:
         return [log]
     return [log.with_name(f"{log.stem}-{n}-{choice.label}{log.suffix}") for n, choice in enumerate(choices)]

@@ -21,13 +21,12 @@ from sloop.policies.order import Edf, Fifo
 from sloop.policies.place import BestFit, SpreadPlacement
 from sloop.policies.provision import CheapestStart
 from sloop.policies.route import Fastest, FirstIdle, LeastLoaded, RoundRobin, Smallest, SmoothWeighted
-from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
+from sloop.policies.scale.vertical import Vertical
 from sloop.systems.system import System, is_system_file, system_in_file
 from sloop.units import s
 
@@ -48,43 +47,33 @@ QUEUE_TRUST: Final = 0.7
 of P99s for the models we measured. A request that is admitted and still too late is dropped before it costs
 anything."""
 
-_BISCALE: Final = Policies(
-    Fifo(), Full(patience=1.0), RoundRobin(), PredictiveDrop(batch="full"), Open(),
+_ELASTIC: Final = Policies(
+    Edf(), WorkConserving(), RoundRobin(), PredictiveDrop(batch="full"), Open(),
     # The node with the most free cores, so that a replica has room to grow in place.
-    SpreadPlacement(),
-    # The published network is `forecast: {name: lstm, weights: biscale}`; it does no better and costs slightly more.
-    MovingMax(horizon_ns=s(10), window_ns=s(1)),
-    Biscale(),
-    MaxMin(),
+    SpreadPlacement(), Last(window_ns=s(2)), Vertical(), MaxMin(idle="use"),
 )  # fmt: skip
 
 CATALOGUE: Final = (
-    # One replica per application, resized in place.
+    # The default: cores follow the load in place, and a second replica starts where a node is not enough.
     System(
-        "sponge",
+        "elastic",
         "system",
-        "Razavi et al., Sponge: Inference Serving with Dynamic SLOs Using In-Place Vertical Scaling, EuroMLSys 2024",
-        Policies(
-            Edf(),
-            WorkConserving(),
-            FirstIdle(),
-            Age(limit=1.0),
-            Open(),
-            BestFit(),
-            Last(),
-            Sponge(margin=0.9),
-            MaxMin(),
-        ),
+        "sloop; resizes in place as Sponge (EuroMLSys 2024) and Biscale do, and starts more where that is not enough",
+        _ELASTIC,
         ONE_KIND,
     ),
-    # Larger replicas in place through a surge, then more of them.
-    System("biscale", "system", f"{DISSERTATION} P4; as Themis: arXiv 2407.14843", _BISCALE, ONE_KIND),
-    # One replica for each stage, resized in place: Sponge extended to pipelines.
+    # One replica for each stage, resized in place, never a second one.
     System(
         "vertical-only",
         "baseline",
         f"the vertical baseline of Biscale: {DISSERTATION} P4",
-        replace(_BISCALE, forecast=Last(window_ns=s(2)), scale=Vertical()),
+        replace(
+            _ELASTIC,
+            order=Fifo(),
+            batch=Full(patience=1.0),
+            scale=Vertical(replicas_max=1, throughput="with_queue", margin=1.0),
+            divide=MaxMin(),
+        ),
         ONE_KIND,
     ),
     # The cheapest replicas on all kinds of hardware: our own. Each batch runs on the fastest idle replica, and takes as

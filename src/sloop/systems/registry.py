@@ -22,13 +22,12 @@ from sloop.policies.route import (
     Smallest,
     SmoothWeighted,
 )
-from sloop.policies.scale.biscale import Biscale, Vertical
 from sloop.policies.scale.bodies import Bodies
 from sloop.policies.scale.harbor import Harbor
 from sloop.policies.scale.kubernetes import Hpa, Kpa, Vpa
 from sloop.policies.scale.mixed import Mixed
-from sloop.policies.scale.sponge import Sponge
 from sloop.policies.scale.static import Static
+from sloop.policies.scale.vertical import Vertical
 
 _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     "order": {"edf": Edf, "fifo": Fifo},
@@ -60,11 +59,9 @@ _OWN: Final[Mapping[str, Mapping[str, type[Any]]]] = {
     },
     "scale": {
         "static": Static,
-        "sponge": Sponge,
         "hpa": Hpa,
         "kpa": Kpa,
         "vpa": Vpa,
-        "biscale": Biscale,
         "vertical": Vertical,
         "mixed": Mixed,
         "harbor": Harbor,

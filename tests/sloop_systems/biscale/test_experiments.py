@@ -13,7 +13,7 @@ from sloop.events import ReplicaReady, Resized
 from sloop.policies.batch import Full
 from sloop.policies.drop import Age, Never, PredictiveDrop
 from sloop.policies.forecast import MovingMax, OracleForecast
-from sloop.policies.scale.biscale import Biscale, Vertical
+from sloop.policies.scale.vertical import Vertical
 from sloop.units import s
 from sloop.vocabulary import ReplicaId, ReplicaSpec, Slot
 from sloop_systems.biscale.experiments import offline
@@ -32,11 +32,12 @@ from sloop_systems.biscale.experiments.runs import (
     policies_of,
     world_of,
 )
+from sloop_systems.biscale.policy import Biscale
 from sloop_systems.comparison import reproduce, twitter
 from sloop_systems.comparison.harness import Results
 from sloop_systems.comparison.rows import Row
 from sloop_systems.comparison.twitter import Excerpt
-from tests.policies.scale.test_biscale import Scene
+from tests.sloop_systems.biscale.test_policy import Scene
 
 SHORT = BiscaleTrial(pipeline="video", seconds=30)
 LEVEL = {"biscale": 0.1, "fa2": 3.0, "vertical": 41.0, "fa2_kit": 20.0}

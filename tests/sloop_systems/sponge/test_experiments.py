@@ -9,7 +9,6 @@ from msgspec import structs
 
 from sloop.core.views import Bucket, ClusterView
 from sloop.errors import InputError
-from sloop.policies.scale.sponge import Sponge
 from sloop.profile.published import YOLOV5S_S
 from sloop.report.svg import svg
 from sloop.testing.views import make_stage, make_view
@@ -35,6 +34,7 @@ from sloop_systems.sponge.experiments.runs import (
     wanted,
     world_of,
 )
+from sloop_systems.sponge.policy import Sponge
 
 KEYS = {"experiment", "metric", "unit", "paper", "ours", "low", "high", "verdict", "note"}
 

@@ -200,7 +200,7 @@ def test_what_a_fleet_serves_at_most_grows_with_it(rate_rps: float, slow: int, f
 
 
 def test_a_fleet_is_deployed_under_the_system_from_its_rate_on() -> None:
-    asked = question(deployment("a", "b"), 12.0, "mixed", "sponge")
+    asked = question(deployment("a", "b"), 12.0, "mixed", "elastic")
     made = asked.deployed(FleetChoice(0, Fleet((2, 1), as_needed=True)))
     assert [(node.name, node.on_demand) for node in made.cluster] == [
         ("c5.2xlarge-0", True),

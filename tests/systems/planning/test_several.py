@@ -134,12 +134,12 @@ def test_an_application_without_requests_may_rest() -> None:
 
 def test_a_policy_of_one_application_that_fails_is_not_hidden() -> None:
     with pytest.raises(InputError, match=r"application 'y'.*serves one model"):
-        deployed("sponge", x={}, y={"stages": [stage("a"), stage("b", "a")]})
+        deployed("headstart", x={}, y={"stages": [stage("a"), stage("b", "a")]})
 
 
 @pytest.mark.parametrize(
     ("system", "rate_rps"),
-    [("static", 10), (ENOUGH, 10), (ENOUGH, 37)],
+    [("static", 10), ("elastic", 10), (ENOUGH, 10), (ENOUGH, 37)],
 )
 def test_a_simulated_run_settles_on_the_same_plans(system: str, rate_rps: int, tmp_path: Path) -> None:
     """At 10 requests/s the four cores suffice, at 37 they do not."""
@@ -180,8 +180,8 @@ def cores(report: PlanReport, application: str) -> list[tuple[str, int, float, i
 
 
 @settings(max_examples=40)
-@given(SIZES, st.sampled_from(["static", ENOUGH, "hpa", "mixed"]), st.floats(0, 250))
-@example({"u": (1, 60, 1.0), **dict.fromkeys("vwx", (30, 60, 1.0))}, "mixed", 85.0)  # keeps more than its part
+@given(SIZES, st.sampled_from(["static", ENOUGH, "hpa", "mixed", "elastic"]), st.floats(0, 250))
+@example({"u": (1, 60, 1.0), **dict.fromkeys("vwx", (30, 60, 1.0))}, "elastic", 85.0)  # keeps more than its part
 def test_plans_together_are_those_alone_if_all_fit_and_else_fit_the_cluster(
     sizes: dict[str, tuple[int, int, float]], system: str, rate_rps: float
 ) -> None:

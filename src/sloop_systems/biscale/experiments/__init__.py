@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from sloop.report.plots import Figure, Mark, Panel, Series
+from sloop.api.reports import Figure, Mark, Panel, Series
 from sloop_systems.biscale.experiments.offline import offline_rows
 from sloop_systems.biscale.experiments.results import (
     FIRST_S,

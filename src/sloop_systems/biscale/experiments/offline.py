@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from sloop.machine import usable_cpus
-from sloop.profile.examine import free_batch
-from sloop.solvers.biscale import BiscaleChoice, BiscaleProblem, BiscaleStage, Throughput, chain
+from sloop.api.models import free_batch, usable_cpus
+from sloop.api.solvers import SizeChoice, SizedStage, SizeProblem, Throughput, chain
 from sloop_systems.biscale.experiments.runs import CORES_MAX, PIPELINES
+from sloop_systems.biscale.solver import horizontal
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare
 from sloop_systems.comparison.twitter import Excerpt
 
@@ -60,14 +60,14 @@ def offline_rows(testing: Excerpt | None) -> list[Row]:
     return [*_programs(), *_times(), *([] if testing is None else [_persistence(testing)]), *_threads()]
 
 
-def program(name: str, throughput: Throughput) -> BiscaleProblem:
+def program(name: str, throughput: Throughput) -> SizeProblem:
     """Biscale's optimisation problem for a published pipeline."""
     pipeline = PIPELINES[name]
     models = []
     for _, form in pipeline.models:
         sizes = range(1, CORES_MAX + 1)
         latency_ms = [[form.latency_ms(b, c) for b in range(1, pipeline.batch_max + 1)] for c in sizes]
-        models.append(BiscaleStage(np.array(latency_ms)))
+        models.append(SizedStage(np.array(latency_ms)))
     return chain(models, pipeline.slo_ms, throughput=throughput)
 
 
@@ -75,16 +75,16 @@ def _programs() -> list[Row]:
     right = dict.fromkeys(("H", "V", "V for 2 λ with H's replicas"), 0)
     for name, rate_rps, h, v, v_of_h in PURE:
         found = program(name, "pure")
-        horizontal = found.horizontal(rate_rps) or ()
+        equal = horizontal(found, rate_rps) or ()
         solutions = (
-            tuple((one.replicas, one.batch) for one in horizontal) == h,
+            tuple((one.replicas, one.batch) for one in equal) == h,
             _sizes(found.vertical(rate_rps, [1] * len(h))) == v,
-            _sizes(found.vertical(2 * rate_rps, [one.replicas for one in horizontal])) == v_of_h,
+            _sizes(found.vertical(2 * rate_rps, [one.replicas for one in equal])) == v_of_h,
         )
         for what, same in zip(right, solutions, strict=True):
             right[what] += same
     queued = [
-        sum(one.replicas for one in program(name, "with_queue").horizontal(rate) or ()) == cores
+        sum(one.replicas for one in horizontal(program(name, "with_queue"), rate) or ()) == cores
         for name, by_rate in WITH_QUEUE.items()
         for rate, cores in by_rate.items()
     ]
@@ -106,7 +106,7 @@ def _programs() -> list[Row]:
     ]
 
 
-def _sizes(found: Sequence[BiscaleChoice] | None) -> Pairs | None:
+def _sizes(found: Sequence[SizeChoice] | None) -> Pairs | None:
     return None if found is None else tuple((one.cores, one.batch) for one in found)
 
 
@@ -118,8 +118,8 @@ def _times() -> list[Row]:
         single = [1] * len(asked.stages)
         for _ in range(5):
             started_s = time.perf_counter()
-            asked.horizontal(rate_rps)
-            asked.horizontal(1.2 * rate_rps)
+            horizontal(asked, rate_rps)
+            horizontal(asked, 1.2 * rate_rps)
             asked.vertical(rate_rps, single)
             asked.split(rate_rps, single)
             samples.append(1e3 * (time.perf_counter() - started_s))

@@ -19,25 +19,52 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from sloop.actions import StartReplica, StopReplica
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.scenario import ColdStartTruth, ServiceTruth, Truth
-from sloop.core.protocols import Batch, Drop, Forecast, Policies, Scale
-from sloop.core.views import ClusterView
-from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped, Resized
-from sloop.policies.batch import Full, Timeout
-from sloop.policies.drop import Age, Never, PredictiveDrop
-from sloop.policies.forecast import Last, MovingMax, OracleForecast
-from sloop.policies.scale.biscale import Biscale, SizeLimits, Vertical, biscale_model, stage_replicas
-from sloop.profile.profile import Amdahl, Profile
-from sloop.runlog import Record
-from sloop.runlog.summary import RunSummary
-from sloop.sim.run import simulate
-from sloop.sim.world import World
-from sloop.solvers.biscale import Throughput
-from sloop.systems import SYSTEMS, build_system
-from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Node, Plan, ReplicaId
+from sloop.api import NS_PER_S, Node, Plan, ReplicaId, s
+from sloop.api.experiments import (
+    Application,
+    ColdStartTruth,
+    Estimates,
+    Record,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    Resized,
+    RunSummary,
+    ServiceTruth,
+    Stage,
+    StartReplica,
+    StopReplica,
+    SystemChoice,
+    Truth,
+    Variant,
+    World,
+    simulate,
+)
+from sloop.api.policies import (
+    Age,
+    Batch,
+    ClusterView,
+    Drop,
+    Forecast,
+    Full,
+    Last,
+    MovingMax,
+    Never,
+    OracleForecast,
+    Policies,
+    PredictiveDrop,
+    Scale,
+    SizeLimits,
+    Timeout,
+    Vertical,
+    size_model,
+    stage_replicas,
+)
+from sloop.api.profiles import Amdahl, Profile
+from sloop.api.solvers import Throughput
+from sloop.api.systems import SYSTEMS, build_system
+from sloop_systems.biscale.policy import Biscale
+from sloop_systems.biscale.solver import horizontal_within_cores
 from sloop_systems.comparison.harness import RunResult, Trial
 from sloop_systems.comparison.twitter import Excerpt, biscale
 
@@ -245,7 +272,15 @@ def scale_of(trial: BiscaleTrial) -> Scale:
     if trial.kind == "fa2":
         return HorizontalRival(pipeline.batch_max, pipeline.settle, INITIAL_BATCH)
     if trial.kind == "vertical":
-        return Vertical(cores_max=CORES_MAX, batch_max=pipeline.batch_max, initial_batch=INITIAL_BATCH, whole=True)
+        return Vertical(
+            replicas_max=1,
+            cores_max=CORES_MAX,
+            batch_max=pipeline.batch_max,
+            throughput="with_queue",
+            whole=True,
+            margin=1.0,
+            initial_batch=INITIAL_BATCH,
+        )
     return Biscale(
         cores_max=CORES_MAX,
         batch_max=pipeline.batch_max,
@@ -335,9 +370,9 @@ class HorizontalRival:
     def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
         """A plan that grows at once and shrinks after `settle` equal decisions."""
         memory = self._memory
-        model = biscale_model(view, SizeLimits(1.0, 8, self.batch_max, self.throughput, 1.0, ""))
+        model = size_model(view, SizeLimits(1.0, 8, self.batch_max, self.throughput, 1.0, ""))
         if view.plan is None:
-            plans = model.plans(model.problem.horizontal_within_cores(0))
+            plans = model.plans(horizontal_within_cores(model.problem, 0))
             return Plan(tuple(structs.replace(one, batch_max=self.initial_batch) for one in plans), "first plan")
         have = [stage_replicas(stage, 1.0) for stage in view.stages]
         starting = any(replicas.starting for replicas in have)
@@ -346,7 +381,7 @@ class HorizontalRival:
             return goal
         if starting and self.blocking:
             return None
-        choices = model.problem.horizontal_within_cores(max(1, math.floor(view.forecast_rps)))
+        choices = horizontal_within_cores(model.problem, max(1, math.floor(view.forecast_rps)))
         final = model.plans(choices)
         counts = [replicas.count + len(replicas.starting) for replicas in have]
         growing = [choice.replicas > count for choice, count in zip(choices, counts, strict=True)]

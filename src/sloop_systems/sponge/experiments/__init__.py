@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from sloop.profile.fit import fit_amdahl
-from sloop.profile.published import YOLOV5S_S
-from sloop.report.plots import Figure, Mark, Panel, Series
-from sloop.workload import Link
+from sloop.api.experiments import Link
+from sloop.api.profiles import YOLOV5S_S, fit_amdahl
+from sloop.api.reports import Figure, Mark, Panel, Series
 from sloop_systems.comparison.harness import (
     Progress,
     Reproduction,

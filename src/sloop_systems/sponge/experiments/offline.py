@@ -13,17 +13,23 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from sloop.errors import InputError
-from sloop.profile.estimate import Estimate
-from sloop.profile.fit import Point, fit_amdahl
-from sloop.profile.profile import Amdahl, Profile
-from sloop.profile.published import RESNET18_HUMAN, RESNET_T, RESNET_T_CELLS, YOLOV5S_S
-from sloop.solvers import sponge
-from sloop.solvers.sponge import SpongeGrid
-from sloop.units import NS_PER_MS, interpolated_quantile
-from sloop.workload import Link
+from sloop.api import NS_PER_MS, InputError, interpolated_quantile
+from sloop.api.experiments import Link
+from sloop.api.profiles import (
+    RESNET18_HUMAN,
+    RESNET_T,
+    RESNET_T_CELLS,
+    YOLOV5S_S,
+    Amdahl,
+    Estimate,
+    Point,
+    Profile,
+    fit_amdahl,
+)
 from sloop_systems.comparison.rows import Claim, Row, compare, contradicted
+from sloop_systems.sponge import solver as sponge
 from sloop_systems.sponge.experiments.runs import BYTES_PER_KB, PAYLOAD_KB, RATE_RPS, SLO_MS
+from sloop_systems.sponge.solver import SpongeGrid
 
 BATCH_MAX = CORES_MAX = 16
 

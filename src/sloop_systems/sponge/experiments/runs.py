@@ -23,20 +23,31 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from msgspec import structs
 
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.scenario import ColdStartTruth, Delivery, NetworkTruth, ServiceTruth, Truth
-from sloop.core.protocols import Policies, Scale
-from sloop.core.views import Bucket, ClusterView, StageView, Traffic
-from sloop.profile.published import YOLOV5S_S
-from sloop.runlog.summary import RunSummary
-from sloop.sim.run import simulate
-from sloop.sim.world import World
-from sloop.systems import build_system
-from sloop.units import NS_PER_S, s
-from sloop.vocabulary import Node, Plan
-from sloop.workload import Link, link_from, read_link
-from sloop.workload.generate import generated, kind_of
-from sloop.workload.link import LinkFile
+from sloop.api import NS_PER_S, Node, Plan, s
+from sloop.api.experiments import (
+    Application,
+    ColdStartTruth,
+    Delivery,
+    Estimates,
+    Link,
+    LinkFile,
+    NetworkTruth,
+    RunSummary,
+    ServiceTruth,
+    Stage,
+    SystemChoice,
+    Truth,
+    Variant,
+    World,
+    generated,
+    kind_of,
+    link_from,
+    read_link,
+    simulate,
+)
+from sloop.api.policies import Bucket, ClusterView, Policies, Scale, StageView, Traffic
+from sloop.api.profiles import YOLOV5S_S
+from sloop.api.systems import build_system
 from sloop_systems.comparison.harness import Results, RunResult, Trial, Wanted
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, directed, minus, over
 

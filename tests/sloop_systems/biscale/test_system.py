@@ -5,17 +5,19 @@ from typing import Any
 import pytest
 
 from sloop.actions import Decided, End, ResizeReplica, StartBatch, StartReplica, StopReplica
+from sloop.app.application import SystemChoice
 from sloop.app.load import load_scenario
 from sloop.events import ReplicaReady, Resized
 from sloop.policies.batch import Full
 from sloop.policies.drop import PredictiveDrop
-from sloop.policies.scale.biscale import Biscale
 from sloop.runlog import MemoryLog, Record
 from sloop.sim import World, simulate
 from sloop.systems import build_system
 from sloop.units import s
 from sloop.vocabulary import Outcome
+from sloop_systems.biscale.policy import Biscale
 from sloop_systems.ipa.lstm import Lstm
+from tests.sim.test_few_cores import served
 
 FORMS = {
     "detect": {"form": "amdahl", "gamma": 148.8, "epsilon": 5.4, "delta": 37.5, "eta": -15.5},
@@ -140,3 +142,8 @@ def test_every_request_ends_once_on_a_cluster_without_room_to_spare() -> None:
 
 def test_the_same_seed_gives_the_same_run(records: list[tuple[int, Record]]) -> None:
     assert run({"name": "biscale"}) == records
+
+
+def test_a_pipeline_of_more_stages_than_cores_is_served_in_quarters_of_cores() -> None:
+    in_time, requests = served(SystemChoice("biscale", {"unit": 0.25}))
+    assert in_time >= 0.95 * requests > 50

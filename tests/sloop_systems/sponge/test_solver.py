@@ -1,6 +1,7 @@
 """Sponge's Algorithm 2: closed form against printed loop, the published pairs, and what the paper leaves open."""
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 
 from sloop.profile.profile import Amdahl
 from sloop.profile.published import RESNET_T, RESNET_T_CELLS, YOLOV5S_S
-from sloop.solvers import sponge
-from sloop.solvers.sponge import SpongeGrid
+from sloop_systems.sponge import solver as sponge
+from sloop_systems.sponge.solver import SpongeGrid
 
 SLO_MS = 1000.0
 FITTED_WHOLE_MS = Amdahl(18.290, 45.469, 4.488, 1.046).latency_ms
@@ -232,6 +233,16 @@ def test_a_belief_s_costs_become_a_grid() -> None:
     assert list(grid.cores) == [0.5, 2]
     assert np.array_equal(grid.latency_ms, [[2.0, 3.0], [1.5, 1.6]])
     assert list(grid.throughput_rps[0]) == pytest.approx([500, 2000 / 3])
+
+
+@pytest.fixture(name="sponge_data", scope="session")
+def sponge_data_fixture() -> Path:
+    """The folder of Sponge's public artefact; the test is skipped where it is missing."""
+    shared = Path(os.environ.get("SLOOP_SHARED", Path(__file__).resolve().parents[4] / "shared"))
+    folder = shared / "data" / "saeid93__sponge"
+    if not folder.is_dir():
+        pytest.skip("the data of Sponge's artefact is not here")
+    return folder
 
 
 def upload_ms(sponge_data: Path) -> NDArray[np.float64]:

@@ -16,15 +16,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.core.views import Belief, ClusterView, StageView
-from sloop.options import check_range
-from sloop.policies import targets
-from sloop.solvers import sponge
-from sloop.solvers.queueing import fill_ms
-from sloop.solvers.sponge import SpongeGrid, SpongeSetting
-from sloop.text import counted
-from sloop.units import NS_PER_S, s, to_ms, to_s
-from sloop.vocabulary import Plan
+from sloop.api import NS_PER_S, Plan, check_range, counted, s, to_ms, to_s
+from sloop.api.policies import Belief, ClusterView, StageView, targets
+from sloop.api.solvers import fill_ms
+from sloop_systems.sponge import solver as sponge
+from sloop_systems.sponge.solver import SpongeGrid, SpongeSetting
 
 CORES_MAX = 16
 """The largest default core count: more cores gain nothing in the publication's figures."""

@@ -11,20 +11,28 @@ from hypothesis import strategies as st
 from sloop.app.graph import Graph, GraphStage
 from sloop.core.views import ClusterView, NodeView, ReplicaView, StageView, Traffic
 from sloop.errors import InputError
-from sloop.policies.scale.biscale import (
-    BiscaleModel,
+from sloop.policies.sizes import (
     SizeLimits,
-    biscale_model,
+    SizeModel,
     describe,
+    size_model,
     stage_replicas,
     within_node_room,
 )
 from sloop.profile.profile import Amdahl, Profile
-from sloop.solvers.biscale import StageReplicas, replicas_carry, small_first, total_units, with_small
+from sloop.solvers.sizes import StageReplicas
 from sloop.testing.views import by_kind, make_belief
 from sloop.units import ms, s
 from sloop.vocabulary import Life, Node, Path, ReplicaId, ReplicaSpec, Slot, StagePlan
 from sloop_systems.biscale.experiments.runs import VIDEO
+from sloop_systems.biscale.solver import (
+    horizontal,
+    horizontal_within_cores,
+    replicas_carry,
+    small_first,
+    total_units,
+    with_small,
+)
 
 HALVING = Amdahl(100, 0, 0, 0)
 LIMITS = SizeLimits(1.0, 8, 16, "with_queue", 1.0, "")
@@ -53,7 +61,7 @@ def seen(*stages: StageView, cores: tuple[float, ...] = (16,), paths: tuple[Path
 
 
 def shape(view: ClusterView, limits: SizeLimits = LIMITS) -> list[tuple[int, ...]]:
-    return [own.latency_ms.shape for own in biscale_model(view, limits).problem.stages]
+    return [own.latency_ms.shape for own in size_model(view, limits).problem.stages]
 
 
 def test_sizes_are_whole_units_that_a_node_and_the_profile_allow() -> None:
@@ -61,18 +69,18 @@ def test_sizes_are_whole_units_that_a_node_and_the_profile_allow() -> None:
     assert shape(seen(stage_of("a"), cores=(2,))) == [(2, 4)]
     assert shape(seen(stage_of("a"), cores=(2,)), SizeLimits(0.25, 8, 2, "pure", 1.0, "")) == [(8, 2)]
     assert shape(seen(stage_of("a", cores_max=1)), SizeLimits(0.25, 16, 2, "pure", 1.0, "")) == [(4, 2)]
-    half = biscale_model(seen(stage_of("a"), cores=(0.5,)), LIMITS)
+    half = size_model(seen(stage_of("a"), cores=(0.5,)), LIMITS)
     assert half.unit == 0.5, "a node of less than a unit is the unit"
-    assert biscale_model(seen(stage_of("a"), cores=()), LIMITS).cores_total == math.inf
+    assert size_model(seen(stage_of("a"), cores=()), LIMITS).cores_total == math.inf
 
 
 def test_latencies_by_units() -> None:
-    (own,) = biscale_model(seen(stage_of("a")), SizeLimits(0.5, 4, 1, "pure", 1.0, "")).problem.stages
+    (own,) = size_model(seen(stage_of("a")), SizeLimits(0.5, 4, 1, "pure", 1.0, "")).problem.stages
     assert own.latency_ms[:, 0].tolist() == pytest.approx([200, 100, 200 / 3, 50])
 
 
 def test_visits_and_margins() -> None:
-    problem = biscale_model(seen(stage_of("a", visits=3)), SizeLimits(1.0, 8, 16, "pure", 0.9, "")).problem
+    problem = size_model(seen(stage_of("a", visits=3)), SizeLimits(1.0, 8, 16, "pure", 0.9, "")).problem
     assert problem.stages[0].visits == 3
     assert problem.segments[0].slots == 360
 
@@ -80,9 +88,9 @@ def test_visits_and_margins() -> None:
 def test_stages_that_meet_are_cut_and_every_cut_keeps_the_paths() -> None:
     stages = [stage_of(name, Amdahl(40, 0, 5, 5)) for name in "abcd"]
     paths = (Path(("a", "b", "d"), ms(400)), Path(("a", "c", "d"), ms(300)))
-    model = biscale_model(seen(*stages, paths=paths), LIMITS)
+    model = size_model(seen(*stages, paths=paths), LIMITS)
     assert len(model.problem.forests) > 1
-    found = model.problem.horizontal(30)
+    found = horizontal(model.problem, 30)
     assert found is not None
     by_name = dict(zip("abcd", found, strict=True))
     for path in paths:
@@ -107,8 +115,8 @@ def test_what_is_quick_enough_one_at_a_time_has_an_answer_however_stages_meet(
     alone_ms = [math.ceil(stage.beliefs["v", "local"].latency_ms(1, Slot(8, "local"))) for stage in stages]
     longest_ms = max(sum(alone_ms[int(name[1:])] for name in path.stages) for path in graph.paths)
     paths = tuple(Path(path.stages, ms(math.ceil(longest_ms * percent / 100))) for path in graph.paths)
-    model = biscale_model(seen(*stages, paths=paths, cores=(10_000,)), LIMITS)
-    found = model.problem.horizontal(rate_rps)
+    model = size_model(seen(*stages, paths=paths, cores=(10_000,)), LIMITS)
+    found = horizontal(model.problem, rate_rps)
     assert found is not None
     for segment in model.problem.segments:
         assert (
@@ -118,15 +126,15 @@ def test_what_is_quick_enough_one_at_a_time_has_an_answer_however_stages_meet(
 
 def test_a_batch_of_more_than_a_second_has_its_throughput_all_the_same() -> None:
     view = seen(stage_of("a", Amdahl(0, 0, 0, 2500)), paths=(Path(("a",), ms(6000)),))
-    model = biscale_model(view, LIMITS)
+    model = size_model(view, LIMITS)
     assert model.problem.throughput == "pure"
-    found = model.problem.horizontal(1)
+    found = horizontal(model.problem, 1)
     assert found is not None
     assert found[0].replicas == 1  # 4 in a batch of 2.5 s
 
 
 def test_groups_of_one_size_are_one() -> None:
-    model = biscale_model(seen(stage_of("a")), SizeLimits(0.5, 4, 4, "pure", 1.0, ""))
+    model = size_model(seen(stage_of("a")), SizeLimits(0.5, 4, 4, "pure", 1.0, ""))
     plan = model.stage_plan(0, [(1, 2), (2, 1), (3, 2), (0, 4)], 3, wait_ms=20)
     assert [(group.count, group.spec.cores) for group in plan.groups] == [(4, 1.0), (2, 0.5)]
     assert (plan.batch_max, plan.wait_ns) == (3, ms(40))
@@ -137,27 +145,27 @@ def test_groups_of_one_size_are_one() -> None:
 
 
 def test_what_is_left_where_nothing_holds_and_why() -> None:
-    model = biscale_model(seen(stage_of("a"), stage_of("b"), cores=(4,), paths=(Path(("a", "b"), ms(40)),)), LIMITS)
-    assert model.problem.horizontal(0) is None
+    model = size_model(seen(stage_of("a"), stage_of("b"), cores=(4,), paths=(Path(("a", "b"), ms(40)),)), LIMITS)
+    assert horizontal(model.problem, 0) is None
     assert model.infeasibility() == "a 25 ms, b 25 ms even alone on all cores: 10 ms more than the 40 ms there are"
     assert [choice.cores for choice in model.quickest()] == [2, 2]
-    crowded = biscale_model(seen(stage_of("a"), stage_of("b"), cores=(1,)), LIMITS)
+    crowded = size_model(seen(stage_of("a"), stage_of("b"), cores=(1,)), LIMITS)
     assert crowded.infeasibility() == "2 stages of 1 core do not fit on the 1 core of all nodes"
 
 
 def test_an_unknown_variant() -> None:
     with pytest.raises(InputError, match="no variant"):
-        biscale_model(seen(stage_of("a")), SizeLimits(1.0, 8, 16, "pure", 1.0, "other"))
+        size_model(seen(stage_of("a")), SizeLimits(1.0, 8, 16, "pure", 1.0, "other"))
 
 
 def test_long_deadlines_are_counted_in_coarser_steps() -> None:
     view = seen(stage_of("a", Amdahl(0, 0, 0, 1003)), paths=(Path(("a",), ms(20_001)),))
-    problem = biscale_model(view, LIMITS).problem
+    problem = size_model(view, LIMITS).problem
     assert (problem.slot_ms, problem.segments[0].slots) == (5, 4000)
-    found = problem.horizontal(2)
+    found = horizontal(problem, 2)
     assert found is not None
     assert found[0].replicas == 1, "batches of 2 to 4, each of 1.003 s"
-    tight = biscale_model(seen(stage_of("a", Amdahl(0, 0, 0, 21_000)), paths=(Path(("a",), ms(20_001)),)), LIMITS)
+    tight = size_model(seen(stage_of("a", Amdahl(0, 0, 0, 21_000)), paths=(Path(("a",), ms(20_001)),)), LIMITS)
     assert tight.infeasibility() == "a 21000 ms even alone on all cores: 1000 ms more than the 20000 ms there are"
 
 
@@ -186,9 +194,9 @@ def video_view(*stages: StageView, free: tuple[float, ...] = (64,), **changes: A
     return ClusterView(stages, nodes, None, {}, Traffic(buckets=(), bucket_ns=s(1)), 0.0, paths, **changes)
 
 
-def video(cores: float = 64) -> BiscaleModel:
+def video(cores: float = 64) -> SizeModel:
     view = video_view(video_stage("detect"), video_stage("classify"), free=(cores,))
-    whole = biscale_model(view, SizeLimits(1.0, 8, 8, "with_queue", 1.0, ""))
+    whole = size_model(view, SizeLimits(1.0, 8, 8, "with_queue", 1.0, ""))
     return replace(whole, problem=replace(whole.problem, cores_total=cores))
 
 
@@ -222,14 +230,14 @@ def test_the_large_alone_or_all_as_if_small() -> None:
 
 
 def test_small_replicas_for_the_highest_rate_there_are_cores_for() -> None:
-    assert video().problem.horizontal_within_cores(40) == video().problem.horizontal(40)
-    few = video(6).problem.horizontal_within_cores(40)
+    assert horizontal_within_cores(video().problem, 40) == horizontal(video().problem, 40)
+    few = horizontal_within_cores(video(6).problem, 40)
     assert total_units([[(one.replicas, one.cores)] for one in few]) <= 6
-    assert few == video(6).problem.horizontal(20)
+    assert few == horizontal(video(6).problem, 20)
 
 
 def test_as_they_are_and_small_ones_beside() -> None:
-    goal = video().problem.horizontal(40)
+    goal = horizontal(video().problem, 40)
     assert goal is not None
     assert with_small(StageReplicas((3, 3), (1,)), goal[0]) == [(2, 3), (6, 1)]
     assert with_small(StageReplicas((3,) * 9, ()), goal[0]) == [(9, 3), (0, 1)]
@@ -239,7 +247,7 @@ def test_as_they_are_and_small_ones_beside() -> None:
 @given(st.integers(3, 30), st.integers(1, 60), st.integers(1, 6), st.integers(1, 6))
 def test_what_stands_beside_each_other_has_room(cores: int, rate_rps: int, detect: int, classify: int) -> None:
     problem = video(cores).problem
-    goal = problem.horizontal_within_cores(rate_rps)
+    goal = horizontal_within_cores(problem, rate_rps)
     have = [StageReplicas((8,) * detect, ()), StageReplicas((8,) * classify, ())]
     groups, choices = small_first(problem, rate_rps, have, goal)
     assert total_units(groups) <= cores

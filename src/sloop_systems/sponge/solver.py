@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.units import ROUNDING
+from sloop.api import ROUNDING
 
 Mask: TypeAlias = NDArray[np.bool_]
 """Shape (cores, batches): which settings are feasible."""

@@ -1,0 +1,188 @@
+"""The scaling policy `Vertical`: replicas resized in place, and more of them only where no size carries the load.
+
+A resize takes a tenth of a second, a start several seconds: cores follow the load up and down at once, and a second
+replica starts where all cores of a node do not suffice, or are of no use to the model. Cores and batches of all stages
+are planned together, so that every path keeps its deadline (`sloop.solvers.sizes`). It fails where bursts outgrow a
+node sooner than replicas start, and where a model gains little from more cores, although small replicas would carry
+more on the same cores.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
+
+from sloop.core.views import ClusterView
+from sloop.options import check_range
+from sloop.policies import targets
+from sloop.policies.sizes import (
+    SizeLimits,
+    SizeModel,
+    describe,
+    infeasible,
+    network_ms,
+    size_model,
+    split_of,
+    stage_replicas,
+    within_node_room,
+)
+from sloop.solvers.sizes import SizeSplit, StageReplicas, Throughput
+from sloop.units import s
+from sloop.vocabulary import Plan, StagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Vertical:
+    """Replicas of each stage, resized in place every second; more of them only where no size carries the load.
+
+    With `replicas_max` 1 it is the vertical baseline of Biscale's evaluation (Razavi, dissertation, TU Darmstadt 2024,
+    chapter P4, with the rule of its artefact). Cores and batches of all stages are the cheapest with
+    which the replicas carry the forecast, up and down at once. If the rate is too high for the most replicas, they get
+    the sizes for the highest rate that they can carry, and the rest is not served. Replicas have 1 to `cores_max` units
+    of `unit` cores each, batches up to `batch_max`.
+    """
+
+    replicas: int = 1
+    """The fewest of each stage."""
+    replicas_max: int = 0
+    """The most of each stage: more start where all cores of a node are not enough. 0: as many as the cores hold."""
+    calm_ns: int = s(60)
+    """How long the load must have been lower before there are fewer replicas."""
+    unit: float = 1.0
+    cores_max: int = 16
+    batch_max: int = 16
+    throughput: Throughput = "pure"
+    """`with_queue` counts the wait for a full batch as work, as in Biscale's artefact; `pure` does not."""
+    whole: bool = False
+    """Whether rates are truncated to whole requests per second, at least 1, as in Biscale's artefact."""
+    margin: float = 0.9
+    """Fraction of each deadline to plan with."""
+    initial_batch: int = 1
+    """Largest batch before any request has come."""
+    variant: str = ""
+    hardware: str = ""
+    """The kind of node to use; empty: the first kind on which every stage has a profile."""
+    period_ns: int = s(1)
+    _recent: deque[tuple[int, tuple[int, ...]]] = field(init=False, default_factory=deque, repr=False, compare=False)
+    """(instant, replicas that were needed then) within the last `calm_ns`."""
+
+    def __post_init__(self) -> None:
+        for key in ("unit", "period_ns"):
+            check_range(key, getattr(self, key), above=0)
+        for key in ("replicas", "cores_max", "batch_max", "initial_batch"):
+            check_range(key, getattr(self, key), least=1)
+        for key in ("replicas_max", "calm_ns"):
+            check_range(key, getattr(self, key), least=0)
+        check_range("margin", self.margin, above=0, most=1)
+
+    def plan(self, now_ns: int, view: ClusterView) -> Plan | None:
+        """The cheapest sizes that carry the forecast; if there are none, those that carry most of it."""
+        view = targets.on_one_kind(view, self.hardware)
+        rate_rps = view.forecast_rps
+        if self.whole:
+            rate_rps = max(1.0, math.floor(rate_rps))
+        model, counts, split = self._sizes(now_ns, view, rate_rps)
+        if split is None:
+            return infeasible(model, view.plan)
+        present = [stage_replicas(stage, model.unit) for stage in view.stages]
+        if any(len(one.ready) < count > self.replicas for one, count in zip(present, counts, strict=True)):
+            plans = self._until_ready(model, rate_rps, split, present, view)
+        else:
+            plans = model.plans(split.choices)
+        if not view.ingress.buckets and self.initial_batch > 1:
+            plans = tuple(structs.replace(one, batch_max=max(one.batch_max, self.initial_batch)) for one in plans)
+        why = f"{rate_rps:.4g} requests/s → {describe(plans)}"
+        if split.carried_rps < rate_rps:
+            saturated = tuple(one.stage for one, extra in zip(plans, split.extra, strict=True) if extra)
+            why += f"; saturated: these carry {split.carried_rps:.4g}"
+            return Plan(plans, why, feasible=False, saturated=saturated)
+        return Plan(plans, why)
+
+    def _sizes(
+        self, now_ns: int, view: ClusterView, rate_rps: float
+    ) -> tuple[SizeModel, tuple[int, ...], SizeSplit | None]:
+        """The model of the view, the replicas of each stage, and their sizes; None if no size is quick enough.
+
+        Requests that had lost so much of their deadline before they arrived that no size answers them in time do not
+        count.
+        """
+        limits = SizeLimits(self.unit, self.cores_max, self.batch_max, self.throughput, self.margin, self.variant)
+        model = size_model(view, limits, network_ms(view))
+        counts = self._counts(now_ns, model, rate_rps)
+        split = split_of(model.problem, rate_rps, counts)
+        if split is None:
+            model = size_model(view, limits)
+            split = split_of(model.problem, rate_rps, counts)
+        return model, counts, split
+
+    def _counts(self, now_ns: int, model: SizeModel, rate_rps: float) -> tuple[int, ...]:
+        """The replicas of each stage: the most that were needed in the last `calm_ns`, if they can carry the rate."""
+        fewest = (self.replicas,) * len(model.stages)
+        if 0 < self.replicas_max <= self.replicas:
+            return fewest
+        needed, recent = self._needed(model, rate_rps, fewest), self._recent
+        if recent and recent[-1][1] == needed:
+            recent.pop()
+        recent.append((now_ns, needed))
+        while recent[0][0] <= now_ns - self.calm_ns:
+            recent.popleft()
+        most = tuple(max(own) for own in zip(*(counts for _, counts in recent), strict=True))
+        return most if most == needed or model.problem.vertical(rate_rps, most) is not None else needed
+
+    def _needed(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...]) -> tuple[int, ...]:
+        """The fewest replicas that carry the rate, or as much of it as the nodes hold."""
+        split = split_of(model.problem, rate_rps, fewest)
+        if split is None or not any(split.extra):
+            return fewest
+        low, high, found = int(split.carried_rps), math.ceil(rate_rps) + 1, fewest
+        while high - low > 1:
+            middle = (low + high) // 2
+            counts = self._fitting(model, middle, fewest)
+            if counts is None:
+                high = middle
+            else:
+                low, found = middle, counts
+        return found
+
+    def _fitting(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...]) -> tuple[int, ...] | None:
+        """As many replicas as carry the rate, or the most that there may be; None if they do not fit on the nodes.
+
+        On one node a larger replica has all that a second one could have, unless the model gains nothing from it: there
+        they must fit with the size that one has at most.
+        """
+        split = split_of(model.problem, rate_rps, fewest)
+        if split is None:
+            return None
+        most = self.replicas_max or math.inf
+        counts = tuple(int(min(own + extra, most)) for own, extra in zip(fewest, split.extra, strict=True))
+        units = sum(own * choice.cores for own, choice in zip(counts, split.choices, strict=True))
+        if model.nodes == 1 and units > model.problem.cores_total:
+            return None
+        return counts if model.problem.vertical(rate_rps, counts) is not None else None
+
+    def _until_ready(
+        self,
+        model: SizeModel,
+        rate_rps: float,
+        goal: SizeSplit,
+        present: Sequence[StageReplicas],
+        view: ClusterView,
+    ) -> tuple[StagePlan, ...]:
+        """While replicas start: the ready ones carry what they can in the cores that the others leave them."""
+        problem = within_node_room(model.problem, view, model.unit)
+        counts = [one.count for one in present]
+        missing = [max(0, choice.replicas - own) for choice, own in zip(goal.choices, counts, strict=True)]
+        starting = [one.starting[:new] for one, new in zip(present, missing, strict=True)]
+        reserved = sum(
+            sum(own) + (new - len(own)) * choice.cores
+            for own, new, choice in zip(starting, missing, goal.choices, strict=True)
+        )
+        split = split_of(replace(problem, cores_total=problem.cores_total - reserved), rate_rps, tuple(counts))
+        choices = split.choices if split else goal.choices
+        groups = [
+            [(count, choice.cores), *((1, units) for units in own), (new - len(own), last.cores)]
+            for count, choice, own, new, last in zip(counts, choices, starting, missing, goal.choices, strict=True)
+        ]
+        return model.plans(choices, groups)
