@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sloop.errors import InputError
-from sloop.options import adjust
+from sloop.options import adjust, keys_of
 from sloop.policies.batch import Full, Slack, Timeout
 from sloop.policies.drop import Age
 from sloop.policies.route import SmoothWeighted
@@ -69,3 +69,13 @@ def test_policies_that_are_called_within_the_event_loop() -> None:
     """All others are called beside it, because their decisions may take longer than a request can wait."""
     quick = {name for name, kind in POLICIES["scale"].own.items() if getattr(kind, "is_quick", False)}
     assert quick == {"static", "hpa", "kpa", "vpa"}
+
+
+PARAMETERS_MAX = 150
+"""Settable, in all: each is a question to users. What no system, document or experiment sets is a constant."""
+
+
+def test_the_platforms_own_policies_have_few_parameters() -> None:
+    found = {(verb, name): keys_of(kind) for verb, kinds in POLICIES.items() for name, kind in kinds.own.items()}
+    table = "\n".join(f"{len(keys):3} {verb} {name}: {', '.join(keys)}" for (verb, name), keys in found.items())
+    assert sum(map(len, found.values())) <= PARAMETERS_MAX, table
