@@ -129,10 +129,6 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-MOVING = {"flashpoint"}
-"""Publications whose policies are not in their folders yet."""
-
-
 def test_publications_import_only_the_interface() -> None:
     """What docs/write-a-system.md names; it is enough for them, and so for anybody."""
     interface = re.compile(r"sloop\.(api|testing|__version__)\b")
@@ -140,7 +136,6 @@ def test_publications_import_only_the_interface() -> None:
         f"{path.relative_to(ROOT)}: {name} — it is not in sloop.api: add it there in general form, or do without"
         for path in sorted((ROOT / "src" / "sloop_systems").rglob("*.py"))
         for name in imports_of(path)
-        if path.relative_to(ROOT / "src" / "sloop_systems").parts[0] not in MOVING
         if f"{name}.".startswith("sloop.") and not interface.match(name)
     ]
     assert not found, "\n".join(found)

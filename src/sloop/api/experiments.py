@@ -12,6 +12,8 @@ from sloop.app.scenario import (
     NodeTruth,
     Scenario,
     ServiceTruth,
+    StoreLink,
+    TopologyTruth,
     Truth,
 )
 from sloop.events import (
@@ -28,6 +30,7 @@ from sloop.events import (
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.cost import NodeRow
 from sloop.runlog.summary import RunSummary
+from sloop.sim import FlowNetwork, Topology
 from sloop.sim.run import simulate
 from sloop.sim.scenarios import run_scenario
 from sloop.sim.world import Clients, World, faults_of, foretold
@@ -37,7 +40,8 @@ from sloop.systems.setup import set_up
 from sloop.workload import Link, Spread, Trace, TraceFile, link_from, read_link, trace_from, trace_of
 from sloop.workload.generate import generated, kind_of, poisson_ns
 from sloop.workload.link import LinkFile
-from sloop.workload.read import read_counts, trace_of_counts
+from sloop.workload.read import read_counts, read_trace, trace_of_counts
+from sloop.workload.trace import cut, scale
 
 __all__ = [
     "Application",
@@ -52,6 +56,7 @@ __all__ = [
     "End",
     "Estimates",
     "Finished",
+    "FlowNetwork",
     "InterferenceTruth",
     "Link",
     "LinkFile",
@@ -75,12 +80,16 @@ __all__ = [
     "StartBatch",
     "StartReplica",
     "StopReplica",
+    "StoreLink",
     "SystemChoice",
+    "Topology",
+    "TopologyTruth",
     "Trace",
     "TraceFile",
     "Truth",
     "Variant",
     "World",
+    "cut",
     "explain_plan",
     "faults_of",
     "foretold",
@@ -93,7 +102,9 @@ __all__ = [
     "poisson_ns",
     "read_counts",
     "read_link",
+    "read_trace",
     "run_scenario",
+    "scale",
     "seed_of",
     "set_up",
     "simulate",

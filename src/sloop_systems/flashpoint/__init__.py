@@ -3,17 +3,19 @@
 from dataclasses import replace
 from typing import Final
 
-from sloop.core.protocols import Policies
-from sloop.policies.admit import Open
-from sloop.policies.batch import WorkConserving
-from sloop.policies.divide import MaxMin
-from sloop.policies.drop import Never
-from sloop.policies.forecast import Last
-from sloop.policies.order import Fifo
-from sloop.policies.place import SpreadPlacement
-from sloop.policies.route import FirstIdle
-from sloop.policies.scale.kubernetes import Hpa
-from sloop.systems.system import System
+from sloop.api.policies import (
+    Fifo,
+    FirstIdle,
+    Hpa,
+    Last,
+    MaxMin,
+    Never,
+    Open,
+    Policies,
+    SpreadPlacement,
+    WorkConserving,
+)
+from sloop.api.systems import System
 from sloop_systems.flashpoint.policy import AtollRate, Flashpoint, SageMaker, TorchServe
 
 AS_COMPARED: Final = "as compared with in San Juan, Flashpoint, thesis, Waterloo 2023"

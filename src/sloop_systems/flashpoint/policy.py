@@ -19,7 +19,23 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar, Final, Literal
 
-from sloop.core.views import (
+from sloop.api import (
+    LINK_MBPS,
+    NS_PER_S,
+    ROUNDING,
+    STORE_MBPS,
+    Life,
+    Plan,
+    StagePlan,
+    check_range,
+    counted,
+    in_s,
+    interpolated_quantile,
+    round_up,
+    s,
+    to_s,
+)
+from sloop.api.policies import (
     Belief,
     ClusterView,
     CompletionInput,
@@ -28,14 +44,10 @@ from sloop.core.views import (
     ReplicaStart,
     Site,
     StageView,
+    sourcing,
+    targets,
 )
-from sloop.options import check_range
-from sloop.policies import sourcing, targets
-from sloop.solvers.cuts import PieceCosts, PieceDownloads, best_plan, expected_requests
-from sloop.solvers.forecasting import seconds_rps
-from sloop.text import counted, in_s
-from sloop.units import NS_PER_S, ROUNDING, interpolated_quantile, round_up, s, to_s
-from sloop.vocabulary import LINK_MBPS, STORE_MBPS, Life, Plan, StagePlan
+from sloop.api.solvers import PieceCosts, PieceDownloads, best_plan, expected_requests, seconds_rps
 from sloop_systems.flashpoint.solver import filled_cuts
 
 

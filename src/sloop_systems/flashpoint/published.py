@@ -7,8 +7,8 @@ sections 3.1 and 3.2. Most durations are not printed: each figure says where it 
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
-from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Origin, Profile, Quadratic, Startup
-from sloop.vocabulary import LINK_MBPS
+from sloop.api import LINK_MBPS
+from sloop.api.profiles import LatencyTable, LayerBlock, LayerProfile, Origin, Profile, Quadratic, Startup
 
 
 class PublishedFigure(NamedTuple):

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final, Literal
 
-from sloop.solvers.cuts import PieceCosts
+from sloop.api.solvers import PieceCosts
 
 PIECE_BYTES_MAX: Final = 250e6
 """The most that a function of AWS Lambda may load, which bounds the pieces of Gillis and SerFer."""

@@ -6,8 +6,8 @@ Source: San Juan, Flashpoint: A Low-latency Serverless Platform for DL Inference
 from pathlib import Path
 from typing import Final
 
-from sloop.report.plots import Figure, Panel, Series
-from sloop.text import listed
+from sloop.api import listed
+from sloop.api.reports import Figure, Panel, Series
 from sloop_systems.comparison.harness import Progress, Reproduction, Results, Wanted, bars, run_trials, silent
 from sloop_systems.comparison.rows import with_note
 from sloop_systems.flashpoint.experiments.offline import QUEUES, T5, atoll_targets, benefits, offline_rows

@@ -12,14 +12,12 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, harmonic_mean, median
 from typing import Final
 
-from sloop.app.scenario import TopologyTruth
-from sloop.core.views import Bucket, ClusterView, NodeView, StageView, Traffic
-from sloop.profile.estimate import Estimate
-from sloop.sim import FlowNetwork, Topology
-from sloop.solvers.cuts import PieceCosts, PiecePlan, best_plan, plan_fronts
-from sloop.units import FOREVER_NS, s, to_s
-from sloop.vocabulary import LINK_MBPS, STORE_MBPS, Node
-from sloop.vocabulary import Path as StagePath
+from sloop.api import FOREVER_NS, LINK_MBPS, STORE_MBPS, Node, s, to_s
+from sloop.api import Path as StagePath
+from sloop.api.experiments import FlowNetwork, Topology, TopologyTruth
+from sloop.api.policies import Bucket, ClusterView, NodeView, StageView, Traffic
+from sloop.api.profiles import Estimate
+from sloop.api.solvers import PieceCosts, PiecePlan, best_plan, plan_fronts
 from sloop_systems.comparison.rows import Claim, Row, compare, contradicted, directed, outside
 from sloop_systems.flashpoint.experiments.traces import (
     AZURE,

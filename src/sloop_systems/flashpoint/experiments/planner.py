@@ -20,20 +20,30 @@ from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import structs
 
-from sloop.actions import StartReplica
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, TopologyTruth, Truth
-from sloop.events import ReplicaReady
-from sloop.profile.profile import ParametricLatency, Profile, Startup
-from sloop.report.plots import Figure, Panel
-from sloop.runlog import Record
-from sloop.runlog.summary import RunSummary
-from sloop.sim.run import simulate
-from sloop.sim.world import World
-from sloop.units import NS_PER_S, s
-from sloop.vocabulary import LINK_MBPS, STORE_MBPS, Node, ReplicaId
-from sloop.workload import Spread
-from sloop.workload.trace import cut, scale
+from sloop.api import LINK_MBPS, NS_PER_S, STORE_MBPS, Node, ReplicaId, s
+from sloop.api.experiments import (
+    Application,
+    ColdStartTruth,
+    Estimates,
+    NetworkTruth,
+    Record,
+    ReplicaReady,
+    RunSummary,
+    ServiceTruth,
+    Spread,
+    Stage,
+    StartReplica,
+    SystemChoice,
+    TopologyTruth,
+    Truth,
+    Variant,
+    World,
+    cut,
+    scale,
+    simulate,
+)
+from sloop.api.profiles import ParametricLatency, Profile, Startup
+from sloop.api.reports import Figure, Panel
 from sloop_systems.comparison.harness import EQUAL_WITHIN, UNSEEN, Results, RunResult, Trial, Wanted, bars
 from sloop_systems.comparison.rows import Claim, PairedDifference, Row, difference, directed
 from sloop_systems.flashpoint.experiments.offline import T5

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sloop.vocabulary import STORE_MBPS
+from sloop.api import STORE_MBPS
 from sloop_systems.comparison.harness import EQUAL_WITHIN, Results, Wanted
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare, directed
 from sloop_systems.flashpoint.experiments import published

@@ -17,22 +17,35 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 from msgspec import structs
 
-from sloop.actions import End, StartReplica
-from sloop.app.application import Application, Estimates, Stage, SystemChoice, Variant
-from sloop.app.scenario import ColdStartTruth, NetworkTruth, ServiceTruth, StoreLink, TopologyTruth, Truth
-from sloop.core.protocols import Policies, Provision
-from sloop.core.views import CompletionInput, Provisioning, ProvisionInput
-from sloop.events import ReplicaLost, ReplicaReady, ReplicaStopped
-from sloop.profile.estimate import Estimate
-from sloop.profile.profile import Profile, Quadratic, Startup
-from sloop.runlog import Record
-from sloop.sim.run import simulate
-from sloop.sim.world import World
-from sloop.systems import build_system
-from sloop.units import NS_PER_S, s, to_s
-from sloop.vocabulary import LINK_MBPS, STORE_MBPS, Node, Part, PipelineId, ReplicaId, Request, RequestId
-from sloop.workload import Spread, Trace
-from sloop.workload.trace import cut, scale
+from sloop.api import LINK_MBPS, NS_PER_S, STORE_MBPS, Node, Part, PipelineId, ReplicaId, Request, RequestId, s, to_s
+from sloop.api.experiments import (
+    Application,
+    ColdStartTruth,
+    End,
+    Estimates,
+    NetworkTruth,
+    Record,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    ServiceTruth,
+    Spread,
+    Stage,
+    StartReplica,
+    StoreLink,
+    SystemChoice,
+    TopologyTruth,
+    Trace,
+    Truth,
+    Variant,
+    World,
+    cut,
+    scale,
+    simulate,
+)
+from sloop.api.policies import CompletionInput, Policies, Provision, Provisioning, ProvisionInput
+from sloop.api.profiles import Estimate, Profile, Quadratic, Startup
+from sloop.api.systems import build_system
 from sloop_systems.comparison.harness import RunResult, Trial, equalised
 from sloop_systems.flashpoint.experiments.offline import T5, atoll_targets
 from sloop_systems.flashpoint.experiments.traces import MAIN, requests_of

@@ -17,8 +17,7 @@ from random import Random
 from statistics import median
 from typing import Final
 
-from sloop.streams import stream
-from sloop.workload.read import read_trace
+from sloop.api.experiments import read_trace, stream
 from sloop_systems.comparison.twitter import Excerpt, tweets_of
 
 HOUR_S: Final = 3600
