@@ -1,9 +1,13 @@
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
+import pytest
+
 from sloop import __version__
 from sloop.demo.page import html, live_timeline, result, summary
 from sloop.demo.run import Demonstration
+
+pytest.importorskip("sloop_systems.sponge", reason="the demonstration shows Sponge")
 
 
 class Tags(HTMLParser):

@@ -31,6 +31,8 @@ from sloop.profile.profile import LatencyTable, Profile, Sample, path_beside, sa
 from sloop.sim.world import World
 from sloop.systems.setup import set_up
 
+pytest.importorskip("sloop_systems.sponge", reason="the demonstration shows Sponge")
+
 QUARTERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
