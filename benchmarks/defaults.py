@@ -162,14 +162,12 @@ def drawn(scene: Scene, hash_text: str) -> Scene:
     """The scene with other rates (0.6 to 1.4 times as high) and another deadline (0.8 to 1.5 times as long)."""
     chance = random.Random(f"{hash_text}/{scene.name}")
     busier, longer = chance.uniform(0.6, 1.4), chance.uniform(0.8, 1.5)
-    trace = {
-        key: value * busier
-        if key in ("rate", "burst_rate")
-        else [rate * busier for rate in value]
-        if key == "rates"
-        else value
-        for key, value in scene.trace.items()
-    }
+    trace: dict[str, Any] = dict(scene.trace)
+    for key in ("rate", "burst_rate"):
+        if key in trace:
+            trace[key] *= busier
+    if "rates" in trace:
+        trace["rates"] = [rate * busier for rate in trace["rates"]]
     name = f"{scene.name}; rate × {busier:.2f}, deadline × {longer:.2f}"
     return replace(scene, name=name, trace=trace, slo_ms=scene.slo_ms * longer)
 
