@@ -211,7 +211,7 @@ def indexed_paths(view: ClusterView, margin: float) -> tuple[IndexedPath, ...]:
 def largest(recent: deque[V], newest: V, decisions: int, size: Callable[[V], float]) -> V:
     """Hysteresis: the largest of the last `decisions` decisions; among equals, the newest. Updates `recent`.
 
-    So a policy scales up at once, and down only when all recent decisions agree.
+    So a policy scales up at once, and never goes below any of these decisions.
     """
     recent.append(newest)
     while len(recent) > decisions:

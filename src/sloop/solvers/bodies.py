@@ -90,21 +90,21 @@ def _first_blocks_ms(costs: BlockCosts, order: Sequence[int]) -> tuple[Floats, F
     return body_ms, shadow_ms
 
 
-def shadow_efficiency(found: ShadowCandidate, model_weight: float, *, printed: bool = False) -> float:
+def shadow_efficiency(found: ShadowCandidate, memory_cores: float, *, printed: bool = False) -> float:
     """η, the efficiency of a shadow: its rows per second per core, plus its rows per second per core that its memory is
     worth.
 
-    `model_weight` is K = ρ·m, the cores that one copy of the model is worth. The shadow counts with the share of its
+    `memory_cores` is K = ρ·m, the cores that one copy of the model is worth. The shadow counts with the share of its
     blocks; with `printed`, as in the publication's Algorithm 2, with the whole model.
     """
     costs = found.shared.costs
     share = 1.0 if printed else found.shared.size_bytes / costs.size_whole_bytes
     rate = 1e3 * found.split.shadow_rows / found.split.latency_ms
-    return rate / costs.shadow_cores + rate / (model_weight * share)
+    return rate / costs.shadow_cores + rate / (memory_cores * share)
 
 
 def choose_shadow(
-    found: Sequence[ShadowCandidate], model_weight: float, objective: Objective = "demand", need_rps: float = 0.0
+    found: Sequence[ShadowCandidate], memory_cores: float, objective: Objective = "demand", need_rps: float = 0.0
 ) -> ShadowCandidate | None:
     """The shadow to start; None without candidates. Of equal candidates the first one.
 
@@ -115,7 +115,7 @@ def choose_shadow(
     if not found:
         return None
     if objective != "demand":
-        return max(found, key=lambda each: shadow_efficiency(each, model_weight, printed=objective == "printed"))
+        return max(found, key=lambda each: shadow_efficiency(each, memory_cores, printed=objective == "printed"))
     costs = found[0].shared.costs
     alone_rps = capacity_rps(costs.alone_ms, costs.slo_ms)
     enough = [each for each in found if each.booked_rps - alone_rps >= need_rps]
@@ -135,7 +135,7 @@ class BodyChoice(NamedTuple):
     efficiency: float
 
 
-def choose_body(latency_ms: Floats, rate_rps: float, slo_ms: float, model_weight: float) -> BodyChoice | None:
+def choose_body(latency_ms: Floats, rate_rps: float, slo_ms: float, memory_cores: float) -> BodyChoice | None:
     """Algorithm 1: the cores and batch that serve the most requests per second per core, memory counted as cores. None
     if even a single request on all cores misses the SLO.
 
@@ -151,7 +151,7 @@ def choose_body(latency_ms: Floats, rate_rps: float, slo_ms: float, model_weight
             took_ms = float(latency_ms[cores, batch])
             if not at_least(slo_ms, filling_ms + took_ms):
                 continue
-            efficiency = 1e3 * batch / (cores * took_ms) + 1e3 * batch / (model_weight * took_ms)
+            efficiency = 1e3 * batch / (cores * took_ms) + 1e3 * batch / (memory_cores * took_ms)
             if best is None or efficiency > best.efficiency:
                 best = BodyChoice(cores, batch, efficiency)
                 break

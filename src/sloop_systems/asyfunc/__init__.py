@@ -30,7 +30,8 @@ SIMULATED: Final = ("sim",)
 """No server knows the requests that will come."""
 
 _BODIES: Final = Bodies(gamma=1.0, bursts="shadows", counts_shadows=True)
-"""As published: shadows with all cores that are left when the rate exceeds the capacity of all pairs."""
+"""As published but for `objective`: shadows with all cores that are left when the rate exceeds the capacity of all
+pairs. `demand` is our specification's; the publication maximises an efficiency (`literal`, misprinted as `printed`)."""
 _ADAPTIVE: Final = Policies(
     Fifo(), Adaptive(), Smallest(), Age(), Open(),
     # The node with the most free cores, so that a body has room for a shadow.

@@ -1,9 +1,8 @@
 """The scaling policy `Biscale`: larger replicas in place through a surge, then more and smaller ones.
 
-Razavi, dissertation (TU Darmstadt 2024), chapter P4; the same system is Themis, arXiv 2407.14843. It is based on two
-facts: a resize takes a tenth of a second, a start several seconds; and replicas of one core give the most throughput
-per core. When the arrival rate exceeds the capacity of the replicas, it enlarges all of them at once, and starts more
-if that does not suffice. When the rate has been steady for `settle` decisions, it starts small replicas, and shrinks
+Razavi, dissertation (TU Darmstadt 2024), chapter P4; the same system is Themis, arXiv 2407.14843. When the
+arrival rate exceeds the capacity of the replicas, it enlarges all of them at once, which is quick, and starts more if
+that does not suffice. When the rate has been steady for `settle` decisions, it starts small replicas, and shrinks
 the large ones when the small ones are ready: two plans, so that capacity never falls before its replacement is ready.
 It fails if a model gains nothing from more cores, and wastes starts on surges that are soon over.
 """

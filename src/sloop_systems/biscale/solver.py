@@ -146,7 +146,7 @@ def small_first(
 ) -> tuple[list[ReplicaGroups], tuple[SizeChoice, ...]]:
     """Groups and choices if the present replicas at full size and the goal's new ones together exceed the cluster.
 
-    The goal's missing replicas get their cores first, since small replicas give the most throughput per core (Amdahl;
+    The goal's missing replicas get their cores first, since small replicas give the most throughput per core (README;
     dissertation chapter P4, on why to scale horizontally). The present ones share the remaining cores such that they
     carry most of the rate until the new ones are ready; the returned choices are those of the present ones.
     """

@@ -68,21 +68,22 @@ from sloop_systems.paldia.solver import (
     DeviceModel,
     DeviceSplit,
     HardwareOffer,
+    HardwareRule,
     Sharing,
     batches_of,
     best_split,
 )
 
-HardwareRule = Literal["slo_first", "tolerance", "isolated", "fastest"]
-"""The rules of `solver.Choice`, and `isolated`: the cheapest kind on which a batch that runs alone is in
-time, however many batches there are (PALDIA's baselines that save cost)."""
 SHARES_NOTHING: Final = 0.0
 """The share of a replica on a GPU: PALDIA neither caps nor reserves; memory and clients limit how many there are."""
 CPU_WORKERS_MAX: Final = 6
-"""The most replicas that share the cores of a node if `together_max` is 0: as many as `sloop profile --sharing`
-measures together by default. Each reserves an equal part of the cores, and may use all of them."""
+"""The most replicas that share the cores of a node: as many as `sloop profile --sharing` measures
+together by default. Each reserves an equal part of the cores, and may use all of them."""
 Lane = Literal["work_conserving", "serial"]
 """When a queued batch starts: as soon as one of those that run together has ended, or alone after all of them."""
+
+TOLERANCE_MS: Final = 50.0
+"""With `choice: tolerance`, how much slower than the fastest GPU a kind may be."""
 
 NO_WAIT: Final = "choose the lane work_conserving"
 
@@ -148,16 +149,13 @@ class Paldia:
     is_quick: ClassVar[bool] = True
 
     choice: HardwareRule = "slo_first"
-    """`slo_first`: the cheapest kind that is fast enough. `tolerance`: the cheapest GPU within `tolerance_ns` of the
-    fastest. `isolated`: the cheapest on which one batch alone is fast enough. `fastest`: always the most performant."""
+    """See `HardwareRule`."""
     sharing: Sharing = "hybrid"
     """How a GPU is shared: by the best split, all `together`, or one batch after the other (`queue`)."""
     headroom_cpu: float = 0.5
     """The fraction of the SLO within which the last of the expected requests must end on a CPU."""
     headroom_gpu: float = 0.75
     """The same on a GPU; with `isolated` it is 1."""
-    tolerance_ns: int = ms(50)
-    """With `choice: tolerance`, how much slower than the fastest GPU a kind may be."""
     wait_limit: int = 3
     """After this many decisions in a row that prefer other hardware, the next such decision switches."""
     group_ns: int = s(1)
@@ -170,10 +168,9 @@ class Paldia:
     release_after_ns: int = 0
     """How long a node on demand stays empty before it is released. PALDIA gives the old node back as soon as its last
     batch has ended."""
-    together_max: int = 0
-    """The most batches that run together; 0: as the memory and the clients of the GPU allow, and 6 on a CPU."""
     batch_max: int = 0
-    """The largest batch; 0: the profile's largest one that takes at most the SLO."""
+    """The largest batch; 0: the profile's largest one that takes at most the SLO. On a CPU it is a power of two, on a
+    GPU any size; the specification (2.4) has powers of two for both."""
     hardware: tuple[str, ...] = ()
     """The kinds of nodes to choose from; empty: all."""
     variant: str = ""
@@ -186,7 +183,7 @@ class Paldia:
     def __post_init__(self) -> None:
         for key in ("headroom_cpu", "headroom_gpu"):
             check_range(key, getattr(self, key), above=0, most=1)
-        for key in ("tolerance_ns", "wait_limit", "keep_alive_ns", "release_after_ns", "together_max", "batch_max"):
+        for key in ("wait_limit", "keep_alive_ns", "release_after_ns", "batch_max"):
             check_range(key, getattr(self, key), least=0)
         check_range("initial_rps", self.initial_rps, least=0)
         for key in ("group_ns", "period_ns"):
@@ -288,16 +285,14 @@ class Paldia:
         most, slot = 1, belief.slot(min(belief.cores_max, node.cores))
         if device is not None:
             most = targets.together_max(device.memory_bytes, belief.device_memory_bytes, clients_max=device.clients_max)
-            most = min(most, self.together_max or most, 1 if self.sharing == "queue" else most)
+            most = min(most, 1) if self.sharing == "queue" else most
             most = targets.together_max(node.memory_bytes, belief.memory_bytes, clients_max=most)
             if not most:
                 return None
             cores = min(belief.cores_max, _part_of(node.cores, most))
             slot = structs.replace(belief.slot(cores), share=SHARES_NOTHING)
         elif self.sharing != "queue" and belief.shared_cores == node.cores:
-            most = targets.together_max(
-                node.memory_bytes, belief.memory_bytes, clients_max=self.together_max or CPU_WORKERS_MAX
-            )
+            most = targets.together_max(node.memory_bytes, belief.memory_bytes, clients_max=CPU_WORKERS_MAX)
             if not most:
                 return None
             slot = structs.replace(belief.slot(_part_of(node.cores, most)), is_capped=most == 1)
@@ -350,10 +345,10 @@ class Paldia:
             offers = [each.offer(each.split(expected, self.sharing).t_max_ms) for each in candidates]
         return solver.choose_hardware(
             offers,
-            "slo_first" if self.choice == "isolated" else self.choice,
+            self.choice,
             cpu_limit_ms=self.headroom_cpu * slo_ms,
             gpu_limit_ms=headroom_gpu * slo_ms,
-            tolerance_ms=to_ms(self.tolerance_ns),
+            tolerance_ms=TOLERANCE_MS,
         ).name
 
     def _successor(self, stage: StageView, candidates: list[HardwareCandidate]) -> str:

@@ -202,14 +202,15 @@ class HardwareOffer(NamedTuple):
     is_gpu: bool
 
 
-Choice = Literal["slo_first", "tolerance", "fastest"]
-"""`slo_first`: the cheapest that is fast enough (PALDIA, section III). `tolerance`: the cheapest of those that are
-nearly as fast as the fastest (PALDIA, section IV). `fastest`: the most performant, whatever it costs."""
+HardwareRule = Literal["slo_first", "tolerance", "isolated", "fastest"]
+"""`slo_first`: the cheapest that is fast enough (PALDIA, section III). `tolerance`: the cheapest GPU that is nearly as
+fast as the fastest (PALDIA, section IV). `isolated`: as `slo_first`, but with the times of a batch that runs alone,
+however many batches there are (PALDIA's baselines that save cost). `fastest`: the most performant, at any price."""
 
 
 def choose_hardware(
     offers: Sequence[HardwareOffer],
-    choice: Choice,
+    choice: HardwareRule,
     *,
     cpu_limit_ms: float,
     gpu_limit_ms: float,
@@ -231,7 +232,7 @@ def choose_hardware(
     )
     if not capable:
         return best
-    if choice == "slo_first" or not capable[0].is_gpu:
+    if choice != "tolerance" or not capable[0].is_gpu:
         return capable[0]
     gpus = list(takewhile(lambda each: each.is_gpu, capable))
     shortest_ms = min(each.t_max_ms for each in gpus)
@@ -261,7 +262,7 @@ def count_mismatch(count: int, *, is_present: bool, is_pending: bool, limit: int
 
 
 def workers_needed(model: DeviceModel, count: int, split: DeviceSplit) -> int:
-    """One worker for each batch that runs; queued batches use one of these again. None without requests."""
+    """One worker for each batch that runs; queued batches use one of these again. 0 without requests."""
     return max(1, ceil((count - split.queued) / model.batch)) if count > 0 else 0
 
 

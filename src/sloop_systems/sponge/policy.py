@@ -46,7 +46,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Sponge:
-    """One replica with cores from `cores` and batches up to `batch_max`."""
+    """One replica with the fewest cores, then the smallest batch, that serve requests in the time they have left."""
 
     is_quick: ClassVar[bool] = True
 
@@ -68,7 +68,7 @@ class Sponge:
     """The plan if no setting is feasible. `dry_run`: all cores with the batch that serves most requests in time;
     `crude`: all cores with batches of 10; `keep`: no change."""
     hysteresis: int = 1
-    """k: the largest of the last k decisions is used, so that cores shrink only when k decisions agree."""
+    """k: the largest of the last k decisions is used, so that cores never fall below any of them."""
     lookback: int = 1
     """How many past seconds of measured network times count."""
     rate_rps: float = 0.0
@@ -107,7 +107,7 @@ class Sponge:
             setting, why = self._fallback(grid, demand, _current(view.plan, grid))
         kept = targets.largest(self._recent, setting, self.hysteresis, lambda recent: recent.cores)
         if kept != setting:
-            why += f"; kept at {_describe(kept)}, until {self.hysteresis} decisions agree"
+            why += f"; kept at {_describe(kept)}, the most of the last {self.hysteresis} decisions"
         limit_rps = sponge.max_rate_rps(grid)
         saturated = demand.rate_rps > limit_rps
         if saturated:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.api import ROUNDING
+from sloop.api.solvers import fill_ms
 
 Mask: TypeAlias = NDArray[np.bool_]
 """Shape (cores, batches): which settings are feasible."""
@@ -84,10 +85,9 @@ def holds_per_batch(grid: SpongeGrid, budgets_ms: NDArray[np.float64]) -> Mask:
 
 def holds_steady(grid: SpongeGrid, rate_rps: float, network_ms_max: float, slo_ms: float) -> Mask:
     """Evenly spaced arrivals: the first request of a batch waits for the others, l + 1000 (b - 1)/λ + cl_max ≤ SLO."""
-    others = grid.batches - 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        fill_ms = np.where(others == 0, 0.0, 1000.0 * others / rate_rps)
-    return np.asarray(grid.latency_ms + fill_ms + network_ms_max <= slo_ms)
+    fills_ms = np.array([fill_ms(batch, rate_rps) for batch in range(1, len(grid.batches) + 1)])
+    fills = (grid.batches == 1) | (rate_rps > 0)
+    return np.asarray((grid.latency_ms + fills_ms + network_ms_max <= slo_ms) & fills)
 
 
 def keeps_up(grid: SpongeGrid, rate_rps: float) -> Mask:
@@ -110,8 +110,9 @@ def setting(grid: SpongeGrid, row: int, batch: int) -> SpongeSetting:
 def best_effort(grid: SpongeGrid, budgets_ms: NDArray[np.float64], rate_rps: float) -> tuple[SpongeSetting, int]:
     """All cores with the batch that serves most requests in time, in deadline order; and the number of these requests.
 
-    Ties go to the batch that keeps up with `rate_rps`, or comes nearest, then to the smaller one. Going straight to the
-    smaller one, as published, would never reduce a backlog. `budgets_ms` is sorted, tightest first.
+    Ties go to the batch that keeps up with `rate_rps`, or comes nearest, then to the smaller one. The publication says
+    nothing of this case; the dry run is our specification's, where ties go straight to the smaller batch, which would
+    never reduce a backlog. `budgets_ms` is sorted, tightest first.
     """
     best, most = (-1, -1.0), 1
     for batch in range(1, grid.latency_ms.shape[1] + 1):

@@ -58,7 +58,7 @@ def view(
 def policy(**options: object) -> Bodies:
     """As published; the model is worth 64 cores."""
     published: dict[str, object] = {"gamma": 1.0, "bursts": "shadows", "counts_shadows": True}
-    example: dict[str, object] = {"cores_max": 4, "batch_max": 4, "model_weight": 64.0}
+    example: dict[str, object] = {"cores_max": 4, "batch_max": 4, "memory_cores": 64.0}
     return Bodies(**(published | example | options))  # type: ignore[arg-type]
 
 
@@ -85,7 +85,7 @@ def sizes(plan: Plan | None) -> list[tuple[float, int]]:
     ],
 )
 def test_bodies_started_from_none(weight: float, rate: float, cores: int, count: int) -> None:
-    plan = policy(model_weight=weight).plan(0, view([], rate, 0, cores=64))
+    plan = policy(memory_cores=weight).plan(0, view([], rate, 0, cores=64))
     assert sizes(plan) == [(cores, count)]
     assert plan is not None
     assert plan.feasible
@@ -258,7 +258,7 @@ def test_a_body_is_started_where_no_shadow_has_room_or_memory_is_worth_little() 
     crowded = cheapest(shadows_per_node=0).plan(0, view([body(0, 2)], 12, 40))
     assert sum(group.count for group in groups_of(crowded)) > 1
     assert all(group.spec.shadow is None for group in groups_of(crowded))
-    worthless = cheapest(model_weight=1e-6).plan(0, view([body(0, 2)], 12, 400, cores=64.0))
+    worthless = cheapest(memory_cores=1e-6).plan(0, view([body(0, 2)], 12, 400, cores=64.0))
     assert sum(group.count for group in groups_of(worthless)) > 1
     assert policy().plan(0, view([body(0, 2)], 12, 400, cores=64.0)).stages[0].groups[0].count == 1  # type: ignore[union-attr]
 
@@ -267,7 +267,7 @@ def test_a_body_that_takes_no_time_to_start_needs_no_shadow_beside_it() -> None:
     """One burst, where a body would take none of the ten seconds, and where it would take nine."""
     shadows = {}
     for taken_s in (0.0, 9.0):
-        groups = groups_of(cheapest(model_weight=0.5).plan(0, starting_in(taken_s, view([body(0, 2)], 12, 60))))
+        groups = groups_of(cheapest(memory_cores=0.5).plan(0, starting_in(taken_s, view([body(0, 2)], 12, 60))))
         shadows[taken_s] = sum(group.count for group in groups if group.spec.shadow)
     assert shadows == {0.0: 0, 9.0: 1}
     assert cheapest().asks_for_starts

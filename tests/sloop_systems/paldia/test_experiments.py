@@ -55,8 +55,8 @@ from sloop_systems.paldia.experiments.traces import (
     twitter_rates,
     wiki_rates,
 )
-from sloop_systems.paldia.policy import HardwareRule
 from sloop_systems.paldia.published import PALDIA_MODELS
+from sloop_systems.paldia.solver import HardwareRule
 
 
 def row_of(rows: Sequence[Row], metric: str) -> Row:

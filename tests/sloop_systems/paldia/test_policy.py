@@ -23,9 +23,9 @@ from sloop.testing.views import make_belief, make_stage, make_view, make_visit
 from sloop.units import s
 from sloop.vocabulary import Group, Life, NodeState, ReplicaId, ReplicaSpec, Slot
 from sloop_systems.paldia import solver
-from sloop_systems.paldia.policy import HardwareRule, Paldia
+from sloop_systems.paldia.policy import Paldia
 from sloop_systems.paldia.published import PALDIA_MODELS, paldia_profiles
-from sloop_systems.paldia.solver import DeviceModel
+from sloop_systems.paldia.solver import DeviceModel, HardwareRule
 
 EC2 = ("m4.xlarge", "c6i.2xlarge", "c6i.4xlarge", "g3s.xlarge", "p2.xlarge", "p3.2xlarge")
 M60, K80, V100 = EC2[3:]
@@ -123,7 +123,6 @@ def test_as_many_replicas_as_batches_run_together(rate: int, kind: str) -> None:
     assert planned(Paldia(), view) == (kind, ceil((rate - split.queued) / 64), 64)
     assert planned(Paldia(sharing="together"), view) == (kind, min(ceil(rate / 64), most), 64)
     assert planned(Paldia(sharing="queue"), view) == (kind, 1, 64)
-    assert planned(Paldia(sharing="together", together_max=2), view)[1] == 2
 
 
 def test_replicas_on_a_gpu_reserve_no_share_and_on_a_cpu_take_the_node() -> None:
@@ -305,7 +304,7 @@ def test_what_the_cluster_or_the_application_does_not_have() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("headroom_cpu", 0), ("headroom_gpu", 1.1), ("tolerance_ms", -1), ("wait_limit", -1), ("group_s", 0)],
+    [("headroom_cpu", 0), ("headroom_gpu", 1.1), ("wait_limit", -1), ("group_s", 0)],
 )
 def test_a_parameter_out_of_range(key: str, value: Any) -> None:
     with pytest.raises((InputError, OutOfRange), match=key):
@@ -327,6 +326,11 @@ def on_cores(rate_rps: float, *, cores: float = 4.0, memory_bytes: int = 1) -> C
     return make_view(stage, nodes=[node_of(kind, ())], rates={"stage": rate_rps})
 
 
+def part_of_memory(replicas: int) -> int:
+    """The memory of a replica of which a node holds so many."""
+    return KINDS["m4.xlarge"].memory_bytes // replicas
+
+
 def only_group(policy: Paldia, view: ClusterView) -> Group:
     plan = policy.plan(0, view)
     assert plan is not None
@@ -341,13 +345,12 @@ def test_replicas_that_share_the_cores_of_a_node_reserve_a_part_and_may_use_all(
     assert group.spec.slot == Slot(0.666, "m4.xlarge", is_capped=False)
     assert 6 * group.spec.slot.cores <= KINDS["m4.xlarge"].cores
     assert only_group(Paldia(sharing="together"), on_cores(48)).count == 6
-    assert only_group(Paldia(sharing="together", together_max=3), on_cores(48)).spec.slot.cores == 1.333
+    assert only_group(Paldia(sharing="together"), on_cores(48, memory_bytes=part_of_memory(3))).spec.slot.cores == 1.333
 
 
 def test_a_replica_that_shares_with_nobody_has_all_cores_as_a_cap() -> None:
     whole = Slot(4.0, "m4.xlarge")
     assert only_group(Paldia(sharing="queue"), on_cores(48)).spec.slot == whole
-    assert only_group(Paldia(together_max=1), on_cores(48)).spec.slot == whole
     large = KINDS["m4.xlarge"].memory_bytes // 2 + 1
     assert only_group(Paldia(), on_cores(48, memory_bytes=large)).spec.slot == whole, "two do not fit"
     assert only_group(Paldia(), on_cores(48, cores=2.0)).spec.slot == whole, "measured on other nodes"
@@ -356,6 +359,6 @@ def test_a_replica_that_shares_with_nobody_has_all_cores_as_a_cap() -> None:
 @given(st.integers(1, 400), st.integers(1, 6))
 @settings(max_examples=40)
 def test_cores_are_never_overbooked(rate: int, most: int) -> None:
-    group = only_group(Paldia(together_max=most), on_cores(rate))
+    group = only_group(Paldia(), on_cores(rate, memory_bytes=part_of_memory(most)))
     assert group.count <= most
     assert most * group.spec.slot.cores <= 4.0

@@ -22,10 +22,10 @@ from sloop.units import s
 from sloop.vocabulary import CLIENTS_MAX
 from sloop_systems.paldia import solver as paldia
 from sloop_systems.paldia.solver import (
-    Choice,
     DelayedTermination,
     DeviceModel,
     HardwareOffer,
+    HardwareRule,
     Sharing,
     batches_of,
     best_split,
@@ -348,7 +348,7 @@ def offers(solo_ms: float, batch: int, f: float, alpha: float, c4: float, count:
     return found
 
 
-def chosen(given_offers: Sequence[HardwareOffer], choice: Choice = "slo_first") -> str:
+def chosen(given_offers: Sequence[HardwareOffer], choice: HardwareRule = "slo_first") -> str:
     return choose_hardware(given_offers, choice, cpu_limit_ms=0.5 * 200, gpu_limit_ms=0.75 * 200, tolerance_ms=50).name
 
 
@@ -365,7 +365,7 @@ THRESHOLDS = [
 
 @pytest.mark.parametrize(("calibration", "choice", "firsts"), THRESHOLDS)
 def test_the_first_load_at_which_each_kind_is_chosen(
-    calibration: tuple[float, int, float, float, float], choice: Choice, firsts: tuple[int, ...]
+    calibration: tuple[float, int, float, float, float], choice: HardwareRule, firsts: tuple[int, ...]
 ) -> None:
     found: dict[str, int] = {}
     for count in range(1, 480):
@@ -392,7 +392,7 @@ offer = st.builds(
 
 
 @given(st.lists(offer, min_size=1, max_size=6), st.sampled_from(["slo_first", "tolerance", "fastest"]))
-def test_hardware_choice_is_that_of_the_published_scan(all_offers: list[HardwareOffer], choice: Choice) -> None:
+def test_hardware_choice_is_that_of_the_published_scan(all_offers: list[HardwareOffer], choice: HardwareRule) -> None:
     found = choose_hardware(all_offers, choice, cpu_limit_ms=100, gpu_limit_ms=150, tolerance_ms=50)
     best_gpu = min(all_offers, key=lambda each: (not each.is_gpu, each.per_request_ms, each.name))
     recorded = []

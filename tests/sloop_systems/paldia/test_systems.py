@@ -20,7 +20,7 @@ from sloop.policies.place import BestFit
 from sloop.policies.route import FirstIdle
 from sloop.sim.advice import advise
 from sloop.systems import build_system
-from sloop.units import ms, s
+from sloop.units import s
 from sloop_systems.paldia.policy import Hybrid, Paldia
 from tests.sim.test_advice import deployment, poisson, question
 
@@ -30,7 +30,7 @@ PUBLISHED: dict[str, tuple[str, Any, Any]] = {
         Paldia(choice="slo_first", sharing="hybrid", headroom_cpu=0.5, headroom_gpu=0.75, wait_limit=3),
         Hybrid(),
     ),
-    "paldia-band": ("system", Paldia(choice="tolerance", sharing="hybrid", tolerance_ns=ms(50)), Hybrid()),
+    "paldia-band": ("system", Paldia(choice="tolerance", sharing="hybrid"), Hybrid()),
     "molecule-cost": ("baseline", Paldia(choice="isolated", sharing="queue", keep_alive_ns=s(600)), TakeAll()),
     "molecule-performance": ("baseline", Paldia(choice="fastest", sharing="queue"), TakeAll()),
     "infless-llama-cost": ("baseline", Paldia(choice="isolated", sharing="together"), TakeAll()),

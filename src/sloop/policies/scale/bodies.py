@@ -49,7 +49,7 @@ NEARLY: Final = 0.9
 """An offer keeps about as many requests from waiting as the best one if it keeps at least this fraction of them."""
 SHADOW_CORES: Final = (1, 2, 4, 8, 16)
 """The core counts of shadows to choose from, with `bursts: cheapest`; in addition, all cores that a node has left."""
-WEIGHT_UNKNOWN: Final = 64.0
+MEMORY_CORES_UNKNOWN: Final = 64.0
 """K of a model whose multiply-adds are not known: the least value that gives the published savings."""
 
 
@@ -87,12 +87,12 @@ class Bodies:
     beta: float = 0.6
     """Bodies are removed below this utilisation."""
     gamma: float = 0.7
-    """Shadows are added when the rate of the last second exceeds this fraction of the capacity. The default is the
-    middle of `beta` and `alpha`."""
+    """Shadows are added when the rate of the last second exceeds this fraction of the capacity. 0.7 is the
+    middle of the defaults of `beta` and `alpha`; AsyFunc has 1."""
     cores_max: int = 16
     """The most cores of a body, and of a shadow."""
     batch_max: int = 8
-    model_weight: float = 0.0
+    memory_cores: float = 0.0
     """K (ρ·m in the publication): how many cores the memory of one copy of the weights is worth; 0: as many as the
     model has 10⁹ multiply-adds."""
     shadows: bool = True
@@ -103,10 +103,10 @@ class Bodies:
     if the rate exceeds the whole capacity, whatever `gamma` is, and has done so for as long as a body takes to start.
     `shadows`: shadows with all cores that their nodes have left, as AsyFunc does."""
     objective: Objective = "demand"
-    """Which of the shadows with equally many cores is best. `demand`: the one with the least memory that serves the
-    demand.
-    `literal`, `printed`: the most efficient one, by the published formula with the memory of the shadow or of the whole
-    model."""
+    """Which of the shadows with equally many cores is best.
+    `demand`: the one with the least memory that serves the demand.
+    `literal`: the most efficient one, where a shadow counts with its own memory.
+    `printed`: the same, but with the memory of the whole model, as printed in the publication's Algorithm 2."""
     selection: Literal["ranked", "prefix"] = "ranked"
     """Which blocks come first: those that compute most per byte, or those that come first in the model."""
     shadows_per_node: int = 1
@@ -147,7 +147,7 @@ class Bodies:
         for key in ("alpha", "beta", "gamma", "adapt_ns", "period_ns"):
             check_range(key, getattr(self, key), above=0)
         check_range("beta", self.beta, most=self.alpha)
-        for key in ("model_weight", "initial_rps"):
+        for key in ("memory_cores", "initial_rps"):
             check_range(key, getattr(self, key), least=0)
         for key in ("cores_max", "batch_max"):
             check_range(key, getattr(self, key), least=1, most=1024)
@@ -191,13 +191,13 @@ class Bodies:
         total_rps = sum(self._lasting_rps(body) for body in bodies)
         before = len(bodies)
         why = f"{rate_rps:.4g} rps at a capacity of {total_rps:.4g} rps"
-        choice = choose_body(model.latency_ms(), rate_rps, model.slo_ms, model.weight)
+        choice = choose_body(model.latency_ms(), rate_rps, model.slo_ms, model.memory_cores)
         cores = choice.cores if choice is not None else self.cores_max
         is_feasible = choice is not None
         while not bodies or not at_least(self.alpha * total_rps, rate_rps):
             body = model.new_body(cores, free)
             if body is None and not bodies:
-                body = model.new_body(floor(max(free.values(), default=0.0) + 1e-9), free)
+                body = model.new_body(round_down(max(free.values(), default=0.0)), free)
             if body is None or (bodies and body.capacity_rps <= 0):
                 is_feasible = False
                 break
@@ -366,7 +366,7 @@ class Bodies:
         body = model.new_body(model.chosen_cores(burst_rps), room)
         kept = 0.0 if body is None else model.kept_by_body(body, need)
         if body is not None and kept > 0:
-            yield BurstOffer(kept, body.cores + model.weight, body, free=room)
+            yield BurstOffer(kept, body.cores + model.memory_cores, body, free=room)
 
 
 class BurstNeed(NamedTuple):
@@ -400,7 +400,7 @@ class ServedModel:
         self._policy, self._stage, self._belief = policy, stage, belief
         self.slo_ms = to_ms(stage.slo_ns)
         self.batch_max = min(policy.batch_max, belief.batch_max)
-        self.weight = policy.model_weight or belief.multiply_adds / 1e9 or WEIGHT_UNKNOWN
+        self.memory_cores = policy.memory_cores or belief.multiply_adds / 1e9 or MEMORY_CORES_UNKNOWN
         self._candidates: dict[tuple[float, float], Sequence[ShadowCandidate]] = {}
         self.adapt_s = to_s(policy.adapt_ns)
         self.startup_s = to_s(stage.startup_ns(belief))
@@ -418,7 +418,7 @@ class ServedModel:
     def cost_of_shadow(self, shadow: ShadowCandidate) -> float:
         """The cost of a shadow in cores; memory is counted as cores."""
         costs = shadow.shared.costs
-        return costs.shadow_cores + self.weight * shadow.shared.size_bytes / costs.size_whole_bytes
+        return costs.shadow_cores + self.memory_cores * shadow.shared.size_bytes / costs.size_whole_bytes
 
     def kept_by_body(self, body: CountedBody, need: BurstNeed) -> float:
         """How many requests one more body keeps from waiting until the bodies of the next adaptation are ready: it is
@@ -427,7 +427,7 @@ class ServedModel:
 
     def chosen_cores(self, rate_rps: float) -> int:
         """The cores of a new body (Algorithm 1)."""
-        choice = choose_body(self.latency_ms(), rate_rps, self.slo_ms, self.weight)
+        choice = choose_body(self.latency_ms(), rate_rps, self.slo_ms, self.memory_cores)
         return choice.cores if choice is not None else self._policy.cores_max
 
     def latency_ms(self) -> Floats:
@@ -463,7 +463,7 @@ class ServedModel:
         node = max(free, key=lambda name: free[name], default=None)
         if node is None:
             return None
-        room = min(cores, floor(free[node] + 1e-9))
+        room = min(cores, round_down(free[node]))
         for fitting in range(room, 0, -1):
             alone_ms = self.alone_ms(fitting)
             alone_rps = capacity_rps(alone_ms, self.slo_ms)
@@ -477,7 +477,7 @@ class ServedModel:
         """The order in which bodies are removed: the least efficient first, then those without a shadow, then the
         youngest."""
         alone_ms = self.alone_ms(body.cores)
-        most = capacity_rps(alone_ms, float("inf")) * (1 / body.cores + 1 / self.weight)
+        most = capacity_rps(alone_ms, float("inf")) * (1 / body.cores + 1 / self.memory_cores)
         return round(most, 9), body.shadow is not None, -(body.replica.id if body.replica is not None else 1 << 60)
 
     def shadow_for(self, body_cores: float, shadow_cores: float, need_rps: float) -> ShadowCandidate | None:
@@ -496,7 +496,7 @@ class ServedModel:
             )
             order = costs.ranked() if self._policy.selection == "ranked" else costs.prefix()
             self._candidates[key] = shadow_candidates(costs, order)
-        return choose_shadow(self._candidates[key], self.weight, self._policy.objective, need_rps)
+        return choose_shadow(self._candidates[key], self.memory_cores, self._policy.objective, need_rps)
 
     def stage_plan(self, bodies: Sequence[CountedBody]) -> StagePlan:
         """The plan with these bodies. Present bodies are named by their nodes."""

@@ -66,7 +66,10 @@ class Harbor:
     hardware: tuple[str, ...] = ()
     """The kinds of nodes to use; empty: all."""
     slower: float = 1.18
-    """How many times as long as profiled an inference takes beside other busy workers, while nothing is measured."""
+    """How many times as long as profiled an inference takes beside other busy workers, while nothing is measured.
+
+    1.18 is fitted to the figures of one thesis (κ of `sloop reproduce colocation`), whose host had fewer cores than
+    processes. Set 1 where workers do not slow each other down, because each has a core of its own."""
     transport_ns: int = ms(1)
     """The time that a request and its answer spend outside queues and workers."""
     horizon_ns: int = s(10)

@@ -1,7 +1,7 @@
 """The scaling policy `Vertical`: replicas resized in place, and more of them only where no size carries the load.
 
-A resize takes a tenth of a second, a start several seconds: cores follow the load up and down at once, and a second
-replica starts where all cores of a node do not suffice, or are of no use to the model. Cores and batches of all stages
+Cores follow the load up and down at once, because a resize is much quicker than a start, and a second replica starts
+where all cores of a node do not suffice, or are of no use to the model. Cores and batches of all stages
 are planned together, so that every path keeps its deadline (`sloop.solvers.sizes`). It fails where bursts outgrow a
 node sooner than replicas start, and where a model gains little from more cores, although small replicas would carry
 more on the same cores.
@@ -37,9 +37,9 @@ from sloop.vocabulary import Plan, StagePlan
 class Vertical:
     """Replicas of each stage, resized in place every second; more of them only where no size carries the load.
 
-    With `replicas_max` 1 it is the vertical baseline of Biscale's evaluation (Razavi, dissertation, TU Darmstadt 2024,
-    chapter P4, with the rule of its artefact). Cores and batches of all stages are the cheapest with
-    which the replicas carry the forecast, up and down at once. If the rate is too high for the most replicas, they get
+    The system `vertical-only` is the vertical baseline of Biscale's evaluation (Razavi, dissertation, TU Darmstadt
+    2024, chapter P4, with the rule of its artefact). Cores and batches of all stages are the cheapest with which the
+    replicas carry the forecast, up and down at once. If the rate is too high for the most replicas, they get
     the sizes for the highest rate that they can carry, and the rest is not served. Replicas have 1 to `cores_max` units
     of `unit` cores each, batches up to `batch_max`.
     """

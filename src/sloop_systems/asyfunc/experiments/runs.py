@@ -201,7 +201,7 @@ def world_of(trial: AsyFuncTrial) -> World:
 def _parameters(trial: AsyFuncTrial, counts: Sequence[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if trial.system.startswith(("asyfunc", "headstart")):
-        found |= {"model_weight": trial.weight, "initial_rps": rate_rps(trial)}
+        found |= {"memory_cores": trial.weight, "initial_rps": rate_rps(trial)}
     elif trial.system.startswith("batch"):
         found |= {"prewarm": trial.prewarm, "rate_rps": rate_rps(trial)}
     elif trial.system == "opt":

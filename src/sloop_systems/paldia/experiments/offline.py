@@ -21,11 +21,12 @@ from sloop.api.policies import Bucket, ClusterView, DeviceView, NodeView, StageV
 from sloop.api.profiles import KINDS, Estimate
 from sloop_systems.comparison.rows import Claim, Row, bounded, compare
 from sloop_systems.paldia.experiments.traces import counts_of
-from sloop_systems.paldia.policy import HardwareRule, Paldia
+from sloop_systems.paldia.policy import Paldia
 from sloop_systems.paldia.published import PALDIA_MODELS, SLO_MS, paldia_profiles
 from sloop_systems.paldia.solver import (
     DelayedTermination,
     DeviceModel,
+    HardwareRule,
     batches_of,
     best_split,
     count_mismatch,
