@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from benchmarks import rented
-from sloop_systems.comparison.harness import Results, Wanted
+from sloop_systems.comparison.harness import UNSEEN, Results, Wanted
 from sloop_systems.paldia.experiments.ours import SCENES
 from sloop_systems.paldia.experiments.runs import PaldiaResult, PaldiaTrial
 from tests.sloop_systems.paldia.test_experiments import result
@@ -37,5 +37,5 @@ def test_the_page_has_each_system_on_each_load(monkeypatch: pytest.MonkeyPatch) 
     rows = [line for line in text.splitlines() if line.startswith(tuple(f"| {scene} | " for scene in SCENES))]
     assert len(rows) == len(asked)
     assert "| Twitter, DPN92 | mixed | 0.750 (0.250 to 1.250) | 99.40 (99.40 to 99.40) |" in rows
-    assert "seeds 100 to 101" in text
+    assert f"seeds {UNSEEN} to {UNSEEN + 1}" in text
     assert [figure.name for figure in figures] == ["price-at-once"]

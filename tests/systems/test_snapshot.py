@@ -40,6 +40,7 @@ ONE = {
     "slo_ms": 900,
     "stages": [{"name": "a", "profile": "ResNet-T"}],
     "cluster": {"nodes": [{"hardware": "c5.4xlarge"}]},
+    "system": "hpa",
 }
 
 OWN = """
