@@ -1,7 +1,7 @@
-"""The catalogue: every published system and every baseline, with its policies, published parameters and source.
+"""The catalogue: sloop's own systems and general baselines. Packages beside it add published systems as entry points.
 
-Each system is an entry of `CATALOGUE`. Its policies are in the order of the verbs: order, batch, route, drop, admit,
-place, forecast, scale, divide. Omitted parameters have the policy's default.
+Each system names its policies, their parameters and its source. Policies are in the order of the verbs: order, batch,
+route, drop, admit, place, forecast, scale, divide. Omitted parameters have the policy's default.
 
 The entries are prototypes: `build_system` returns a copy whose policies have fresh state.
 """

@@ -1,7 +1,8 @@
 """Published experiments beside our results: `reproduce("sponge", quick=True)` gives rows with verdicts, and figures.
 
 Each publication has a folder `experiments`: `__init__` assembles rows and figures, `offline` computes results that need
-no simulation, and `runs` defines the simulated experiments. `harness` simulates them, `rows` compares figures.
+no simulation, and `runs`, which NetNN has not, defines the simulated experiments. `harness` simulates them, `rows`
+compares figures.
 """
 
 import os

@@ -121,9 +121,9 @@ def test_the_recorded_load_is_that_of_the_public_data_or_made_up() -> None:
 
 
 def test_even_requests_are_as_many_in_each_second_at_other_times() -> None:
-    even, together = (clumps("azure", 225.0, 2, even=even) for even in (True, False))
-    assert list(even.counts_per_s()) == list(together.counts_per_s())
-    times_ns = list(even.times_ns())
+    spread, together = (clumps("azure", 225.0, 2, poisson=poisson) for poisson in (True, False))
+    assert list(spread.counts_per_s()) == list(together.counts_per_s())
+    times_ns = list(spread.times_ns())
     assert times_ns == sorted(times_ns)
     assert len({time_ns % NS_PER_S for time_ns in times_ns}) > 0.99 * len(times_ns)
 
@@ -383,9 +383,9 @@ def test_ours_is_compared_on_other_seeds_than_those_of_all_other_rows() -> None:
 
 
 def test_the_price_figures_have_a_point_for_each_seed() -> None:
-    once, even = ours.price_figures(found_with(own_usd_per_h=0.3), quick=False)
-    assert len(once.panels) == len(even.panels) == len(ours.SCENES)
-    assert [len(series.x) for series in even.panels[0].series] == [ours.SEEDS] * 4
+    once, poisson = ours.price_figures(found_with(own_usd_per_h=0.3), quick=False)
+    assert len(once.panels) == len(poisson.panels) == len(ours.SCENES)
+    assert [len(series.x) for series in poisson.panels[0].series] == [ours.SEEDS] * 4
     assert [series.name for series in once.panels[0].series] == ["mixed", "harbor", "PALDIA, groups of 1000 ms"]
     assert [series.name for series in once.panels[1].series] == ["mixed", "PALDIA, groups of 1000 ms"]
     assert set(once.panels[0].series[0].x) == {0.3}

@@ -33,7 +33,6 @@ from sloop_systems.colocation.experiments.scene import (
 )
 from sloop_systems.colocation.milp import WORKER_MODES, most_goodput
 from sloop_systems.colocation.published import IGNITER_V100, V100_ROWS
-from sloop_systems.comparison.harness import UNSEEN
 
 Policy = Literal[
     "usher", "usher-wao", "ao-milp", "ao-milp, large batches", "wsm-milp", "igniter", "harbor", "harbor, unmeasured"
@@ -139,6 +138,9 @@ MORE: Final = (
 
 
 DRAWN_SLOWER: Final = (1.0, 1.3)
+UNSEEN: Final = 0x3ADFA0
+"""The first seed, and the number of the first of the drawn cells: the first digits of the hash of the commit that froze
+`harbor`'s parameters for this comparison (docs/ours.md)."""
 
 
 def drawn(number: int) -> Cell:

@@ -53,7 +53,7 @@ class Arrivals(NamedTuple):
     """How requests arrive, and the corresponding parameters of our systems."""
 
     label: str
-    even: bool
+    poisson: bool
     options: Mapping[str, Options]
     """By system."""
 
@@ -87,7 +87,7 @@ def trial(scene: str, arrivals: Arrivals, system: str, options: Options = ()) ->
     """A system on one of the scenes."""
     model, load = SCENES[scene]
     made = PaldiaTrial(model=model, system=system, options=options, load=load, first_seed=UNSEEN)
-    return structs.replace(made, arrivals="even" if arrivals.even else "clumps")
+    return structs.replace(made, arrivals="poisson" if arrivals.poisson else "clumps")
 
 
 def own_trials(scene: str, arrivals: Arrivals) -> dict[str, PaldiaTrial]:
@@ -101,7 +101,7 @@ def own_trials(scene: str, arrivals: Arrivals) -> dict[str, PaldiaTrial]:
 
 def rivals(scene: str, arrivals: Arrivals) -> dict[int, PaldiaTrial]:
     """PALDIA, by the group that it plans for; only one group if requests arrive at once."""
-    groups = GROUPS_MS if arrivals.even else GROUPS_MS[:1]
+    groups = GROUPS_MS if arrivals.poisson else GROUPS_MS[:1]
     return {group_ms: trial(scene, arrivals, "paldia", (("group_ms", group_ms),)) for group_ms in groups}
 
 
@@ -179,7 +179,7 @@ def _price_figure(found: Results[PaldiaResult], arrivals: Arrivals, names: Seque
         load, _, model = scene.partition(", ")
         panels.append(Panel(y_label=f"{load}\n{model}, %", series=tuple(series), log=True))
     return Figure(
-        name="price-even" if arrivals.even else "price-at-once",
+        name="price-poisson" if arrivals.poisson else "price-at-once",
         title=f"Late requests by price, {arrivals.label}: one point for each seed",
         x_label="USD per hour",
         panels=tuple(panels),

@@ -136,7 +136,7 @@ class PaldiaTrial(Trial, frozen=True, kw_only=True):
     options: Options = ()
     load: str = ""
     """A key of `traces.RATES`; empty: that of the model."""
-    arrivals: Literal["clumps", "even"] = "clumps"
+    arrivals: Literal["clumps", "poisson"] = "clumps"
     acquire_s: float = 1.0
     faults: Literal["", "outages", "background"] = ""
     first_seed: int = 0
@@ -190,7 +190,7 @@ def world_of(trial: PaldiaTrial) -> World:
         background=BACKGROUND if trial.faults == "background" else None,
         plan_ms=0.0,
     )
-    trace = clumps(load, model.peak_rps, trial.world_seed, even=trial.arrivals == "even", data=trial.data)
+    trace = clumps(load, model.peak_rps, trial.world_seed, poisson=trial.arrivals == "poisson", data=trial.data)
     made = World.of(
         application, trace, seed=trial.world_seed, duration_ns=trace.duration_ns, truth=truth, faults=faults_of(truth)
     )

@@ -150,17 +150,17 @@ def counts_of(name: str, rps: float, seed: int, data: str = "") -> tuple[int, ..
     return tuple(map(int, drawn))
 
 
-def clumps(name: str, rps: float, seed: int, *, even: bool = False, data: str = "") -> Trace:
-    """The load with all requests of a second at one instant or, with `even`, each at a time of its own, so that they
+def clumps(name: str, rps: float, seed: int, *, poisson: bool = False, data: str = "") -> Trace:
+    """The load with all requests of a second at one instant or, with `poisson`, each at a time of its own, so that they
     are a Poisson process."""
     counts = counts_of(name, rps, seed, data)
     times_ns = [at * NS_PER_S + CLUMP_AT_NS for at, count in enumerate(counts) for _ in range(count)]
-    if even:
+    if poisson:
         offsets = np.random.default_rng(seed_of(seed, f"paldia/{name}/times")).integers(0, NS_PER_S, len(times_ns))
         times_ns = sorted(
             int(at_ns // NS_PER_S * NS_PER_S + offset) for at_ns, offset in zip(times_ns, offsets, strict=True)
         )
     is_recorded = name in RECORDED_S and bool(recorded_rates(rps, data, name))
     shape = "measured: Twitter stream 2021-08, scaled" if is_recorded else f"assumed: shaped as PALDIA describes {name}"
-    provenance = f"{shape}, {'a Poisson process' if even else 'one clump a second'}, seed {seed}"
+    provenance = f"{shape}, {'a Poisson process' if poisson else 'one clump a second'}, seed {seed}"
     return trace_of(times_ns, duration_ns=s(len(counts)), name=name, provenance=provenance)
