@@ -8,7 +8,7 @@ FLAGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-systems test-without test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
+.PHONY: help test test-systems test-live test-dst test-without test-hosts gpu-check coverage demo fmt lint types contracts check reproduce fuzz soak bench-peers bench-sim attacks soak-live clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -19,11 +19,20 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-test: $(READY) ## every test but those of test-hosts; tests of live servers one after another
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not needs_hosts" $(FLAGS)
+# Live tests run one after another.
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 
-test-systems: $(READY) ## the suite of every system under all names; `test` has one of each scale policy
-	SLOOP_SUITE=all $(BIN)/pytest -n 2 tests/systems/test_suite.py tests/sloop_systems/*/test_suite.py $(FLAGS)
+test: $(READY) ## the platform, without what the other test targets have
+	$(PYTEST) -m "not needs_hosts and not server" --ignore=tests/sloop_systems --ignore=tests/dst $(FLAGS)
+
+test-systems: $(READY) ## publications, and the suite of every system under all names; `test` has one of each scale policy
+	SLOOP_SUITE=all $(PYTEST) -m "not needs_hosts" tests/systems/test_suite.py tests/sloop_systems $(FLAGS)
+
+test-live: $(READY) ## servers with real processes and sockets
+	$(PYTEST) -m "server and not needs_hosts" $(FLAGS)
+
+test-dst: $(READY) ## random schedules of faults, simulated agents, deaths of the deciding process
+	$(PYTEST) tests/dst $(FLAGS)
 
 WITHOUT ?= ipa paldia
 QUICK := -n 2 -m "not live and not needs_hosts and not needs_gpu" --hypothesis-profile=few
@@ -36,7 +45,7 @@ test-without: $(READY) ## quick tests with no publication, then without each of 
 		tests/sloop_systems/test_recorded.py -k "not serves_as_recorded" $(FLAGS)
 
 test-hosts: $(READY) ## several hosts out of namespaces, and Ray on them; needs root, skipped without
-	$(BIN)/pytest -n 2 --dist loadgroup -m needs_hosts $(FLAGS)
+	$(PYTEST) -m needs_hosts $(FLAGS)
 
 gpu-check: $(READY) ## replicas and profiles on an NVIDIA GPU, with tables; without one it says why and does nothing
 	$(BIN)/pytest -m needs_gpu -rs tests/gpu
@@ -65,13 +74,14 @@ types: $(READY) ## mypy, strict, tests included
 contracts: $(READY) ## the house: which floor may import which
 	$(BIN)/lint-imports
 
-check: lint types contracts test test-hosts ## everything that continuous integration runs
+check: lint types contracts test test-systems test-live test-dst test-hosts test-without ## everything but coverage that continuous integration runs
 
 reproduce: $(READY) ## the published experiments, beside what we measure
 	$(BIN)/sloop reproduce all $(FLAGS)
 
-fuzz: $(READY) ## a minute of random worlds under all checkers
+fuzz: $(READY) ## a minute of random worlds under all checkers, then new examples for every property test
 	$(BIN)/python -m tests.dst.fuzz $(FLAGS)
+	$(PYTEST) -m "hypothesis and not live" --hypothesis-profile=random
 
 SEED ?= 0
 MINUTES ?= 1

@@ -2,7 +2,7 @@
 fabrics in the kernel have another one. Property tests draw the same examples each time, so that a commit passes or
 fails alike on every machine.
 
-`make test FLAGS="-m hypothesis --hypothesis-profile=random"` draws others. The profile `few` draws at most ten for each
+`make fuzz` draws others. The profile `few` draws at most ten for each
 test, whatever the test asks for: `make coverage` uses it.
 
 Garbage collection is rare here. Modules and tests stay until the end, and to look through them again and again finds
@@ -49,6 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if test.get_closest_marker("live"):
             is_fabric = test.get_closest_marker("needs_hosts") and "netnn" in test.path.parts
             test.add_marker(pytest.mark.xdist_group("fabric" if is_fabric else "live"))
+            if "serve" in test.path.parts:
+                test.add_marker("server")
 
 
 def pytest_collection_finish() -> None:
