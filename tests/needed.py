@@ -1,6 +1,7 @@
 """Which publications' folders a test needs: some compare with another publication, as benchmarks do."""
 
 import re
+import subprocess
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,15 @@ def imports_of(path: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
             if file.is_file():
                 files.append(file)
     return frozenset(folders), tuple(files)
+
+
+@cache
+def folders() -> frozenset[str]:
+    """The folders of sloop_systems that are here or, in a clone, that git knows, as somebody may have removed some."""
+    command = ["git", "ls-files", "src/sloop_systems/*/__init__.py"]
+    known = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    here = (ROOT / "src" / "sloop_systems").glob("*/__init__.py")
+    return frozenset(path.parent.name for path in (*map(Path, known), *here))
 
 
 def needed_by(path: Path) -> set[str]:

@@ -14,7 +14,7 @@ from sloop.events import Finished
 from sloop.machine import usable_cpus
 from sloop.streams import stream
 from sloop.tensor import ITEM_BYTES, NUMPY_TYPES, Port, Signature
-from sloop.text import chain, counted, host_and_port, in_ms, in_s, listed, number, numbered, quoted, shortened
+from sloop.text import arrows, counted, host_and_port, in_ms, in_s, listed, number, numbered, quoted, shortened
 from sloop.units import at_least, ms, quantile, rank, round_down, round_up, s
 from sloop.vocabulary import BatchId, Group, Plan, ReplicaId, ReplicaSpec, Request, RequestId, Slot, StagePlan
 
@@ -109,7 +109,7 @@ def test_durations_name_their_unit() -> None:
 def test_lists() -> None:
     assert [listed("abc"[:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
     assert listed(["a", "b"], "or") == "a or b"
-    assert chain(["detect", "read"]) == "detect → read"
+    assert arrows(["detect", "read"]) == "detect → read"
 
 
 def test_long_lists_of_ids_are_shortened() -> None:

@@ -60,7 +60,7 @@ def numbered(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}s {listed([str(number) for number in numbers])}"
 
 
-def chain(stages: Sequence[str]) -> str:
+def arrows(stages: Sequence[str]) -> str:
     """Stages in the order in which requests pass them: `detect → read`."""
     return " → ".join(stages)
 

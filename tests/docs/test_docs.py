@@ -22,12 +22,15 @@ from sloop.profile.published import RESNET_T
 from sloop.sim.scenarios import run_scenario
 from sloop.systems.setup import set_up
 from tests.cli.conftest import save_small_model
+from tests.needed import folders
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLICATIONS = [ROOT / "src" / "sloop_systems", ROOT / "tests" / "sloop_systems"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)(?: needs=[\w.]+)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NEEDS = re.compile(r"^```\w+ needs=([\w.]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\S.*)$", re.MULTILINE)
+INFO = re.compile(r"\w+(?: needs=sloop_systems\.(\w+))?")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -38,6 +41,28 @@ def blocks(language: str) -> list[str]:
 def needed() -> dict[str, str]:
     """What each block needs that names a publication's folder."""
     return {text: module for path in DOCUMENTS for module, text in NEEDS.findall(path.read_text())}
+
+
+def wrong_fences(text: str) -> list[str]:
+    """First lines of blocks that nothing here reads, or that need a folder that nobody knows: it would not be missed.
+    A copy without a publication's folder, which is no clone, does not know it either."""
+    found = [(line, INFO.fullmatch(line)) for line in FENCE.findall(text)]
+    is_clone = (ROOT / ".git").exists()
+    return [line for line, info in found if not info or (is_clone and info[1] and info[1] not in folders())]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_blocks_need_exists(document: Path) -> None:
+    wrong = wrong_fences(document.read_text())
+    assert not wrong, f"{document.name}: {wrong}: write LANGUAGE or LANGUAGE needs=sloop_systems.FOLDER"
+
+
+@pytest.mark.parametrize(
+    "info", ["sh need=sloop_systems.comparison", "sh needs=comparison", "sh needs=sloop_systems.comparson"]
+)
+def test_a_wrong_need_is_noticed(info: str) -> None:
+    assert wrong_fences(f"```sh\nls\n```\n```{info}\nls\n```\n") == [info] or not (ROOT / ".git").exists()
+    assert wrong_fences("```sh needs=sloop_systems.comparison\nls\n```\n") == []
 
 
 def skipped_without(text: str, module: str) -> Any:

@@ -4,12 +4,16 @@ import asyncio
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import uvloop
+from click.testing import CliRunner
 
 from sloop.app.load import load_application, load_scenario
+from sloop.cli import main
+from sloop.core.protocols import Policies
 from sloop.events import ReplicaReady
 from sloop.serve.protocols import Servable
 from sloop.sim.scenarios import run_scenario
@@ -29,13 +33,45 @@ PROFILE = {
 
 
 def test_it_does_better_than_a_fixed_number_of_replicas(tmp_path: Path) -> None:
-    (shown,) = (block for block in blocks("yaml") if "headroom.py" in block)
+    (shown,) = (block for block in blocks("yaml") if "static" in block and "headroom.py" in block)
     (tmp_path / "headroom.yaml").write_text(shown)
     write_shown_system(tmp_path / "headroom.py")
     scenario = load_scenario(tmp_path / "headroom.yaml")
     own, static = (run_scenario(scenario, choice).row for choice in scenario.systems)
     assert (own.system, static.system) == ("headroom", "static")
     assert own.attainment > static.attainment
+
+
+def test_the_mistake_shown_is_found_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (shown,) = (block for block in blocks("yaml") if block.endswith("system: {name: ./headroom.py}\n"))
+    Path("app.yaml").write_text(shown)
+    write_shown_system(Path("headroom.py"))
+    command, _, output = next(block for block in blocks("console") if "--worlds" in block).partition("\n")
+    arguments = command.removeprefix("$ sloop ").split()
+    correct = CliRunner().invoke(main, arguments)
+    assert (correct.exit_code, correct.stdout.splitlines()[-1]) == (0, "no world has shown a mistake of a policy")
+    code, (change,) = Path("headroom.py").read_text(), blocks("diff")
+    for lines in re.findall(r"(?:^-.*\n)+(?:^\+.*\n)+", change, re.MULTILINE):
+        old, new = ("".join(line[1:] for line in lines.splitlines(keepends=True) if line[0] == sign) for sign in "-+")
+        assert old in code
+        code = code.replace(old, new)
+    Path("headroom.py").write_text(code)
+    wrong = CliRunner().invoke(main, arguments)
+    assert wrong.exit_code == 1
+    printed = [line.rstrip() for line in wrong.stdout.splitlines()]
+    assert [line for line in output.splitlines() if line.strip() != "…" and line not in printed] == []
+
+
+def test_the_methods_and_attributes_listed_are_those_of_the_protocols() -> None:
+    text = (ROOT / "docs" / "write-a-system.md").read_text()
+    listed = {
+        verb: set(re.findall(r"`(\w+)`", f"{methods} {required}"))
+        for verb, methods, required in re.findall(r"^\| (\w+) \| (`[^|]*) \|([^|]*)\|[^|]*\|$", text, re.MULTILINE)
+    }
+    asked = {field.name: vars(field.type) for field in fields(Policies)}
+    members = {verb: {*own, *own.get("__annotations__", ())} for verb, own in asked.items()}
+    assert listed == {verb: {name for name in names if not name.startswith("_")} for verb, names in members.items()}
 
 
 def test_the_modules_listed_are_those_of_the_interface() -> None:
@@ -65,7 +101,7 @@ def test_it_serves(tmp_path: Path) -> None:
     described = {"name": "own", "slo_ms": 1000, "stages": stages, "system": system, "cluster": TWO_CORES}
     setup = set_up(load_application(described))
 
-    async def main() -> None:
+    async def play() -> None:
         model = Servable("fake:sleep:1:1", ECHO)
         async with serving(setup, model, model) as live:
             await live.until(ReplicaReady, 2)
@@ -77,4 +113,4 @@ def test_it_serves(tmp_path: Path) -> None:
             again = rebuild(header_of(setup, origin="live"))
             assert replay_log(list(live.log), again.core()).difference is None
 
-    uvloop.run(main())
+    uvloop.run(play())

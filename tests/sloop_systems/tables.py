@@ -75,7 +75,7 @@ def budget_answers() -> Answers:
             tree = budget.cheapest_tree(options, segments)
             found.append(tree)
             if tree is not None:
-                found.append(budget.improved(options, budget.segment_matrix(segments, count), tree))
+                found.append(budget.improved_choice(options, budget.segment_matrix(segments, count), tree))
         if seed < 15:
             found.append(budget.cheapest_by_milp(options, segments))
     return found

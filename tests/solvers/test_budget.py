@@ -19,7 +19,7 @@ from sloop.solvers.budget import (
     StageOptions,
     cheapest_by_milp,
     cheapest_tree,
-    improved,
+    improved_choice,
     is_exact,
     segment_matrix,
     slot_ms_of,
@@ -217,7 +217,7 @@ def test_improved_until_no_single_change_saves_anything(mesh: tuple[list[StageOp
     quickest = [int(option.slots.argmin()) for option in options]
     if not within_budgets(options, chains, quickest):
         return
-    better = improved(options, chains, quickest)
+    better = improved_choice(options, chains, quickest)
     assert within_budgets(options, chains, better)
     for stage, option in enumerate(options):
         for index in range(len(option.costs)):
@@ -227,8 +227,8 @@ def test_improved_until_no_single_change_saves_anything(mesh: tuple[list[StageOp
 
 def test_the_largest_saving_comes_first() -> None:
     options = [make((5, 1), (3, 4)), make((9, 1), (1, 4))]
-    assert improved(options, segment_matrix([Segment((0, 1), 5)], 2), [0, 0]) == [0, 1]
-    assert improved(options, segment_matrix([Segment((0, 1), 8)], 2), [0, 0]) == [1, 1]
+    assert improved_choice(options, segment_matrix([Segment((0, 1), 5)], 2), [0, 0]) == [0, 1]
+    assert improved_choice(options, segment_matrix([Segment((0, 1), 8)], 2), [0, 0]) == [1, 1]
 
 
 def test_giving_up_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sloop.errors import InputError
 from sloop.solvers import harbor
-from sloop.solvers.contents import WHOLE, BatchOption, Content, needs
-from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, by_kind, place
+from sloop.solvers.contents import WHOLE_DEVICE, BatchOption, Content, content_needs
+from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, by_kind, place_models
 
 # The estimate
 
@@ -70,7 +70,7 @@ def packed(
         tried = set()
         for number, (of, content) in enumerate(devices):
             longer = (*content, (model, option))
-            fits = max(needs(longer)) <= WHOLE and all(other != model for other, _ in content)
+            fits = max(content_needs(longer)) <= WHOLE_DEVICE and all(other != model for other, _ in content)
             if of == kind and fits and content not in tried:
                 tried.add(content)
                 devices[number] = (of, longer)
@@ -115,7 +115,7 @@ def check(problem: HarborProblem, found: harbor.HarborPlacement) -> None:
     for kind, own in by_kind(found.contents).items():
         assert len(own) <= problem.kinds[kind].most
         for content in own:
-            assert max(needs(content)) <= WHOLE
+            assert max(content_needs(content)) <= WHOLE_DEVICE
             assert [at for at, _ in content] == sorted({at for at, _ in content})
     again = problem.evaluated(found.contents)
     assert again.served_rps == pytest.approx(found.served_rps)
@@ -129,7 +129,7 @@ def test_no_placement_has_a_higher_value_and_none_within_the_tolerance_is_cheape
     every = list(all_placements(problem))
     best = max(value for _, value in every)
     within = [contents for contents, value in every if value >= best - harbor.TOLERANCE * abs(best)]
-    found = place(problem)
+    found = place_models(problem)
     check(problem, found)
     assert found.value >= best - harbor.TOLERANCE * abs(best) - 1e-5
     assert found.usd_per_h <= min(map(problem.price, within)) + 1e-6
@@ -143,11 +143,11 @@ def test_the_greedy_placement_alone_keeps_all_promises(problem: HarborProblem) -
 
 
 def test_a_node_is_paid_for_with_all_its_devices() -> None:
-    model = PlacedModel("m", 10.0, 400.0, ((BatchOption(1, 10.0, 100.0, WHOLE, 0),),) * 2)
+    model = PlacedModel("m", 10.0, 400.0, ((BatchOption(1, 10.0, 100.0, WHOLE_DEVICE, 0),),) * 2)
     kinds = (DeviceKind("one", 0, 3, 4.0), DeviceKind("four", 0, 8, 12.0, 4))
-    assert place(HarborProblem((model,), kinds)).usd_per_h == 4.0, "a quarter of the larger node would cost 3"
+    assert place_models(HarborProblem((model,), kinds)).usd_per_h == 4.0, "a quarter of the larger node would cost 3"
     heavy = replace(model, rate_rps=320.0)
-    found = place(HarborProblem((heavy,), kinds))
+    found = place_models(HarborProblem((heavy,), kinds))
     assert ({kind for kind, _ in found.contents}, found.usd_per_h) == ({1}, 12.0)
     assert kinds[1].rented(5) == 2
 
@@ -157,15 +157,18 @@ def test_a_node_is_paid_for_with_all_its_devices() -> None:
 
 def test_the_cheapest_kinds_that_serve_as_much() -> None:
     cheap = PlacedModel(
-        "m", 50.0, 150.0, ((BatchOption(4, 20.0, 200.0, WHOLE, 0),), (BatchOption(4, 5.0, 800.0, WHOLE, 0),))
+        "m",
+        50.0,
+        150.0,
+        ((BatchOption(4, 20.0, 200.0, WHOLE_DEVICE, 0),), (BatchOption(4, 5.0, 800.0, WHOLE_DEVICE, 0),)),
     )
     kinds = (DeviceKind("slow", 0, 3, 0.5), DeviceKind("fast", 0, 3, 3.0))
-    assert place(HarborProblem((cheap,), kinds)).usd_per_h == 0.5
+    assert place_models(HarborProblem((cheap,), kinds)).usd_per_h == 0.5
     busy = replace(cheap, rate_rps=600.0)
-    found = place(HarborProblem((busy,), kinds))
+    found = place_models(HarborProblem((busy,), kinds))
     assert {kind for kind, _ in found.contents} == {1}, "three slow ones do not carry 600 requests/s"
     with_owned = (kinds[0], replace(kinds[1], owned=1))
-    assert place(HarborProblem((busy,), with_owned)).usd_per_h == 0
+    assert place_models(HarborProblem((busy,), with_owned)).usd_per_h == 0
 
 
 def test_neighbours_that_slow_each_other_down() -> None:
@@ -173,9 +176,9 @@ def test_neighbours_that_slow_each_other_down() -> None:
     models = tuple(PlacedModel(name, 30.0, 60.0, ((option,),)) for name in "ab")
 
     def slowdown(kind: int, content: Content) -> list[float]:
-        return [max(1.0, needs(content)[0] / WHOLE)] * len(content)
+        return [max(1.0, content_needs(content)[0] / WHOLE_DEVICE)] * len(content)
 
-    apart = place(HarborProblem(models, (DeviceKind("d", 1),), slowdown=slowdown))
+    apart = place_models(HarborProblem(models, (DeviceKind("d", 1),), slowdown=slowdown))
     assert len(apart.contents[0][1]) == 1, "both do not fit"
     small = BatchOption(1, 10.0, 100.0, 4000, 0)
     beside = tuple(replace(model, options=((small,),)) for model in models)
@@ -183,11 +186,11 @@ def test_neighbours_that_slow_each_other_down() -> None:
     def slower(kind: int, content: Content) -> list[float]:
         return [1.2 if len(content) > 1 else 1.0] * len(content)
 
-    found = place(HarborProblem(beside, (DeviceKind("d", 1),), slowdown=slower))
+    found = place_models(HarborProblem(beside, (DeviceKind("d", 1),), slowdown=slower))
     assert len(found.contents[0][1]) == 2
     served = ServingAssumptions().in_time_rps(beside[0], 0, small, 1, 1.25)
     assert found.served_rps == pytest.approx((served, served)), "1.2 is rounded up to the level 1.25"
-    assert place(HarborProblem(beside, (DeviceKind("d", 2),), slowdown=slower)).total_rps > found.total_rps
+    assert place_models(HarborProblem(beside, (DeviceKind("d", 2),), slowdown=slower)).total_rps > found.total_rps
 
 
 # Mistakes

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.profile.profile import Amdahl
-from sloop.solvers.sizes import SizeChoice, SizedStage, SizeProblem, Throughput, chain
+from sloop.solvers.sizes import SizeChoice, SizedStage, SizeProblem, Throughput, chain_problem
 
 Pairs = list[tuple[int, int]]
 
@@ -41,7 +41,7 @@ def programs(draw: st.DrawFn, stages_max: int = 3) -> SizeProblem:
     visits = draw(st.sampled_from([1.0, 0.25, 3.0]))
     throughput: Throughput = draw(st.sampled_from(["pure", "with_queue"]))
     models = [model(form, batch_max, cores_max, visits if place else 1.0) for place, form in enumerate(forms)]
-    return chain(models, draw(st.integers(50, 1500)), throughput=throughput)
+    return chain_problem(models, draw(st.integers(50, 1500)), throughput=throughput)
 
 
 rates = st.integers(1, 80)
@@ -100,10 +100,10 @@ def looser(program: SizeProblem, further_ms: int) -> list[tuple[SizeProblem, Siz
 
     def cut(batches: int, cores: int) -> SizeProblem:
         models = [SizedStage(one.latency_ms[:cores, :batches], one.visits) for one in program.stages]
-        return chain(models, slo_ms, throughput=program.throughput)
+        return chain_problem(models, slo_ms, throughput=program.throughput)
 
     cores, batches = program.stages[0].latency_ms.shape
-    longer = chain(program.stages, slo_ms + further_ms, throughput=program.throughput)
+    longer = chain_problem(program.stages, slo_ms + further_ms, throughput=program.throughput)
     return [(program, longer), (cut(max(1, batches - 1), cores), program), (cut(batches, 1), program)]
 
 
@@ -154,25 +154,25 @@ def test_a_split_ends_at_a_boundary_and_makes_up_the_rest(
 
 
 def test_no_more_than_there_is() -> None:
-    assert chain([model(Amdahl(100, 0, 0, 0), 1, 8)], 200, cores_total=3).vertical(40, [1]) is None
+    assert chain_problem([model(Amdahl(100, 0, 0, 0), 1, 8)], 200, cores_total=3).vertical(40, [1]) is None
 
 
 def test_whole_milliseconds_promise_no_more_than_a_replica_does() -> None:
     """25.05 ms cut to 25 would be 40 requests/s, of which one replica serves 39.92."""
-    program = chain([model(Amdahl(0, 0, 0, 25.05), 1, 1)], 100)
+    program = chain_problem([model(Amdahl(0, 0, 0, 25.05), 1, 1)], 100)
     assert program.vertical(40, [1]) is None
     assert program.vertical(39.9, [1]) is not None
 
 
 def test_split_of_what_cannot_be_in_time_is_nothing() -> None:
-    assert chain([model(Amdahl(0, 0, 0, 500), 4, 8)], 400).split(5, [3]) is None
+    assert chain_problem([model(Amdahl(0, 0, 0, 500), 4, 8)], 400).split(5, [3]) is None
 
 
 @pytest.mark.parametrize("rate_rps", [2, 24, 25, 40, 62, 1000])
 def test_a_split_asks_few_programs(rate_rps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a decision costs, in programs solved."""
     forms = (Amdahl(148.8, 5.4, 37.5, -15.5), Amdahl(34.7, 19.5, 2.1, 14.3))
-    program = chain([model(form, 8, 8) for form in forms], 780)
+    program = chain_problem([model(form, 8, 8) for form in forms], 780)
     asked, solve = [0], SizeProblem.solve
 
     def counting(self: SizeProblem, offered: Any) -> Any:

@@ -88,6 +88,10 @@ def test_a_system_in_a_file_takes_parameters_as_any_other(tmp_path: Path) -> Non
     [
         ("SYSTM = 1", r"own\.py: it has no SYSTEM\nhelp: end it with SYSTEM = System\("),
         ("SYSTEM = 1", r"own\.py: its SYSTEM is a int, not a System"),
+        (
+            OWN.replace('"mine"', '"mine", kind="bseline"'),
+            r"ValueError: the kind of 'mine' is 'bseline', not 'system' or 'baseline'",
+        ),
         ("SYSTEM = 1/0", r"own\.py:1: it cannot be imported: ZeroDivisionError"),
     ],
 )

@@ -1,5 +1,7 @@
 """The suite that `sloop.testing` offers notices what is wrong with a system or a policy."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,8 +15,14 @@ from sloop.policies.scale.static import Static
 from sloop.systems import SYSTEMS
 from sloop.testing import SystemSuite
 
-# Policies
 
+def test_arguments_of_policies_need_no_pytest() -> None:
+    script = "import sys, sloop.testing.views; print('pytest' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "False"
+
+
+# Policies
 
 CALLS = count(1)
 

@@ -16,7 +16,7 @@ checks of parameters. It imports no other module of the interface, and each of t
 
 from sloop.errors import InputError, MachineError
 from sloop.options import OutOfRange, Value, check_range, read_options
-from sloop.text import chain, counted, in_ms, in_s, listed, number, quoted
+from sloop.text import arrows, counted, in_ms, in_s, listed, number, quoted
 from sloop.units import (
     FOREVER_NS,
     GIB,
@@ -98,8 +98,8 @@ __all__ = [
     "TransferId",
     "Value",
     "Visit",
+    "arrows",
     "at_least",
-    "chain",
     "check_range",
     "counted",
     "in_ms",

@@ -24,7 +24,7 @@ from sloop.solvers.budget import (
     Ties,
     cheapest_by_forests,
     cheapest_by_milp,
-    improved,
+    improved_choice,
     is_exact,
     segment_matrix,
     segments_of,
@@ -32,17 +32,17 @@ from sloop.solvers.budget import (
 )
 from sloop.solvers.contents import (
     CONTENTS_MAX,
-    WHOLE,
+    WHOLE_DEVICE,
     BatchOption,
     Content,
     Resident,
+    content_needs,
     hundredths,
-    needs,
     possible_contents,
 )
 from sloop.solvers.cuts import PieceCosts, PieceDownloads, PiecePlan, best_plan, expected_requests, plan_fronts
 from sloop.solvers.forecasting import seconds_rps
-from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, place
+from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions, place_models
 from sloop.solvers.highs import Row
 from sloop.solvers.queueing import fill_ms, patience_ns, replicas_needed
 from sloop.solvers.sizes import (
@@ -54,7 +54,7 @@ from sloop.solvers.sizes import (
     SizeProblem,
     StageReplicas,
     Throughput,
-    chain,
+    chain_problem,
     cores_of,
 )
 
@@ -64,7 +64,7 @@ __all__ = [
     "NODES_MAX",
     "SHARE_ROUNDING",
     "SLOTS_COARSE",
-    "WHOLE",
+    "WHOLE_DEVICE",
     "BatchOption",
     "BudgetRule",
     "Content",
@@ -93,22 +93,22 @@ __all__ = [
     "Ties",
     "best_plan",
     "capacity_rps",
-    "chain",
+    "chain_problem",
     "cheapest_by_forests",
     "cheapest_by_milp",
     "choose_body",
     "choose_shadow",
+    "content_needs",
     "cores_of",
     "expected_requests",
     "fill_ms",
     "highs",
     "hundredths",
-    "improved",
+    "improved_choice",
     "is_exact",
     "largest_batch",
-    "needs",
     "patience_ns",
-    "place",
+    "place_models",
     "plan_fronts",
     "possible_contents",
     "rank_correlation",

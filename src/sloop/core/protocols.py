@@ -1,8 +1,9 @@
 """Policy protocols: one for each kind of decision (law 4), and `Policies`, the eleven policies that make up a system.
 At the end, the core as drivers see it.
 
-A policy is a frozen dataclass of parameters with one method. State between calls, if it needs any, is in `init=False`
-fields that only this method changes. The core passes in the time and all values; a policy reads no clock.
+A policy is a frozen dataclass of parameters with one method (`Provision` has two). State between calls, if it needs
+any, is in `init=False` fields that only this method changes. The core passes in the time and all values; a policy
+reads no clock.
 """
 
 from collections.abc import Sequence

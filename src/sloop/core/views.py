@@ -214,6 +214,7 @@ class StageView(Traffic):
     slo_ns: int
     """The application's end-to-end SLO, not the stage's part of it."""
     after: tuple[str, ...]
+    """The stages whose outputs it takes; empty for an entry stage."""
     beliefs: Mapping[BeliefKey, Belief]
     """Every variant on every kind of hardware for which it has a profile and the cluster has nodes. Variants are in the
     order of the application's file, and the kinds of each in the order of the cluster."""

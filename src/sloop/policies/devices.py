@@ -19,7 +19,7 @@ from sloop.core.ledger import MICRO
 from sloop.core.views import Belief, ClusterView, NodeView, StageView
 from sloop.errors import InputError
 from sloop.policies import targets
-from sloop.solvers.contents import WHOLE, BatchOption, hundredths, relabelled
+from sloop.solvers.contents import WHOLE_DEVICE, BatchOption, hundredths, relabelled
 from sloop.text import listed
 from sloop.units import NS_PER_MS, ROUNDING, to_ms
 from sloop.vocabulary import Group, Node, NodeState, Plan, ReplicaSpec, Slot, StagePlan
@@ -240,7 +240,7 @@ class SharedDevices:
                         "`sloop profile MODEL --device cuda` measures it; or declare `sharing`, or use system `mixed`"
                     )
                     raise InputError(what, help=help_text)
-                compute = WHOLE
+                compute = WHOLE_DEVICE
             found.append(BatchOption(batch, latency_ms, 1000.0 * batch / latency_ms, compute, memory))
         return tuple(found)
 
@@ -249,7 +249,7 @@ class SharedDevices:
     ) -> tuple[int | None, int]:
         if not pool.accelerator:
             # Rounded down: one replica of each stage must fit, however many there are.
-            cores = math.floor(WHOLE * slot.cores / pool.cores + ROUNDING)
+            cores = math.floor(WHOLE_DEVICE * slot.cores / pool.cores + ROUNDING)
             return cores, part_of(belief.memory_bytes, pool.node_memory_bytes)
         demand = belief.demand(batch, slot)
         memory = part_of(belief.device_memory_bytes, pool.memory_bytes)
@@ -266,7 +266,7 @@ class SharedDevices:
         node, in hundredths of a percent; 0 if one replica of each stage is within both."""
         part = 0
         if pool.clients and pool.clients < len(self.stages):
-            part = WHOLE // pool.clients
+            part = WHOLE_DEVICE // pool.clients
         every = [own.memory_bytes for stage in self.stages for own in self._beliefs(stage, pool.hardware)]
         if sum(every) > pool.node_memory_bytes:
             part = max(part, part_of(belief.memory_bytes, pool.node_memory_bytes))
@@ -291,7 +291,7 @@ class SharedDevices:
             return
         for at, (stage, own) in enumerate(zip(self.stages, options, strict=True)):
             every = [option for kind in own for option in kind]
-            if every and not any(max(option.compute, option.memory) <= WHOLE for option in every):
+            if every and not any(max(option.compute, option.memory) <= WHOLE_DEVICE for option in every):
                 least = min(every, key=lambda option: max(option.compute, option.memory))
                 what, need = ("memory", least.memory) if least.memory > least.compute else ("compute", least.compute)
                 names = dict.fromkeys(pool.accelerator or pool.hardware for pool in self.pools)
@@ -334,10 +334,10 @@ class SharedDevices:
         compute, memory = added.compute, added.memory
         for each in replicas:
             own = [option for option in self.options(each.stage, pool, metric) if option.batch >= each.batch]
-            need = own[0].compute if own else WHOLE
-            compute += round(WHOLE * each.share) if each.share else need
-            memory += own[0].memory if own else WHOLE
-        return max(compute, memory) <= WHOLE
+            need = own[0].compute if own else WHOLE_DEVICE
+            compute += round(WHOLE_DEVICE * each.share) if each.share else need
+            memory += own[0].memory if own else WHOLE_DEVICE
+        return max(compute, memory) <= WHOLE_DEVICE
 
     def deadlines_ms(self) -> tuple[float, ...]:
         """Each stage's part of the tightest deadline of its paths. A deadline is divided in proportion to the durations
@@ -442,7 +442,7 @@ def wanted_rps(view: ClusterView, initial_rps: float, headroom: float = 0.0) -> 
     return tuple(max(IDLE_RPS, (1 + headroom) * rate) for rate in wanted)
 
 
-def planned(
+def placement_plan(
     devices: SharedDevices,
     rates: tuple[float, ...],
     place: Callable[[SharedDevices, Sequence[float]], Placed],
@@ -493,7 +493,7 @@ def share_of(percent: float) -> float:
 
 def part_of(used_bytes: int, total_bytes: int) -> int:
     """The part of a device in hundredths of a percent, rounded up."""
-    return math.ceil(WHOLE * used_bytes / max(1, total_bytes) - ROUNDING)
+    return math.ceil(WHOLE_DEVICE * used_bytes / max(1, total_bytes) - ROUNDING)
 
 
 def _label(spec: ReplicaSpec) -> str:

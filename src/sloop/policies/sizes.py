@@ -127,7 +127,7 @@ class SizeModel:
         return f"{parts} even alone on all cores: {excess}"
 
 
-def describe(plans: Sequence[StagePlan]) -> str:
+def sizes_text(plans: Sequence[StagePlan]) -> str:
     """The plans as text: `detect 2 × 3 cores, batch 4; …`."""
     return "; ".join(
         f"{plan.stage} "
@@ -247,7 +247,7 @@ def _units_at_most(replica: ReplicaView, nodes: Mapping[str, NodeView], unit: fl
     return int((replica.spec.cores + (node.free_cores if node else 0.0)) / unit + ROUNDING)
 
 
-def infeasible(model: SizeModel, plan: Plan | None) -> Plan:
+def infeasible_plan(model: SizeModel, plan: Plan | None) -> Plan:
     """The plan if no plan keeps the deadlines: the current one, or the quickest replicas."""
     why = model.infeasibility()
     if plan is not None:

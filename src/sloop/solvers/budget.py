@@ -12,7 +12,7 @@ Choosing one option per stage is a multiple-choice knapsack with a time constrai
   counts once, not once per path; a slow option does not end the search. Biscale (dissertation chapter P4) uses it on
   chains.
 - `cheapest_by_milp`: an integer program for segments that meet anywhere (FA2 solves it with Gurobi, this with HiGHS).
-- `improved`: local search from a solution to a cheaper one, without proof.
+- `improved_choice`: local search from a solution to a cheaper one, without proof.
 
 Stages are indices in topological order. Times are whole slots, usually of a millisecond. A cost is one integer: several
 objectives are packed into it, the most important one first. Source of the cuts: FA2, section on the graph
@@ -493,7 +493,7 @@ def _useful(option: StageOptions, stage: int, segments: Sequence[Segment]) -> li
     return kept
 
 
-def improved(options: Sequence[StageOptions], matrix: PathMatrix, indices: Sequence[int]) -> list[int]:
+def improved_choice(options: Sequence[StageOptions], matrix: PathMatrix, indices: Sequence[int]) -> list[int]:
     """Change the option of one stage at a time, the largest saving first, until no single change saves anything.
 
     `indices` must keep every segment, and so does the result. Among equal savings the first stage and its lowest index

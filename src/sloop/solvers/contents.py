@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sloop.errors import InputError
 
-WHOLE: Final = 10_000
+WHOLE_DEVICE: Final = 10_000
 """A whole device, in hundredths of a percent."""
 CONTENTS_MAX: Final = 5_000
 """The most contents to list; those with fewer models come first."""
@@ -51,7 +51,7 @@ def hundredths(percent: float) -> int:
     return round(100 * percent)
 
 
-def needs(content: Content) -> tuple[int, int]:
+def content_needs(content: Content) -> tuple[int, int]:
     """What the content needs for computing, and of memory."""
     return sum(option.compute for _, option in content), sum(option.memory for _, option in content)
 
@@ -74,8 +74,8 @@ def possible_contents(options: Sequence[Sequence[BatchOption]], *, most: int = C
 
 
 def _that_fit(content: Content, options: Sequence[BatchOption]) -> Iterator[BatchOption]:
-    compute, memory = needs(content)
-    return (each for each in options if max(each.compute + compute, each.memory + memory) <= WHOLE)
+    compute, memory = content_needs(content)
+    return (each for each in options if max(each.compute + compute, each.memory + memory) <= WHOLE_DEVICE)
 
 
 # Least change

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from sloop.errors import InputError
 from sloop.solvers import highs
-from sloop.solvers.contents import WHOLE, BatchOption, Content, Resident, possible_contents
+from sloop.solvers.contents import WHOLE_DEVICE, BatchOption, Content, Resident, possible_contents
 from sloop.units import ROUNDING
 
 PLACES: Final = (
@@ -267,7 +267,7 @@ class PlacedColumn:
     @property
     def size(self) -> float:
         """The fewest devices that its replicas take."""
-        return self.replicas * max(self.option.compute, self.option.memory) / WHOLE
+        return self.replicas * max(self.option.compute, self.option.memory) / WHOLE_DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class HarborProblem:
             for number, kind in enumerate(self.kinds):
                 if model.rate_rps <= 0:
                     continue
-                options = [each for each in model.options[number] if max(each.compute, each.memory) <= WHOLE]
+                options = [each for each in model.options[number] if max(each.compute, each.memory) <= WHOLE_DEVICE]
                 for replicas in _counts(kind.most):
                     for level in levels:
                         yield from self._undominated(at, number, options, replicas, level)
@@ -385,7 +385,7 @@ def _counts(most: int) -> Iterator[int]:
         count += 1 if count < REPLICAS_EACH else count // 10
 
 
-def place(problem: HarborProblem, *, nodes_max: int = NODES_MAX) -> HarborPlacement:
+def place_models(problem: HarborProblem, *, nodes_max: int = NODES_MAX) -> HarborPlacement:
     """The placement with the highest value and, within the tolerance, the lowest price."""
     if problem.slowdown is None:  # otherwise equal problems cannot be recognised
         return _remembered(problem, nodes_max)
@@ -604,8 +604,8 @@ class _Room:
         best: tuple[int, int] | None = None
         for place, (kind, own) in enumerate(devices):
             if kind == column.kind and column.model not in own:
-                compute = WHOLE - column.option.compute - sum(option.compute for option in own.values())
-                memory = WHOLE - column.option.memory - sum(option.memory for option in own.values())
+                compute = WHOLE_DEVICE - column.option.compute - sum(option.compute for option in own.values())
+                memory = WHOLE_DEVICE - column.option.memory - sum(option.memory for option in own.values())
                 if min(compute, memory) >= 0 and (best is None or compute + memory < best[0]):
                     best = compute + memory, place
         if best is not None:
@@ -624,7 +624,7 @@ class _Room:
 def replaced(problem: HarborProblem, present: Sequence[tuple[int, Content]], *, gain: float) -> HarborPlacement:
     """The placement to use: the present one, unless a new one has a value that is higher by the fraction `gain`, or a
     price that is lower by it. `present` must still fit on the devices."""
-    found, before = place(problem), problem.evaluated(present)
+    found, before = place_models(problem), problem.evaluated(present)
     is_cheaper = found.usd_per_h < before.usd_per_h * (1 - gain) - ROUNDING and found.value >= before.value * (1 - gain)
     return found if found.value > before.value + gain * abs(before.value) + ROUNDING or is_cheaper else before
 

@@ -18,7 +18,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sloop.solvers.budget import PathMatrix, Segment, StageOptions, cheapest_tree, improved, segment_matrix
+from sloop.solvers.budget import PathMatrix, Segment, StageOptions, cheapest_tree, improved_choice, segment_matrix
 from sloop.units import ROUNDING
 
 Throughput = Literal["pure", "with_queue"]
@@ -142,7 +142,7 @@ class SizeProblem:
         options = self._stage_options(offered)
         found = [cheapest_tree(options, segments) for segments in self.forests or (self.segments,)]
         if self.forests:  # a cut may leave no solution; then start from the quickest options, which are feasible
-            found = [improved(options, self.matrix, indices or quickest) for indices in found]
+            found = [improved_choice(options, self.matrix, indices or quickest) for indices in found]
         solutions = [
             tuple(one.choice(i) for one, i in zip(offered, indices, strict=True)) for indices in found if indices
         ]
@@ -159,7 +159,7 @@ class SizeProblem:
         ]
 
 
-def chain(
+def chain_problem(
     stages: Sequence[SizedStage], slo_ms: int, *, throughput: Throughput = "with_queue", cores_total: float = math.inf
 ) -> SizeProblem:
     """The problem of a chain of stages with an end-to-end deadline of `slo_ms`."""

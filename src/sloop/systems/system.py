@@ -11,14 +11,17 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from sloop.core.protocols import Policies
 from sloop.errors import InputError
 from sloop.options import Declared, Value, adjust, as_value, keys_of, read_options, written
 from sloop.systems.registry import POLICIES
+from sloop.text import listed
 from sloop.user_code import module_in
 
+SystemKind = Literal["system", "baseline"]
+KINDS: Final = get_args(SystemKind)
 VERBS: Final = tuple(field.name for field in fields(Policies))
 
 
@@ -27,13 +30,17 @@ class System:
     """A composition of policies. Policies have state, so each run needs a copy: `fresh`."""
 
     name: str
-    kind: Literal["system", "baseline"]
+    kind: SystemKind
     source: str
     policies: Policies
     mixed: str = ""
     """What it does on a cluster of several kinds of hardware, in one sentence; empty if it does not say."""
     runs: tuple[str, ...] = ("live", "sim")
     """Where: `live` in a server, `sim` in the simulator."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"the kind of {self.name!r} is {self.kind!r}, not {listed([*map(repr, KINDS)], 'or')}")
 
     @property
     def slots(self) -> dict[str, dict[str, Any]]:

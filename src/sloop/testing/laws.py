@@ -23,6 +23,8 @@ from sloop.testing.views import Idle, make_idle, make_node, make_stage, make_vie
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import Life, ReplicaId, ReplicaSpec, Request, RequestId, Slot, Visit
 
+__all__ = ["LAWS"]
+
 Make = Callable[[], Any]
 """Makes a policy."""
 

@@ -18,6 +18,8 @@ from sloop.sim import World, simulate
 from sloop.systems.setup import Setup, application_in, build, definition_of
 from sloop.systems.snapshot import Snapshot, restore, save
 
+__all__ = ["fresh_run", "restored_run", "restores", "through_json"]
+
 Records = Sequence[tuple[int, Record]]
 Run = tuple[Core, DeploymentState]
 

@@ -38,6 +38,20 @@ from sloop.vocabulary import (
     Visit,
 )
 
+__all__ = [
+    "Idle",
+    "by_kind",
+    "make_arrivals",
+    "make_belief",
+    "make_idle",
+    "make_node",
+    "make_replica",
+    "make_stage",
+    "make_view",
+    "make_visit",
+    "named",
+]
+
 
 class Idle(Struct, frozen=True):
     """An idle replica as a router sees it."""

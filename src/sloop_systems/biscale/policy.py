@@ -21,9 +21,9 @@ from sloop.api.policies import (
     ClusterView,
     SizeLimits,
     SizeModel,
-    describe,
-    infeasible,
+    infeasible_plan,
     size_model,
+    sizes_text,
     split_of,
     stage_replicas,
     targets,
@@ -166,9 +166,9 @@ class Biscale:
         problem = within_node_room(model.problem, view, model.unit)
         split = split_of(problem, rates.foreseen, counts)
         if split is None:
-            return infeasible(model, view.plan)
+            return infeasible_plan(model, view.plan)
         plans = model.plans(enlarged(problem, split.choices))
-        why = f"{rates.foreseen:.4g} requests/s, no common size in time → {describe(plans)}"
+        why = f"{rates.foreseen:.4g} requests/s, no common size in time → {sizes_text(plans)}"
         return Plan(plans, why, feasible=split.carried_rps >= rates.foreseen)
 
     def _first(self, model: SizeModel, rate_rps: float) -> Plan:
@@ -178,7 +178,7 @@ class Biscale:
         plans = tuple(
             structs.replace(one, batch_max=max(one.batch_max, batch)) for one, batch in zip(plans, batches, strict=True)
         )
-        return _checked(model, plans, f"{rate_rps:.4g} requests/s → {describe(plans)}", rate_rps)
+        return _checked(model, plans, f"{rate_rps:.4g} requests/s → {sizes_text(plans)}", rate_rps)
 
     def _vertical(self, now: "_Decision", because: str) -> Plan:
         """Enlarge replicas at once, and start more for the rest of the rate."""
@@ -195,7 +195,7 @@ class Biscale:
             return self._within_cores(now, seen)
         plans = model.plans(split.choices, groups)
         carried = f", of which these carry {split.carried_rps:.4g} at once" if any(split.extra) else ""
-        return Plan(plans, f"{seen}{carried} → {describe(plans)}")
+        return Plan(plans, f"{seen}{carried} → {sizes_text(plans)}")
 
     def _within_cores(self, now: "_Decision", seen: str) -> Plan:
         """If not all replicas fit on the nodes: small replicas for the rate, and the others in the remaining cores."""
@@ -203,7 +203,7 @@ class Biscale:
         goal = horizontal_within_cores(model.problem, rates.reference)
         groups, choices = small_first(now.problem, rates.now, now.present, goal)
         plans = model.plans(choices, groups)
-        why = f"{seen}; {model.cores_total:.4g} cores in all → {describe(plans)}"
+        why = f"{seen}; {model.cores_total:.4g} cores in all → {sizes_text(plans)}"
         return _checked(model, plans, why, rates.now)
 
     def _horizontal(self, now: "_Decision", wanted: tuple[SizeChoice, ...], plan: Plan) -> Plan:
@@ -212,7 +212,7 @@ class Biscale:
         final = model.plans(wanted)
         enough = [one.count >= choice.replicas for one, choice in zip(now.present, wanted, strict=True)]
         if all(enough):
-            return Plan(final, f"{seen} → {describe(final)}")
+            return Plan(final, f"{seen} → {sizes_text(final)}")
         self._memory.goal = wanted
         groups = [
             [(choice.replicas, choice.cores)] if there else with_small(one, choice)
@@ -227,7 +227,7 @@ class Biscale:
                 done if there else model.with_groups(index, group, in_force[done.stage])
                 for index, (done, there, group) in enumerate(zip(final, enough, groups, strict=True))
             )
-        return Plan(plans, f"{seen}: small replicas start → {describe(plans)}")
+        return Plan(plans, f"{seen}: small replicas start → {sizes_text(plans)}")
 
     def _finish_goal(self, now: "_Decision") -> Plan | None:
         """When the small replicas are ready, shrink the large ones, if the small sizes can carry the rate."""
@@ -239,7 +239,7 @@ class Biscale:
         if not now.is_carried(lambda problem, rate_rps: carries(problem, rate_rps, sizes)):
             return self._vertical(now, "more than the small replicas would carry")
         plans = now.model.plans(goal)
-        return Plan(plans, f"the small replicas are ready → {describe(plans)}")
+        return Plan(plans, f"the small replicas are ready → {sizes_text(plans)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sloop.api import ROUNDING
-from sloop.api.solvers import CONTENTS_MAX, WHOLE, BatchOption, Content, Resident, highs, possible_contents
+from sloop.api.solvers import CONTENTS_MAX, WHOLE_DEVICE, BatchOption, Content, Resident, highs, possible_contents
 
 NODES_MAX: Final = 2_000
 """The most branch-and-bound nodes, as in `sloop.solvers.budget`."""
@@ -44,7 +44,7 @@ class SharedModel:
         return tuple(
             option
             for option in self.options
-            if option.latency_ms <= self.slo_ms + ROUNDING and max(option.compute, option.memory) <= WHOLE
+            if option.latency_ms <= self.slo_ms + ROUNDING and max(option.compute, option.memory) <= WHOLE_DEVICE
         )
 
 

@@ -23,12 +23,12 @@ from sloop.api.policies import (
     PlannedReplica,
     SharedDevices,
     part_of,
-    planned,
+    placement_plan,
     share_of,
     targets,
     wanted_rps,
 )
-from sloop.api.solvers import WHOLE, Content
+from sloop.api.solvers import WHOLE_DEVICE, Content
 from sloop_systems.colocation import igniter, usher
 from sloop_systems.colocation.milp import Colocation, SharedModel, most_goodput, planned_rates
 
@@ -168,7 +168,7 @@ class Igniter:
             assert belief is not None, at
             memory = max(part_of(belief.device_memory_bytes, pool.memory_bytes), devices.beside_device(belief, pool))
             named = str(at), law.model, rates[at], deadlines_ms[at]
-            workloads.append(igniter.IgniterWorkload(*named, belief.batch_max, memory / WHOLE))
+            workloads.append(igniter.IgniterWorkload(*named, belief.batch_max, memory / WHOLE_DEVICE))
         contents: list[DeviceContents] = []
         for own in igniter.plan(next(iter(laws.values())).gpu, workloads, check_new=self.check_new) if laws else ():
             replicas = [
@@ -225,7 +225,7 @@ def _planned(
 ) -> Plan | None:
     kind = targets.kind_of(view, policy.hardware, view.stages)
     devices = SharedDevices(view, (kind,), batches=policy.batches, variant=policy.variant, one_pool=True)
-    return planned(
+    return placement_plan(
         devices,
         wanted_rps(view, policy.initial_rps),
         place,
@@ -272,7 +272,7 @@ def _replicas(models: Sequence[SharedModel], contents: Sequence[Content], *, is_
         (
             0,
             tuple(
-                PlannedReplica(at, option.batch, option.compute / WHOLE if is_limited else 0.0, rate_rps)
+                PlannedReplica(at, option.batch, option.compute / WHOLE_DEVICE if is_limited else 0.0, rate_rps)
                 for (at, option), rate_rps in zip(content, own, strict=True)
             ),
         )

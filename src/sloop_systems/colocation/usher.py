@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Final
 
 from sloop.api import ROUNDING, InputError
-from sloop.api.solvers import WHOLE, BatchOption, Content, Resident
+from sloop.api.solvers import WHOLE_DEVICE, BatchOption, Content, Resident
 from sloop_systems.colocation.milp import Colocation, SharedModel, goodput
 
 GROUP_SIZE: Final = 4
@@ -167,8 +167,8 @@ class _Device:
     """What is on a device, and what is free of it."""
 
     content: Content = ()
-    compute: int = WHOLE
-    memory: int = WHOLE
+    compute: int = WHOLE_DEVICE
+    memory: int = WHOLE_DEVICE
     group: int = -1
     """The last group that was placed here."""
 
@@ -209,13 +209,13 @@ class _UsherRoom:
 
     @classmethod
     def of(cls, state: Sequence[_Device]) -> "_UsherRoom":
-        roomy = [each for each in state if 2 * each.compute > WHOLE]
+        roomy = [each for each in state if 2 * each.compute > WHOLE_DEVICE]
         return cls(sum(each.compute for each in state), len(roomy), not any(each.content for each in roomy))
 
     def bound_rps(self, combination: Sequence[UsherCandidate]) -> float:
         """An upper bound of what the combination serves. It assumes that replicas can be divided among devices, except
         that each large need takes a device of its own."""
-        large = [each for each in combination if 2 * each.option.compute > WHOLE]
+        large = [each for each in combination if 2 * each.option.compute > WHOLE_DEVICE]
         if self.are_empty and len(large) == len(combination):
             return self._served_rps(combination)
         bound_rps = sum([each.served_rps for each in combination])
@@ -229,7 +229,7 @@ class _UsherRoom:
             bound_rps = filled_rps
         if sum([each.least for each in large]) > self.large:
             gains = sorted([gain for each in large for gain in each.gains_rps], reverse=True)
-            small_rps = sum([each.served_rps for each in combination if 2 * each.option.compute <= WHOLE])
+            small_rps = sum([each.served_rps for each in combination if 2 * each.option.compute <= WHOLE_DEVICE])
             bound_rps = min(bound_rps, small_rps + sum(gains[: self.large]))
         return bound_rps
 
@@ -246,7 +246,7 @@ class _UsherRoom:
 def _least_devices(combination: Sequence[UsherCandidate]) -> int:
     """At most as many devices as it takes to serve as much as all candidates can: two replicas of a model are on two
     devices, and so are two large needs."""
-    large = sum([each.least for each in combination if 2 * each.option.compute > WHOLE])
+    large = sum([each.least for each in combination if 2 * each.option.compute > WHOLE_DEVICE])
     return max(large, *[each.least for each in combination])
 
 

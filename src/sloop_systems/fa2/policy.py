@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Protocol
 
 from msgspec import structs
 
-from sloop.api import NS_PER_MS, NS_PER_S, Plan, StagePlan, chain, check_range, counted, round_up, s, to_ms
+from sloop.api import NS_PER_MS, NS_PER_S, Plan, StagePlan, arrows, check_range, counted, round_up, s, to_ms
 from sloop.api.policies import Belief, ClusterView, equal_nodes, replicas_max, targets
 from sloop.api.solvers import BudgetRule, IndexedPath
 from sloop_systems.fa2 import solver
@@ -110,7 +110,7 @@ class EqualReplicasProblem:
         )
 
     def _names(self, path: IndexedPath) -> str:
-        return chain([self.stages[stage].name for stage in path.stages])
+        return arrows([self.stages[stage].name for stage in path.stages])
 
     def _stage_plan(self, index: int, choice: Fa2Choice) -> StagePlan:
         target = targets.equal_replicas(

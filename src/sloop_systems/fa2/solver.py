@@ -33,7 +33,7 @@ from sloop.api.solvers import (
     cheapest_by_forests,
     cheapest_by_milp,
     fill_ms,
-    improved,
+    improved_choice,
     is_exact,
     replicas_needed,
     segment_matrix,
@@ -185,7 +185,7 @@ def solve(
     best = None if mode == "milp" else _by_forests(stages, paths, options, mode, ties, slot_ms)
     if best is not None:
         if polish and not proven:
-            best = improved(options, segment_matrix(segments, len(stages)), best)
+            best = improved_choice(options, segment_matrix(segments, len(stages)), best)
         return Fa2Solution(_at(offered, best), mode, proven)
     quickest = tuple(min(own, key=lambda choice: choice.total_ms) for own in offered)
     if not keeps_deadlines(quickest, paths) or (mode != "milp" and not fallback):

@@ -19,7 +19,7 @@ from typing import ClassVar, Final, Literal
 
 from msgspec import Struct, structs
 
-from sloop.api import ROUNDING, Group, InputError, Plan, ReplicaSpec, StagePlan, chain, check_range, counted, s, to_ms
+from sloop.api import ROUNDING, Group, InputError, Plan, ReplicaSpec, StagePlan, arrows, check_range, counted, s, to_ms
 from sloop.api.policies import Belief, ClusterView, StageView, targets
 from sloop.api.solvers import fill_ms, patience_ns, replicas_needed
 from sloop_systems.ipa import label_setting
@@ -293,7 +293,7 @@ class IpaProblem:
             if needed_ms > path.slo_ms:
                 slowest = max(path.stages, key=least_ms.__getitem__)
                 excess = f"{needed_ms:.4g} ms, {needed_ms - path.slo_ms:.3g} ms more than there are"
-                on_path = chain([names[stage] for stage in path.stages])
+                on_path = arrows([names[stage] for stage in path.stages])
                 return f"{on_path} takes at least {excess}; {names[slowest]} alone {least_ms[slowest]:.4g} ms"
         fewest_cores = replace(goal, alpha=0.0, beta=1.0, delta=0.0, cores_max=inf)
         cheapest = label_setting.solve(self.stages, fewest_cores).solution

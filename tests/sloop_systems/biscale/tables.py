@@ -19,7 +19,7 @@ def biscale_answers() -> Answers:
         stages = [sizes.SizedStage(np.maximum(1.0, grid_ms(random, 8, 8))) for _ in range(random.randint(1, 4))]
         slo_ms = int(random.uniform(1.2, 4) * sum(float(own.latency_ms[0, 0]) for own in stages))
         for throughput in ("pure", "with_queue"):
-            problem = sizes.chain(stages, slo_ms, throughput=throughput, cores_total=60)
+            problem = sizes.chain_problem(stages, slo_ms, throughput=throughput, cores_total=60)
             for rate_rps in (0.0, 3.0, 17.5, 60.0):
                 horizontal = biscale.horizontal(problem, rate_rps)
                 found.append(horizontal)

@@ -14,8 +14,8 @@ from sloop.errors import InputError
 from sloop.policies.sizes import (
     SizeLimits,
     SizeModel,
-    describe,
     size_model,
+    sizes_text,
     stage_replicas,
     within_node_room,
 )
@@ -139,7 +139,7 @@ def test_groups_of_one_size_are_one() -> None:
     assert [(group.count, group.spec.cores) for group in plan.groups] == [(4, 1.0), (2, 0.5)]
     assert (plan.batch_max, plan.wait_ns) == (3, ms(40))
     assert model.stage_plan(0, [(1, 1)], 3, wait_ms=500).wait_ns == ms(100), "a quarter of the SLO"
-    assert describe([plan]) == "a 4 × 1 core + 2 × 0.5 cores, batch 3"
+    assert sizes_text([plan]) == "a 4 × 1 core + 2 × 0.5 cores, batch 3"
     kept = StagePlan("a", (), 2, wait_ns=7)
     assert (model.with_groups(0, [(1, 1)], kept).batch_max, model.with_groups(0, [(1, 1)], kept).wait_ns) == (2, 7)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sloop.profile.profile import Amdahl
 from sloop.solvers.budget import Segment
-from sloop.solvers.sizes import SizeChoice, SizeProblem, Throughput, chain
+from sloop.solvers.sizes import SizeChoice, SizeProblem, Throughput, chain_problem
 from sloop_systems.biscale.experiments.runs import PIPELINES
 from sloop_systems.biscale.solver import carries, horizontal
 from tests.solvers.test_sizes import (
@@ -33,7 +33,7 @@ from tests.solvers.test_sizes import (
 def published(name: str, throughput: Throughput, cores_max: int = 8) -> SizeProblem:
     pipeline = PIPELINES[name]
     models = [model(form, pipeline.batch_max, cores_max) for _, form in pipeline.models]
-    return chain(models, pipeline.slo_ms, throughput=throughput)
+    return chain_problem(models, pipeline.slo_ms, throughput=throughput)
 
 
 def pairs_h(found: Sequence[SizeChoice] | None) -> Pairs | None:
@@ -184,33 +184,33 @@ def test_a_fork_keeps_both_its_ends_in_time(forms: list[Amdahl], rate_rps: int, 
 
 def test_a_stage_visited_three_times_is_sized_for_three_times_the_rate() -> None:
     form = Amdahl(35, 10, 5, 5)
-    thrice = horizontal(chain([model(form, 8, 8, visits=3.0)], 300), 10)
-    assert thrice == horizontal(chain([model(form, 8, 8)], 300), 30)
+    thrice = horizontal(chain_problem([model(form, 8, 8, visits=3.0)], 300), 10)
+    assert thrice == horizontal(chain_problem([model(form, 8, 8)], 300), 30)
 
 
 def test_larger_replicas_where_those_of_one_unit_are_too_slow() -> None:
-    program = chain([model(Amdahl(400, 0, 0, 0), 1, 8)], 150)
+    program = chain_problem([model(Amdahl(400, 0, 0, 0), 1, 8)], 150)
     found = horizontal(program, 10)
     assert found is not None
     assert [(choice.replicas, choice.cores) for choice in found] == [(2, 3)]
-    assert horizontal(chain([model(Amdahl(400, 0, 0, 0), 1, 2)], 150), 10) is None
+    assert horizontal(chain_problem([model(Amdahl(400, 0, 0, 0), 1, 2)], 150), 10) is None
 
 
 def test_a_stage_that_has_no_use_for_more_cores_holds_up_nobody() -> None:
-    found = horizontal(chain([model(Amdahl(0, 0, 0, 40), 1, 1), model(Amdahl(400, 0, 0, 0), 1, 8)], 150), 2)
+    found = horizontal(chain_problem([model(Amdahl(0, 0, 0, 40), 1, 1), model(Amdahl(400, 0, 0, 0), 1, 8)], 150), 2)
     assert found is not None
     assert [(choice.replicas, choice.cores) for choice in found] == [(1, 1), (1, 4)]
 
 
 def test_no_more_than_there_is() -> None:
     form = Amdahl(100, 0, 0, 0)
-    assert total(horizontal(chain([model(form, 1, 8)], 200, cores_total=2), 20) or ()) == 2
-    assert horizontal(chain([model(form, 1, 8)], 200, cores_total=1), 20) is None
+    assert total(horizontal(chain_problem([model(form, 1, 8)], 200, cores_total=2), 20) or ()) == 2
+    assert horizontal(chain_problem([model(form, 1, 8)], 200, cores_total=1), 20) is None
 
 
 def test_sizes_that_cost_more_than_the_cheapest_carry_the_rate_too() -> None:
     models = [model(Amdahl(100, 0, 0, 0), 1, 4), model(Amdahl(100, 0, 0, 0), 1, 4)]
-    program = chain(models, 100)
+    program = chain_problem(models, 100)
     assert pairs_v(program.vertical(3, [1, 1])) != [(3, 1), (3, 1)]
     assert carries(program, 3, [(1, 3), (1, 3)])
     assert carries(program, 3, [(1, 9), (1, 9)]), "more units than the profile knows are as quick as its most"
@@ -242,5 +242,5 @@ def test_programs_find_something_to_compare() -> None:
     found = 0
     for _ in range(50):
         forms = [Amdahl(*rng.uniform((1, 0, 0, 0), (200, 100, 60, 60))) for _ in range(3)]
-        found += horizontal(chain([model(form, 8, 8) for form in forms], 1000), 10) is not None
+        found += horizontal(chain_problem([model(form, 8, 8) for form in forms], 1000), 10) is not None
     assert found > 25

@@ -66,7 +66,7 @@ def harbor_answers() -> Answers:
             harbor.DeviceKind("V100", 1, rentable=4, usd_per_h=2.5),
         ):
             problem = harbor.HarborProblem(models, (kind,), SERVING)
-            placed = harbor.place(problem)
+            placed = harbor.place_models(problem)
             found += [placed, harbor.replaced(problem, placed.contents[:1], gain=0.02)]
     model = models[0]
     for option in model.options[0]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sloop.solvers import harbor
-from sloop.solvers.harbor import DeviceKind, HarborProblem, place, replaced
+from sloop.solvers.harbor import DeviceKind, HarborProblem, place_models, replaced
 from sloop_systems.colocation.experiments.router import SERVING
 from sloop_systems.colocation.experiments.scene import LANGUAGE_MIX, MIXED, VISION, models_of, named, placed_models
 from sloop_systems.colocation.milp import mean_batch, most_goodput
@@ -85,10 +85,10 @@ def test_an_overloaded_replica_serves_what_comes_before_its_queue_is_too_long() 
 
 def test_a_program_that_is_too_large_has_the_greedy_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(VISION, 740, 250, 4)
-    best = place(problem)
+    best = place_models(problem)
     monkeypatch.setattr(harbor, "PROGRAM_MAX", 0)
     harbor._remembered.cache_clear()
-    greedy = place(problem)
+    greedy = place_models(problem)
     check(problem, greedy)
     assert not greedy.proven
     assert 0.8 * best.value <= greedy.value <= best.value
@@ -97,15 +97,15 @@ def test_a_program_that_is_too_large_has_the_greedy_placement(monkeypatch: pytes
 def test_many_models_on_many_devices_are_placed_within_bounds() -> None:
     names = sorted({*VISION, *MIXED, *LANGUAGE_MIX}) * 3
     problem = problem_of(names, 300, 250, 40)
-    found = place(problem)
+    found = place_models(problem)
     check(problem, found)
-    assert found == place(problem)
+    assert found == place_models(problem)
     assert found.total_rps > 0.5 * 300 * len(names)
 
 
 def test_it_serves_one_language_model_well_instead_of_two_badly() -> None:
     problem = problem_of(MIXED, 276, 300, 5)
-    found = place(problem)
+    found = place_models(problem)
     assert found.proven
     served = dict(zip(MIXED, found.served_rps, strict=True))
     assert served["bert"] > 270
@@ -118,7 +118,7 @@ def test_batches_are_small_where_they_suffice() -> None:
     problem = problem_of(VISION, 433.34, 200, 6)
     batches = {
         int(name.split(" b")[1])
-        for own in named(problem.models, [c for _, c in place(problem).contents])
+        for own in named(problem.models, [c for _, c in place_models(problem).contents])
         for name in own
     }
     assert max(batches) <= 16
@@ -126,7 +126,7 @@ def test_batches_are_small_where_they_suffice() -> None:
 
 def test_a_placement_stays_unless_another_is_better_by_the_gain() -> None:
     problem = problem_of(VISION, 433.34, 200, 5)
-    found = place(problem)
+    found = place_models(problem)
     assert replaced(problem, found.contents, gain=0.02).contents == found.contents
     slightly = problem_of(VISION, 430, 200, 5)
     assert replaced(slightly, found.contents, gain=0.02).contents == found.contents

@@ -13,7 +13,14 @@ from scipy.optimize import linear_sum_assignment
 
 from sloop.errors import InputError
 from sloop.solvers import highs
-from sloop.solvers.contents import WHOLE, BatchOption, cheapest_assignment, needs, possible_contents, relabelled
+from sloop.solvers.contents import (
+    WHOLE_DEVICE,
+    BatchOption,
+    cheapest_assignment,
+    content_needs,
+    possible_contents,
+    relabelled,
+)
 from sloop_systems.colocation.experiments.scene import (
     LANGUAGE_MIX,
     MIXED,
@@ -43,7 +50,10 @@ def test_known_pairs_by_sm_use() -> None:
     assert content(("efficientnet_b7", 8), ("densenet121", 16)) == 9765
     heavy = [options_of(name) for name in ("bert", "gpt2", "vgg19")]
     assert all(
-        a.compute + b.compute > WHOLE for one, other in itertools.combinations(heavy, 2) for a in one for b in other
+        a.compute + b.compute > WHOLE_DEVICE
+        for one, other in itertools.combinations(heavy, 2)
+        for a in one
+        for b in other
     )
 
 
@@ -75,8 +85,8 @@ def printed_form(models: Sequence[SharedModel], devices: int) -> float:
         served = {x[c, g]: -options[c][1].rate_rps for c in own for g in range(devices)}
         rows.append(({w[at]: 1.0} | served, -math.inf, 0.0))
     for device in range(devices):
-        rows.append(({x[c, device]: options[c][1].compute for c in range(len(options))}, -math.inf, WHOLE))
-        rows.append(({x[c, device]: options[c][1].memory for c in range(len(options))}, -math.inf, WHOLE))
+        rows.append(({x[c, device]: options[c][1].compute for c in range(len(options))}, -math.inf, WHOLE_DEVICE))
+        rows.append(({x[c, device]: options[c][1].memory for c in range(len(options))}, -math.inf, WHOLE_DEVICE))
     costs = [0.0] * (len(cells) + len(options)) + [-1.0] * len(models)
     most = [1.0] * (len(cells) + len(options)) + [model.rate_rps for model in models]
     found = highs.minimise(costs, rows, integers=len(cells) + len(options), nodes_max=5_000, most=most)
@@ -112,7 +122,7 @@ def test_both_forms_of_the_program_agree(problem: tuple[list[SharedModel], int])
     assert found.total_rps == pytest.approx(printed_form(models, devices), abs=0.02)
     assert len(found.contents) <= devices
     for content in found.contents:
-        assert max(needs(content)) <= WHOLE
+        assert max(content_needs(content)) <= WHOLE_DEVICE
     for at in range(len(models)):
         assert len({option for content in found.contents for of, option in content if of == at}) <= 1
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sloop.errors import InputError
-from sloop.solvers.contents import WHOLE, BatchOption, needs
+from sloop.solvers.contents import WHOLE_DEVICE, BatchOption, content_needs
 from sloop_systems.colocation import usher
 from sloop_systems.colocation.experiments.scene import AO, VISION, models_of
 from sloop_systems.colocation.milp import SharedModel, most_goodput
@@ -127,7 +127,7 @@ def test_placements_fit_and_the_integer_program_is_at_least_as_good(problem: tup
     found = plan(models, devices)
     assert len(found.contents) <= devices
     for content in found.contents:
-        assert max(needs(content)) <= WHOLE
+        assert max(content_needs(content)) <= WHOLE_DEVICE
         assert len({at for at, _ in content}) == len(content)
         assert all(option in models[at].in_time for at, option in content)
     assert most_goodput(models, devices).total_rps >= found.total_rps - 1e-6, "it relaxes groups and multiplier"

@@ -15,12 +15,12 @@ from sloop.policies.devices import (
     PlacementMemory,
     PlannedReplica,
     SharedDevices,
-    planned,
+    placement_plan,
     wanted_rps,
 )
 from sloop.profile.interference import NO_SLOWDOWN, DeviceDemand, Interference
 from sloop.solvers import harbor
-from sloop.solvers.contents import WHOLE, Content, needs
+from sloop.solvers.contents import WHOLE_DEVICE, Content, content_needs
 from sloop.solvers.harbor import DeviceKind, HarborProblem, PlacedModel, ServingAssumptions
 from sloop.text import counted, listed
 from sloop.units import ms, s, to_ms
@@ -97,7 +97,7 @@ class Harbor:
         )
         # A measurement may leave the beliefs unchanged and still replace an expected factor.
         factors = tuple(tuple(round(factor, 2) for factor in own) for own in self._unmeasured(devices))
-        return planned(
+        return placement_plan(
             devices,
             wanted_rps(view, self.initial_rps, self.headroom),
             self._placed,
@@ -123,7 +123,7 @@ class Harbor:
     def _placed(self, devices: SharedDevices, rates: Sequence[float]) -> Placed:
         problem = self._problem(devices, rates)
         present = self._present(devices, problem)
-        found = harbor.place(problem) if present is None else harbor.replaced(problem, present, gain=self.gain)
+        found = harbor.place_models(problem) if present is None else harbor.replaced(problem, present, gain=self.gain)
         counts: dict[int, int] = {}
         for _, content in found.contents:
             for at, _ in content:
@@ -228,7 +228,7 @@ class Harbor:
                     return None
                 residents.append((at, option))
             content = tuple(sorted(residents, key=lambda each: each[0]))
-            if max(needs(content)) > WHOLE:
+            if max(content_needs(content)) > WHOLE_DEVICE:
                 return None
             found.append((pool, content))
         return found or None

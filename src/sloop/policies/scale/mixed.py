@@ -41,7 +41,7 @@ from sloop.profile.interference import NO_SLOWDOWN
 from sloop.solvers import mixed
 from sloop.solvers.budget import IndexedPath
 from sloop.solvers.mixed import Mix, MixNodes, MixOption, MixStage, TimedCosts
-from sloop.text import chain, counted, listed
+from sloop.text import arrows, counted, listed
 from sloop.units import NS_PER_MS, ROUNDING, s, to_ms, to_s
 from sloop.vocabulary import Group, Plan, ReplicaId, ReplicaSpec, Slot, StagePlan
 
@@ -468,8 +468,9 @@ class MixedCluster:
         worst = max(self.paths, key=lambda path: sum(fastest_ms[at] for at in path.stages) - path.slo_ms)
         slowest = max(worst.stages, key=fastest_ms.__getitem__)
         needed_ms = sum(fastest_ms[at] for at in worst.stages)
+        path = arrows([self.stages[at].name for at in worst.stages])
         what = (
-            f"{chain([self.stages[at].name for at in worst.stages])} takes {needed_ms:.4g} ms on the fastest hardware, "
+            f"{path} takes {needed_ms:.4g} ms on the fastest hardware, "
             f"{needed_ms - worst.slo_ms:.4g} ms more than its {worst.slo_ms:.4g} ms; most of it "
             f"{self.stages[slowest].name}, {fastest_ms[slowest]:.4g} ms on {_kind(fastest[slowest].slot)}"
         )

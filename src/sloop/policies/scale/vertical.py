@@ -20,10 +20,10 @@ from sloop.policies import targets
 from sloop.policies.sizes import (
     SizeLimits,
     SizeModel,
-    describe,
-    infeasible,
+    infeasible_plan,
     network_ms,
     size_model,
+    sizes_text,
     split_of,
     stage_replicas,
     within_node_room,
@@ -85,7 +85,7 @@ class Vertical:
             rate_rps = max(1.0, math.floor(rate_rps))
         model, counts, split = self._sizes(now_ns, view, rate_rps)
         if split is None:
-            return infeasible(model, view.plan)
+            return infeasible_plan(model, view.plan)
         present = [stage_replicas(stage, model.unit) for stage in view.stages]
         if any(len(one.ready) < count > self.replicas for one, count in zip(present, counts, strict=True)):
             plans = self._until_ready(model, rate_rps, split, present, view)
@@ -93,7 +93,7 @@ class Vertical:
             plans = model.plans(split.choices)
         if not view.ingress.buckets and self.initial_batch > 1:
             plans = tuple(structs.replace(one, batch_max=max(one.batch_max, self.initial_batch)) for one in plans)
-        why = f"{rate_rps:.4g} requests/s → {describe(plans)}"
+        why = f"{rate_rps:.4g} requests/s → {sizes_text(plans)}"
         if split.carried_rps < rate_rps:
             saturated = tuple(one.stage for one, extra in zip(plans, split.extra, strict=True) if extra)
             why += f"; saturated: these carry {split.carried_rps:.4g}"

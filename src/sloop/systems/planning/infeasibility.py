@@ -18,7 +18,7 @@ from sloop.core.views import Belief
 from sloop.systems.planning.placement import PlanShortfall, Room
 from sloop.systems.planning.prediction import PathPrediction, PlanPrediction, StagePrediction
 from sloop.systems.setup import ApplicationSetup
-from sloop.text import chain, counted, listed, number
+from sloop.text import arrows, counted, listed, number
 from sloop.units import ROUNDING, at_least
 from sloop.vocabulary import Node, Slot
 
@@ -157,7 +157,7 @@ def _impossible(
     name = max(stages, key=lambda each: best[each].value)
     fast = best[name]
     on = f"variant {fast.variant} on {fast.text(nodes)}"
-    why = f"{chain(stages)} takes at least {number(least_ms)} ms even without load, and the deadline is "
+    why = f"{arrows(stages)} takes at least {number(least_ms)} ms even without load, and the deadline is "
     why += f"{number(path.slo_ms)} ms: {number(least_ms - path.slo_ms)} ms too long; "
     if len(stages) > 1:
         why += f"{name} alone takes {number(fast.value)} ms at best, with "
@@ -169,7 +169,7 @@ def _late(path: PathPrediction) -> PlanShortfall:
     """A path that the plan is too slow for."""
     stages = path.path.stages
     slow = max(path.visits, key=lambda visit: visit.total_ms)
-    why = f"{chain(stages)} is predicted to take {number(path.predicted_ms)} ms, and the deadline is "
+    why = f"{arrows(stages)} is predicted to take {number(path.predicted_ms)} ms, and the deadline is "
     why += f"{number(path.slo_ms)} ms: {number(-path.slack_ms)} ms too long"
     if slow.slowest is not None:
         where = f"at {slow.stage.name}, the slowest stage, " if len(stages) > 1 else ""

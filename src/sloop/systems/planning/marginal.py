@@ -24,7 +24,7 @@ from sloop.systems.planning.prediction import (
     smallest_batch,
     throughput_rps,
 )
-from sloop.text import chain, counted, number
+from sloop.text import arrows, counted, number
 from sloop.units import round_up
 from sloop.vocabulary import Group, Plan, Slot, StagePlan
 
@@ -201,7 +201,7 @@ def _too_late(
         return
     now_ms = next(visit.total_ms for visit in path.visits if visit.stage is stage)
     total_ms = path.predicted_ms - now_ms + own_ms
-    what = chain(path.path.stages) if len(path.path.stages) > 1 else "a request"
+    what = arrows(path.path.stages) if len(path.path.stages) > 1 else "a request"
     if path.slack_ms < 0:
         why = f"{what} takes {number(path.predicted_ms)} ms already, and the deadline is {number(path.slo_ms)} ms"
         yield BindingConstraint("deadline", why)

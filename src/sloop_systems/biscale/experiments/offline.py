@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from sloop.api.models import free_batch, usable_cpus
-from sloop.api.solvers import SizeChoice, SizedStage, SizeProblem, Throughput, chain
+from sloop.api.solvers import SizeChoice, SizedStage, SizeProblem, Throughput, chain_problem
 from sloop_systems.biscale.experiments.runs import CORES_MAX, PIPELINES
 from sloop_systems.biscale.solver import horizontal
 from sloop_systems.comparison.rows import Claim, ResultLimits, Row, bounded, compare
@@ -68,7 +68,7 @@ def program(name: str, throughput: Throughput) -> SizeProblem:
         sizes = range(1, CORES_MAX + 1)
         latency_ms = [[form.latency_ms(b, c) for b in range(1, pipeline.batch_max + 1)] for c in sizes]
         models.append(SizedStage(np.array(latency_ms)))
-    return chain(models, pipeline.slo_ms, throughput=throughput)
+    return chain_problem(models, pipeline.slo_ms, throughput=throughput)
 
 
 def _programs() -> list[Row]:

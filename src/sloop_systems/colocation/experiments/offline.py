@@ -17,7 +17,7 @@ from typing import Final
 from sloop.api import counted, number
 from sloop.api.devices import GPU_LIMITS, KernelLaunch
 from sloop.api.experiments import stream
-from sloop.api.solvers import WHOLE, BatchOption, needs
+from sloop.api.solvers import WHOLE_DEVICE, BatchOption, content_needs
 from sloop_systems.colocation import igniter, usher
 from sloop_systems.colocation.experiments.router import SERVING, achieved_rps, run_model
 from sloop_systems.colocation.experiments.scene import (
@@ -404,7 +404,7 @@ def pair_rows() -> list[Row]:
             for first, second in combinations(names, 2)
             for one, other in product(options_of(first, metric), options_of(second, metric))
         ]
-        fitting = sum(max(needs(((0, one), (1, other)))) <= WHOLE for one, other in pairs)
+        fitting = sum(max(content_needs(((0, one), (1, other)))) <= WHOLE_DEVICE for one, other in pairs)
         note = f"of {len(pairs):,} pairs, xlnet left out"
         claim = Claim("A5 pairs", f"pairs that fit on one GPU by {label}", "", "exact", None, expected, note)
         rows.append(compare(claim, [fitting]))

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from sloop.api.solvers import BatchOption, Content, DeviceKind, HarborProblem, PlacedModel, hundredths, place
+from sloop.api.solvers import BatchOption, Content, DeviceKind, HarborProblem, PlacedModel, hundredths, place_models
 from sloop_systems.colocation import igniter, usher
 from sloop_systems.colocation.experiments.offline import igniter_workloads
 from sloop_systems.colocation.experiments.router import SERVING, achieved_rps, run_all
@@ -199,7 +199,7 @@ def placement(cell: Cell, policy: Policy, slower: float = SERVING.slower) -> Fou
     measured κ, for κ (`slower`); the others plan for the target rates, without κ."""
     if policy in {OURS, UNMEASURED}:
         serving = replace(SERVING, slower=slower) if policy == OURS else SERVING
-        found = place(HarborProblem(cell.placed(), (DeviceKind("V100", cell.gpus),), serving))
+        found = place_models(HarborProblem(cell.placed(), (DeviceKind("V100", cell.gpus),), serving))
         return FoundPlacement(tuple(content for _, content in found.contents), found.total_rps)
     if policy == "igniter":
         return _by_igniter(cell)
