@@ -241,6 +241,12 @@ def test_a_seed_is_a_deployment() -> None:
     assert fingerprint(random_deployment(9)) == fingerprint(random_deployment(9))
 
 
+def test_an_application_that_is_deployed_at_the_end_has_no_requests() -> None:
+    world = random_deployment(805_491)
+    assert "green-new" in {change.deploy.name for change in world.changes if change.deploy}
+    assert "green-new" not in world.clients
+
+
 def test_deployments_are_of_every_shape() -> None:
     found = Counter[str]()
     for seed in range(200):

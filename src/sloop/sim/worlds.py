@@ -344,6 +344,7 @@ def random_deployment(seed: int, system: str = "static") -> World:
     clients = {
         name: _clients(random, seed, name, duration_s - at_s, at_s, nodes)
         for name, at_s in ({name: each.at_s for name, each in declared.items()} | dict.fromkeys(names, 0.0)).items()
+        if at_s < duration_s
     }
     truth, _ = _truth(random, seed, {})
     world = World(
