@@ -242,7 +242,7 @@ def test_a_seed_is_a_deployment() -> None:
 
 
 def test_an_application_that_is_deployed_at_the_end_has_no_requests() -> None:
-    world = random_deployment(805_491)
+    world = random_deployment(805_491, "hpa")
     assert "green-new" in {change.deploy.name for change in world.changes if change.deploy}
     assert "green-new" not in world.clients
 
