@@ -56,6 +56,7 @@ from sloop.solvers.sizes import (
     Throughput,
     chain_problem,
     cores_of,
+    highest_rate,
 )
 
 __all__ = [
@@ -102,6 +103,7 @@ __all__ = [
     "cores_of",
     "expected_requests",
     "fill_ms",
+    "highest_rate",
     "highs",
     "hundredths",
     "improved_choice",

@@ -10,10 +10,10 @@ equal costs the smaller sum of batches wins, then the lower latency.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ Throughput = Literal["pure", "with_queue"]
 """The formula of h(b, c). `pure`: 1000 b/l, as printed. `with_queue`: ⌊1000 b/(⌊l⌋ + ⌊q⌋)⌋ as in the authors' artefact,
 which counts the wait for a full batch as work; this leaves head-room for uneven arrivals, `pure` does not."""
 
+Solution = TypeVar("Solution")
 RATE_RPS_MIN: Final = 1e-6
 """Replaces a rate of 0, so that the solution is one replica of one unit with batches of one."""
 
@@ -60,13 +61,32 @@ class SizeSplit:
     carried_rps: float
 
 
+def highest_rate(
+    solve: Callable[[int], Solution | None], solution: Solution, rate_rps: int, beyond_rps: int
+) -> tuple[Solution, int]:
+    """The solution for the highest whole rate that has one, from `rate_rps`, which has `solution`, to below
+    `beyond_rps`; and that rate.
+
+    A lower rate makes batches fill more slowly, so feasibility is not monotone in the rate: the binary search ends at a
+    rate that is feasible while one request per second more is not; usually, but not always, it is the highest one.
+    """
+    while beyond_rps - rate_rps > 1:
+        middle_rps = (rate_rps + beyond_rps) // 2
+        found = solve(middle_rps)
+        if found is None:
+            beyond_rps = middle_rps
+        else:
+            solution, rate_rps = found, middle_rps
+    return solution, rate_rps
+
+
 @dataclass(frozen=True, eq=False)
 class SizeProblem:
     """Stages, the segments of the graph that must keep a budget in slots, and the cores of the whole cluster in units.
 
-    For graphs whose paths meet, `forests` has several cuts into
-    forests (`sloop.solvers.budget`), each as segments; the cheapest solution of all cuts is used, with single stages
-    improved against the uncut segments. Empty if `segments` already form a forest.
+    For graphs whose paths meet, `forests` has several cuts into forests (`sloop.solvers.budget`), each as segments; the
+    cheapest solution of all cuts is used, with single stages improved against the uncut segments. Empty if `segments`
+    already form a forest.
     """
 
     stages: tuple[SizedStage, ...]
@@ -87,23 +107,15 @@ class SizeProblem:
     def split(self, rate_rps: float, replicas: Sequence[int]) -> SizeSplit | None:
         """The vertical solution; if there is none, one for a lower whole rate plus more replicas for the rest.
 
-        A lower rate makes batches fill more slowly, so feasibility is not monotone in the rate: the binary search ends
-        at a rate that is feasible while one request per second more is not; usually, but not always, it is the highest
-        feasible rate. None if even 1 request/s is infeasible.
+        None if even 1 request/s is infeasible.
         """
         whole = self.vertical(rate_rps, replicas)
         if whole is not None:
             return SizeSplit(whole, (0,) * len(self.stages), rate_rps)
-        carried, carried_rps, beyond_rps = self.vertical(1, replicas), 1, math.ceil(rate_rps)
-        if carried is None:
+        least = self.vertical(1, replicas)
+        if least is None:
             return None
-        while beyond_rps - carried_rps > 1:
-            middle_rps = (carried_rps + beyond_rps) // 2
-            solution = self.vertical(middle_rps, replicas)
-            if solution is None:
-                beyond_rps = middle_rps
-            else:
-                carried, carried_rps = solution, middle_rps
+        carried, carried_rps = highest_rate(lambda rps: self.vertical(rps, replicas), least, 1, math.ceil(rate_rps))
         missing_rps = max(0.0, rate_rps - carried_rps)
         extra = (
             math.ceil(missing_rps * stage.visits / choice.throughput_rps - ROUNDING)

@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sloop.api import ROUNDING
-from sloop.api.solvers import RateTable, ReplicaGroups, SizeChoice, SizeOptions, SizeProblem, StageReplicas, cores_of
+from sloop.api.solvers import (
+    RateTable,
+    ReplicaGroups,
+    SizeChoice,
+    SizeOptions,
+    SizeProblem,
+    StageReplicas,
+    cores_of,
+    highest_rate,
+)
 
 
 def horizontal(problem: SizeProblem, rate_rps: float) -> tuple[SizeChoice, ...] | None:
@@ -44,16 +53,9 @@ def horizontal_within_cores(problem: SizeProblem, rate_rps: float) -> tuple[Size
     solution = horizontal(problem, rate_rps)
     if solution is not None:
         return solution
-    best, low, high = horizontal(problem, 0), 0, int(rate_rps) + 1
-    assert best is not None, "the problem has no solution at any rate"
-    while high - low > 1:
-        middle = (low + high) // 2
-        solution = horizontal(problem, middle)
-        if solution is None:
-            high = middle
-        else:
-            best, low = solution, middle
-    return best
+    idle = horizontal(problem, 0)
+    assert idle is not None, "the problem has no solution at any rate"
+    return highest_rate(lambda rps: horizontal(problem, rps), idle, 0, int(rate_rps) + 1)[0]
 
 
 def _cores_min(table: RateTable) -> NDArray[np.float64]:
@@ -84,7 +86,7 @@ def enlarged(problem: SizeProblem, choices: Sequence[SizeChoice]) -> tuple[SizeC
 
 
 def _gain_ms(problem: SizeProblem, choices: Sequence[SizeChoice], index: int) -> tuple[float, float]:
-    """How much (ms) one more unit for a stage shortens the path that exceeds its budget most, and itproblem."""
+    """How much (ms) one more unit for a stage shortens the path that exceeds its budget most, and itself."""
     own = choices[index]
     if own.cores >= len(problem.stages[index].latency_ms):
         return 0.0, 0.0

@@ -28,7 +28,7 @@ from sloop.policies.sizes import (
     stage_replicas,
     within_node_room,
 )
-from sloop.solvers.sizes import SizeSplit, StageReplicas, Throughput
+from sloop.solvers.sizes import SizeSplit, StageReplicas, Throughput, highest_rate
 from sloop.units import s
 from sloop.vocabulary import Plan, StagePlan
 
@@ -136,15 +136,8 @@ class Vertical:
         split = split_of(model.problem, rate_rps, fewest)
         if split is None or not any(split.extra):
             return fewest
-        low, high, found = int(split.carried_rps), math.ceil(rate_rps) + 1, fewest
-        while high - low > 1:
-            middle = (low + high) // 2
-            counts = self._fitting(model, middle, fewest)
-            if counts is None:
-                high = middle
-            else:
-                low, found = middle, counts
-        return found
+        carried_rps, beyond_rps = int(split.carried_rps), math.ceil(rate_rps) + 1
+        return highest_rate(lambda rps: self._fitting(model, rps, fewest), fewest, carried_rps, beyond_rps)[0]
 
     def _fitting(self, model: SizeModel, rate_rps: float, fewest: tuple[int, ...]) -> tuple[int, ...] | None:
         """As many replicas as carry the rate, or the most that there may be; None if they do not fit on the nodes.
