@@ -61,50 +61,48 @@ class Registry(Mapping[str, T]):
         return entry
 
     def __iter__(self) -> Iterator[str]:
-        added = [name.removeprefix(self._prefix) for name in points(self._group) if name.startswith(self._prefix)]
+        added = self._points()
         names = dict.fromkeys([*self.own, *(name for name in added if "*" not in name)])
         for entries in self._families(name for name in added if "*" in name):
             names |= dict.fromkeys(entries)
         yield from names
 
+    def _points(self) -> "Mapping[str, tuple[EntryPoint, ...]]":
+        """The entry points by name, without the prefix."""
+        found = points(self._group)
+        return {name.removeprefix(self._prefix): found[name] for name in found if name.startswith(self._prefix)}
+
     def _added(self, name: str) -> "tuple[EntryPoint, ...] | Mapping[str, T] | None":
         """The entry points of this name, or the family that has it."""
-        if found := points(self._group).get(self._prefix + name):
+        added = self._points()
+        if found := added.get(name):
             return found
-        matching = (family for family in points(self._group) if "*" in family and fnmatchcase(name, family))
+        matching = (family for family in added if "*" in family and fnmatchcase(name, family))
         return next((entries for entries in self._families(matching) if name in entries), None)
 
     def _families(self, names: Iterable[str]) -> Iterator[Mapping[str, T]]:
         for name in names:
-            for point in points(self._group)[name]:
+            for point in self._points()[name]:
                 yield load((point,), Mapping)  # type: ignore[type-abstract]
 
     def package_of(self, name: str) -> str:
         """The package that adds an entry, such as `sloop_systems.ipa`; `sloop` for its own."""
-        return "sloop" if name in self.own else points(self._group)[self._prefix + name][0].module
+        return "sloop" if name in self.own else self._points()[name][0].module
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def names_in(self, package: str) -> list[str]:
         """The names of entries that a package adds, without importing it; the own ones are those of `sloop`."""
-        added = (
-            name.removeprefix(self._prefix)
-            for name, found in points(self._group).items()
-            if name.startswith(self._prefix) and f"{found[0].module}.".startswith(f"{package}.")
-        )
-        return list(self.own if package == "sloop" else added)
+        if package == "sloop":
+            return list(self.own)
+        return [name for name, found in self._points().items() if f"{found[0].module}.".startswith(f"{package}.")]
 
     def name_of(self, kind: type[Any]) -> str | None:
         """The name of a class that is an entry, or None. No distribution's module is imported to find out."""
         there = f"{kind.__module__}:{kind.__qualname__}"
-        own = (name for name, entry in self.own.items() if entry is kind)
-        added = (
-            name.removeprefix(self._prefix)
-            for name, found in points(self._group).items()
-            if name.startswith(self._prefix) and found[0].value == there
-        )
-        return next(own, None) or next(added, None)
+        own = next((name for name, entry in self.own.items() if entry is kind), None)
+        return own or next((name for name, found in self._points().items() if found[0].value == there), None)
 
 
 @cache
