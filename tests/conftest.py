@@ -2,8 +2,8 @@
 fabrics in the kernel have another one. Property tests draw the same examples each time, so that a commit passes or
 fails alike on every machine.
 
-`make fuzz` draws others. The profile `few` draws at most ten for each
-test, whatever the test asks for: `make coverage` uses it.
+`make fuzz` draws others. The profile `few` draws at most ten for each test, whatever the test asks for: `make coverage`
+uses it.
 
 Garbage collection is rare here. Modules and tests stay until the end, and to look through them again and again finds
 nothing; a test that needs a collection asks for it.

@@ -39,8 +39,6 @@ FIXED_MIX: Final = (
     "runs a fixed mix if `stages: {NAME: {groups: …}}` declares one, and else keeps to one kind (`hardware`)"
 )
 """What systems do on a mixed cluster."""
-SIMULATED: Final = ("sim",)
-"""No server knows the requests that will come."""
 
 QUEUE_TRUST: Final = 0.7
 """The believed time of a batch is its P99, but a queue of batches takes the sum of their means: 0.7 to 0.85 of the sum

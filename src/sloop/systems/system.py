@@ -22,6 +22,8 @@ from sloop.user_code import module_in
 
 SystemKind = Literal["system", "baseline"]
 KINDS: Final = get_args(SystemKind)
+SIMULATED: Final = ("sim",)
+"""Where a system runs that knows the requests which will come: in no server."""
 VERBS: Final = tuple(field.name for field in fields(Policies))
 
 

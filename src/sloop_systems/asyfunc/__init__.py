@@ -21,13 +21,10 @@ from sloop.api.policies import (
     SpreadPlacement,
     Times,
 )
-from sloop.api.systems import System
+from sloop.api.systems import ONE_KIND, SIMULATED, System
 from sloop_systems.asyfunc.policy import ByCapacity, OfflineBatch
 
 SUBMISSION: Final = "AsyFunc (submission to SoCC'23; its specification, section 5.1)"
-ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile"
-SIMULATED: Final = ("sim",)
-"""No server knows the requests that will come."""
 
 _BODIES: Final = Bodies(gamma=1.0, bursts="shadows", counts_shadows=True)
 """As published but for `objective`: shadows with all cores that are left when the rate exceeds the capacity of all

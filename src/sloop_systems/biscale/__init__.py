@@ -15,7 +15,7 @@ from sloop.api.policies import (
     RoundRobin,
     SpreadPlacement,
 )
-from sloop.api.systems import System
+from sloop.api.systems import ONE_KIND, System
 from sloop_systems.biscale.policy import Biscale
 
 BISCALE: Final = System(
@@ -35,5 +35,5 @@ BISCALE: Final = System(
         Biscale(),
         MaxMin(),
     ),
-    "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile",
+    ONE_KIND,
 )

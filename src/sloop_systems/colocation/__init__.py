@@ -5,11 +5,10 @@ from typing import Final
 
 from sloop.api import s
 from sloop.api.policies import Age, BestFit, Fifo, Full, Last, MaxMin, Open, Policies, RoundRobin, SmoothWeighted
-from sloop.api.systems import System
+from sloop.api.systems import ONE_KIND, System
 from sloop_systems.colocation.policy import Colocate, Igniter, Usher
 
 THESIS: Final = "Elvinger, thesis, ETH Zurich 2024"
-ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile"
 
 _POLICIES: Final = Policies(
     Fifo(),

@@ -5,11 +5,10 @@ from typing import Final
 
 from sloop.api import s
 from sloop.api.policies import Age, BestFit, Edf, Fifo, Full, Last, MaxMin, Open, Policies, RoundRobin, WorkConserving
-from sloop.api.systems import System
+from sloop.api.systems import ONE_KIND, System
 from sloop_systems.fa2.policy import Ds2, Fa2, Fa2Single, Grandslam, Inferline
 
 AS_IN_FA2: Final = "as compared with in Razavi et al., FA2, RTAS 2022"
-ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile"
 
 # It plans for the arrival rate, not the completion rate, which is lower under overload.
 _POLICIES: Final = Policies(

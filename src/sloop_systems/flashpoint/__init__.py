@@ -15,11 +15,10 @@ from sloop.api.policies import (
     SpreadPlacement,
     WorkConserving,
 )
-from sloop.api.systems import System
+from sloop.api.systems import ONE_KIND, System
 from sloop_systems.flashpoint.policy import AtollRate, Flashpoint, SageMaker, TorchServe
 
 AS_COMPARED: Final = "as compared with in San Juan, Flashpoint, thesis, Waterloo 2023"
-ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile"
 
 _POLICIES: Final = Policies(
     Fifo(), WorkConserving(), FirstIdle(), Never(), Open(), SpreadPlacement(), Last(), AtollRate(), MaxMin()

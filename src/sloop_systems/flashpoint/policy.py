@@ -252,7 +252,7 @@ def _best_cuts(
 
 # Autoscalers
 
-S_PER_MINUTE = 60
+S_PER_MINUTE: Final = 60
 TOLERANCE: Final = 0.1
 """`TorchServe` changes nothing while wait over target differs from 1 by no more, as autoscaling/v2."""
 

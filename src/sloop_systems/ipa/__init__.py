@@ -4,12 +4,11 @@ from dataclasses import replace
 from typing import Final
 
 from sloop.api.policies import Age, Fifo, Full, MaxMin, Open, Policies, RoundRobin, SpreadPlacement
-from sloop.api.systems import System
+from sloop.api.systems import ONE_KIND, System
 from sloop_systems.ipa.lstm import Lstm
 from sloop_systems.ipa.policy import Ipa
 
 CHAPTER: Final = "Razavi, dissertation, TU Darmstadt 2024, chapter P3"
-ONE_KIND: Final = "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile"
 
 _POLICIES: Final = Policies(
     Fifo(), Full(patience=1.0), RoundRobin(), Age(limit=2.0), Open(), SpreadPlacement(), Lstm("ipa"), Ipa(), MaxMin()

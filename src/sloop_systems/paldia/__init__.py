@@ -16,7 +16,7 @@ from sloop.api.policies import (
     Policies,
     WorkConserving,
 )
-from sloop.api.systems import System
+from sloop.api.systems import SIMULATED, System
 from sloop_systems.paldia.policy import Hybrid, Paldia
 
 PUBLICATION: Final = "Bhasi et al., PALDIA, IPDPS 2024"
@@ -72,7 +72,7 @@ ORACLE: Final = System(
     f"{PUBLICATION}, section V: Oracle",
     replace(_SPLIT, forecast=OracleForecast(horizon_ns=s(2)), scale=Paldia(wait_limit=0)),
     ONE_KIND_AT_A_TIME,
-    ("sim",),  # no server knows the requests that will come
+    SIMULATED,
 )
 """PALDIA if it knew the next second, for what its lag costs. In a world where nodes come at once it has none."""
 

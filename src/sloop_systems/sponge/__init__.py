@@ -3,7 +3,7 @@
 from typing import Final
 
 from sloop.api.policies import Age, BestFit, Edf, FirstIdle, Last, MaxMin, Open, Policies, WorkConserving
-from sloop.api.systems import System
+from sloop.api.systems import ONE_KIND, System
 from sloop_systems.sponge.policy import Sponge
 
 SPONGE: Final = System(
@@ -13,5 +13,5 @@ SPONGE: Final = System(
     Policies(
         Edf(), WorkConserving(), FirstIdle(), Age(limit=1.0), Open(), BestFit(), Last(), Sponge(margin=0.9), MaxMin()
     ),
-    "keeps to one kind of hardware: `hardware`, or the first on which every stage has a profile",
+    ONE_KIND,
 )
