@@ -33,6 +33,7 @@ from sloop_systems.colocation.experiments.scene import (
 )
 from sloop_systems.colocation.milp import WORKER_MODES, most_goodput
 from sloop_systems.colocation.published import IGNITER_V100, V100_ROWS
+from sloop_systems.comparison.harness import UNSEEN
 
 Policy = Literal[
     "usher", "usher-wao", "ao-milp", "ao-milp, large batches", "wsm-milp", "igniter", "harbor", "harbor, unmeasured"
@@ -138,15 +139,12 @@ MORE: Final = (
 
 
 DRAWN_SLOWER: Final = (1.0, 1.3)
-UNSEEN: Final = 0x3ADFA0
-"""The first seed, and the number of the first of the drawn cells: the first digits of the hash of the commit that froze
-`harbor`'s parameters for this comparison (docs/ours.md)."""
 
 
 def drawn(number: int) -> Cell:
     """A cell at random: two to six models of Table A.1 with rates of their own, on one to eight GPUs that are loaded to
     40 to 130 % if every model has batches of 8 and half of its deadline suffices for them. Clients achieve what they
-    aim at."""
+    aim at. Numbers count from the first seed that nothing was chosen with."""
     random = Random(f"cell {UNSEEN + number}")
     slo_ms = random.choice((100.0, 150.0, 200.0, 300.0, 400.0, 600.0))
     by_latency = {name: {row.batch: row.latency_ms for row in rows} for name, rows in V100_ROWS.items()}
