@@ -8,7 +8,7 @@ import pytest
 from sloop.actions import Action, End, StartBatch, StartReplica
 from sloop.app.graph import Each
 from sloop.core.graph_estimates import CERTAIN_AFTER
-from sloop.core.state import Queue
+from sloop.core.queue import Queue
 from sloop.events import WOKE, BatchFailed, Cancelled, ReplicaLost, ReplicaReady
 from sloop.policies.drop import PredictiveDrop
 from sloop.units import ms

@@ -8,9 +8,14 @@ from msgspec import structs
 from sloop.actions import StartBatch
 from sloop.app.application import Application
 from sloop.app.graph import Each, When
+from sloop.core.application import ApplicationState
 from sloop.core.ledger import Ledger
 from sloop.core.monitor import Monitor
-from sloop.core.state import ApplicationState, BatchLimits, Queue, Replica, RunningBatch, StageState, State
+from sloop.core.queue import Queue
+from sloop.core.rates import BatchLimits
+from sloop.core.replica import Replica, RunningBatch
+from sloop.core.stage import StageState
+from sloop.core.state import State
 from sloop.events import Finished
 from sloop.policies.order import Edf, Fifo
 from sloop.units import FOREVER_NS, ms, s

@@ -27,10 +27,14 @@ from sloop.actions import Action, Assigned, End, StartBatch, VersionState
 from sloop.app.application import Application, Stage, SystemChoice, Variant
 from sloop.app.scenario import TopologyTruth
 from sloop.core import ApplicationParts, Core
+from sloop.core.application import ApplicationState
 from sloop.core.control import PlanProgress
 from sloop.core.ledger import millicores
 from sloop.core.protocols import CoreInterface, Policies, TakeAll, Together
-from sloop.core.state import ApplicationState, DeviceKey, Replica, StageState, State
+from sloop.core.rates import DeviceKey
+from sloop.core.replica import Replica
+from sloop.core.stage import StageState
+from sloop.core.state import State
 from sloop.core.views import ClusterView, PlanInput, SharedDeviceView
 from sloop.events import WOKE, BatchFailed, Cancelled, Deployed, Event, Finished, Promoted, Removed, Woke
 from sloop.policies.admit import Bounded, Open, PredictiveAdmit

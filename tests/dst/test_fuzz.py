@@ -26,7 +26,7 @@ from sloop.actions import (
     StartReplica,
 )
 from sloop.core.control import ControlledApplication, ControlPath, PlanProgress
-from sloop.core.state import StageState
+from sloop.core.stage import StageState
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
 from sloop.runlog import MemoryLog

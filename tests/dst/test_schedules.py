@@ -15,8 +15,11 @@ from sloop.core.control import ControlPath
 from sloop.core.dispatch import DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.nodes import NodePool
+from sloop.core.queue import Queue
+from sloop.core.replica import LayerPipeline, ReplicaPool
 from sloop.core.rollout import Rollouts
-from sloop.core.state import LayerPipeline, Queue, ReplicaPool, StageState, State
+from sloop.core.stage import StageState
+from sloop.core.state import State
 from sloop.core.weights import WeightRegistry
 from sloop.policies.admit import Bounded
 from sloop.sim.checkers import Checkers, Violation

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sloop.core.state import Queue
+from sloop.core.queue import Queue
 from sloop.policies.order import Edf, Fifo
 from sloop.vocabulary import Request, RequestId, Visit
 

@@ -10,7 +10,8 @@ import pytest
 
 from sloop.actions import Action, End, StartBatch
 from sloop.core.dispatch import DataPath
-from sloop.core.state import Queue, StageState
+from sloop.core.queue import Queue
+from sloop.core.stage import StageState
 from sloop.events import BatchFailed
 from sloop.runlog import Record
 from sloop.sim import Violation, World, simulate

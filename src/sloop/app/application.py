@@ -78,7 +78,7 @@ class Stage:
     inputs: tuple[InputSource, ...] = ()
     response_timeout_s: float = 0.0
     """After how many seconds a batch that has not finished is given up, with its replica; 0: the default, which follows
-    from the believed duration and the deadline (`core.state.StageState.give_up_ns`)."""
+    from the believed duration and the deadline (`core.stage.StageState.give_up_ns`)."""
 
     def variant(self, name: str) -> Variant:
         """The variant called `name`. KeyError if there is none."""

@@ -14,13 +14,16 @@ from typing import Any, cast
 
 from sloop.actions import Action, Assigned, End, Rollout, VersionState
 from sloop.app.graph import declared_name
+from sloop.core.application import ApplicationParts, ApplicationState, Beliefs
 from sloop.core.control import ControlledApplication, ControlPath
 from sloop.core.dispatch import SHUTDOWN_RETRY_NS, DataPath
 from sloop.core.ledger import Ledger
 from sloop.core.planner import Planner
 from sloop.core.protocols import ServiceGap
+from sloop.core.replica import Replica
 from sloop.core.rollout import Rollouts, Version
-from sloop.core.state import ApplicationParts, ApplicationState, Beliefs, Replica, StageState, State
+from sloop.core.stage import StageState
+from sloop.core.state import State
 from sloop.core.views import PlanInput, StageView
 from sloop.events import (
     BatchFailed,

@@ -25,6 +25,7 @@ from sloop.actions import (
     StartReplica,
     StopReplica,
 )
+from sloop.core.application import BUCKET_NS_MAX, ApplicationState
 from sloop.core.difference import Attachments, Difference, Resizes, diff, fullest_nodes_first, oldest_first
 from sloop.core.dispatch import stops_of
 from sloop.core.ledger import MILLI, Reservation, millicores, what_is_scarce, why_impossible, why_unfit
@@ -39,7 +40,9 @@ from sloop.core.pipeline import (
 )
 from sloop.core.planner import Planner, cores_by_hardware, plans_beside
 from sloop.core.provision import expected_starts_ns, first_weights_bytes, note_files, start_together
-from sloop.core.state import BUCKET_NS_MAX, RESTART_NS_MAX, STALL_NS_MIN, ApplicationState, Replica, StageState, State
+from sloop.core.replica import STALL_NS_MIN, Replica
+from sloop.core.stage import RESTART_NS_MAX, StageState
+from sloop.core.state import State
 from sloop.core.views import ApplicationView, Belief, CoreDemand, PlanInput, Site, StageView, Traffic
 from sloop.events import (
     BatchLost,

@@ -21,17 +21,11 @@ from msgspec import structs
 
 from sloop.actions import Action, End, StartBatch, StopReplica
 from sloop.app.progress import Entered, RequestProgress
+from sloop.core.application import ApplicationState
 from sloop.core.protocols import Policies
-from sloop.core.state import (
-    ApplicationState,
-    DeviceKey,
-    DeviceLoad,
-    LoadedBatch,
-    Replica,
-    RunningBatch,
-    SlowedCosts,
-    StageState,
-)
+from sloop.core.rates import DeviceKey, DeviceLoad, LoadedBatch, SlowedCosts
+from sloop.core.replica import Replica, RunningBatch
+from sloop.core.stage import StageState
 from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.events import BatchFailed, BatchLost, Cancelled, Finished
 from sloop.profile.interference import NO_SLOWDOWN

@@ -24,7 +24,8 @@ from dataclasses import replace
 from sloop.actions import Action, Decided
 from sloop.core.difference import Difference
 from sloop.core.dispatch import stops_of
-from sloop.core.state import LayerPipeline, Replica, State
+from sloop.core.replica import LayerPipeline, Replica
+from sloop.core.state import State
 from sloop.core.views import CompletionInput
 from sloop.text import listed
 from sloop.vocabulary import ALONE, Life, ModelWeights, NodeState, ReplicaId, Slot

@@ -16,7 +16,9 @@ from sloop.actions import Action, Decided, StartReplica, Transfer
 from sloop.core.ledger import Reservation
 from sloop.core.pipeline import layers_of
 from sloop.core.protocols import Provision
-from sloop.core.state import LayerPipeline, Replica, StageState, State
+from sloop.core.replica import LayerPipeline, Replica
+from sloop.core.stage import StageState
+from sloop.core.state import State
 from sloop.core.views import Belief, BeliefKey, ProvisionInput, ReplicaStart, Site, StartCosts, Traffic, WeightChain
 from sloop.units import NS_PER_S, s
 from sloop.vocabulary import Form, ModelWeights, Part, PipelineId, ReplicaId, ReplicaSpec, TransferId

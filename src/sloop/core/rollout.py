@@ -13,8 +13,8 @@ from math import fsum, sqrt
 from msgspec import structs
 
 from sloop.actions import Action, Decided, End, Rollout, VersionState
+from sloop.core.application import ApplicationState
 from sloop.core.control import ControlledApplication, ControlPath, own_traffic
-from sloop.core.state import ApplicationState
 from sloop.core.views import Bucket, Traffic
 from sloop.text import counted
 from sloop.units import NS_PER_S, ROUNDING, s

@@ -1,0 +1,176 @@
+"""One version of an application while it runs, and what a core is given of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from sloop.app.graph import Graph
+from sloop.app.progress import RequestProgress
+from sloop.core.graph_estimates import EdgeHistory, VisitRates, remaining_times
+from sloop.core.monitor import Monitor
+from sloop.core.protocols import Policies, ServiceGap
+from sloop.core.replica import Replica
+from sloop.core.stage import StageState
+from sloop.core.views import Belief, BeliefKey, StageView, StartCosts
+from sloop.units import NS_PER_S
+from sloop.vocabulary import ReplicaId, Request, RequestId, version_key
+
+Beliefs = Mapping[tuple[str, str, str], Belief]
+"""The latency estimate of each stage, variant and kind of hardware."""
+
+BUCKET_NS_MAX = NS_PER_S
+"""The longest monitoring bucket: one second; a shorter planning period makes it shorter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationParts:
+    """What a core needs of one version of an application. Its policies and beliefs are fresh.
+
+    It is not the `Application`, which also holds model files, traces and prices and needs imports that the core must
+    not have.
+    """
+
+    graph: Graph
+    beliefs: Beliefs
+    policies: Policies
+    name: str = ""
+    version: str = "1"
+    weight: float = 1.0
+    """Its weight when the cluster has too few cores (`Divide`)."""
+    rest_after_ns: int = 0
+    """After how long without a request it gives up its replicas; 0: never."""
+    wake_ns: int = 0
+    """How long a request waits, whatever its deadline, while the first replicas start, also after a rest; 0: no longer
+    than its deadline and the drop policy allow."""
+    response_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
+    """The response timeouts that stages declare; the others have the default (`StageState.response_timeout_ns`)."""
+    starts: Mapping[tuple[str, str, str], StartCosts] = field(default_factory=dict)
+    """What a start of each stage, variant and kind of hardware consists of, for provision policies."""
+
+    @property
+    def key(self) -> str:
+        """Unique among all versions of all applications."""
+        return version_key(self.name, self.version)
+
+
+class ApplicationState:
+    """One version of an application while it runs. Fields that an application of one stage does not need are None, so
+    that its requests do not pay for them."""
+
+    def __init__(self, parts: ApplicationParts, replicas: dict[ReplicaId, Replica], now_ns: int = 0) -> None:
+        graph, policies = parts.graph, parts.policies
+        bucket_ns = min(policies.scale.period_ns, BUCKET_NS_MAX)
+        by_stage: dict[str, dict[BeliefKey, Belief]] = {name: {} for name in graph.stages}
+        for (name, variant, hardware), belief in parts.beliefs.items():
+            by_stage[name][variant, hardware] = belief
+        stages = [
+            StageState(name, stage.after, by_stage[name], policies.order, Monitor(bucket_ns, now_ns))
+            for name, stage in graph.stages.items()
+        ]
+        for stage in stages:
+            stage.application = self
+            stage.runs_for_parts = bool(graph.scopes[stage.name])
+            stage.response_timeout_ns = parts.response_timeouts_ns.get(stage.name, 0)
+        is_graph = len(stages) > 1
+        self.parts = parts
+        self.key = parts.key
+        self.graph = graph
+        self.stages = {stage.name: stage for stage in stages}
+        self.all_stages = tuple(stages)
+        self.entries = tuple(self.stages[name] for name in graph.entries)
+        self.replicas = replicas
+        """Of all applications."""
+        self.open_requests: dict[RequestId, RequestProgress] | None = {} if is_graph else None
+        """Requests on their way through several stages. None for one stage, where a request makes only one visit."""
+        self.ingress = Monitor(bucket_ns, now_ns) if is_graph else stages[0].monitor
+        """Arrivals at the application. With several stages, all open requests count as waiting."""
+        self.visit_rates = VisitRates(graph) if is_graph and not (graph.is_plain and not graph.declared_paths) else None
+        """None if every request visits every stage once."""
+        self.edge_history = EdgeHistory(graph) if is_graph and not (graph.is_plain or graph.declared_paths) else None
+        """None if every request visits every stage once, or only along declared paths."""
+        self.refuses = ""
+        """Why new requests are rejected; empty if they are admitted. Set by `refuse`."""
+        self.is_waking = parts.wake_ns > 0
+        """Whether requests that arrive may wait for `wake_ns`: its first replicas, or those after a rest, are not ready
+        yet. Set by `set_waking`."""
+        self.is_special = self.is_waking
+        """Whether arrivals are refused or may wait for a start: the one thing that others look at."""
+        self.has_been_awake = not self.is_waking
+        """Whether its first replicas have been ready, perhaps before a rest."""
+        self.woken: dict[RequestId, int] = {}
+        """Open requests that arrived while it was waking, and until when (ns) each may wait for a start."""
+        self.expected_ns = 0
+        """The latest instant (ns) at which a client of such a request was told to come back."""
+        for stage in stages:
+            stage.choose_finish()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        if self.open_requests:
+            return False
+        return all(not stage.queue.visits and not stage.monitor.running for stage in self.all_stages)
+
+    def refuse(self, why: str) -> None:
+        """Reject new requests from now on; admit them if `why` is empty."""
+        self.refuses = why
+        self.is_special = bool(why) or self.is_waking
+
+    def set_waking(self, is_waking: bool) -> None:
+        """From now on, requests that arrive may wait for a start, or not."""
+        self.is_waking = is_waking
+        self.is_special = bool(self.refuses) or is_waking
+
+    def wait_for_start(self, request: Request) -> Request:
+        """A request arrives while `is_waking`; returns it with the deadline until which it may wait. It is served late
+        if its own deadline has passed."""
+        until_ns = max(request.deadline_ns, request.arrived_ns + self.parts.wake_ns)
+        self.woken[request.id] = until_ns
+        for stage in self.all_stages:
+            stage.finishes_each = True
+        return structs.replace(request, deadline_ns=until_ns)
+
+    def forget_woken(self, request: RequestId) -> None:
+        """A request has ended; the last one of those that waited for a start makes the others cheap again."""
+        if self.woken.pop(request, None) is not None and not self.woken:
+            for stage in self.all_stages:
+                stage.choose_finish()
+
+    def longest_gap(self, now_ns: int) -> ServiceGap:
+        """Why not all of its stages serve, of the stage that is expected to take longest."""
+        gaps = [gap for stage in self.all_stages if (gap := stage.service_gap(now_ns)) is not None]
+        return max(gaps, key=lambda gap: gap.wait_ns, default=ServiceGap("it starts", is_known=False, wait_ns=NS_PER_S))
+
+    def visits(self) -> Mapping[str, float]:
+        """Estimated mean number of visits of a request to each stage."""
+        return self.visit_rates.visits() if self.visit_rates is not None else dict.fromkeys(self.stages, 1.0)
+
+    def stage_views(self) -> tuple[StageView, ...]:
+        """The stages as scaling policies see them."""
+        visits, slo_ns = self.visits(), self.graph.slo_ns
+        return tuple([stage.view(slo_ns, visits[stage.name]) for stage in self.all_stages])
+
+    def roll(self, now_ns: int) -> None:
+        """Close the monitoring buckets that have ended, and recompute the estimates."""
+        for stage in self.all_stages:
+            stage.monitor.roll(now_ns)
+            stage.refresh()
+        if self.open_requests is not None:
+            self.ingress.roll(now_ns)
+            self.update_remaining_times()
+        if self.visit_rates is not None:
+            self.visit_rates.age(now_ns)
+
+    def update_remaining_times(self) -> None:
+        """Recompute each stage's lower bound of the time to the answer."""
+        least_ns = {name: stage.pool.least_ns() for name, stage in self.stages.items()}
+        for name, remaining_ns in remaining_times(self.graph, least_ns, self.edge_history).items():
+            times = self.stages[name].times
+            times.remaining_ns, times.remaining_full_ns = remaining_ns
+
+    def refresh(self, stage: StageState) -> None:
+        """Recompute the estimates after a change of the stage's replicas."""
+        stage.refresh()
+        if self.open_requests is not None:
+            self.update_remaining_times()

@@ -1,0 +1,96 @@
+"""The waiting visits of a stage."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from sloop.core.protocols import Order
+from sloop.units import FOREVER_NS
+from sloop.vocabulary import RequestId, Visit
+
+FIRST_KEY = -(1 << 63)
+"""The key of visits that are tried again: before all others, as they were when their first batch began."""
+
+
+class Queue:
+    """Waiting visits, sorted by the order policy's key. Visits with equal keys stay in order of arrival.
+
+    Two parallel lists with bisection, not a heap: deadlines and arrivals come nearly sorted, so an insertion lands near
+    the end and moves few pointers, and policies can read `visits` as a sorted list. `visits` is never replaced by
+    another list object, because the data path keeps a reference to it.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._key = order.key
+        self._keys: list[int] = []
+        self.visits: list[Visit] = []
+        self.sweep_ns = FOREVER_NS
+        """When to search for passed deadlines next; `FOREVER_NS` if the queue is empty."""
+        self._groups = 0
+
+    def push(self, now_ns: int, visit: Visit) -> None:
+        """Insert a visit at its place."""
+        deadline_ns = visit.deadline_ns
+        if deadline_ns < self.sweep_ns:
+            self.sweep_ns = (deadline_ns if deadline_ns > now_ns else now_ns) + 1
+        key = self._key(visit)
+        keys = self._keys
+        if not keys or key >= keys[-1]:
+            keys.append(key)
+            self.visits.append(visit)
+            return
+        at = bisect_right(keys, key)
+        keys.insert(at, key)
+        self.visits.insert(at, visit)
+
+    def push_again(self, now_ns: int, visits: Sequence[Visit]) -> None:
+        """Insert visits that are tried again, in a batch of their own: before all that have not been tried, and behind
+        those that wait for another try already."""
+        self._groups += 1
+        for visit in visits:
+            visit.group = self._groups
+            if visit.deadline_ns < self.sweep_ns:
+                self.sweep_ns = max(visit.deadline_ns, now_ns) + 1
+        at = bisect_right(self._keys, FIRST_KEY)
+        self._keys[at:at] = [FIRST_KEY] * len(visits)
+        self.visits[at:at] = visits
+
+    def set_apart(self, visit: Visit) -> None:
+        """A visit is to run in a batch of its own."""
+        self._groups += 1
+        visit.group = self._groups
+
+    def group_size(self, most: int) -> int:
+        """How many visits at the head belong to the group of the first one, at most `most`."""
+        visits = self.visits
+        group = visits[0].group
+        return next((at for at, visit in enumerate(visits[:most]) if visit.group != group), min(most, len(visits)))
+
+    def take(self, count: int) -> list[Visit]:
+        """Remove and return the first `count` ≥ 1 visits, or all if there are fewer. The queue must not be empty."""
+        if count == 1:
+            del self._keys[0]
+            taken = [self.visits.pop(0)]
+        else:
+            taken = self.visits[:count]
+            del self.visits[:count]
+            del self._keys[:count]
+        if not self.visits:
+            self.sweep_ns = FOREVER_NS
+        return taken
+
+    def remove(self, indices: Sequence[int]) -> None:
+        """Remove the visits at these ascending indices, in one pass: one request may have a thousand parts."""
+        if not indices:
+            return
+        first, end, removed = indices[0], indices[-1] + 1, set(indices)
+        stay = [index for index in range(first, end) if index not in removed]
+        self.visits[first:end] = [self.visits[index] for index in stay]
+        self._keys[first:end] = [self._keys[index] for index in stay]
+        if not self.visits:
+            self.sweep_ns = FOREVER_NS
+
+    def remove_request(self, request: RequestId) -> int:
+        """Remove every visit of a request; returns how many there were."""
+        found = [index for index, visit in enumerate(self.visits) if visit.request.id == request]
+        self.remove(found)
+        return len(found)

@@ -1,0 +1,424 @@
+"""A stage's replicas: each from the order to start it until it is gone, and which of them are idle."""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct, structs
+
+from sloop.core.graph_estimates import LeastTimes
+from sloop.core.ledger import millicores
+from sloop.core.rates import BatchLimits, DeviceKey, DeviceLoad, RateKey, ServiceRate
+from sloop.core.views import Belief, BeliefKey, ReplicaView
+from sloop.units import NS_PER_S, s
+from sloop.vocabulary import (
+    ALONE,
+    BatchId,
+    Form,
+    Life,
+    Part,
+    PipelineId,
+    ReplicaId,
+    ReplicaSpec,
+    RequestId,
+    Shadow,
+    Slot,
+    TransferId,
+    Visit,
+)
+
+if TYPE_CHECKING:
+    from sloop.core.stage import StageState
+
+STALL_FACTOR = 20
+STALL_NS_MIN = s(1)
+"""A batch that has run for 20 times its believed duration, and for at least a second, is stalled: those of its requests
+that the drop policy finds hopeless do not wait for it any longer. The belief is about the slowest of a hundred batches
+and may be wrong by a factor of a few, and a machine may stand still for some hundred milliseconds."""
+
+
+class RunningBatch(Struct, frozen=True, gc=False):
+    """A batch in service, with the slot and the form that its replica had when the batch began."""
+
+    id: BatchId
+    visits: list[Visit]
+    started_ns: int
+    rate: ServiceRate
+    """Whose belief learns from it."""
+    millicores: int
+    costs_ns: Sequence[int]
+    """Believed durations by size of a batch, with nothing beside it."""
+    ended: frozenset[RequestId] = frozenset()
+    """Requests that have ended although the batch still runs; only in an application of one stage."""
+    load: DeviceLoad | None = None
+    """What runs on its device, if the belief says how replicas share it."""
+
+    @property
+    def cost_ns(self) -> int:
+        """Its believed duration."""
+        alone_ns = self.costs_ns[len(self.visits)]
+        return alone_ns if self.load is None else round(alone_ns * self.load.slowdown(self.id))
+
+    @property
+    def stalled_ns(self) -> int:
+        """When it counts as stalled if it has not finished."""
+        return self.started_ns + max(STALL_NS_MIN, STALL_FACTOR * self.cost_ns)
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has visits of."""
+        return len({visit.request.id for visit in self.visits})
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is the second try, alone, of a request whose first replica was lost while it ran: if this replica
+        is lost as well, the request is the cause."""
+        return self.visits[0].attempts > 0 and self.requests == 1
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A replica from the order to start it until it has stopped or is lost."""
+
+    id: ReplicaId
+    spec: ReplicaSpec
+    """What the plan asked for; the cores may have changed since."""
+    stage: "StageState"
+    since_ns: int
+    """When it entered its state."""
+    node: str
+    device: str | None = None
+    life: Life = Life.STARTING
+    service_rate: ServiceRate = field(init=False)
+    slot: Slot = field(init=False)
+    """The slot in effect."""
+    millicores: int = field(init=False)
+    device_key: DeviceKey = field(init=False)
+    """Where its batches run."""
+    target_cores: float = field(init=False)
+    """Cores last ordered; differs from those of `slot` during a resize."""
+    resizing: int = 0
+    """Resizes that are ordered and not yet in effect. While there are any, the largest core count ordered stays
+    reserved."""
+    batches: int = 0
+    """Batches it has been sent so far."""
+    form: Form = ALONE
+    """In effect."""
+    shadow: Shadow | None = None
+    """The shadow that serves with it, or is being loaded for that."""
+    shadow_number: int = -1
+    """Of the shadow that was last ordered."""
+    is_parting: bool = False
+    """Whether its shadow was told to stop. It keeps its reservation until it has."""
+    is_provided: bool = False
+    """Whether a provision policy has placed it, so that the core knows of its weights."""
+    transfer: TransferId | None = None
+    """The transfer for which its start waits, or has waited; of a part, later the one that brings the other layers."""
+    part: Part | None = None
+    """The layers that it has, if it has not all."""
+    pipeline: "LayerPipeline | None" = None
+    """In which it serves, or will."""
+    completes: bool = False
+    """Whether it gets the other layers; only if it has started as a part."""
+
+    def __post_init__(self) -> None:
+        self.slot = self.spec.slot
+        self.target_cores = self.slot.cores
+        self.device_key = (self.node, self.device or "")
+        self.service_rate = self.stage.pool.service_rate(self.spec.variant, self.slot, where=self.device_key)
+        self.millicores = self.service_rate.millicores
+
+    @property
+    def batch(self) -> RunningBatch | None:
+        """The batch that it runs."""
+        return self.stage.pool.running.get(self.id)
+
+    @property
+    def cores(self) -> float:
+        """Cores in effect."""
+        return self.slot.cores
+
+    @property
+    def weight(self) -> float:
+        """See `ServiceRate`."""
+        return self.service_rate.weight
+
+    @property
+    def alone_ns(self) -> int:
+        """Believed duration of a batch of one."""
+        return self.service_rate.costs_ns[1]
+
+    @property
+    def batch_max(self) -> int:
+        """The largest batch that it gets."""
+        return self.service_rate.batch_max
+
+    @property
+    def will_free_cores(self) -> bool:
+        """Whether it, or its shadow, stops or shrinks, so that other replicas soon have room."""
+        is_shrinking = self.resizing > 0 and self.target_cores < self.slot.cores
+        return self.life is Life.DRAINING or is_shrinking or self.is_parting
+
+    def order_cores(self, cores: float) -> None:
+        """A resize is ordered."""
+        self.target_cores = cores
+        self.resizing += 1
+        self.stage.pool.note_change(self)
+
+    def view(self) -> ReplicaView:
+        """The replica as policies see it, with the cores and the shadow last ordered."""
+        spec, batch = self.spec, self.batch
+        if spec.slot.cores != self.target_cores:
+            spec = spec.with_cores(self.target_cores)
+        if self.shadow is not None:
+            spec = structs.replace(spec, shadow=self.shadow)
+        running = len(batch.visits) if batch else 0
+        return ReplicaView(self.id, spec, self.life, self.since_ns, running, self.node, self.device, self.form)
+
+
+@dataclass(slots=True, eq=False)
+class LayerPipeline:
+    """Replicas that start as parts of one model and serve together until each of them has all layers."""
+
+    id: PipelineId
+    bounds: tuple[int, ...]
+    """See `Part`."""
+    members: dict[ReplicaId, Replica] = field(default_factory=dict)
+    """In the order of their parts."""
+    started: dict[ReplicaId, None] = field(default_factory=dict)
+    """Those that have their parts."""
+    completed_ns: int = -1
+    """When the last of them got all layers; -1 before. Batches that began until then run in the pipeline."""
+    is_stopping: bool = False
+    """Whether its members were told to stop."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all have their parts, so that they serve."""
+        return len(self.started) == len(self.members)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have all layers."""
+        return all(member.part is None for member in self.members.values())
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether any member runs a batch."""
+        return any(member.batch is not None for member in self.members.values())
+
+    @property
+    def runs_batches(self) -> bool:
+        """Whether a batch is in the pipeline that began before it was complete."""
+        batches = [member.batch for member in self.members.values()]
+        return any(batch is not None and not 0 <= self.completed_ns < batch.started_ns for batch in batches)
+
+
+_ID_OF = attrgetter("id")
+"""A key for bisection that costs no call of a Python function."""
+
+
+class ReplicaPool:
+    """The replicas of one stage, which of them are idle, and how much they can serve together.
+
+    Every replica is counted in its `ServiceRate` under its state; `idle` holds exactly the ready replicas without a
+    batch. Views of replicas are kept, so that a control tick costs nothing for those that have not changed.
+    """
+
+    NOT_IN_SNAPSHOT: ClassVar = ("_changed", "_views", "_all_views", "_seen_running", "_seen_batch")
+
+    def __init__(self, beliefs: Mapping[BeliefKey, Belief], limits: BatchLimits) -> None:
+        self._beliefs = beliefs
+        self._limits = limits
+        self._rates: dict[RateKey, ServiceRate] = {}
+        self.replicas: dict[ReplicaId, Replica] = {}
+        self.running: dict[ReplicaId, RunningBatch] = {}
+        """The batches that run, by replica, in the order in which they began."""
+        self.idle: deque[Replica] = deque()
+        """Sorted by id, so that route policies choose from the same sequence whatever the order of events."""
+        self.last = ReplicaId(-1)
+        """The replica the route policy chose last."""
+        self.restored()
+
+    def restored(self) -> None:
+        """Set what a snapshot does not have: all about views."""
+        self._changed: dict[ReplicaId, None] = dict.fromkeys(self.replicas)
+        """Replicas that have changed since their view was made, in another way than by their batch."""
+        self._views: dict[ReplicaId, ReplicaView] = {}
+        """Without draining replicas; out of date for those that have changed."""
+        self._all_views: tuple[ReplicaView, ...] = ()
+        self._seen_running: dict[ReplicaId, RunningBatch] = {}
+        """The batches that ran when the views were made."""
+        self._seen_batch = BatchId(-1)
+        """The last of them to begin."""
+
+    @property
+    def rates(self) -> Iterable[ServiceRate]:
+        """The speeds of all replicas, one for each variant, slot and form."""
+        return self._rates.values()
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a replica starts, drains or is being resized, or a shadow stops, so that room or capacity may soon
+        grow."""
+        return any(r.life is not Life.READY or r.resizing or r.is_parting for r in self.replicas.values())
+
+    def add(self, replica: Replica) -> None:
+        """Add a replica whose start was ordered."""
+        self.replicas[replica.id] = replica
+        self._changed[replica.id] = None
+        replica.service_rate.count(replica, 1)
+
+    def set_life(self, replica: Replica, life: Life) -> None:
+        """Move a replica to another state."""
+        replica.service_rate.count(replica, -1)
+        replica.life = life
+        replica.service_rate.count(replica, 1)
+        self._changed[replica.id] = None
+
+    def set_cores(self, replica: Replica, cores: float) -> None:
+        """Move a replica to another number of cores."""
+        self._set_rate(replica, structs.replace(replica.slot, cores=cores), replica.form)
+
+    def set_form(self, replica: Replica, form: Form) -> None:
+        """Move a replica to another form."""
+        self._set_rate(replica, replica.slot, form)
+        self._changed[replica.id] = None
+
+    def _set_rate(self, replica: Replica, slot: Slot, form: Form) -> None:
+        replica.service_rate.count(replica, -1)
+        replica.slot, replica.form = slot, form
+        replica.service_rate = self.service_rate(replica.spec.variant, slot, form, replica.device_key)
+        replica.service_rate.count(replica, 1)
+        replica.millicores = replica.service_rate.millicores
+
+    def remove(self, replica: Replica) -> None:
+        """Remove a replica that has stopped or is lost."""
+        if replica.life is Life.READY and replica.batch is None:
+            self.remove_idle(replica)
+        del self.replicas[replica.id]
+        replica.service_rate.count(replica, -1)
+        self._changed[replica.id] = None
+
+    def put_back(self, id: ReplicaId, batch: RunningBatch) -> None:
+        """A batch was taken out of `running` by mistake: it runs on."""
+        self.running[id] = batch
+        self.running = dict(sorted(self.running.items(), key=lambda each: each[1].id))
+
+    def note_change(self, replica: Replica) -> None:
+        """A replica has changed in what its view shows."""
+        self._changed[replica.id] = None
+
+    def views(self) -> tuple[ReplicaView, ...]:
+        """All replicas but the draining ones as policies see them, in the order in which they were started. The view of
+        a replica that has not changed is the same object as before, and so is the tuple if none has."""
+        changed, views, is_new = self._changed, self._views, False
+        before, running = self._seen_running, self.running
+        if before or running:
+            changed.update(dict.fromkeys(before.keys() - running.keys()))
+            for id, batch in reversed(running.items()):  # the newest first
+                if batch.id <= self._seen_batch:
+                    break
+                changed[id] = None
+            self._seen_running = running.copy()
+            if running:
+                self._seen_batch = next(reversed(running.values())).id
+        for id in changed:
+            replica = self.replicas.get(id)
+            if replica is None or replica.life is Life.DRAINING:
+                is_new |= views.pop(id, None) is not None
+            elif (view := replica.view()) != views.get(id):
+                views[id], is_new = view, True
+        changed.clear()
+        if is_new:
+            self._all_views = tuple(views.values())
+        return self._all_views
+
+    def add_idle(self, replica: Replica) -> None:
+        """Add a ready replica without a batch to `idle`."""
+        idle, id = self.idle, replica.id
+        if not idle or id < idle[0].id:
+            idle.appendleft(replica)
+        elif id > idle[-1].id:
+            idle.append(replica)
+        else:
+            idle.insert(bisect_left(idle, id, key=_ID_OF), replica)
+
+    def remove_idle(self, replica: Replica) -> None:
+        """Remove a ready replica without a batch from `idle`, because it must not get another batch."""
+        at = bisect_left(self.idle, replica.id, key=_ID_OF)
+        assert self.idle[at] is replica, f"replica {replica.id} is not idle"
+        del self.idle[at]
+
+    def service_rate(self, variant: str, slot: Slot, form: Form = ALONE, where: DeviceKey | None = None) -> ServiceRate:
+        """The `ServiceRate` that all replicas of a variant on equal slots in the same form share; those on the device
+        `where` have one of their own if the plan says another limit or rate for them."""
+        placed = self._limits.placed
+        place = where if placed and (variant, slot, form) in placed else None
+        found = self._rates.get((variant, slot, form, place))
+        if found is None:
+            self._rates = {key: rate for key, rate in self._rates.items() if rate.replicas}
+            belief = self._beliefs[variant, slot.hardware]
+            belief = belief if form is ALONE else belief.of(form)
+            used = millicores(slot.cores) + (millicores(form.shadow.cores) if form.shadow is not None else 0)
+            found = ServiceRate(belief, slot, form, used, place, belief.shares(slot))
+            self._rates[variant, slot, form, place] = found
+            found.refresh(self._limits)
+        return found
+
+    def regroup(self) -> None:
+        """The plan says for other replicas than before what depends on their device."""
+        for replica in self.replicas.values():
+            self._set_rate(replica, replica.slot, replica.form)
+
+    def refresh(self) -> tuple[float, float]:
+        """Reread all costs from the beliefs. Returns the believed capacity in full batches, in visits per nanosecond,
+        of the ready replicas and of the starting replicas."""
+        ready, starting, limits = 0.0, 0.0, self._limits
+        for rate in self._rates.values():
+            rate.refresh(limits)
+            if rate.is_shared:
+                ready += rate.capacity(Life.READY)
+                starting += rate.capacity(Life.STARTING)
+            elif rate.batch_max:
+                per_ns = rate.batch_max / rate.costs_ns[rate.batch_max]
+                ready += rate.ready * per_ns
+                starting += rate.starting * per_ns
+        if len({rate.slot.hardware for rate in self._rates.values() if rate.replicas}) > 1:
+            alone_ns, full_ns = self.least_ns()
+            for rate in self._rates.values():
+                rate.least_alone_ns = min(rate.least_alone_ns, alone_ns)
+                rate.least_full_ns = min(rate.least_full_ns, full_ns)
+        return ready, starting
+
+    def least_ns(self) -> LeastTimes:
+        """Believed durations of a batch of one and of a full batch, each on the fastest ready replica; on the fastest
+        starting replica if none is ready, and 0 without any replica."""
+        rates = [rate for rate in self._rates.values() if rate.ready]
+        rates = rates or [rate for rate in self._rates.values() if rate.starting]
+        alone_ns = min((rate.costs_ns[1] for rate in rates if rate.batch_max), default=0)
+        return alone_ns, min((rate.costs_ns[rate.batch_max] for rate in rates), default=0)
+
+    def rate_rps(self, spec: ReplicaSpec) -> float:
+        """Believed capacity of a replica that is alone on its device, in the largest batches that the plan allows:
+        visits per second. Where the replicas of a plan will be neighbours is not known yet."""
+        slot, form = spec.slot, ALONE if spec.shadow is None else Form(spec.shadow)
+        belief = self._beliefs[spec.variant, slot.hardware]
+        costs_ns = (belief if form is ALONE else belief.of(form)).costs_ns(slot)
+        where = None if spec.node is None else (spec.node, spec.device or "")
+        batch = min(self._limits.batch_max(spec.variant, slot, form, where), len(costs_ns) - 1)
+        return batch * NS_PER_S / costs_ns[batch]
+
+    def present_rps(self, id: ReplicaId) -> float:
+        """`rate_rps` of one replica in its present form, on its present or its ordered cores, whichever are fewer."""
+        replica = self.replicas[id]
+        if replica.form.bounds:
+            rate = replica.service_rate
+            return rate.batch_max * NS_PER_S / rate.costs_ns[rate.batch_max] if rate.batch_max else 0.0
+        spec = replica.spec.with_cores(min(replica.slot.cores, replica.target_cores))
+        if replica.form.shadow is not None:
+            spec = structs.replace(spec, shadow=replica.form.shadow)
+        return self.rate_rps(spec)

@@ -1,0 +1,249 @@
+"""One stage while it runs: its queue, its replicas, its estimates, and what its losses mean for the next start."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sloop.actions import Action
+from sloop.app.graph import declared_name
+from sloop.core.monitor import Monitor
+from sloop.core.protocols import Order, ServiceGap
+from sloop.core.queue import Queue
+from sloop.core.rates import BatchLimits
+from sloop.core.replica import STALL_FACTOR, Replica, ReplicaPool, RunningBatch
+from sloop.core.views import Belief, BeliefKey, Site, StageView, StartCosts
+from sloop.text import number
+from sloop.units import FOREVER_NS, NS_PER_S, s
+from sloop.vocabulary import Life, ModelWeights, ReplicaSpec, StagePlan
+
+if TYPE_CHECKING:
+    from sloop.core.application import ApplicationState
+
+SLOW_FACTOR = 3
+SLOW_NS_MIN = s(10)
+"""A start that takes three times as long as believed, and at least ten seconds, is one that may never end."""
+
+RESPONSE_NS_MIN = s(30)
+"""The shortest response timeout of a stage that declares none. Stopping a replica that only computes costs its requests
+and a cold start, so the default waits long enough for a model of some 25 s, whatever its profile says. Gunicorn gives
+its workers as long, TorchServe 120 s."""
+
+SILENT_NS_MIN = s(3)
+"""A replica is given up sooner if its worker has been silent for `STALL_FACTOR` times the believed duration of its
+batch, and for at least this time, although it could have spoken (`BatchSilent`)."""
+
+FOUND_OUT_MAX = 8
+"""How many replicas may be lost to requests that are found out, without a finished batch in between, before the
+losses count as the stage's own: a model that dies of every request must not start again and again without a pause."""
+
+AVOIDED_NS = s(300)
+"""For how long other nodes are preferred to one on which a replica was lost before it could serve. Its disk may be
+full, or something may be missing there, and a start elsewhere succeeds."""
+
+RESTART_NS_MAX = s(30)
+"""The longest delay before a lost replica is replaced: at once first, then after 1, 2, 4, … seconds. Kubernetes doubles
+from 10 s to 5 min (CrashLoopBackOff), too long for a server whose only replica answers within milliseconds."""
+
+
+@dataclass(slots=True, eq=False)
+class RestartBackoff:
+    """When a lost replica of a stage may be replaced. The delay grows while no batch finishes between the losses."""
+
+    losses: int = 0
+    """Replicas lost since a batch last finished."""
+    not_before_ns: int = 0
+    error: str = ""
+    """Why the last replica was lost."""
+    charged: int = 0
+    """Losses that count for the delay."""
+    found_out: int = 0
+    """Losses of which a single request is the cause."""
+
+    def lose(self, now_ns: int, *, is_found_out: bool = False) -> int:
+        """Count a lost replica; returns the delay of its replacement in ns. Replicas that are lost before the
+        replacement of an earlier one starts count as one loss, as when a node fails.
+
+        `is_found_out` says that a single request is the cause. Then neither this loss nor those before it count, unless
+        there were `FOUND_OUT_MAX` such losses already.
+        """
+        self.losses += 1
+        if is_found_out and self.found_out < FOUND_OUT_MAX:
+            self.found_out += 1
+            self.charged, self.not_before_ns = 0, now_ns
+            return 0
+        if self.charged and now_ns <= self.not_before_ns:
+            return self.not_before_ns - now_ns
+        wait_ns = min(RESTART_NS_MAX, s(1) << min(self.charged - 1, 5)) if self.charged else 0
+        self.charged += 1
+        self.not_before_ns = now_ns + wait_ns
+        return wait_ns
+
+    def reset(self) -> None:
+        """A batch has finished: what was lost before does not count any more."""
+        self.losses = self.charged = self.found_out = 0
+
+
+@dataclass(slots=True, eq=False)
+class TimeEstimates:
+    """A stage's time estimates for admission and drop policies, updated at every control tick."""
+
+    startup_ns: int = 0
+    """Time until the first replica is ready; 0 if a replica is ready."""
+    visit_ns: int = 0
+    """Time that each waiting visit adds to the drain time of the queue; 0 if unknown."""
+    remaining_ns: int = 0
+    """Least time from the end of this stage to the answer, in batches of one."""
+    remaining_full_ns: int = 0
+    """The same in full batches."""
+
+
+class StageState:
+    """One stage while it runs."""
+
+    def __init__(
+        self, name: str, after: tuple[str, ...], beliefs: Mapping[BeliefKey, Belief], order: Order, monitor: Monitor
+    ) -> None:
+        self.name = name
+        self.after = after
+        self.beliefs = beliefs
+        self.application: ApplicationState
+        """Set by the `ApplicationState` that it belongs to."""
+        self.dispatch: Callable[[int, StageState, list[Action]], int]
+        """Starts batches from its queue (`DataPath.dispatch`); set by the core."""
+        self.runs_for_parts = False
+        self.response_timeout_ns = 0
+        """The response timeout that the stage declares; 0 for the default."""
+        self.watched_ns = -1
+        """The control path has looked at all running batches that began up to this instant, and looks at none of them
+        again before `look_ns`, when the first of them is stalled or given up."""
+        self.look_ns = FOREVER_NS
+        self.is_disturbed = False
+        """Whether a replica was lost since a batch last finished, or a batch runs whose requests have ended in part. If
+        so, the data path calls `recover` when a batch finishes."""
+        self.finishes_each = False
+        """Whether the end of a batch needs more than an answer to each of its requests: in a graph, on a device that is
+        shared, if `is_disturbed`, or while requests are open that have waited for a start. It stands for all of them,
+        so that other batches look at one attribute."""
+        self.queue = Queue(order)
+        self.monitor = monitor
+        self.limits = BatchLimits()
+        self.pool = ReplicaPool(beliefs, self.limits)
+        self.backoff = RestartBackoff()
+        self.start_backoff = RestartBackoff()
+        """The same for replicas that were lost before they could serve. Batches of other replicas do not reset it: they
+        do not show that starts work."""
+        self.avoided_ns: dict[str, int] = {}
+        """By node on which a replica was lost before it could serve, until when others are preferred."""
+        self.shadow_backoff = RestartBackoff()
+        """How soon a lost shadow is replaced."""
+        self.times = TimeEstimates()
+
+    def follow(self, target: StagePlan) -> None:
+        """Adopt a new plan."""
+        if self.limits.follow(target):
+            self.pool.regroup()
+        self.refresh()
+
+    def start_costs(self, spec: ReplicaSpec) -> StartCosts:
+        """What a start consists of; weights of its own without a size if nobody has said."""
+        found = self.application.parts.starts.get((self.name, spec.variant, spec.slot.hardware))
+        return found or StartCosts(ModelWeights(f"{self.name}/{spec.variant}", 0))
+
+    def refresh(self) -> None:
+        """Recompute the estimates from the beliefs. Called when replicas change and at every control tick."""
+        ready, starting = self.pool.refresh()
+        self.times.startup_ns = 0 if ready else max(belief.startup_ns for belief in self.beliefs.values())
+        capacity = ready or starting
+        self.times.visit_ns = round(1 / capacity) if capacity else 0
+
+    def lose(self, now_ns: int, error: str, *, is_found_out: bool, unstarted_on: str = "") -> int:
+        """Count a lost replica; see `RestartBackoff.lose`. `unstarted_on` is the node of one that could not serve."""
+        self.disturb()
+        self.backoff.error = error
+        wait_ns = self.backoff.lose(now_ns, is_found_out=is_found_out)
+        if not unstarted_on:
+            return wait_ns
+        self.avoided_ns[unstarted_on] = now_ns + AVOIDED_NS
+        return max(wait_ns, self.start_backoff.lose(now_ns))
+
+    def can_start_on(self, node: str) -> None:
+        """A replica on this node can serve."""
+        self.avoided_ns.pop(node, None)
+        self.start_backoff.reset()
+
+    @property
+    def not_before_ns(self) -> int:
+        """When a lost replica may be replaced."""
+        return max(self.backoff.not_before_ns, self.start_backoff.not_before_ns)
+
+    def service_gap(self, now_ns: int) -> ServiceGap | None:
+        """Why no replica serves now; None if one does."""
+        lives = [replica.life for replica in self.pool.replicas.values()]
+        if Life.READY in lives:
+            return None
+        name, starting = declared_name(self.name), lives.count(Life.STARTING)
+        begun = [each.since_ns for each in self.pool.replicas.values() if each.life is Life.STARTING]
+        waited_ns, usual_ns = now_ns - min(begun, default=now_ns), self.times.startup_ns
+        if not self.backoff.losses and not self.start_backoff.charged:
+            why, is_late = f"no replica of stage {name!r} is ready ({starting} starting", False
+            if starting and waited_ns > max(SLOW_NS_MIN, SLOW_FACTOR * usual_ns):
+                is_late = True
+                why += f" for {waited_ns // NS_PER_S} s, where {number(usual_ns / NS_PER_S)} s are usual"
+            return ServiceGap(f"{why})", is_late, max(NS_PER_S, usual_ns - waited_ns))
+        wait_ns = max(0, self.not_before_ns - now_ns)
+        then = f"next attempt in {max(1, round(wait_ns / NS_PER_S))} s" if wait_ns else "next attempt at once"
+        then = "another attempt runs" if starting else then
+        can = "can start" if self.start_backoff.charged else "is ready"
+        why = f"no replica of stage {name!r} {can}: {self.backoff.error}; {then}"
+        return ServiceGap(why, is_known=True, wait_ns=max(NS_PER_S, wait_ns + usual_ns - waited_ns))
+
+    def preferred(self, now_ns: int, sites: Sequence[Site]) -> Sequence[Site]:
+        """These sites without the avoided nodes, unless there is no other."""
+        return [site for site in sites if self.avoided_ns.get(site.node.node.name, 0) <= now_ns] or sites
+
+    def recover(self) -> None:
+        """A batch has finished: the stage works."""
+        self.backoff.reset()
+        self.is_disturbed = any(batch.ended for batch in self.pool.running.values())
+        self.choose_finish()
+
+    def disturb(self) -> None:
+        """Something is wrong: look closely at each batch that finishes, until one of them shows that it is over."""
+        self.is_disturbed = self.finishes_each = True
+
+    def choose_finish(self) -> None:
+        """Set `finishes_each`."""
+        is_graph = self.application.open_requests is not None
+        is_shared = any(belief.shares_device for belief in self.beliefs.values())
+        self.finishes_each = is_graph or is_shared or self.is_disturbed or bool(self.application.woken)
+
+    def give_up_ns(self, batch: RunningBatch) -> int:
+        """When the replica of a batch is given up if the batch has not finished: after the declared response timeout;
+        by default after `STALL_FACTOR` times its believed duration, and not before `RESPONSE_NS_MIN` and the deadline
+        of the application have passed."""
+        slo_ns = self.application.graph.slo_ns
+        default_ns = max(RESPONSE_NS_MIN, slo_ns, STALL_FACTOR * batch.cost_ns)
+        return batch.started_ns + (self.response_timeout_ns or default_ns)
+
+    def hangs(self, replica: Replica, batch: RunningBatch, silent_ns: int) -> bool:
+        """Whether a worker that has been silent for so long while it ran a batch hangs. Not in its first batch, which
+        may take far longer than others, nor if the stage declares a response timeout, nor in the second try of a
+        request: the first worker may only have been slow, so this one gets all of the response timeout."""
+        if self.response_timeout_ns or replica.batches < 2 or any(visit.attempts for visit in batch.visits):
+            return False
+        return silent_ns >= max(SILENT_NS_MIN, STALL_FACTOR * batch.cost_ns)
+
+    def view(self, slo_ns: int, visits: float) -> StageView:
+        """The stage as policies see it: without its draining replicas."""
+        return StageView(
+            name=self.name,
+            slo_ns=slo_ns,
+            after=self.after,
+            beliefs=self.beliefs,
+            replicas=self.pool.views(),
+            queue=tuple(self.queue.visits),
+            running=self.monitor.running,
+            buckets=tuple(self.monitor.buckets),
+            bucket_ns=self.monitor.bucket_ns,
+            visits=visits,
+        )
