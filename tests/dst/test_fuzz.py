@@ -30,7 +30,9 @@ from sloop.core.stage import StageState
 from sloop.errors import InputError
 from sloop.events import Deployed, Finished, NodeLost, NodeReady, Planned, Promoted, Removed, ReplicaCompleted
 from sloop.runlog import MemoryLog
-from sloop.runlog.fold import DeploymentState, RequestRecord, RunState
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.requests import RequestRecord
+from sloop.runlog.run import RunState
 from sloop.sim import simulate
 from sloop.sim import worlds as random_worlds
 from sloop.sim.checkers import Violation

@@ -42,7 +42,8 @@ from sloop.profile.profile import Profile, Quadratic
 from sloop.report import explain
 from sloop.report.explain import DecisionStory, RequestStory, miss_reasons, plan_text
 from sloop.runlog import MemoryLog, Record
-from sloop.runlog.fold import DeploymentState, OnlyGraph
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.versions import OnlyGraph
 from sloop.sim import simulate
 from sloop.sim.worlds import random_world
 from sloop.units import ms, s

@@ -40,7 +40,9 @@ from sloop.events import (
     ReplicaReady,
     ReplicaStopped,
 )
-from sloop.runlog.fold import DeploymentState, Kept, OnlyGraph, VersionRecord
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.run import Kept
+from sloop.runlog.versions import OnlyGraph, VersionRecord
 from sloop.units import NS_PER_S, ms, s
 from sloop.vocabulary import (
     Canary,

@@ -21,16 +21,11 @@ from sloop.events import (
     Transferred,
 )
 from sloop.runlog import MemoryLog, Record
-from sloop.runlog.fold import (
-    COLD_START,
-    ROUTES_MAX,
-    DeploymentState,
-    GraphRequestRecord,
-    Kept,
-    OnlyGraph,
-    RunState,
-    combined_accuracy,
-)
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.replicas import COLD_START
+from sloop.runlog.requests import GraphRequestRecord
+from sloop.runlog.run import ROUTES_MAX, Kept, RunState, combined_accuracy
+from sloop.runlog.versions import OnlyGraph
 from sloop.sim import simulate
 from sloop.sim.worlds import random_world
 from sloop.units import ms, s

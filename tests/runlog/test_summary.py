@@ -45,8 +45,9 @@ from sloop.report import run_tables
 from sloop.runlog import MemoryLog
 from sloop.runlog.cost import NodeRow
 from sloop.runlog.durations import durations_of
-from sloop.runlog.fold import OnlyGraph, RunState
+from sloop.runlog.run import RunState
 from sloop.runlog.summary import LoadTime, RunSummary, ShadowRow
+from sloop.runlog.versions import OnlyGraph
 from sloop.sim import World, simulate
 from sloop.systems.setup import beliefs_of, set_up
 from sloop.units import NS_PER_S, ms, s

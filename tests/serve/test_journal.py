@@ -20,7 +20,8 @@ from sloop.app.load import load_application
 from sloop.errors import InputError, MachineError
 from sloop.events import WOKE, Event, Finished, ReplicaReady
 from sloop.runlog import Header, Record, Unlogged, read_log
-from sloop.runlog.fold import DeploymentState, Kept
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.run import Kept
 from sloop.runlog.segments import next_run, segment_path, segments_in
 from sloop.runlog.summary import RunSummary
 from sloop.serve import journal as module

@@ -43,16 +43,11 @@ from sloop.events import (
     ShadowReady,
 )
 from sloop.runlog import EVENTS, Record, RecordedLog
-from sloop.runlog.fold import (
-    BatchGroup,
-    DeploymentState,
-    GraphRequestRecord,
-    Kept,
-    Place,
-    RunState,
-    StaticEstimate,
-    VersionRecord,
-)
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.replicas import BatchGroup
+from sloop.runlog.requests import GraphRequestRecord, Place
+from sloop.runlog.run import Kept, RunState
+from sloop.runlog.versions import StaticEstimate, VersionRecord
 from sloop.systems.replay import beginning_of
 from sloop.systems.setup import Setup, build
 from sloop.text import counted, in_ms, listed, number, numbered, quoted

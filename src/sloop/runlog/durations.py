@@ -9,7 +9,8 @@ from sloop.actions import StartBatch
 from sloop.app.graph import Graph, GraphStage
 from sloop.events import Finished, NodeReady
 from sloop.runlog import Record
-from sloop.runlog.fold import ReplicaRecord, RunState
+from sloop.runlog.replicas import ReplicaRecord
+from sloop.runlog.run import RunState
 from sloop.vocabulary import ALONE, Node, ReplicaId
 
 VariantKey = tuple[str, str, str]

@@ -27,18 +27,11 @@ from sloop.profile.profile import Profile, Region
 from sloop.runlog import Record
 from sloop.runlog.cost import MICROCORES, NodeRow
 from sloop.runlog.durations import VariantKey
-from sloop.runlog.fold import (
-    COLD_START,
-    BatchGroup,
-    Build,
-    DeploymentState,
-    OnlyGraph,
-    RunState,
-    SecondRecord,
-    StaticEstimate,
-    VersionParts,
-    combined_accuracy,
-)
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.replicas import COLD_START, BatchGroup
+from sloop.runlog.requests import SecondRecord
+from sloop.runlog.run import RunState, combined_accuracy
+from sloop.runlog.versions import Build, OnlyGraph, StaticEstimate, VersionParts
 from sloop.text import listed
 from sloop.units import NS_PER_MS, NS_PER_S, rank, to_ms
 from sloop.vocabulary import Node, Request, RequestId, Slot

@@ -18,7 +18,9 @@ from sloop.core.control import any_replica, has_replicas
 from sloop.core.planner import cores_by_hardware
 from sloop.core.rollout import ENDING_STATES, SERVING_STATES
 from sloop.core.views import DeviceView, NodeView, StageView
-from sloop.runlog.fold import ReplicaRecord, RunState, VersionRecord
+from sloop.runlog.replicas import ReplicaRecord
+from sloop.runlog.run import RunState
+from sloop.runlog.versions import VersionRecord
 from sloop.serve.messages import (
     AskDecisions,
     AskIndex,

@@ -26,7 +26,9 @@ from prometheus_client.registry import Collector
 from sloop.actions import VersionState
 from sloop.app.graph import declared_name
 from sloop.runlog.cost import MICROCORES
-from sloop.runlog.fold import Build, DeploymentState, Kept, VersionParts, VersionRecord
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.run import Kept
+from sloop.runlog.versions import Build, VersionParts, VersionRecord
 from sloop.serve.driver import TURN_BOUNDS_NS, Turns
 from sloop.serve.messages import EdgeCounts, VariantJoining
 from sloop.serve.protocols import SpareProcesses

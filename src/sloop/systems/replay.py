@@ -28,7 +28,8 @@ from sloop.profile.passes import refined
 from sloop.profile.profile import Profile, digest, load_profile, path_beside
 from sloop.runlog import ACTIONS, EVENTS, Header, Record, RecordedLog
 from sloop.runlog.durations import BATCHES_MIN, BatchFold
-from sloop.runlog.fold import DeploymentState, Kept
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.run import Kept
 from sloop.systems.setup import Setup, application_in, build, definition_of, set_up
 from sloop.systems.snapshot import Snapshot, restore
 from sloop.text import listed

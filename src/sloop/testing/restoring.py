@@ -13,7 +13,8 @@ from sloop.core import Core
 from sloop.errors import InputError
 from sloop.events import Deployed
 from sloop.runlog import EVENTS, MemoryLog, Record
-from sloop.runlog.fold import DeploymentState, Kept
+from sloop.runlog.fold import DeploymentState
+from sloop.runlog.run import Kept
 from sloop.sim import World, simulate
 from sloop.systems.setup import Setup, application_in, build, definition_of
 from sloop.systems.snapshot import Snapshot, restore, save
