@@ -39,8 +39,11 @@ from sloop.events import (
 )
 from sloop.profile.estimate import Estimate
 from sloop.profile.profile import Profile, Quadratic
-from sloop.report import explain
-from sloop.report.explain import DecisionStory, RequestStory, miss_reasons, plan_text
+from sloop.report.explain import fresh_state
+from sloop.report.explain.decision import DecisionStory, explain_decision, explain_deployment, rollouts
+from sloop.report.explain.misses import miss_reasons
+from sloop.report.explain.request import RequestStory, explain_request
+from sloop.report.explain.texts import plan_text
 from sloop.runlog import MemoryLog, Record
 from sloop.runlog.fold import DeploymentState
 from sloop.runlog.versions import OnlyGraph
@@ -83,14 +86,14 @@ from tests.runlog.story import (
 from tests.sim.scene import provisioned
 
 
-def explain_request(
+def request_story(
     records: Iterable[tuple[int, Record]], request: int, graph: Graph, beliefs: Any = None
 ) -> RequestStory:
-    return explain.explain_request(records, request, DeploymentState([OnlyGraph(graph, beliefs)]))
+    return explain_request(records, request, DeploymentState([OnlyGraph(graph, beliefs)]))
 
 
-def explain_decision(records: Iterable[tuple[int, Record]], at_ns: int, graph: Graph) -> DecisionStory:
-    return explain.explain_decision(records, at_ns, DeploymentState([OnlyGraph(graph)]))
+def decision_story(records: Iterable[tuple[int, Record]], at_ns: int, graph: Graph) -> DecisionStory:
+    return explain_decision(records, at_ns, DeploymentState([OnlyGraph(graph)]))
 
 
 def sum_of_parts(story: RequestStory) -> float:
@@ -99,7 +102,7 @@ def sum_of_parts(story: RequestStory) -> float:
 
 
 def test_a_late_request() -> None:
-    story = explain_request(STORY, 2, GRAPH)
+    story = request_story(STORY, 2, GRAPH)
     assert (story.outcome, story.why, story.total_ms) == ("late", "20 ms past its deadline", 220)
     assert (story.network_ms, story.edge_ms, story.wait_ms) == (10, 0, 60)
     assert (story.service_ms, story.transport_ms, story.lost_ms, story.unaccounted_ms) == (148, 2, 0, 0)
@@ -133,7 +136,7 @@ def test_a_late_request() -> None:
 
 
 def test_a_request_whose_replica_was_lost() -> None:
-    story = explain_request(STORY, 5, GRAPH)
+    story = request_story(STORY, 5, GRAPH)
     assert (story.outcome, story.wait_ms, story.lost_ms, story.total_ms) == ("dropped", 300, 100, 400)
     assert [step.what for step in story.steps][-3:] == [
         "replica 0 was lost, and the batch with it",
@@ -151,7 +154,7 @@ def test_a_request_that_waits_for_a_cold_start_is_told_its_steps() -> None:
         (s(4), ReplicaReady(ReplicaId(0))),
         ended(5000, 1, Outcome.DROPPED, "too late"),
     ]
-    steps = [step.what for step in explain_request(rows, 1, Graph([GraphStage("a")])).steps]
+    steps = [step.what for step in request_story(rows, 1, Graph([GraphStage("a")])).steps]
     assert steps[1].endswith("0 replicas ready, 2 starting (1 fetching, 1 queued)")
     assert steps[2:] == [
         "while it waited, replica 0 became ready (queued 0.1 s, fetching 2.9 s, loading 1 s)",
@@ -162,26 +165,26 @@ def test_a_request_that_waits_for_a_cold_start_is_told_its_steps() -> None:
 def test_a_request_whose_replica_was_stuck() -> None:
     rows: Rows = [STORY[1], arrived(1, 0, 0), started(5, 0, 0, 1)]
     rows += [(ms(50), StopReplica(ReplicaId(0), "its batch has run too long")), ended(70, 1, Outcome.DROPPED)]
-    story = explain_request(rows, 1, GRAPH)
+    story = request_story(rows, 1, GRAPH)
     assert (story.wait_ms, story.lost_ms, story.total_ms) == (25, 45, 70)
     assert story.steps[-2].what == "replica 0 was given up, and the batch with it"
 
 
 def test_rejected_failed_and_cut_off() -> None:
-    assert explain_request(STORY, 4, GRAPH).steps[-1].why == "the queue is full"
-    failed = explain_request(STORY, 6, GRAPH)
+    assert request_story(STORY, 4, GRAPH).steps[-1].why == "the queue is full"
+    failed = request_story(STORY, 6, GRAPH)
     assert (failed.outcome, failed.service_ms) == ("failed", 50)
     assert failed.steps[-2].what == "the client went away"
-    cut = explain_request(STORY[:12], 2, GRAPH)
+    cut = request_story(STORY[:12], 2, GRAPH)
     assert (cut.outcome, cut.total_ms) == ("open", None)
 
 
 def test_an_unknown_request_is_refused() -> None:
     with pytest.raises(InputError, match="request 99 is not in this log") as caught:
-        explain_request(STORY, 99, GRAPH)
+        request_story(STORY, 99, GRAPH)
     assert caught.value.help == "the log has requests 1 to 6"
     with pytest.raises(InputError) as caught:
-        explain_request([], 1, GRAPH)
+        request_story([], 1, GRAPH)
     assert caught.value.help == "the log has no requests at all"
 
 
@@ -189,7 +192,7 @@ def test_estimated_and_actual_side_by_side() -> None:
     estimates = {
         ("classify", "small", ""): Estimate(Profile(latency_ms=Quadratic(0, 30, 50), max_batch=4, max_cores=8))
     }
-    story = explain_request(STORY, 2, GRAPH, estimates)
+    story = request_story(STORY, 2, GRAPH, estimates)
     assert "estimated P99 110.0 ms" in story.steps[3].what
     assert story.steps[4].what == "the batch finished after 150.0 ms, 36% longer than the estimated P99"
     assert "1 busy (the next one free in an estimated 60.0 ms)" in story.steps[1].what
@@ -207,7 +210,7 @@ def test_plans_and_shortages_while_it_waited() -> None:
         (ms(19), BatchFailed(BatchId(0), ReplicaId(0), "nan", "ValueError: nan (a.py:3)")),
         ended(19, 1, Outcome.FAILED, "nan"),
     ]
-    story = explain_request(rows, 1, Graph([GraphStage("a")]))
+    story = request_story(rows, 1, Graph([GraphStage("a")]))
     assert [step.what for step in story.steps] == [
         "sent; an answer is due within 1000.0 ms",
         "arrived after 0.0 ms in the network and 0.0 ms in the edge, 1000.0 ms left; "
@@ -234,7 +237,7 @@ def test_tries_of_a_request_that_shared_a_failed_batch() -> None:
         (ms(20), Finished(BatchId(1), ReplicaId(0), ms(5))),
         ended(20, 1, Outcome.SERVED),
     ]
-    story = explain_request(rows, 1, GRAPH)
+    story = request_story(rows, 1, GRAPH)
     assert [step.what for step in story.steps][-4:-2] == [
         "the batch failed: each half of its requests is tried again, in a batch of its own",
         "started alone, in batch no. 1 at classify on replica 0 (small on 2 cores) after 0.0 ms in the queue",
@@ -246,7 +249,7 @@ def test_time_in_the_edge_is_time() -> None:
     """Live, the core hears of a request at the end of the event loop's turn: some 0.9 ms after it arrived."""
     rows: Rows = [STORY[1], (ms(10.9), Request(RequestId(1), ms(10), ms(10), ms(210))), started(10.9, 0, 0, 1)]
     rows += [(ms(15), Finished(BatchId(0), ReplicaId(0), ms(3))), ended(15, 1, Outcome.SERVED)]
-    story = explain_request(rows, 1, GRAPH)
+    story = request_story(rows, 1, GRAPH)
     assert (story.network_ms, story.edge_ms, story.total_ms) == (0, 0.9, 5)
     assert "0.0 ms in the network and 0.9 ms in the edge" in story.steps[1].what
     assert sum_of_parts(story) == pytest.approx(5)
@@ -297,7 +300,7 @@ IN_PARTS = fanned(
 
 def test_every_part_and_branch_has_its_own_times() -> None:
     """Batches that run at the same time used to overwrite each other, so that sums did not add up."""
-    story = explain_request(IN_PARTS, 1, FANNED)
+    story = request_story(IN_PARTS, 1, FANNED)
     assert [(v.stage, v.part, v.wait_ms, v.service_ms, v.transport_ms, v.critical) for v in story.visits] == [
         ("cut", 0, 1, 7, 1, True),
         ("read", 0, 0, 9, 1, False),
@@ -317,7 +320,7 @@ def test_a_drop_in_one_branch_counts_the_time_there() -> None:
         (10, part(1, 1, "read", 0, 1)),
         (15, End(RequestId(1), Outcome.DROPPED, "too late", stage="face")),
     )
-    story = explain_request(rows, 1, FANNED)
+    story = request_story(rows, 1, FANNED)
     critical = [(visit.stage, visit.critical) for visit in story.visits]
     assert critical == [("cut", True), ("read", False), ("read", False), ("face", True)]
     assert (story.wait_ms, story.total_ms, sum_of_parts(story)) == (1 + 5, 15, 15)
@@ -329,7 +332,7 @@ def test_a_drop_in_one_branch_counts_the_time_there() -> None:
 def test_what_the_log_does_not_explain_is_said() -> None:
     rows: Rows = [STORY[1], arrived(1, 0, 0), started(5, 0, 0, 1)]
     rows += [(ms(15), Finished(BatchId(0), ReplicaId(0), ms(10))), ended(19, 1, Outcome.SERVED)]
-    story = explain_request(rows, 1, GRAPH)
+    story = request_story(rows, 1, GRAPH)
     assert story.unaccounted_ms == 4
     assert story.summary.endswith("4.0 ms are not accounted for: the log does not say where it was")
 
@@ -341,7 +344,7 @@ def test_in_random_worlds_parts_add_up_to_the_total(seed: int) -> None:
     simulate(world, [log])
     ends = [record.request for _, record in log if isinstance(record, End)]
     for request in ends[:: max(1, len(ends) // 8)]:
-        story = explain_request(log, request, world.application.graph)
+        story = request_story(log, request, world.application.graph)
         assert story.unaccounted_ms == pytest.approx(0, abs=1e-6), (seed, request)
         assert sum_of_parts(story) == pytest.approx(story.total_ms), (seed, request)
 
@@ -350,7 +353,7 @@ def test_in_random_worlds_parts_add_up_to_the_total(seed: int) -> None:
 
 
 def test_a_decision() -> None:
-    story = explain_decision(STORY, ms(1100), GRAPH)
+    story = decision_story(STORY, ms(1100), GRAPH)
     assert story.summary == "since 1.000 s: classify: 1 × small on 4 cores, batches up to 4"
     assert story.why == "demand doubled"
     assert [(step.at_s, step.what, step.why) for step in story.steps] == [
@@ -378,16 +381,16 @@ def test_a_decision() -> None:
 
 def test_before_anything_was_decided() -> None:
     with pytest.raises(InputError, match="nothing had been decided") as caught:
-        explain_decision(STORY[1:], ms(500), GRAPH)
+        decision_story(STORY[1:], ms(500), GRAPH)
     assert "the log runs from 0.000 s" in caught.value.help
     with pytest.raises(InputError) as caught:
-        explain_decision([], 0, GRAPH)
+        decision_story([], 0, GRAPH)
     assert "the log is empty" in caught.value.help
 
 
 def test_an_infeasible_plan_says_so() -> None:
     plan = Plan((), "no core count is enough", feasible=False)
-    story = explain_decision([(0, Decided("plan", plan.why, plan=plan))], 0, GRAPH)
+    story = decision_story([(0, Decided("plan", plan.why, plan=plan))], 0, GRAPH)
     assert story.summary.endswith("no plan met every deadline, this was the best one found")
 
 
@@ -404,7 +407,7 @@ def test_plans_and_their_differences_in_words() -> None:
     assert plan_text(Plan((), "")) == "nothing"
     plans = [Plan((one,), "x"), Plan((one,), "y"), Plan((one, StagePlan("b", (), 1)), "z")]
     rows: Rows = [(s(at), Decided("plan", plan.why, plan=plan)) for at, plan in enumerate(plans)]
-    changes = [explain_decision(rows, s(at), GRAPH).steps[1].what.split("(")[1] for at in range(3)]
+    changes = [decision_story(rows, s(at), GRAPH).steps[1].what.split("(")[1] for at in range(3)]
     assert changes == ["the first plan)", "nothing changed)", "new: b)"]
 
 
@@ -437,19 +440,19 @@ def test_numbers_that_differ_become_ranges() -> None:
 
 def test_in_time_and_open_requests_say_how_much_of_the_deadline_they_used() -> None:
     rows: Rows = [(0, Request(RequestId(1), 0, 0, ms(100))), ended(2, 1, Outcome.SERVED, "")]
-    story = explain_request(rows, 1, Graph([GraphStage("a")]))
+    story = request_story(rows, 1, Graph([GraphStage("a")]))
     assert story.summary == "served. It took 2.0 ms of its 100 ms: 2.0 ms in queues"
-    assert "So far, of its 200 ms: 10.0 ms in the network" in explain_request(STORY[:12], 2, GRAPH).summary
+    assert "So far, of its 200 ms: 10.0 ms in the network" in request_story(STORY[:12], 2, GRAPH).summary
 
 
 def test_a_batch_that_has_run_as_long_as_estimated_says_so() -> None:
     estimates = {("classify", "small", ""): Estimate(Profile(latency_ms=Quadratic(0, 0, 1), max_batch=4, max_cores=8))}
-    assert "free at any moment" in explain_request(STORY, 2, GRAPH, estimates).steps[1].what
+    assert "free at any moment" in request_story(STORY, 2, GRAPH, estimates).steps[1].what
 
 
 def test_events_about_unknown_batches_do_no_harm() -> None:
     rows: Rows = [*STORY[:9], (ms(200), Finished(BatchId(77), ReplicaId(0), 1)), *STORY[12:]]
-    assert explain_request(rows, 2, GRAPH).outcome == "late"
+    assert request_story(rows, 2, GRAPH).outcome == "late"
 
 
 # Several applications, versions and kinds of hardware
@@ -492,7 +495,7 @@ CANARY: Rows = told(
 
 
 def test_a_request_names_its_application_and_its_version_and_why_it_went_there() -> None:
-    story = explain.explain_request(CANARY, 3, state_of("a", "b"))
+    story = explain_request(CANARY, 3, state_of("a", "b"))
     assert (story.application, story.version, story.outcome, story.wait_ms) == ("a", "2", "dropped", 101)
     assert [(step.what, step.why) for step in story.steps] == [
         ("sent; an answer is due within 100.0 ms", ""),
@@ -508,18 +511,18 @@ def test_a_request_names_its_application_and_its_version_and_why_it_went_there()
         ("while it waited, version 2 is retiring", "rolled back: 0.0% of 9 requests in time"),
         ("dropped while it waited; 1 replica ready", "slack -1.0 ms at a@2/only"),
     ]
-    served = explain.explain_request(CANARY, 2, state_of("a", "b"))
+    served = explain_request(CANARY, 2, state_of("a", "b"))
     assert (
         "on replica 1 (v on 2 cores of slow) after 0.0 ms in the queue; estimated P99 80.0 ms" in served.steps[4].what
     )
-    steady = explain.explain_request(CANARY, 1, state_of("a", "b"))
+    steady = explain_request(CANARY, 1, state_of("a", "b"))
     assert (steady.version, steady.steps[2].why) == ("1", "it is the version that serves 75% of the requests")
-    chosen = explain.explain_request(CANARY, 5, state_of("a", "b"))
+    chosen = explain_request(CANARY, 5, state_of("a", "b"))
     assert chosen.steps[2].why == "the client asked for this version"
 
 
 def test_a_request_of_an_application_that_nobody_serves() -> None:
-    story = explain.explain_request(CANARY, 6, state_of("a", "b"))
+    story = explain_request(CANARY, 6, state_of("a", "b"))
     assert (story.application, story.version, story.why) == ("c", "", "application 'c' is not served")
     assert [step.what.partition(" ")[0] for step in story.steps] == ["sent;", "arrived", "rejected"]
     assert sum_of_parts(story) == story.total_ms == 0
@@ -527,7 +530,7 @@ def test_a_request_of_an_application_that_nobody_serves() -> None:
 
 def test_what_happens_to_others_is_no_reason() -> None:
     """The shortage of b is not told with requests of a, and the other way round."""
-    of_b = explain.explain_request(CANARY, 4, state_of("a", "b"))
+    of_b = explain_request(CANARY, 4, state_of("a", "b"))
     told_of_b = " ".join(step.what for step in of_b.steps)
     assert "fell short" in told_of_b
     assert "retiring" not in told_of_b
@@ -541,14 +544,14 @@ def test_a_request_that_comes_when_the_old_version_ends() -> None:
         *(asks(1, 5, "a"), rolls(5, "1", VersionState.RETIRED, 0.0), starts(5, 0, "a@2"), runs(5, 0, 0, "a@2", 1)),
         *finishes(15, 0, 0, 1),
     )
-    story = explain.explain_request(rows, 1, state_of("a"))
+    story = explain_request(rows, 1, state_of("a"))
     assert (story.version, story.wait_ms, story.total_ms, story.unaccounted_ms) == ("2", 0, 10, 0)
 
 
 def test_numbers_of_requests_have_gaps_with_several_applications() -> None:
     rows = told(asks(1, 0, "a"), asks(7, 0, "a"))
     with pytest.raises(InputError) as caught:
-        explain.explain_request(rows, 4, state_of("a"))
+        explain_request(rows, 4, state_of("a"))
     assert caught.value.help == "the log has requests 1 to 7, but not every number between them"
 
 
@@ -568,12 +571,12 @@ SHARED: Rows = told(
 
 
 def test_nodes_that_are_not_rented_are_called_so() -> None:
-    story = explain.explain_decision(SHARED, ms(1100), state_of("a", "b"), "a")
+    story = explain_decision(SHARED, ms(1100), state_of("a", "b"), "a")
     assert "nodes: fast: 1 ready; slow: 1 not rented" in [step.what for step in story.steps]
 
 
 def test_a_decision_among_several_applications() -> None:
-    story = explain.explain_decision(SHARED, ms(1500), state_of("a", "b"), "a")
+    story = explain_decision(SHARED, ms(1500), state_of("a", "b"), "a")
     assert (story.application, story.version) == ("a", "1")
     assert story.summary == "since 1.000 s: a/only: 3 × v on 2 cores of fast, batches up to 1"
     assert story.why.startswith("limited to 6 cores of fast by the other applications")
@@ -600,15 +603,15 @@ def test_a_decision_among_several_applications() -> None:
 
 def test_a_decision_of_which_application() -> None:
     with pytest.raises(InputError, match="there are several applications") as caught:
-        explain.explain_decision(SHARED, ms(1500), state_of("a", "b"))
+        explain_decision(SHARED, ms(1500), state_of("a", "b"))
     assert caught.value.help == "name one of a and b"
     with pytest.raises(InputError, match="no application 'c'"):
-        explain.explain_decision(SHARED, ms(1500), state_of("a", "b"), "c")
+        explain_decision(SHARED, ms(1500), state_of("a", "b"), "c")
     with pytest.raises(InputError, match="nothing had been decided for a@2"):
-        explain.explain_decision(SHARED, ms(1500), state_of("a", "b"), "a@2")
-    of_canary = explain.explain_decision(CANARY, ms(2200), state_of("a", "b"), "a@2")
+        explain_decision(SHARED, ms(1500), state_of("a", "b"), "a@2")
+    of_canary = explain_decision(CANARY, ms(2200), state_of("a", "b"), "a@2")
     assert (of_canary.version, of_canary.why) == ("2", "for a quarter")
-    of_most = explain.explain_decision(CANARY, ms(2200), state_of("a", "b"), "a")
+    of_most = explain_decision(CANARY, ms(2200), state_of("a", "b"), "a")
     assert (of_most.version, of_most.why) == ("1", "it is the first")
     assert [step.what for step in of_most.steps][2:4] == [
         *("version 2 is starting", "version 2 is canary with 25% of the requests"),
@@ -616,7 +619,7 @@ def test_a_decision_of_which_application() -> None:
 
 
 def test_all_applications_at_an_instant() -> None:
-    story = explain.explain_deployment([*SHARED, (s(9), WOKE)], ms(1500), state_of("a", "b"))
+    story = explain_deployment([*SHARED, (s(9), WOKE)], ms(1500), state_of("a", "b"))
     assert [(v.application, v.version, v.state, v.share, v.since_s, v.plan, v.waiting) for v in story.versions] == [
         ("a", "1", "serving", 1.0, 1.0, "a/only: 3 × v on 2 cores of fast, batches up to 1", 2),
         ("b", "1", "serving", 1.0, 1.0, "b/only: 1 × v on 2 cores of slow, batches up to 1", 0),
@@ -624,14 +627,14 @@ def test_all_applications_at_an_instant() -> None:
     assert story.versions[1].why == "two hold it"
     assert story.nodes == "fast: 1 ready; slow: 1 acquiring"
     assert story.together.startswith("a 6 of at most 8 cores of fast")
-    first = explain.explain_deployment(CANARY, ms(1000), state_of("a"))
+    first = explain_deployment(CANARY, ms(1000), state_of("a"))
     assert [(v.version, v.state, v.why) for v in first.versions] == [
         *(("1", "serving", "it is the first"), ("2", "starting", "for a quarter")),
     ]
 
 
 def test_rollouts_and_reasons_by_application() -> None:
-    steps = explain.rollouts(CANARY)
+    steps = rollouts(CANARY)
     assert [(step.at_s, step.version, step.state, step.share) for step in steps] == [
         *((1.0, "2", "starting", 0.0), (2.0, "2", "canary", 0.25), (2.305, "2", "retiring", 0.0)),
     ]
@@ -680,7 +683,7 @@ def test_shadows_are_told_while_a_request_waits() -> None:
         (ms(20), Finished(BatchId(1), replica, ms(11))),
         (ms(20), End(RequestId(1), Outcome.SERVED)),
     ]
-    story = explain_request(rows, 1, Graph([GraphStage("a")]))
+    story = request_story(rows, 1, Graph([GraphStage("a")]))
     said = [(step.what, step.why) for step in story.steps]
     assert (
         "while it waited, a new plan: a: 1 × v on 4 cores with a shadow of 16 cores and 3 blocks, batches up to 8",
@@ -698,12 +701,12 @@ def test_places_and_sources_of_starts_and_the_transfers_under_way() -> None:
     made, log = provisioned(), MemoryLog()
     simulate(made, [log])
     first_ns = next(now_ns for now_ns, each in log if isinstance(each, Transfer) and each.source)
-    story = explain.explain_decision(log, first_ns + s(1), explain.fresh_state(made.setup()))
+    story = explain_decision(log, first_ns + s(1), fresh_state(made.setup()))
     told = [f"{step.what}: {step.why}" for step in story.steps]
     assert any(each.startswith("provision at only: ") and "; custom-0 sends them to custom-1" in each for each in told)
     assert "weights under way: 'only/t5' from custom-0 to custom-1 since 1 s: " in told
     late = next(record.request for _, record in log if isinstance(record, End) and record.outcome is Outcome.LATE)
-    request = explain.explain_request(log, late, explain.fresh_state(made.setup()))
+    request = explain_request(log, late, fresh_state(made.setup()))
     waited = [(step.what, step.why) for step in request.steps]
     assert any(what == "while it waited, replicas were started" and "weights are on" in why for what, why in waited)
     assert any("became ready (" in what and "sending 1.206 s" in what for what, _ in waited)
@@ -726,7 +729,7 @@ def test_parts_and_lost_pipelines_are_told_while_a_request_waits() -> None:
         (ms(20), Finished(BatchId(2), r1, ms(5))),
         (ms(20), End(RequestId(1), Outcome.SERVED)),
     ]
-    story = explain_request(rows, 1, Graph([GraphStage("a")]))
+    story = request_story(rows, 1, Graph([GraphStage("a")]))
     said = [(step.what, step.why) for step in story.steps]
     assert any(what.startswith("while it waited, replica 0 had layers 0 to 0 of its model") for what, _ in said)
     assert any(what.startswith("while it waited, replica 1 had layers 1 to 2 of its model") for what, _ in said)

@@ -6,7 +6,8 @@ from msgspec import structs
 from rich.console import Console
 
 from sloop.report import run_tables
-from sloop.report.explain import MissReason, RolloutStep
+from sloop.report.explain.decision import RolloutStep
+from sloop.report.explain.misses import MissReason
 from sloop.report.run_tables import agreement, agreement_table
 from sloop.report.tables import Table, as_rich, cell_text
 from sloop.runlog.cost import NodeRow

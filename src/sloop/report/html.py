@@ -18,7 +18,8 @@ from msgspec import Struct, structs
 from sloop.actions import Decided, End, Rollout
 from sloop.errors import MachineError
 from sloop.report import run_tables
-from sloop.report.explain import MissReasons, plan_text, rollout_text
+from sloop.report.explain.misses import MissReasons
+from sloop.report.explain.texts import plan_text, rollout_text
 from sloop.report.plots import (
     APPLICATIONS_MAX,
     Figure,

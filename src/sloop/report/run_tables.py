@@ -6,7 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from sloop.report.explain import MissReason, RolloutStep
+from sloop.report.explain.decision import RolloutStep
+from sloop.report.explain.misses import MissReason
 from sloop.report.plots import OTHER_ROUTES
 from sloop.report.tables import Table
 from sloop.runlog.summary import ApplicationRow, EstimateError, FigureRow, Figures, RouteRow, RunRow, RunSecond

@@ -15,7 +15,8 @@ from sloop.core.views import SharedBatch, SharedDeviceView
 from sloop.errors import InputError
 from sloop.events import Finished
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
-from sloop.report import explain
+from sloop.report.explain import fresh_state
+from sloop.report.explain.request import explain_request
 from sloop.runlog import MemoryLog
 from sloop.sim import World
 from sloop.sim.run import simulate
@@ -230,17 +231,17 @@ def test_a_wait_for_a_shared_device_says_how_many_batches_ran_together() -> None
     world = replace(trial_world(trial).with_clients(trace=trace), duration_ns=s(2))
     log = MemoryLog()
     simulate(world, [log])
-    story = explain.explain_request(log, 574, explain.fresh_state(world.setup()))
+    story = explain_request(log, 574, fresh_state(world.setup()))
     told = [(step.what, step.why) for step in story.steps if "ran together" in step.what]
     assert told[0] == (
         "while it waited, 4 batches of model ran together on g3s.xlarge-0/M60; 163 requests stayed queued",
         "all replicas there were busy",
     )
     assert story.wait_ms > 0
-    first = explain.explain_request(log, 0, explain.fresh_state(world.setup()))
+    first = explain_request(log, 0, fresh_state(world.setup()))
     assert not [step for step in first.steps if "ran together" in step.what]
     world = trial_world(trial_of("SENet18, figure 1", "mps-only", (*ON_M60, ("initial_rps", 575))))
     log = MemoryLog()
     simulate(replace(world.with_clients(trace=trace), duration_ns=s(2)), [log])
-    story = explain.explain_request(log, 574, explain.fresh_state(world.setup()))
+    story = explain_request(log, 574, fresh_state(world.setup()))
     assert not [step for step in story.steps if "ran together" in step.what], "no share policy decides"
