@@ -81,7 +81,7 @@ def page_of(found: PublishedRows) -> str:
     if ours:
         columns = ("", "unit", "mean", "least", "most", "verdict", "note")
         cells = [(row.metric, row.unit, row.ours, row.low, row.high, row.verdict, row.note) for row in ours]
-        parts += ["Our own systems beside published ones: means over seeds, the smallest and the largest.",
+        parts += ["Our own systems beside published ones: means of the runs, the smallest and the largest.",
                   table(columns, cells)]  # fmt: skip
     return "\n\n".join(parts)
 

@@ -96,14 +96,6 @@ class Results(Generic[Result]):
             raise KeyError(trial)
         return [found[seed] for seed in seeds]
 
-    def also(self, more: "Results[Result]") -> "Results[Result]":
-        """These results and more."""
-        both: Results[Result] = Results({})
-        for each in (self, more):
-            for trial, found in each._by_trial.items():
-                both._by_trial.setdefault(trial, {}).update(found)
-        return both
-
     def each(self, trial: Trial, field: str, runs: int = 0) -> list[float]:
         """One field of the result, for each seed."""
         return [float(getattr(result, field)) for result in self.of(trial, runs)]
@@ -245,7 +237,6 @@ class Equalised(NamedTuple, Generic[Measured]):
     """A run whose resources are those wanted, or the nearest that was found."""
 
     result: Measured
-    knob: float
     runs: int
     is_equal: bool
 
@@ -276,7 +267,7 @@ def equalised(
         ratio = resources(result) / wanted
         off = abs(ratio - 1.0)
         if off < best_off:
-            best, best_off = Equalised(result, knob, runs, off <= within), off
+            best, best_off = Equalised(result, runs, off <= within), off
         if off <= within:
             break
         low, high = (max(low, knob), high) if ratio < 1.0 else (low, min(high, knob))

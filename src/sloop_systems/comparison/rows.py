@@ -368,11 +368,6 @@ class PairedDifference:
     """Half the width of its 95 % interval; None of one seed."""
     unit: str = "points"
 
-    @property
-    def is_above(self) -> bool:
-        """Whether it is more than 0, even at the lower end of the interval."""
-        return self.mean - (self.half or 0.0) > 0
-
     def is_at_least(self, least: float) -> bool:
         """Whether it is `least` or more, or no less than that as far as the interval can tell."""
         return self.mean + (self.half or 0.0) >= least

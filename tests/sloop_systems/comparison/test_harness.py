@@ -73,11 +73,6 @@ def test_seeds_begin_with_that_of_the_trial() -> None:
     assert results.violations(later, 1) == [4 + UNSEEN]
     with pytest.raises(KeyError):
         results.of(Square(number=2, seed=2))
-    more: Results[RunResult] = run_trials([(Square(number=2, seed=2), 1), (Square(number=3), 1)], processes=1)
-    both = results.also(more)
-    assert both.violations(Square(number=2)) == [4, 5, 6]
-    assert both.violations(Square(number=3)) == [9]
-    assert results.violations(Square(number=2)) == [4, 5]
 
 
 def test_in_one_process() -> None:
@@ -134,12 +129,11 @@ def test_resources_are_made_equal_within_twelve_runs(wanted: float, power: float
     found = equalised(lambda knob: 13.0 * knob**power, lambda result: result, wanted)
     assert found.is_equal
     assert abs(found.result / wanted - 1) <= 0.05
-    assert found.result == 13.0 * found.knob**power
     assert found.runs <= 12
 
 
 def test_what_is_equal_at_once_takes_one_run() -> None:
-    assert equalised(lambda knob: knob, lambda result: 100 * result, 104.9)[1:] == (1.0, 1, True)
+    assert equalised(lambda knob: knob, lambda result: 100 * result, 104.9)[1:] == (1, True)
 
 
 def test_the_nearest_counts_where_nothing_is_equal() -> None:

@@ -299,7 +299,6 @@ def test_differences_and_ratios_are_paired() -> None:
     assert over([3.0, 5.0], [1.0, 2.0]) == [3.0, 2.5]
     found = difference([3.0, 5.0, 4.0], [1.0, 2.0, 2.0])
     assert found.mean == pytest.approx(7 / 3)
-    assert found.is_above
     assert difference([3.0], [1.0]).half is None
 
 

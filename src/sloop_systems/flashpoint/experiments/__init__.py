@@ -14,17 +14,16 @@ from sloop_systems.flashpoint.experiments.offline import QUEUES, T5, atoll_targe
 from sloop_systems.flashpoint.experiments.planner import (
     SCENE_SLO_MS,
     ScalerResult,
+    drawn_row,
     of_cells,
     of_tuned,
     planner_rows,
     scaler_rows,
     scalers_figure,
-    wanted_again,
     wanted_at_ours,
     wanted_cells,
     wanted_scalers,
     wanted_tuned,
-    wanted_tuned_again,
 )
 from sloop_systems.flashpoint.experiments.results import (
     IN_WINDOWS,
@@ -40,7 +39,7 @@ from sloop_systems.flashpoint.experiments.runs import FlashpointTrial
 from sloop_systems.flashpoint.experiments.traces import AZURE, LLM, MAIN, requests_of
 from sloop_systems.flashpoint.published import FLASHPOINT_MODELS
 
-FIRST_SHARE, TUNED_SHARE, MATCHED_SHARE = 0.3, 0.87, 0.95
+FIRST_SHARE, TUNED_SHARE = 0.3, 0.9
 """Parts of the time until the trials have been simulated on which others depend."""
 SOURCE: Final = "San Juan, Flashpoint, MMath thesis, Waterloo 2023"
 
@@ -66,13 +65,13 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
         progress=lambda done, what: progress(share * (0.9 + 0.1 * done), what),
     )
     simulated = simulated_rows(results, quick=quick)
+    ours = of_cells(results, quick=quick)
     if quick:
-        ours = of_cells(results, quick=True)
+        simulated += planner_rows(ours)
     else:
-        grid, at_ours, again = _whole_grid(results, folder, processes, progress)
-        simulated += grid_rows(grid)
-        ours = [*of_cells(results.also(again), quick=False), *of_tuned(grid, at_ours, again)]
-    simulated += [*planner_rows(ours), *scaler_rows(scalers, quick=quick)]
+        grid = _whole_grid(results, folder, processes, progress)
+        simulated += [*grid_rows(grid), *planner_rows([*ours, *of_tuned(grid)]), drawn_row(results)]
+    simulated += scaler_rows(scalers, quick=quick)
     assumed = [
         "six models: size, and load and send of T5, as printed; the others calibrated to the printed means",
         "layers of the public architectures, all of a model equally slow; boundaries calibrated to the printed mean",
@@ -98,9 +97,9 @@ def reproduce(*, quick: bool, data: Path | None, processes: int = 0, progress: P
     )
 
 
-def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> tuple[Grid, Found, Found]:
-    """The grid with all its cells: those at the resources of the baselines, then those with Flashpoint's latency.
-    Beside it, the techniques at the resources of our planner, and the other seeds of our planner's experiments."""
+def _whole_grid(results: Found, folder: str, processes: int, progress: Progress) -> Grid:
+    """The grid with all its cells: those at the resources of the baselines, then those with Flashpoint's latency and
+    those at the resources of our planner."""
 
     def run(trials: Wanted[FlashpointTrial], first: float, last: float) -> Found:
         return run_trials(
@@ -110,13 +109,9 @@ def _whole_grid(results: Found, folder: str, processes: int, progress: Progress)
             progress=lambda done, what: progress(first + (last - first) * done, what),
         )
 
-    tuned = run(
-        [*Grid(results).wanted(), *wanted_tuned(Grid(results)), *wanted_again(results)], FIRST_SHARE, TUNED_SHARE
-    )
+    tuned = run([*Grid(results).wanted(), *wanted_tuned(Grid(results))], FIRST_SHARE, TUNED_SHARE)
     grid = Grid(results, tuned)
-    matched = run([*grid.wanted_matches(), *wanted_at_ours(grid)], TUNED_SHARE, MATCHED_SHARE)
-    again = run(wanted_tuned_again(grid, matched), MATCHED_SHARE, 1.0)
-    return Grid(results, tuned, matched), matched, tuned.also(again)
+    return Grid(results, tuned, run([*grid.wanted_matches(), *wanted_at_ours(grid)], TUNED_SHARE, 1.0))
 
 
 def targets_figure(data: Path | None) -> Figure:

@@ -124,10 +124,8 @@ class FlashpointResult(RunResult, frozen=True, kw_only=True):
     given_up: int = 0
     """Starts that were given up before they were ready, because fewer replicas were planned. They are not in the mean
     cold start, although they would have been the longest if the store is overloaded."""
-    knob: float = 1.0
-    """The factor on the resources of the published parameter with which the run was made."""
     runs: int = 1
-    """The number of runs that it took to find this factor."""
+    """The number of runs that it took to find the policy's parameter."""
 
 
 class FlashpointTrial(Trial, frozen=True, kw_only=True):
@@ -149,23 +147,19 @@ class FlashpointTrial(Trial, frozen=True, kw_only=True):
     """The mean number of replicas for which the policy's parameter is tuned, within 5 %; 0: as published."""
     matches_s: float = 0.0
     """The mean latency for which it is tuned instead, to at most 10 % above it; 0: for none."""
-    knob: float = 0.0
-    """A fixed factor on the resources of the published parameter; 0: the two fields before decide."""
 
     def label(self) -> str:
         return f"{self.technique}, {self.policy}, {self.model}, {self.trace}"
 
     def play(self) -> FlashpointResult:
         """Simulate it, several times if its resources or its latency are to equal those of another run."""
-        if self.knob:
-            return self.run(self.knob)
         if self.resources:
             found = equalised(self.run, lambda result: result.cores, self.resources)
         elif self.matches_s:
             found = equalised(self.run, lambda result: 1.0 / result.mean_s, 1.0 / (MATCHED * self.matches_s))
         else:
             return self.run(1.0)
-        return structs.replace(found.result, knob=found.knob, runs=found.runs)
+        return structs.replace(found.result, runs=found.runs)
 
     def run(self, knob: float) -> FlashpointResult:
         """One run with the policy's parameter changed by this factor, in the direction of more replicas."""
