@@ -84,7 +84,9 @@ from sloop.events import (
     Transferred,
 )
 from sloop.sim.checkers import HALF_UNIT, Violation
-from sloop.sim.cluster import Cluster, ClusterTruths, Crashed, SimulatedNode, Truths
+from sloop.sim.cluster import Cluster, ClusterTruths, SimulatedNode
+from sloop.sim.happenings import Crashed
+from sloop.sim.replicas import Truths
 from sloop.units import ms, s
 from sloop.vocabulary import Node, NodeState, PipelineId, ReplicaId, Request, RequestId, TransferId
 

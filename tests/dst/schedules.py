@@ -41,9 +41,10 @@ from sloop.policies.admit import Bounded, Open, PredictiveAdmit
 from sloop.policies.provision import CheapestStart
 from sloop.profile.profile import Amdahl, LayerBlock, LayerProfile, ParametricLatency, Profile
 from sloop.sim.checkers import Checkers, Rules, Violation
-from sloop.sim.cluster import ClusterTruths, Truths
+from sloop.sim.cluster import ClusterTruths
 from sloop.sim.engine import Ingress
 from sloop.sim.engine import play as run
+from sloop.sim.replicas import Truths
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultSampler

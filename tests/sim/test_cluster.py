@@ -36,7 +36,9 @@ from sloop.events import (
 )
 from sloop.profile.profile import Amdahl, Profile, Startup
 from sloop.runlog.durations import VariantKey
-from sloop.sim.cluster import Cluster, ClusterTruths, NodeFailed, Truths
+from sloop.sim.cluster import Cluster, ClusterTruths
+from sloop.sim.happenings import NodeFailed
+from sloop.sim.replicas import Truths
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler, SpareWorkers
 from sloop.sim.truth.failure import FaultRates, FaultSampler

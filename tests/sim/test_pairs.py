@@ -21,7 +21,8 @@ from sloop.events import (
 )
 from sloop.profile.pairs import MIB
 from sloop.sim.checkers import Checkers, Rules, Violation
-from sloop.sim.cluster import Cluster, ClusterTruths, Truths
+from sloop.sim.cluster import Cluster, ClusterTruths
+from sloop.sim.replicas import Truths
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler, SpareWorkers
 from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.sim.truth.service import ServiceSampler

@@ -26,7 +26,8 @@ from sloop.profile.pipelines import moving_ms, passed_line, stations_ms, whole_m
 from sloop.profile.profile import LatencyTable, LayerBlock, LayerProfile, Profile, Quadratic, Startup
 from sloop.runlog import MemoryLog
 from sloop.sim import World, simulate
-from sloop.sim.cluster import Cluster, Crashed, NodeFailed
+from sloop.sim.cluster import Cluster
+from sloop.sim.happenings import Crashed, NodeFailed
 from sloop.sim.pipelines import RestLoad
 from sloop.sim.truth.flows import Topology
 from sloop.sim.truth.weights import WeightPlaces

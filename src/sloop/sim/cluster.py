@@ -48,45 +48,26 @@ from sloop.events import (
     TransferFailed,
     Transferred,
 )
-from sloop.sim.pipelines import FormerPart, PipelinePart, RestLoad, RunsBatches, SimulatedPipeline
-from sloop.sim.truth.branches import BranchSampler
-from sloop.sim.truth.cold_start import (
-    FETCHING,
-    LOADING,
-    SPAWNING,
-    WARM_NS,
-    AcquisitionSampler,
-    ColdStartSampler,
-    ResizeSampler,
-    SpareWorkers,
+from sloop.sim.happenings import (
+    Crashed,
+    DeviceDue,
+    Happening,
+    InternalEvent,
+    NodeFailed,
+    Outage,
+    PendingHappening,
+    ReplicaHappening,
+    ShadowCrashed,
+    TransfersDue,
 )
+from sloop.sim.pipelines import FormerPart, PipelinePart, RestLoad, SimulatedPipeline
+from sloop.sim.replicas import EndsLater, LocalStart, SimulatedReplica, SimulatedShadow, Truths
+from sloop.sim.truth.cold_start import FETCHING, LOADING, SPAWNING, WARM_NS, AcquisitionSampler, SpareWorkers
 from sloop.sim.truth.failure import FaultSampler
-from sloop.sim.truth.service import ServiceSampler, Speed
-from sloop.sim.truth.sharing import SharedDevice, SharingTruth
+from sloop.sim.truth.sharing import SharedDevice
 from sloop.sim.truth.weights import WeightPlaces
 from sloop.units import FOREVER_NS, s
-from sloop.vocabulary import (
-    BatchId,
-    Node,
-    NodeState,
-    Part,
-    PipelineId,
-    ReplicaId,
-    ReplicaSpec,
-    TransferId,
-)
-
-
-class Truths(Struct, frozen=True):
-    """The truth of one application version; every random stream is at its start."""
-
-    service: ServiceSampler
-    cold_start: ColdStartSampler
-    resize: ResizeSampler
-    faults: FaultSampler
-    branches: BranchSampler | None = None
-    sharing: SharingTruth | None = None
-    """None in a world where batches do not disturb each other."""
+from sloop.vocabulary import BatchId, Node, NodeState, Part, PipelineId, ReplicaId, TransferId
 
 
 class ClusterTruths(Struct, frozen=True):
@@ -107,69 +88,10 @@ class ClusterTruths(Struct, frozen=True):
     """The workers that shadows take."""
 
 
-class NodeFailed(Struct, frozen=True):
-    """A node fails with all its replicas. Internal to the simulator: the core sees a lost node and lost replicas."""
-
-    node: str
-
-
-class Outage(Struct, frozen=True):
-    """The node with the most replicas goes down for a while. Also internal to the simulator."""
-
-
-class Crashed(Struct, frozen=True):
-    """A ready replica crashes. Also internal to the simulator."""
-
-    replica: ReplicaId
-
-
-class ShadowCrashed(Struct, frozen=True):
-    """A shadow dies. Also internal to the simulator."""
-
-    replica: ReplicaId
-    number: int
-
-
-class TransfersDue(Struct, frozen=True):
-    """Transfers of weights have begun or ended. Also internal to the simulator."""
-
-
-class DeviceDue(Struct, frozen=True):
-    """A batch ends on a shared device, unless another one has begun or ended there since. Also internal."""
-
-    device: tuple[str, str]
-
-
-_Within = NodeFailed | Outage | Crashed | ShadowCrashed | TransfersDue | DeviceDue
-"""Entries that the core is not told."""
-Happening = Event | _Within
-_OfReplica = (
-    BatchSilent
-    | ReplicaProgressed
-    | ReplicaReady
-    | ReplicaCompleted
-    | Resized
-    | BatchFailed
-    | ShadowReady
-    | ShadowStopped
-)
-"""Events that count only as long as their replica is there."""
 SILENCES_NS = tuple(map(s, (1, 2, 3, 4, 6, 8, 16)))
 """For how long a worker has been silent when the core is told so."""
 NO_WEIGHTS = "its weights do not come"
 """Why a replica is lost whose transfer has failed."""
-PendingHappening = tuple[int, int, Happening]
-"""The instant, the sequence number among entries of one instant, and the event."""
-
-
-class LocalStart(Struct, frozen=True):
-    """What is left of a replica's start once its weights are on its node."""
-
-    length_ns: int
-    crash_ns: int | None = None
-    """When its process dies before it is ready, from here on; None if it does not."""
-    saved_ns: int = 0
-    """The start of the process, which a spare worker saves."""
 
 
 class SimulatedNode:
@@ -182,108 +104,6 @@ class SimulatedNode:
         self.state = NodeState.RELEASED if node.on_demand else NodeState.READY
         self.pending = -1
         """Sequence number of its next event: its failure while it is ready, its repair while it is lost."""
-
-
-class SimulatedShadow:
-    """A shadow from its order until it has stopped or is lost."""
-
-    __slots__ = ("alone", "is_ready", "number", "shadow")
-
-    def __init__(self, order: AttachShadow) -> None:
-        self.number, self.shadow = order.number, order.shadow
-        self.is_ready = False
-        """Whether batches use it; not any more when it was told to stop."""
-        self.alone: BatchId | None = None
-        """The batch that ran when it became ready, which does not use it."""
-
-    def is_used(self, replica: "SimulatedReplica", now_ns: int) -> bool:
-        """Whether it computes for the running batch."""
-        end = replica.batch_end
-        return self.is_ready and end is not None and end[0] > now_ns and end[2].batch != self.alone
-
-
-class EndsLater(Struct):
-    """A batch that runs on a shared device, and what is told when it is over."""
-
-    began_ns: int
-    batch: BatchId
-    finished: Finished | None
-    """None if nobody is told."""
-    late_ns: int = 0
-    """How much later."""
-    again_ns: int | None = None
-    """How much later still it is told again; None if it is not."""
-
-
-class SimulatedReplica:
-    """A worker process: its spec, its speed, and the end of its batch."""
-
-    __slots__ = (
-        "batch_end",
-        "branches",
-        "device",
-        "ends",
-        "has_files",
-        "part",
-        "pipeline",
-        "quota",
-        "resized_ns",
-        "rest",
-        "rest_load",
-        "shadow",
-        "sharing",
-        "size",
-        "slot",
-        "spec",
-        "speed",
-        "start",
-        "truths",
-    )
-
-    def __init__(self, spec: ReplicaSpec, truths: Truths) -> None:
-        self.spec = spec
-        self.slot = spec.slot
-        """In effect."""
-        self.truths = truths
-        self.branches = truths.branches or None
-        self.speed: Speed = truths.service.speed(spec.stage, spec.variant, spec.slot)
-        """Speed on the slot in effect."""
-        self.quota: RunsBatches | None = truths.service.quota(spec.stage, spec.variant, spec.slot)
-        """CPU quota on the slot in effect, or the pipeline that it is a part of; None if neither has an effect on
-        durations."""
-        self.batch_end: tuple[int, int, Finished | BatchFailed] | None = None
-        """The pending end of the running batch, which has `size` requests; None if that message will be lost."""
-        self.size = 0
-        self.resized_ns = 0
-        """When the last ordered resize takes effect; later ones must not overtake it."""
-        self.start: LocalStart | None = None
-        """What follows when its weights have been fetched; None if it waits for none."""
-        self.shadow: SimulatedShadow | None = None
-        known = truths.sharing
-        self.sharing = known.of(spec) if known is not None else None
-        """How its batches disturb others and are disturbed; None if they are not."""
-        self.device = spec.node or "", spec.device or ""
-        """Where they run."""
-        self.ends: EndsLater | None = None
-        """If `sharing`, the running batch."""
-        self.part: Part | None = None
-        """The layers that it has; None if it has all."""
-        self.pipeline: SimulatedPipeline | None = None
-        """In which it serves, or will."""
-        self.rest: LocalStart | None = None
-        """How it loads the other layers, if it has some only."""
-        self.rest_load: RestLoad | None = None
-        """How far it is with that."""
-        self.has_files = False
-        """Whether the files of all layers are on its node from the start."""
-
-    def update_speed(self) -> None:
-        """Its slot has changed, or it serves with its shadow, or not any more."""
-        service, spec = self.truths.service, self.spec
-        if self.shadow is not None and self.shadow.is_ready:
-            self.speed = service.pair_speed(spec.stage, spec.variant, self.slot, self.shadow.shadow)
-        else:
-            self.speed = service.speed(spec.stage, spec.variant, self.slot)
 
 
 class Cluster:
@@ -380,18 +200,18 @@ class Cluster:
         if sequence in self.void:
             self.void.remove(sequence)
             return None
-        if isinstance(event, _Within):
+        if isinstance(event, InternalEvent):
             return self._happen_within(now_ns, sequence, event)
         if isinstance(event, NodeReady):
             node = self._nodes[event.node.name]
             node.state = NodeState.READY
             self._plan_failure(now_ns, node)
-        elif isinstance(event, _OfReplica):
+        elif isinstance(event, ReplicaHappening):
             replica = self._replicas.get(event.replica)
             return self._happen_to(now_ns, replica, event) if replica is not None else None
         return event
 
-    def _happen_to(self, now_ns: int, replica: SimulatedReplica, event: _OfReplica) -> Event | None:
+    def _happen_to(self, now_ns: int, replica: SimulatedReplica, event: ReplicaHappening) -> Event | None:
         """Apply an entry about a replica that is there."""
         if isinstance(event, ShadowReady | ShadowStopped):
             return self._change_shadow(now_ns, replica, event)
@@ -410,7 +230,7 @@ class Cluster:
         for silent_ns in SILENCES_NS:
             self._push(now_ns + silent_ns, BatchSilent(batch, replica, silent_ns))
 
-    def _happen_within(self, now_ns: int, sequence: int, event: _Within) -> Finished | None:
+    def _happen_within(self, now_ns: int, sequence: int, event: InternalEvent) -> Finished | None:
         """Apply an entry that the core is not told. Returns the end of a batch that it is told instead, or None."""
         if isinstance(event, DeviceDue):
             return self._end_on(now_ns, sequence, event)

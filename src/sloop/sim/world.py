@@ -25,7 +25,8 @@ from sloop.policies.forecast import OracleForecast
 from sloop.profile.profile import START_S_ASSUMED, Profile
 from sloop.runlog import read_log
 from sloop.runlog.durations import VariantKey
-from sloop.sim.cluster import Cluster, ClusterTruths, Truths
+from sloop.sim.cluster import Cluster, ClusterTruths
+from sloop.sim.replicas import Truths
 from sloop.sim.truth.branches import BranchSampler
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler, SpareWorkers
 from sloop.sim.truth.failure import NO_FAULTS, FaultRates, FaultSampler

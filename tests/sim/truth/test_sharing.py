@@ -17,8 +17,9 @@ from sloop.profile.estimate import Estimate
 from sloop.profile.interference import BandwidthLaw, DeviceDemand
 from sloop.profile.profile import Amdahl, DeviceSharing, Profile, Quadratic
 from sloop.sim import World
-from sloop.sim.cluster import Cluster, ClusterTruths, Truths
+from sloop.sim.cluster import Cluster, ClusterTruths
 from sloop.sim.engine import play
+from sloop.sim.replicas import Truths
 from sloop.sim.truth.cold_start import AcquisitionSampler, ColdStartSampler, ResizeSampler
 from sloop.sim.truth.failure import FaultRates, FaultSampler
 from sloop.sim.truth.service import ServiceSampler

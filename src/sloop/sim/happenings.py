@@ -1,0 +1,67 @@
+"""What can happen in a simulated cluster: what the core is told, and what only the simulator knows."""
+
+from msgspec import Struct
+
+from sloop.events import (
+    BatchFailed,
+    BatchSilent,
+    Event,
+    ReplicaCompleted,
+    ReplicaProgressed,
+    ReplicaReady,
+    Resized,
+    ShadowReady,
+    ShadowStopped,
+)
+from sloop.vocabulary import ReplicaId
+
+
+class NodeFailed(Struct, frozen=True):
+    """A node fails with all its replicas. Internal to the simulator: the core sees a lost node and lost replicas."""
+
+    node: str
+
+
+class Outage(Struct, frozen=True):
+    """The node with the most replicas goes down for a while. Also internal to the simulator."""
+
+
+class Crashed(Struct, frozen=True):
+    """A ready replica crashes. Also internal to the simulator."""
+
+    replica: ReplicaId
+
+
+class ShadowCrashed(Struct, frozen=True):
+    """A shadow dies. Also internal to the simulator."""
+
+    replica: ReplicaId
+    number: int
+
+
+class TransfersDue(Struct, frozen=True):
+    """Transfers of weights have begun or ended. Also internal to the simulator."""
+
+
+class DeviceDue(Struct, frozen=True):
+    """A batch ends on a shared device, unless another one has begun or ended there since. Also internal."""
+
+    device: tuple[str, str]
+
+
+InternalEvent = NodeFailed | Outage | Crashed | ShadowCrashed | TransfersDue | DeviceDue
+"""Entries that the core is not told."""
+Happening = Event | InternalEvent
+ReplicaHappening = (
+    BatchSilent
+    | ReplicaProgressed
+    | ReplicaReady
+    | ReplicaCompleted
+    | Resized
+    | BatchFailed
+    | ShadowReady
+    | ShadowStopped
+)
+"""Events that count only as long as their replica is there."""
+PendingHappening = tuple[int, int, Happening]
+"""The instant, the sequence number among entries of one instant, and the event."""

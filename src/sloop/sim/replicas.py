@@ -1,0 +1,137 @@
+"""A simulated replica: its speed, its start, the end of its batch."""
+
+from msgspec import Struct
+
+from sloop.actions import AttachShadow
+from sloop.events import BatchFailed, Finished
+from sloop.sim.pipelines import RestLoad, RunsBatches, SimulatedPipeline
+from sloop.sim.truth.branches import BranchSampler
+from sloop.sim.truth.cold_start import ColdStartSampler, ResizeSampler
+from sloop.sim.truth.failure import FaultSampler
+from sloop.sim.truth.service import ServiceSampler, Speed
+from sloop.sim.truth.sharing import SharingTruth
+from sloop.vocabulary import BatchId, Part, ReplicaSpec
+
+
+class Truths(Struct, frozen=True):
+    """The truth of one application version; every random stream is at its start."""
+
+    service: ServiceSampler
+    cold_start: ColdStartSampler
+    resize: ResizeSampler
+    faults: FaultSampler
+    branches: BranchSampler | None = None
+    sharing: SharingTruth | None = None
+    """None in a world where batches do not disturb each other."""
+
+
+class LocalStart(Struct, frozen=True):
+    """What is left of a replica's start once its weights are on its node."""
+
+    length_ns: int
+    crash_ns: int | None = None
+    """When its process dies before it is ready, from here on; None if it does not."""
+    saved_ns: int = 0
+    """The start of the process, which a spare worker saves."""
+
+
+class SimulatedShadow:
+    """A shadow from its order until it has stopped or is lost."""
+
+    __slots__ = ("alone", "is_ready", "number", "shadow")
+
+    def __init__(self, order: AttachShadow) -> None:
+        self.number, self.shadow = order.number, order.shadow
+        self.is_ready = False
+        """Whether batches use it; not any more when it was told to stop."""
+        self.alone: BatchId | None = None
+        """The batch that ran when it became ready, which does not use it."""
+
+    def is_used(self, replica: "SimulatedReplica", now_ns: int) -> bool:
+        """Whether it computes for the running batch."""
+        end = replica.batch_end
+        return self.is_ready and end is not None and end[0] > now_ns and end[2].batch != self.alone
+
+
+class EndsLater(Struct):
+    """A batch that runs on a shared device, and what is told when it is over."""
+
+    began_ns: int
+    batch: BatchId
+    finished: Finished | None
+    """None if nobody is told."""
+    late_ns: int = 0
+    """How much later."""
+    again_ns: int | None = None
+    """How much later still it is told again; None if it is not."""
+
+
+class SimulatedReplica:
+    """A worker process: its spec, its speed, and the end of its batch."""
+
+    __slots__ = (
+        "batch_end",
+        "branches",
+        "device",
+        "ends",
+        "has_files",
+        "part",
+        "pipeline",
+        "quota",
+        "resized_ns",
+        "rest",
+        "rest_load",
+        "shadow",
+        "sharing",
+        "size",
+        "slot",
+        "spec",
+        "speed",
+        "start",
+        "truths",
+    )
+
+    def __init__(self, spec: ReplicaSpec, truths: Truths) -> None:
+        self.spec = spec
+        self.slot = spec.slot
+        """In effect."""
+        self.truths = truths
+        self.branches = truths.branches or None
+        self.speed: Speed = truths.service.speed(spec.stage, spec.variant, spec.slot)
+        """Speed on the slot in effect."""
+        self.quota: RunsBatches | None = truths.service.quota(spec.stage, spec.variant, spec.slot)
+        """CPU quota on the slot in effect, or the pipeline that it is a part of; None if neither has an effect on
+        durations."""
+        self.batch_end: tuple[int, int, Finished | BatchFailed] | None = None
+        """The pending end of the running batch, which has `size` requests; None if that message will be lost."""
+        self.size = 0
+        self.resized_ns = 0
+        """When the last ordered resize takes effect; later ones must not overtake it."""
+        self.start: LocalStart | None = None
+        """What follows when its weights have been fetched; None if it waits for none."""
+        self.shadow: SimulatedShadow | None = None
+        known = truths.sharing
+        self.sharing = known.of(spec) if known is not None else None
+        """How its batches disturb others and are disturbed; None if they are not."""
+        self.device = spec.node or "", spec.device or ""
+        """Where they run."""
+        self.ends: EndsLater | None = None
+        """If `sharing`, the running batch."""
+        self.part: Part | None = None
+        """The layers that it has; None if it has all."""
+        self.pipeline: SimulatedPipeline | None = None
+        """In which it serves, or will."""
+        self.rest: LocalStart | None = None
+        """How it loads the other layers, if it has some only."""
+        self.rest_load: RestLoad | None = None
+        """How far it is with that."""
+        self.has_files = False
+        """Whether the files of all layers are on its node from the start."""
+
+    def update_speed(self) -> None:
+        """Its slot has changed, or it serves with its shadow, or not any more."""
+        service, spec = self.truths.service, self.spec
+        if self.shadow is not None and self.shadow.is_ready:
+            self.speed = service.pair_speed(spec.stage, spec.variant, self.slot, self.shadow.shadow)
+        else:
+            self.speed = service.speed(spec.stage, spec.variant, self.slot)
