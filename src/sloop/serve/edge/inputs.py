@@ -435,7 +435,8 @@ def decoded(
             raw = bytes(content)
             if not (has_words if has_words is not None else b"NaN" in raw or b"Infinity" in raw):
                 raise
-            return msgspec.convert(with_words(raw), decoder.type)
+            converted: T = msgspec.convert(with_words(raw), decoder.type)
+            return converted
     except msgspec.ValidationError as error:
         raise bad("body", str(error), fix) from None
     except (msgspec.DecodeError, ValueError) as error:
